@@ -1,0 +1,45 @@
+"""Even-handed federated learning: accurate, fair, robust, personal and private.
+
+A method is a value made by a factory (:mod:`evenhand.algorithms`), a data set is flat rows plus offsets
+(:mod:`evenhand.data`), a model is three pure functions (:mod:`evenhand.models`), and :func:`simulate` runs them.
+"""
+
+from evenhand import (
+    aggregators,
+    algorithms,
+    data,
+    evaluation,
+    local,
+    models,
+    sampling,
+    server_opt,
+    simulation,
+    systems,
+    testing,
+    types,
+)
+from evenhand._version import __version__
+from evenhand.errors import EvenhandError
+from evenhand.simulation import Run, simulate
+from evenhand.types import Algorithm, Model
+
+__all__ = [
+    "Algorithm",
+    "EvenhandError",
+    "Model",
+    "Run",
+    "__version__",
+    "aggregators",
+    "algorithms",
+    "data",
+    "evaluation",
+    "local",
+    "models",
+    "sampling",
+    "server_opt",
+    "simulate",
+    "simulation",
+    "systems",
+    "testing",
+    "types",
+]

@@ -1,0 +1,48 @@
+"""The weighted mean."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from evenhand import tree
+from evenhand.types import Array, Key, PyTree, Sum, Upload
+
+__all__ = ["mean"]
+
+
+def mean() -> Sum:
+    r"""The mean of the uploads, weighted as they report.
+
+    .. math:: \Delta = \frac{\sum_k \omega_k \Delta_k}{\sum_k \omega_k}
+
+    The weights :math:`\omega_k` are the row counts, or 1, as the method's sampling scheme has it
+    (:mod:`evenhand.sampling`).
+
+    Edge cases: all weights 0, or no upload: zeros.  A NaN or an infinity in one upload is in the result too, also
+    at weight 0: the mean offers no robustness whatever.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from evenhand.aggregators import aggregate
+      >>> float(aggregate(mean(), jnp.array([1.0, 5.0]), weights=jnp.array([1.0, 3.0])))
+      4.0
+
+    Source: McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, AISTATS
+    2017, algorithm 1.
+    """
+
+    def init(like: PyTree) -> PyTree:
+        return ()
+
+    def lift(upload: Upload, state: PyTree) -> PyTree:
+        return tree.scale(upload.weight, upload.delta), upload.weight
+
+    def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        deltas, weight = total
+        return tree.scale(_reciprocal(weight), deltas), state
+
+    return Sum(init, lift, lower)
+
+
+def _reciprocal(weight: Array) -> Array:
+    return jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)

@@ -1,0 +1,117 @@
+"""What the averaging methods share: the server's state, its step, and the phase in which clients train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from evenhand import local, tree
+from evenhand.errors import EvenhandError
+from evenhand.types import Aggregator, Array, ClientData, Info, Key, Model, Params, Phase, PyTree, Report, Sampling
+
+__all__ = ["Message", "ServerState", "choose_solver", "global_params", "report", "server_init", "server_step", "training"]
+
+
+class ServerState(NamedTuple):
+    """The global model, the server optimiser's state, and what the method itself remembers."""
+
+    params: Params
+    optimiser: optax.OptState
+    extra: PyTree
+
+
+class Message(NamedTuple):
+    """The broadcast: the global model and whatever else the method tells its clients."""
+
+    params: Params
+    extra: PyTree
+
+
+def choose_solver(
+    model: Model,
+    solver: local.Solver | None,
+    client_opt: optax.GradientTransformation | None,
+    epochs: int | None,
+    steps: int | None,
+    batch_size: int | None,
+) -> local.Solver:
+    """The user's own solver, or mini-batch descent as described by the other arguments."""
+    if solver is not None:
+        if (client_opt, epochs, steps, batch_size) != (None, None, None, None):
+            raise EvenhandError(
+                "A method got solver= together with client_opt=, epochs=, steps= or batch_size=: "
+                "the solver replaces them all, so give one or the other."
+            )
+        return solver
+    if client_opt is None:
+        raise EvenhandError("A method needs client_opt=, e.g. optax.sgd(0.1), or a solver= of your own.")
+    return local.sgd(model, client_opt=client_opt, epochs=epochs, steps=steps, batch_size=batch_size)
+
+
+def server_init(server_opt: optax.GradientTransformation, params: Params, extra: PyTree = ()) -> ServerState:
+    """The server's state before the first round."""
+    return ServerState(params, server_opt.init(params), extra)
+
+
+def server_step(
+    server_opt: optax.GradientTransformation, state: ServerState, direction: Params
+) -> tuple[ServerState, Info]:
+    """One step of the server optimiser, to which ``-direction`` is the gradient."""
+    updates, optimiser = server_opt.update(tree.scale(-1.0, direction), state.optimiser, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return ServerState(params, optimiser, state.extra), {"update_norm": tree.norm(direction)}
+
+
+def global_params(state: ServerState) -> Params:
+    """The global model."""
+    return state.params
+
+
+def report(model: Model, params: Params, data: ClientData, sampling: Sampling, aggregator: Aggregator) -> Report:
+    """The client's weight, and its loss at ``params`` if the aggregator asks for it."""
+    weight = sampling.weight(data.size)
+    if aggregator.needs_loss:
+        return Report(weight, local.full_loss(model, params, data))
+    return Report(weight, jnp.full_like(weight, jnp.nan))
+
+
+def training(
+    model: Model,
+    *,
+    solver: local.Solver,
+    server_opt: optax.GradientTransformation,
+    aggregator: Aggregator,
+    sampling: Sampling,
+    correction: Callable[[Message, ClientData], optax.GradientTransformation],
+    tell: Callable[[PyTree], PyTree] = lambda extra: (),
+) -> Phase:
+    """The phase of FedAvg and its kin: train from the broadcast model, upload the difference, step.
+
+    Args:
+      model: what is trained.
+      solver: the local work.
+      server_opt: the server's optimiser.
+      aggregator: reduces the uploads.
+      sampling: gives the clients' weights.
+      correction: what is added to each local gradient, given the broadcast and the client's rows.
+      tell: what of the method's server state is broadcast beside the model.
+    """
+
+    def broadcast(state: ServerState, client: Array) -> Message:
+        return Message(state.params, tell(state.extra))
+
+    def tell_report(message: Message, client_state: PyTree, data: ClientData) -> Report:
+        return report(model, message.params, data, sampling, aggregator)
+
+    def work(message: Message, client_state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
+        params, _ = solver(message.params, data, key, correction(message, data))
+        return tree.subtract(params, message.params), client_state
+
+    def server(state: ServerState, direction: Params, reported: int, key: Key) -> tuple[ServerState, Info]:
+        return server_step(server_opt, state, direction)
+
+    return Phase(broadcast, tell_report, work, aggregator, server)

@@ -1,0 +1,130 @@
+"""FedDane: two exchanges a round, the first of which collects gradients."""
+
+from __future__ import annotations
+
+import optax
+
+from evenhand import local, tree
+from evenhand.aggregators import mean
+from evenhand.algorithms import _rounds
+from evenhand.errors import EvenhandError
+from evenhand.sampling import uniform
+from evenhand.types import (
+    Aggregator,
+    Algorithm,
+    Array,
+    ClientData,
+    Info,
+    Key,
+    Model,
+    Params,
+    Phase,
+    PyTree,
+    Report,
+    Sampling,
+)
+
+__all__ = ["feddane"]
+
+
+def feddane(
+    model: Model,
+    *,
+    mu: float,
+    client_opt: optax.GradientTransformation | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    server_opt: optax.GradientTransformation = optax.sgd(1.0),
+    aggregator: Aggregator = mean(),
+    sampling: Sampling = uniform(),
+    keep_partial: bool = True,
+    fresh_cohort: bool = True,
+    solver: local.Solver | None = None,
+) -> Algorithm:
+    r"""FedDane: local gradients are corrected towards a global gradient collected beforehand.
+
+    Each round, with :math:`S_t` and :math:`S'_t` two draws of clients and :math:`\nabla F_k` over all rows of client
+    ``k``:
+
+    .. math::
+        g^t &= \textstyle\sum_{k \in S_t} \omega_k \nabla F_k(w^t) \big/ \sum_{k \in S_t} \omega_k \\
+        w &\leftarrow w - \eta \big( \nabla F_k(w; b) + g^t - \nabla F_k(w^t) + \mu (w - w^t) \big),
+            \qquad k \in S'_t.
+
+    Args:
+      model: what is trained.
+      mu: the proximal weight :math:`\mu \ge 0`.
+      fresh_cohort: draw :math:`S'_t` independently of :math:`S_t`; False: the same clients, as in the reference
+        code.
+      aggregator: reduces the gradients of the first exchange and the updates of the second.
+      keep_partial: aggregate stragglers' partial work; False drops stragglers from both exchanges.
+      client_opt, epochs, steps, batch_size, server_opt, sampling, solver: as in ``fedavg``.
+
+    Raises:
+      EvenhandError: ``mu`` negative or not finite, or local work not described.
+
+    Edge cases: one client, or clients with equal rows, have correction 0: FedProx.  On unlike clients the method can
+    diverge, as its authors report.
+
+    Differs from the paper in nothing; costs twice the traffic of FedProx.
+
+    Example:
+      >>> import evenhand as eh, optax
+      >>> data = eh.data.synthetic(alpha=0.0, beta=0.0, clients=4, seed=0, iid=True, max_size=80)
+      >>> model = eh.models.softmax_regression(features=60, classes=10)
+      >>> method = feddane(model, mu=0.001, client_opt=optax.sgd(0.01), epochs=1, batch_size=10)
+      >>> run = eh.simulate(method, data, rounds=2, seed=0)
+      >>> sorted(run.per_round)
+      ['gradient_norm', 'reported', 'update_norm']
+
+    Source: Li et al., *FedDANE: A Federated Newton-Type Method*, Asilomar 2019, algorithm 2; compared with FedProx in
+    Li et al., MLSys 2020, appendix B.
+    """
+    if not (mu >= 0.0 and mu < float("inf")):
+        raise EvenhandError(f"feddane(mu={mu}): the proximal weight must be a finite number >= 0.")
+
+    def correction(message: _rounds.Message, data: ClientData) -> optax.GradientTransformation:
+        own = local.full_gradient(model, message.params, data)
+        towards = local.shift(tree.subtract(message.extra, own))
+        return optax.chain(towards, local.proximal(mu, message.params))
+
+    train = _rounds.training(
+        model,
+        solver=_rounds.choose_solver(model, solver, client_opt, epochs, steps, batch_size),
+        server_opt=server_opt,
+        aggregator=aggregator,
+        sampling=sampling,
+        correction=correction,
+        tell=lambda extra: extra,
+    )
+    return Algorithm(
+        model=model,
+        init=lambda params, clients: _rounds.server_init(server_opt, params, tree.zeros_like(params)),
+        phases=(_collect(model, aggregator, sampling), train._replace(fresh_cohort=fresh_cohort)),
+        global_params=_rounds.global_params,
+        sampling=sampling,
+        partial_work=keep_partial,
+    )
+
+
+def _collect(model: Model, aggregator: Aggregator, sampling: Sampling) -> Phase:
+    """The first exchange: full gradients at the broadcast model."""
+
+    def broadcast(state: _rounds.ServerState, client: Array) -> _rounds.Message:
+        return _rounds.Message(state.params, ())
+
+    def report(message: _rounds.Message, client_state: PyTree, data: ClientData) -> Report:
+        return _rounds.report(model, message.params, data, sampling, aggregator)
+
+    def work(
+        message: _rounds.Message, client_state: PyTree, data: ClientData, key: Key
+    ) -> tuple[Params, PyTree]:
+        return local.full_gradient(model, message.params, data), client_state
+
+    def server(
+        state: _rounds.ServerState, direction: Params, reported: int, key: Key
+    ) -> tuple[_rounds.ServerState, Info]:
+        return state._replace(extra=direction), {"gradient_norm": tree.norm(direction)}
+
+    return Phase(broadcast, report, work, aggregator, server)

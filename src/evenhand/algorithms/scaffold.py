@@ -1,0 +1,138 @@
+"""SCAFFOLD: control variates against client drift."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from evenhand import local, tree
+from evenhand.aggregators import mean
+from evenhand.algorithms import _rounds
+from evenhand.sampling import uniform
+from evenhand.types import (
+    Aggregator,
+    Algorithm,
+    Array,
+    ClientData,
+    Info,
+    Key,
+    Model,
+    Params,
+    Phase,
+    PyTree,
+    Report,
+    Sampling,
+)
+
+__all__ = ["scaffold"]
+
+
+class _Control(NamedTuple):
+    """The server's control variate ``c`` and how many clients there are."""
+
+    variate: Params
+    clients: Array
+
+
+class _Change(NamedTuple):
+    """What a client uploads: the change of its model and of its control variate."""
+
+    params: Params
+    variate: Params
+
+
+def scaffold(
+    model: Model,
+    *,
+    client_opt: optax.GradientTransformation | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    server_opt: optax.GradientTransformation = optax.sgd(1.0),
+    aggregator: Aggregator = mean(),
+    sampling: Sampling = uniform(weighted=False),
+    keep_partial: bool = False,
+    solver: local.Solver | None = None,
+) -> Algorithm:
+    r"""SCAFFOLD: each local gradient is corrected by how the client's gradients differ from everyone's.
+
+    With control variates :math:`c_k` at the clients and :math:`c` at the server, all zero at first:
+
+    .. math::
+        w &\leftarrow w - \eta \big( \nabla F_k(w; b) - c_k + c \big) \\
+        c_k^+ &= \text{mean of } \nabla F_k(w; b) \text{ over the local steps}
+               = c_k - c + \tfrac{1}{S \eta} (w^t - w_k) \\
+        c &\leftarrow c + \tfrac{|S_t|}{N} \, \mathrm{mean}_{k \in S_t} (c_k^+ - c_k),
+
+    the second form of :math:`c_k^+` being the paper's option II for ``S`` plain gradient steps of size :math:`\eta`.
+
+    Args:
+      model: what is trained.
+      aggregator: reduces the pair (change of model, change of control variate) as one vector, so that a robust
+        aggregator that discards a client's model discards its control variate too.
+      sampling: uniform with equal weights, as in the paper.
+      keep_partial: aggregate stragglers' partial work.
+      client_opt, epochs, steps, batch_size, server_opt, solver: as in ``fedavg``.
+
+    Raises:
+      EvenhandError: local work not described.
+
+    Edge cases: in the first round, and for one client alone with full batches, it is FedAvg.  Each client keeps one
+    vector of the model's size.
+
+    Differs from the paper: option II is computed from the gradients themselves, which is the same for plain
+    gradient steps and meaningful for every other optimiser.  Traffic is twice that of FedAvg.
+
+    Example:
+      >>> import evenhand as eh, optax
+      >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=4, seed=0, max_size=80)
+      >>> model = eh.models.softmax_regression(features=60, classes=10)
+      >>> method = scaffold(model, client_opt=optax.sgd(0.01), epochs=1, batch_size=10)
+      >>> run = eh.simulate(method, data, rounds=2, cohort=2, seed=0)
+      >>> bool(run.per_round["control_norm"][-1] > 0)
+      True
+
+    Source: Karimireddy et al., *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*, ICML 2020,
+    algorithm 1.
+    """
+    solve = _rounds.choose_solver(model, solver, client_opt, epochs, steps, batch_size)
+
+    def broadcast(state: _rounds.ServerState, client: Array) -> _rounds.Message:
+        return _rounds.Message(state.params, state.extra.variate)
+
+    def report(message: _rounds.Message, variate: Params, data: ClientData) -> Report:
+        return _rounds.report(model, message.params, data, sampling, aggregator)
+
+    def work(
+        message: _rounds.Message, variate: Params, data: ClientData, key: Key
+    ) -> tuple[_Change, Params]:
+        shift = local.shift(tree.subtract(message.extra, variate))
+        correction = optax.chain(local.mean_gradient(), shift)
+        params, (gradients, _) = solve(message.params, data, key, correction)
+        change = _Change(tree.subtract(params, message.params), tree.subtract(gradients.mean, variate))
+        return change, gradients.mean
+
+    def server(
+        state: _rounds.ServerState, direction: _Change, reported: int, key: Key
+    ) -> tuple[_rounds.ServerState, Info]:
+        state, info = _rounds.server_step(server_opt, state, direction.params)
+        share = reported / state.extra.clients
+        variate = tree.add(state.extra.variate, tree.scale(share, direction.variate))
+        extra = state.extra._replace(variate=variate)
+        return state._replace(extra=extra), {**info, "control_norm": tree.norm(variate)}
+
+    def init(params: Params, clients: int) -> _rounds.ServerState:
+        control = _Control(tree.zeros_like(params), jnp.float32(clients))
+        return _rounds.server_init(server_opt, params, control)
+
+    return Algorithm(
+        model=model,
+        init=init,
+        phases=(Phase(broadcast, report, work, aggregator, server),),
+        global_params=_rounds.global_params,
+        sampling=sampling,
+        init_client=tree.zeros_like,
+        partial_work=keep_partial,
+    )

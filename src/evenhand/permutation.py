@@ -1,0 +1,77 @@
+r"""A random permutation of ``0 .. n - 1`` that is computed entry by entry, without ever being stored.
+
+Local work needs shuffled batches of clients whose sizes differ and are known only inside the compiled program; a
+shuffle by sorting would pad every client to the largest one.  The *swap-or-not* shuffle maps any single position
+``i`` to its place in constant time and memory, for any ``n``: in each of its rounds, with a random ``K_r < n`` and
+a random bit ``b_r``,
+
+.. math::  i \leftarrow i' \text{ if } b_r(\max(i, i')) = 1, \quad i' = (K_r - i) \bmod n .
+
+Each round pairs the positions up and swaps every pair or leaves it, hence is a permutation, and so is the whole.
+
+Source: Hoang, Morris and Rogaway, *An enciphering scheme based on a card shuffle*, CRYPTO 2012.  Here the round
+function is a 32-bit integer hash: statistically good, not secret.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evenhand.types import Array, Key
+
+__all__ = ["permute", "words"]
+
+_ROUNDS = 16
+
+
+def words(key: Key) -> Array:
+    """Two random uint32 words ``(2,)`` that stand for ``key`` in :func:`permute`; use each key once."""
+    return jax.random.key_data(key)[:2]
+
+
+@jax.jit
+def permute(position: Array, size: Array, word: Array, epoch: Array) -> Array:
+    """Where ``position`` goes under the permutation of ``0 .. size - 1`` that ``(word, epoch)`` names.
+
+    Args:
+      position: int32, any shape, each in ``[0, size)``; positions outside give numbers without meaning.
+      size: int32 scalar ``n`` in ``[1, 2**31)``; may be a tracer.
+      word: ``(2,)`` uint32 from :func:`words`.
+      epoch: int32 scalar; each epoch is a permutation of its own.
+
+    Returns:
+      int32, the shape of ``position``.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> order = permute(jnp.arange(7), jnp.int32(7), words(jax.random.key(0)), jnp.int32(0))
+      >>> sorted(order.tolist())
+      [0, 1, 2, 3, 4, 5, 6]
+    """
+    n = size.astype(jnp.uint32)
+    start = _hash(word[0] + epoch.astype(jnp.uint32) * np.uint32(0x9E3779B9))
+    constants = np.arange(1, _ROUNDS + 1, dtype=np.uint32) * np.uint32(0x85EBCA6B)
+    salts = _hash(_hash(start ^ constants) ^ word[1])
+    pivots = _hash(salts + np.uint32(0x68E31DA4)) % n
+    i = position.astype(jnp.uint32)
+    for r in range(_ROUNDS):
+        partner = pivots[r] + n - i
+        partner = jnp.where(partner >= n, partner - n, partner)
+        swap = _top_bit(jnp.maximum(i, partner) ^ salts[r])
+        i = jnp.where(swap == 1, partner, i)
+    return i.astype(jnp.int32)
+
+
+def _top_bit(x: Array) -> Array:
+    """The top bit of :func:`_hash`, which its last step does not touch."""
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    return ((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)) >> np.uint32(31)
+
+
+def _hash(x: Array) -> Array:
+    """A bijection of uint32 in which every input bit reaches every output bit."""
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))

@@ -1,0 +1,122 @@
+r"""Server optimisers of the adaptive federated methods, as optax transformations.
+
+With :math:`\Delta_t` the averaged client change:
+
+.. math::
+    m_t = \beta_1 m_{t-1} + (1 - \beta_1) \Delta_t, \qquad
+    w^{t+1} = w^t + \eta \, \frac{m_t}{\sqrt{v_t} + \tau}, \qquad v_{-1} = \tau^2,
+
+.. math::
+    \text{FedAdagrad: } & v_t = v_{t-1} + \Delta_t^2 \\
+    \text{FedYogi: }    & v_t = v_{t-1} - (1 - \beta_2) \Delta_t^2 \, \mathrm{sign}(v_{t-1} - \Delta_t^2) \\
+    \text{FedAdam: }    & v_t = \beta_2 v_{t-1} + (1 - \beta_2) \Delta_t^2.
+
+Unlike ``optax.adam`` there is no bias correction, and :math:`v` starts at :math:`\tau^2`.
+
+Use them as ``eh.algorithms.fedavg(model, server_opt=eh.server_opt.fedadam(0.1), ...)``.
+
+Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, algorithm 2; server momentum: Hsu et al.,
+*Measuring the Effects of Non-Identical Data Distribution*, 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from evenhand import tree
+from evenhand.errors import EvenhandError
+from evenhand.types import Array, Params
+
+__all__ = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
+
+
+class _Moments(NamedTuple):
+    first: Params
+    second: Params
+
+
+def fedadagrad(learning_rate: float, *, b1: float = 0.0, tau: float = 1e-3) -> optax.GradientTransformation:
+    r"""FedAdagrad's server optimiser.
+
+    Args:
+      learning_rate: :math:`\eta`.
+      b1: :math:`\beta_1` in [0, 1).
+      tau: :math:`\tau > 0`, the degree of adaptivity.
+    """
+    return _adaptive(learning_rate, b1, 0.0, tau, lambda v, square: v + square)
+
+
+def fedadam(
+    learning_rate: float, *, b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
+) -> optax.GradientTransformation:
+    r"""FedAdam's server optimiser.
+
+    Args:
+      learning_rate: :math:`\eta`.
+      b1: :math:`\beta_1` in [0, 1).
+      b2: :math:`\beta_2` in [0, 1).
+      tau: :math:`\tau > 0`, the degree of adaptivity.
+    """
+    return _adaptive(learning_rate, b1, b2, tau, lambda v, square: b2 * v + (1.0 - b2) * square)
+
+
+def fedyogi(
+    learning_rate: float, *, b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
+) -> optax.GradientTransformation:
+    r"""FedYogi's server optimiser.
+
+    Args:
+      learning_rate: :math:`\eta`.
+      b1: :math:`\beta_1` in [0, 1).
+      b2: :math:`\beta_2` in [0, 1).
+      tau: :math:`\tau > 0`, the degree of adaptivity.
+    """
+    return _adaptive(
+        learning_rate, b1, b2, tau, lambda v, square: v - (1.0 - b2) * square * jnp.sign(v - square)
+    )
+
+
+def fedavgm(learning_rate: float = 1.0, *, momentum: float = 0.9) -> optax.GradientTransformation:
+    r"""FedAvgM's server optimiser: :math:`v \leftarrow \beta v + \Delta`, :math:`w \leftarrow w + \eta v`.
+
+    Args:
+      learning_rate: :math:`\eta`.
+      momentum: :math:`\beta` in [0, 1); 0 is FedAvg.
+    """
+    _check(learning_rate, momentum, 0.0, 1.0)
+    return optax.sgd(learning_rate, momentum=momentum)
+
+
+def _adaptive(
+    learning_rate: float, b1: float, b2: float, tau: float, second: Callable[[Array, Array], Array]
+) -> optax.GradientTransformation:
+    _check(learning_rate, b1, b2, tau)
+
+    def init(params: Params) -> optax.OptState:
+        return _Moments(tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, tau**2), params))
+
+    def update(
+        grads: Params, state: optax.OptState, params: Params | None = None
+    ) -> tuple[Params, optax.OptState]:
+        assert isinstance(state, _Moments)
+        m = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.first, grads)
+        v = jax.tree.map(lambda v, g: second(v, jnp.square(g)), state.second, grads)
+        step = jax.tree.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + tau), m, v)
+        return step, _Moments(m, v)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _check(learning_rate: float, b1: float, b2: float, tau: float) -> None:
+    if not learning_rate > 0.0:
+        raise EvenhandError(f"The server's learning_rate is {learning_rate}: it must be above 0.")
+    for name, value in (("first decay rate (b1, momentum)", b1), ("b2", b2)):
+        if not 0.0 <= value < 1.0:
+            raise EvenhandError(f"The server optimiser's {name} is {value}: it must lie in [0, 1).")
+    if not tau > 0.0:
+        raise EvenhandError(f"The server optimiser's tau is {tau}: it must be above 0.")

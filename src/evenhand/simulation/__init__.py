@@ -1,0 +1,6 @@
+"""Federated runs on one machine, at the speed of the chip."""
+
+from evenhand.simulation._run import Run
+from evenhand.simulation._simulate import iterate, simulate
+
+__all__ = ["Run", "iterate", "simulate"]

@@ -1,0 +1,89 @@
+"""The readable twin of the engine: what a federated run *is*, as a plain loop over rounds and clients.
+
+Slow on purpose; tests run every method through both and compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from evenhand import tree
+from evenhand.aggregators._reduce import reduce_uploads, weigh
+from evenhand.simulation import _round
+from evenhand.simulation._engine import Program
+from evenhand.simulation._round import RoundState, Rows
+from evenhand.streams import Purpose, stream
+from evenhand.types import Array, ClientData, Key, Phase, PyTree, Report, Upload
+
+__all__ = ["run_rounds"]
+
+_Train = Callable[[PyTree, PyTree, Array, Array, Key], tuple[Report, PyTree, PyTree]]
+
+
+def run_rounds(
+    program: Program, state: RoundState, rows: Rows, root: Key, first: int, count: int
+) -> tuple[RoundState, dict[str, Array]]:
+    """As :func:`evenhand.simulation._engine.run_rounds`."""
+    trains = [_client(program, phase, rows) for phase in program.algorithm.phases]
+    history: list[dict[str, Array]] = []
+    for number in range(first, first + count):
+        state, info = _one_round(program, trains, state, rows, root, number)
+        history.append(info)
+    return state, {name: jnp.stack([info[name] for info in history]) for name in history[0]}
+
+
+def _client(program: Program, phase: Phase, rows: Rows) -> _Train:
+    """What one client does in a phase: report, then train.  Compiled, since the twin need not be that slow."""
+
+    def train(
+        message: PyTree, state: PyTree, client: Array, progress: Array, key: Key
+    ) -> tuple[Report, PyTree, PyTree]:
+        start, size = rows.starts[client], rows.sizes[client]
+        data = ClientData(rows.x, rows.y, start, size, progress, program.capacity)
+        report = phase.report(message, state, data)
+        delta, state = phase.work(message, state, data, key)
+        return report, _round.lie(program.attack, rows, delta, client, key), state
+
+    return jax.jit(train)
+
+
+def _one_round(
+    program: Program, trains: list[_Train], state: RoundState, rows: Rows, root: Key, number: int
+) -> tuple[RoundState, dict[str, Array]]:
+    algorithm, infos, reported = program.algorithm, {}, 0
+    if algorithm.observe is not None:
+        state = state._replace(server=_round.observe(algorithm, state.server, rows))
+    for index, phase in enumerate(algorithm.phases):
+        drawn = _round.draw_phase(algorithm, index)
+        ids, progress = _round.cohort(
+            algorithm, program.systems, rows.sizes, program.cohort, root, number, drawn
+        )
+        reported = len(ids)
+        if reported == 0:
+            continue
+        reports: list[Report] = []
+        deltas: list[PyTree] = []
+        clients = state.clients
+        for k, share in zip(ids, progress, strict=True):
+            message, key = phase.broadcast(state.server, k), _round.work_key(root, number, index, k)
+            report, delta, own = trains[index](message, tree.take(clients, k), k, share, key)
+            clients = jax.tree.map(lambda kept, new, k=k: kept.at[k].set(new), clients, own)
+            reports.append(report)
+            deltas.append(delta)
+        report, delta = _stack(reports), _stack(deltas)
+        weights, memory = weigh(phase.aggregator, report, ids, state.aggregators[index])
+        key = stream(root, Purpose.AGGREGATOR, number, index)
+        direction, memory = reduce_uploads(phase.aggregator, Upload(delta, weights, report.loss), memory, key)
+        server_key = stream(root, Purpose.SERVER, number, index)
+        server, info = phase.server(state.server, direction, reported, server_key)
+        infos.update(info)
+        aggregators = (*state.aggregators[:index], memory, *state.aggregators[index + 1 :])
+        state = RoundState(server, aggregators, clients)
+    return state, {**infos, "reported": jnp.float32(reported)}
+
+
+def _stack(trees: list[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

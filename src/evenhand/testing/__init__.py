@@ -1,0 +1,10 @@
+"""Contract suites: what every method and aggregator must satisfy, for ours and for yours.
+
+Call them from a test of your own; they raise ``AssertionError`` with a sentence that names the broken law.
+"""
+
+from evenhand.testing._aggregator import check_aggregator
+from evenhand.testing._algorithm import check_algorithm
+from evenhand.testing._toy import toy_data, toy_model
+
+__all__ = ["check_aggregator", "check_algorithm", "toy_data", "toy_model"]

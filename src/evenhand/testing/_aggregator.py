@@ -1,0 +1,105 @@
+"""The laws of an :data:`evenhand.types.Aggregator`, each as a check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evenhand import tree
+from evenhand.aggregators import aggregate
+from evenhand.types import Aggregator, PyTree, Sum, Upload
+
+__all__ = ["check_aggregator"]
+
+
+def check_aggregator(
+    aggregator: Aggregator, *, uploads: int = 7, keeps_consensus: bool = True, tolerance: float = 1e-5
+) -> None:
+    """Checks that an aggregator obeys the laws every aggregator must obey.
+
+    * The direction has the structure, shapes and dtypes of a delta.
+    * It does not depend on the order of the uploads.
+    * Uploads that all agree are returned as they are (unless ``keeps_consensus=False``).
+    * The same seed gives the same bits; nothing is written to.
+    * Of a sum: it does not matter how uploads are grouped; no upload at all gives zeros; a declared sensitivity
+      bounds ``||lift||`` for uploads of any size.
+
+    Args:
+      aggregator: what is checked.
+      uploads: how many uploads to make up.
+      keeps_consensus: whether equal uploads must be returned as they are.
+      tolerance: relative difference allowed between two orders of summation.
+
+    Raises:
+      AssertionError: a law does not hold; the message says which.
+
+    Example:
+      >>> import evenhand as eh
+      >>> check_aggregator(eh.aggregators.mean())
+    """
+    rng = np.random.default_rng(0)
+    deltas = {
+        "w": rng.normal(size=(uploads, 3, 2)).astype(np.float32),
+        "b": (rng.normal(size=uploads).astype(np.float32),),
+    }
+    weights = rng.integers(1, 20, uploads).astype(np.float32)
+    losses = rng.uniform(0.1, 3.0, uploads).astype(np.float32)
+    copies = jax.tree.map(np.copy, (deltas, weights, losses))
+
+    def direction(order: Any = slice(None), of: PyTree = deltas) -> PyTree:
+        chosen = jax.tree.map(lambda leaf: leaf[order], of)
+        return jax.tree.map(
+            np.array, aggregate(aggregator, chosen, jnp.asarray(weights[order]), jnp.asarray(losses[order]))
+        )
+
+    one = direction()
+    first = jax.tree.map(lambda leaf: leaf[0], deltas)
+    forms = [[(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(t)] for t in (one, first)]
+    assert forms[0] == forms[1] and jax.tree.structure(one) == jax.tree.structure(first), (
+        "The direction does not look like a delta."
+    )
+    assert _gap(one, direction()) == 0, "The same uploads gave different bits."
+    order = rng.permutation(uploads)
+    assert _gap(one, direction(order)) <= tolerance, "The direction depends on the order of the uploads."
+    if keeps_consensus:
+        same = jax.tree.map(lambda leaf: np.repeat(leaf[:1], uploads, axis=0), deltas)
+        assert _gap(direction(of=same), first) <= tolerance, "Uploads that all agree are not returned as they are."
+    if isinstance(aggregator, Sum):
+        _check_sum(aggregator, deltas, weights, losses, tolerance)
+    assert _gap(copies, (deltas, weights, losses)) == 0, "The aggregator wrote to its arguments."
+
+
+def _check_sum(aggregator: Sum, deltas: PyTree, weights: Any, losses: Any, tolerance: float) -> None:
+    uploads = jax.tree.map(jnp.asarray, Upload(deltas, weights, losses))
+    state = aggregator.init(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), uploads.delta))
+    lifted = jax.vmap(aggregator.lift, in_axes=(0, None))(uploads, state)
+    key = jax.random.key(0)
+
+    def total(part: slice) -> PyTree:
+        return jax.tree.map(lambda leaf: jnp.sum(leaf[part], axis=0), lifted)
+
+    whole, _ = aggregator.lower(total(slice(None)), state, key)
+    parts, _ = aggregator.lower(tree.add(total(slice(0, 2)), total(slice(2, None))), state, key)
+    assert _gap(whole, parts) <= tolerance, "It matters how the uploads are grouped into partial sums."
+    nothing, after = aggregator.lower(tree.zeros_like(total(slice(0, 1))), state, key)
+    assert aggregator.sensitivity is not None or _gap(nothing, tree.zeros_like(nothing)) == 0, (
+        "The sum of no uploads does not give zeros."
+    )
+    assert jax.tree.structure(after) == jax.tree.structure(state), "Lowering changed the state's structure."
+    if aggregator.sensitivity is not None:
+        for size in (1e-3, 1.0, 1e4):
+            scaled = uploads._replace(delta=tree.scale(size, uploads.delta))
+            norms = jax.vmap(lambda upload: tree.norm(aggregator.lift(upload, state)))(scaled)
+            assert float(jnp.max(norms)) <= aggregator.sensitivity * (1 + 1e-5), (
+                "An upload's contribution exceeds the declared sensitivity."
+            )
+
+
+def _gap(a: PyTree, b: PyTree) -> float:
+    """The largest difference between two trees, relative to the larger of 1 and their entries."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    gaps = [np.max(np.abs(np.array(x) - np.array(y)) / max(1.0, np.max(np.abs(x))), initial=0.0) for x, y in pairs]
+    return float(max(gaps, default=0.0))

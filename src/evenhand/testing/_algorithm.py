@@ -1,0 +1,151 @@
+"""The laws of an :class:`evenhand.types.Algorithm`, each as a check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evenhand import tree
+from evenhand.data import FederatedDataset
+from evenhand.simulation import _engine, _reference, _round
+from evenhand.simulation._engine import Program
+from evenhand.simulation._round import RoundState, Rows
+from evenhand.simulation._simulate import device_rows
+from evenhand.systems import Systems
+from evenhand.testing._toy import toy_data
+from evenhand.types import Algorithm, ClientData, Phase, PyTree
+
+__all__ = ["check_algorithm"]
+
+
+def check_algorithm(
+    algorithm: Algorithm,
+    data: FederatedDataset | None = None,
+    *,
+    rounds: int = 3,
+    cohort: int = 4,
+    systems: Systems | None = None,
+    lanes: tuple[int, ...] = (1, 3),
+    tolerance: float = 1e-5,
+) -> None:
+    """Checks that a method obeys the laws every method must obey.
+
+    * The global and personal parameters have the structure, shapes and dtypes of the model's.
+    * A round keeps the structure, shapes and dtypes of every state.
+    * A client's work depends on its own rows only: spoiling everybody else's changes nothing.
+    * Clients outside the cohort keep their state.
+    * The compiled engine and the plain loop agree, for every number of lanes.
+    * The same seed gives the same bits, another seed other numbers.
+    * Nothing is written to.
+
+    Args:
+      algorithm: what is checked.
+      data: clients that fit its model; None: :func:`toy_data`, for methods over :func:`toy_model`.
+      rounds: how many rounds to run.
+      cohort: clients per round, fewer than there are.
+      systems: stragglers to run under; None: none.
+      lanes: numbers of lanes to run with.
+      tolerance: relative difference allowed between two orders of summation.
+
+    Raises:
+      AssertionError: a law does not hold; the message says which.
+
+    Example:
+      >>> import evenhand as eh, optax
+      >>> model = eh.testing.toy_model()
+      >>> method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=4)
+      >>> check_algorithm(method)
+    """
+    data = toy_data() if data is None else data
+    rows = device_rows(data, None, 0)
+    params = algorithm.model.init(jax.random.key(7))
+    copies = jax.tree.map(np.array, (params, rows))
+    state = _round.begin(algorithm, params, rows)
+    _same_form(algorithm.global_params(state.server), params, "global_params")
+    if algorithm.personal_params is not None:
+        own = algorithm.personal_params(state.server, tree.take(state.clients, jnp.int32(0)))
+        _same_form(own, params, "personal_params")
+    _check_privacy_of_rows(algorithm, state, rows)
+
+    capacity = int(data.train.sizes.max())
+
+    def run(count: int, how: int, seed: int = 0) -> tuple[RoundState, Any]:
+        program = Program(algorithm, cohort, capacity, max(how, 1), systems, None, rounds)
+        engine = _reference if how == 0 else _engine
+        return engine.run_rounds(program, state, rows, jax.random.key(seed), 0, count)
+
+    first, infos = run(rounds, lanes[0])
+    _same_form(first, state, "the state after a round")
+    for number in lanes[1:]:
+        _close((first, infos), run(rounds, number), tolerance, f"{number} lanes and {lanes[0]}")
+    _close((first, infos), run(rounds, 0), tolerance, "the engine and its readable twin")
+    again = run(rounds, lanes[0])
+    assert _equal((first, infos), again), "The same seed gave different bits: the method is not pure."
+    other = run(rounds, lanes[0], seed=1)[0]
+    assert not _equal(first, other), "Another seed gave the same numbers: the cohort or the keys are ignored."
+    _check_absent(algorithm, systems, state, rows, run(1, lanes[0])[0], cohort)
+    assert _equal(copies, jax.tree.map(np.array, (params, rows))), "The method wrote to its arguments."
+
+
+def _check_privacy_of_rows(algorithm: Algorithm, state: RoundState, rows: Rows) -> None:
+    """One client's uploads with everybody else's rows spoiled are what they were."""
+    k = int(np.argmax(np.array(rows.sizes)))
+    start, size = int(rows.starts[k]), int(rows.sizes[k])
+    mine = (np.arange(rows.x.shape[0]) >= start) & (np.arange(rows.x.shape[0]) < start + size)
+    mine = mine.reshape(-1, *(1,) * (rows.x.ndim - 1))
+    spoiled = np.where(mine, np.array(rows.x), -np.array(rows.x) - 1).astype(rows.x.dtype)
+    for phase in algorithm.phases:
+
+        def work(x: Any, phase: Phase = phase) -> PyTree:
+            data = ClientData(x, rows.y, rows.starts[k], rows.sizes[k], jnp.float32(1.0), size)
+            message = phase.broadcast(state.server, jnp.int32(k))
+            own = tree.take(state.clients, jnp.int32(k))
+            return phase.report(message, own, data), phase.work(message, own, data, jax.random.key(3))
+
+        work = jax.jit(work)
+        mine_only, others_spoiled = work(rows.x), work(spoiled)
+        assert float(mine_only[0].weight) >= 0, "A client reports a negative weight."
+        assert _equal(mine_only, others_spoiled), "A client's upload depends on other clients' rows."
+
+
+def _check_absent(
+    algorithm: Algorithm, systems: Systems | None, before: RoundState, rows: Rows, after: RoundState, cohort: int
+) -> None:
+    took_part: set[int] = set()
+    for index in range(len(algorithm.phases)):
+        drawn = _round.draw_phase(algorithm, index)
+        ids, _ = _round.cohort(algorithm, systems, rows.sizes, cohort, jax.random.key(0), 0, drawn)
+        took_part |= set(np.array(ids).tolist())
+    absent = [k for k in range(rows.sizes.shape[0]) if k not in took_part]
+    kept = jax.tree.map(
+        lambda a, b: np.array_equal(a[np.array(absent, int)], b[np.array(absent, int)]),
+        before.clients,
+        after.clients,
+    )
+    assert all(jax.tree.leaves(kept)), "A client outside the cohort lost or changed its state."
+
+
+def _same_form(a: PyTree, b: PyTree, what: str) -> None:
+    def form(tree: PyTree) -> Any:
+        leaves, structure = jax.tree.flatten(tree)
+        return [(jnp.shape(leaf), jnp.asarray(leaf).dtype) for leaf in leaves], structure
+
+    assert form(a) == form(b), f"The structure, shapes or dtypes of {what} differ from what they must be."
+
+
+def _close(a: PyTree, b: PyTree, tolerance: float, what: str) -> None:
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        x, y = np.array(x, np.float64), np.array(y, np.float64)
+        scale = max(1.0, float(np.max(np.abs(x), initial=0.0)))
+        gap = float(np.max(np.abs(x - y), initial=0.0))
+        assert np.array_equal(np.isnan(x), np.isnan(y)) and not gap > tolerance * scale, (
+            f"The results of {what} differ by {gap:.3g}."
+        )
+
+
+def _equal(a: PyTree, b: PyTree) -> bool:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(np.array(x), np.array(y), equal_nan=True) for x, y in pairs)

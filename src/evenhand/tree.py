@@ -1,0 +1,62 @@
+"""Arithmetic on trees of arrays, where ``jax.tree.map`` alone would be noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from evenhand.types import Array, PyTree
+
+__all__ = ["add", "norm", "scale", "select", "subtract", "take", "weighted_mean", "zeros_like"]
+
+
+def zeros_like(tree: PyTree) -> PyTree:
+    """A tree of zeros with the structure, shapes and dtypes of ``tree``."""
+    return jax.tree.map(jnp.zeros_like, tree)
+
+
+def add(a: PyTree, b: PyTree) -> PyTree:
+    """``a + b``, leaf by leaf."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def subtract(a: PyTree, b: PyTree) -> PyTree:
+    """``a - b``, leaf by leaf."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(factor: Array | float, tree: PyTree) -> PyTree:
+    """``factor * tree``; each leaf keeps its dtype."""
+    return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
+
+
+def select(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
+    """``yes`` where the scalar ``condition`` holds, else ``no``; a NaN on the other side does no harm."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def take(tree: PyTree, index: Array) -> PyTree:
+    """Entry or entries ``index`` along the leading axis of every leaf."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def norm(tree: PyTree) -> Array:
+    """Euclidean norm over the concatenation of all leaves; 0 for an empty tree.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> float(norm({"a": jnp.array([3.0]), "b": jnp.array([[4.0]])}))
+      5.0
+    """
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares, jnp.float32(0.0)))
+
+
+def weighted_mean(trees: PyTree, weights: Array) -> PyTree:
+    """``sum_i weights_i * trees_i / sum_i weights_i`` over the leading axis; zeros where all weights are 0."""
+    total = jnp.sum(weights)
+    share = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), 0.0)
+    mean: Callable[[Array], Array] = lambda leaf: jnp.tensordot(share.astype(leaf.dtype), leaf, axes=1)
+    return jax.tree.map(mean, trees)
