@@ -1,0 +1,95 @@
+"""What the caller of a loader asked for, and the steps that all file formats share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from evenhand.data import partition
+from evenhand.data._arrays import NDArray
+from evenhand.data._dataset import FederatedDataset
+from evenhand.data._split import Rows, build
+from evenhand.errors import EvenhandError
+
+__all__ = ["Encode", "Options", "Pool", "listing", "pooled", "unpooled"]
+
+Encode: TypeAlias = Callable[[Any], npt.ArrayLike]
+
+
+class Options(NamedTuple):
+    """The keyword arguments of :func:`evenhand.data.load`."""
+
+    client: str = "client"
+    label: str = "label"
+    features: Sequence[str] | None = None
+    regression: bool = False
+    test_fraction: float = 0.2
+    valid_fraction: float = 0.0
+    seed: int = 0
+    clients: int | None = None
+    alpha: float = 0.5
+    encode: Encode | None = None
+
+
+class Pool(NamedTuple):
+    """Checked rows of nobody in particular."""
+
+    x: NDArray
+    y: NDArray
+
+
+def listing(names: Sequence[str]) -> str:
+    """The first few of ``names`` for an error message."""
+    shown = ", ".join(repr(name) for name in names[:6])
+    return shown + (", ..." if len(names) > 6 else "")
+
+
+def unpooled(
+    path: Path | str, train: Rows, test: Rows | None, classes: tuple[str, ...] | None, options: Options
+) -> FederatedDataset:
+    """The data set of rows that know their clients."""
+    return build(
+        train,
+        test,
+        name=str(path),
+        classes=classes,
+        test_fraction=options.test_fraction,
+        valid_fraction=options.valid_fraction,
+        seed=options.seed,
+    )
+
+
+def pooled(
+    path: Path | str,
+    train: Pool,
+    test: Pool | None,
+    classes: tuple[str, ...] | None,
+    options: Options,
+    clients: int,
+) -> FederatedDataset:
+    """The data set of rows spread over ``clients``: Dirichlet by class, evenly for real targets."""
+    for part in (train,) if test is None else (train, test):
+        if len(part.x) != len(part.y):
+            raise EvenhandError(
+                f"{path}: there are {len(part.x)} rows but {len(part.y)} labels: give one label for each row."
+            )
+    if clients > len(train.x):
+        raise EvenhandError(
+            f"{path}: {len(train.x)} rows are too few for {clients} clients: ask for fewer with clients=N."
+        )
+    by_class = train.y.dtype.kind == "i" and train.y.ndim == 1
+    if by_class:
+        owner = partition.dirichlet(train.y, clients, options.alpha, options.seed)
+    else:
+        owner = partition.iid(train.y, clients, options.seed)
+    rows = Rows(train.x, train.y, owner)
+    if test is None:
+        return unpooled(path, rows, None, classes, options)
+    # Real targets count as one class: every client gets test rows in proportion to its training rows.
+    kinds = (train.y, test.y) if by_class else (np.zeros(len(train.y)), np.zeros(len(test.y)))
+    fresh = partition.matching(kinds[0], owner, kinds[1], options.seed)
+    return unpooled(path, rows, Rows(test.x, test.y, fresh), classes, options)

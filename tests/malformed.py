@@ -1,0 +1,343 @@
+"""Malformed inputs: each builder writes one into a folder and gives the path that ``load`` must refuse.
+
+``VARIANTS`` maps a variant's name to its builder, ``CURES`` to a word that the error sentence must contain.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+Builder = Callable[[Path], Path]
+
+GOOD_CSV = "client,a,b,label\nann,1,2,0\nann,3,4,1\nbob,5,6,1\nbob,7,8,0\n"
+GOOD_ARRAYS = {
+    "x": np.arange(12, dtype=np.float32).reshape(6, 2),
+    "y": np.array([0, 1, 0, 1, 0, 1]),
+    "client": np.array([0, 0, 0, 1, 1, 1]),
+}
+
+
+def good_leaf() -> dict:
+    """Two users with two rows each."""
+    return {
+        "users": ["ann", "bob"],
+        "num_samples": [2, 2],
+        "user_data": {
+            "ann": {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0.0, 1.0]},
+            "bob": {"x": [[5.0, 6.0], [7.0, 8.0]], "y": [1.0, 0.0]},
+        },
+    }
+
+
+def idx(array: np.ndarray, code: int = 0x08) -> bytes:
+    """``array`` as the content of an IDX file of bytes."""
+    head = bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return head + array.astype(np.uint8).tobytes()
+
+
+def write_idx(folder: Path, images: bytes | None = None, labels: bytes | None = None) -> Path:
+    """An images file and its labels file, 120 rows unless contents are given; the path of the images."""
+    y = np.arange(120) % 10
+    x = np.repeat(y, 16).reshape(120, 4, 4)
+    path = folder / "train-images-idx3-ubyte"
+    path.write_bytes(idx(x) if images is None else images)
+    (folder / "train-labels-idx1-ubyte").write_bytes(idx(y) if labels is None else labels)
+    return path
+
+
+def _text(name: str, content: str) -> Builder:
+    def build(folder: Path) -> Path:
+        path = folder / name
+        path.write_text(content, encoding="utf-8")
+        return path
+
+    return build
+
+
+def _bytes(name: str, content: bytes) -> Builder:
+    def build(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(content)
+        return path
+
+    return build
+
+
+def _csv(old: str, new: str) -> Builder:
+    """The good table with its first ``old`` replaced by ``new``."""
+    assert old in GOOD_CSV
+    return _text("table.csv", GOOD_CSV.replace(old, new, 1))
+
+
+def _leaf(change: Callable[[dict], object]) -> Builder:
+    """The good LEAF file after ``change``."""
+
+    def build(folder: Path) -> Path:
+        content = good_leaf()
+        change(content)
+        return _text("all_data.json", json.dumps(content))(folder)
+
+    return build
+
+
+def _leaf_folder(change: Callable[[dict], object]) -> Builder:
+    """A folder with a good training part and a test part after ``change``."""
+
+    def build(folder: Path) -> Path:
+        root = folder / "leaf_folder"
+        for part, edit in (("train", lambda content: None), ("test", change)):
+            content = good_leaf()
+            edit(content)
+            (root / part).mkdir(parents=True)
+            (root / part / "data.json").write_text(json.dumps(content))
+        return root
+
+    return build
+
+
+def _npz(**changes: np.ndarray | None) -> Builder:
+    """The good archive with arrays replaced, or left out where None."""
+
+    def build(folder: Path) -> Path:
+        path = folder / "arrays.npz"
+        arrays = {**GOOD_ARRAYS, **changes}
+        np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+        return path
+
+    return build
+
+
+def _npz_split(**changes: np.ndarray | None) -> Builder:
+    """An archive with a training and a test part, with arrays replaced."""
+    arrays = {f"{name}_{part}": array for part in ("train", "test") for name, array in GOOD_ARRAYS.items()}
+    return _npz(x=None, y=None, client=None, **{**arrays, **changes})
+
+
+def _damaged_npz(folder: Path) -> Path:
+    path = _npz(x=np.zeros((500, 2)), y=np.zeros(500, int), client=np.zeros(500, int))(folder)
+    content = bytearray(path.read_bytes())
+    content[2000:2040] = b"\xff" * 40
+    path.write_bytes(bytes(content))
+    return path
+
+
+def _truncated(builder: Builder, keep: float) -> Builder:
+    def build(folder: Path) -> Path:
+        path = builder(folder)
+        content = path.read_bytes()
+        path.write_bytes(content[: int(len(content) * keep)])
+        return path
+
+    return build
+
+
+def _parquet(**changes: list | None) -> Builder:
+    """A good Parquet table with columns replaced, or left out where None."""
+
+    def build(folder: Path) -> Path:
+        path = folder / "table.parquet"
+        columns = {
+            "client": ["a", "a", "b", "b"],
+            "v": [1.0, 2.0, 3.0, 4.0],
+            "label": [0, 1, 1, 0],
+            **changes,
+        }
+        parquet.write_table(
+            pa.table({name: column for name, column in columns.items() if column is not None}), path
+        )
+        return path
+
+    return build
+
+
+def _bad_labels(labels: bytes) -> Builder:
+    """Good images beside these labels; the path of the labels."""
+
+    def build(folder: Path) -> Path:
+        return write_idx(folder, labels=labels).with_name("train-labels-idx1-ubyte")
+
+    return build
+
+
+def _idx_without_labels(folder: Path) -> Path:
+    path = write_idx(folder)
+    (folder / "train-labels-idx1-ubyte").unlink()
+    return path
+
+
+def _damaged_gz(folder: Path) -> Path:
+    path = write_idx(folder)
+    zipped = path.with_name(path.name + ".gz")
+    zipped.write_bytes(gzip.compress(path.read_bytes())[:-12])
+    path.unlink()
+    return zipped
+
+
+def _empty_folder(folder: Path) -> Path:
+    path = folder / "nothing_here"
+    path.mkdir()
+    return path
+
+
+def _drop(content: dict, user: str) -> None:
+    position = content["users"].index(user)
+    del content["users"][position], content["num_samples"][position], content["user_data"][user]
+
+
+def _add(content: dict, user: str) -> None:
+    content["users"].append(user)
+    content["num_samples"].append(1)
+    content["user_data"][user] = {"x": [[0.0, 0.0]], "y": [0]}
+
+
+def _rows(content: dict, user: str, x: list, y: list) -> None:
+    content["user_data"][user] = {"x": x, "y": y}
+    content["num_samples"][content["users"].index(user)] = len(y)
+
+
+_WITH_CURE: dict[str, tuple[Builder, str]] = {
+    # CSV
+    "csv without client column": (_csv("client,", "who,"), "client column 'client'"),
+    "csv without label column": (_csv("label", "target"), "label column 'label'"),
+    "csv with a short line": (_csv("bob,5,6,1", "bob,5,6"), "line 4 has 3 cells"),
+    "csv with a long line": (_csv("ann,3,4,1", "ann,3,4,1,9"), "line 3 has 5 cells"),
+    "csv with an empty cell": (_csv("3,4", "3,"), "line 3, column 'b' is empty"),
+    "csv with text as a feature": (_csv("5,6", "five,6"), "line 4, column 'a' holds 'five'"),
+    "csv with nan": (_csv("7,8", "7,nan"), "line 5, column 'b' holds nan"),
+    "csv with infinity": (_csv("7,8", "inf,8"), "line 5, column 'a' holds inf"),
+    "csv with a number beyond 32 bits": (_csv("7,8", "7e99,8"), "line 5, column 'a' holds 7e+99"),
+    "csv with a negative label": (
+        _csv("ann,3,4,1", "ann,3,4,-1"),
+        "line 3, column 'label' is the negative label -1",
+    ),
+    "csv with a fractional label": (_csv("ann,3,4,1", "ann,3,4,1.5"), "regression=True"),
+    "csv with a label out of range": (
+        _csv("ann,3,4,1", "ann,3,4,123456"),
+        "line 3, column 'label' is 123456",
+    ),
+    "csv with a huge label": (_csv("ann,3,4,1", "ann,3,4,1e30"), "out of range"),
+    "csv with mixed labels": (_csv("ann,3,4,1", "ann,3,4,cat"), "line 3, column 'label' is 'cat'"),
+    "csv with an empty label": (_csv("ann,3,4,1", "ann,3,4,"), "line 3, column 'label' is empty"),
+    "csv with an empty client": (_csv("bob,5", ",5"), "line 4, column 'client' is empty"),
+    "csv with a repeated column": (_csv("a,b", "a,a"), "column 'a' twice"),
+    "csv with a nameless column": (_csv("a,b", ",b"), "column 2 has no name"),
+    "csv without features": (_text("table.csv", "client,label\nann,0\n"), "no feature columns"),
+    "csv with only a header": (_text("table.csv", "client,a,label\n"), "no rows"),
+    "csv that is empty": (_text("table.csv", ""), "the file is empty"),
+    "csv with an open quote": (_csv("bob,7", '"bob,7'), "quotes"),
+    "csv in another encoding": (
+        _bytes("table.csv", GOOD_CSV.replace("ann", "anné").encode("latin-1")),
+        "UTF-8",
+    ),
+    # Parquet
+    "parquet without client column": (_parquet(client=None), "client column 'client'"),
+    "parquet with text as a feature": (_parquet(v=["1", "2", "x", "4"]), "column 'v' holds string"),
+    "parquet with a gap": (_parquet(v=[1.0, None, 3.0, 4.0]), "row 1, column 'v' is empty"),
+    "parquet with nan": (_parquet(v=[1.0, 2.0, float("nan"), 4.0]), "row 2, column 'v' holds nan"),
+    "parquet with lists": (_parquet(v=[[1.0], [2.0], [3.0], [4.0]]), "column 'v' holds list"),
+    "parquet that is truncated": (_truncated(_parquet(), 0.5), "no Parquet file"),
+    "parquet that is text": (_text("table.parquet", GOOD_CSV), "no Parquet file"),
+    # npz
+    "npz without x": (_npz(x=None), "array 'x'"),
+    "npz without y": (_npz(y=None), "array 'y'"),
+    "npz without clients": (_npz(client=None), "evenhand.data.partition"),
+    "npz with too few labels": (_npz(y=np.array([0, 1, 0])), "x has 6 rows, y 3 and client 6"),
+    "npz with nan": (_npz(x=np.where(np.arange(12) == 7, np.nan, 0.0).reshape(6, 2)), "x[3] holds nan"),
+    "npz with objects": (_npz(client=np.array([None, "a"] * 3, dtype=object)), "Python objects"),
+    "npz with text as features": (_npz(x=np.array([["a", "b"]] * 6)), "holds text"),
+    "npz with complex numbers": (_npz(x=np.ones((6, 2), complex)), "complex128"),
+    "npz with a single number as x": (_npz(x=np.array(1.0)), "one entry per row"),
+    "npz with negative labels": (_npz(y=np.array([0, 1, -1, 1, 0, 1])), "y[2] is the negative label -1"),
+    "npz with an id as label": (_npz(y=np.array([0, 1, 2**40, 1, 0, 1])), "y[2] is 1099511627776"),
+    "npz with a missing client": (_npz(client=np.array([0, 0, np.nan, 1, 1, 1])), "not a client id"),
+    "npz with a table of clients": (_npz(client=np.zeros((6, 2), int)), "one client id per row"),
+    "npz without rows": (
+        _npz(x=np.zeros((0, 2)), y=np.zeros(0, int), client=np.zeros(0, int)),
+        "there are no rows",
+    ),
+    "npz with an unknown test client": (_npz_split(client_test=np.array([0, 0, 0, 1, 1, 7])), "client '7'"),
+    "npz with a wider test part": (_npz_split(x_test=np.zeros((6, 3), np.float32)), "test.x"),
+    "npz with test rows but no test labels": (_npz_split(y_test=None), "array 'y_test'"),
+    "npz that is damaged": (_damaged_npz, "damaged"),
+    "npz that is truncated": (_truncated(_npz(), 0.5), "truncated"),
+    "npz that is a text file": (_text("arrays.npz", GOOD_CSV), "numpy.savez"),
+    "npz that is empty": (_bytes("arrays.npz", b""), "the file is empty"),
+    # LEAF
+    "leaf that is truncated": (_truncated(_leaf(lambda c: None), 0.6), "truncated"),
+    "leaf that is a list": (_text("all_data.json", "[1, 2]"), "users, num_samples and user_data"),
+    "leaf without users": (_leaf(lambda c: c.pop("users")), "users, num_samples and user_data"),
+    "leaf with no user at all": (_text("all_data.json", '{"users": [], "user_data": {}}'), "at least one"),
+    "leaf with a user twice": (_leaf(lambda c: c["users"].append("ann")), "'ann' is listed twice"),
+    "leaf with a user unlisted": (_leaf(lambda c: c["users"].remove("bob")), "'bob' is in user_data"),
+    "leaf with a user without data": (_leaf(lambda c: c["user_data"].pop("bob")), "'bob' is in users"),
+    "leaf with a key twice": (
+        _text("all_data.json", json.dumps(good_leaf()).replace('"bob": {', '"ann": {')),
+        "'ann' occurs twice",
+    ),
+    "leaf with wrong num_samples": (
+        _leaf(lambda c: c["num_samples"].__setitem__(1, 5)),
+        "num_samples says 5",
+    ),
+    "leaf with too few num_samples": (_leaf(lambda c: c["num_samples"].pop()), "num_samples does not have"),
+    "leaf with an empty user": (_leaf(lambda c: _rows(c, "bob", [], [])), "'bob' has no rows"),
+    "leaf with too few labels": (_leaf(lambda c: c["user_data"]["bob"]["y"].pop()), "different lengths"),
+    "leaf without y": (_leaf(lambda c: c["user_data"]["bob"].pop("y")), "'bob' has no x and y"),
+    "leaf with ragged rows": (_leaf(lambda c: _rows(c, "bob", [[1.0], [2.0, 3.0]], [0, 1])), "ragged"),
+    "leaf with unlike widths": (_leaf(lambda c: _rows(c, "bob", [[1.0]], [0])), "same number of features"),
+    "leaf with nan": (_leaf(lambda c: _rows(c, "bob", [[float("nan"), 1.0]], [0])), "x[0] holds nan"),
+    "leaf with null": (_leaf(lambda c: _rows(c, "bob", [[None, 1.0]], [0])), "mixed or missing"),
+    "leaf with text": (_leaf(lambda c: _rows(c, "bob", ["to be, or not"], [0])), "encode="),
+    "leaf with a negative label": (
+        _leaf(lambda c: _rows(c, "bob", [[1.0, 2.0]], [-1.0])),
+        "negative label -1",
+    ),
+    "leaf with a fractional label": (
+        _leaf(lambda c: _rows(c, "bob", [[1.0, 2.0]], [0.5])),
+        "regression=True",
+    ),
+    "leaf with labels of two kinds": (
+        _leaf(lambda c: _rows(c, "bob", [[1.0, 2.0]], ["cat"])),
+        "another kind",
+    ),
+    "leaf with a test user unknown in train": (_leaf_folder(lambda c: _add(c, "eve")), "user 'eve'"),
+    "leaf with a train user unknown in test": (_leaf_folder(lambda c: _drop(c, "bob")), "user 'bob'"),
+    "leaf with a wider test part": (
+        _leaf_folder(lambda c: _rows(c, "bob", [[1.0, 2.0, 3.0]], [0])),
+        "same number of features",
+    ),
+    # IDX
+    "idx with a wrong magic number": (lambda f: write_idx(f, images=b"\x89PNG" + bytes(200)), "magic number"),
+    "idx that is truncated": (_truncated(write_idx, 0.9), "header promises"),
+    "idx with bytes to spare": (
+        _bad_labels(idx(np.zeros(120)) + b"extra"),
+        "header promises 120 bytes",
+    ),
+    "idx that is empty": (lambda f: write_idx(f, images=b""), "magic number"),
+    "idx cut in its header": (
+        lambda f: write_idx(f, images=idx(np.zeros((3, 2, 2)))[:9]),
+        "middle of its header",
+    ),
+    "idx with fewer labels": (lambda f: write_idx(f, labels=idx(np.zeros(60))), "120 images but 60 labels"),
+    "idx with images as labels": (_bad_labels(idx(np.zeros((120, 2)))), "idx1"),
+    "idx without labels": (_idx_without_labels, "train-labels-idx1-ubyte"),
+    "idx with damaged gzip": (_damaged_gz, "cannot be read to its end"),
+    "idx with fewer rows than clients": (
+        lambda f: write_idx(f, idx(np.zeros((9, 2, 2))), idx(np.zeros(9))),
+        "too few for 100 clients",
+    ),
+    # Paths
+    "a path that does not exist": (lambda f: f / "no_such_file.csv", "no such file"),
+    "a folder without data": (_empty_folder, "LEAF"),
+    "an unknown suffix": (_text("table.xlsx", GOOD_CSV), "suffix '.xlsx'"),
+}
+
+VARIANTS: dict[str, Builder] = {name: builder for name, (builder, _) in _WITH_CURE.items()}
+CURES: dict[str, str] = {name: cure for name, (_, cure) in _WITH_CURE.items()}

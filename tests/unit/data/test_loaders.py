@@ -1,0 +1,222 @@
+"""npz, IDX, digits, downloads, and the door to all loaders."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import malformed
+from evenhand.data import FederatedDataset, from_arrays, load, loaders
+from evenhand.data.loaders import _download
+from evenhand.errors import EvenhandError
+
+
+def assert_same(one: FederatedDataset, other: FederatedDataset) -> None:
+    assert one.client_ids == other.client_ids
+    assert one.classes == other.classes
+    for first, second in ((one.train, other.train), (one.valid, other.valid), (one.test, other.test)):
+        for column, same in zip(first, second, strict=True):
+            np.testing.assert_array_equal(column, same)
+            assert column.dtype == same.dtype
+
+
+def table(n: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    return random.normal(size=(n, 3)), random.integers(0, 3, n), random.integers(8, 12, n)
+
+
+class TestNpz:
+    def test_pooled_names(self, tmp_path: Path) -> None:
+        x, y, client = table()
+        np.savez_compressed(tmp_path / "d.npz", x=x, y=y, client=client, other=np.ones(3))
+        assert_same(load(tmp_path / "d.npz"), from_arrays(x, y, client))
+
+    def test_names_of_ones_own(self, tmp_path: Path) -> None:
+        x, y, client = table()
+        np.savez(tmp_path / "d.npz", x=x, target=y, writer=client)
+        assert_same(load(tmp_path / "d.npz", client="writer", label="target"), from_arrays(x, y, client))
+
+    def test_given_split_is_kept(self, tmp_path: Path) -> None:
+        x, y, client = table(30)
+        arrays = {"x_train": x[:20], "y_train": y[:20], "client_train": client[:20]}
+        arrays |= {"x_test": x[20:], "y_test": y[20:], "client_test": client[20:]}
+        np.savez(tmp_path / "d.npz", **arrays)
+        data = load(tmp_path / "d.npz", test_fraction=0.9)
+        assert (data.train.rows, data.test.rows) == (20, 10)
+        for k, name in enumerate(data.client_ids):
+            own = client[20:] == int(name)
+            np.testing.assert_array_equal(data.test.client(k)[0], x[20:][own].astype(np.float32))
+
+    def test_text_labels_agree_between_the_parts(self, tmp_path: Path) -> None:
+        one = {"x_train": np.zeros((3, 1)), "y_train": np.array(["b", "c", "b"]), "client_train": np.zeros(3)}
+        two = {"x_test": np.zeros((2, 1)), "y_test": np.array(["a", "c"]), "client_test": np.zeros(2)}
+        np.savez(tmp_path / "d.npz", **one, **two)
+        data = load(tmp_path / "d.npz")
+        assert data.classes == ("a", "b", "c")
+        np.testing.assert_array_equal(data.train.y, [1, 2, 1])
+        np.testing.assert_array_equal(data.test.y, [0, 2])
+
+    def test_images_become_fractions_but_small_tokens_stay(self, tmp_path: Path) -> None:
+        pixels = np.arange(256, dtype=np.uint8).reshape(4, 8, 8)
+        np.savez(tmp_path / "d.npz", x=pixels, y=np.zeros(4, int), client=np.zeros(4, int))
+        data = load(tmp_path / "d.npz", test_fraction=0.0)
+        np.testing.assert_array_equal(data.train.x, (pixels / 255).astype(np.float32))
+        np.savez(tmp_path / "d.npz", x=pixels.reshape(4, 64), y=np.zeros(4, int), client=np.zeros(4, int))
+        assert load(tmp_path / "d.npz").train.x.dtype == np.int32
+
+    def test_spread_when_asked(self, tmp_path: Path) -> None:
+        x, y, _ = table(60)
+        np.savez(tmp_path / "d.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+        data = load(tmp_path / "d.npz", clients=4)
+        assert (data.num_clients, data.train.rows, data.test.rows) == (4, 40, 20)
+        with pytest.raises(EvenhandError, match="clients=N"):
+            load(tmp_path / "d.npz")
+        np.savez(tmp_path / "r.npz", x_train=x[:40], y_train=x[:40, 0], x_test=x[40:], y_test=x[40:, 0])
+        real = load(tmp_path / "r.npz", clients=4, regression=True)
+        np.testing.assert_array_equal(real.train.sizes, [10] * 4)
+        np.testing.assert_array_equal(real.test.sizes, [5] * 4)
+
+    def test_no_pickle_is_ever_run(self, tmp_path: Path) -> None:
+        ran = tmp_path / "ran"
+        evil = np.empty(1, dtype=object)
+        evil[0] = _Touch(ran)
+        np.savez(tmp_path / "d.npz", x=evil, y=np.zeros(1, int), client=np.zeros(1, int))
+        with pytest.raises(EvenhandError, match="Python objects"):
+            load(tmp_path / "d.npz")
+        assert not ran.exists()
+
+
+class _Touch:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+class TestIdx:
+    @pytest.mark.parametrize("zipped", [False, True])
+    def test_a_folder_keeps_its_test_part(self, tmp_path: Path, zipped: bool) -> None:
+        random = np.random.default_rng(0)
+        for name, n in (("train", 500), ("t10k", 100)):
+            y = random.integers(0, 10, n)
+            x = np.repeat(y * 25, 4).reshape(n, 2, 2)
+            for kind, array in (("images-idx3", x), ("labels-idx1", y)):
+                file = tmp_path / f"{name}-{kind}-ubyte{'.gz' if zipped else ''}"
+                file.write_bytes(gzip.compress(malformed.idx(array)) if zipped else malformed.idx(array))
+        data = load(tmp_path, clients=20, alpha=0.2)
+        assert (data.num_clients, data.train.rows, data.test.rows) == (20, 500, 100)
+        assert data.feature_shape == (2, 2)
+        for split in (data.train, data.test):
+            np.testing.assert_array_equal(split.x[:, 0, 0], (split.y * 25 / 255).astype(np.float32))
+        # A client is tested on the classes that it trains on.
+        for k in range(20):
+            assert set(data.test.client(k)[1].tolist()) <= set(data.train.client(k)[1].tolist())
+        labels = next(tmp_path.glob("train-labels*"))
+        images = next(tmp_path.glob("train-images*"))
+        assert_same(load(labels, clients=20), load(images, clients=20))
+        assert load(images, clients=20).test.rows > 80
+
+    def test_other_number_formats(self, tmp_path: Path) -> None:
+        values = np.array([[[0.5, -1.25]], [[3.0, 4.0]]], ">f4")
+        head = bytes([0, 0, 0x0D, 3]) + np.array([2, 1, 2], ">u4").tobytes()
+        labels = malformed.idx(np.array([0, 1]))
+        path = malformed.write_idx(tmp_path, head + values.tobytes(), labels)
+        data = load(path, clients=1, test_fraction=0.0)
+        np.testing.assert_array_equal(data.train.x, values.astype(np.float32))
+
+    def test_a_folder_with_several_data_sets(self, tmp_path: Path) -> None:
+        for name in ("emnist-digits-train", "emnist-letters-train"):
+            (tmp_path / f"{name}-images-idx3-ubyte").write_bytes(b"")
+        with pytest.raises(EvenhandError, match="name the images file to load"):
+            load(tmp_path)
+
+
+class TestDigits:
+    def test_real_digits(self) -> None:
+        data = load("digits")
+        assert (data.num_clients, data.num_classes, data.feature_shape) == (30, 10, (64,))
+        assert data.train.rows + data.test.rows == 1797
+        assert (data.train.x.min(), data.train.x.max()) == (0, 1)
+        assert data.train.sizes.min() >= 1
+        assert_same(data, load("digits"))
+        assert not np.array_equal(data.train.sizes, load("digits", seed=1).train.sizes)
+
+    def test_clients_are_unlike(self) -> None:
+        def concentration(data: FederatedDataset) -> float:
+            shares = [np.bincount(data.train.client(k)[1]).max() / data.train.sizes[k] for k in range(10)]
+            return float(np.mean(shares))
+
+        assert concentration(load("digits", clients=10, alpha=0.1)) > 2 * concentration(
+            load("digits", clients=10, alpha=1000.0)
+        )
+
+
+class TestDoor:
+    @pytest.mark.parametrize(
+        "options", [{"test_fraction": 1.0}, {"clients": 0}, {"alpha": -1.0}, {"seed": -1}]
+    )
+    def test_bad_options(self, options: dict[str, float]) -> None:
+        with pytest.raises(EvenhandError, match=next(iter(options))):
+            load("digits", **options)  # pyright: ignore[reportArgumentType]
+
+    def test_names_are_told(self) -> None:
+        assert loaders.NAMES == ("digits", "mnist", "fashion-mnist")
+        with pytest.raises(EvenhandError, match="digits, mnist, fashion-mnist"):
+            load("digit")
+
+    def test_text_paths_work(self, tmp_path: Path) -> None:
+        (tmp_path / "t.CSV").write_text(malformed.GOOD_CSV)
+        assert load(str(tmp_path / "t.CSV")).num_clients == 2
+
+
+class TestDownload:
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> _download.Source:
+        server = tmp_path / "server"
+        server.mkdir()
+        malformed.write_idx(server)
+        files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in server.iterdir()}
+        return _download.Source(server.as_uri(), files)
+
+    def test_files_are_fetched_once(
+        self, tmp_path: Path, source: _download.Source, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        folder = _download.download("tiny", source)
+        assert folder == tmp_path / "cache/evenhand/tiny"
+        assert load(folder, clients=3).num_clients == 3
+        gone = _download.Source((tmp_path / "gone").as_uri(), source.files)
+        assert _download.download("tiny", gone) == folder
+
+    def test_a_wrong_checksum_leaves_nothing(
+        self, tmp_path: Path, source: _download.Source, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        wrong = source._replace(files=dict.fromkeys(source.files, "0" * 64))
+        with pytest.raises(EvenhandError, match="SHA-256"):
+            _download.download("tiny", wrong)
+        assert not any((tmp_path / "cache/evenhand/tiny").iterdir())
+
+    def test_no_network_is_one_sentence(
+        self, tmp_path: Path, source: _download.Source, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        with pytest.raises(EvenhandError, match="put the file there yourself") as caught:
+            _download.download("tiny", source._replace(url=(tmp_path / "gone").as_uri()))
+        assert "\n" not in str(caught.value)
+
+    def test_names_lead_to_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        folder = tmp_path / "evenhand/mnist"
+        folder.mkdir(parents=True)
+        for part in ("train", "t10k"):
+            for kind, array in (("images-idx3", np.zeros((9, 2, 2))), ("labels-idx1", np.arange(9) % 2)):
+                (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(malformed.idx(array)))
+        assert load("mnist", clients=3).train.rows == 9

@@ -1,0 +1,169 @@
+"""Partitioners: every row to one client, every client at least one row, the skew that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenhand.data import partition
+from evenhand.errors import EvenhandError
+
+
+@st.composite
+def labels_and_clients(draw: st.DrawFn) -> tuple[np.ndarray, int]:
+    n = draw(st.integers(1, 120))
+    y = np.array(draw(st.lists(st.integers(0, 6), min_size=n, max_size=n)))
+    return y, draw(st.integers(1, n))
+
+
+def check_cover(client: np.ndarray, rows: int, clients: int) -> None:
+    assert client.shape == (rows,)
+    assert client.dtype == np.int64
+    assert np.unique(client).tolist() == list(range(clients))
+
+
+@given(labels_and_clients(), st.integers(0, 5))
+def test_iid_sizes_differ_by_at_most_one(case: tuple[np.ndarray, int], seed: int) -> None:
+    y, clients = case
+    client = partition.iid(len(y), clients, seed)
+    check_cover(client, len(y), clients)
+    assert np.ptp(np.bincount(client)) <= 1
+    np.testing.assert_array_equal(client, partition.iid(y, clients, seed))
+
+
+@given(labels_and_clients(), st.sampled_from([1e-9, 1e-3, 0.1, 1.0, 1e3, 1e9]), st.integers(0, 5))
+def test_dirichlet_covers(case: tuple[np.ndarray, int], alpha: float, seed: int) -> None:
+    y, clients = case
+    check_cover(partition.dirichlet(y, clients, alpha, seed), len(y), clients)
+
+
+@given(labels_and_clients(), st.sampled_from([0.0, 0.5, 2.0, 1e4]), st.integers(0, 5))
+def test_quantity_covers(case: tuple[np.ndarray, int], sigma: float, seed: int) -> None:
+    y, clients = case
+    client = partition.quantity(len(y), clients, sigma, seed)
+    check_cover(client, len(y), clients)
+    if sigma == 0:
+        assert np.ptp(np.bincount(client)) <= 1
+
+
+@given(labels_and_clients(), st.integers(1, 7), st.integers(0, 5))
+def test_shards_give_exactly_so_many_classes(case: tuple[np.ndarray, int], each: int, seed: int) -> None:
+    y, clients = case
+    classes, counts = np.unique(y, return_counts=True)
+    possible = (
+        each <= len(classes)
+        and clients * each >= len(classes)
+        and clients * each <= np.minimum(counts, clients).sum()
+    )
+    if not possible:
+        with pytest.raises(EvenhandError):
+            partition.shards(y, clients, each, seed)
+        return
+    client = partition.shards(y, clients, each, seed)
+    check_cover(client, len(y), clients)
+    assert {len(np.unique(y[client == k])) for k in range(clients)} == {each}
+
+
+@given(st.lists(st.one_of(st.integers(-50, 50).map(str), st.sampled_from("abc")), min_size=1))
+def test_by_column_joins_equal_values_only(values: list[str]) -> None:
+    client = partition.by_column(values)
+    check_cover(client, len(values), len(set(values)))
+    assert len({(value, k) for value, k in zip(values, client.tolist(), strict=True)}) == len(set(values))
+
+
+def test_dirichlet_skew_follows_alpha() -> None:
+    """E[share^2] of a symmetric Dirichlet is (alpha + 1) / (K alpha + 1) / K."""
+    clients, per_class = 10, 1000
+    y = np.repeat(np.arange(40), per_class)
+    found = {}
+    for alpha in (0.1, 1.0, 10.0):
+        client = partition.dirichlet(y, clients, alpha, seed=1)
+        shares = np.array([np.bincount(client[y == c], minlength=clients) / per_class for c in range(40)])
+        found[alpha] = (shares**2).mean()
+        expected = (alpha + 1) / (clients * alpha + 1) / clients
+        assert abs(found[alpha] / expected - 1) < 0.15
+    assert found[0.1] > 3 * found[10.0]
+
+
+def test_dirichlet_moves_as_few_rows_as_it_must() -> None:
+    y = np.zeros(50, int)
+    client = partition.dirichlet(y, 20, 1e-9, seed=0)
+    sizes = np.sort(np.bincount(client))
+    np.testing.assert_array_equal(sizes, [1] * 19 + [31])
+
+
+def test_quantity_is_log_normal() -> None:
+    sizes = np.bincount(partition.quantity(2_000_000, 400, 1.0, seed=0))
+    logs = np.log(sizes)
+    assert abs(logs.std() - 1.0) < 0.1
+    assert np.bincount(partition.quantity(2_000_000, 400, 0.0, seed=0)).std() == 0
+
+
+def test_shards_are_of_similar_size_and_mixed() -> None:
+    y = np.repeat(np.arange(10), 100)
+    client = partition.shards(y, 50, 2, seed=0)
+    np.testing.assert_array_equal(np.bincount(client), 20)
+    pairs = {tuple(np.unique(y[client == k])) for k in range(50)}
+    assert len(pairs) > 15
+
+
+def test_matching_gives_clients_test_rows_like_their_own() -> None:
+    random = np.random.default_rng(0)
+    y, fresh = random.integers(0, 5, 5000), random.integers(0, 5, 1000)
+    client = partition.dirichlet(y, 8, 0.3, seed=0)
+    owner = partition.matching(y, client, fresh)
+    for c in range(5):
+        had = np.bincount(client[y == c], minlength=8) / (y == c).sum()
+        got = np.bincount(owner[fresh == c], minlength=8) / (fresh == c).sum()
+        np.testing.assert_allclose(got, had, atol=0.01)
+    unseen = partition.matching(np.zeros(5000, int), client, np.ones(1000, int))
+    np.testing.assert_allclose(np.bincount(unseen, minlength=8) / 1000, np.bincount(client) / 5000, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda seed: partition.iid(100, 7, seed),
+        lambda seed: partition.dirichlet(np.arange(100) % 5, 7, 0.5, seed),
+        lambda seed: partition.shards(np.arange(100) % 5, 7, 2, seed),
+        lambda seed: partition.quantity(100, 7, 1.0, seed),
+    ],
+)
+def test_seeds_decide(draw: Callable[[int], np.ndarray]) -> None:
+    np.testing.assert_array_equal(draw(5), draw(5))
+    assert not np.array_equal(draw(5), draw(6))
+
+
+def test_labels_may_be_names() -> None:
+    y = np.array(["b", "a"] * 20)
+    np.testing.assert_array_equal(
+        partition.dirichlet(y, 4, 0.5), partition.dirichlet((y == "b").astype(int), 4, 0.5)
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: partition.iid(3, 4), "3 rows are too few for 4 clients"),
+        (lambda: partition.iid(3.5, 2), "rows must be a whole number"),
+        (lambda: partition.iid(3, 0), "clients must be a whole number of at least 1"),
+        (lambda: partition.iid(3, 1.5), "clients must be a whole number"),  # pyright: ignore[reportArgumentType]
+        (lambda: partition.dirichlet([0, 1], 2, 0.0), "alpha must be positive"),
+        (lambda: partition.dirichlet([0, 1], 2, float("nan")), "alpha must be positive"),
+        (lambda: partition.dirichlet([[0, 1]], 1, 1.0), "y has 2 axes"),
+        (lambda: partition.dirichlet([], 1, 1.0), "0 rows are too few"),
+        (lambda: partition.quantity(5, 2, -1.0), "sigma must be finite"),
+        (lambda: partition.shards([0, 1, 0], 2, 3), "between 1 and the 2 classes"),
+        (lambda: partition.shards(np.arange(9), 4, 2), "cannot hold 9 classes"),
+        (lambda: partition.shards([0, 0, 0, 1], 3, 2), "too few to give 3 clients 2 classes"),
+        (lambda: partition.by_column(["a", ""]), "values[1]"),
+    ],
+)
+def test_the_impossible_is_refused(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(EvenhandError) as caught:
+        call()
+    assert words in str(caught.value)
