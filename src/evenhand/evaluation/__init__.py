@@ -1,0 +1,33 @@
+"""What a model does for each client, how evenly, and a report about it.
+
+The figures of the report are in :mod:`evenhand.evaluation.figures`.
+"""
+
+from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
+from evenhand.evaluation._flat import Prepared, evaluate, evaluate_personal, mean_loss, per_client, prepare
+from evenhand.evaluation._report import write_report
+from evenhand.evaluation._summary import angle, best, entropy, jain, kl_to_uniform, summarize, worst
+from evenhand.evaluation._view import RunView, is_higher_better, write_clients_csv
+
+__all__ = [
+    "Dissimilarity",
+    "Prepared",
+    "RunView",
+    "angle",
+    "best",
+    "dissimilarity",
+    "entropy",
+    "evaluate",
+    "evaluate_personal",
+    "inexactness",
+    "is_higher_better",
+    "jain",
+    "kl_to_uniform",
+    "mean_loss",
+    "per_client",
+    "prepare",
+    "summarize",
+    "worst",
+    "write_clients_csv",
+    "write_report",
+]

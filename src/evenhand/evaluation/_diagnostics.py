@@ -1,0 +1,191 @@
+"""How unlike the clients are, and how exactly a client solved its local problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+
+from evenhand import local, tree
+from evenhand.data._dataset import Split
+from evenhand.evaluation._flat import Prepared, prepare
+from evenhand.types import Array, ClientData, Key, Model, Params
+
+__all__ = ["Dissimilarity", "dissimilarity", "inexactness"]
+
+
+class Dissimilarity(NamedTuple):
+    """How unlike the clients' gradients are at one point; see :func:`dissimilarity`.
+
+    Attributes:
+      B: the dissimilarity, from 1 (all gradients equal) to infinity.
+      gradient_variance: ``V``, with weights ``n_k / n``.
+      uniform_variance: the same with all clients alike in the outer mean, but not in the global gradient.
+      gradient_norms: norm of each client's gradient, ``(K,)``; NaN for a client without rows.
+      global_gradient_norm: norm of the gradient of the global objective.
+    """
+
+    B: float
+    gradient_variance: float
+    uniform_variance: float
+    gradient_norms: npt.NDArray[np.float64]
+    global_gradient_norm: float
+
+
+def dissimilarity(model: Model, params: Params, rows: Split | Prepared) -> Dissimilarity:
+    r"""Measures how unlike the clients' full gradients are at ``params``.
+
+    With ``F_k`` the mean loss of client ``k``, ``p_k = n_k / n`` and ``f = sum_k p_k F_k``:
+
+    .. math::
+       V(w) = \sum_k p_k \|\nabla F_k(w) - \nabla f(w)\|^2, \qquad
+       B(w) = \sqrt{\frac{\sum_k p_k \|\nabla F_k(w)\|^2}{\|\nabla f(w)\|^2}}
+            = \sqrt{1 + \frac{V(w)}{\|\nabla f(w)\|^2}}
+
+    ``B`` is 1 where all gradients vanish together, and infinite where only their mean does.  ``V`` is
+    computed from the deviations, not as a difference of squares, so ``B >= 1`` holds in floating point too.
+
+    The gradients are taken one client at a time: memory does not grow with the number of clients.
+
+    Args:
+      model: gives the losses.
+      params: the point ``w``.
+      rows: usually the training split; :func:`~evenhand.evaluation.prepare` it once for repeated use.
+
+    Differs from the paper: ``uniform_variance`` is what its published experiments plot, the mean over clients
+    with equal weights of the squared distance to the ``n_k``-weighted global gradient.
+
+    Example:
+      >>> model = Model(
+      ...     init=lambda key: jnp.float32(0.0),
+      ...     apply=lambda w, x: x[:, 0] / 2 * (w - x[:, 1]) ** 2,
+      ...     losses=lambda outputs, y: outputs,
+      ...     metrics={},
+      ... )
+      >>> x = np.array([[1.0, 0.0], [3.0, 1.0]], np.float32)  # F_1 = w^2 / 2 and F_2 = 3 (w - 1)^2 / 2
+      >>> at_two = dissimilarity(model, jnp.float32(2.0), Split(x, np.zeros(2), np.array([0, 1, 2])))
+      >>> round(at_two.B, 7), at_two.gradient_variance, at_two.gradient_norms.tolist()
+      (1.0198039, 0.25, [2.0, 3.0])
+
+    Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, Definition 3.
+    """
+    rows = _prepared(rows)
+    sizes = rows.sizes
+    if not sizes.any():
+        nan = float("nan")
+        return Dissimilarity(nan, nan, nan, np.full(len(sizes), nan), nan)
+    windows = (rows.offsets[:-1].astype(np.int32), sizes.astype(np.int32))
+    total, norms, deviations = _gradients(
+        params, rows.x, rows.y, windows, model.apply, model.losses, int(sizes.max())
+    )
+    norm, present = float(total), sizes > 0
+    deviation = np.asarray(deviations, np.float64)[present] ** 2
+    variance = float(np.average(deviation, weights=sizes[present]))
+    return Dissimilarity(
+        B=_ratio(math.hypot(math.sqrt(variance), norm), norm, zero_over_zero=1.0),
+        gradient_variance=variance,
+        uniform_variance=float(np.mean(deviation)),
+        gradient_norms=np.where(present, np.asarray(norms, np.float64), np.nan),
+        global_gradient_norm=norm,
+    )
+
+
+def inexactness(
+    model: Model, start: Params, end: Params, rows: Split | Prepared, client: int, *, mu: float = 0.0
+) -> float:
+    r"""How inexactly a client solved its local problem: 0 is a stationary point, 1 is no progress.
+
+    The local problem is to minimise :math:`h_k(w) = F_k(w) + \frac{\mu}{2} \|w - w^t\|^2`, and
+
+    .. math:: \gamma_k^t = \frac{\|\nabla h_k(w_k)\|}{\|\nabla h_k(w^t)\|}
+                         = \frac{\|\nabla F_k(w_k) + \mu (w_k - w^t)\|}{\|\nabla F_k(w^t)\|}
+
+    where 0 / 0 is 0.  Infinite if the work left a stationary point; above 1 if it led away from one.
+
+    Args:
+      model: gives the losses.
+      start: the broadcast parameters ``w^t``.
+      end: the client's parameters ``w_k`` after its work.
+      rows: usually the training split; :func:`~evenhand.evaluation.prepare` it once for repeated use.
+      client: the client's position ``k``.
+      mu: strength of the proximal term; 0 for FedAvg.
+
+    Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, Definition 2.
+    """
+    rows = _prepared(rows)
+    window = (np.int32(rows.offsets[client]), np.int32(rows.sizes[client]))
+    after, before = _residuals(
+        start, end, np.float32(mu), rows.x, rows.y, window, model.apply, model.losses, int(rows.sizes.max())
+    )
+    return _ratio(float(after), float(before), zero_over_zero=0.0)
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6))
+def _gradients(
+    params: Params,
+    x: Array,
+    y: Array,
+    windows: tuple[Array, Array],
+    apply: Callable[[Params, Array], Any],
+    losses: Callable[[Any, Array], Array],
+    capacity: int,
+) -> tuple[Array, Array, Array]:
+    """Norm of the global gradient, and per client the gradient's norm and distance from the global one."""
+    model = _bare(apply, losses)
+    everyone = ClientData(x, y, jnp.int32(0), jnp.int32(x.shape[0]), jnp.float32(1.0), x.shape[0])
+    overall = local.full_gradient(model, params, everyone)
+
+    def client(window: tuple[Array, Array]) -> tuple[Array, Array]:
+        gradient = local.full_gradient(model, params, _client(x, y, window, capacity))
+        return tree.norm(gradient), tree.norm(tree.subtract(gradient, overall))
+
+    return tree.norm(overall), *lax.map(client, windows)
+
+
+@partial(jax.jit, static_argnums=(6, 7, 8))
+def _residuals(
+    start: Params,
+    end: Params,
+    mu: Array,
+    x: Array,
+    y: Array,
+    window: tuple[Array, Array],
+    apply: Callable[[Params, Array], Any],
+    losses: Callable[[Any, Array], Array],
+    capacity: int,
+) -> tuple[Array, Array]:
+    """Norms of the local problem's gradient after and before the work."""
+    model, data = _bare(apply, losses), _client(x, y, window, capacity)
+    pull = tree.scale(mu, tree.subtract(end, start))
+    after = tree.add(local.full_gradient(model, end, data), pull)
+    return tree.norm(after), tree.norm(local.full_gradient(model, start, data))
+
+
+def _prepared(rows: Split | Prepared) -> Prepared:
+    return prepare(rows) if isinstance(rows, Split) else rows
+
+
+def _client(x: Array, y: Array, window: tuple[Array, Array], capacity: int) -> ClientData:
+    return ClientData(x, y, *window, progress=jnp.float32(1.0), capacity=capacity)
+
+
+def _bare(apply: Callable[[Params, Array], Any], losses: Callable[[Any, Array], Array]) -> Model:
+    """The part of a model that gradients need; a whole one cannot key a cache, its metrics being a dict."""
+
+    def init(key: Key) -> Params:
+        raise NotImplementedError
+
+    return Model(init, apply, losses, {})
+
+
+def _ratio(over: float, under: float, *, zero_over_zero: float) -> float:
+    if under == 0:
+        return zero_over_zero if over == 0 else float("inf")
+    return over / under

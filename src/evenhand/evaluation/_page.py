@@ -1,0 +1,50 @@
+"""The report as one page of HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+
+from evenhand._version import __version__
+from evenhand.evaluation import _sections as sections
+from evenhand.evaluation._gallery import gallery
+from evenhand.evaluation._html import escape
+from evenhand.evaluation._tables import summary
+from evenhand.evaluation._view import RunView, Subject, headline_split, labels, primary_metric
+
+__all__ = ["page"]
+
+
+def page(runs: Sequence[RunView], title: str | None) -> str:
+    """The whole page about the runs."""
+    metric = primary_metric(runs)
+    subject = Subject(runs, labels(runs), metric, headline_split(runs, metric))
+    heading = title or _heading(subject)
+    parts = [
+        f"<header>\n<h1>{escape(heading)}</h1>\n{sections.facts(subject)}\n</header>",
+        sections.headline(subject),
+        gallery(subject),
+        summary(subject),
+        sections.worst_clients(subject),
+        sections.time(subject),
+        sections.settings(subject),
+        sections.reproduce(subject),
+    ]
+    style = resources.files("evenhand.evaluation").joinpath("report.css").read_text(encoding="utf-8")
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(heading)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>",
+            *(part for part in parts if part),
+            f"<footer>Made by evenhand {escape(__version__)}.</footer>\n</main>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _heading(subject: Subject) -> str:
+    if len(subject.runs) == 1:
+        return subject.names[0]
+    if len(subject.runs) > 3:
+        return f"Comparison of {len(subject.runs)} runs"
+    return "Comparison: " + ", ".join(subject.names)

@@ -1,0 +1,182 @@
+"""The report's tables of statistics: what each is called, how it is shown, and which value is the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from evenhand.evaluation._html import Cell, bar, details, escape, number, swatch, table, value
+from evenhand.evaluation._view import (
+    SPLIT_NAMES,
+    SPLITS,
+    Subject,
+    is_higher_better,
+    is_share,
+    statistics,
+)
+
+__all__ = ["ranking", "spread", "summary"]
+
+
+class Statistic(NamedTuple):
+    """One row of the summary.
+
+    Attributes:
+      key: as in :func:`~evenhand.evaluation.summarize`.
+      name: as on the page.
+      kind: how it is shown: a ``value`` of the metric, a ``spread`` of values, its ``square``, or else the
+        unit of a plain number.
+      even: +1 if more of it is more even, -1 if less is, 0 if it is a value, whose direction is the metric's.
+      meaning: for the reader who asks.
+    """
+
+    key: str
+    name: str
+    kind: str
+    even: int
+    meaning: str
+
+
+_SUMMARY = (
+    Statistic("mean", "Mean over clients", "value", 0, "every client counts alike"),
+    Statistic(
+        "weighted_mean", "Mean over rows", "value", 0, "every row counts alike, so large clients count more"
+    ),
+    Statistic("worst10", "Worst 10 % of clients", "value", 0, "mean of the worst tenth, at least one client"),
+    Statistic("best10", "Best 10 % of clients", "value", 0, "mean of the best tenth, at least one client"),
+    Statistic("min", "Lowest", "value", 0, "lowest value of a client"),
+    Statistic("p10", "10th percentile", "value", 0, "a tenth of the clients lie below"),
+    Statistic("p25", "25th percentile", "value", 0, "a quarter of the clients lie below"),
+    Statistic("p50", "Median", "value", 0, "half of the clients lie below"),
+    Statistic("p75", "75th percentile", "value", 0, "three quarters of the clients lie below"),
+    Statistic("p90", "90th percentile", "value", 0, "nine tenths of the clients lie below"),
+    Statistic("max", "Highest", "value", 0, "highest value of a client"),
+    Statistic("std", "Standard deviation", "spread", -1, "over clients, population"),
+    Statistic(
+        "variance", "Variance", "square", -1, "over clients, population; of percentages where it is in %²"
+    ),
+    Statistic(
+        "angle", "Angle to all-equal", "°", -1, "between the clients' values and a vector of equal values"
+    ),
+    Statistic("kl", "KL to uniform", "nats", -1, "divergence of the normalised values from equal shares"),
+    Statistic("entropy", "Entropy", "nats", 1, "of the normalised values; ln(clients) when all are equal"),
+    Statistic(
+        "jain", "Jain's index", "", 1, "1 when all values are equal, 1 / clients when one has everything"
+    ),
+    Statistic("clients", "Clients with rows", "", 0, "clients without rows in the split do not count"),
+)
+
+
+def spread(x: float, metric: str) -> str:
+    """A standard deviation: of shares in percentage points."""
+    return f"{number(100 * x, 3)} points" if is_share(metric) else number(x)
+
+
+def ranking(subject: Subject) -> str:
+    """One row per run, with the numbers that decide between them."""
+    runs, metric = subject.runs, subject.metric
+    stats = [statistics(run, subject.split, metric) for run in runs]
+    keys = ("mean", "worst10", "best10", "std")
+    best = {row.key: _best([s[row.key] for s in stats], row, metric) for row in _SUMMARY if row.key in keys}
+    highest = max((s[key] for s in stats for key in keys[:3] if math.isfinite(s[key])), default=1.0)
+    top = 1.0 if is_share(metric) else max(highest, 1e-30)
+    rows: list[list[str | Cell]] = []
+    for i, (name, found) in enumerate(zip(subject.names, stats, strict=True)):
+        cells = [bar(value(found[key], metric), found[key] / top, i) for key in keys[:3]]
+        cells.append(Cell(escape(spread(found["std"], metric)), "number"))
+        marked = [
+            cell._replace(classes=f"{cell.classes} best") if i in best[key] else cell
+            for key, cell in zip(keys, cells, strict=True)
+        ]
+        rows.append([Cell(swatch(i) + escape(name)), *marked])
+    head = ["Run", "Mean over clients", "Worst 10 %", "Best 10 %", "Spread (std)"]
+    caption = f"{subject.what} per client; the best of each column is bold".capitalize()
+    return table(caption, head, rows, "numbers")
+
+
+def summary(subject: Subject) -> str:
+    """All statistics of all metrics: a column per run, or of a single run per split."""
+    several = len(subject.runs) > 1
+    first, *rest = [
+        (metric, splits)
+        for metric in (subject.metric, *_others(subject))
+        for splits in (
+            ([split] for split in _splits(subject, metric)) if several else [_splits(subject, metric)]
+        )
+    ]
+    parts = ["<section>\n<h2>How evenly the clients are served</h2>", _statistics(subject, *first)]
+    for metric, splits in rest:
+        where = f", {SPLIT_NAMES[splits[0]]} rows" if several else ""
+        parts.append(
+            details(f"The same for: {metric.replace('_', ' ')}{where}", _statistics(subject, metric, splits))
+        )
+    terms = "\n".join(
+        f"<dt>{escape(row.name)}</dt><dd>{escape(row.meaning[:1].upper() + row.meaning[1:])}.</dd>"
+        for row in _SUMMARY
+    )
+    parts.append(details("What these numbers mean", f'<dl class="terms">\n{terms}\n</dl>'))
+    return "\n".join([*parts, "</section>"])
+
+
+def _statistics(subject: Subject, metric: str, splits: Sequence[str]) -> str:
+    """A column per run and split; in a comparison there is one split only."""
+    columns = [(run, split) for split in splits for run in subject.runs]
+    found = [statistics(run, split, metric) for run, split in columns]
+    several = len(subject.runs) > 1
+    rows: list[list[str | Cell]] = []
+    for row in _SUMMARY:
+        best = _best([s[row.key] for s in found], row, metric) if several else set[int]()
+        texts = [escape(_shown(s[row.key], row, metric)) for s in found]
+        cells = [Cell(text, "number best" if i in best else "number") for i, text in enumerate(texts)]
+        rows.append([row.name, *cells])
+    name = metric.replace("_", " ")
+    if several:
+        caption = f"{SPLIT_NAMES[splits[0]]} {name} per client at the end of the runs; the best is bold"
+        head = list(subject.names)
+    else:
+        caption, head = f"{name} per client at the end of the run", [f"{SPLIT_NAMES[s]} rows" for s in splits]
+    return table(caption.capitalize(), ["", *head], rows, "numbers narrow")
+
+
+def _splits(subject: Subject, metric: str) -> list[str]:
+    """The splits that some run has numbers for, the report's own first."""
+    known = [s for s in SPLITS if any(metric in run.clients.get(s, {}) for run in subject.runs)]
+    filled = [s for s in known if any(any(run.sizes.get(s, [1])) for run in subject.runs)]
+    return sorted(filled or known, key=lambda split: split != subject.split)
+
+
+def _others(subject: Subject) -> list[str]:
+    """The further metrics that all runs have, in the order of the first run."""
+    names = [metric for metrics in subject.runs[0].clients.values() for metric in metrics]
+    return [
+        name
+        for name in dict.fromkeys(names)
+        if name != subject.metric
+        and all(any(name in metrics for metrics in run.clients.values()) for run in subject.runs)
+    ]
+
+
+def _shown(x: float, row: Statistic, metric: str) -> str:
+    if math.isnan(x):
+        return number(x)
+    if row.key == "clients":
+        return f"{int(x):,}"
+    if row.kind == "value":
+        return value(x, metric)
+    if row.kind == "spread":
+        return spread(x, metric)
+    if row.kind == "square":
+        return f"{number(1e4 * x)} %²" if is_share(metric) else number(x)
+    return f"{number(x)}{'' if row.kind == '°' else ' '}{row.kind}".strip()
+
+
+def _best(values: Sequence[float], row: Statistic, metric: str) -> set[int]:
+    """Which of several runs are best in a statistic; none where all are equal."""
+    sign = row.even or (1 if is_higher_better(metric) else -1)
+    texts = [_shown(x, row, metric) for x in values]
+    finite = [sign * x for x in values if math.isfinite(x)]
+    if row.key == "clients" or not finite or len(set(texts)) == 1:
+        return set()
+    winner = texts[[sign * x for x in values].index(max(finite))]
+    return {i for i, text in enumerate(texts) if text == winner}

@@ -1,0 +1,134 @@
+"""What a report shows of a run, whoever made it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from evenhand.errors import EvenhandError
+from evenhand.evaluation._summary import summarize
+
+__all__ = ["RunView", "write_clients_csv"]
+
+SPLITS = ("train", "valid", "test")
+SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
+
+_LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
+
+NDArray = npt.NDArray[Any]
+
+
+class RunView(NamedTuple):
+    """All that reports and figures know about a run.
+
+    Attributes:
+      title: a short name, such as that of the method.
+      history: equal-length arrays, ``"round"`` among them; the others are ``"<split>_<metric>"``, such as
+        ``"test_accuracy"``, optionally with ``"_worst10"`` or ``"_best10"`` behind, or whatever else was
+        recorded.  NaN where there is no number.
+      sizes: rows per client, ``(K,)``, of the splits ``"train"``, ``"valid"`` and ``"test"`` that exist.
+      client_ids: the clients' names, ``K`` of them.
+      clients: split -> metric -> ``(K,)``, at the end of the run; NaN for a client without rows.
+      info: what is known about the run itself.  Understood, and all optional: ``"rounds"``, ``"cohort"``,
+        ``"seed"``, ``"data"`` and ``"method"`` (names), ``"seconds"`` (activity -> seconds), ``"command"``
+        (the line that runs it again), ``"versions"`` (package -> version).
+      config: every setting of the run, possibly nested.
+    """
+
+    title: str
+    history: Mapping[str, NDArray]
+    sizes: Mapping[str, NDArray]
+    client_ids: Sequence[str]
+    clients: Mapping[str, Mapping[str, NDArray]]
+    info: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+
+def write_clients_csv(path: str | Path, view: RunView) -> None:
+    """Writes one line per client: its id, its rows in each split, and each metric in each split.
+
+    A metric that a client does not have, because it has no rows in that split, is an empty field.
+    """
+    splits = [split for split in SPLITS if split in view.sizes or split in view.clients]
+    columns = {
+        f"{split}_rows": [str(int(n)) for n in view.sizes[split]] for split in splits if split in view.sizes
+    }
+    for split in splits:
+        for metric, values in view.clients.get(split, {}).items():
+            columns[f"{split}_{metric}"] = ["" if np.isnan(v) else format(v, ".9g") for v in values]
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["client", *columns])
+        writer.writerows(zip(view.client_ids, *columns.values(), strict=True))
+
+
+def is_higher_better(metric: str) -> bool:
+    """Whether more of a metric is better: not so for losses and errors, told by their names."""
+    return not any(word in metric for word in _LOWER_IS_BETTER)
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of the rows, to be shown in percent."""
+    return "accuracy" in metric
+
+
+def primary_metric(runs: Sequence[RunView]) -> str:
+    """The metric that a report is about: the accuracy where all runs have one, else the loss."""
+    return "accuracy" if all(_has(run, "accuracy") for run in runs) else "loss"
+
+
+def headline_split(runs: Sequence[RunView], metric: str) -> str:
+    """The split that says most: test rows if all runs have some, else validation, else training."""
+    for split in reversed(SPLITS):
+        if all(np.isfinite(client_values(run, split, metric)).any() for run in runs):
+            return split
+    for split in reversed(SPLITS):  # a run that diverged has no finite value anywhere
+        if all(metric in run.clients.get(split, {}) for run in runs):
+            return split
+    raise EvenhandError(f"No split has a {metric} per client in every run, so there is nothing to report.")
+
+
+def client_values(run: RunView, split: str, metric: str) -> NDArray:
+    """A metric of each client, ``(K,)``; NaN where it is not known."""
+    missing = np.full(len(run.client_ids), np.nan)
+    return np.asarray(run.clients.get(split, {}).get(metric, missing), np.float64)
+
+
+def statistics(run: RunView, split: str, metric: str) -> dict[str, float]:
+    """The summary of one metric on one split."""
+    values, sizes = client_values(run, split, metric), run.sizes.get(split)
+    return summarize(values, sizes, higher_is_better=is_higher_better(metric))
+
+
+def labels(runs: Sequence[RunView]) -> list[str]:
+    """The runs' titles, numbered where they would be mistaken for one another."""
+    titles = [run.title for run in runs]
+    return [
+        title if titles.count(title) == 1 else f"{title} ({titles[: i + 1].count(title)})"
+        for i, title in enumerate(titles)
+    ]
+
+
+class Subject(NamedTuple):
+    """What a report is about: some runs, one metric, one split."""
+
+    runs: Sequence[RunView]
+    names: Sequence[str]
+    metric: str
+    split: str
+
+    @property
+    def what(self) -> str:
+        """The metric on its split, in words."""
+        return f"{SPLIT_NAMES[self.split]} {self.metric}"
+
+
+def _has(run: RunView, metric: str) -> bool:
+    return any(metric in metrics for metrics in run.clients.values())

@@ -1,0 +1,45 @@
+"""Models: parameters, a forward pass, and one loss per row.
+
+A model of your own comes from :func:`from_flax` or :func:`from_functions`; the losses and metrics here fit
+both.
+"""
+
+from __future__ import annotations
+
+from evenhand.models._adapters import from_flax, from_functions
+from evenhand.models._image import cnn_cifar, cnn_femnist, cnn_femnist_dropout
+from evenhand.models._layers import PatchConv, max_pool
+from evenhand.models._linear import Margin, linear_regression, mlp, softmax_regression, svm
+from evenhand.models._losses import (
+    absolute_error,
+    accuracy,
+    binary_accuracy,
+    cross_entropy,
+    hinge,
+    logistic,
+    squared_error,
+)
+from evenhand.models._text import lstm
+
+__all__ = [
+    "Margin",
+    "PatchConv",
+    "absolute_error",
+    "accuracy",
+    "binary_accuracy",
+    "cnn_cifar",
+    "cnn_femnist",
+    "cnn_femnist_dropout",
+    "cross_entropy",
+    "from_flax",
+    "from_functions",
+    "hinge",
+    "linear_regression",
+    "logistic",
+    "lstm",
+    "max_pool",
+    "mlp",
+    "softmax_regression",
+    "squared_error",
+    "svm",
+]

@@ -1,0 +1,207 @@
+"""Makes a :class:`~evenhand.types.Model` of the user's own functions or flax module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import flax.errors
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy.typing as npt
+from flax import nnx
+
+from evenhand.errors import EvenhandError
+from evenhand.models._losses import Loss, PerRow, default_metrics, resolve
+from evenhand.types import Array, Key, Model, Params, PyTree
+
+__all__ = ["from_flax", "from_functions"]
+
+_Factory: TypeAlias = Callable[[nnx.Rngs], Any]
+_STATISTICS = (
+    "the running statistics of unlike clients cannot be averaged meaningfully; use a layer without them, "
+    "e.g. GroupNorm or LayerNorm in the place of BatchNorm."
+)
+
+
+def from_functions(
+    init: Callable[[Key], Params],
+    apply: Callable[[Params, Array], PyTree],
+    losses: PerRow,
+    metrics: Mapping[str, PerRow] | None = None,
+    apply_train: Callable[[Params, Array, Key], PyTree] | None = None,
+) -> Model:
+    r"""A model of pure functions; nothing is wrapped.
+
+    Args:
+      init: ``key -> params``, a pytree of float arrays.
+      apply: ``(params, x) -> outputs``; ``x`` and outputs have rows first.
+      losses: ``(outputs, y) -> (rows,)``, one loss per row, not their mean.
+      metrics: name -> ``(outputs, y) -> (rows,)``; None: none.
+      apply_train: ``(params, x, key) -> outputs`` in training; None: ``apply``.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from evenhand import models
+      >>> model = models.from_functions(
+      ...     init=lambda key: jnp.zeros(2),
+      ...     apply=lambda params, x: x @ params,
+      ...     losses=lambda outputs, y: (outputs - y) ** 2,
+      ... )
+      >>> model.losses(model.apply(model.init(jax.random.key(0)), jnp.eye(2)), jnp.array([1.0, 2.0]))
+      Array([1., 4.], dtype=float32)
+    """
+    return Model(init, apply, losses, {} if metrics is None else dict(metrics), apply_train)
+
+
+def from_flax(
+    module: nn.Module | _Factory,
+    *,
+    loss: Loss,
+    sample: npt.ArrayLike,
+    metrics: Mapping[str, PerRow] | None = None,
+) -> Model:
+    r"""A model of a flax module, linen or nnx.
+
+    The parameters are linen's ``"params"`` collection, or nnx's ``Param`` variables as nested dicts.
+    Training differs from evaluation where ``__call__`` has a boolean argument ``train``, ``training`` or
+    ``deterministic``, which is then passed, and where an nnx module draws random numbers (``module.train()``
+    and ``module.eval()``). Dropout draws from the key of the training step.
+
+    Args:
+      module: a linen module; or a function ``rngs -> nnx.Module``, e.g. ``lambda rngs: Net(rngs=rngs)``, for
+        an nnx module holds its parameters already.
+      loss: ``(outputs, y) -> (rows,)``, or ``"cross_entropy"``, ``"squared_error"``, ``"hinge"``,
+        ``"logistic"``.
+      sample: inputs of the right shape and dtype, ``(rows, ...)``, e.g. ``x[:1]``; their values do not
+        matter.
+      metrics: name -> ``(outputs, y) -> (rows,)``; None: those that go with the loss (accuracy, errors), if
+        any.
+
+    Raises:
+      EvenhandError: the loss has an unknown name; the module keeps anything but parameters (BatchNorm's
+        running statistics); its outputs do not have rows first; it draws random numbers in evaluation; it is
+        an nnx module rather than a function that makes one.
+
+    Example:
+      >>> import flax.linen as nn, jax, jax.numpy as jnp
+      >>> from evenhand import models
+      >>> model = models.from_flax(nn.Dense(3), loss="cross_entropy", sample=jnp.zeros((1, 4)))
+      >>> params = model.init(jax.random.key(0))
+      >>> model.losses(model.apply(params, jnp.zeros((2, 4))), jnp.array([0, 2])).shape
+      (2,)
+    """
+    row_loss = resolve(loss)
+    inputs = jnp.asarray(sample)
+    if inputs.ndim == 0:
+        raise EvenhandError("sample must have rows first, e.g. x[:1], but it is a single number.")
+    functions = _linen(module, inputs) if isinstance(module, nn.Module) else _nnx(module)
+    try:
+        _check_rows_first(functions, inputs)
+    except flax.errors.InvalidRngError as error:
+        raise EvenhandError(
+            f"{type(module).__name__} draws random numbers in evaluation; give its __call__ a boolean "
+            "argument train and pass deterministic=not train to its Dropout layers."
+        ) from error
+    chosen = default_metrics(row_loss) if metrics is None else metrics
+    return Model(functions.init, functions.apply, row_loss, dict(chosen), functions.apply_train)
+
+
+class _Functions(NamedTuple):
+    init: Callable[[Key], Params]
+    apply: Callable[[Params, Array], PyTree]
+    apply_train: Callable[[Params, Array, Key], PyTree] | None
+
+
+def _linen(module: nn.Module, sample: Array) -> _Functions:
+    evaluating = _mode(type(module), train=False)
+    training = _mode(type(module), train=True)
+
+    def variables(key: Key) -> Mapping[str, Any]:
+        return module.init({"params": key}, sample, **evaluating)
+
+    def init(key: Key) -> Params:
+        return variables(key).get("params", {})
+
+    def apply(params: Params, x: Array) -> PyTree:
+        return module.apply({"params": params}, x, **evaluating)
+
+    def apply_train(params: Params, x: Array, key: Key) -> PyTree:
+        return module.apply({"params": params}, x, rngs={"dropout": key}, **training)
+
+    for name in jax.eval_shape(variables, jax.random.key(0)):
+        if name != "params":
+            raise EvenhandError(f'{type(module).__name__} keeps a collection "{name}": {_STATISTICS}')
+    return _Functions(init, apply, apply_train if training else None)
+
+
+def _nnx(factory: _Factory) -> _Functions:
+    """The module is made anew at every trace: compiled, what ``update`` overwrites costs nothing."""
+
+    def make(key: Key) -> nnx.Module:
+        module = factory(nnx.Rngs(key))
+        if not isinstance(module, nnx.Module):
+            raise EvenhandError(
+                f"The function must return an nnx.Module, but it returned {type(module).__name__}."
+            )
+        return module
+
+    def load(params: Params, key: Key) -> nnx.Module:
+        module = make(key)
+        state = nnx.state(module, nnx.Param)
+        nnx.replace_by_pure_dict(state, params)
+        nnx.update(module, state)
+        return module
+
+    def init(key: Key) -> Params:
+        return nnx.to_pure_dict(nnx.state(make(key), nnx.Param))
+
+    def apply(params: Params, x: Array) -> PyTree:
+        module = load(params, jax.random.key(0))
+        module.eval()
+        return module(x, **evaluating)
+
+    def apply_train(params: Params, x: Array, key: Key) -> PyTree:
+        module = load(params, key)
+        module.train()
+        return module(x, **training)
+
+    if isinstance(factory, nnx.Module) or not callable(factory):
+        raise EvenhandError(
+            "from_flax takes a linen module or a function rngs -> nnx.Module, but got a "
+            f"{type(factory).__name__}; for an nnx module give e.g. lambda rngs: Net(rngs=rngs), so that "
+            "parameters can be drawn from a key."
+        )
+    example = nnx.eval_shape(lambda: make(jax.random.key(0)))
+    _, randomness, rest = nnx.state(example, nnx.Param, nnx.RngState, ...)
+    for path, variable in nnx.to_flat_state(rest):
+        name = ".".join(map(str, path))
+        raise EvenhandError(
+            f"{type(example).__name__} keeps a {type(variable).__name__} in {name}: {_STATISTICS}"
+        )
+    evaluating, training = (_mode(type(example), train=train) for train in (False, True))
+    differs = bool(training) or bool(jax.tree.leaves(randomness))
+    return _Functions(init, apply, apply_train if differs else None)
+
+
+def _mode(module: type, *, train: bool) -> dict[str, Any]:
+    """The arguments with which this kind of module's ``__call__`` is told whether it trains."""
+    told = {"train": train, "training": train, "deterministic": not train}
+    arguments = inspect.signature(module.__call__).parameters
+    return {name: value for name, value in told.items() if name in arguments}
+
+
+def _check_rows_first(functions: _Functions, sample: Array) -> None:
+    params = jax.eval_shape(functions.init, jax.random.key(0))
+    # Two numbers of rows: a module whose outputs happen to have one of them cannot have both.
+    for rows in (2, 3):
+        x = jax.ShapeDtypeStruct((rows, *sample.shape[1:]), sample.dtype)
+        outputs = jax.eval_shape(functions.apply, params, x)
+        for leaf in jax.tree.leaves(outputs):
+            if leaf.shape[:1] != (rows,):
+                raise EvenhandError(
+                    f"The module's outputs must have rows first, but for {rows} inputs of shape "
+                    f"{sample.shape[1:]} it returned shape {leaf.shape}; reduce over other axes only."
+                )

@@ -1,0 +1,196 @@
+"""Models of the user's own: pure functions, flax linen, flax nnx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from evenhand import models
+from evenhand.errors import EvenhandError
+
+KEY = jax.random.key(0)
+KEYS = jax.random.split(KEY, 400)
+X = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
+Y = np.array([0, 1, 2, 0, 1, 2], np.int32)
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        x = nn.Dropout(0.5, deterministic=not train)(nn.relu(nn.Dense(64)(x)))
+        return nn.Dense(3)(x)
+
+
+class Deterministic(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, *, deterministic: bool) -> jax.Array:
+        return nn.Dropout(0.5)(nn.Dense(3)(x), deterministic=deterministic)
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, *, rngs: nnx.Rngs, rate: float = 0.5) -> None:
+        self.layers = nnx.List([nnx.Linear(4, 64, rngs=rngs), nnx.Linear(64, 3, rngs=rngs)])
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+        self.again = nnx.Dropout(rate, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.layers[1](self.again(self.dropout(nnx.relu(self.layers[0](x)))))
+
+
+def nnx_net(rngs: nnx.Rngs) -> NnxNet:
+    return NnxNet(rngs=rngs)
+
+
+def size(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def test_functions_are_passed_on_as_they_are() -> None:
+    def init(key: jax.Array) -> jax.Array:
+        return jnp.zeros(4)
+
+    def apply(params: jax.Array, x: jax.Array) -> jax.Array:
+        return x @ params
+
+    model = models.from_functions(init, apply, models.hinge)
+    assert model == (init, apply, models.hinge, {}, None)
+    model = models.from_functions(
+        init=init, apply=apply, losses=models.hinge, metrics={"accuracy": models.binary_accuracy}
+    )
+    assert model.metrics == {"accuracy": models.binary_accuracy}
+
+
+@pytest.mark.parametrize("module", [Net(), Deterministic(), nnx_net])
+def test_dropout_acts_in_training_only_and_follows_the_key(module: Any) -> None:
+    model = models.from_flax(module, loss="cross_entropy", sample=X[:1])
+    params = model.init(KEY)
+    assert model.apply_train is not None
+    train = jax.jit(model.apply_train)
+    first, same, other = (train(params, X, jax.random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, other)
+    apply = np.asarray(model.apply(params, X))
+    mean = np.mean(jax.jit(jax.vmap(model.apply_train, (None, None, 0)))(params, X, KEYS), axis=0)
+    np.testing.assert_allclose(mean, apply, atol=0.35)
+    assert np.abs(np.asarray(first) - apply).max() > 0.35
+
+
+@pytest.mark.parametrize("module", [Net(), nnx_net])
+def test_parameters_are_plain_float32_dicts_that_follow_the_key(module: Any) -> None:
+    model = models.from_flax(module, loss="cross_entropy", sample=X[:1])
+    init = jax.jit(model.init)
+    params, same, other = init(KEY), init(KEY), init(jax.random.key(1))
+    assert isinstance(params, dict) and size(params) == 4 * 64 + 64 + 64 * 3 + 3
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(same), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert any(not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (params, other)), strict=True))
+
+
+@pytest.mark.parametrize("module", [Net(), nnx_net])
+def test_a_model_trains_within_vmap_and_scan(module: Any) -> None:
+    model = models.from_flax(module, loss="cross_entropy", sample=X[:1])
+    apply_train = model.apply_train
+    assert apply_train is not None
+
+    def loss(params: Any, key: jax.Array) -> jax.Array:
+        return jnp.mean(model.losses(apply_train(params, X, key), jnp.asarray(Y)))
+
+    def step(params: Any, key: jax.Array) -> tuple[Any, jax.Array]:
+        value, grads = jax.value_and_grad(loss)(params, key)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads), value
+
+    start = jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 2))
+    keys = jax.random.split(jax.random.key(1), (2, 20))
+    end, losses = jax.jit(jax.vmap(lambda p, k: jax.lax.scan(step, p, k)))(start, keys)
+    assert losses.shape == (2, 20)
+    for k in range(2):
+        before, after = (
+            model.losses(model.apply(jax.tree.map(lambda leaf, k=k: leaf[k], params), X), Y).mean()
+            for params in (start, end)
+        )
+        assert after < before
+
+
+def test_linen_and_nnx_agree_on_the_same_numbers() -> None:
+    linen = models.from_flax(Net(), loss="cross_entropy", sample=X[:1])
+    other = models.from_flax(nnx_net, loss="cross_entropy", sample=X[:1])
+    params = linen.init(KEY)
+    moved = {"layers": {0: params["Dense_0"], 1: params["Dense_1"]}}
+    assert jax.tree.structure(moved) == jax.tree.structure(other.init(KEY))
+    np.testing.assert_allclose(other.apply(moved, X), linen.apply(params, X), rtol=1e-5, atol=1e-6)
+    assert not np.allclose(other.apply(other.init(KEY), X), linen.apply(params, X))
+
+
+def test_layers_of_an_nnx_module_drop_different_units() -> None:
+    model = models.from_flax(
+        lambda rngs: nnx.Sequential(nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)),
+        loss=models.accuracy,
+        sample=X[:1],
+    )
+    assert model.apply_train is not None
+    kept = model.apply_train({}, jnp.ones((1, 4000)), KEY) > 0
+    assert abs(float(jnp.mean(kept)) - 0.25) < 0.03
+
+
+def test_without_randomness_training_is_evaluation() -> None:
+    for module in (nn.Dense(3), lambda rngs: nnx.Linear(4, 3, rngs=rngs)):
+        assert models.from_flax(module, loss="cross_entropy", sample=X[:1]).apply_train is None
+
+
+def test_metrics_follow_the_loss_unless_given() -> None:
+    def metrics(**arguments: Any) -> set[str]:
+        return set(models.from_flax(nn.Dense(1), sample=X[:1], **arguments).metrics)
+
+    assert metrics(loss="hinge") == {"accuracy"} == metrics(loss=models.logistic)
+    assert metrics(loss="squared_error") == {"squared_error", "absolute_error"}
+    assert metrics(loss=lambda outputs, y: outputs[:, 0]) == set() == metrics(loss="hinge", metrics={})
+    assert metrics(loss="hinge", metrics={"mine": models.hinge}) == {"mine"}
+
+
+class BatchNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        return nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))
+
+
+class RowMean(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.mean(nn.Dense(3)(x), axis=0)
+
+
+class AlwaysDrops(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.Dropout(0.5, deterministic=False)(nn.Dense(3)(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (BatchNorm(), '"batch_stats".*GroupNorm or LayerNorm'),
+        (lambda rngs: nnx.BatchNorm(4, rngs=rngs), "BatchStat.*GroupNorm or LayerNorm"),
+        (RowMean(), "rows first, but for 2 inputs"),
+        (AlwaysDrops(), "random numbers in evaluation.*train"),
+        (nnx_net(nnx.Rngs(0)), "lambda rngs"),
+        (lambda rngs: 3, "must return an nnx.Module, but it returned int"),
+        (None, "linen module or a function"),
+    ],
+)
+def test_modules_that_cannot_be_federated_are_refused(module: Any, words: str) -> None:
+    with pytest.raises(EvenhandError, match=words):
+        models.from_flax(module, loss="cross_entropy", sample=X[:1])
+
+
+def test_wrong_samples_and_losses_are_refused() -> None:
+    with pytest.raises(EvenhandError, match="rows first"):
+        models.from_flax(nn.Dense(3), loss="cross_entropy", sample=np.float32(1.0))
+    with pytest.raises(EvenhandError, match="no loss named"):
+        models.from_flax(nn.Dense(3), loss="l2", sample=X[:1])  # pyright: ignore[reportArgumentType]

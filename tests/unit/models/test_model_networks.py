@@ -1,0 +1,217 @@
+"""The networks of the literature: sizes, forms of input, dropout, and the LSTM against NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evenhand import models
+from evenhand.errors import EvenhandError
+from evenhand.models._image import _DropoutCNN  # pyright: ignore[reportPrivateUsage]
+from evenhand.types import Model
+
+KEY = jax.random.key(0)
+RNG = np.random.default_rng(4)
+
+
+def abstract(model: Model) -> Any:
+    return jax.eval_shape(model.init, KEY)
+
+
+def size(model: Model) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract(model)))
+
+
+def filled(model: Model) -> Any:
+    """Parameters drawn by NumPy: quicker than compiling the initialiser."""
+    return jax.tree.map(lambda leaf: (0.1 * RNG.normal(size=leaf.shape)).astype(np.float32), abstract(model))
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        (models.softmax_regression(60, classes=10), 610),
+        (models.softmax_regression(784, classes=10), 7_850),
+        (models.mlp(784, hidden=(300, 100), classes=10), 266_610),
+        (models.cnn_femnist(classes=10), 1_663_370),
+        (models.cnn_femnist(), 1_690_046),
+        (models.cnn_femnist(5, hidden=2048), 6_486_917),
+        (models.cnn_femnist_dropout(), 1_206_590),
+        (models.cnn_cifar(), 1_626_442),
+        (models.lstm(), 817_872),
+        (models.lstm(hidden=100), 8 * 80 + (108 + 1) * 400 + (200 + 1) * 400 + 101 * 80),
+    ],
+)
+def test_numbers_of_parameters(model: Model, parameters: int) -> None:
+    assert size(model) == parameters
+    assert {leaf.dtype for leaf in jax.tree.leaves(abstract(model))} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "classes"),
+    [
+        (models.cnn_femnist, (28, 28, 1), 62),
+        (models.cnn_femnist_dropout, (28, 28, 1), 62),
+        (models.cnn_cifar, (32, 32, 3), 10),
+    ],
+)
+def test_images_may_be_flat(make: Any, shape: tuple[int, ...], classes: int) -> None:
+    model = make()
+    params = abstract(model)
+    forms = [shape, (math.prod(shape),)] + [shape[:2]] * (shape[2] == 1)
+    for form in forms:
+        outputs = jax.eval_shape(model.apply, params, jnp.zeros((3, *form)))
+        assert outputs.shape == (3, classes) and outputs.dtype == jnp.float32
+    assert jax.eval_shape(model.apply, params, jnp.zeros((0, *shape))).shape == (0, classes)
+    for wrong in [(shape[2], *shape[:2]), shape[:1], (30, 30, 1)]:
+        with pytest.raises(EvenhandError, match="made for images"):
+            jax.eval_shape(model.apply, params, jnp.zeros((3, *wrong)))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "same"),
+    [(models.cnn_femnist(), (28, 28, 1), True), (models.cnn_cifar(), (32, 32, 3), False)],
+)
+def test_networks_are_the_layers_they_name(model: Model, shape: tuple[int, ...], same: bool) -> None:
+    params, x = filled(model), RNG.random((2, *shape)).astype(np.float32)
+    outputs = np.asarray(jax.jit(model.apply)(params, x.reshape(2, -1)))
+    np.testing.assert_allclose(outputs, _by_numpy(params, x, same), rtol=1e-4, atol=1e-4)
+    assert np.abs(outputs - _by_numpy(params, x.swapaxes(1, 2), same)).max() > 1e-2
+
+
+def _by_numpy(params: Any, x: np.ndarray, same: bool) -> np.ndarray:
+    for name in ("conv_0", "conv_1"):
+        kernel = params[name]["kernel"]
+        edge = kernel.shape[0] // 2 if same else 0
+        x = np.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[:2], axis=(1, 2))
+        x = np.maximum(
+            0, np.einsum("nhwcij,ijco->nhwo", windows, kernel, optimize=True) + params[name]["bias"]
+        )
+        if same or name == "conv_1":
+            n, h, w, c = x.shape
+            x = x.reshape(n, h // 2, 2, w // 2, 2, c).max((2, 4))
+    x = np.maximum(0, x.reshape(len(x), -1) @ params["dense"]["kernel"] + params["dense"]["bias"])
+    return x @ params["output"]["kernel"] + params["output"]["bias"]
+
+
+def test_dropout_is_for_training() -> None:
+    assert models.cnn_femnist().apply_train is None and models.lstm().apply_train is None
+    model = models.cnn_femnist_dropout(classes=3)
+    params, x = filled(model), RNG.random((2, 784)).astype(np.float32)
+    assert model.apply_train is not None
+    train = jax.jit(model.apply_train)
+    one, same, other = (np.asarray(train(params, x, jax.random.key(k))) for k in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert not np.allclose(one, other)
+    assert not np.allclose(one, _by_numpy(params, x.reshape(2, 28, 28, 1), same=False), rtol=1e-2)
+
+
+def test_a_quarter_and_a_half_are_dropped() -> None:
+    module = _DropoutCNN((16, 16, 1), classes=1)
+    x = np.zeros((1, 256), np.float32)
+    shapes = jax.eval_shape(lambda key: module.init(key, x, train=False), KEY)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    # All units of a layer are 1, so that the outputs count those that were kept.
+    params["params"]["conv_1"]["bias"] += 1
+    params["params"]["dense"]["kernel"][:, 0] = 1
+    params["params"]["output"]["kernel"][0] = 1
+
+    def count(key: jax.Array) -> jax.Array:
+        return module.apply(params, x, train=True, rngs={"dropout": key})[0, 0]
+
+    counts = np.asarray(jax.jit(jax.vmap(count))(jax.random.split(KEY, 32))) * (0.75 / 2)
+    kept = counts[counts > 0]
+    np.testing.assert_allclose(kept / (6 * 6 * 64), 0.75, atol=0.04)
+    assert 6 <= len(kept) <= 26
+    assert module.apply(params, x, train=False)[0, 0] == 6 * 6 * 64
+
+
+def numpy_lstm(params: Any, tokens: np.ndarray) -> np.ndarray:
+    sequence = [np.asarray(params["embedding"], float)[tokens[:, t]] for t in range(tokens.shape[1])]
+    for name in sorted(name for name in params if name.startswith("lstm")):
+        kernel, bias = (np.asarray(params[name][k], float) for k in ("kernel", "bias"))
+        hidden = kernel.shape[1] // 4
+        h = c = np.zeros((len(tokens), hidden))
+        for t, x in enumerate(sequence):
+            i, j, f, o = np.split(np.concatenate([x, h], 1) @ kernel + bias, 4, axis=1)
+            c = c / (1 + np.exp(-(f + 1))) + np.tanh(j) / (1 + np.exp(-i))
+            h = np.tanh(c) / (1 + np.exp(-o))
+            sequence[t] = h
+    return sequence[-1] @ np.asarray(params["output"]["kernel"], float) + params["output"]["bias"]
+
+
+TINY = models.lstm(vocabulary=6, embedding=3, hidden=5)
+TOKENS = RNG.integers(0, 6, (4, 7)).astype(np.int32)
+NEXT = RNG.integers(0, 6, 4).astype(np.int32)
+
+
+def tiny_loss(params: Any) -> jax.Array:
+    return jnp.mean(TINY.losses(TINY.apply(params, jnp.asarray(TOKENS)), jnp.asarray(NEXT)))
+
+
+tiny_grad = jax.jit(jax.grad(tiny_loss))
+
+
+def test_lstm_equals_numpy() -> None:
+    params = jax.tree.map(lambda leaf: 5 * leaf, filled(TINY))
+    outputs = jax.jit(TINY.apply)(params, TOKENS)
+    np.testing.assert_allclose(outputs, numpy_lstm(params, TOKENS), rtol=1e-4, atol=1e-5)
+    assert not np.allclose(outputs, numpy_lstm(params, TOKENS[:, ::-1]), atol=1e-2)
+
+
+def test_lstm_gradient_equals_differences() -> None:
+    params = jax.tree.map(lambda leaf: 5 * leaf, filled(TINY))
+    grads = tiny_grad(params)
+
+    def loss(params: Any) -> float:
+        z = numpy_lstm(params, TOKENS)
+        return float(np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(4), NEXT]))
+
+    leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.astype(float), params))
+    for index, grad in enumerate(jax.tree.leaves(grads)):
+        direction = RNG.normal(size=grad.shape)
+        ends = [
+            loss(structure.unflatten([*leaves[:index], leaves[index] + e * direction, *leaves[index + 1 :]]))
+            for e in (1e-5, -1e-5)
+        ]
+        expected = (ends[0] - ends[1]) / 2e-5
+        assert abs(expected) > 1e-3
+        np.testing.assert_allclose(np.sum(grad * direction), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_lstm_runs_over_clients_and_has_hessian_products() -> None:
+    w, v = filled(TINY), filled(TINY)
+    points = [w, v, *(jax.tree.map(lambda a, b, e=e: a + np.float32(e) * b, w, v) for e in (0.02, -0.02))]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *points)
+    together = jax.jit(jax.vmap(jax.grad(tiny_loss)))(stacked)
+    alone = [tiny_grad(point) for point in points]
+    for a, *b in zip(jax.tree.leaves(together), *map(jax.tree.leaves, alone), strict=True):
+        np.testing.assert_allclose(a, np.stack(b), rtol=1e-4, atol=1e-6)
+    product = jax.jit(lambda w, v: jax.jvp(jax.grad(tiny_loss), (w,), (v,))[1])(w, v)
+    for a, up, down in zip(*map(jax.tree.leaves, (product, alone[2], alone[3])), strict=True):
+        np.testing.assert_allclose(a, (up - down) / 0.04, atol=2e-4)
+    assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(product)) > 2e-3
+
+
+def test_lstm_starts_as_said() -> None:
+    params = jax.jit(TINY.init)(KEY)
+    assert params["embedding"].shape == (6, 3)
+    for name, shape in (("lstm_0", (8, 20)), ("lstm_1", (10, 20))):
+        kernel = np.asarray(params[name]["kernel"])
+        limit = np.sqrt(6 / sum(shape))
+        assert kernel.shape == shape and 0.9 * limit < np.abs(kernel).max() <= limit
+        assert not np.asarray(params[name]["bias"]).any()
+
+
+def test_lstm_refuses_what_is_no_text() -> None:
+    params = filled(TINY)
+    for wrong in (TOKENS.astype(np.float32), TOKENS[0], TOKENS[:, :0]):
+        with pytest.raises(EvenhandError, match="integer tokens"):
+            TINY.apply(params, wrong)
+    assert np.isnan(jax.jit(TINY.apply)(params, np.full((4, 7), 6, np.int32))).all()
