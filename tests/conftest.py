@@ -1,6 +1,7 @@
 """Strict settings for every test: what JAX would let pass silently is an error here."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -8,6 +9,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import hypothesis
 import jax
 
+# Tests share compiled programs, across processes and runs.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".jax_cache"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_platforms", "cpu")

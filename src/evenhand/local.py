@@ -24,9 +24,7 @@ from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 
 __all__ = ["Solver", "full_gradient", "full_loss", "mean_gradient", "proximal", "sgd", "shift"]
 
-Solver: TypeAlias = Callable[
-    [Params, ClientData, Key, optax.GradientTransformation], tuple[Params, optax.OptState]
-]
+Solver: TypeAlias = Callable[[Params, ClientData, Key, optax.GradientTransformation], tuple[Params, PyTree]]
 """``(params, data, key, correction) -> (params, correction_state)``.
 
 A solver must pass each gradient of :math:`F_k` through ``correction.update(gradient, state, params)`` before it
@@ -68,7 +66,7 @@ def sgd(
 
     def solve(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
-    ) -> tuple[Params, optax.OptState]:
+    ) -> tuple[Params, PyTree]:
         word = permutation.words(key)
         per_epoch = jnp.int32(1) if batch_size is None else (data.size + (batch_size - 1)) // batch_size
         total = _num_steps(data, per_epoch, epochs, steps)
@@ -134,9 +132,9 @@ def proximal(mu: Array | float, anchor: Params) -> optax.GradientTransformation:
     """
 
     def update(
-        grads: Params, state: optax.OptState, params: Params | None = None
+        updates: Params, state: optax.OptState, params: Params | None = None
     ) -> tuple[Params, optax.OptState]:
-        pulled = jax.tree.map(lambda g, w, a: g + (mu * (w - a)).astype(g.dtype), grads, params, anchor)
+        pulled = jax.tree.map(lambda g, w, a: g + (mu * (w - a)).astype(g.dtype), updates, params, anchor)
         return pulled, state
 
     return optax.GradientTransformation(_stateless, update)
@@ -146,9 +144,9 @@ def shift(offset: Params) -> optax.GradientTransformation:
     """Adds the same ``offset`` to every gradient: a control variate, or FedDane's gradient correction."""
 
     def update(
-        grads: Params, state: optax.OptState, params: Params | None = None
+        updates: Params, state: optax.OptState, params: Params | None = None
     ) -> tuple[Params, optax.OptState]:
-        return tree.add(grads, offset), state
+        return tree.add(updates, offset), state
 
     return optax.GradientTransformation(_stateless, update)
 
@@ -157,19 +155,19 @@ class MeanGradient(NamedTuple):
     """State of :func:`mean_gradient`: the running mean and how many gradients are in it."""
 
     mean: Params
-    count: Array
+    seen: Array
 
 
 def mean_gradient() -> optax.GradientTransformation:
     """Passes gradients through unchanged and keeps their mean in its state, a :class:`MeanGradient`."""
 
     def update(
-        grads: Params, state: optax.OptState, params: Params | None = None
+        updates: Params, state: optax.OptState, params: Params | None = None
     ) -> tuple[Params, optax.OptState]:
         assert isinstance(state, MeanGradient)
-        count = state.count + 1
-        mean = jax.tree.map(lambda m, g: m + (g - m) / count.astype(m.dtype), state.mean, grads)
-        return grads, MeanGradient(mean, count)
+        seen = state.seen + 1
+        mean = jax.tree.map(lambda m, g: m + (g - m) / seen.astype(m.dtype), state.mean, updates)
+        return updates, MeanGradient(mean, seen)
 
     return optax.GradientTransformation(
         lambda params: MeanGradient(tree.zeros_like(params), jnp.int32(0)), update

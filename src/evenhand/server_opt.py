@@ -101,11 +101,11 @@ def _adaptive(
         return _Moments(tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, tau**2), params))
 
     def update(
-        grads: Params, state: optax.OptState, params: Params | None = None
+        updates: Params, state: optax.OptState, params: Params | None = None
     ) -> tuple[Params, optax.OptState]:
         assert isinstance(state, _Moments)
-        m = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.first, grads)
-        v = jax.tree.map(lambda v, g: second(v, jnp.square(g)), state.second, grads)
+        m = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.first, updates)
+        v = jax.tree.map(lambda v, g: second(v, jnp.square(g)), state.second, updates)
         step = jax.tree.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + tau), m, v)
         return step, _Moments(m, v)
 

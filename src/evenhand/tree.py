@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
@@ -58,5 +56,8 @@ def weighted_mean(trees: PyTree, weights: Array) -> PyTree:
     """``sum_i weights_i * trees_i / sum_i weights_i`` over the leading axis; zeros where all weights are 0."""
     total = jnp.sum(weights)
     share = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), 0.0)
-    mean: Callable[[Array], Array] = lambda leaf: jnp.tensordot(share.astype(leaf.dtype), leaf, axes=1)
+
+    def mean(leaf: Array) -> Array:
+        return jnp.tensordot(share.astype(leaf.dtype), leaf, axes=1)
+
     return jax.tree.map(mean, trees)

@@ -68,9 +68,7 @@ def weigh(aggregator: Aggregator, reports: Report, ids: Array, state: PyTree) ->
     return reports.weight, state
 
 
-def reduce_uploads(
-    aggregator: Aggregator, uploads: Upload, state: PyTree, key: Key
-) -> tuple[PyTree, PyTree]:
+def reduce_uploads(aggregator: Aggregator, uploads: Upload, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
     """``(direction, state)`` from stacked uploads, in as many passes as the aggregator takes."""
     if not isinstance(aggregator, Sum):
         return aggregator.apply(uploads, state, key)

@@ -5,15 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
 from evenhand.errors import EvenhandError
-from evenhand.types import Aggregator, Array, ClientData, Info, Key, Model, Params, Phase, PyTree, Report, Sampling
+from evenhand.types import (
+    Aggregator,
+    Array,
+    ClientData,
+    Info,
+    Key,
+    Model,
+    Params,
+    Phase,
+    PyTree,
+    Report,
+    Sampling,
+)
 
-__all__ = ["Message", "ServerState", "choose_solver", "global_params", "report", "server_init", "server_step", "training"]
+__all__ = [
+    "Message",
+    "ServerState",
+    "choose_solver",
+    "global_params",
+    "report",
+    "server_init",
+    "server_step",
+    "training",
+]
 
 
 class ServerState(NamedTuple):
@@ -71,7 +91,9 @@ def global_params(state: ServerState) -> Params:
     return state.params
 
 
-def report(model: Model, params: Params, data: ClientData, sampling: Sampling, aggregator: Aggregator) -> Report:
+def report(
+    model: Model, params: Params, data: ClientData, sampling: Sampling, aggregator: Aggregator
+) -> Report:
     """The client's weight, and its loss at ``params`` if the aggregator asks for it."""
     weight = sampling.weight(data.size)
     if aggregator.needs_loss:

@@ -21,7 +21,6 @@ from evenhand.types import (
     Model,
     Params,
     Phase,
-    PyTree,
     Report,
     Sampling,
 )
@@ -105,9 +104,7 @@ def scaffold(
     def report(message: _rounds.Message, variate: Params, data: ClientData) -> Report:
         return _rounds.report(model, message.params, data, sampling, aggregator)
 
-    def work(
-        message: _rounds.Message, variate: Params, data: ClientData, key: Key
-    ) -> tuple[_Change, Params]:
+    def work(message: _rounds.Message, variate: Params, data: ClientData, key: Key) -> tuple[_Change, Params]:
         shift = local.shift(tree.subtract(message.extra, variate))
         correction = optax.chain(local.mean_gradient(), shift)
         params, (gradients, _) = solve(message.params, data, key, correction)

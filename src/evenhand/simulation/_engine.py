@@ -170,7 +170,9 @@ def _one_phase(
         assert isinstance(aggregator, Sum)
         direction, aggregator_state = aggregator.lower(total, aggregator_state, jax.random.fold_in(key, 0))
     else:
-        direction, aggregator_state = reduce_uploads(aggregator, groups.ungroup(uploads), aggregator_state, key)
+        direction, aggregator_state = reduce_uploads(
+            aggregator, groups.ungroup(uploads), aggregator_state, key
+        )
     server_key = stream(root, Purpose.SERVER, number, index)
     server, info = phase.server(state.server, direction, ids.shape[0], server_key)
     aggregators = (*state.aggregators[:index], aggregator_state, *state.aggregators[index + 1 :])

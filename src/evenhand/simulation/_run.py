@@ -57,7 +57,9 @@ class Run:
     def personal_params(self, k: int) -> Params:
         """The parameters that the client at position ``k`` is served; the global ones where nobody has its own."""
         if not 0 <= k < self.data.num_clients:
-            raise EvenhandError(f"There is no client {k}: positions run from 0 to {self.data.num_clients - 1}.")
+            raise EvenhandError(
+                f"There is no client {k}: positions run from 0 to {self.data.num_clients - 1}."
+            )
         if self.algorithm.personal_params is None:
             return self.params
         return self.algorithm.personal_params(self.state.server, tree.take(self.state.clients, jnp.int32(k)))

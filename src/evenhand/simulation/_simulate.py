@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
 from evenhand.evaluation import Prepared, evaluate_personal, is_higher_better, per_client, prepare, summarize
 from evenhand.simulation import _engine, _round
+from evenhand.simulation._checks import check_first_losses, check_model, check_numbers
 from evenhand.simulation._engine import Program
 from evenhand.simulation._progress import Progress
 from evenhand.simulation._round import RoundState, Rows
 from evenhand.simulation._run import Run, primary_metric
-from evenhand.streams import MAX_ROUNDS, Purpose, stream
+from evenhand.streams import Purpose, stream
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, Params, PyTree
 
@@ -115,7 +115,8 @@ def iterate(
       >>> run.info["rounds"] < 100
       True
     """
-    cohort = _check(algorithm, data, rounds, cohort, eval_every, lanes)
+    cohort = check_numbers(algorithm, data, rounds, cohort, eval_every, lanes)
+    check_model(algorithm.model, data)
     root = jax.random.key(seed)
     rows = device_rows(data, attack, seed)
     program = Program(
@@ -171,6 +172,8 @@ class _Simulation:
     def _evaluate(self, state: RoundState, done: int) -> Run:
         begin = time.perf_counter()
         clients = self.evaluation.clients(state)
+        if done == 0:
+            check_first_losses(clients, self.data)
         row = {"round": done, **self.evaluation.columns(clients)}
         if self.per_round:
             row |= {name: float(info[-1]) for name, info in self.per_round[-1].items()}
@@ -253,30 +256,3 @@ def device_rows(data: FederatedDataset, attack: Attack | None, seed: int) -> Row
 
 def _default_lanes(cohort: int) -> int:
     return 1 if jax.default_backend() == "cpu" else min(cohort, 64)
-
-
-def _check(
-    algorithm: Algorithm,
-    data: FederatedDataset,
-    rounds: int,
-    cohort: int | None,
-    eval_every: int,
-    lanes: int | None,
-) -> int | None:
-    """The cohort, no larger than there are clients; or one sentence about what is wrong."""
-    if not 0 <= rounds < MAX_ROUNDS:
-        raise EvenhandError(f"rounds={rounds}: give a number from 0 to {MAX_ROUNDS - 1}.")
-    for name, value in (("cohort", cohort), ("eval_every", eval_every), ("lanes", lanes)):
-        if value is not None and value < 1:
-            raise EvenhandError(f"{name}={value}: it must be at least 1.")
-    stateful = bool(jax.tree.leaves(jax.eval_shape(algorithm.init_client, _shapes(algorithm))))
-    if algorithm.sampling.repeats and stateful:
-        raise EvenhandError(
-            "This method keeps a state at each client, and its sampling can draw a client twice in one round: "
-            "sample without replacement, e.g. sampling=eh.sampling.uniform()."
-        )
-    return None if cohort is None else min(cohort, data.num_clients)
-
-
-def _shapes(algorithm: Algorithm) -> PyTree:
-    return jax.eval_shape(algorithm.model.init, jax.random.key(0))

@@ -112,7 +112,12 @@ def _check_privacy_of_rows(algorithm: Algorithm, state: RoundState, rows: Rows) 
 
 
 def _check_absent(
-    algorithm: Algorithm, systems: Systems | None, before: RoundState, rows: Rows, after: RoundState, cohort: int
+    algorithm: Algorithm,
+    systems: Systems | None,
+    before: RoundState,
+    rows: Rows,
+    after: RoundState,
+    cohort: int,
 ) -> None:
     took_part: set[int] = set()
     for index in range(len(algorithm.phases)):

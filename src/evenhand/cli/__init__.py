@@ -1,0 +1,5 @@
+"""The command line: ``evenhand run | compare | report | list``."""
+
+from evenhand.cli._main import main
+
+__all__ = ["main"]

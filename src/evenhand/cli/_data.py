@@ -1,0 +1,112 @@
+"""The data that ``evenhand run`` trains on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from evenhand import data as federated
+from evenhand.data import FederatedDataset
+from evenhand.errors import EvenhandError
+
+__all__ = ["SOURCES", "DataOptions", "fingerprint"]
+
+_LI, _LECUN = "Li et al., MLSys 2020", "LeCun et al., 1998"
+
+SOURCES = (
+    ("digits", "1,797 real handwritten digits (8 × 8), over clients by Dirichlet(alpha).", "scikit-learn"),
+    ("mnist", "70,000 handwritten digits (28 × 28), downloaded once.", _LECUN),
+    ("fashion-mnist", "70,000 pictures of clothes (28 × 28), downloaded once.", "Xiao et al., 2017"),
+    ("synthetic:A,B", "Synthetic(α, β): each client labels Gaussian rows by a model of its own.", _LI),
+    ("synthetic:iid", "The same with one model and one distribution for all clients.", _LI),
+    ("FOLDER", "LEAF: train/*.json and test/*.json, or one folder of JSON files.", "Caldas et al., 2018"),
+    ("FILE.csv", "A table with a client column and a label column; also .parquet.", ""),
+    ("FILE.npz", "Arrays x, y and client.", ""),
+    ("*-ubyte[.gz]", "IDX images and labels, over clients by Dirichlet(alpha).", _LECUN),
+)
+"""Name, what it is, source."""
+
+_SYNTHETIC_CLIENTS = 30
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """What to train on, and how it is spread over clients."""
+
+    data: str = "digits"
+    """digits, mnist, fashion-mnist, synthetic:ALPHA,BETA, synthetic:iid, or a path: `evenhand list data`"""
+    client_column: str = "client"
+    """the column (or .npz array) that says whose row it is"""
+    label_column: str = "label"
+    """the column (or .npz array) to predict; all other columns are features"""
+    regression: bool = False
+    """labels are real numbers, not classes"""
+    text: bool = False
+    """LEAF only: the rows are text, whose characters become tokens (Shakespeare)"""
+    clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the data)")] = None
+    """how many clients, where the data has none"""
+    alpha: float = 0.5
+    """Dirichlet concentration of classes, where the data has no clients; small: unlike clients"""
+    test_fraction: float = 0.2
+    """share of each client's rows kept for testing, where the data has no test part"""
+    data_seed: int = 0
+    """seed of partition, split and synthetic rows; --seed leaves the data alone"""
+
+    def load(self) -> FederatedDataset:
+        """The data set.
+
+        Raises:
+          EvenhandError: there is no such data, or it is malformed.
+        """
+        kind, _, parameters = self.data.partition(":")
+        if kind == "synthetic":
+            return self._synthetic(parameters)
+        return federated.load(
+            self.data,
+            client=self.client_column,
+            label=self.label_column,
+            regression=self.regression,
+            test_fraction=self.test_fraction,
+            seed=self.data_seed,
+            clients=self.clients,
+            alpha=self.alpha,
+            encode=federated.encode_characters if self.text else None,
+        )
+
+    def rooted(self) -> DataOptions:
+        """The same with an absolute path, so that it means the same from everywhere."""
+        path = Path(self.data)
+        return replace(self, data=str(path.resolve())) if path.exists() else self
+
+    def _synthetic(self, parameters: str) -> FederatedDataset:
+        iid = parameters == "iid"
+        try:
+            alpha, beta = (1.0, 1.0) if iid or not parameters else map(float, parameters.split(","))
+        except ValueError:
+            raise EvenhandError(
+                f"--data {self.data} is not understood: write synthetic:ALPHA,BETA, e.g. synthetic:1,1, "
+                "or synthetic:iid."
+            ) from None
+        return federated.synthetic(
+            alpha,
+            beta,
+            clients=_SYNTHETIC_CLIENTS if self.clients is None else self.clients,
+            seed=self.data_seed,
+            iid=iid,
+            test_fraction=self.test_fraction,
+        )
+
+
+def fingerprint(data: FederatedDataset) -> str:
+    """A hash of every number in the data set and of the clients' names."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update("\n".join(data.client_ids).encode())
+    for split in (data.train, data.valid, data.test):
+        for array in split:
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,108 @@
+"""From arguments to an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias
+
+import tyro
+from tyro.conf import (
+    CascadeSubcommandArgs,
+    FlagCreatePairsOff,
+    OmitArgPrefixes,
+    OmitSubcommandPrefixes,
+    subcommand,
+)
+
+from evenhand._version import __version__
+from evenhand.cli._compare import Compare
+from evenhand.cli._config import with_config
+from evenhand.cli._list import List
+from evenhand.cli._report import Report
+from evenhand.cli._run import Run
+from evenhand.errors import EvenhandError
+
+__all__ = ["main"]
+
+_DESCRIPTION = "Federated learning over many unlike clients: train, compare, report."
+
+_EXAMPLES = {
+    "": """\
+  evenhand run fedavg --data digits --rounds 50 --cohort 10 --out runs/a
+  evenhand run fedprox --mu 0.1 --config runs/a --out runs/b
+  evenhand compare runs/a runs/b --out compare.html
+  evenhand list methods""",
+    "run": """\
+  evenhand run fedavg                              digits, 50 rounds, everybody
+  evenhand run fedprox --mu 0.1 --cohort 10 --epochs 5 --stragglers 0.9
+  evenhand run scaffold --data my.csv --client-column city --label-column sold
+  evenhand run fedadam --data leaf/femnist --model cnn_femnist --lr 0.03
+  evenhand run --config runs/a --out runs/b        the same run again
+  evenhand run fedavg --config runs/a --out runs/c another method, else the same""",
+    "compare": """\
+  evenhand compare runs/a runs/b
+  evenhand compare runs/* --out compare.html --clients 20""",
+    "report": """\
+  evenhand report runs/a""",
+    "list": """\
+  evenhand list
+  evenhand list models""",
+}
+"""What stands at the end of each command's help."""
+
+_Command: TypeAlias = (
+    Annotated[Run, subcommand("run")]
+    | Annotated[Compare, subcommand("compare")]
+    | Annotated[Report, subcommand("report")]
+    | Annotated[List, subcommand("list")]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      arguments: what stands after ``evenhand``; None: what the process was started with.
+
+    Returns:
+      0 if all went well, 2 for bad input (one sentence about it is on stderr), 130 after Ctrl-C.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if words == ["--version"]:
+            print(f"evenhand {__version__}")
+            return 0
+        return _parse(words).execute()
+    except EvenhandError as error:
+        return _complain(str(error))
+    except BrokenPipeError:
+        # The reader went away (`| head`); without this, Python would complain once more while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _complain(f"{error.filename or 'A file'}: {error.strerror or error}.")
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parse(words: list[str]) -> Run | Compare | Report | List:
+    try:
+        return tyro.cli(
+            _Command,
+            prog="evenhand",
+            description=_DESCRIPTION,
+            args=with_config(words),
+            config=(CascadeSubcommandArgs, FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes),
+        )
+    except SystemExit as end:
+        if not end.code:
+            name = words[0] if words and words[0] in _EXAMPLES else ""
+            print(f"examples:\n{_EXAMPLES[name]}")
+        raise
+
+
+def _complain(sentence: str) -> int:
+    print(f"evenhand: {sentence}", file=sys.stderr)
+    return 2

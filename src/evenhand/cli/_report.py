@@ -1,0 +1,31 @@
+"""``evenhand report``: the page of a saved run, made anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from evenhand.cli._folder import REPORT
+from evenhand.cli._saved import load_run
+from evenhand.evaluation import write_report
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Make report.html of a saved run again, and print where it is."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """a folder written by `evenhand run`"""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: RUN/report.html)")] = None
+    """write the page here instead"""
+
+    def execute(self) -> int:
+        """Writes the page and returns the exit code."""
+        path = self.run / REPORT if self.out is None else self.out
+        print(write_report(path, [load_run(self.run).view]))
+        return 0

@@ -1,0 +1,123 @@
+"""``evenhand run``: train one method on one data set, and leave a run folder."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import optax
+from rich.console import Console
+from tyro.conf import arg
+
+from evenhand import local
+from evenhand.cli._config import changes, configuration
+from evenhand.cli._data import DataOptions
+from evenhand.cli._folder import check_free
+from evenhand.cli._methods import Method
+from evenhand.cli._models import ModelOptions
+from evenhand.cli._record import record
+from evenhand.errors import EvenhandError
+from evenhand.simulation import iterate
+from evenhand.systems import stragglers
+from evenhand.types import Model
+
+__all__ = ["Run"]
+
+_EVALUATIONS = 50
+_DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """What a client does in one round."""
+
+    lr: float = 0.1
+    """the clients' step η of plain gradient descent"""
+    epochs: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1)")] = None
+    """passes E over a client's rows per round"""
+    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: not used)")] = None
+    """in place of --epochs: batches per round"""
+    batch_size: int | Literal["all"] = 10
+    """rows per batch"""
+
+    def solver(self, model: Model) -> local.Solver:
+        """The local work, for one model."""
+        if self.epochs is not None and self.steps is not None:
+            raise EvenhandError("--epochs and --steps exclude each other: give one of them.")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise EvenhandError(f"--lr {self.lr} is no step size: give a number above 0.")
+        return local.sgd(
+            model,
+            client_opt=optax.sgd(self.lr),
+            epochs=1 if self.epochs is None and self.steps is None else self.epochs,
+            steps=self.steps,
+            batch_size=None if self.batch_size == "all" else self.batch_size,
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """Train METHOD on data spread over clients; `run METHOD --help` has all options."""
+
+    method: Annotated[Method, arg(name="")]
+    data: Annotated[DataOptions, arg(name="")] = field(default_factory=DataOptions)
+    model: Annotated[ModelOptions, arg(name="")] = field(default_factory=ModelOptions)
+    local: Annotated[LocalOptions, arg(name="")] = field(default_factory=LocalOptions)
+    rounds: int = 50
+    """rounds of communication T"""
+    cohort: int | Literal["all"] = "all"
+    """clients drawn per round m"""
+    stragglers: float = 0.0
+    """share of each cohort that is slow and does only part of its work"""
+    seed: int = 0
+    """seed of the initial model, cohorts, batches and stragglers"""
+    eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 50 times a run)")] = (
+        None
+    )
+    """rounds between two evaluations of every client"""
+    lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
+    """clients trained side by side"""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: runs/METHOD-DATA-SEED)")] = (
+        None
+    )
+    """the run folder"""
+    overwrite: bool = False
+    """replace an earlier run in that folder"""
+    quiet: bool = False
+    """print nothing but errors"""
+    config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """start from the config.json of an earlier run; what is given beside it counts more"""
+
+    def execute(self) -> int:
+        """Trains, writes the run folder and returns the exit code."""
+        folder = self._default_folder() if self.out is None else self.out
+        check_free(folder, overwrite=self.overwrite)
+        data = self.data.load()
+        model = self.model.build(data)
+        algorithm = self.method.build(model, self.local.solver(model))
+        config = configuration(self.method, replace(self, data=self.data.rooted()), data)
+        if self.config is not None and not self.quiet:
+            for sentence in changes(self.config, config):
+                print(f"evenhand: {sentence}", file=sys.stderr)
+        console = Console(stderr=True, quiet=self.quiet, highlight=False)
+        every = max(1, self.rounds // _EVALUATIONS) if self.eval_every is None else self.eval_every
+        runs = iterate(
+            algorithm,
+            data,
+            rounds=self.rounds,
+            cohort=None if self.cohort == "all" else self.cohort,
+            seed=self.seed,
+            eval_every=every,
+            systems=stragglers(self.stragglers) if self.stragglers else None,
+            progress=console.is_terminal and not self.quiet,
+            lanes=self.lanes,
+        )
+        return record(runs, folder, config, rounds=self.rounds, console=console)
+
+    def _default_folder(self) -> Path:
+        data = re.sub(r"[^\w.-]+", "-", Path(self.data.data).name)
+        return Path("runs") / f"{self.method.name}-{data}-{self.seed}"

@@ -1,0 +1,111 @@
+"""A run folder read back, as what reports and comparisons show."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evenhand.cli._folder import CLIENTS, CONFIG, SUMMARY, read_json, read_metrics
+from evenhand.errors import EvenhandError
+from evenhand.evaluation import RunView
+from evenhand.evaluation._view import SPLITS
+
+__all__ = ["SavedRun", "load_run"]
+
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class SavedRun(NamedTuple):
+    """What a run folder holds.
+
+    Attributes:
+      folder: where it is.
+      view: what is shown of it.
+      interrupted: whether Ctrl-C ended it before its last round.
+      fingerprint: of the data; runs with equal fingerprints had equal data.
+    """
+
+    folder: Path
+    view: RunView
+    interrupted: bool
+    fingerprint: str
+
+
+def load_run(folder: Path) -> SavedRun:
+    """The run in ``folder``.
+
+    Raises:
+      EvenhandError: a file is missing or damaged.
+    """
+    config, summary = read_json(folder / CONFIG), read_json(folder / SUMMARY)
+    history = read_metrics(folder)
+    ids, columns = _read_clients(folder / CLIENTS)
+    try:
+        method, options, data = config["method"], config["options"], config["data"]
+        info = {
+            "method": method["name"],
+            "data": data["name"],
+            "rounds": summary["rounds"],
+            "cohort": summary["cohort"],
+            "seed": options["seed"],
+            "seconds": summary["seconds"],
+            "command": f"evenhand run --config {folder / CONFIG}",
+            "versions": config["versions"],
+        }
+        view = RunView(
+            title=_title(method),
+            history=history,
+            sizes={split: columns[f"{split}_rows"] for split in SPLITS if f"{split}_rows" in columns},
+            client_ids=ids,
+            clients={split: _metrics(columns, split) for split in SPLITS},
+            info=info,
+            config={"method": method, **options},
+        )
+        return SavedRun(folder, view, bool(summary["interrupted"]), str(data["fingerprint"]))
+    except (KeyError, TypeError):
+        raise EvenhandError(
+            f"{folder}: {CONFIG} or {SUMMARY} is not what `evenhand run` writes: repeat the run."
+        ) from None
+
+
+def _title(method: dict[str, Any]) -> str:
+    """``fedprox mu=1.0``; a server step of 1 goes without saying."""
+    settings = (
+        f" {name}={value}"
+        for name, value in method.items()
+        if name != "name" and (name, value) != ("server_lr", 1.0)
+    )
+    return method["name"] + "".join(settings)
+
+
+def _metrics(columns: dict[str, Vector], split: str) -> dict[str, Vector]:
+    prefix = f"{split}_"
+    return {
+        name.removeprefix(prefix): values
+        for name, values in columns.items()
+        if name.startswith(prefix) and name != f"{split}_rows"
+    }
+
+
+def _read_clients(path: Path) -> tuple[tuple[str, ...], dict[str, Vector]]:
+    """The clients' ids, and each other column as ``(K,)`` float64 with NaN for an empty field."""
+    if not path.exists():
+        raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *lines = list(csv.reader(file)) or [[]]
+    if not lines:
+        raise EvenhandError(f"{path} holds no client: repeat the run.")
+    for number, line in enumerate(lines, 2):
+        if len(line) != len(header):
+            raise EvenhandError(
+                f"{path}, line {number} has {len(line)} fields and the header {len(header)}: repeat the run."
+            )
+    try:
+        table = np.array([[float(field or "nan") for field in line[1:]] for line in lines], np.float64)
+    except ValueError as error:
+        raise EvenhandError(f"{path} holds a field that is no number ({error}): repeat the run.") from None
+    columns = table.reshape(len(lines), len(header) - 1).T
+    return tuple(line[0] for line in lines), dict(zip(header[1:], columns, strict=True))

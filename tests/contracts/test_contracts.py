@@ -1,0 +1,110 @@
+"""Every method and aggregator of the package keeps the published contract; and the contract can be broken."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand import tree
+from evenhand.types import Stack
+
+MODEL = eh.testing.toy_model()
+WORK = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
+
+METHODS = {
+    "fedavg": eh.algorithms.fedavg(MODEL, **WORK),
+    "fedavg, full batches": eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1, momentum=0.9), epochs=2),
+    "fedavg, scheme A, FedYogi": eh.algorithms.fedavg(
+        MODEL, sampling=eh.sampling.proportional(), server_opt=eh.server_opt.fedyogi(0.1), **WORK
+    ),
+    "fedprox": eh.algorithms.fedprox(MODEL, mu=0.5, client_opt=optax.sgd(0.1), steps=7, batch_size=4),
+    "fedprox_adaptive": eh.algorithms.fedprox_adaptive(MODEL, mu0=0.5, **WORK),
+}
+SLOW = {
+    "fedavg": METHODS["fedavg"],
+    "fedprox": METHODS["fedprox"],
+    "scaffold": eh.algorithms.scaffold(MODEL, **WORK),
+    "feddane": eh.algorithms.feddane(MODEL, mu=0.1, **WORK),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_keep_the_contract(name):
+    """SCAFFOLD and FedDane are checked without stragglers in tests/shape."""
+    eh.testing.check_algorithm(METHODS[name])
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_methods_keep_the_contract_under_stragglers(name):
+    eh.testing.check_algorithm(SLOW[name], systems=eh.systems.stragglers(0.5), lanes=(3,), rounds=2)
+
+
+def test_the_mean_keeps_the_contract():
+    eh.testing.check_aggregator(eh.aggregators.mean())
+
+
+def _broken_methods():
+    """Methods that break one law each, and the words in which the contract must say so."""
+    base = METHODS["fedavg"]
+    (phase,) = base.phases
+
+    def peeks(message, client_state, data, key):
+        delta, client_state = phase.work(message, client_state, data, key)
+        return tree.scale(jnp.sum(data.x), delta), client_state
+
+    def grows(state, direction, reported, key):
+        state, info = phase.server(state, direction, reported, key)
+        return state._replace(extra=(state.extra, jnp.float32(0.0))), info
+
+    def halves(state, direction, reported, key):
+        return phase.server(state, tree.scale(0.5, direction), reported, key)
+
+    def same(message, client_state, data, key):
+        return tree.zeros_like(message.params), client_state
+
+    yield "depends on other clients' rows", base._replace(phases=(phase._replace(work=peeks),))
+    yield "carry", base._replace(phases=(phase._replace(server=grows),))
+    yield "global_params", base._replace(global_params=lambda state: state.params["w"])
+    yield "personal_params", base._replace(personal_params=lambda server, own: server.params["b"])
+    yield "Another seed gave the same numbers", base._replace(phases=(phase._replace(work=same),))
+    assert (
+        eh.testing.check_algorithm(base._replace(phases=(phase._replace(server=halves),)), lanes=(1,)) is None
+    )
+
+
+@pytest.mark.parametrize(("words", "method"), list(_broken_methods()), ids=lambda value: str(value)[:20])
+def test_a_broken_method_is_found_out(words, method):
+    with pytest.raises((AssertionError, TypeError), match=words):
+        eh.testing.check_algorithm(method, lanes=(1,))
+
+
+MEAN = eh.aggregators.mean()
+
+
+def _first_only(uploads, state, key):
+    return tree.take(uploads.delta, jnp.int32(0)), state
+
+
+def _unnormalised(total, state, key):
+    return total[0], state
+
+
+def _biased(total, state, key):
+    direction, state = MEAN.lower(total, state, key)
+    return tree.add(direction, tree.scale(1e-3, jax.tree.map(jnp.ones_like, direction))), state
+
+
+@pytest.mark.parametrize(
+    ("words", "aggregator"),
+    [
+        ("order", Stack(lambda like: (), _first_only)),
+        ("agree", MEAN._replace(lower=_unnormalised)),
+        ("no uploads", MEAN._replace(lower=_biased)),
+        ("sensitivity", MEAN._replace(sensitivity=1.0)),
+    ],
+)
+def test_a_broken_aggregator_is_found_out(words, aggregator):
+    keeps_consensus = words != "no uploads"
+    with pytest.raises(AssertionError, match=words):
+        eh.testing.check_aggregator(aggregator, keeps_consensus=keeps_consensus)

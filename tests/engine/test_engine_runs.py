@@ -1,0 +1,154 @@
+"""What a run promises beyond its numbers: the same bits however it is cut up, and what it tells."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand.types import Attack
+
+MODEL = eh.testing.toy_model()
+DATA = eh.testing.toy_data()
+METHOD = eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1), epochs=2, batch_size=4)
+
+
+def bits(run):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)])
+
+
+@pytest.fixture(scope="module")
+def seven():
+    return eh.simulate(METHOD, DATA, rounds=7, cohort=4, eval_every=3, seed=2)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(seven):
+    again = eh.simulate(METHOD, DATA, rounds=7, cohort=4, eval_every=3, seed=2)
+    other = eh.simulate(METHOD, DATA, rounds=7, cohort=4, eval_every=3, seed=3)
+    np.testing.assert_array_equal(bits(seven), bits(again))
+    assert not np.array_equal(bits(seven), bits(other))
+
+
+def test_evaluating_or_watching_changes_no_bit(seven):
+    often = eh.simulate(METHOD, DATA, rounds=7, cohort=4, eval_every=1, seed=2)
+    watched = eh.simulate(METHOD, DATA, rounds=7, cohort=4, eval_every=3, seed=2, progress=True)
+    np.testing.assert_array_equal(bits(seven), bits(often))
+    np.testing.assert_array_equal(bits(seven), bits(watched))
+    assert often.history["round"].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("lanes", [2, 3, 4, 64])
+def test_lanes_change_nothing_but_the_last_bits(seven, lanes):
+    run = eh.simulate(METHOD, DATA, rounds=7, cohort=4, eval_every=3, seed=2, lanes=lanes)
+    np.testing.assert_allclose(bits(seven), bits(run), rtol=1e-6, atol=1e-7)
+
+
+def test_round_zero_is_the_initial_model_and_the_last_round_is_always_evaluated(seven):
+    untouched = eh.simulate(METHOD, DATA, rounds=0, seed=2)
+    assert seven.history["round"].tolist() == [0, 3, 6, 7]
+    assert untouched.history["round"].tolist() == [0]
+    assert seven.history["test_loss"][0] == untouched.history["test_loss"][0]
+    assert untouched.per_round == {}
+    assert all(len(values) == 7 for values in seven.per_round.values())
+    assert all(len(values) == 4 for values in seven.history.values())
+
+
+def test_history_is_the_row_weighted_mean_of_the_clients(seven):
+    for split in ("train", "test"):
+        sizes = getattr(DATA, split).sizes  # a test may look a name up
+        for name, values in seven.client_metrics(split).items():
+            expected = np.sum(values * sizes) / sizes.sum()
+            assert seven.history[f"{split}_{name}"][-1] == pytest.approx(expected, rel=1e-12)
+    assert "valid_loss" not in seven.history
+    assert np.isnan(seven.client_metrics("valid")["loss"]).all()
+
+
+def test_summary_and_repr_tell_the_run(seven):
+    accuracy = seven.client_metrics("test")["accuracy"]
+    assert seven.summary()["mean"] == pytest.approx(accuracy.mean())
+    assert seven.summary("train", "loss")["mean"] == pytest.approx(
+        seven.client_metrics("train")["loss"].mean()
+    )
+    assert "round=7" in repr(seven)
+    assert seven.info["rounds"] == 7
+    assert seven.info["seconds"]["train"] > 0
+
+
+def test_the_callers_arrays_survive(seven):
+    """Nothing that was handed out is deleted by going on: every snapshot keeps its own numbers."""
+    snapshots = [
+        bits(run) for run in eh.simulation.iterate(METHOD, DATA, rounds=7, cohort=4, eval_every=3, seed=2)
+    ]
+    kept = list(eh.simulation.iterate(METHOD, DATA, rounds=7, cohort=4, eval_every=3, seed=2))
+    for before, run in zip(snapshots, kept, strict=True):
+        np.testing.assert_array_equal(before, bits(run))
+    np.testing.assert_array_equal(snapshots[-1], bits(seven))
+
+
+def test_liars_send_what_the_attack_says_and_nobody_else():
+    """Two of six clients upload zeros: their deltas vanish from a plain sum of all."""
+    silence = Attack(fraction=0.34, upload=lambda delta, key: jax.tree.map(lambda leaf: 0 * leaf, delta))
+    kwargs = {"rounds": 1, "seed": 2}
+    honest = eh.simulate(METHOD, DATA, **kwargs)
+    attacked = eh.simulate(METHOD, DATA, attack=silence, **kwargs)
+    nobody = eh.simulate(METHOD, DATA, attack=silence._replace(fraction=0.1), **kwargs)
+    np.testing.assert_array_equal(bits(honest), bits(nobody))
+    assert not np.array_equal(bits(honest), bits(attacked))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"rounds": -1}, "rounds=-1"),
+        ({"rounds": 1, "cohort": 0}, "cohort=0"),
+        ({"rounds": 1, "eval_every": 0}, "eval_every=0"),
+        ({"rounds": 1, "lanes": 0}, "lanes=0"),
+    ],
+)
+def test_numbers_out_of_range_get_a_sentence(wrong, words):
+    with pytest.raises(eh.EvenhandError, match=words):
+        eh.simulate(METHOD, DATA, **wrong)
+
+
+def test_a_stateful_method_refuses_to_draw_a_client_twice():
+    method = eh.algorithms.scaffold(
+        MODEL, client_opt=optax.sgd(0.1), epochs=1, sampling=eh.sampling.proportional(replace=True)
+    )
+    with pytest.raises(eh.EvenhandError, match="sample without replacement"):
+        eh.simulate(method, DATA, rounds=1)
+
+
+def test_unknown_names_get_a_sentence(seven):
+    for call, words in (
+        (lambda: seven.client_metrics("tset"), "'tset'"),
+        (lambda: seven.summary(metric="f1"), "'f1'"),
+        (lambda: seven.personal_params(6), "positions run from 0 to 5"),
+    ):
+        with pytest.raises(eh.EvenhandError, match=words):
+            call()
+
+
+def _data(y, features=4):
+    return eh.data.from_arrays(np.ones((12, features), np.float32), y, np.arange(12) // 4)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (_data(np.full(12, 3)), "Client '0' .and 2 more. has train rows .* labels lie in the model's range"),
+        (
+            _data(np.zeros(12, int), features=5),
+            "does not fit the data 'arrays', whose rows are float32\\[5\\]",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_the_model_get_a_sentence(data, words):
+    with pytest.raises(eh.EvenhandError, match=words):
+        eh.simulate(METHOD, data, rounds=1)
+
+
+def test_reduced_losses_get_a_sentence():
+    model = MODEL._replace(losses=lambda outputs, y: MODEL.losses(outputs, y).mean())
+    method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1)
+    with pytest.raises(eh.EvenhandError, match="one number per row"):
+        eh.simulate(method, DATA, rounds=1)

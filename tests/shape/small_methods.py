@@ -1,0 +1,121 @@
+"""Small but true versions of methods that differ most: they prove that the types can hold what is to come.
+
+None of them needed a change to the engine.  They move into the package, grown up, with their own issues.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from evenhand import local, tree
+from evenhand.streams import Purpose, stream
+from evenhand.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    Key,
+    Params,
+    Phase,
+    PyTree,
+    Report,
+    Stack,
+    Sum,
+    Upload,
+)
+
+
+def qfedavg(q: float, lipschitz: float) -> Sum:
+    """q-FedAvg (Li et al., ICLR 2020, algorithm 2): a sum of two things, and the loss before training.
+
+    With F_k + 1e-10 for F_k and everything scaled by the largest F_k^q, so that no power can overflow.
+    """
+
+    def weigh(reports: Report, ids: Array, state: PyTree) -> tuple[Array, PyTree]:
+        logs = jnp.log(reports.loss + 1e-10)
+        return jnp.exp(q * (logs - jnp.max(logs))), state
+
+    def lift(upload: Upload, state: PyTree) -> PyTree:
+        square = jnp.square(lipschitz * tree.norm(upload.delta))
+        h = lipschitz + (q * square / (upload.loss + 1e-10) if q else 0.0)
+        return tree.scale(upload.weight * lipschitz, upload.delta), upload.weight * h
+
+    def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        deltas, h = total
+        return tree.scale(jnp.where(h > 0, 1.0 / jnp.where(h > 0, h, 1.0), 0.0), deltas), state
+
+    return Sum(lambda like: (), lift, lower, weigh=weigh, needs_loss=True)
+
+
+def krum(f: int) -> Stack:
+    """Krum (Blanchard et al., 2017): the upload with the least sum of squared distances to its neighbours."""
+
+    def apply(uploads: Upload, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        leaves = jax.tree.leaves(uploads.delta)
+        flat = jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
+        squares = jnp.sum(jnp.square(flat[:, None] - flat[None]), axis=-1)
+        neighbours = max(flat.shape[0] - f - 2, 0)
+        others = jnp.sort(squares, axis=1)[:, 1 : neighbours + 1]
+        return tree.take(uploads.delta, jnp.argmin(jnp.sum(others, axis=1))), state
+
+    return Stack(lambda like: (), apply)
+
+
+class _Median(NamedTuple):
+    point: PyTree
+    number: Array
+
+
+def geometric_median(passes: int, smoothing: float = 1e-5) -> Sum:
+    """RFA's smoothed Weiszfeld (Pillutla et al., 2022): the mean first, then reweighted means, each a secure sum."""
+
+    def init(like: PyTree) -> _Median:
+        return _Median(like, jnp.int32(0))
+
+    def lift(upload: Upload, state: _Median) -> PyTree:
+        distance = tree.norm(tree.subtract(upload.delta, state.point))
+        closeness = jnp.where(state.number == 0, 1.0, 1.0 / jnp.maximum(distance, smoothing))
+        weight = upload.weight * closeness
+        return tree.scale(weight, upload.delta), weight
+
+    def lower(total: PyTree, state: _Median, key: Key) -> tuple[PyTree, _Median]:
+        deltas, weight = total
+        point = tree.scale(jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0), deltas)
+        return point, _Median(point, (state.number + 1) % passes)
+
+    return Sum(init, lift, lower, passes=passes)
+
+
+class _Own(NamedTuple):
+    inner: PyTree
+    params: Params
+
+
+def ditto(inner: Algorithm, *, lam: float, solver: local.Solver) -> Algorithm:
+    """Ditto (Li et al., ICML 2021) around any method: a personal model held near the broadcast one by lam."""
+
+    def wrap(phase: Phase, last: bool) -> Phase:
+        def broadcast(server: PyTree, client: Array) -> PyTree:
+            return phase.broadcast(server, client), inner.global_params(server) if last else ()
+
+        def report(message: PyTree, own: _Own, data: ClientData) -> Report:
+            return phase.report(message[0], own.inner, data)
+
+        def work(message: PyTree, own: _Own, data: ClientData, key: Key) -> tuple[PyTree, _Own]:
+            delta, state = phase.work(message[0], own.inner, data, key)
+            if not last:
+                return delta, _Own(state, own.params)
+            anchor = local.proximal(lam, message[1])
+            params, _ = solver(own.params, data, stream(key, Purpose.PERSONAL), anchor)
+            return delta, _Own(state, params)
+
+        return phase._replace(broadcast=broadcast, report=report, work=work)
+
+    final = len(inner.phases) - 1
+    return inner._replace(
+        phases=tuple(wrap(phase, index == final) for index, phase in enumerate(inner.phases)),
+        init_client=lambda params: _Own(inner.init_client(params), params),
+        personal_params=lambda server, own: own.params,
+    )

@@ -1,0 +1,125 @@
+"""The types hold six methods that differ most, with no change to the engine for any of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import small_methods
+
+import evenhand as eh
+from evenhand.types import Model
+
+MODEL = eh.testing.toy_model()
+WORK = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
+SOLVER = eh.local.sgd(MODEL, **WORK)
+
+METHODS = {
+    "q-FedAvg": eh.algorithms.fedavg(
+        MODEL,
+        aggregator=small_methods.qfedavg(1.0, 10.0),
+        sampling=eh.sampling.uniform(weighted=False),
+        **WORK,
+    ),
+    "Krum": eh.algorithms.fedavg(MODEL, aggregator=small_methods.krum(1), **WORK),
+    "geometric median": eh.algorithms.fedavg(MODEL, aggregator=small_methods.geometric_median(3), **WORK),
+    "SCAFFOLD": eh.algorithms.scaffold(MODEL, **WORK),
+    "FedDane": eh.algorithms.feddane(MODEL, mu=0.1, **WORK),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_keep_the_contract(name):
+    eh.testing.check_algorithm(METHODS[name])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_ditto_wraps_every_method(name):
+    eh.testing.check_algorithm(
+        small_methods.ditto(METHODS[name], lam=0.5, solver=SOLVER), lanes=(2,), rounds=2
+    )
+
+
+@pytest.mark.parametrize("name", ["q-FedAvg", "FedDane"])
+def test_ditto_leaves_the_global_model_alone_bit_for_bit(name):
+    """The personal model has random numbers of its own, so the global one cannot tell that it is there."""
+    data = eh.testing.toy_data()
+    alone = eh.simulate(METHODS[name], data, rounds=3, cohort=4, seed=5)
+    for lam in (0.0, 2.0):
+        wrapped = eh.simulate(
+            small_methods.ditto(METHODS[name], lam=lam, solver=SOLVER), data, rounds=3, cohort=4, seed=5
+        )
+        for a, b in zip(jax.tree.leaves(alone.params), jax.tree.leaves(wrapped.params), strict=True):
+            np.testing.assert_array_equal(a, b)
+        own = wrapped.personal_params(2)
+        assert not np.array_equal(own["w"], wrapped.params["w"])
+        assert not np.array_equal(
+            wrapped.client_metrics("train")["loss"], alone.client_metrics("train")["loss"]
+        )
+
+
+def _quadratics(c):
+    """F_k(w) = (w - c_k)^2 / 2, one row per client."""
+    model = Model(
+        init=lambda key: jnp.zeros(()),
+        apply=lambda w, x: jnp.broadcast_to(w, x.shape),
+        losses=lambda outputs, y: 0.5 * jnp.square(outputs - y),
+        metrics={},
+    )
+    rows = np.asarray(c, np.float32)
+    data = eh.data.from_arrays(np.zeros_like(rows), rows, np.arange(len(c)), test_fraction=0.0)
+    return model, data
+
+
+def test_ditto_follows_the_worked_trace():
+    """Trace of the Ditto specification: c = (0, 2), lam = .5, step .2, two steps a round."""
+    model, data = _quadratics([0.0, 2.0])
+    solver = eh.local.sgd(model, client_opt=optax.sgd(0.2), steps=2)
+    method = small_methods.ditto(eh.algorithms.fedavg(model, solver=solver), lam=0.5, solver=solver)
+    runs = list(eh.simulation.iterate(method, data, rounds=3, eval_every=1))[1:]
+    seen = [[float(run.personal_params(0)), float(run.personal_params(1)), float(run.params)] for run in runs]
+    trace = [[0, 0.68, 0.36], [0.0612, 1.0744, 0.5904], [0.130356, 1.306824, 0.737856]]
+    np.testing.assert_allclose(seen, trace, atol=1e-6)
+    moving_anchor = [[0, 0.72], [0.054, 1.1268], [0.11502, 1.360692]]
+    assert np.max(np.abs(np.array(seen)[:, :2] - moving_anchor)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("q", "after"),
+    [
+        (0, (1.05, 1.85)),
+        (0.1, (1.02624184, 1.89350546)),
+        (1, (0.95454545, 2.0)),
+        (2, (0.91714286, 2.03428571)),
+        (5, (0.91223176, 2.04377682)),
+        (50, (0.98518519, 2.00740741)),
+        (5000, (0.99984013, 2.00007994)),
+    ],
+)
+def test_qfedavg_makes_the_step_of_the_specification(q, after):
+    """T15: w = (1, 2), local models (.8, 2.1) and (1.3, 1.6), losses (2, .5), L = 10."""
+    start = np.array([1.0, 2.0])
+    deltas = jnp.asarray(np.array([[0.8, 2.1], [1.3, 1.6]]) - start, jnp.float32)
+    step = eh.aggregators.aggregate(small_methods.qfedavg(q, 10.0), deltas, losses=jnp.array([2.0, 0.5]))
+    np.testing.assert_allclose(start + np.array(step), after, atol=2e-6)
+
+
+def test_krum_and_geometric_median_survive_what_the_mean_does_not():
+    """The aggregator fixture of the Ditto specification, and a liar far away."""
+    deltas = jnp.array([[0.0, 0], [1, 0], [0, 2], [2, 2], [9, 9]])
+    assert eh.aggregators.aggregate(small_methods.krum(1), deltas).tolist() == [0, 0]
+    liar = deltas.at[4].set(jnp.array([1e3, 1e3]))
+    mean = eh.aggregators.aggregate(eh.aggregators.mean(), liar)
+    median = eh.aggregators.aggregate(small_methods.geometric_median(60), liar)
+    assert float(jnp.max(jnp.abs(mean))) > 100 > 3 > float(jnp.max(jnp.abs(median)))
+
+
+@pytest.mark.parametrize("aggregator", ["median", "krum"])
+def test_small_aggregators_keep_the_contract(aggregator):
+    eh.testing.check_aggregator(
+        {"median": small_methods.geometric_median(4), "krum": small_methods.krum(2)}[aggregator],
+    )
+
+
+def test_small_qfedavg_keeps_the_contract():
+    eh.testing.check_aggregator(small_methods.qfedavg(1.0, 10.0), keeps_consensus=False)
