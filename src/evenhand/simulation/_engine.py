@@ -18,6 +18,7 @@ from jax import lax
 from evenhand import tree
 from evenhand.aggregators._reduce import reduce_uploads, weigh
 from evenhand.simulation import _round
+from evenhand.simulation._groups import Groups, Members, live_sum, side_by_side
 from evenhand.simulation._round import RoundState, Rows
 from evenhand.streams import Purpose, stream
 from evenhand.systems import Systems
@@ -124,147 +125,113 @@ def _one_phase(
     ids: Array,
     progress: Array,
 ) -> tuple[RoundState, dict[str, Array]]:
-    phase = program.algorithm.phases[index]
+    phase, memory = program.algorithm.phases[index], state.aggregators[index]
     aggregator = phase.aggregator
-    groups = _Groups.cut(ids, progress, rows.sizes, program.lanes)
-    upload = partial(_client(program, phase, index), state.server, rows, root, number)
-    aggregator_state = state.aggregators[index]
-    weights: Array | None = None
+    groups = Groups.cut(ids, progress, rows.sizes, program.lanes)
+    client = _Client.of(program, phase, index, state.server, rows, root, number)
     if isinstance(aggregator, Sum) and aggregator.weigh is not None:
-
-        def report(client: Array, progress: Array) -> Report:
-            data = _data(program, rows, client, progress)
-            return phase.report(phase.broadcast(state.server, client), tree.take(state.clients, client), data)
-
-        reports = groups.map(report)
-        weights, aggregator_state = weigh(aggregator, groups.ungroup(reports), ids, aggregator_state)
-        weights = groups.regroup(weights)
-    streams = isinstance(aggregator, Sum) and aggregator.passes == 1
-
-    def lifted(upload: Upload) -> PyTree:
-        assert isinstance(aggregator, Sum)
-        return aggregator.lift(upload, aggregator_state)
-
-    def group(carry: tuple[PyTree, PyTree], chosen: _Group) -> tuple[tuple[PyTree, PyTree], PyTree]:
-        store, total = carry
-        uploads, states = _lanes(upload, chosen.ids, chosen.progress, tree.take(store, chosen.ids))
-        if chosen.weights is not None:
-            uploads = uploads._replace(weight=chosen.weights)
-        # Padding writes nowhere: its index lies outside the store.
-        where = jnp.where(chosen.live, chosen.ids, rows.sizes.shape[0])
-        store = jax.tree.map(lambda kept, new: kept.at[where].set(new, mode="drop"), store, states)
-        if not streams:
-            return (store, total), uploads
-        return (store, tree.add(total, _live_sum(_lanes(lifted, uploads), chosen.live))), ()
-
-    total: PyTree = ()
-    chosen = _Group(groups.ids, groups.progress, groups.live, weights)
-    if streams:
-        first = tree.take(chosen, jnp.int32(0))
-        own = tree.take(state.clients, first.ids)
-        like = jax.eval_shape(lambda: _lanes(lifted, _lanes(upload, first.ids, first.progress, own)[0]))
-        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), like)
-    (clients, total), uploads = lax.scan(group, (state.clients, total), chosen)
+        reports = groups.map(lambda k, share: client.report(k, share, tree.take(state.clients, k)))
+        weights, memory = weigh(aggregator, groups.ungroup(reports), ids, memory)
+        groups = groups.told(Report(groups.regroup(weights), reports.loss))
     key = stream(root, Purpose.AGGREGATOR, number, index)
-    if streams:
-        assert isinstance(aggregator, Sum)
-        direction, aggregator_state = aggregator.lower(total, aggregator_state, jax.random.fold_in(key, 0))
+    if isinstance(aggregator, Sum) and aggregator.passes == 1:
+        clients, total = _streamed(aggregator, memory, client, groups, state.clients)
+        direction, memory = aggregator.lower(total, memory, jax.random.fold_in(key, 0))
     else:
-        direction, aggregator_state = reduce_uploads(
-            aggregator, groups.ungroup(uploads), aggregator_state, key
-        )
+        (clients, _), uploads = _scan(client, groups, state.clients, (), _keep)
+        direction, memory = reduce_uploads(aggregator, groups.ungroup(uploads), memory, key)
     server_key = stream(root, Purpose.SERVER, number, index)
     server, info = phase.server(state.server, direction, ids.shape[0], server_key)
-    aggregators = (*state.aggregators[:index], aggregator_state, *state.aggregators[index + 1 :])
+    aggregators = (*state.aggregators[:index], memory, *state.aggregators[index + 1 :])
     return RoundState(server, aggregators, clients), dict(info)
 
 
-def _client(program: Program, phase: Phase, index: int) -> Callable[..., tuple[Upload, PyTree]]:
-    """``(server, rows, root, number, id, progress, state) -> (upload, state)`` of one client in one phase."""
+def _streamed(
+    aggregator: Sum, memory: PyTree, client: _Client, groups: Groups, store: PyTree
+) -> tuple[PyTree, PyTree]:
+    """``(store, total)``: everybody trained, and the sum of what was lifted; no upload is kept."""
 
-    def upload(
-        server: PyTree, rows: Rows, root: Key, number: Array, client: Array, progress: Array, state: PyTree
-    ) -> tuple[Upload, PyTree]:
-        data = _data(program, rows, client, progress)
-        message = phase.broadcast(server, client)
-        report = phase.report(message, state, data)
-        key = _round.work_key(root, number, index, client)
-        delta, state = phase.work(message, state, data, key)
-        delta = _round.lie(program.attack, rows, delta, client, key)
-        return Upload(delta, report.weight, report.loss), state
+    def lift(uploads: Upload) -> PyTree:
+        return side_by_side(lambda upload: aggregator.lift(upload, memory), uploads)
 
-    return jax.jit(upload)  # traced once, for the shapes and for the loop
+    def consume(total: PyTree, uploads: Upload, live: Array) -> tuple[PyTree, PyTree]:
+        return tree.add(total, jax.tree.map(partial(live_sum, live), lift(uploads))), ()
 
-
-def _data(program: Program, rows: Rows, client: Array, progress: Array) -> ClientData:
-    return ClientData(rows.x, rows.y, rows.starts[client], rows.sizes[client], progress, program.capacity)
+    first = tree.take(groups.members, jnp.int32(0))
+    like = jax.eval_shape(lambda: lift(_train(client, first, store)[0]))
+    total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), like)
+    return _scan(client, groups, store, total, consume)[0]
 
 
-class _Group(NamedTuple):
-    """Clients trained side by side; padding is not ``live``."""
+def _scan(
+    client: _Client,
+    groups: Groups,
+    store: PyTree,
+    begin: PyTree,
+    consume: Callable[[PyTree, Upload, Array], tuple[PyTree, PyTree]],
+) -> tuple[tuple[PyTree, PyTree], PyTree]:
+    """Trains group after group: new client states into ``store``, uploads to ``consume``."""
 
-    ids: Array
-    progress: Array
-    live: Array
-    weights: Array | None
+    def step(carry: tuple[PyTree, PyTree], members: Members) -> tuple[tuple[PyTree, PyTree], PyTree]:
+        store, kept = carry
+        uploads, states = _train(client, members, store)
+        # Padding writes nowhere: its index lies outside the store.
+        where = jnp.where(members.live, members.ids, client.rows.sizes.shape[0])
+        store = jax.tree.map(lambda old, new: old.at[where].set(new, mode="drop"), store, states)
+        kept, out = consume(kept, uploads, members.live)
+        return (store, kept), out
+
+    return lax.scan(step, (store, begin), groups.members)
 
 
-class _Groups(NamedTuple):
-    """A cohort cut into groups of equal size, longest work first.
+def _train(client: _Client, members: Members, store: PyTree) -> tuple[Upload, PyTree]:
+    """One group's uploads and new states, client by client side by side."""
+    states = tree.take(store, members.ids)
+    return side_by_side(client.upload, members.ids, members.progress, states, members.report)
+
+
+def _keep(kept: PyTree, uploads: Upload, live: Array) -> tuple[PyTree, PyTree]:
+    return kept, uploads
+
+
+class _Client(NamedTuple):
+    """What a client does in one phase of one round, as functions of who it is.
 
     Attributes:
-      ids: ``(groups, lanes)`` client ids.
-      progress: ``(groups, lanes)``.
-      live: ``(groups, lanes)``, False for padding.
-      order: ``(m,)``, which member of the cohort stands at each place.
+      rows: all clients' rows.
+      report: ``(client, progress, state) -> Report``.
+      upload: ``(client, progress, state, report) -> (Upload, state)``; without a report it makes its own.
     """
 
-    ids: Array
-    progress: Array
-    live: Array
-    order: Array
+    rows: Rows
+    report: Callable[[Array, Array, PyTree], Report]
+    upload: Callable[[Array, Array, PyTree, Report | None], tuple[Upload, PyTree]]
 
     @staticmethod
-    def cut(ids: Array, progress: Array, sizes: Array, lanes: int) -> _Groups:
-        m = ids.shape[0]
-        lanes = min(lanes, m)
-        order = jnp.arange(m)
-        if lanes > 1:
-            work = sizes[ids].astype(jnp.float32) * jnp.minimum(progress, 1.0)
-            order = jnp.argsort(-work, stable=True)
-        count = -(-m // lanes)
-        place = jnp.minimum(jnp.arange(count * lanes), m - 1).reshape(count, lanes)
-        live = (jnp.arange(count * lanes) < m).reshape(count, lanes)
-        return _Groups(ids[order][place], progress[order][place], live, order)
+    def of(
+        program: Program, phase: Phase, index: int, server: PyTree, rows: Rows, root: Key, number: Array
+    ) -> _Client:
+        def data(rows: Rows, client: Array, progress: Array) -> ClientData:
+            start, size = rows.starts[client], rows.sizes[client]
+            return ClientData(rows.x, rows.y, start, size, progress, program.capacity)
 
-    def map(self, function: Callable[[Array, Array], PyTree]) -> PyTree:
-        """``function(id, progress)`` of every client, grouped."""
-        return lax.map(lambda group: _lanes(function, *group), (self.ids, self.progress))
+        def report(client: Array, progress: Array, state: PyTree) -> Report:
+            return phase.report(phase.broadcast(server, client), state, data(rows, client, progress))
 
-    def ungroup(self, grouped: PyTree) -> PyTree:
-        """From ``(groups, lanes, ...)`` to ``(m, ...)`` in the cohort's own order."""
-        m = self.order.shape[0]
-        back = jnp.argsort(self.order)
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:m][back], grouped)
+        @jax.jit  # traced once, for the shapes and for the loop
+        def upload(
+            fixed: tuple[PyTree, Rows, Key, Array],
+            client: Array,
+            progress: Array,
+            state: PyTree,
+            report: Report | None,
+        ) -> tuple[Upload, PyTree]:
+            server, rows, root, number = fixed
+            own = data(rows, client, progress)
+            message = phase.broadcast(server, client)
+            told = phase.report(message, state, own) if report is None else report
+            key = _round.work_key(root, number, index, client)
+            delta, state = phase.work(message, state, own, key)
+            return Upload(_round.lie(program.attack, rows, delta, client, key), told.weight, told.loss), state
 
-    def regroup(self, values: Array) -> Array:
-        """From ``(m,)`` in the cohort's own order to ``(groups, lanes)``."""
-        m = self.order.shape[0]
-        place = jnp.minimum(jnp.arange(self.ids.size), m - 1).reshape(self.ids.shape)
-        return values[self.order][place]
-
-
-def _lanes(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
-    """``vmap``, except that a single lane is not batched: a batch of one costs XLA:CPU its fast paths."""
-    if jax.tree.leaves(batched)[0].shape[0] > 1:
-        return jax.vmap(function)(*batched)
-    out = function(*(jax.tree.map(lambda leaf: leaf[0], argument) for argument in batched))
-    return jax.tree.map(lambda leaf: leaf[None], out)
-
-
-def _live_sum(values: PyTree, live: Array) -> PyTree:
-    def total(leaf: Array) -> Array:
-        mask = live.reshape(live.shape + (1,) * (leaf.ndim - 1))
-        return jnp.sum(jnp.where(mask, leaf, jnp.zeros((), leaf.dtype)), axis=0)
-
-    return jax.tree.map(total, values)
+        return _Client(rows, report, partial(upload, (server, rows, root, number)))
