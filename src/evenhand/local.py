@@ -10,6 +10,7 @@ the last one may be smaller and is used with the mean over its own size, and not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -31,8 +32,10 @@ A solver must pass each gradient of :math:`F_k` through ``correction.update(grad
 uses it, start from ``correction.init(params)``, and return the last state.
 """
 
-_CHUNK = 512
-"""Rows per slice of a pass over all of a client's rows: bounds memory, and small clients need no more than one."""
+_CHUNK_NUMBERS = 2**17
+"""Numbers in the rows of one slice of a pass over a client's rows, about: bounds memory."""
+_CHUNK_ROWS = (64, 512)
+"""Fewest and most rows in a slice."""
 
 
 def sgd(
@@ -209,8 +212,10 @@ def _rows(data: ClientData, positions: Array) -> tuple[Array, Array]:
 def _over_rows(
     data: ClientData, begin: PyTree, add: Callable[[PyTree, Array, Array, Array, Array], PyTree]
 ) -> PyTree:
-    """Folds ``add(total, x, y, inside, chunk)`` over the client's rows, ``_CHUNK`` at a time."""
-    width = min(_CHUNK, data.capacity)
+    """Folds ``add(total, x, y, inside, chunk)`` over the client's rows, a slice at a time."""
+    fewest, most = _CHUNK_ROWS
+    fitting = _CHUNK_NUMBERS // max(1, math.prod(data.x.shape[1:]))
+    width = min(max(fewest, min(fitting, most)), data.capacity)
 
     def body(carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
         chunk, total = carry
