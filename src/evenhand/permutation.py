@@ -18,6 +18,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from evenhand.types import Array, Key
 
@@ -50,7 +51,8 @@ def permute(position: Array, size: Array, word: Array, epoch: Array) -> Array:
       >>> sorted(order.tolist())
       [0, 1, 2, 3, 4, 5, 6]
     """
-    n = size.astype(jnp.uint32)
+    # Without the barrier XLA:CPU folds a constant size of 1 into a kernel that it then fails to compile.
+    n = lax.optimization_barrier(size).astype(jnp.uint32)
     start = _hash(word[0] + epoch.astype(jnp.uint32) * np.uint32(0x9E3779B9))
     constants = np.arange(1, _ROUNDS + 1, dtype=np.uint32) * np.uint32(0x85EBCA6B)
     salts = _hash(_hash(start ^ constants) ^ word[1])

@@ -1,5 +1,7 @@
 """What a run promises beyond its numbers: the same bits however it is cut up, and what it tells."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import optax
@@ -152,3 +154,21 @@ def test_reduced_losses_get_a_sentence():
     method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1)
     with pytest.raises(eh.EvenhandError, match="one number per row"):
         eh.simulate(method, DATA, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "down", "up"),
+    [
+        (eh.algorithms.fedavg, 1, 1),
+        (partial(eh.algorithms.fedprox, mu=1.0), 1, 1),
+        (partial(eh.algorithms.feddane, mu=1.0), 3, 2),
+        (eh.algorithms.scaffold, 2, 2),
+    ],
+    ids=["fedavg", "fedprox", "feddane", "scaffold"],
+)
+def test_traffic_is_counted_in_models(method, down, up):
+    """d = 15 parameters; each upload carries one weight besides.  FedDane's second broadcast repeats the model."""
+    made = method(MODEL, client_opt=optax.sgd(0.1), epochs=1)
+    floats = eh.simulate(made, DATA, rounds=0).info["floats"]
+    exchanges = len(made.phases)
+    assert floats == {"down": 15 * down, "up": 15 * up + exchanges}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,9 +13,21 @@ from evenhand import tree
 from evenhand.evaluation import Prepared, mean_loss
 from evenhand.streams import Purpose, client_stream, stream
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Params, Phase, PyTree
+from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Params, Phase, PyTree, Sum
 
-__all__ = ["RoundState", "Rows", "begin", "cohort", "draw_phase", "lie", "observe", "work_key"]
+__all__ = [
+    "RoundState",
+    "Rows",
+    "Wire",
+    "begin",
+    "cohort",
+    "draw_phase",
+    "lie",
+    "observe",
+    "traffic",
+    "wires",
+    "work_key",
+]
 
 
 class Rows(NamedTuple):
@@ -49,29 +62,46 @@ class RoundState(NamedTuple):
     clients: PyTree
 
 
-def begin(algorithm: Algorithm, params: Params, rows: Rows) -> RoundState:
+class Wire(NamedTuple):
+    """The shapes of what crosses the wire between the server and one client in one phase."""
+
+    message: PyTree
+    delta: PyTree
+
+
+def wires(algorithm: Algorithm, params: Params, rows: Rows) -> tuple[Wire, ...]:
+    """What each phase sends, found without computing anything."""
+
+    def exchange(phase: Phase, params: Params, rows: Rows) -> Wire:
+        data = ClientData(rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), rows.x.shape[0])
+        message = phase.broadcast(algorithm.init(params, rows.sizes.shape[0]), jnp.int32(0))
+        return Wire(message, phase.work(message, algorithm.init_client(params), data, jax.random.key(0))[0])
+
+    return tuple(jax.eval_shape(partial(exchange, phase), params, rows) for phase in algorithm.phases)
+
+
+def begin(algorithm: Algorithm, params: Params, rows: Rows, wires: tuple[Wire, ...]) -> RoundState:
     """The state before the first round."""
     clients = rows.sizes.shape[0]
-    server = algorithm.init(params, clients)
     store = jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), algorithm.init_client(params)
     )
+    zeros = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), wire.delta) for wire in wires]
     aggregators = tuple(
-        phase.aggregator.init(_first_delta(phase, server, algorithm.init_client(params), rows))
-        for phase in algorithm.phases
+        phase.aggregator.init(like) for phase, like in zip(algorithm.phases, zeros, strict=True)
     )
-    return RoundState(server, aggregators, store)
+    return RoundState(algorithm.init(params, clients), aggregators, store)
 
 
-def _first_delta(phase: Phase, server: PyTree, client_state: PyTree, rows: Rows) -> PyTree:
-    """Zeros like what a client uploads, found without computing anything."""
-
-    def work(server: PyTree, client_state: PyTree, rows: Rows) -> PyTree:
-        data = ClientData(rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), rows.x.shape[0])
-        return phase.work(phase.broadcast(server, jnp.int32(0)), client_state, data, jax.random.key(0))[0]
-
-    shapes = jax.eval_shape(work, server, client_state, rows)
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> dict[str, int]:
+    """How many numbers a client that takes part in all phases of a round gets (``down``) and sends (``up``)."""
+    down, up = 0, 0
+    for phase, wire in zip(algorithm.phases, wires, strict=True):
+        passes = phase.aggregator.passes if isinstance(phase.aggregator, Sum) else 1
+        down += sum(leaf.size for leaf in jax.tree.leaves(wire.message))
+        up += passes * (1 + sum(leaf.size for leaf in jax.tree.leaves(wire.delta)))
+        up += phase.aggregator.needs_loss
+    return {"down": down, "up": up}
 
 
 def cohort(

@@ -36,7 +36,8 @@ class Run:
         ``"_variance"`` over clients for the primary metric; and what the method tells about its latest round, NaN
         before the first one.
       per_round: what the method tells about each round, ``(rounds,)`` each, e.g. ``"update_norm"``.
-      info: ``"rounds"`` done, ``"cohort"``, ``"lanes"``, ``"seconds"`` per activity.
+      info: ``"rounds"`` done; ``"cohort"``; ``"lanes"``; ``"floats"``, how many numbers a client gets (``"down"``) and
+        sends (``"up"``) in a round that it takes part in; ``"seconds"`` per activity.
       state: all that the next round would start from.
     """
 

@@ -129,16 +129,27 @@ def iterate(
         buffer=max(1, min(eval_every, rounds)),
     )
     params = algorithm.model.init(stream(root, Purpose.INIT))
-    state = _round.begin(algorithm, params, rows)
-    yield from _Simulation(program, data, rows, root, seed).run(state, rounds, eval_every, progress)
+    wires = _round.wires(algorithm, params, rows)
+    state = _round.begin(algorithm, params, rows, wires)
+    traffic = _round.traffic(algorithm, wires)
+    yield from _Simulation(program, data, rows, root, seed, traffic).run(state, rounds, eval_every, progress)
 
 
 class _Simulation:
     """One run in progress: what is measured along the way."""
 
-    def __init__(self, program: Program, data: FederatedDataset, rows: Rows, root: Array, seed: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        data: FederatedDataset,
+        rows: Rows,
+        root: Array,
+        seed: int,
+        traffic: Mapping[str, int],
+    ) -> None:
         self.program, self.data, self.rows, self.root, self.seed = program, data, rows, root, seed
         self.evaluation = _Evaluation(program.algorithm, data, program.lanes)
+        self.traffic = traffic
         self.seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
         self.history: list[dict[str, float]] = []
         self.per_round: list[dict[str, NDArray]] = []
@@ -185,6 +196,7 @@ class _Simulation:
             "rounds": done,
             "cohort": self.program.cohort or self.data.num_clients,
             "lanes": self.program.lanes,
+            "floats": self.traffic,
             "seconds": dict(self.seconds),
         }
         return Run(
@@ -242,7 +254,7 @@ def device_rows(data: FederatedDataset, attack: Attack | None, seed: int) -> Row
     liars = np.zeros(data.num_clients, bool)
     if attack is not None:
         rng = np.random.default_rng((seed, int(Purpose.LIARS)))
-        count = int(attack.fraction * data.num_clients)
+        count = int(attack.fraction * data.num_clients + 1e-9)  # 29 % of 100 are 29, not 28.999999999999996
         liars[rng.choice(data.num_clients, count, replace=False)] = True
         if attack.rows is not None:
             x, y = x.copy(), y.copy()

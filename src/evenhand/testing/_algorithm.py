@@ -63,7 +63,7 @@ def check_algorithm(
     rows = device_rows(data, None, 0)
     params = algorithm.model.init(jax.random.key(7))
     copies = jax.tree.map(np.array, (params, rows))
-    state = _round.begin(algorithm, params, rows)
+    state = _round.begin(algorithm, params, rows, _round.wires(algorithm, params, rows))
     _same_form(algorithm.global_params(state.server), params, "global_params")
     if algorithm.personal_params is not None:
         own = algorithm.personal_params(state.server, tree.take(state.clients, jnp.int32(0)))
