@@ -11,6 +11,7 @@ from tyro.conf import arg
 
 from evenhand import data as federated
 from evenhand.data import FederatedDataset
+from evenhand.data.loaders._load import NAMES
 from evenhand.errors import EvenhandError
 
 __all__ = ["SOURCES", "DataOptions", "fingerprint"]
@@ -80,7 +81,7 @@ class DataOptions:
     def rooted(self) -> DataOptions:
         """The same with an absolute path, so that it means the same from everywhere."""
         path = Path(self.data)
-        return replace(self, data=str(path.resolve())) if path.exists() else self
+        return self if self.data in NAMES or not path.exists() else replace(self, data=str(path.resolve()))
 
     def _synthetic(self, parameters: str) -> FederatedDataset:
         iid = parameters == "iid"

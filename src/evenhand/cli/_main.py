@@ -24,7 +24,7 @@ from evenhand.cli._report import Report
 from evenhand.cli._run import Run
 from evenhand.errors import EvenhandError
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 _DESCRIPTION = "Federated learning over many unlike clients: train, compare, report."
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words == ["--version"]:
             print(f"evenhand {__version__}")
             return 0
-        return _parse(words).execute()
+        return parse(words).execute()
     except EvenhandError as error:
         return _complain(str(error))
     except BrokenPipeError:
@@ -87,7 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parse(words: list[str]) -> Run | Compare | Report | List:
+def parse(words: Sequence[str]) -> Run | Compare | Report | List:
+    """The command that ``words`` spell.
+
+    Raises:
+      SystemExit: they spell none (2), or ask for help (0).
+      EvenhandError: they name a configuration that cannot be read.
+    """
     try:
         return tyro.cli(
             _Command,

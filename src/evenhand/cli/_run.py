@@ -28,6 +28,7 @@ from evenhand.types import Model
 __all__ = ["Run"]
 
 _EVALUATIONS = 50
+_DEFAULT_EVERY = f"(default: {_EVALUATIONS} times a run)"
 _DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
 
 
@@ -75,15 +76,11 @@ class Run:
     """share of each cohort that is slow and does only part of its work"""
     seed: int = 0
     """seed of the initial model, cohorts, batches and stragglers"""
-    eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 50 times a run)")] = (
-        None
-    )
+    eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
     """rounds between two evaluations of every client"""
     lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
     """clients trained side by side"""
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: runs/METHOD-DATA-SEED)")] = (
-        None
-    )
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
     """the run folder"""
     overwrite: bool = False
     """replace an earlier run in that folder"""

@@ -97,7 +97,7 @@ def from_flax(
     inputs = jnp.asarray(sample)
     if inputs.ndim == 0:
         raise EvenhandError("sample must have rows first, e.g. x[:1], but it is a single number.")
-    functions = _linen(module, inputs) if isinstance(module, nn.Module) else _nnx(module)
+    functions = _linen(module, inputs[:1]) if isinstance(module, nn.Module) else _nnx(module)
     try:
         _check_rows_first(functions, inputs)
     except flax.errors.InvalidRngError as error:

@@ -1,0 +1,130 @@
+"""``evenhand compare``, ``report`` and ``list``: what they print, and what they say about damaged folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import evenhand as eh
+from evenhand.cli import main
+from evenhand.cli._list import TOPICS
+
+QUICK = ["--data", "digits", "--clients", "6", "--rounds", "2", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    assert main(["run", "fedavg", *QUICK, "--out", str(root / "a")]) == 0
+    assert main(["run", "fedprox", "--mu", "2", *QUICK, "--out", str(root / "b")]) == 0
+    assert (
+        main(["run", "fedavg", *QUICK, "--data-seed", "1", "--rounds", "0", "--out", str(root / "other")])
+        == 0
+    )
+    return root
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_compare_shows_both_and_marks_the_better(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(runs / "a"), str(runs / "b"), "--out", str(runs / "page.html")]) == 0
+    shown = capsys.readouterr().out
+    means = [summary(runs / name)["test"]["accuracy"]["mean"] for name in ("a", "b")]
+    assert means[0] != means[1]
+    lines = [line for line in shown.splitlines() if line.startswith((" fedavg ", " fedprox mu=2.0 "))]
+    for line, mean in zip(lines, means, strict=True):
+        assert f" {100 * mean:.1f}" + ("*" if mean == max(means) else " ") in line
+    assert "clients better than fedavg" in shown
+    assert max(map(len, shown.splitlines())) <= 80 or str(runs) in shown
+    assert "<!doctype html>" in (runs / "page.html").read_text()
+
+
+def test_compare_shows_the_worst_off_clients_of_the_first_run(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(runs / "a"), "--clients", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 clients worst off" in shown
+    data = eh.data.load("digits", clients=6)
+    lines = (runs / "a" / "clients.csv").read_text().splitlines()
+    column = lines[0].split(",").index("test_accuracy")
+    worst = min(range(6), key=lambda k: float(lines[k + 1].split(",")[column]))
+    table = shown[shown.index("worst off") :].splitlines()
+    first = next(line for line in table[1:] if line.split() and line.split()[0] in data.client_ids)
+    assert first.split()[:2] == [data.client_ids[worst], str(data.test.sizes[worst])]
+
+
+def test_compare_warns_when_the_data_differ(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(runs / "a"), str(runs / "other")]) == 0
+    assert "not made on the same data" in capsys.readouterr().out
+    assert main(["compare", str(runs / "a"), str(runs / "b")]) == 0
+    assert "not made on the same data" not in capsys.readouterr().out
+
+
+def test_report_makes_the_page_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = runs / "a" / "report.html"
+    before = page.read_text()
+    page.unlink()
+    assert main(["report", str(runs / "a")]) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    assert page.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("config.json", None, "does not exist"),
+        ("config.json", "[]", "holds no JSON object"),
+        ("config.json", "{}", "not what `evenhand run` writes"),
+        ("summary.json", "{", "is not JSON"),
+        ("metrics.jsonl", "nonsense", "line 1 is not JSON"),
+        ("metrics.jsonl", None, "does not exist"),
+        ("metrics.jsonl", "", "holds no evaluation"),
+        ("metrics.jsonl", '{"round": "two"}', "is no number"),
+        ("clients.csv", None, "does not exist"),
+        ("clients.csv", "", "holds no client"),
+        ("clients.csv", "client,test_rows\na,1,2", "line 2 has 3 fields"),
+        ("clients.csv", "client,test_rows\na,many", "no number"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str | None,
+    sentence: str,
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(runs / "a", folder)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_text(content)
+    for words in (["compare", str(folder)], ["report", str(folder)]):
+        assert main(words) == 2
+        shown = capsys.readouterr()
+        assert sentence in shown.err
+        assert shown.err.count("\n") == 1
+        assert shown.out == ""
+
+
+def test_list_names_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out
+    for entries in TOPICS.values():
+        for entry in entries:
+            assert entry.name in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert main(["list", "models"]) == 0
+    assert "fedavg" not in capsys.readouterr().out
+    assert {entry.name for entry in TOPICS["aggregators"]} <= set(eh.aggregators.__all__)

@@ -1,0 +1,132 @@
+"""Bad input is one sentence on stderr and exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evenhand import __version__
+from evenhand.cli import main
+from malformed import CURES, VARIANTS
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one sentence that ``evenhand`` answers with."""
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("evenhand: ")
+    assert "Traceback" not in shown.err
+    return shown.err
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_malformed_data(variant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = VARIANTS[variant](tmp_path)
+    out = tmp_path / "out"
+    sentence = refused(["run", "fedavg", "--data", str(path), "--rounds", "1", "--out", str(out)], capsys)
+    assert CURES[variant] in sentence
+    assert path.name in sentence
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--data nowhere.csv", "nowhere.csv"),
+        ("--data synthetic:1", "write synthetic:ALPHA,BETA"),
+        ("--data synthetic:one,two", "write synthetic:ALPHA,BETA"),
+        ("--data synthetic:-1,1", "alpha"),
+        ("--clients 0", "clients must be at least 1"),
+        ("--alpha 0", "alpha"),
+        ("--test-fraction 1", "test_fraction"),
+        ("--rounds -1", "rounds"),
+        ("--cohort 0", "cohort"),
+        ("--epochs 0", "epochs"),
+        ("--steps 0", "steps"),
+        ("--epochs 1 --steps 1", "--epochs and --steps exclude each other"),
+        ("--batch-size 0", "batch_size"),
+        ("--lr 0", "--lr 0.0 is no step size"),
+        ("--lr nan", "--lr nan is no step size"),
+        ("--server-lr -1", "--server-lr -1.0"),
+        ("--stragglers 1.5", "stragglers"),
+        ("--data-seed -1", "seed"),
+        ("--eval-every 0", "eval_every"),
+        ("--lanes 0", "lanes"),
+        ("--model cnn_femnist", "28"),
+        ("--model lstm", "lstm"),
+        ("--config nowhere/config.json", "nowhere/config.json does not exist"),
+    ],
+)
+def test_bad_options(words: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert sentence in refused(["run", "fedavg", *words.split(), "--out", str(out)], capsys)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("run fedprox --mu -1", "mu"),
+        ("run fedprox-adaptive --mu0 0.25", "multiple of 0.1"),
+        ("run fedadam --b1 1", "b1"),
+        ("run fedavgm --momentum 1", "momentum"),
+        ("compare", "nothing to compare"),
+        ("compare nowhere", "does not exist"),
+        ("report nowhere", "does not exist"),
+    ],
+)
+def test_bad_words(
+    words: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sentence in refused(words.split(), capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_out_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refused(["run", "fedavg", "--out", str(tmp_path / "file")], capsys)
+    words = ["run", "fedavg", "--rounds", "0", "--quiet", "--out", str(tmp_path / "file" / "below")]
+    assert str(tmp_path / "file") in refused(words, capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", "dance", "run", "run fedsomething", "run fedavg --rond 3", "run fedavg --rounds x", "list food"],
+)
+def test_words_that_are_no_command(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    assert end.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "run --help", "run fedprox --help", "compare --help", "list --help"]
+)
+def test_help_ends_with_examples(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    assert not end.value.code
+    shown = capsys.readouterr().out
+    assert "  evenhand " in shown[shown.index("examples:") :]
+    assert max(len(line) for line in shown.splitlines() if not line.startswith("usage:")) <= 80
+
+
+def test_version_in_a_process_of_its_own() -> None:
+    command = [sys.executable, "-m", "evenhand.cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert done.stdout == f"evenhand {__version__}\n"

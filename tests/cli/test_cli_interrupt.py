@@ -1,0 +1,65 @@
+"""Ctrl-C ends a run with exit code 130 and a folder that can be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from evenhand.cli import main
+
+FILES = {"config.json", "metrics.jsonl", "clients.csv", "summary.json", "report.html"}
+
+
+def test_ctrl_c_leaves_a_usable_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a"
+    words = ["run", "fedavg", "--clients", "5", "--rounds", "1000000", "--eval-every", "1", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evenhand.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+    try:
+        metrics = out / "metrics.jsonl"
+        until = time.monotonic() + 100
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 5) and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        shown, complaints = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in complaints
+    assert "Stopped after round" in shown
+
+    assert {path.name for path in out.iterdir()} == FILES
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["interrupted"] is True
+    assert summary["rounds"] == lines[-1]["round"] == summary["last"]["round"] >= 4
+
+    assert main(["compare", str(out)]) == 0
+    assert "Interrupted before its last round" in capsys.readouterr().out
+    # What was done before Ctrl-C is exactly what a run of that many rounds does.
+    words = [
+        "run",
+        "--config",
+        str(out),
+        "--rounds",
+        str(lines[3]["round"]),
+        "--out",
+        str(tmp_path / "b"),
+        "--quiet",
+    ]
+    assert main(words) == 0
+    assert [
+        json.loads(line) for line in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()
+    ] == lines[:4]

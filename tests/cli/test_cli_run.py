@@ -1,0 +1,164 @@
+"""``evenhand run``: the folder it leaves, the numbers in it, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand.cli import main
+
+FILES = {"config.json", "metrics.jsonl", "clients.csv", "summary.json", "report.html"}
+QUICK = [
+    "--data",
+    "digits",
+    "--clients",
+    "6",
+    "--rounds",
+    "4",
+    "--cohort",
+    "3",
+    "--eval-every",
+    "2",
+    "--quiet",
+]
+
+
+def run(out: Path, method: str, *words: str) -> int:
+    return main(["run", method, *QUICK, *words, "--out", str(out)])
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the page out, which takes as long as the training, where a test is not about it."""
+    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "a"
+    assert run(out, "fedprox", "--mu", "0.5", "--seed", "3", "--stragglers", "0.5", "--lr", "0.05") == 0
+    return out
+
+
+def test_a_run_leaves_five_files(folder: Path) -> None:
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_files_hold_what_simulate_gives(folder: Path) -> None:
+    data = eh.data.load("digits", clients=6)
+    model = eh.models.softmax_regression(features=64, classes=10)
+    method = eh.algorithms.fedprox(model, mu=0.5, client_opt=optax.sgd(0.05), epochs=1, batch_size=10)
+    systems = eh.systems.stragglers(0.5)
+    expected = eh.simulate(method, data, rounds=4, cohort=3, seed=3, eval_every=2, systems=systems)
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == expected.history["round"].tolist()
+    np.testing.assert_allclose(
+        [line["train_loss"] for line in lines], expected.history["train_loss"], rtol=1e-6
+    )
+    with (folder / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["client"] for row in rows] == list(data.client_ids)
+    assert [int(row["train_rows"]) for row in rows] == data.train.sizes.tolist()
+    accuracy = expected.client_metrics("test")["accuracy"]
+    np.testing.assert_allclose([float(row["test_accuracy"]) for row in rows], accuracy, rtol=1e-6)
+    summary = read(folder / "summary.json")
+    assert summary["test"]["accuracy"]["worst10"] == pytest.approx(expected.summary()["worst10"], rel=1e-6)
+    assert (summary["rounds"], summary["interrupted"]) == (4, False)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_config_makes_the_same_run_again(folder: Path, tmp_path: Path) -> None:
+    config = str(folder / "config.json")
+    assert main(["run", "--config", config, "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    for name in ("metrics.jsonl", "clients.csv", "config.json"):
+        assert (tmp_path / "again" / name).read_text() == (folder / name).read_text()
+
+    other = ["run", f"--config={config}", "--seed", "4", "--rounds", "0", "--quiet"]
+    assert main([*other, "--out", str(tmp_path / "other")]) == 0
+    first = (folder / "metrics.jsonl").read_text().splitlines()[0]
+    assert (tmp_path / "other" / "metrics.jsonl").read_text() != f"{first}\n"
+    assert read(tmp_path / "other" / "config.json")["options"]["seed"] == 4
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_config_with_another_method_keeps_the_rest(folder: Path, tmp_path: Path) -> None:
+    words = ["run", "fedavg", "--config", str(folder), "--steps", "2", "--rounds", "0", "--quiet"]
+    assert main([*words, "--out", str(tmp_path / "b")]) == 0
+    old, new = read(folder / "config.json"), read(tmp_path / "b" / "config.json")
+    assert new["method"] == {"name": "fedavg", "server_lr": 1.0}
+    assert new["options"] == {**old["options"], "steps": 2, "rounds": 0}
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_config_says_when_the_data_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{'ab'[i % 2]},{i % 3},{i % 2}" for i in range(20)]
+    table.write_text("\n".join(["client,size,label", *rows]))
+    words = ["run", "fedavg", "--data", str(table), "--rounds", "0", "--out", str(tmp_path / "a"), "--quiet"]
+    assert main(words) == 0
+    again = ["run", "--config", str(tmp_path / "a"), "--rounds", "0"]
+    assert main([*again, "--out", str(tmp_path / "b")]) == 0
+    assert "numbers" not in capsys.readouterr().err
+    table.write_text("\n".join(["client,size,label", *rows, "a,2,1"]))
+    assert main([*again, "--out", str(tmp_path / "c")]) == 0
+    assert "The data are not those of" in capsys.readouterr().err
+
+
+def test_a_full_folder_is_refused_until_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    (out / "summary.json").write_text("old")
+    assert run(out, "fedavg") == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert (out / "summary.json").read_text() == "old"
+    assert run(out, "fedavg", "--overwrite", "--rounds", "0") == 0
+    assert read(out / "summary.json")["rounds"] == 0
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in QUICK if word != "--quiet"]
+    assert main(["run", "fedavg", *words, "--out", str(tmp_path / "a")]) == 0
+    shown = capsys.readouterr()
+    assert "worst" in shown.out
+    assert f"Report: {tmp_path / 'a' / 'report.html'}" in shown.out
+    assert "round 4 of 4, loss" in shown.err
+    assert "digits: 6 clients, 1,435 training and 362 test rows" in shown.out
+    assert run(tmp_path / "b", "fedavg", "--rounds", "0") == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_divergence_is_said_and_stays_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in QUICK if word != "--quiet"]
+    out = tmp_path / "a"
+    assert main(["run", "fedavg", *words, "--server-lr", "3e38", "--lr", "1e3", "--out", str(out)]) == 0
+    assert "Training diverged" in capsys.readouterr().out
+    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["train_loss"] is None
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_regression_is_summarised_by_its_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{'abc'[i % 3]},{i / 30},{2 * i / 30 + 1}" for i in range(30)]
+    table.write_text("\n".join(["who,x,y", *rows]))
+    words = ["--data", str(table), "--client-column", "who", "--label-column", "y", "--regression"]
+    assert main(["run", "fedavg", *words, "--rounds", "5", "--out", str(tmp_path / "a")]) == 0
+    assert "test loss over clients" in capsys.readouterr().out
+    summary, lines = read(tmp_path / "a" / "summary.json"), (tmp_path / "a" / "metrics.jsonl").read_text()
+    assert "accuracy" not in summary["test"]
+    assert json.loads(lines.splitlines()[0])["train_loss"] > json.loads(lines.splitlines()[-1])["train_loss"]

@@ -1,0 +1,40 @@
+"""The README's Python blocks run as they stand, one after the other, and its commands are real."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from evenhand.cli import main
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MARKED = re.compile(r"<!-- test -->\n```python\n(.*?)```", re.DOTALL)
+
+
+def test_python_blocks_and_the_command_on_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = MARKED.findall(README)
+    assert len(blocks) == README.count("```python") >= 5
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert (tmp_path / "report.html").exists()
+    accuracy, worst = map(float, capsys.readouterr().out.split("\n")[0].split())
+    assert 0.5 < worst < accuracy < 1
+
+    command = next(line for line in README.splitlines() if "--data visits.csv" in line)
+    assert main([*shlex.split(command)[1:], "--quiet"]) == 0
+    assert (tmp_path / "runs" / "visits" / "report.html").exists()
+
+
+def test_links_to_files_exist() -> None:
+    root = Path(__file__).parents[2]
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
+    assert links
+    assert [link for link in links if not (root / link).exists()] == []
