@@ -1,10 +1,11 @@
 r"""How a round's cohort is drawn.
 
-The two schemes of the literature make the expected average the objective :math:`\sum_k p_k F_k(w)`, with
-:math:`p_k = n_k / n`, in two ways:
+The two schemes of the literature both aim at the objective :math:`\sum_k p_k F_k(w)`, :math:`p_k = n_k / n`:
 
-* scheme A, ``proportional(replace=True)``: client ``k`` is drawn with probability :math:`p_k`, plain mean;
-* scheme B, ``uniform()``: clients are drawn uniformly without replacement, mean weighted by :math:`n_k`.
+* scheme A, ``proportional(replace=True)``: client ``k`` is drawn with probability :math:`p_k`, plain mean; the
+  expected average is exactly :math:`\sum_k p_k v_k`;
+* scheme B, ``uniform()``: clients are drawn uniformly without replacement, mean weighted by :math:`n_k`; a ratio of
+  two sums, hence exact in expectation only for clients of equal size or for a cohort of everybody.
 
 Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, section 5.1 and figure 12.
 """

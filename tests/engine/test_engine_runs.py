@@ -105,6 +105,7 @@ def test_liars_send_what_the_attack_says_and_nobody_else():
         ({"rounds": 1, "cohort": 0}, "cohort=0"),
         ({"rounds": 1, "eval_every": 0}, "eval_every=0"),
         ({"rounds": 1, "lanes": 0}, "lanes=0"),
+        ({"rounds": 1, "attack": Attack(fraction=1.5)}, "fraction=1.5"),
     ],
 )
 def test_numbers_out_of_range_get_a_sentence(wrong, words):

@@ -1,0 +1,72 @@
+"""What the identity tests share: small runs, each method compiled once."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import evenhand as eh
+from evenhand.types import Algorithm
+
+MODEL = eh.testing.toy_model()
+DATA = eh.testing.toy_data()
+ROUNDS = 3
+_BATCHES: dict[str, Any] = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
+_STEPS: dict[str, Any] = {"client_opt": optax.sgd(0.1), "steps": 3}
+_WHOLE = eh.sampling.uniform(weighted=False)
+
+METHODS: dict[str, Algorithm] = {
+    "fedavg, batches": eh.algorithms.fedavg(MODEL, **_BATCHES),
+    "fedavg keeping, batches": eh.algorithms.fedavg(MODEL, keep_partial=True, **_BATCHES),
+    "fedprox 0, batches": eh.algorithms.fedprox(MODEL, mu=0.0, **_BATCHES),
+    "fedprox 0.1, batches": eh.algorithms.fedprox(MODEL, mu=0.1, **_BATCHES),
+    "fedavg": eh.algorithms.fedavg(MODEL, **_STEPS),
+    "fedavg, clients alike": eh.algorithms.fedavg(MODEL, sampling=_WHOLE, **_STEPS),
+    "fedavg, scheme A": eh.algorithms.fedavg(MODEL, sampling=eh.sampling.proportional(), **_STEPS),
+    "fedavg, half a step": eh.algorithms.fedavg(MODEL, server_opt=optax.sgd(0.5), **_STEPS),
+    "fedavgm 0": eh.algorithms.fedavg(MODEL, server_opt=eh.server_opt.fedavgm(momentum=0.0), **_STEPS),
+    "fedavgm 0.9": eh.algorithms.fedavg(MODEL, server_opt=eh.server_opt.fedavgm(momentum=0.9), **_STEPS),
+    "fedprox 1": eh.algorithms.fedprox(MODEL, mu=1.0, **_STEPS),
+    "fedprox adaptive from 1": eh.algorithms.fedprox_adaptive(MODEL, mu0=1.0, **_STEPS),
+    "feddane 1": eh.algorithms.feddane(MODEL, mu=1.0, **_STEPS),
+    "scaffold": eh.algorithms.scaffold(MODEL, **_STEPS),
+}
+SYSTEMS = {share: eh.systems.stragglers(share) for share in (0.0, 0.5, 1.0)}
+
+
+def flat(params: Any) -> np.ndarray:
+    """All numbers of a tree."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+
+
+def runs(
+    method: str,
+    data: eh.data.FederatedDataset = DATA,
+    *,
+    rounds: int = ROUNDS,
+    slow: float | None = None,
+    cohort: int | None = None,
+    seed: int = 0,
+) -> list[eh.Run]:
+    """The run after each round, the first before any."""
+    systems = None if slow is None else SYSTEMS[slow]
+    return list(
+        eh.simulation.iterate(
+            METHODS[method], data, rounds=rounds, cohort=cohort, seed=seed, eval_every=1, systems=systems
+        )
+    )
+
+
+@cache
+def path(method: str, slow: float | None = None, cohort: int | None = None, seed: int = 0) -> np.ndarray:
+    """The parameters before each round and after the last, one row each."""
+    return np.stack([flat(run.params) for run in runs(method, slow=slow, cohort=cohort, seed=seed)])
+
+
+def gap(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference."""
+    return float(np.abs(a - b).max())

@@ -1,0 +1,408 @@
+"""The shape of the source: who may import whom, how long things may be, what is exported.
+
+Each rule is a function from a module's source to its violations, and is tried on a source that breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import evenhand
+
+ROOT = Path(evenhand.__file__).parent
+FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+# Who may import whom, bottom up; everybody may import what is under their own name.
+_BASE = {"errors", "types", "tree", "permutation", "streams"}
+_WORK = _BASE | {"local", "sampling", "systems", "server_opt"}
+_METHODS = _WORK | {"aggregators", "algorithms"}
+_MEASURED = _METHODS | {"data", "models", "evaluation"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "_version": set(),
+    "types": set(),
+    "tree": {"types"},
+    "permutation": {"types"},
+    "streams": {"types"},
+    "local": _BASE,
+    "sampling": _BASE,
+    "systems": _BASE,
+    "server_opt": _BASE,
+    "data": {"errors", "types"},
+    "models": {"errors", "types"},
+    "aggregators": _WORK,
+    "algorithms": _WORK | {"aggregators"},
+    "evaluation": _METHODS | {"data", "models", "_version"},
+    "simulation": _MEASURED,
+    "testing": _MEASURED | {"simulation"},
+    "cli": _MEASURED | {"simulation", "testing", "_version"},
+}
+NUMPY_RANDOM = {"BitGenerator", "Generator", "PCG64", "Philox", "SeedSequence", "default_rng"}
+Rule = Callable[[str, str], list[str]]
+
+
+# --- the rules: (path below src/evenhand, source) -> violations --------------------------------------------------
+
+
+def imports_point_down(path: str, source: str) -> list[str]:
+    owner = _package(path)
+    if owner == "__init__":
+        return []
+    if owner not in MAY_IMPORT:
+        return [f"{owner} has no place in the order of imports"]
+    allowed = MAY_IMPORT[owner] | {owner}
+    return [f"{owner} imports {name}" for name in _imported(path, source) if name not in allowed]
+
+
+def files_are_short(path: str, source: str) -> list[str]:
+    # A method's file holds its documentation too; the front of a package only lists names.
+    method = path.startswith("algorithms/") and not path.endswith("__init__.py")
+    lines, most = len(source.splitlines()), 150 if method else 300
+    return [f"{lines} lines, more than {most}"] if lines > most else []
+
+
+def functions_are_short(path: str, source: str) -> list[str]:
+    found = []
+    for node in _functions(source):
+        lines = _lines(node) - sum(_lines(doc) for doc in _docstrings(node))
+        if lines > 60:
+            found.append(f"{node.name} has {lines} lines")
+    return found
+
+
+def no_keyword_pass_through(path: str, source: str) -> list[str]:
+    nodes = ast.walk(ast.parse(source))
+    return [
+        f"line {node.lineno}: **{node.args.kwarg.arg}"
+        for node in nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and node.args.kwarg
+    ]
+
+
+def no_computed_attribute_names(path: str, source: str) -> list[str]:
+    return [
+        f"line {node.lineno}: {name}() of a computed name"
+        for node, name in _calls(source)
+        if name in {"getattr", "setattr", "delattr"}
+        and not (len(node.args) > 1 and isinstance(node.args[1], ast.Constant))
+    ]
+
+
+def no_global_randomness(path: str, source: str) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(
+                attr=name, value=ast.Attribute(attr="random", value=ast.Name(id="np" | "numpy"))
+            ) if name not in NUMPY_RANDOM:
+                found.append(f"line {node.lineno}: np.random.{name}")
+            case ast.ImportFrom(module="numpy.random", names=names):
+                bad = [alias.name for alias in names if alias.name not in NUMPY_RANDOM]
+                found += [f"line {node.lineno}: numpy.random.{name}" for name in bad]
+            case ast.Import(names=names):
+                found += [f"line {node.lineno}: random" for alias in names if alias.name == "random"]
+            case ast.ImportFrom(module="random"):
+                found.append(f"line {node.lineno}: random")
+            case _:
+                pass
+    return found
+
+
+def nothing_left_undone(path: str, source: str) -> list[str]:
+    words = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
+    return [
+        f"line {number}: {match[0]}"
+        for number, line in enumerate(source.splitlines(), start=1)
+        if (match := words.search(line))
+    ]
+
+
+def methods_know_no_engine(path: str, source: str) -> list[str]:
+    if not path.startswith("algorithms/"):
+        return []
+    far = {"simulation", "data", "cli", "evaluation", "testing", "models", "deploy"}
+    return [f"imports {name}" for name in _imported(path, source) if name in far]
+
+
+def methods_inherit_nothing(path: str, source: str) -> list[str]:
+    allowed = {"NamedTuple", "Protocol", "IntEnum", "Enum"}
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    return [
+        f"{node.name} inherits {ast.unparse(base)}"
+        for node in classes
+        for base in node.bases
+        if path.startswith(("algorithms/", "aggregators/")) and ast.unparse(base) not in allowed
+    ]
+
+
+RULES: list[Rule] = [
+    imports_point_down,
+    files_are_short,
+    functions_are_short,
+    no_keyword_pass_through,
+    no_computed_attribute_names,
+    no_global_randomness,
+    nothing_left_undone,
+    methods_know_no_engine,
+    methods_inherit_nothing,
+]
+
+
+# --- reading source ----------------------------------------------------------------------------------------------
+
+
+def _package(path: str) -> str:
+    return path.split("/")[0].removesuffix(".py")
+
+
+def _imported(path: str, source: str) -> Iterator[str]:
+    """The first name below ``evenhand`` of each import, wherever it stands in the file."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "evenhand":
+                    yield [*alias.name.split("."), "(everything)"][1]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                folder = ["evenhand", *path.split("/")[:-1]]
+                module = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]
+            else:
+                module = (node.module or "").split(".")
+            module = [part for part in module if part]
+            if module[:1] == ["evenhand"]:
+                yield from module[1:2] or [alias.name for alias in node.names]
+
+
+def _functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    nodes = ast.walk(ast.parse(source))
+    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def _docstrings(function: ast.AST) -> Iterator[ast.AST]:
+    """The docstrings of a function and of what is defined inside it."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(
+            node
+        ):
+            yield node.body[0]
+
+
+def _lines(node: Any) -> int:
+    return node.end_lineno - node.lineno + 1
+
+
+def _calls(source: str) -> Iterator[tuple[ast.Call, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node, node.func.id
+
+
+# --- the source keeps them ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_source_keeps_the_rule(rule: Rule) -> None:
+    found = [f"{path}: {what}" for path in FILES for what in rule(path, (ROOT / path).read_text("utf-8"))]
+    assert not found, "\n".join(found)
+
+
+def test_all_of_the_source_is_read() -> None:
+    assert len(FILES) > 40
+    assert {"types.py", "algorithms/fedavg.py", "simulation/_engine.py", "cli/__main__.py"} <= set(FILES)
+    packages = {_package(path) for path in FILES} - {"__init__"}
+    assert packages == set(MAY_IMPORT), "the order of imports names what exists"
+
+
+def test_the_order_of_imports_is_an_order() -> None:
+    rank: dict[str, int] = {}
+    while len(rank) < len(MAY_IMPORT):
+        ready = {name for name, below in MAY_IMPORT.items() if name not in rank and below <= set(rank)}
+        assert ready, "a circle"
+        rank |= dict.fromkeys(ready, len(rank))
+    assert (
+        rank["cli"]
+        > rank["simulation"]
+        > rank["algorithms"]
+        > rank["aggregators"]
+        > rank["local"]
+        > rank["types"]
+    )
+
+
+# --- what is exported --------------------------------------------------------------------------------------------
+
+
+def unfinished_exports(module: ModuleType) -> list[str]:
+    """What is wrong with a module's ``__all__``."""
+    names = vars(module).get("__all__")
+    if names is None:
+        return [f"{module.__name__} has no __all__"]
+    found = []
+    for name in names:
+        if name not in vars(module):
+            found.append(f"{module.__name__}.{name} does not exist")
+        elif not _is_documented(vars(module)[name], name):
+            found.append(f"{module.__name__}.{name} has no docstring")
+    if sorted(set(names)) != sorted(names):
+        found.append(f"{module.__name__}.__all__ repeats itself")
+    return found
+
+
+def _is_documented(value: Any, name: str) -> bool:
+    home = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+    if not (inspect.ismodule(value) or callable(value)) or not str(home).startswith("evenhand"):
+        return True  # a constant, or an alias of what others made
+    documentation = inspect.getdoc(value) or ""
+    # Named tuples and dataclasses are given their signature for a docstring.
+    return bool(documentation) and not documentation.startswith(f"{name}(")
+
+
+def _modules(public: bool) -> list[str]:
+    names = []
+    for path in FILES:
+        parts = path.removesuffix(".py").split("/")
+        is_public = not any(part.startswith("_") and part != "__init__" for part in parts)
+        if is_public == public and parts[-1] != "__main__":
+            names.append(".".join(["evenhand", *(part for part in parts if part != "__init__")]))
+    return names
+
+
+@pytest.mark.parametrize("public", [True, False], ids=["public", "private"])
+def test_every_module_exports_what_it_says(public: bool) -> None:
+    found = []
+    for name in _modules(public):
+        module = importlib.import_module(name)
+        if public or hasattr(module, "__all__"):
+            found += unfinished_exports(module)
+    assert not found, "\n".join(found)
+
+
+def test_public_modules_are_documented() -> None:
+    assert not [name for name in _modules(True) if not importlib.import_module(name).__doc__]
+
+
+def test_the_front_page_is_short() -> None:
+    assert len(evenhand.__all__) <= 30
+    assert list(evenhand.__all__) == sorted(evenhand.__all__)
+    assert not [name for name in evenhand.__all__ if name not in vars(evenhand)]
+
+
+# --- each rule catches what it is for ----------------------------------------------------------------------------
+
+_LONG = "def long():\n" + "    x = 1\n" * 60
+_LONG_TEXT = 'def short():\n    """' + "text\n" * 80 + '"""\n    return 1\n'
+_INNER_TEXT = (
+    'def short():\n    def inner():\n        """'
+    + "text\n" * 80
+    + '"""\n        return 1\n    return inner\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "source"),
+    [
+        (imports_point_down, "types.py", "from evenhand import tree"),
+        (imports_point_down, "types.py", "import evenhand"),
+        (imports_point_down, "tree.py", "def f():\n    import evenhand.local"),
+        (imports_point_down, "local.py", "from evenhand.aggregators import mean"),
+        (imports_point_down, "data/_dataset.py", "from evenhand.tree import add"),
+        (imports_point_down, "data/_dataset.py", "from ..tree import add"),
+        (imports_point_down, "models/_text.py", "from evenhand.data import load"),
+        (imports_point_down, "aggregators/mean.py", "from evenhand import algorithms, tree"),
+        (imports_point_down, "algorithms/fedavg.py", "from evenhand.simulation import Run"),
+        (imports_point_down, "evaluation/_flat.py", "from evenhand.simulation._run import Run"),
+        (imports_point_down, "simulation/_engine.py", "from evenhand.testing import toy_data"),
+        (imports_point_down, "testing/_toy.py", "from evenhand.cli import main"),
+        (imports_point_down, "novel.py", ""),
+        (files_are_short, "types.py", "\n" * 301),
+        (files_are_short, "algorithms/fedavg.py", "\n" * 151),
+        (functions_are_short, "local.py", _LONG),
+        (functions_are_short, "local.py", "class C:\n    async " + _LONG.replace("\n", "\n    ")),
+        (no_keyword_pass_through, "local.py", "def f(x, **options): pass"),
+        (no_keyword_pass_through, "local.py", "f = lambda **options: options"),
+        (no_computed_attribute_names, "local.py", "getattr(module, name)"),
+        (no_computed_attribute_names, "local.py", "setattr(module, 'a' + name, 1)"),
+        (no_global_randomness, "local.py", "import numpy as np\nx = np.random.normal()"),
+        (no_global_randomness, "local.py", "np.random.seed(0)"),
+        (no_global_randomness, "local.py", "np.random.RandomState(0)"),
+        (no_global_randomness, "local.py", "from numpy.random import rand"),
+        (no_global_randomness, "local.py", "import random"),
+        (no_global_randomness, "local.py", "from random import choice"),
+        (nothing_left_undone, "local.py", "x = 1  # TODO"),
+        (nothing_left_undone, "local.py", "raise NotImplementedError"),
+        (methods_know_no_engine, "algorithms/fedavg.py", "from evenhand.data import FederatedDataset"),
+        (methods_know_no_engine, "algorithms/fedavg.py", "from evenhand import cli"),
+        (methods_inherit_nothing, "algorithms/fedprox.py", "class FedProx(FedAvg): pass"),
+    ],
+)
+def test_the_rule_catches(rule: Rule, path: str, source: str) -> None:
+    assert rule(path, source)
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "source"),
+    [
+        (
+            imports_point_down,
+            "local.py",
+            "import jax\nfrom evenhand import tree\nfrom evenhand.types import Model",
+        ),
+        (imports_point_down, "simulation/_run.py", "from evenhand.simulation._round import Rows"),
+        (imports_point_down, "__init__.py", "from evenhand import cli"),
+        (files_are_short, "types.py", "\n" * 300),
+        (functions_are_short, "local.py", _LONG.replace("    x = 1\n", "", 1)),
+        (functions_are_short, "local.py", _LONG_TEXT),
+        (functions_are_short, "local.py", _INNER_TEXT),
+        (no_keyword_pass_through, "local.py", "def f(x, *, a): g(**{'a': a})"),
+        (no_computed_attribute_names, "local.py", "getattr(module, 'name', None)"),
+        (
+            no_global_randomness,
+            "local.py",
+            "np.random.default_rng(0)\njax.random.normal(key)\nrandom.normal()",
+        ),
+        (nothing_left_undone, "local.py", "TODOS = 1"),
+        (methods_know_no_engine, "cli/_run.py", "from evenhand.data import load"),
+        (methods_inherit_nothing, "algorithms/fedavg.py", "class State(NamedTuple):\n    x: int"),
+    ],
+)
+def test_the_rule_allows(rule: Rule, path: str, source: str) -> None:
+    assert not rule(path, source)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("x = 1", "no __all__"),
+        ("__all__ = ['x']", "does not exist"),
+        ("__all__ = ['f']\ndef f(): pass", "no docstring"),
+        ("__all__ = ['C']\nclass C: pass", "no docstring"),
+        ("__all__ = ['C']\nfrom typing import NamedTuple\nclass C(NamedTuple):\n    x: int", "no docstring"),
+        (
+            "__all__ = ['C']\nfrom dataclasses import dataclass\n@dataclass\nclass C:\n    x: int",
+            "no docstring",
+        ),
+        ("__all__ = ['f', 'f']\ndef f():\n    'It does.'", "repeats itself"),
+    ],
+)
+def test_unfinished_exports_are_caught(source: str, words: str) -> None:
+    assert any(words in what for what in unfinished_exports(_module(source)))
+
+
+def test_finished_exports_are_allowed() -> None:
+    source = "import jax\n__all__ = ['Array', 'LIMIT', 'f']\nArray = jax.Array\nLIMIT = 3\ndef f():\n    'It does.'"
+    assert not unfinished_exports(_module(source))
+
+
+def _module(source: str) -> ModuleType:
+    module = ModuleType("evenhand.made_up")
+    exec(compile(source, "made_up", "exec", dont_inherit=True), vars(module))
+    return module

@@ -1,0 +1,117 @@
+"""Reducing uploads outside a run."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.aggregators import aggregate, mean
+from evenhand.types import Stack, Sum, Upload
+
+_RNG = np.random.default_rng(0)
+_DELTAS = {"w": _RNG.normal(size=(5, 3, 2)).astype(np.float32), "b": _RNG.normal(size=5).astype(np.float32)}
+_WEIGHTS = np.array([3.0, 1.0, 10.0, 0.0, 2.0], np.float32)
+
+
+def test_mean_is_weighted() -> None:
+    direction = aggregate(mean(), _DELTAS, weights=_WEIGHTS)
+    for name, deltas in _DELTAS.items():
+        expected = np.average(deltas.astype(np.float64), axis=0, weights=_WEIGHTS)
+        np.testing.assert_allclose(direction[name], expected, rtol=1e-5, atol=1e-6)
+        assert direction[name].shape == deltas.shape[1:]
+    plain = aggregate(mean(), _DELTAS)
+    np.testing.assert_allclose(plain["w"], _DELTAS["w"].mean(axis=0), rtol=1e-5, atol=1e-6)
+    assert np.abs(plain["w"] - direction["w"]).max() > 0.1
+
+
+def test_only_ratios_of_weights_count() -> None:
+    one, other = (aggregate(mean(), _DELTAS, weights=c * _WEIGHTS)["w"] for c in (1.0, 0.001))
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_all_weights_zero_give_zeros() -> None:
+    direction = aggregate(mean(), _DELTAS, weights=np.zeros(5))
+    assert not np.asarray(direction["w"]).any()
+    assert float(direction["b"]) == 0.0
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_one_bad_upload_spoils_the_mean(poison: float, weight: float) -> None:
+    deltas = np.ones((4, 2), np.float32)
+    deltas[2, 0] = poison
+    direction = aggregate(mean(), deltas, weights=np.array([1.0, 1.0, weight, 1.0]))
+    assert not np.isfinite(direction[0])
+    assert float(direction[1]) == 1.0
+
+
+def test_one_upload_is_returned() -> None:
+    direction = aggregate(mean(), {"w": _DELTAS["w"][:1]}, weights=np.array([7.0]))
+    np.testing.assert_allclose(direction["w"], _DELTAS["w"][0], rtol=1e-6)
+
+
+_LOSS_WEIGHTED = mean()._replace(
+    weigh=lambda reports, ids, state: (reports.weight * reports.loss, state), needs_loss=True
+)
+
+
+def test_weights_may_be_made_of_the_losses() -> None:
+    losses = np.array([0.1, 2.0, 0.5, 3.0, 1.0], np.float32)
+    direction = aggregate(_LOSS_WEIGHTED, _DELTAS, weights=_WEIGHTS, losses=losses)
+    expected = np.average(_DELTAS["w"], axis=0, weights=_WEIGHTS * losses)
+    np.testing.assert_allclose(direction["w"], expected, rtol=1e-4, atol=1e-6)
+    with pytest.raises(eh.EvenhandError, match="losses="):
+        aggregate(_LOSS_WEIGHTED, _DELTAS)
+
+
+def test_a_sum_in_two_passes() -> None:
+    # The first pass finds the mean, the second the mean of what lies within 1 of it: state carries over.
+    def lift(upload: Upload, state: tuple[jnp.ndarray, jnp.ndarray]) -> tuple[jnp.ndarray, jnp.ndarray]:
+        number, centre = state
+        near = jnp.where((number == 0) | (jnp.abs(upload.delta - centre) <= 1.0), 1.0, 0.0)
+        return near * upload.delta, near
+
+    def lower(
+        total: tuple[jnp.ndarray, jnp.ndarray], state: tuple[jnp.ndarray, jnp.ndarray], key: object
+    ) -> object:
+        centre = total[0] / total[1]
+        return centre, (state[0] + 1, centre)
+
+    trimmed = Sum(lambda like: (jnp.int32(0), jnp.zeros_like(like)), lift, lower, passes=2)
+    deltas = np.array([0.0, 0.5, 0.5, 3.0], np.float32)
+    assert float(aggregate(trimmed, deltas)) == pytest.approx(1 / 3)
+    assert float(aggregate(trimmed._replace(passes=1), deltas)) == 1.0
+
+
+def test_a_stack_sees_every_upload() -> None:
+    largest = Stack(
+        lambda like: (), lambda uploads, state, key: (uploads.delta[jnp.argmax(uploads.weight)], state)
+    )
+    assert aggregate(largest, _DELTAS["w"], weights=_WEIGHTS).tolist() == _DELTAS["w"][2].tolist()
+
+
+def test_draws_depend_on_the_seed() -> None:
+    random = Stack(
+        lambda like: (), lambda uploads, state, key: (uploads.delta[0] + jax.random.normal(key), state)
+    )
+    draws = [float(aggregate(random, _DELTAS["b"], seed=seed)) for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.parametrize(
+    ("deltas", "weights", "words"),
+    [
+        ({"a": np.zeros((3, 2)), "b": np.zeros(4)}, None, "leading axes"),
+        (np.zeros((0, 2)), None, "leading axes"),
+        (np.float32(1.0), None, "leading axes"),
+        ((), None, "leading axes"),
+        (np.zeros((3, 2)), np.ones(2), r"must be \(3,\)"),
+        (np.zeros((3, 2)), np.ones((3, 1)), r"must be \(3,\)"),
+    ],
+)
+def test_uploads_that_do_not_fit_are_refused(deltas: object, weights: object, words: str) -> None:
+    with pytest.raises(eh.EvenhandError, match=words):
+        aggregate(mean(), deltas, weights=weights)

@@ -1,0 +1,144 @@
+"""The shuffle that is computed entry by entry: a permutation for every size, and a fair one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from evenhand import permutation
+from evenhand.streams import Purpose, client_stream, stream
+from evenhand.types import Array
+
+_LARGE = 2**20 + 7
+
+
+def _keys(count: int) -> Array:
+    root = stream(jax.random.key(5), Purpose.WORK)
+    return jax.vmap(lambda client: client_stream(root, client))(jnp.arange(count))
+
+
+def _orders(count: int, size: int, epoch: int = 0) -> np.ndarray:
+    """The permutations ``(count, size)`` that as many clients' keys name."""
+    # Not the compiled ``permute``: it would remember the number of rounds that a test changes.
+    body = permutation.permute.__wrapped__
+
+    def order(key: Array) -> Array:
+        return body(jnp.arange(size), jnp.int32(size), permutation.words(key), jnp.int32(epoch))
+
+    return np.asarray(jax.jit(jax.vmap(order))(_keys(count)))
+
+
+def _codes(orders: np.ndarray) -> np.ndarray:
+    """The number, 0 to 23, of each permutation of 4."""
+    number = {order: code for code, order in enumerate(itertools.permutations(range(4)))}
+    return np.array([number[tuple(order)] for order in orders.tolist()])
+
+
+def _p_value(codes: np.ndarray, cells: int) -> float:
+    return float(stats.chisquare(np.bincount(codes, minlength=cells)).pvalue)
+
+
+def test_bijection_for_small_sizes() -> None:
+    positions, word = jnp.arange(40), permutation.words(jax.random.key(0))
+    orders = jax.vmap(lambda n: permutation.permute(positions, n, word, jnp.int32(3)))(jnp.arange(1, 41))
+    for n, order in enumerate(np.asarray(orders), start=1):
+        assert sorted(order[:n].tolist()) == list(range(n))
+
+
+@pytest.fixture(scope="module")
+def many() -> Callable[[int], np.ndarray]:
+    def order(size: int) -> np.ndarray:
+        word = permutation.words(jax.random.key(1))
+        return np.asarray(permutation.permute(jnp.arange(_LARGE), jnp.int32(size), word, jnp.int32(0)))
+
+    return order
+
+
+@pytest.mark.parametrize("size", [65_536, 65_537, 1_000_003, _LARGE])
+def test_bijection_for_large_sizes(many: Callable[[int], np.ndarray], size: int) -> None:
+    order = many(size)[:size]
+    assert np.array_equal(np.sort(order), np.arange(size))
+    assert np.mean(order == np.arange(size)) < 1e-3, "it hardly moves anything"
+
+
+def test_the_largest_size_does_not_overflow(many: Callable[[int], np.ndarray]) -> None:
+    order = many(2**31 - 1)
+    assert order.min() >= 0
+    assert len(np.unique(order)) == _LARGE
+    assert order.max() > 2**30, "the first positions must spread over all of the range"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_tiny_sizes(size: int) -> None:
+    orders = _orders(200, size)
+    assert set(map(tuple, orders.tolist())) == set(itertools.permutations(range(size)))
+
+
+def test_all_permutations_of_four_are_equally_likely() -> None:
+    assert _p_value(_codes(_orders(24_000, 4)), 24) > 1e-3
+
+
+def test_fewer_rounds_are_not_fair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permutation, "_ROUNDS", 3)
+    assert _p_value(_codes(_orders(24_000, 4)), 24) < 1e-9
+
+
+def test_all_epochs_of_one_word_are_equally_likely() -> None:
+    word = permutation.words(jax.random.key(2))
+    orders = jax.vmap(lambda epoch: permutation.permute(jnp.arange(4), jnp.int32(4), word, epoch))
+    codes = _codes(np.asarray(orders(jnp.arange(24_000))))
+    assert _p_value(codes, 24) > 1e-3
+    successive = codes[:-1] * 24 + codes[1:]
+    assert _p_value(successive, 24 * 24) > 1e-3
+    assert _p_value(codes[:-1] * 24 + codes[:-1], 24 * 24) < 1e-9, "the test sees dependence"
+
+
+def test_pairs_of_a_larger_size_are_fair() -> None:
+    size = 13
+    orders = _orders(20_000, size)
+    for first, second in ((0, 1), (3, 12)):
+        pairs = orders[:, first] * size + orders[:, second]
+        counts = np.bincount(pairs, minlength=size * size).reshape(size, size)
+        assert np.trace(counts) == 0
+        off_diagonal = counts[~np.eye(size, dtype=bool)]
+        assert stats.chisquare(off_diagonal).pvalue > 1e-3
+
+
+def test_epochs_and_words_name_different_orders() -> None:
+    words = jax.vmap(permutation.words)(_keys(4))
+    order = jax.vmap(lambda word, epoch: permutation.permute(jnp.arange(40), jnp.int32(40), word, epoch))
+    orders = np.asarray(order(jnp.repeat(words, 4, axis=0), jnp.tile(jnp.arange(4), 4)))
+    assert len(np.unique(orders, axis=0)) == 16
+    again = permutation.permute(jnp.arange(40), jnp.int32(40), words[1], jnp.int32(1))
+    assert again.tolist() == orders[5].tolist(), "the same word and epoch name the same order"
+
+
+def test_both_words_count() -> None:
+    word = jnp.array([7, 9], jnp.uint32)
+    orders = {
+        tuple(np.asarray(permutation.permute(jnp.arange(40), jnp.int32(40), w, jnp.int32(0))).tolist())
+        for w in (word, word + jnp.array([1, 0], jnp.uint32), word + jnp.array([0, 1], jnp.uint32))
+    }
+    assert len(orders) == 3
+
+
+def test_words_of_different_keys_differ() -> None:
+    words = np.asarray(jax.vmap(permutation.words)(_keys(1000)))
+    assert words.shape == (1000, 2)
+    assert words.dtype == np.uint32
+    assert len(np.unique(words, axis=0)) == 1000
+
+
+def test_positions_are_mapped_one_by_one() -> None:
+    word, size = permutation.words(jax.random.key(3)), jnp.int32(40)
+    whole = permutation.permute(jnp.arange(40), size, word, jnp.int32(1))
+    one = permutation.permute(jnp.int32(17), size, word, jnp.int32(1))
+    assert one.shape == ()
+    assert one.dtype == jnp.int32
+    assert int(one) == int(whole[17])

@@ -1,0 +1,228 @@
+"""How cohorts are drawn: frequencies against exact probabilities, and what the average then estimates."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evenhand.aggregators import aggregate, mean
+from evenhand.sampling import proportional, uniform
+from evenhand.streams import Purpose, stream
+from evenhand.types import Sampling
+
+_SIZES = np.array([1, 3, 8, 17, 5, 12])
+_P = _SIZES / _SIZES.sum()
+_N, _M, _ROUNDS = len(_SIZES), 3, 20_000
+_SCHEMES: dict[str, Sampling] = {
+    "uniform": uniform(),
+    "uniform with replacement": uniform(replace=True),
+    "proportional": proportional(),
+    "proportional without replacement": proportional(replace=False),
+}
+
+
+@cache
+def _cohorts(name: str) -> np.ndarray:
+    """The cohorts ``(rounds, m)`` of as many rounds."""
+    sizes = jnp.asarray(_SIZES, jnp.int32)
+    root = jax.random.key(11)
+    draw = jax.vmap(lambda t: _SCHEMES[name].draw(stream(root, Purpose.COHORT, t), sizes, _M))
+    return np.asarray(jax.jit(draw)(jnp.arange(_ROUNDS)))
+
+
+def _ordered_draws(p: np.ndarray, m: int) -> dict[tuple[int, ...], float]:
+    """The exact probability of each sequence of ``m`` successive draws without replacement."""
+    draws: dict[tuple[int, ...], float] = {}
+    for order in itertools.permutations(range(len(p)), m):
+        probability, left = 1.0, 1.0
+        for k in order:
+            probability *= p[k] / left
+            left -= p[k]
+        draws[order] = probability
+    return draws
+
+
+def _inclusion(p: np.ndarray, m: int) -> np.ndarray:
+    chance = np.zeros(len(p))
+    for order, probability in _ordered_draws(p, m).items():
+        chance[list(order)] += probability
+    return chance
+
+
+def _agrees(counts: np.ndarray, trials: int, p: np.ndarray) -> bool:
+    """Whether binomial counts lie within 4.5 standard deviations of their expectation."""
+    return bool((np.abs(counts - trials * p) <= 4.5 * np.sqrt(trials * p * (1 - p)) + 1e-9).all())
+
+
+def _counts(clients: np.ndarray) -> np.ndarray:
+    return np.bincount(clients.ravel(), minlength=_N)
+
+
+@pytest.mark.parametrize("name", _SCHEMES)
+def test_form(name: str) -> None:
+    cohorts = _cohorts(name)
+    assert cohorts.dtype == np.int32
+    assert cohorts.min() >= 0
+    assert cohorts.max() < _N
+    distinct = np.array([len(set(cohort)) == _M for cohort in cohorts.tolist()])
+    assert distinct.all() == ("without" in name or name == "uniform")
+    assert _SCHEMES[name].repeats != distinct.all()
+
+
+@pytest.mark.parametrize(
+    ("name", "each_draw"),
+    [("uniform with replacement", np.full(_N, 1 / _N)), ("proportional", _P)],
+)
+def test_draws_with_replacement(name: str, each_draw: np.ndarray) -> None:
+    cohorts = _cohorts(name)
+    for slot in range(_M):
+        assert _agrees(_counts(cohorts[:, slot]), _ROUNDS, each_draw)
+    pairs = np.bincount(cohorts[:, 0] * _N + cohorts[:, 1], minlength=_N * _N)
+    assert _agrees(pairs, _ROUNDS, np.outer(each_draw, each_draw).ravel()), (
+        "the draws of a round are independent"
+    )
+    wrong = _P if name == "uniform with replacement" else np.full(_N, 1 / _N)
+    assert not _agrees(_counts(cohorts[:, 0]), _ROUNDS, wrong)
+
+
+def test_uniform_without_replacement() -> None:
+    cohorts = _cohorts("uniform")
+    assert _agrees(_counts(cohorts), _ROUNDS, np.full(_N, _M / _N))
+    subsets = list(itertools.combinations(range(_N), _M))
+    place = {subset: i for i, subset in enumerate(subsets)}
+    counts = np.bincount([place[tuple(sorted(c))] for c in cohorts.tolist()], minlength=len(subsets))
+    assert _agrees(counts, _ROUNDS, np.full(len(subsets), 1 / len(subsets))), "all subsets are equally likely"
+    assert not _agrees(_counts(cohorts), _ROUNDS, _inclusion(_P, _M))
+
+
+def test_proportional_without_replacement() -> None:
+    cohorts = _cohorts("proportional without replacement")
+    exact = _ordered_draws(_P, _M)
+    assert _agrees(_counts(cohorts), _ROUNDS, _inclusion(_P, _M))
+    assert _agrees(_counts(cohorts[:, 0]), _ROUNDS, _P), "the first draw is proportional"
+    place = {order: i for i, order in enumerate(exact)}
+    counts = np.bincount([place[tuple(c)] for c in cohorts.tolist()], minlength=len(exact))
+    assert _agrees(counts, _ROUNDS, np.array(list(exact.values())))
+    naive = np.minimum(_M * _P, 1.0)
+    assert not _agrees(_counts(cohorts), _ROUNDS, naive), "the chance to take part is not proportional"
+
+
+@pytest.mark.parametrize("name", _SCHEMES)
+def test_rounds_are_independent(name: str) -> None:
+    first = _cohorts(name)[:, 0]
+    marginal = _P if name.startswith("proportional") else np.full(_N, 1 / _N)
+    joint = np.outer(marginal, marginal).ravel()
+    assert _agrees(np.bincount(first[:-1] * _N + first[1:], minlength=_N * _N), _ROUNDS - 1, joint)
+    assert not _agrees(np.bincount(first * _N + first, minlength=_N * _N), _ROUNDS, joint)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "weights"),
+    [
+        (uniform(), _SIZES),
+        (uniform(weighted=False), np.ones(_N)),
+        (proportional(), np.ones(_N)),
+        (proportional(weighted=True), _SIZES),
+    ],
+)
+def test_weights(sampling: Sampling, weights: np.ndarray) -> None:
+    told = sampling.weight(jnp.asarray(_SIZES, jnp.int32))
+    assert told.dtype == jnp.float32
+    assert told.tolist() == weights.tolist()
+
+
+_VALUES = np.array([4.0, -1.0, 0.5, 2.0, 10.0, -3.0])
+
+
+def _averages(name: str) -> np.ndarray:
+    """What the server's average of ``_VALUES`` comes to in each round."""
+    cohorts = _cohorts(name)
+    weights = np.asarray(_SCHEMES[name].weight(jnp.asarray(_SIZES, jnp.int32)))[cohorts]
+    average = jax.vmap(lambda value, weight: aggregate(mean(), value, weight))
+    return np.asarray(average(jnp.asarray(_VALUES[cohorts], jnp.float32), jnp.asarray(weights)), np.float64)
+
+
+def _close_in_the_mean(averages: np.ndarray, expected: float) -> bool:
+    return abs(averages.mean() - expected) <= 4.5 * averages.std() / np.sqrt(len(averages))
+
+
+def test_scheme_a_is_unbiased() -> None:
+    averages = _averages("proportional")
+    assert _close_in_the_mean(averages, float(_P @ _VALUES))
+    assert not _close_in_the_mean(averages, float(_VALUES.mean()))
+
+
+def test_scheme_b_is_a_ratio_estimate() -> None:
+    subsets = [list(subset) for subset in itertools.combinations(range(_N), _M)]
+    exact = float(np.mean([np.average(_VALUES[s], weights=_SIZES[s]) for s in subsets]))
+    averages = _averages("uniform")
+    assert _close_in_the_mean(averages, exact)
+    # Its expectation is sum p_k v_k only where sizes are equal or everybody takes part...
+    assert not _close_in_the_mean(averages, float(_P @ _VALUES))
+    # ... but numerator and denominator are unbiased each.
+    sums = (_SIZES * _VALUES)[_cohorts("uniform")].sum(axis=1)
+    assert _close_in_the_mean(sums, _M / _N * float(_SIZES @ _VALUES))
+    everybody = aggregate(mean(), jnp.asarray(_VALUES, jnp.float32), uniform().weight(jnp.asarray(_SIZES)))
+    assert float(everybody) == pytest.approx(float(_P @ _VALUES), rel=1e-6)
+
+
+def test_scheme_b_with_equal_sizes_is_unbiased() -> None:
+    values = _VALUES[_cohorts("uniform")].mean(axis=1)
+    assert _close_in_the_mean(values, float(_VALUES.mean()))
+    assert not _close_in_the_mean(values, float(_P @ _VALUES))
+
+
+@pytest.mark.parametrize("sampling", [uniform(), proportional(replace=False)])
+def test_everybody(sampling: Sampling) -> None:
+    cohort = sampling.draw(jax.random.key(0), jnp.asarray(_SIZES, jnp.int32), _N)
+    assert cohort.tolist() == list(range(_N))
+
+
+@pytest.mark.parametrize("sampling", [uniform(replace=True), proportional()])
+def test_as_many_draws_as_clients_with_replacement_is_not_everybody(sampling: Sampling) -> None:
+    cohorts = [
+        sampling.draw(jax.random.key(seed), jnp.asarray(_SIZES, jnp.int32), _N).tolist() for seed in range(5)
+    ]
+    assert any(len(set(cohort)) < _N for cohort in cohorts)
+
+
+def _largest_intermediate(sampling: Sampling, clients: int, m: int) -> int:
+    """The largest array that drawing a cohort makes, in numbers."""
+    sizes = jax.ShapeDtypeStruct((clients,), jnp.int32)
+    program = jax.make_jaxpr(lambda key, sizes: sampling.draw(key, sizes, m))(jax.random.key(0), sizes)
+    pending, largest = [program.jaxpr], 0
+    while pending:
+        jaxpr = pending.pop()
+        for equation in jaxpr.eqns:
+            largest = max([largest, *(variable.aval.size for variable in equation.outvars)])
+            pending += [sub.jaxpr for sub in equation.params.values() if hasattr(sub, "jaxpr")]
+    return largest
+
+
+def test_a_uniform_cohort_costs_nothing_per_client() -> None:
+    assert _largest_intermediate(uniform(), 3_000_000, 10) <= 32
+    assert _largest_intermediate(uniform(replace=True), 3_000_000, 10) <= 32
+    assert _largest_intermediate(proportional(replace=False), 3_000_000, 10) >= 3_000_000, "the measure works"
+
+
+def test_millions_of_clients() -> None:
+    clients, m = 2**21 + 11, 1000
+    ones = jnp.ones(clients, jnp.int32)
+    for sampling in (uniform(), proportional()):
+        cohort = np.asarray(sampling.draw(jax.random.key(1), ones, m))
+        assert len(np.unique(cohort)) >= (m if not sampling.repeats else 0.99 * m)
+        assert cohort.min() >= 0
+        assert cohort.max() < clients
+        quarters = np.bincount(cohort * 4 // clients, minlength=4)
+        assert _agrees(quarters, m, np.full(4, 0.25))
+
+
+def test_as_many_rows_as_int32_can_count() -> None:
+    sizes = jnp.array([2**30, 1, 2**30 - 2], jnp.int32)
+    cohort = np.asarray(proportional().draw(jax.random.key(2), sizes, 4000))
+    assert _agrees(np.bincount(cohort, minlength=3)[[0, 2]], 4000, np.array([0.5, 0.5]))

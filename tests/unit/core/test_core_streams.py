@@ -1,0 +1,76 @@
+"""Streams of randomness: no two draws of a run share a key."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.streams import MAX_ROUNDS, Purpose, client_stream, stream
+from evenhand.types import Key
+
+
+def _words(key: Key) -> tuple[int, ...]:
+    return tuple(np.asarray(jax.random.key_data(key)).tolist())
+
+
+def test_purposes_fit_their_place() -> None:
+    numbers = [purpose.value for purpose in Purpose]
+    assert len(set(numbers)) == len(numbers)
+    assert min(numbers) >= 0
+    assert max(numbers) < 16
+
+
+def test_purposes_keep_their_numbers() -> None:
+    # Saved runs are reproduced by them.
+    assert {purpose.name: purpose.value for purpose in Purpose} == {
+        "INIT": 0,
+        "COHORT": 1,
+        "WORK": 2,
+        "PERSONAL": 3,
+        "ATTACK": 4,
+        "LIARS": 5,
+        "AGGREGATOR": 6,
+        "SERVER": 7,
+        "STRAGGLERS": 8,
+    }
+
+
+def test_no_two_of_purpose_round_and_phase_share_a_key() -> None:
+    root = jax.random.key(0)
+    rounds = jnp.array([0, 1, 2, 15, 16, 17, 255, 2**20, MAX_ROUNDS - 1])
+    keys: list[tuple[int, ...]] = []
+    for purpose, phase in itertools.product((*Purpose, 15), (0, 1, 15)):
+        of_rounds = jax.vmap(lambda t, purpose=purpose, phase=phase: stream(root, purpose, t, phase))(rounds)
+        keys += map(tuple, np.asarray(jax.random.key_data(of_rounds)).tolist())
+    assert len(keys) == (len(Purpose) + 1) * 3 * len(rounds)
+    assert len(set(keys)) == len(keys)
+
+
+def test_one_round_too_many_runs_into_the_next_phase() -> None:
+    # Why a run may not be longer.
+    root = jax.random.key(0)
+    assert _words(stream(root, Purpose.WORK, MAX_ROUNDS, 0)) == _words(stream(root, Purpose.WORK, 0, 1))
+    data, model = eh.testing.toy_data(), eh.testing.toy_model()
+    method = eh.algorithms.fedavg(model, solver=lambda params, data, key, correction: (params, ()))
+    with pytest.raises(eh.EvenhandError, match=f"rounds={MAX_ROUNDS}"):
+        eh.simulate(method, data, rounds=MAX_ROUNDS)
+
+
+def test_a_round_may_be_traced() -> None:
+    root = jax.random.key(4)
+    traced = jax.jit(lambda t: jax.random.key_data(stream(root, Purpose.SERVER, t, 1)))(jnp.int32(9))
+    assert tuple(traced.tolist()) == _words(stream(root, Purpose.SERVER, 9, 1))
+    assert tuple(traced.tolist()) != _words(stream(root, Purpose.SERVER, 10, 1))
+
+
+def test_clients_and_seeds_differ() -> None:
+    keys = [
+        _words(client_stream(stream(jax.random.key(seed), Purpose.WORK, t), client))
+        for seed, t, client in itertools.product((0, 1), (0, 1), (0, 1, 2, 1000))
+    ]
+    assert len(set(keys)) == len(keys)
