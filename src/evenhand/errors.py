@@ -1,6 +1,8 @@
 """The one exception that says: the input is at fault, not the program."""
 
-__all__ = ["EvenhandError"]
+import operator
+
+__all__ = ["EvenhandError", "whole_number"]
 
 
 class EvenhandError(ValueError):
@@ -8,3 +10,14 @@ class EvenhandError(ValueError):
 
     The command line prints the sentence and exits with 2; in Python it is a ``ValueError``.
     """
+
+
+def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) -> int:
+    """``value`` as an int if it is a whole number from ``least`` to ``most``, else one sentence."""
+    try:
+        number = operator.index(value)  # pyright: ignore[reportArgumentType]  (the point is to try)
+    except TypeError:
+        raise EvenhandError(f"{name}={value!r}: give a whole number.") from None
+    if not least <= number <= most:
+        raise EvenhandError(f"{name}={value}: give a whole number from {least} to {most}.")
+    return number

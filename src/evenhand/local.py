@@ -20,7 +20,7 @@ import optax
 from jax import lax
 
 from evenhand import permutation, tree
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 
 __all__ = ["Solver", "full_gradient", "full_loss", "mean_gradient", "proximal", "sgd", "shift"]
@@ -32,6 +32,8 @@ A solver must pass each gradient of :math:`F_k` through ``correction.update(grad
 uses it, start from ``correction.init(params)``, and return the last state.
 """
 
+_MOST = 10**6
+"""Most epochs, steps or rows per batch: more is a slip of the keyboard, and would overflow an int32."""
 _CHUNK_NUMBERS = 2**17
 """Numbers in the rows of one slice of a pass over a client's rows, about: bounds memory."""
 _CHUNK_ROWS = (64, 512)
@@ -63,7 +65,7 @@ def sgd(
     where there is one epoch only or where work is counted in steps.
 
     Raises:
-      EvenhandError: not exactly one of ``epochs`` and ``steps``, or a number below 1.
+      EvenhandError: not exactly one of ``epochs`` and ``steps``, or one that is no whole number from 1 to a million.
     """
     _check_work(epochs, steps, batch_size)
 
@@ -244,5 +246,5 @@ def _check_work(epochs: int | None, steps: int | None, batch_size: int | None) -
     if (epochs is None) == (steps is None):
         raise EvenhandError("Local work needs exactly one of epochs= and steps=: give one of them.")
     for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise EvenhandError(f"Local work got {name}={value}: it must be at least 1.")
+        if value is not None:
+            whole_number(name, value, 1, _MOST)

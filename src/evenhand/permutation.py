@@ -7,7 +7,8 @@ a random bit ``b_r``,
 
 .. math::  i \leftarrow i' \text{ if } b_r(\max(i, i')) = 1, \quad i' = (K_r - i) \bmod n .
 
-Each round pairs the positions up and swaps every pair or leaves it, hence is a permutation, and so is the whole.
+after a first random rotation.  Each round pairs the positions up and swaps every pair or leaves it, hence is a
+permutation, and so is the whole.
 
 Source: Hoang, Morris and Rogaway, *An enciphering scheme based on a card shuffle*, CRYPTO 2012.  Here the round
 function is a 32-bit integer hash: statistically good, not secret.
@@ -57,7 +58,8 @@ def permute(position: Array, size: Array, word: Array, epoch: Array) -> Array:
     constants = np.arange(1, _ROUNDS + 1, dtype=np.uint32) * np.uint32(0x85EBCA6B)
     salts = _hash(_hash(start ^ constants) ^ word[1])
     pivots = _hash(salts + np.uint32(0x68E31DA4)) % n
-    i = position.astype(jnp.uint32)
+    # A random rotation first: of the rounds alone, one position in 2**rounds would come out as it went in.
+    i = (position.astype(jnp.uint32) + _hash(start ^ word[1]) % n) % n
     for r in range(_ROUNDS):
         partner = pivots[r] + n - i
         partner = jnp.where(partner >= n, partner - n, partner)

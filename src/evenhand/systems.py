@@ -3,6 +3,7 @@ r"""Systems heterogeneity: who is slow in a round, and how much of the work a sl
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -29,6 +30,7 @@ class Systems(NamedTuple):
     draw: Callable[[Key, Array], tuple[Array, Array]]
 
 
+@cache  # equal arguments give the same object, and the engine finds its compiled program again
 def stragglers(fraction: float) -> Systems:
     r"""In each round a share of the *selected* clients is slow and does only part of its local work.
 
@@ -54,7 +56,9 @@ def stragglers(fraction: float) -> Systems:
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, section 5.2.
     """
     if not 0.0 <= fraction <= 1.0:
-        raise EvenhandError(f"stragglers(fraction={fraction}): the share of slow clients must lie in [0, 1].")
+        raise EvenhandError(
+            f"stragglers(fraction={fraction!r}): the share of slow clients must lie in [0, 1]."
+        )
 
     def fast(m: int) -> int:
         return round(m * (1.0 - fraction))

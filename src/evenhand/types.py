@@ -186,9 +186,8 @@ class Phase(NamedTuple):
       report: ``(message, client_state, data) -> Report``, before the work.
       work: ``(message, client_state, data, key) -> (delta, client_state)``, the local training.
       aggregator: reduces the uploads to one direction.
-      server: ``(server_state, direction, reported, key) -> (server_state, info)``; ``reported`` is how many
-        uploads there were (never 0: a round that nobody reports in changes nothing), ``info`` maps names to
-        scalars that are only reported.
+      server: ``(server_state, direction, reported, key) -> (server_state, info)``; ``reported``, an int32 scalar, is
+        how many uploads there were; ``info`` maps names to scalars that are only reported.
       fresh_cohort: draw new clients before this phase rather than keep those of the phase before.
     """
 
@@ -196,7 +195,7 @@ class Phase(NamedTuple):
     report: Callable[[PyTree, State, ClientData], Report]
     work: Callable[[PyTree, State, ClientData, Key], tuple[PyTree, State]]
     aggregator: Aggregator
-    server: Callable[[State, PyTree, int, Key], tuple[State, Info]]
+    server: Callable[[State, PyTree, Array, Key], tuple[State, Info]]
     fresh_cohort: bool = False
 
 
@@ -236,8 +235,10 @@ class Attack(NamedTuple):
       rows: ``(x_k, y_k, rng) -> (x_k, y_k)`` poisons a liar's training rows once, before the run, as NumPy
         arrays of the same shapes; None: its rows are clean.
       upload: ``(delta, key) -> delta`` replaces what a liar sends; None: it sends what it computed.
+      report: ``(report, key) -> report`` replaces the weight and the loss that a liar tells; None: it tells the truth.
     """
 
     fraction: float
     rows: Callable[[Any, Any, Any], tuple[Any, Any]] | None = None
     upload: Callable[[PyTree, Key], PyTree] | None = None
+    report: Callable[[Report, Key], Report] | None = None

@@ -59,6 +59,13 @@ def test_another_runs_checkpoint_is_refused(tmp_path):
     for other, words in (({"seed": 4}, "its seed is 3, not 4"), ({"cohort": 3}, "its cohort is 4, not 3")):
         with pytest.raises(eh.EvenhandError, match=words):
             eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, **other})
+    with pytest.raises(eh.EvenhandError, match="2 rounds done, more than rounds=1"):
+        eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 1})
+    faster = eh.algorithms.scaffold(MODEL, client_opt=optax.sgd(0.2), epochs=2, batch_size=4)
+    with pytest.raises(eh.EvenhandError, match=r"of another run .its method"):
+        eh.simulate(faster, DATA, checkpoint=tmp_path, **SETTINGS)
+    with pytest.raises(eh.EvenhandError, match=r"of another run .its method"):
+        eh.simulate(METHOD, DATA, checkpoint=tmp_path, systems=eh.systems.stragglers(0.5), **SETTINGS)
     with pytest.raises(eh.EvenhandError, match="its data is"):
         eh.simulate(METHOD, eh.testing.toy_data(1), checkpoint=tmp_path, **SETTINGS)
 

@@ -3,12 +3,14 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import evenhand as eh
-from evenhand.types import Attack
+from evenhand.simulation._simulate import device_rows
+from evenhand.types import Attack, Stack
 
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
@@ -98,6 +100,77 @@ def test_liars_send_what_the_attack_says_and_nobody_else():
     assert not np.array_equal(bits(honest), bits(attacked))
 
 
+def _boast(report, key):
+    return report._replace(weight=100 * report.weight)
+
+
+def _only(k):
+    """Client ``k`` and nobody else."""
+    parts = {}
+    for name in ("train", "valid", "test"):
+        x, y = getattr(DATA, name).client(k)  # a test may look a name up
+        parts[name] = eh.data.Split(x, y, np.array([0, len(y)]))
+    return eh.data.FederatedDataset(**parts, client_ids=(DATA.client_ids[k],))
+
+
+_STREAMED = eh.aggregators.mean()
+_WEIGHED = _STREAMED._replace(weigh=lambda reports, ids, state: (reports.weight, state))
+_STACKED = Stack(
+    lambda like: (),
+    lambda uploads, state, key: (
+        jax.tree.map(lambda leaf: jnp.average(leaf, axis=0, weights=uploads.weight), uploads.delta),
+        state,
+    ),
+)
+
+
+@pytest.mark.parametrize("aggregator", [_STREAMED, _WEIGHED, _STACKED], ids=["sum", "weigh", "stack"])
+def test_a_liar_that_boasts_of_its_weight_dominates_the_mean(aggregator):
+    """With deltas d_k and weights 1, but 100 of the liar's: (sum_k d_k + 99 d_liar) / 105."""
+    method = eh.algorithms.fedavg(
+        MODEL,
+        client_opt=optax.sgd(0.1),
+        epochs=2,
+        aggregator=aggregator,
+        sampling=eh.sampling.uniform(weighted=False),
+    )
+    boast, kwargs = Attack(fraction=0.17, report=_boast), {"rounds": 1, "seed": 2}
+    (liar,) = np.flatnonzero(device_rows(DATA, boast, 2).liars)
+    start = bits(eh.simulate(method, DATA, rounds=0, seed=2))
+    honest = bits(eh.simulate(method, DATA, **kwargs)) - start
+    attacked = bits(eh.simulate(method, DATA, attack=boast, **kwargs)) - start
+    liars = bits(eh.simulate(method, _only(liar), **kwargs)) - start
+    np.testing.assert_allclose(attacked, (6 * honest + 99 * liars) / 105, atol=1e-6)
+    assert np.abs(attacked - liars).max() < 0.1 * np.abs(honest - liars).max()
+    assert np.abs(honest - liars).max() > 1e-2
+    nobody = bits(eh.simulate(method, DATA, attack=boast._replace(fraction=0.1), **kwargs)) - start
+    np.testing.assert_array_equal(nobody, honest)
+
+
+def test_a_lie_in_the_report_is_drawn_anew_for_each_liar_and_round():
+    """Its weight is all that is noted; the truth is 1."""
+    note = Stack(
+        lambda like: jnp.zeros(6),
+        lambda uploads, state, key: (jax.tree.map(lambda leaf: leaf[0] * 0, uploads.delta), uploads.weight),
+    )
+    method = eh.algorithms.fedavg(
+        MODEL,
+        client_opt=optax.sgd(0.1),
+        epochs=1,
+        aggregator=note,
+        sampling=eh.sampling.uniform(weighted=False),
+    )
+    attack = Attack(
+        fraction=0.5, report=lambda report, key: report._replace(weight=2 + jax.random.uniform(key))
+    )
+    watched = list(eh.simulation.iterate(method, DATA, rounds=3, eval_every=1, attack=attack))[1:]
+    told = np.stack([run.state.aggregators[0] for run in watched])
+    liars = device_rows(DATA, attack, 0).liars
+    assert (told[:, ~liars] == 1).all()
+    assert len(np.unique(told[:, liars])) == 9
+    assert told[:, liars].min() >= 2
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -105,6 +178,11 @@ def test_liars_send_what_the_attack_says_and_nobody_else():
         ({"rounds": 1, "cohort": 0}, "cohort=0"),
         ({"rounds": 1, "eval_every": 0}, "eval_every=0"),
         ({"rounds": 1, "lanes": 0}, "lanes=0"),
+        ({"rounds": 1.5}, "rounds=1.5: give a whole number"),
+        ({"rounds": 1, "cohort": "x"}, "cohort='x': give a whole number"),
+        ({"rounds": 1, "seed": -1}, "seed=-1"),
+        ({"rounds": 1, "seed": 2**32}, "seed=4294967296"),
+        ({"rounds": 1, "systems": 0.5}, "got float 0.5 as its systems"),
         ({"rounds": 1, "attack": Attack(fraction=1.5)}, "fraction=1.5"),
     ],
 )
@@ -173,3 +251,27 @@ def test_traffic_is_counted_in_models(method, down, up):
     floats = eh.simulate(made, DATA, rounds=0).info["floats"]
     exchanges = len(made.phases)
     assert floats == {"down": 15 * down, "up": 15 * up + exchanges}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: eh.algorithms.fedavg(MODEL, client_opt=optax.sgd, epochs=1), "is no optimiser"),
+        (lambda: eh.algorithms.fedavg(MODEL, client_opt=0.1, epochs=1), "client_opt=0.1 is no optimiser"),
+        (lambda: eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1), epochs=1.5), "epochs=1.5"),
+        (
+            lambda: eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1), epochs=1, batch_size=2**31),
+            "batch_size=",
+        ),
+        (
+            lambda: eh.algorithms.scaffold(
+                MODEL, client_opt=optax.sgd(0.1), epochs=1, aggregator=eh.aggregators.mean
+            ),
+            "as its aggregator: give a value such as eh.aggregators.mean",
+        ),
+        (lambda: eh.simulate(MODEL, DATA, rounds=1), "got Model .* as its algorithm"),
+    ],
+)
+def test_the_likeliest_slips_get_their_cure(make, words):
+    with pytest.raises(eh.EvenhandError, match=words):
+        make()

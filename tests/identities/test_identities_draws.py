@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from identity_runs import DATA, flat
+from identity_runs import DATA, MODEL, flat, gap
 
 import evenhand as eh
 from evenhand.simulation._simulate import device_rows
@@ -37,27 +37,50 @@ def _tell(params: Array, data: ClientData, key: Key, correction: optax.GradientT
 def _spy(m: int) -> Stack:
     """Keeps the latest uploads of ``m`` clients in its state and moves nothing."""
 
-    def apply(uploads: Upload, state: Array, key: Key) -> tuple[Array, Array]:
-        return jnp.zeros(4), uploads.delta
+    def init(like: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros((m, *leaf.shape)), like)
 
-    return Stack(lambda like: jnp.zeros((m, 4)), apply)
+    def apply(uploads: Upload, state: Any, key: Key) -> tuple[Any, Any]:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:]), uploads.delta), uploads.delta
+
+    return Stack(init, apply)
 
 
 _SLOW = eh.systems.stragglers(0.5)
+_FEDDANES: dict[str, dict[str, bool]] = {
+    "feddane": {"fresh_cohort": True},
+    "feddane, same cohort": {"fresh_cohort": False},
+    "feddane, dropping": {"fresh_cohort": True, "keep_partial": False},
+    "feddane, same cohort, dropping": {"fresh_cohort": False, "keep_partial": False},
+}
+_KEEPING = ["fedprox", "feddane", "feddane, same cohort"]
+_DROPPING = ["fedavg", "scaffold", "feddane, dropping", "feddane, same cohort, dropping"]
 
 
 def _method(kind: str, m: int = 4, sampling: Sampling = _KEEP) -> Algorithm:
     common: dict[str, Any] = {"solver": _tell, "aggregator": _spy(m), "sampling": sampling}
     if kind == "fedavg":
         return eh.algorithms.fedavg(_MODEL, **common)
+    if kind == "scaffold":
+        return eh.algorithms.scaffold(_MODEL, **common)
+    if kind in _FEDDANES:
+        return eh.algorithms.feddane(_MODEL, mu=1.0, **_FEDDANES[kind], **common)
     return eh.algorithms.fedprox(_MODEL, mu=1.0, **common)
 
 
-def _uploads(method: Algorithm, seed: int = 0, **settings: Any) -> np.ndarray:
-    """``(rounds, m, 4)``: start, progress and two words of a key of each upload."""
+def _phases(method: Algorithm, seed: int = 0, **settings: Any) -> list[np.ndarray]:
+    """For each phase ``(rounds, m, 4)``: what its clients uploaded, first of all for the model."""
     settings = {"cohort": 4, "rounds": _ROUNDS, "eval_every": 1, "seed": seed, **settings}
-    watched = list(eh.simulation.iterate(method, DATA, **settings))
-    return np.stack([np.asarray(run.state.aggregators[0]) for run in watched[1:]])
+    watched = [run.state.aggregators for run in eh.simulation.iterate(method, DATA, **settings)][1:]
+    return [
+        np.stack([np.asarray(jax.tree.leaves(kept[phase])[0]) for kept in watched])
+        for phase in range(len(method.phases))
+    ]
+
+
+def _uploads(method: Algorithm, seed: int = 0, **settings: Any) -> np.ndarray:
+    """``(rounds, m, 4)``: start, progress and two words of a key of each upload after training."""
+    return _phases(method, seed, **settings)[-1]
 
 
 @cache
@@ -85,8 +108,9 @@ def test_rounds_and_seeds_draw_other_cohorts_and_keys() -> None:
     assert not set(_plain(1)[:, :, 2].ravel()) & set(_plain()[:, :, 2].ravel())
 
 
-def test_methods_with_one_seed_meet_the_same_draws() -> None:
-    assert np.array_equal(_uploads(_method("fedprox")), _plain())
+@pytest.mark.parametrize("kind", ["fedprox", "feddane", "feddane, same cohort", "scaffold"])
+def test_methods_with_one_seed_meet_the_same_draws(kind: str) -> None:
+    assert np.array_equal(_uploads(_method(kind)), _plain())
 
 
 def test_stragglers_change_progress_only() -> None:
@@ -98,14 +122,90 @@ def test_stragglers_change_progress_only() -> None:
     assert len(np.unique(slow[:, :, 1] < 1, axis=0)) > 1, "nor are the same slots slow"
 
 
-def test_all_methods_meet_the_same_stragglers() -> None:
-    survivors = _uploads(_method("fedavg", m=2), systems=_SLOW)
+@pytest.mark.parametrize("kind", _KEEPING)
+def test_methods_that_keep_partial_work_meet_the_same_stragglers(kind: str) -> None:
+    assert np.array_equal(_uploads(_method(kind), systems=_SLOW), _slow_fedprox())
+
+
+@pytest.mark.parametrize("kind", _DROPPING)
+def test_methods_that_drop_stragglers_meet_the_same(kind: str) -> None:
+    method = _method(kind, m=2)
+    survivors = _uploads(method, systems=_SLOW)
     assert (survivors[:, :, 1] >= 1).all()
     for dropped, kept in zip(survivors, _slow_fedprox(), strict=True):
         fast = kept[kept[:, 1] >= 1]
         assert np.array_equal(np.sort(dropped, axis=0), np.sort(fast, axis=0))
-    again = _uploads(_method("fedavg", m=2), systems=_SLOW, seed=1)
+    again = _uploads(method, systems=_SLOW, seed=1)
     assert not np.array_equal(again[:, :, 0], survivors[:, :, 0])
+
+
+def _starts(gradients: np.ndarray) -> np.ndarray:
+    """The first rows ``(rounds, m)`` of the clients whose gradients of ``mean(x @ w)`` these are."""
+    means = np.stack([DATA.train.client(k)[0].mean(axis=0) for k in range(6)])
+    distance = np.abs(gradients[:, :, None] - means).max(axis=-1)
+    assert (distance.min(axis=-1) < 1e-5).all()
+    return DATA.train.offsets[:-1][distance.argmin(axis=-1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "systems"),
+    [("feddane", 4, None), ("feddane", 4, _SLOW), ("feddane, dropping", 2, _SLOW)],
+)
+def test_both_exchanges_of_feddane_draw_as_told(
+    kind: str, m: int, systems: eh.systems.Systems | None
+) -> None:
+    for fresh in (True, False):
+        both = kind if fresh else kind.replace("feddane", "feddane, same cohort")
+        gradients, trained = _phases(_method(both, m), systems=systems)
+        first, second = _starts(gradients), trained[:, :, 0]
+        assert np.array_equal(first, second) != fresh
+        if fresh:
+            differ = [set(a) != set(b) for a, b in zip(first.tolist(), second.tolist(), strict=True)]
+            assert any(differ), "other clients, not another order"
+
+
+def _alone(x: np.ndarray, y: np.ndarray) -> eh.data.FederatedDataset:
+    none = eh.data.Split(x[:0], y[:0], np.zeros(2, int))
+    return eh.data.FederatedDataset(eh.data.Split(x, y, np.array([0, len(x)])), none, none, ("all",))
+
+
+_BATCHES: dict[str, Any] = {"mu": 0.1, "client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
+
+
+@cache
+def _batched_fedprox(reverse: bool = False, alone: bool = True) -> np.ndarray:
+    order = slice(None, None, -1 if reverse else 1)
+    data = _alone(DATA.train.x[order], DATA.train.y[order]) if alone else DATA
+    return flat(eh.simulate(eh.algorithms.fedprox(MODEL, **_BATCHES), data, rounds=3).params)
+
+
+@pytest.mark.parametrize("fresh_cohort", [True, False])
+def test_feddane_with_one_client_is_fedprox_batch_by_batch(fresh_cohort: bool) -> None:
+    method = eh.algorithms.feddane(MODEL, fresh_cohort=fresh_cohort, **_BATCHES)
+    alone = flat(eh.simulate(method, _alone(DATA.train.x, DATA.train.y), rounds=3).params)
+    assert gap(alone, _batched_fedprox()) < 1e-6
+    assert gap(alone, _batched_fedprox(reverse=True)) > 1e-3, "other batches lead elsewhere"
+    unlike = flat(eh.simulate(method, DATA, rounds=3).params)
+    assert gap(unlike, _batched_fedprox(alone=False)) > 1e-3
+
+
+def test_no_cohort_means_as_many_draws_as_clients() -> None:
+    everybody = DATA.train.offsets[:-1].tolist()
+    uniform = _uploads(_method("fedavg", m=6), cohort=None)
+    assert all(sorted(starts) == everybody for starts in uniform[:, :, 0].tolist())
+    scheme_a = _method("fedavg", m=6, sampling=eh.sampling.proportional(replace=True))
+    drawn = _uploads(scheme_a, cohort=None)
+    assert np.array_equal(drawn, _uploads(scheme_a, cohort=6))
+    assert any(sorted(starts) != everybody for starts in drawn[:, :, 0].tolist()), "some twice, some not"
+
+
+def test_no_cohort_trains_as_a_cohort_of_as_many_draws() -> None:
+    work: dict[str, Any] = {"client_opt": optax.sgd(0.1), "epochs": 1, "batch_size": 4}
+    scheme_a = eh.algorithms.fedavg(MODEL, sampling=eh.sampling.proportional(replace=True), **work)
+    drawn = flat(eh.simulate(scheme_a, DATA, rounds=2).params)
+    assert np.array_equal(drawn, flat(eh.simulate(scheme_a, DATA, rounds=2, cohort=6).params))
+    clients_alike = eh.algorithms.fedavg(MODEL, sampling=eh.sampling.uniform(weighted=False), **work)
+    assert gap(drawn, flat(eh.simulate(clients_alike, DATA, rounds=2).params)) > 1e-3, "nor everybody once"
 
 
 def _double(delta: Array, key: Key) -> Array:

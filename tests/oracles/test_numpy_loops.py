@@ -1,8 +1,11 @@
 """The methods against loops written in NumPy from the papers, sharing no code with the library.
 
-Softmax regression, full batches, all clients, ragged sizes, 20 rounds.  With p = softmax(X W + b) and Y one-hot,
-grad_W F_k = X'(p - Y) / n_k and grad_b F_k = mean(p - Y).  Everything in float64.
+Softmax regression, full batches, all clients or three of six, ragged sizes, 20 rounds.  With p = softmax(X W + b) and
+Y one-hot, grad_W F_k = X'(p - Y) / n_k and grad_b F_k = mean(p - Y).  Everything in float64.  Of the library's own,
+the loops are told only who is drawn.
 """
+
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +15,7 @@ import pytest
 
 import evenhand as eh
 from evenhand import permutation
-from evenhand.simulation._round import work_key
+from evenhand.simulation._round import cohort, work_key
 
 ROUNDS, STEPS, LR, MU = 20, 3, 0.2, 0.3
 MODEL = eh.testing.toy_model()
@@ -52,76 +55,123 @@ def zero(w):
     return combine(np.zeros_like, w)
 
 
-def fedavg(w):
-    return average([local(w, k, zero)[0] for k in range(6)], SIZES)
+def fedavg(w, drawn):
+    return average([local(w, k, zero)[0] for k in drawn[-1]], SIZES[drawn[-1]])
 
 
-def fedprox(w):
-    return average(
-        [local(w, k, lambda v: combine(lambda a, b: MU * (a - b), v, w))[0] for k in range(6)], SIZES
-    )
+def fedprox(w, drawn):
+    models = [local(w, k, lambda v: combine(lambda a, b: MU * (a - b), v, w))[0] for k in drawn[-1]]
+    return average(models, SIZES[drawn[-1]])
 
 
-def feddane(w):
-    own = [gradient(w, k) for k in range(6)]
-    g = average(own, SIZES)
-    return average(
-        [
-            local(w, k, lambda v, k=k: combine(lambda a, b, c, d: a - b + MU * (c - d), g, own[k], v, w))[0]
-            for k in range(6)
-        ],
-        SIZES,
-    )
+def feddane(w, drawn):
+    """``drawn``: whose gradients are collected, and who trains."""
+    collect, train = drawn
+    g = average([gradient(w, k) for k in collect], SIZES[collect])
+
+    def extra(v, own):
+        return combine(lambda a, b, c, d: a - b + MU * (c - d), g, own, v, w)
+
+    models = [local(w, k, partial(extra, own=gradient(w, k)))[0] for k in train]
+    return average(models, SIZES[train])
 
 
-def scaffold_rounds(w):
-    """Karimireddy et al., algorithm 1, option II: c_k+ = c_k - c + (w - w_k) / (S lr)."""
-    c, controls = zero(w), [zero(w) for _ in range(6)]
-    for _ in range(ROUNDS):
+def repeat(one_round):
+    def rounds(w, draws):
+        for drawn in draws:
+            w = one_round(w, drawn)
+        return w
+
+    return rounds
+
+
+def scaffold(w, draws, share=None):
+    """Karimireddy et al., algorithm 1, option II: c_k+ = c_k - c + (w - w_k) / (S lr), c += |S| / N mean(c_k+ - c_k).
+
+    ``share`` stands in for |S| / N.
+    """
+    c, controls = zero(w), [zero(w) for _ in SIZES]
+    for (drawn,) in draws:
         models, changes = [], []
-        for k in range(6):
+        for k in drawn:
             new, _ = local(w, k, lambda v, c=c, own=controls[k]: combine(np.subtract, c, own))
             control = combine(lambda ck, cc, a, b: ck - cc + (a - b) / (STEPS * LR), controls[k], c, w, new)
             models.append(new)
             changes.append(combine(np.subtract, control, controls[k]))
             controls[k] = control
-        w = average(models, np.ones(6))
-        c = combine(np.add, c, average(changes, np.ones(6)))
+        w = average(models, np.ones(len(drawn)))
+        change = average(changes, np.ones(len(drawn)))
+        factor = len(drawn) / len(SIZES) if share is None else share
+        c = combine(lambda old, new, factor=factor: old + factor * new, c, change)
     return w
-
-
-def repeat(one_round):
-    def rounds(w):
-        for _ in range(ROUNDS):
-            w = one_round(w)
-        return w
-
-    return rounds
 
 
 CASES = {
     "fedavg": (eh.algorithms.fedavg(MODEL, **COMMON), repeat(fedavg)),
     "fedprox": (eh.algorithms.fedprox(MODEL, mu=MU, **COMMON), repeat(fedprox)),
     "feddane": (eh.algorithms.feddane(MODEL, mu=MU, **COMMON), repeat(feddane)),
-    "scaffold": (eh.algorithms.scaffold(MODEL, **COMMON), scaffold_rounds),
+    "feddane, same cohort": (
+        eh.algorithms.feddane(MODEL, mu=MU, fresh_cohort=False, **COMMON),
+        repeat(feddane),
+    ),
+    "scaffold": (eh.algorithms.scaffold(MODEL, **COMMON), scaffold),
 }
 
 
-@pytest.fixture(scope="module")
-def finals():
-    """What each loop makes of the same start."""
-    start = eh.simulate(CASES["fedavg"][0], DATA, rounds=0).params
-    start = {name: np.array(leaf, np.float64) for name, leaf in start.items()}
-    return {name: loop(start) for name, (_, loop) in CASES.items()}
+def begin(seed):
+    start = eh.simulate(CASES["fedavg"][0], DATA, rounds=0, seed=seed).params
+    return {name: np.array(leaf, np.float64) for name, leaf in start.items()}
 
 
+def draws(method, count):
+    """Who takes part in each phase of each round, by the library's draw."""
+    sizes, root = jnp.asarray(SIZES, jnp.int32), jax.random.key(0)
+    return [
+        [
+            np.array(cohort(method, None, sizes, count, root, number, phase)[0])
+            for phase in range(len(method.phases))
+        ]
+        for number in range(ROUNDS)
+    ]
+
+
+@cache
+def final(name, count):
+    """What the loop makes of the common start."""
+    method, loop = CASES[name]
+    return loop(begin(0), draws(method, count))
+
+
+def far(a, b):
+    return max(np.max(np.abs(np.array(a[leaf]) - np.array(b[leaf]))) for leaf in ("w", "b")) > 1e-3
+
+
+@pytest.mark.parametrize("count", [6, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_method_equals_its_numpy_loop(name, finals):
-    run = eh.simulate(CASES[name][0], DATA, rounds=ROUNDS, eval_every=ROUNDS)
+def test_method_equals_its_numpy_loop(name, count):
+    run = eh.simulate(CASES[name][0], DATA, rounds=ROUNDS, cohort=count, eval_every=ROUNDS)
+    expected = final(name, count)
     for leaf in ("w", "b"):
-        np.testing.assert_allclose(run.params[leaf], finals[name][leaf], atol=1e-6)
+        np.testing.assert_allclose(run.params[leaf], expected[leaf], atol=1e-6)
     for other in set(CASES) - {name}:
-        assert np.max(np.abs(np.array(run.params["w"]) - finals[other]["w"])) > 1e-3, f"{name} is {other}."
+        one = count == 6 and "feddane" in name and "feddane" in other  # two draws of everybody are one
+        assert far(run.params, final(other, count)) != one, f"{name} is {other}."
+    assert far(run.params, final(name, 9 - count)), "who takes part matters"
+
+
+def test_three_of_six_are_drawn_as_told():
+    for name, (method, _) in CASES.items():
+        for drawn in draws(method, 3):
+            assert all(len(set(ids.tolist())) == 3 for ids in drawn)
+        differ = [set(drawn[0]) != set(drawn[-1]) for drawn in draws(method, 3)]
+        assert any(differ) == (name == "feddane")
+    assert all(ids.tolist() == list(range(6)) for drawn in draws(CASES["feddane"][0], 6) for ids in drawn)
+
+
+def test_the_share_of_clients_in_scaffolds_control_variate_counts():
+    everybody, three = (draws(CASES["scaffold"][0], count) for count in (6, 3))
+    assert far(scaffold(begin(0), three, share=1.0), final("scaffold", 3))
+    assert not far(scaffold(begin(0), everybody, share=1.0), final("scaffold", 6)), "all of all"
 
 
 def test_mini_batches_with_a_partial_last_one_equal_a_numpy_loop():
@@ -129,9 +179,7 @@ def test_mini_batches_with_a_partial_last_one_equal_a_numpy_loop():
     run = eh.simulate(
         eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(LR), epochs=1, batch_size=4), DATA, rounds=1, seed=3
     )
-    start = eh.simulate(CASES["fedavg"][0], DATA, rounds=0, seed=3).params
-    start = {name: np.array(leaf, np.float64) for name, leaf in start.items()}
-    models = []
+    start, models = begin(3), []
     for k, n in enumerate(SIZES):
         word = permutation.words(work_key(jax.random.key(3), 0, 0, jnp.int32(k)))
         order = np.array(permutation.permute(jnp.arange(n), jnp.int32(n), word, jnp.int32(0)))

@@ -53,3 +53,14 @@ def test_fedprox_beats_fedavg_under_stragglers_for_every_saved_seed() -> None:
         ):
             assert ours < theirs
         assert proximal["test_accuracy"][what]["mean"] > average["test_accuracy"][what]["mean"]
+
+
+def test_fedprox_helps_unlike_clients_and_slows_down_like_ones_for_every_saved_seed() -> None:
+    runs = _runs(EXPERIMENTS / "fedprox" / "results" / "heterogeneity.json")
+    for data in ("IID", "(0, 0)", "(0.5, 0.5)", "(1, 1)"):
+        for measure in ("train_loss", "uniform_variance", "gradient_variance"):
+            free, held = (
+                runs[data, line][measure]["last"]["per_seed"] for line in ("FedProx, mu=0", "FedProx, mu=1")
+            )
+            lower, higher = (free, held) if data == "IID" else (held, free)
+            assert all(a < b for a, b in zip(lower, higher, strict=True)), (data, measure)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
+from evenhand.algorithms._checks import check_parts
 from evenhand.errors import EvenhandError
 from evenhand.types import (
     Aggregator,
@@ -67,6 +68,10 @@ def choose_solver(
                 "the solver replaces them all, so give one or the other."
             )
         return solver
+    if isinstance(client_opt, float | int) or callable(client_opt):
+        raise EvenhandError(
+            f"client_opt={client_opt!r} is no optimiser: give one, e.g. client_opt=optax.sgd(0.1)."
+        )
     if client_opt is None:
         raise EvenhandError("A method needs client_opt=, e.g. optax.sgd(0.1), or a solver= of your own.")
     return local.sgd(model, client_opt=client_opt, epochs=epochs, steps=steps, batch_size=batch_size)
@@ -122,6 +127,7 @@ def training(
       correction: what is added to each local gradient, given the broadcast and the client's rows.
       tell: what of the method's server state is broadcast beside the model.
     """
+    check_parts(model, aggregator, sampling, server_opt)
 
     def broadcast(state: ServerState, client: Array) -> Message:
         return Message(state.params, tell(state.extra))
@@ -133,7 +139,7 @@ def training(
         params, _ = solver(message.params, data, key, correction(message, data))
         return tree.subtract(params, message.params), client_state
 
-    def server(state: ServerState, direction: Params, reported: int, key: Key) -> tuple[ServerState, Info]:
+    def server(state: ServerState, direction: Params, reported: Array, key: Key) -> tuple[ServerState, Info]:
         return server_step(server_opt, state, direction)
 
     return Phase(broadcast, tell_report, work, aggregator, server)

@@ -123,7 +123,7 @@ def _collect(model: Model, aggregator: Aggregator, sampling: Sampling) -> Phase:
         return local.full_gradient(model, message.params, data), client_state
 
     def server(
-        state: _rounds.ServerState, direction: Params, reported: int, key: Key
+        state: _rounds.ServerState, direction: Params, reported: Array, key: Key
     ) -> tuple[_rounds.ServerState, Info]:
         return state._replace(extra=direction), {"gradient_norm": tree.norm(direction)}
 

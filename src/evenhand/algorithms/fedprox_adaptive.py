@@ -96,7 +96,7 @@ def fedprox_adaptive(
         return state._replace(extra=_adapt(state.extra, loss))
 
     def server(
-        state: _rounds.ServerState, direction: Params, reported: int, key: Key
+        state: _rounds.ServerState, direction: Params, reported: Array, key: Key
     ) -> tuple[_rounds.ServerState, Info]:
         state, info = train.server(state, direction, reported, key)
         return state, {**info, "mu": _value(state.extra)}

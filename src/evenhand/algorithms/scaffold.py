@@ -10,6 +10,7 @@ import optax
 from evenhand import local, tree
 from evenhand.aggregators import mean
 from evenhand.algorithms import _rounds
+from evenhand.algorithms._checks import check_parts
 from evenhand.sampling import uniform
 from evenhand.types import (
     Aggregator,
@@ -96,6 +97,7 @@ def scaffold(
     Source: Karimireddy et al., *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*, ICML 2020,
     algorithm 1.
     """
+    check_parts(model, aggregator, sampling, server_opt)
     solve = _rounds.choose_solver(model, solver, client_opt, epochs, steps, batch_size)
 
     def broadcast(state: _rounds.ServerState, client: Array) -> _rounds.Message:
@@ -112,10 +114,10 @@ def scaffold(
         return change, gradients.mean
 
     def server(
-        state: _rounds.ServerState, direction: _Change, reported: int, key: Key
+        state: _rounds.ServerState, direction: _Change, reported: Array, key: Key
     ) -> tuple[_rounds.ServerState, Info]:
         state, info = _rounds.server_step(server_opt, state, direction.params)
-        share = reported / state.extra.clients
+        share = reported.astype(jnp.float32) / state.extra.clients
         variate = tree.add(state.extra.variate, tree.scale(share, direction.variate))
         extra = state.extra._replace(variate=variate)
         return state._replace(extra=extra), {**info, "control_norm": tree.norm(variate)}

@@ -52,6 +52,14 @@ _EXAMPLES = {
 }
 """What stands at the end of each command's help."""
 
+_OPTIONS = {
+    "regression=True": "--regression",
+    "client=NAME": "--client-column NAME",
+    "label=NAME": "--label-column NAME",
+    "clients=N": "--clients N",
+}
+"""Arguments that the library's sentences advise, as they are spelled here."""
+
 _Command: TypeAlias = (
     Annotated[Run, subcommand("run")]
     | Annotated[Compare, subcommand("compare")]
@@ -110,5 +118,7 @@ def parse(words: Sequence[str]) -> Run | Compare | Report | List:
 
 
 def _complain(sentence: str) -> int:
+    for argument, option in _OPTIONS.items():
+        sentence = sentence.replace(argument, option)
     print(f"evenhand: {sentence}", file=sys.stderr)
     return 2

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
-from evenhand.simulation._round import RoundState
+from evenhand.simulation._engine import Program, one_round
+from evenhand.simulation._round import RoundState, Rows
+from evenhand.types import Key
 
 __all__ = ["Checkpoints", "Snapshot", "identity"]
 
@@ -97,10 +102,25 @@ class Checkpoints:
         self._manager.wait_until_finished()
 
 
-def identity(data: FederatedDataset, state: RoundState, seed: int, cohort: int | None) -> dict[str, Any]:
-    """What must be equal for a run to go on from a checkpoint, as far as it can be told."""
+def identity(
+    program: Program, data: FederatedDataset, state: RoundState, rows: Rows, root: Key, seed: int
+) -> dict[str, Any]:
+    """What must be equal for a run to go on from a checkpoint."""
     digest = hashlib.sha256()
     for part in (data.train.offsets, data.train.y, data.test.offsets):
         digest.update(np.ascontiguousarray(part).tobytes())
-    shapes = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(state)]
-    return {"seed": seed, "cohort": cohort, "data": digest.hexdigest()[:16], "state": shapes}
+    return {
+        "seed": seed,
+        "cohort": program.cohort,
+        "data": digest.hexdigest()[:16],
+        "method (with its settings, systems, attack and lanes)": _fingerprint(program, state, rows, root),
+    }
+
+
+def _fingerprint(program: Program, state: RoundState, rows: Rows, root: Key) -> str:
+    """Of the computation that one round is, every constant in it included; addresses in memory left out."""
+    traced = jax.make_jaxpr(partial(one_round, program))(state, rows, root, jnp.int32(0))
+    digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
+    for constant in traced.consts:
+        digest.update(np.asarray(constant).tobytes())
+    return digest.hexdigest()[:16]

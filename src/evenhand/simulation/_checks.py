@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.streams import MAX_ROUNDS
-from evenhand.types import Algorithm, Array, Model
+from evenhand.systems import Systems
+from evenhand.types import Algorithm, Array, Attack, Model
 
 __all__ = ["check_first_losses", "check_model", "check_numbers"]
 
@@ -21,16 +22,20 @@ def check_numbers(
     algorithm: Algorithm,
     data: FederatedDataset,
     rounds: int,
+    seed: int,
     cohort: int | None,
     eval_every: int,
     lanes: int | None,
-) -> int | None:
+    systems: Systems | None,
+    attack: Attack | None,
+) -> int:
     """The cohort, no larger than there are clients."""
-    if not 0 <= rounds < MAX_ROUNDS:
-        raise EvenhandError(f"rounds={rounds}: give a number from 0 to {MAX_ROUNDS - 1}.")
+    check_parts(algorithm, data, systems, attack)
+    whole_number("rounds", rounds, 0, MAX_ROUNDS - 1)
+    whole_number("seed", seed, 0, 2**32 - 1)
     for name, value in (("cohort", cohort), ("eval_every", eval_every), ("lanes", lanes)):
-        if value is not None and value < 1:
-            raise EvenhandError(f"{name}={value}: it must be at least 1.")
+        if value is not None:
+            whole_number(name, value, 1)
     params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
     stateful = bool(jax.tree.leaves(jax.eval_shape(algorithm.init_client, params)))
     if algorithm.sampling.repeats and stateful:
@@ -38,7 +43,25 @@ def check_numbers(
             "This method keeps a state at each client, and its sampling can draw a client twice in one round: "
             "sample without replacement, e.g. sampling=eh.sampling.uniform()."
         )
-    return None if cohort is None else min(cohort, data.num_clients)
+    return data.num_clients if cohort is None else min(cohort, data.num_clients)
+
+
+def check_parts(algorithm: object, data: object, systems: object, attack: object) -> None:
+    """Each part is what its argument's name says; the likeliest slips get their cure."""
+    expected = (
+        ("algorithm", algorithm, Algorithm, "make one, e.g. eh.algorithms.fedavg(model, ...)"),
+        (
+            "data",
+            data,
+            FederatedDataset,
+            "make one, e.g. eh.data.load(...) or eh.data.from_arrays(x, y, client)",
+        ),
+        ("systems", systems, Systems | None, "make one, e.g. eh.systems.stragglers(0.5)"),
+        ("attack", attack, Attack | None, "make one, e.g. eh.types.Attack(fraction=0.2, ...)"),
+    )
+    for name, value, kind, cure in expected:
+        if not isinstance(value, kind):
+            raise EvenhandError(f"simulate() got {type(value).__name__} {value!r:.60} as its {name}: {cure}.")
 
 
 def check_model(model: Model, data: FederatedDataset) -> None:

@@ -24,7 +24,7 @@ from evenhand.streams import Purpose, stream
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Phase, PyTree, Report, Sum, Upload
 
-__all__ = ["Program", "run_rounds"]
+__all__ = ["Program", "one_round", "run_rounds"]
 
 
 class Program(NamedTuple):
@@ -32,7 +32,7 @@ class Program(NamedTuple):
 
     Attributes:
       algorithm: the method.
-      cohort: clients drawn per round; None: everybody.
+      cohort: clients drawn per round.
       capacity: rows of the largest client.
       lanes: clients trained side by side.
       systems: stragglers, or None.
@@ -41,7 +41,7 @@ class Program(NamedTuple):
     """
 
     algorithm: Algorithm
-    cohort: int | None
+    cohort: int
     capacity: int
     lanes: int
     systems: Systems | None
@@ -78,7 +78,7 @@ def _run_rounds(
     static: _Static, state: RoundState, rows: Rows, root: Key, first: Array, count: Array
 ) -> tuple[RoundState, dict[str, Array]]:
     program = static.program
-    one = jax.jit(partial(_one_round, program))  # traced once, for the shapes and for the loop
+    one = jax.jit(partial(one_round, program))  # traced once, for the shapes and for the loop
     shapes = jax.eval_shape(one, state, rows, root, first)[1]
     infos = {name: jnp.zeros((program.buffer, *info.shape), info.dtype) for name, info in shapes.items()}
 
@@ -90,9 +90,10 @@ def _run_rounds(
     return lax.fori_loop(0, count, body, (state, infos))
 
 
-def _one_round(
+def one_round(
     program: Program, state: RoundState, rows: Rows, root: Key, number: Array
 ) -> tuple[RoundState, dict[str, Array]]:
+    """Round ``number``: the state after it, and what its phases tell."""
     algorithm = program.algorithm
     if algorithm.observe is not None:
         state = state._replace(server=_round.observe(algorithm, state.server, rows))
@@ -106,7 +107,7 @@ def _one_round(
             program.cohort,
             root,
             number,
-            _round.draw_phase(algorithm, index),
+            index,
         )
         reported = ids.shape[0]
         if reported > 0:
@@ -133,15 +134,16 @@ def _one_phase(
         reports = groups.map(lambda k, share: client.report(k, share, tree.take(state.clients, k)))
         weights, memory = weigh(aggregator, groups.ungroup(reports), ids, memory)
         groups = groups.told(Report(groups.regroup(weights), reports.loss))
-    key = stream(root, Purpose.AGGREGATOR, number, index)
+    streams = _round.from_last(program.algorithm, index)
+    key = stream(root, Purpose.AGGREGATOR, number, streams)
     if isinstance(aggregator, Sum) and aggregator.passes == 1:
         clients, total = _streamed(aggregator, memory, client, groups, state.clients)
         direction, memory = aggregator.lower(total, memory, jax.random.fold_in(key, 0))
     else:
         (clients, _), uploads = _scan(client, groups, state.clients, (), _keep)
         direction, memory = reduce_uploads(aggregator, groups.ungroup(uploads), memory, key)
-    server_key = stream(root, Purpose.SERVER, number, index)
-    server, info = phase.server(state.server, direction, ids.shape[0], server_key)
+    server_key = stream(root, Purpose.SERVER, number, streams)
+    server, info = phase.server(state.server, direction, jnp.int32(ids.shape[0]), server_key)
     aggregators = (*state.aggregators[:index], memory, *state.aggregators[index + 1 :])
     return RoundState(server, aggregators, clients), dict(info)
 
@@ -211,12 +213,16 @@ class _Client(NamedTuple):
     def of(
         program: Program, phase: Phase, index: int, server: PyTree, rows: Rows, root: Key, number: Array
     ) -> _Client:
+        streams = _round.from_last(program.algorithm, index)
+
         def data(rows: Rows, client: Array, progress: Array) -> ClientData:
             start, size = rows.starts[client], rows.sizes[client]
             return ClientData(rows.x, rows.y, start, size, progress, program.capacity)
 
         def report(client: Array, progress: Array, state: PyTree) -> Report:
-            return phase.report(phase.broadcast(server, client), state, data(rows, client, progress))
+            told = phase.report(phase.broadcast(server, client), state, data(rows, client, progress))
+            key = _round.work_key(root, number, streams, client)
+            return _round.lie_in_report(program.attack, rows, told, client, key)
 
         @jax.jit  # traced once, for the shapes and for the loop
         def upload(
@@ -229,8 +235,11 @@ class _Client(NamedTuple):
             server, rows, root, number = fixed
             own = data(rows, client, progress)
             message = phase.broadcast(server, client)
-            told = phase.report(message, state, own) if report is None else report
-            key = _round.work_key(root, number, index, client)
+            key = _round.work_key(root, number, streams, client)
+            told = report
+            if told is None:
+                told = phase.report(message, state, own)
+                told = _round.lie_in_report(program.attack, rows, told, client, key)
             delta, state = phase.work(message, state, own, key)
             return Upload(_round.lie(program.attack, rows, delta, client, key), told.weight, told.loss), state
 

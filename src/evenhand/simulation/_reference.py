@@ -44,6 +44,7 @@ def _client(program: Program, phase: Phase, rows: Rows) -> _Train:
         start, size = rows.starts[client], rows.sizes[client]
         data = ClientData(rows.x, rows.y, start, size, progress, program.capacity)
         report = phase.report(message, state, data)
+        report = _round.lie_in_report(program.attack, rows, report, client, key)
         delta, state = phase.work(message, state, data, key)
         return report, _round.lie(program.attack, rows, delta, client, key), state
 
@@ -57,10 +58,10 @@ def _one_round(
     if algorithm.observe is not None:
         state = state._replace(server=_round.observe(algorithm, state.server, rows))
     for index, phase in enumerate(algorithm.phases):
-        drawn = _round.draw_phase(algorithm, index)
         ids, progress = _round.cohort(
-            algorithm, program.systems, rows.sizes, program.cohort, root, number, drawn
+            algorithm, program.systems, rows.sizes, program.cohort, root, number, index
         )
+        streams = _round.from_last(algorithm, index)
         reported = len(ids)
         if reported == 0:
             continue
@@ -68,17 +69,17 @@ def _one_round(
         deltas: list[PyTree] = []
         clients = state.clients
         for k, share in zip(ids, progress, strict=True):
-            message, key = phase.broadcast(state.server, k), _round.work_key(root, number, index, k)
+            message, key = phase.broadcast(state.server, k), _round.work_key(root, number, streams, k)
             report, delta, own = trains[index](message, tree.take(clients, k), k, share, key)
             clients = jax.tree.map(lambda kept, new, k=k: kept.at[k].set(new), clients, own)
             reports.append(report)
             deltas.append(delta)
         report, delta = _stack(reports), _stack(deltas)
         weights, memory = weigh(phase.aggregator, report, ids, state.aggregators[index])
-        key = stream(root, Purpose.AGGREGATOR, number, index)
+        key = stream(root, Purpose.AGGREGATOR, number, streams)
         direction, memory = reduce_uploads(phase.aggregator, Upload(delta, weights, report.loss), memory, key)
-        server_key = stream(root, Purpose.SERVER, number, index)
-        server, info = phase.server(state.server, direction, reported, server_key)
+        server_key = stream(root, Purpose.SERVER, number, streams)
+        server, info = phase.server(state.server, direction, jnp.int32(reported), server_key)
         infos.update(info)
         aggregators = (*state.aggregators[:index], memory, *state.aggregators[index + 1 :])
         state = RoundState(server, aggregators, clients)

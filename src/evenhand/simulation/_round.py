@@ -13,7 +13,7 @@ from evenhand import tree
 from evenhand.evaluation import Prepared, mean_loss
 from evenhand.streams import Purpose, client_stream, stream
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Params, Phase, PyTree, Sum
+from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Params, Phase, PyTree, Report, Sum
 
 __all__ = [
     "RoundState",
@@ -21,8 +21,9 @@ __all__ = [
     "Wire",
     "begin",
     "cohort",
-    "draw_phase",
+    "from_last",
     "lie",
+    "lie_in_report",
     "observe",
     "traffic",
     "wires",
@@ -108,38 +109,40 @@ def cohort(
     algorithm: Algorithm,
     systems: Systems | None,
     sizes: Array,
-    count: int | None,
+    count: int,
     root: Key,
     number: Array | int,
     phase: int,
 ) -> tuple[Array, Array]:
-    """``(ids, progress)`` of the clients that report in one phase of round ``number``.
+    """``(ids, progress)`` of the clients that report in one phase of round ``number``, of ``count`` drawn ones.
 
-    ``count`` is how many are drawn, None for everybody.  Clients whose work would be dropped are left out here, so
-    that nobody computes what is thrown away.
+    Clients whose work would be dropped are left out here, so that nobody computes what is thrown away.
     """
-    if count is None:
-        ids = jnp.arange(sizes.shape[0], dtype=jnp.int32)
-    else:
-        ids = algorithm.sampling.draw(stream(root, Purpose.COHORT, number, phase), sizes, count)
+    draw = phase
+    while draw + 1 < len(algorithm.phases) and not algorithm.phases[draw + 1].fresh_cohort:
+        draw += 1
+    draw = from_last(algorithm, draw)
+    ids = algorithm.sampling.draw(stream(root, Purpose.COHORT, number, draw), sizes, count)
     if systems is None:
         return ids, jnp.ones(ids.shape, jnp.float32)
-    order, progress = systems.draw(stream(root, Purpose.STRAGGLERS, number, phase), ids)
+    order, progress = systems.draw(stream(root, Purpose.STRAGGLERS, number, draw), ids)
     if algorithm.partial_work:
         return ids, progress
     fast = jnp.sort(order[: systems.fast(ids.shape[0])])
     return ids[fast], progress[fast]
 
 
-def draw_phase(algorithm: Algorithm, phase: int) -> int:
-    """The phase whose draw decides who takes part in ``phase``."""
-    while phase > 0 and not algorithm.phases[phase].fresh_cohort:
-        phase -= 1
-    return phase
+def from_last(algorithm: Algorithm, phase: int) -> int:
+    """The number of a phase's streams.
+
+    Counted from the last phase, the one that trains in every method: so that methods with more exchanges still meet
+    the same cohorts, stragglers and batches.
+    """
+    return len(algorithm.phases) - 1 - phase
 
 
 def work_key(root: Key, number: Array | int, phase: int, client: Array) -> Key:
-    """The key of a client's local work."""
+    """The key of a client's local work; ``phase`` counts from the last one."""
     return client_stream(stream(root, Purpose.WORK, number, phase), client)
 
 
@@ -148,6 +151,13 @@ def observe(algorithm: Algorithm, server: PyTree, rows: Rows) -> PyTree:
     assert algorithm.observe is not None
     everything = Prepared(rows.x, rows.y, np.array([0, rows.x.shape[0]]))
     return algorithm.observe(server, mean_loss(algorithm.model, algorithm.global_params(server), everything))
+
+
+def lie_in_report(attack: Attack | None, rows: Rows, report: Report, client: Array, key: Key) -> Report:
+    """What the client reports in place of ``report``: the same, unless it is a liar."""
+    if attack is None or attack.report is None:
+        return report
+    return tree.select(rows.liars[client], attack.report(report, stream(key, Purpose.ATTACK, 1)), report)
 
 
 def lie(attack: Attack | None, rows: Rows, delta: PyTree, client: Array, key: Key) -> PyTree:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
+from evenhand.errors import EvenhandError
 from evenhand.evaluation import Prepared, evaluate_personal, is_higher_better, per_client, prepare, summarize
 from evenhand.simulation import _engine
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
@@ -56,6 +57,11 @@ class Session:
         """Hands out the run so far at each evaluation, having saved it first."""
         done, found = 0, None if checkpoints is None else checkpoints.load()
         if found is not None:
+            if found.done > rounds:
+                raise EvenhandError(
+                    f"The checkpoint has {found.done} rounds done, more than rounds={rounds}: "
+                    f"ask for at least as many, or give another folder."
+                )
             state, done, self.history, self.per_round, self.seconds = found
         clients = self._evaluate(state, done, record=found is None)
         yield self._snapshot(state, done, clients, None if found else checkpoints)
@@ -109,7 +115,7 @@ class Session:
             self.seconds["checkpoint"] = self.seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
         info = {
             "rounds": done,
-            "cohort": self.program.cohort or self.data.num_clients,
+            "cohort": self.program.cohort,
             "lanes": self.program.lanes,
             "floats": dict(self.traffic),
             "seconds": dict(self.seconds),

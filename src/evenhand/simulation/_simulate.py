@@ -46,7 +46,8 @@ def simulate(
       algorithm: the method, e.g. ``eh.algorithms.fedavg(...)``.
       data: the clients' rows.
       rounds: how many rounds; 0 gives the untouched initial model.
-      cohort: clients drawn per round, at most all of them; None: everybody.
+      cohort: clients drawn per round, at most as many as there are; None: as many as there are, which is everybody
+        unless the method samples with replacement.
       seed: decides everything random.  The same seed gives every method the same initial model, cohorts,
         stragglers and mini-batches, and the same run again bit for bit on the same hardware.
       eval_every: rounds between two evaluations of all clients; round 0 and the last one are always evaluated.
@@ -54,7 +55,7 @@ def simulate(
       systems: stragglers, e.g. ``eh.systems.stragglers(0.9)``.
       checkpoint: a folder that keeps the run's latest state, saved at each evaluation.  A run that finds one there
         goes on from it and ends with the same bits as one that was never interrupted; ask for more rounds to
-        train further.  The method itself cannot be compared: go on with the same one.
+        train further.  The checkpoint of another run is refused.
       progress: show a live bar.
       lanes: clients trained side by side; None: one on a CPU, up to 64 on an accelerator.  The result does not
         depend on it beyond rounding.
@@ -119,7 +120,7 @@ def iterate(
       >>> run.info["rounds"] < 100
       True
     """
-    cohort = check_numbers(algorithm, data, rounds, cohort, eval_every, lanes)
+    cohort = check_numbers(algorithm, data, rounds, seed, cohort, eval_every, lanes, systems, attack)
     check_model(algorithm.model, data)
     root = jax.random.key(seed)
     rows = device_rows(data, attack, seed)
@@ -127,7 +128,7 @@ def iterate(
         algorithm=algorithm,
         cohort=cohort,
         capacity=int(data.train.sizes.max()),
-        lanes=_default_lanes(cohort or data.num_clients) if lanes is None else lanes,
+        lanes=_default_lanes(cohort) if lanes is None else lanes,
         systems=systems,
         attack=attack,
         buffer=max(1, min(eval_every, rounds)),
@@ -139,7 +140,7 @@ def iterate(
     session = Session(program, data, rows, root, seed, traffic)
     checkpoints = None
     if checkpoint is not None:
-        checkpoints = Checkpoints(checkpoint, state, identity(data, state, seed, cohort))
+        checkpoints = Checkpoints(checkpoint, state, identity(program, data, state, rows, root, seed))
     with Progress(rounds, progress) as bar:
         yield from session.run(state, rounds, eval_every, checkpoints, bar)
 
@@ -159,7 +160,13 @@ def device_rows(data: FederatedDataset, attack: Attack | None, seed: int) -> Row
             for k in np.flatnonzero(liars):
                 own = slice(int(data.train.offsets[k]), int(data.train.offsets[k + 1]))
                 poison = np.random.default_rng((seed, int(Purpose.ATTACK), int(k)))
-                x[own], y[own] = attack.rows(x[own], y[own], poison)
+                new_x, new_y = attack.rows(x[own], y[own], poison)
+                if np.shape(new_x) != x[own].shape or np.shape(new_y) != y[own].shape:
+                    raise EvenhandError(
+                        f"Attack(rows=...) made rows of shape {np.shape(new_x)} with labels {np.shape(new_y)} from "
+                        f"{x[own].shape} and {y[own].shape}: it must keep the shapes."
+                    )
+                x[own], y[own] = new_x, new_y
     starts, sizes = data.train.offsets[:-1].astype(np.int32), data.train.sizes.astype(np.int32)
     return Rows(jnp.asarray(x), jnp.asarray(y), jnp.asarray(starts), jnp.asarray(sizes), jnp.asarray(liars))
 

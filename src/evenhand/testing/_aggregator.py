@@ -30,7 +30,8 @@ def check_aggregator(
     Args:
       aggregator: what is checked.
       uploads: how many uploads to make up.
-      keeps_consensus: whether equal uploads must be returned as they are.
+      keeps_consensus: whether equal uploads must be returned as they are; False for one that adds noise, clips or
+        shortens.
       tolerance: relative difference allowed between two orders of summation.
 
     Raises:

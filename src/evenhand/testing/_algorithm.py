@@ -121,8 +121,7 @@ def _check_absent(
 ) -> None:
     took_part: set[int] = set()
     for index in range(len(algorithm.phases)):
-        drawn = _round.draw_phase(algorithm, index)
-        ids, _ = _round.cohort(algorithm, systems, rows.sizes, cohort, jax.random.key(0), 0, drawn)
+        ids, _ = _round.cohort(algorithm, systems, rows.sizes, cohort, jax.random.key(0), 0, index)
         took_part |= set(np.array(ids).tolist())
     absent = [k for k in range(rows.sizes.shape[0]) if k not in took_part]
     kept = jax.tree.map(

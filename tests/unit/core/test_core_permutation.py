@@ -110,6 +110,37 @@ def test_pairs_of_a_larger_size_are_fair() -> None:
         assert stats.chisquare(off_diagonal).pvalue > 1e-3
 
 
+def _low_ids_in_low_slots(rotated: bool, cohorts: int = 10**6, clients: int = 10**6, m: int = 10) -> int:
+    """How often the first ``m`` of very many clients are among the first ``m`` drawn, over many cohorts."""
+    size = jnp.int32(clients)
+
+    def hits(key: Array) -> Array:
+        word, slots = permutation.words(key), jnp.arange(m)
+        if not rotated:  # what the rounds alone do: the first rotation is undone beforehand
+            shift = permutation._hash(permutation._hash(word[0]) ^ word[1]) % jnp.uint32(clients)
+            slots = (slots + size - shift.astype(jnp.int32)) % size
+        return jnp.sum(permutation.permute(slots, size, word, jnp.int32(0)) < m)
+
+    root = stream(jax.random.key(7), Purpose.COHORT)
+    chunk = 10**4  # small enough for the caches
+    count = jax.jit(
+        lambda first: jnp.sum(jax.vmap(lambda i: hits(client_stream(root, first + i)))(jnp.arange(chunk)))
+    )
+    return sum(int(count(jnp.int32(first))) for first in range(0, cohorts, chunk))
+
+
+def test_low_ids_of_very_many_are_not_favoured() -> None:
+    """Each of 10 slots holds one of 10 ids out of a million: 100 times in a million cohorts, Poisson.
+
+    Of 16 rounds alone, a slot comes out as it went in once in 2**16 times, which makes it 250.
+    """
+    fair, favoured = 100.0, 100.0 + 10**7 / 2**16
+    most = fair + 4.5 * np.sqrt(fair)
+    assert most + 6 * np.sqrt(favoured) < favoured, "the two are told apart"
+    assert abs(_low_ids_in_low_slots(rotated=True) - fair) < most - fair
+    assert _low_ids_in_low_slots(rotated=False) > most
+
+
 def test_epochs_and_words_name_different_orders() -> None:
     words = jax.vmap(permutation.words)(_keys(4))
     order = jax.vmap(lambda word, epoch: permutation.permute(jnp.arange(40), jnp.int32(40), word, epoch))

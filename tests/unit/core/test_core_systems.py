@@ -62,6 +62,11 @@ def test_a_share_outside_zero_to_one_is_refused(fraction: float) -> None:
         stragglers(fraction)
 
 
+def test_equal_shares_are_one_object() -> None:
+    assert stragglers(0.5) is stragglers(0.5)
+    assert stragglers(0.5) is not stragglers(0.4)
+
+
 def test_the_fast_do_all_and_come_first(half: tuple[np.ndarray, np.ndarray]) -> None:
     order, progress = half
     assert np.array_equal(np.sort(order, axis=1), np.tile(np.arange(_M), (_ROUNDS, 1)))
