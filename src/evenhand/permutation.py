@@ -11,7 +11,8 @@ after a first random rotation.  Each round pairs the positions up and swaps ever
 permutation, and so is the whole.
 
 Source: Hoang, Morris and Rogaway, *An enciphering scheme based on a card shuffle*, CRYPTO 2012.  Here the round
-function is a 32-bit integer hash: statistically good, not secret.
+function is a 32-bit integer hash: statistically good, not secret.  Single positions are uniform; with 16 rounds a
+pair of positions keeps its distance with probability 2**-16 beyond chance.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ class Systems(NamedTuple):
     draw: Callable[[Key, Array], tuple[Array, Array]]
 
 
-@cache  # equal arguments give the same object, and the engine finds its compiled program again
 def stragglers(fraction: float) -> Systems:
     r"""In each round a share of the *selected* clients is slow and does only part of its local work.
 
@@ -60,6 +59,11 @@ def stragglers(fraction: float) -> Systems:
             f"stragglers(fraction={fraction!r}): the share of slow clients must lie in [0, 1]."
         )
 
+    return _stragglers(float(fraction))
+
+
+@cache  # equal shares give the same object, so that the engine finds its compiled program again
+def _stragglers(fraction: float) -> Systems:
     def fast(m: int) -> int:
         return round(m * (1.0 - fraction))
 

@@ -51,7 +51,7 @@ def two_rounds(algorithm: Algorithm) -> np.ndarray:
         for phase in algorithm.phases:
             message = phase.broadcast(state, jnp.int32(0))
             direction, client = phase.work(message, client, ROWS, jax.random.key(1))
-            state, _ = phase.server(state, direction, 1, jax.random.key(2))
+            state, _ = phase.server(state, direction, jnp.int32(1), jax.random.key(2))
     leaves = jax.tree.leaves(algorithm.global_params(state))
     return np.concatenate([np.ravel(leaf) for leaf in leaves])
 
