@@ -31,6 +31,8 @@ def _interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
 def test_ctrl_c_leaves_a_usable_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a"
     words = ["run", "fedavg", "--clients", "5", "--rounds", "1000000", "--eval-every", "1", "--out", str(out)]
+    # A job in the background inherits an ignored SIGINT, and so would the run.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "evenhand.cli", *words],
         stdout=subprocess.PIPE,
@@ -38,6 +40,7 @@ def test_ctrl_c_leaves_a_usable_folder(tmp_path: Path, capsys: pytest.CaptureFix
         text=True,
         env=dict(os.environ),
     )
+    signal.signal(signal.SIGINT, before)
     try:
         metrics = out / "metrics.jsonl"
         until = time.monotonic() + 200
