@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from evenhand.models._adapters import from_flax, from_functions
 from evenhand.models._image import cnn_cifar, cnn_femnist, cnn_femnist_dropout
-from evenhand.models._layers import PatchConv, max_pool
 from evenhand.models._linear import Margin, linear_regression, mlp, softmax_regression, svm
 from evenhand.models._losses import (
     absolute_error,
@@ -23,7 +22,6 @@ from evenhand.models._text import lstm
 
 __all__ = [
     "Margin",
-    "PatchConv",
     "absolute_error",
     "accuracy",
     "binary_accuracy",
@@ -37,7 +35,6 @@ __all__ = [
     "linear_regression",
     "logistic",
     "lstm",
-    "max_pool",
     "mlp",
     "softmax_regression",
     "squared_error",

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from evenhand.models._adapters import from_flax
-from evenhand.models._layers import PatchConv, glorot_uniform, image_rows, max_pool
+from evenhand.models._layers import glorot_uniform, image_rows
 from evenhand.types import Array, Model
 
 __all__ = ["cnn_cifar", "cnn_femnist", "cnn_femnist_dropout"]
@@ -101,8 +101,8 @@ class _PooledCNN(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         x = image_rows(x, self.shape)
-        x = max_pool(nn.relu(PatchConv(32, (5, 5), kernel_init=glorot_uniform, name="conv_0")(x)))
-        x = max_pool(nn.relu(PatchConv(64, (5, 5), kernel_init=glorot_uniform, name="conv_1")(x)))
+        x = _halved(nn.relu(nn.Conv(32, (5, 5), kernel_init=glorot_uniform, name="conv_0")(x)))
+        x = _halved(nn.relu(nn.Conv(64, (5, 5), kernel_init=glorot_uniform, name="conv_1")(x)))
         x = _flat(x)
         x = nn.relu(nn.Dense(self.hidden, kernel_init=glorot_uniform, name="dense")(x))
         return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(x)
@@ -115,12 +115,16 @@ class _DropoutCNN(nn.Module):
     @nn.compact
     def __call__(self, x: Array, train: bool) -> Array:
         x = image_rows(x, self.shape)
-        x = nn.relu(PatchConv(32, (3, 3), "VALID", kernel_init=glorot_uniform, name="conv_0")(x))
-        x = nn.relu(PatchConv(64, (3, 3), "VALID", kernel_init=glorot_uniform, name="conv_1")(x))
-        x = _flat(nn.Dropout(0.25, deterministic=not train)(max_pool(x)))
+        x = nn.relu(nn.Conv(32, (3, 3), padding="VALID", kernel_init=glorot_uniform, name="conv_0")(x))
+        x = nn.relu(nn.Conv(64, (3, 3), padding="VALID", kernel_init=glorot_uniform, name="conv_1")(x))
+        x = _flat(nn.Dropout(0.25, deterministic=not train)(_halved(x)))
         x = nn.relu(nn.Dense(128, kernel_init=glorot_uniform, name="dense")(x))
         x = nn.Dropout(0.5, deterministic=not train)(x)
         return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(x)
+
+
+def _halved(x: Array) -> Array:
+    return nn.max_pool(x, (2, 2), (2, 2))
 
 
 def _flat(x: Array) -> Array:

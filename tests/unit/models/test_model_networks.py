@@ -100,6 +100,24 @@ def _by_numpy(params: Any, x: np.ndarray, same: bool) -> np.ndarray:
     return x @ params["output"]["kernel"] + params["output"]["bias"]
 
 
+def test_cnns_start_where_they_always_did() -> None:
+    # The numbers are from the time before these networks were made of flax's own convolutions.
+    params = jax.jit(models.cnn_cifar().init)(jax.random.key(7))
+    firsts = {
+        "conv_0": [0.0032689033541828394, 0.008083020336925983],
+        "conv_1": [-0.04401296377182007, -0.06967705488204956],
+        "dense": [-0.017360227182507515, 0.016179503872990608],
+        "output": [0.1528576761484146, -0.18058191239833832],
+    }
+    totals = {"conv_0": 59.2005114423082, "conv_1": 766.2424703879399, "output": 130.93291301048885}
+    assert set(params) == set(firsts) and not any(layer["bias"].any() for layer in params.values())
+    for name, values in firsts.items():
+        assert params[name]["kernel"].ravel()[:2].tolist() == values
+    for name, total in totals.items():
+        kernel = np.asarray(params[name]["kernel"], np.float64)
+        np.testing.assert_allclose(np.abs(kernel).sum(), total, rtol=1e-12)
+
+
 def test_dropout_is_for_training() -> None:
     assert models.cnn_femnist().apply_train is None and models.lstm().apply_train is None
     model = models.cnn_femnist_dropout(classes=3)

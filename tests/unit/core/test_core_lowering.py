@@ -1,0 +1,378 @@
+"""Lowered functions against the native ones: values, derivatives of all kinds, and what is left in the program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from evenhand import local, models
+from evenhand.data import Split
+from evenhand.evaluation import evaluate_personal, prepare
+from evenhand.lowering import lowered
+from evenhand.types import ClientData, Model
+
+RNG = np.random.default_rng(5)
+KEY = jax.random.key(0)
+Function = Callable[..., jax.Array]
+
+
+def normal(*shape: int) -> jax.Array:
+    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+
+
+def close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        scale = max(1.0, float(np.abs(np.asarray(other)).max(initial=0)))
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * scale)
+
+
+def score(function: Function, *operands: Any) -> jax.Array:
+    return jnp.sum(jnp.sin(function(*operands)))
+
+
+def gradients(function: Function, *operands: Any) -> Any:
+    return jax.value_and_grad(partial(score, function), argnums=tuple(range(len(operands))))(*operands)
+
+
+def program(function: Function, *operands: Any) -> str:
+    return str(jax.make_jaxpr(partial(gradients, function))(*operands))
+
+
+@jax.jit
+def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def pool(x: jax.Array) -> jax.Array:
+    return nn.max_pool(x, (2, 2), (2, 2))
+
+
+# --- convolutions ------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[Function, jax.Array, jax.Array]:
+    rank = draw(st.integers(1, 3))
+    space = "HWD"[:rank]
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank)))
+
+    window, stretch, spread = each(1, 3), each(1, 2), each(1, 2)
+    groups, channels, features = (draw(st.integers(1, 3)) for _ in range(3))
+    reach = [(size - 1) * step + 1 for size, step in zip(window, stretch, strict=True)]
+    sizes = [least + more for least, more in zip(reach, each(0, 4), strict=True)]
+    sides = [(low, 1) for low in each(-1, 2)]
+    padding = draw(st.sampled_from(["SAME", "VALID", sides] if spread == (1,) * rank else [sides]))
+    numbers = ["".join(draw(st.permutations(letters + space))) for letters in ("NC", "IO", "NC")]
+    x_lengths = {"N": 2, "C": channels * groups, **dict(zip(space, sizes, strict=True))}
+    lengths = {"I": channels, "O": features * groups, **dict(zip(space, window, strict=True))}
+    function = partial(
+        lax.conv_general_dilated,
+        window_strides=each(1, 3),
+        padding=padding,
+        lhs_dilation=spread,
+        rhs_dilation=stretch,
+        dimension_numbers=(numbers[0], numbers[1], numbers[2]),
+        feature_group_count=groups,
+    )
+    x, kernel = (normal(*(a[k] for k in b)) for a, b in zip((x_lengths, lengths), numbers, strict=False))
+    return function, x, kernel
+
+
+@settings(max_examples=12)
+@given(convolutions())
+def test_convolutions_of_all_kinds_equal_the_native_ones(case: tuple[Function, jax.Array, jax.Array]) -> None:
+    function, x, kernel = case
+    assert "conv_general_dilated" not in program(lowered(function), x, kernel)
+    native, ours = jax.jit(lambda *o: (gradients(function, *o), gradients(lowered(function), *o)))(x, kernel)
+    close(ours, native)
+
+
+def test_a_wrong_convolution_is_not_close() -> None:
+    x, kernel = normal(2, 5, 5, 2), normal(3, 3, 2, 4)
+    for wrong in (kernel[::-1], kernel[:, ::-1], kernel.swapaxes(0, 1)):
+        with pytest.raises(AssertionError):
+            close(lowered(conv)(x, wrong), conv(x, kernel))
+
+
+def test_clients_with_kernels_of_their_own_get_batched_products() -> None:
+    x, kernels = normal(2, 3, 6, 6, 2), normal(2, 3, 3, 2, 4)
+    both = [jax.vmap(partial(gradients, f)) for f in (lowered(conv), conv)]
+    close(*(jax.jit(f)(x, kernels) for f in both))
+    ours, native = (str(jax.make_jaxpr(f)(x, kernels)) for f in both)
+    assert "conv_general_dilated" not in ours and "dimension_numbers=(([2], [1]), ([0], [0]))" in ours
+    assert "feature_group_count=2" in native
+
+
+@pytest.mark.parametrize(("axes", "convolves"), [((0, None), True), ((0, 0), False), ((None, 0), False)])
+def test_values_alone_are_native_unless_clients_have_kernels_of_their_own(
+    axes: tuple[int | None, int | None], convolves: bool
+) -> None:
+    x, kernel = normal(2, 3, 6, 6, 2), normal(2, 3, 3, 2, 4)
+    operands = [a if axis == 0 else a[0] for a, axis in zip((x, kernel), axes, strict=True)]
+    ours, native = (jax.jit(jax.vmap(f, axes)) for f in (lowered(conv), conv))
+    close(ours(*operands), native(*operands))
+    assert ("convolution(" in ours.lower(*operands).as_text("hlo")) == convolves
+
+
+def test_derivatives_of_other_kinds() -> None:
+    operands = normal(2, 5, 4, 2), normal(3, 3, 2, 3)
+    along = normal(2, 5, 4, 2), normal(3, 3, 2, 3)
+
+    def all_kinds(function: Function) -> list[Any]:
+        whole = partial(score, lambda x, k: jnp.tanh(pool(function(x, k))))
+        gradient = jax.grad(whole, (0, 1))
+        inner = lambda x, k: sum(jnp.vdot(a, b) for a, b in zip(gradient(x, k), along, strict=True))  # noqa: E731
+        return [
+            jax.jvp(function, operands, along),
+            jax.jvp(whole, operands, along),
+            jax.jvp(gradient, operands, along),
+            jax.grad(inner, (0, 1))(*operands),
+            jax.grad(lambda k: whole(operands[0], k))(operands[1]),
+            jax.grad(lambda x: whole(x, operands[1]))(operands[0]),
+        ]
+
+    close(*jax.jit(lambda: (all_kinds(lowered(conv)), all_kinds(conv)))(), tolerance=1e-4)
+
+
+def test_the_first_layer_does_not_convolve_zeros() -> None:
+    x, kernel = normal(2, 5, 5, 2), normal(3, 3, 2, 4)
+    text = str(jax.make_jaxpr(jax.grad(lambda k: score(lowered(conv), x, k)))(kernel))
+    assert text.count("dot_general") == 2  # forwards, and the gradient of the kernel
+
+
+# --- pooling -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=8)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2), st.booleans())
+def test_pooling_equals_the_native_form_also_for_ties(kh: int, kw: int, more: int, infinite: bool) -> None:
+    # Few distinct values, so that most windows have ties; the gradient goes to the first of them.
+    x = jnp.asarray(RNG.integers(0, 3, (2, 2 * kh + more, 2 * kw + more, 3)), jnp.float32)
+    x = jnp.where(x == 0, -jnp.inf, x) if infinite else x
+    function = partial(nn.max_pool, window_shape=(kh, kw), strides=(kh, kw))
+    weight = normal(*jax.eval_shape(function, x).shape)
+
+    @jax.jit
+    def both(x: jax.Array) -> list[Any]:
+        return [(f(x), jax.vjp(f, x)[1](weight)[0]) for f in (lowered(function), function)]
+
+    for ours, native in zip(*both(x), strict=True):
+        np.testing.assert_array_equal(ours, native)
+    assert ("reduce_window" in program(lowered(function), x)) == (kh * kw == 1)
+
+
+def test_pooling_has_a_reference_that_differs() -> None:
+    x = jnp.ones((1, 2, 2, 1))
+    shared = jax.grad(lambda x: jnp.sum(jnp.max(x, axis=(1, 2))))(x)
+    first = jax.grad(lambda x: jnp.sum(lowered(pool)(x)))(x)
+    assert shared.ravel().tolist() == [0.25] * 4 and first.ravel().tolist() == [1, 0, 0, 0]
+
+
+def test_pooling_keeps_nan_and_has_a_forward_derivative() -> None:
+    x = jnp.array([jnp.nan, 1.0, -jnp.inf, -1.0]).reshape(1, 2, 2, 1)
+    assert jnp.isnan(lowered(pool)(x)).all()
+    x, dx = normal(2, 5, 4, 3), normal(2, 5, 4, 3)
+    close(*(jax.jit(lambda x, dx, f=f: jax.jvp(f, (x,), (dx,)))(x, dx) for f in (lowered(pool), pool)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: nn.max_pool(x, (3, 3), (2, 2), "SAME"),
+        lambda x: nn.max_pool(x, (2, 2), (1, 1)),
+        lambda x: nn.max_pool(x, (4, 4), (4, 4)),
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
+    ],
+)
+def test_pooling_that_is_faster_natively_stays(function: Function) -> None:
+    x = normal(2, 8, 8, 3)
+    assert program(lowered(function), x) == program(function, x)
+
+
+# --- products ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("features", "columns", "changes"),
+    [(784, 10, True), (128, 32, True), (784, 1, False), (784, 33, False), (60, 10, False)],
+)
+def test_products_with_few_columns_equal_the_native_ones(features: int, columns: int, changes: bool) -> None:
+    x, w, dw = normal(4, features), 0.1 * normal(features, columns), normal(features, columns)
+    assert ("optimization_barrier" in program(lowered(jnp.matmul), x, w)) == changes
+    for derivative in (gradients, lambda f, x, w: jax.jvp(lambda w: gradients(f, x, w), (w,), (dw,))):
+        ours, native = jax.jit(
+            lambda *o, d=derivative: [d(f, *o) for f in (lowered(jnp.matmul), jnp.matmul)]
+        )(x, w)
+        close(ours, native)
+
+
+# --- whole programs ----------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """Everything at once: strides, 1x1, depthwise, grouped, transposed and 1-D convolutions, pools, dropout."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        x = nn.max_pool(nn.relu(nn.Conv(4, (2, 2))(x)), (2, 2), (2, 2))
+        y = nn.GroupNorm(2)(nn.Conv(4, (2, 2), strides=2)(x))
+        y = nn.Conv(4, (2, 2), feature_group_count=4)(y) + nn.Conv(4, (2, 2), feature_group_count=2)(y)
+        x = nn.Dropout(0.3, deterministic=not train)(nn.relu(y + nn.Conv(4, (1, 1), strides=2)(x)))
+        x = nn.max_pool(nn.ConvTranspose(4, (2, 2), strides=(2, 2))(x), (3, 3), (2, 2), "SAME")
+        x = nn.Conv(4, (3,))(x.reshape(x.shape[0], -1, 4))
+        return nn.remat(nn.Dense)(3)(x.reshape(x.shape[0], -1))
+
+
+class Small(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.max_pool(nn.relu(nn.remat(nn.Conv)(4, (3, 3))(x)), (2, 2), (2, 2))
+        return nn.Dense(3)(x.reshape(x.shape[0], -1))
+
+
+class SmallNnx(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.conv = nnx.Conv(1, 4, (3, 3), rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.dense = nnx.Linear(64, 3, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.dropout(nnx.max_pool(nnx.relu(self.conv(x)), (2, 2), (2, 2)))
+        return self.dense(x.reshape(x.shape[0], -1))
+
+
+X, Y = normal(12, 8, 8, 1), jnp.asarray(RNG.integers(0, 3, 12), jnp.int32)
+
+
+def users_model(module: Any) -> Model:
+    return models.from_flax(module, loss="cross_entropy", sample=X[:1])
+
+
+@pytest.mark.parametrize("module", [Residual(), Small(), SmallNnx])
+def test_users_modules_have_the_same_gradients(module: Any) -> None:
+    model = users_model(module)
+    params = jax.tree.map(lambda leaf: normal(*leaf.shape), jax.eval_shape(model.init, KEY))
+    apply = model.apply if model.apply_train is None else partial(model.apply_train, key=KEY)
+
+    def mean_loss(apply: Function, params: Any) -> jax.Array:
+        return jnp.mean(model.losses(apply(params, X), Y))
+
+    both = [partial(jax.value_and_grad(partial(mean_loss, f)), params) for f in (lowered(apply), apply)]
+    close(*jax.jit(lambda: [f() for f in both])())
+    assert ["conv_general_dilated" in str(jax.make_jaxpr(f)()) for f in both] == [False, True]
+    assert program(lowered(model.apply), params, X) != program(model.apply, params, X)
+
+
+def training(model: Model, wrap: Callable[[Function], Function], lanes: int) -> str:
+    """The compiled program of local training, as a user's solver would have it without and with ``wrap``."""
+    step = local.sgd(model, client_opt=optax.sgd(0.1), steps=3, batch_size=4)
+    client = ClientData(X, Y, jnp.int32(0), jnp.int32(12), jnp.float32(1), 12)
+
+    def work(params: Any) -> Any:
+        if wrap is lowered:
+            return step(params, client, KEY, optax.identity())[0]
+        loss = lambda w: jnp.mean(model.losses(wrap(model.apply)(w, X), Y))  # noqa: E731
+        return lax.fori_loop(
+            0, 3, lambda _, w: jax.tree.map(lambda a, g: a - g, w, jax.grad(loss)(w)), params
+        )
+
+    params = jax.eval_shape(model.init, KEY)
+    if lanes:
+        work = jax.vmap(work)
+        params = jax.tree.map(lambda a: jax.ShapeDtypeStruct((lanes, *a.shape), a.dtype), params)
+    return jax.jit(work).lower(params).as_text("hlo")
+
+
+SLOW = re.compile(r"\b(convolution|reduce-window|select-and-scatter)\(")
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_a_users_cnn_trains_without_convolutions_and_windows(lanes: int) -> None:
+    model = users_model(Small())
+    ours, native = (training(model, wrap, lanes) for wrap in (lowered, lambda f: f))
+    assert " while(" in ours and " dot(" in ours and not SLOW.findall(ours)
+    assert {"convolution", "reduce-window", "select-and-scatter"} <= set(SLOW.findall(native))
+
+
+def test_personal_evaluation_side_by_side_does_not_convolve() -> None:
+    model = users_model(Small())
+    params = jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 2))
+    prepared = prepare(Split(np.asarray(X), np.asarray(Y), np.array([0, 5, 12])))
+    one, two = (evaluate_personal(model, params, prepared, lanes=lanes) for lanes in (1, 2))
+    close(two, one)
+
+
+def test_without_work_the_function_itself_is_called() -> None:
+    calls: list[Any] = []
+
+    def function(tree: dict[str, jax.Array], *, power: int) -> dict[str, Any]:
+        calls.append(tree["a"])
+        return {"b": tree["a"] ** power, "none": None}
+
+    x = jnp.arange(3.0)
+    outputs = lowered(partial(function, power=2))({"a": x})
+    assert outputs["none"] is None and outputs["b"].tolist() == [0, 1, 4]
+    assert calls[-1] is x and len(calls) == 2
+
+
+def test_control_flow_is_followed_and_custom_derivatives_are_not() -> None:
+    x, kernel = normal(2, 5, 5, 2), normal(3, 3, 2, 2)
+
+    def repeated(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+            x = jnp.tanh(scale * lax.cond(scale > 1, conv, lambda x, k: conv(x, -k), x, kernel))
+            return x, jnp.sum(x)
+
+        x, sums = lax.scan(layer, x, jnp.array([0.5, 1.0, 2.0]))
+        return x + sums[0]
+
+    assert "conv_general_dilated" not in program(lowered(repeated), x, kernel)
+    close(*jax.jit(lambda *o: [gradients(f, *o) for f in (lowered(repeated), repeated)])(x, kernel))
+
+    own = jax.custom_jvp(conv)
+    own.defjvp(lambda primals, tangents: (conv(*primals), 7 * conv(primals[0], tangents[1])))
+    assert program(lowered(own), x, kernel) == program(own, x, kernel)
+
+
+def test_closures_over_traced_arrays_and_integers_pass() -> None:
+    images, kernels = normal(3, 2, 5, 5, 1), normal(3, 3, 3, 1, 2)
+
+    def value(image: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.grad(lambda scale: score(lowered(lambda s: conv(image * s, kernel)), scale))(
+            jnp.float32(1)
+        )
+
+    def native(image: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.grad(lambda scale: score(conv, image * scale, kernel))(jnp.float32(1))
+
+    close(jax.jit(jax.vmap(value))(images, kernels), jax.jit(jax.vmap(native))(images, kernels))
+    whole = lowered(lambda x: lax.reduce_window_max_p.bind(x, **_two_by_two()))(
+        jnp.arange(16).reshape(1, 4, 4, 1)
+    )
+    assert whole.ravel().tolist() == [5, 7, 13, 15] and whole.dtype == jnp.int32
+
+
+def _two_by_two() -> dict[str, Any]:
+    ones, twos = (1, 1, 1, 1), (1, 2, 2, 1)
+    return {
+        "window_dimensions": twos,
+        "window_strides": twos,
+        "padding": ((0, 0),) * 4,
+        "base_dilation": ones,
+        "window_dilation": ones,
+    }
