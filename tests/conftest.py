@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import hypothesis
@@ -15,6 +15,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_platforms", "cpu")
+# Four devices for the tests that ask for them; what asks for none gets one.
+jax.config.update("jax_default_device", jax.devices()[0])
 
 hypothesis.settings.register_profile("evenhand", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("evenhand")

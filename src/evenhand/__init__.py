@@ -4,12 +4,17 @@ A method is a value made by a factory (:mod:`evenhand.algorithms`), a data set i
 (:mod:`evenhand.data`), a model is three pure functions (:mod:`evenhand.models`), and :func:`simulate` runs them.
 """
 
-from evenhand import (
+from evenhand import _platform
+
+_platform.prepare()
+
+from evenhand import (  # noqa: E402  (JAX must not have started before its settings are made)
     aggregators,
     algorithms,
     data,
     evaluation,
     local,
+    lowering,
     models,
     sampling,
     server_opt,
@@ -18,10 +23,10 @@ from evenhand import (
     testing,
     types,
 )
-from evenhand._version import __version__
-from evenhand.errors import EvenhandError
-from evenhand.simulation import Run, simulate
-from evenhand.types import Algorithm, Model
+from evenhand._version import __version__  # noqa: E402
+from evenhand.errors import EvenhandError  # noqa: E402
+from evenhand.simulation import Run, simulate  # noqa: E402
+from evenhand.types import Algorithm, Model  # noqa: E402
 
 __all__ = [
     "Algorithm",
@@ -34,6 +39,7 @@ __all__ = [
     "data",
     "evaluation",
     "local",
+    "lowering",
     "models",
     "sampling",
     "server_opt",

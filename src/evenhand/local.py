@@ -21,9 +21,20 @@ from jax import lax
 
 from evenhand import permutation, tree
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
+from evenhand.lowering import lowered
+from evenhand.types import Array, ClientData, Effort, Key, Model, Params, PyTree
 
-__all__ = ["Solver", "full_gradient", "full_loss", "mean_gradient", "proximal", "sgd", "shift"]
+__all__ = [
+    "Sgd",
+    "Solver",
+    "effort_of",
+    "full_gradient",
+    "full_loss",
+    "mean_gradient",
+    "proximal",
+    "sgd",
+    "shift",
+]
 
 Solver: TypeAlias = Callable[[Params, ClientData, Key, optax.GradientTransformation], tuple[Params, PyTree]]
 """``(params, data, key, correction) -> (params, correction_state)``.
@@ -40,6 +51,29 @@ _CHUNK_ROWS = (64, 512)
 """Fewest and most rows in a slice."""
 
 
+class Sgd(NamedTuple):
+    """Mini-batch descent, made by :func:`sgd`: a :data:`Solver` that can tell how much work it has.
+
+    Attributes:
+      solve: the solver itself; calling the tuple calls it.
+      effort: ``data -> Effort``.
+    """
+
+    solve: Solver
+    effort: Callable[[ClientData], Effort]
+
+    def __call__(
+        self, params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
+    ) -> tuple[Params, PyTree]:
+        """``solve``."""
+        return self.solve(params, data, key, correction)
+
+
+def effort_of(solver: Solver) -> Callable[[ClientData], Effort] | None:
+    """How much work ``solver`` has with a client, where it can tell."""
+    return solver.effort if isinstance(solver, Sgd) else None
+
+
 def sgd(
     model: Model,
     *,
@@ -47,7 +81,7 @@ def sgd(
     epochs: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
-) -> Solver:
+) -> Sgd:
     r"""Mini-batch descent with any optax optimiser: each step is
 
     .. math:: w \leftarrow w + \text{client\_opt}\big(\text{correction}(\nabla F_k(w; b))\big)
@@ -69,12 +103,21 @@ def sgd(
     """
     _check_work(epochs, steps, batch_size)
 
+    def batches_per_epoch(data: ClientData) -> Array:
+        return jnp.int32(1) if batch_size is None else (data.size + (batch_size - 1)) // batch_size
+
+    def effort(data: ClientData) -> Effort:
+        per_epoch = jnp.maximum(batches_per_epoch(data), 1)
+        total = _num_steps(data, per_epoch, epochs, steps)
+        over = total % per_epoch
+        rest = data.size if batch_size is None else jnp.minimum(over * batch_size, data.size)
+        return Effort(total, total // per_epoch * data.size + jnp.where(over > 0, rest, 0))
+
     def solve(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
     ) -> tuple[Params, PyTree]:
         word = permutation.words(key)
-        per_epoch = jnp.int32(1) if batch_size is None else (data.size + (batch_size - 1)) // batch_size
-        total = _num_steps(data, per_epoch, epochs, steps)
+        per_epoch, total = batches_per_epoch(data), effort(data).steps
 
         def gradient(i: Array, params: Params) -> Params:
             step_key = jax.random.fold_in(key, i) if model.apply_train is not None else key
@@ -99,7 +142,7 @@ def sgd(
         end = lax.while_loop(lambda carry: carry.step < total, step, begin)
         return end.params, end.correction
 
-    return solve
+    return Sgd(solve, effort)
 
 
 def full_gradient(model: Model, params: Params, data: ClientData, key: Key | None = None) -> Params:
@@ -207,8 +250,16 @@ def _num_steps(data: ClientData, per_epoch: Array, epochs: int | None, steps: in
 
 
 def _rows(data: ClientData, positions: Array) -> tuple[Array, Array]:
-    index = data.start + positions
-    return data.x[index], data.y[index]
+    if jax.default_backend() != "cpu":
+        return data.x[data.start + positions], data.y[data.start + positions]
+    # XLA:CPU gathers number by number, and works out each index anew for each; a slice per row is a copy of memory.
+    index = lax.optimization_barrier(data.start + positions)
+
+    def copy(row: Array, batch: Array) -> Array:
+        return lax.dynamic_update_slice_in_dim(batch, lax.dynamic_slice_in_dim(data.x, index[row], 1), row, 0)
+
+    batch = jnp.zeros((*index.shape, *data.x.shape[1:]), data.x.dtype)
+    return lax.fori_loop(0, index.shape[0], copy, batch), data.y[index]
 
 
 def _over_rows(
@@ -231,15 +282,14 @@ def _over_rows(
 
 def _sum_loss(params: Params, model: Model, x: Array, y: Array, inside: Array, key: Key | None) -> Array:
     if key is None or model.apply_train is None:
-        outputs = model.apply(params, x)
+        outputs = lowered(model.apply)(params, x)
     else:
-        outputs = model.apply_train(params, x, key)
+        outputs = lowered(model.apply_train)(params, x, key)
     return jnp.sum(jnp.where(inside, model.losses(outputs, y), 0.0))
 
 
 def _mean_loss(params: Params, model: Model, x: Array, y: Array, inside: Array, key: Key) -> Array:
-    count = jnp.maximum(jnp.sum(inside), 1).astype(jnp.float32)
-    return _sum_loss(params, model, x, y, inside, key) / count
+    return _sum_loss(params, model, x, y, inside, key) / jnp.maximum(jnp.sum(inside), 1).astype(jnp.float32)
 
 
 def _check_work(epochs: int | None, steps: int | None, batch_size: int | None) -> None:

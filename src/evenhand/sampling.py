@@ -12,6 +12,8 @@ Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 202
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -68,19 +70,62 @@ def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
       True
     """
 
-    def draw(key: Key, sizes: Array, m: int) -> Array:
-        clients = sizes.shape[0]
-        if not replace:
-            if m == clients:
-                return jnp.arange(m, dtype=jnp.int32)
-            race = jnp.log(sizes.astype(jnp.float32)) + jax.random.gumbel(key, (clients,), jnp.float32)
-            return jax.lax.top_k(race, m)[1].astype(jnp.int32)
-        # A uniform row names its owner: exact in integers, where a float32 sum of a million sizes is not.
-        last = jnp.cumsum(sizes)
-        row = jax.random.randint(key, (m,), 0, last[-1], dtype=jnp.int32)
-        return jnp.searchsorted(last, row, side="right").astype(jnp.int32)
+    def look_up(key: Key, table: _Table, m: int) -> Array:
+        if replace:
+            return _owners(key, table.last, m)
+        clients = table.sizes.shape[0]
+        if m == clients:
+            return jnp.arange(m, dtype=jnp.int32)
+        if clients >= _MANY and m <= clients // 4:
+            return _distinct_owners(key, table.last, m)
+        race = jnp.log(table.sizes.astype(jnp.float32)) + jax.random.gumbel(key, (clients,), jnp.float32)
+        return jax.lax.top_k(race, m)[1].astype(jnp.int32)
 
-    return Sampling(draw, _rows if weighted else _one, repeats=replace)
+    def draw(key: Key, sizes: Array, m: int) -> Array:
+        return look_up(key, _tabulate(sizes), m)
+
+    return Sampling(draw, _rows if weighted else _one, replace, _tabulate, look_up)
+
+
+_MANY = 4096
+"""Clients from which on a draw without replacement does not look at all of them."""
+
+
+class _Table(NamedTuple):
+    """Sizes, and for each client how many rows it and those before it have, ``(N,)`` each."""
+
+    sizes: Array
+    last: Array
+
+
+def _tabulate(sizes: Array) -> _Table:
+    return _Table(sizes, jnp.cumsum(sizes))
+
+
+def _owners(key: Key, last: Array, m: int) -> Array:
+    # A uniform row names its owner: exact in integers, where a float32 sum of a million sizes is not.
+    row = jax.random.randint(key, (m,), 0, last[-1], dtype=jnp.int32)
+    return jnp.searchsorted(last, row, side="right").astype(jnp.int32)
+
+
+def _distinct_owners(key: Key, last: Array, m: int) -> Array:
+    """The first ``m`` different clients in a sequence drawn with replacement: successive draws without."""
+    nobody = jnp.int32(last.shape[0])
+
+    def more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        found, count, batch = carry
+        new = jnp.concatenate([found, _owners(jax.random.fold_in(key, batch), last, m)])
+        order = jnp.argsort(new, stable=True)
+        ranked = new[order]
+        fresh = (ranked != jnp.roll(ranked, 1)) & (ranked < nobody)
+        fresh = fresh.at[0].set(ranked[0] < nobody)
+        kept = jnp.zeros(2 * m, bool).at[order].set(fresh)
+        place = jnp.where(kept, jnp.cumsum(kept.astype(jnp.int32)) - 1, m)
+        found = jnp.full(m, nobody).at[place].set(new, mode="drop")
+        return found, jnp.minimum(jnp.sum(kept.astype(jnp.int32)), m), batch + 1
+
+    begin = (jnp.full(m, nobody), jnp.int32(0), jnp.int32(0))
+    return jax.lax.while_loop(lambda carry: carry[1] < m, more, begin)[0]
 
 
 def _rows(size: Array) -> Array:

@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     AGGREGATOR = 6
     SERVER = 7
     STRAGGLERS = 8
+    EVALUATION = 9
 
 
 def stream(key: Key, purpose: Purpose, number: Array | int = 0, phase: int = 0) -> Key:

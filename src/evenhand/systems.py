@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from numbers import Real
 from typing import NamedTuple
 
 import jax
@@ -44,7 +45,7 @@ def stragglers(fraction: float) -> Systems:
       fraction: share of the cohort that is slow, in [0, 1]; ``round(m * (1 - fraction))`` clients are fast.
 
     Raises:
-      EvenhandError: ``fraction`` outside [0, 1].
+      EvenhandError: ``fraction`` is no number in [0, 1].
 
     Differs from the reference code, which draws from ``{1, ..., E - 1}`` and fails for ``E = 1``.
 
@@ -54,9 +55,9 @@ def stragglers(fraction: float) -> Systems:
 
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, section 5.2.
     """
-    if not 0.0 <= fraction <= 1.0:
+    if not (isinstance(fraction, Real) and 0.0 <= fraction <= 1.0):
         raise EvenhandError(
-            f"stragglers(fraction={fraction!r}): the share of slow clients must lie in [0, 1]."
+            f"stragglers(fraction={fraction!r}): the share of slow clients must be a number in [0, 1]."
         )
 
     return _stragglers(float(fraction))

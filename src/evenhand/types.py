@@ -29,6 +29,7 @@ __all__ = [
     "Array",
     "Attack",
     "ClientData",
+    "Effort",
     "Info",
     "Key",
     "Model",
@@ -120,6 +121,18 @@ class Upload(NamedTuple):
     loss: Array
 
 
+class Effort(NamedTuple):
+    """How much local work a client has in one phase; int32 scalars.
+
+    Attributes:
+      steps: local steps.
+      rows: rows in the batches of all of them together.
+    """
+
+    steps: Array
+    rows: Array
+
+
 class Sum(NamedTuple):
     """An aggregator that needs sums only: it streams, shards, works under secure summation and takes noise.
 
@@ -171,11 +184,15 @@ class Sampling(NamedTuple):
       draw: ``(key, sizes, m) -> (m,)`` int32 client ids, given all clients' training sizes ``(N,)``.
       weight: ``n_k -> weight`` of a drawn client.
       repeats: whether a client can be drawn twice in one cohort.
+      tabulate: ``sizes -> table``, what the draws of all rounds share and one need not make anew; and with it
+      look_up: ``(key, table, m) -> (m,)``, the very ids that ``draw`` gives.  None, both of them: ``draw`` is all.
     """
 
     draw: Callable[[Key, Array, int], Array]
     weight: Callable[[Array], Array]
     repeats: bool = False
+    tabulate: Callable[[Array], PyTree] | None = None
+    look_up: Callable[[Key, PyTree, int], Array] | None = None
 
 
 class Phase(NamedTuple):
@@ -189,6 +206,8 @@ class Phase(NamedTuple):
       server: ``(server_state, direction, reported, key) -> (server_state, info)``; ``reported``, an int32 scalar, is
         how many uploads there were; ``info`` maps names to scalars that are only reported.
       fresh_cohort: draw new clients before this phase rather than keep those of the phase before.
+      effort: ``data -> Effort`` of the work, so that the engine can train clients of like effort side by side;
+        None: one step, of one row, per row of the client.
     """
 
     broadcast: Callable[[State, Array], PyTree]
@@ -197,6 +216,7 @@ class Phase(NamedTuple):
     aggregator: Aggregator
     server: Callable[[State, PyTree, Array, Key], tuple[State, Info]]
     fresh_cohort: bool = False
+    effort: Callable[[ClientData], Effort] | None = None
 
 
 class Algorithm(NamedTuple):

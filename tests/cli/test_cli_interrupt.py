@@ -14,7 +14,15 @@ import pytest
 
 from evenhand.cli import main
 
-FILES = {"config.json", "metrics.jsonl", "clients.csv", "summary.json", "report.html"}
+FILES = {
+    "config.json",
+    "metrics.jsonl",
+    "clients.csv",
+    "params.npz",
+    "summary.json",
+    "report.html",
+    "checkpoint",
+}
 
 
 def _interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -30,7 +38,19 @@ def _interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def test_ctrl_c_leaves_a_usable_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a"
-    words = ["run", "fedavg", "--clients", "5", "--rounds", "1000000", "--eval-every", "1", "--out", str(out)]
+    words = [
+        "run",
+        "fedavg",
+        "--clients",
+        "5",
+        "--rounds",
+        "1000000",
+        "--eval-every",
+        "1",
+        "--checkpoint",
+        "0",
+    ]
+    words += ["--out", str(out)]
     # A job in the background inherits an ignored SIGINT, and so would the run.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
@@ -38,7 +58,7 @@ def test_ctrl_c_leaves_a_usable_folder(tmp_path: Path, capsys: pytest.CaptureFix
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=dict(os.environ),
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"},  # as in this process
     )
     signal.signal(signal.SIGINT, before)
     try:
@@ -77,3 +97,9 @@ def test_ctrl_c_leaves_a_usable_folder(tmp_path: Path, capsys: pytest.CaptureFix
     assert [
         json.loads(line) for line in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()
     ] == lines[:4]
+    # And it goes on from there; this process orders its sets and hashes otherwise than the one that was stopped.
+    assert main(["resume", str(out), "--rounds", str(summary["rounds"] + 2), "--quiet"]) == 0
+    longer = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert longer[:-2] == lines
+    ended = json.loads((out / "summary.json").read_text())
+    assert (ended["rounds"], ended["interrupted"]) == (summary["rounds"] + 2, False)

@@ -13,7 +13,15 @@ import pytest
 import evenhand as eh
 from evenhand.cli import main
 
-FILES = {"config.json", "metrics.jsonl", "clients.csv", "summary.json", "report.html"}
+FILES = {
+    "config.json",
+    "metrics.jsonl",
+    "clients.csv",
+    "params.npz",
+    "summary.json",
+    "report.html",
+    "checkpoint",
+}
 QUICK = [
     "--data",
     "digits",
@@ -40,7 +48,7 @@ def read(path: Path) -> dict:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the page out, which takes as long as the training, where a test is not about it."""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path)
+    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_run_leaves_five_files(folder: Path) -> None:
+def test_a_run_leaves_its_files(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == FILES
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
 

@@ -1,11 +1,8 @@
 """A run that dies goes on from its checkpoint, and ends with the same bits as one that never died."""
 
 import itertools
-import random
-import signal
-import subprocess
-import sys
-import time
+import json
+import shutil
 
 import jax
 import numpy as np
@@ -13,6 +10,8 @@ import optax
 import pytest
 
 import evenhand as eh
+from evenhand.simulation import Checkpoint
+from evenhand.simulation._checkpoint import Checkpoints
 
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
@@ -35,14 +34,17 @@ def assert_same_run(a, b):
             np.testing.assert_array_equal(one[name], other[name])
 
 
-@pytest.mark.parametrize("evaluations", [1, 3])
-def test_an_interrupted_run_goes_on_to_the_same_bits(whole, tmp_path, evaluations):
-    first = eh.simulation.iterate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS)
+@pytest.mark.parametrize(("evaluations", "devices"), [(1, 1), (3, 1), (3, 2)])
+def test_an_interrupted_run_goes_on_to_the_same_bits(whole, tmp_path, evaluations, devices):
+    settings = {**SETTINGS, "devices": devices}
+    if devices > 1:
+        whole = eh.simulate(METHOD, DATA, **settings)
+    first = eh.simulation.iterate(METHOD, DATA, checkpoint=tmp_path, **settings)
     for _ in itertools.islice(first, evaluations):
         pass
     first.close()
     starts = []
-    for run in eh.simulation.iterate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS):
+    for run in eh.simulation.iterate(METHOD, DATA, checkpoint=tmp_path, **settings):
         starts.append(run.info["rounds"])
     assert starts[0] == 2 * (evaluations - 1) and starts[-1] == 12
     assert_same_run(run, whole)
@@ -70,43 +72,86 @@ def test_another_runs_checkpoint_is_refused(tmp_path):
         eh.simulate(METHOD, eh.testing.toy_data(1), checkpoint=tmp_path, **SETTINGS)
 
 
-PROGRAM = """
-import sys
-import jax, optax
-import evenhand as eh
-jax.config.update("jax_compilation_cache_dir", sys.argv[2])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-method = eh.algorithms.scaffold(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=2, batch_size=4)
-settings = dict(rounds=80, cohort=4, eval_every=2, seed=3)
-run = eh.simulate(method, eh.testing.toy_data(), checkpoint=sys.argv[1], **settings)
-import numpy as np
-print(np.array(run.params["w"]).tobytes().hex())
-"""
+def kept(folder):
+    return sorted(int(path.name) for path in folder.glob("*"))
 
 
-def test_kill_at_any_moment_then_resume(tmp_path):
-    """SIGKILL at random moments, those of writing among them; then the run ends as if nothing had been."""
-    rng, cache = random.Random(0), str(tmp_path / "cache")
-    steps = tmp_path / "run"
+def test_the_last_two_states_are_kept_and_nothing_before_the_first_round(tmp_path):
+    eh.simulate(METHOD, DATA, checkpoint=tmp_path / "none", **{**SETTINGS, "rounds": 0})
+    assert not (tmp_path / "none").exists()
+    eh.simulate(METHOD, DATA, checkpoint=tmp_path / "two", **SETTINGS)
+    assert kept(tmp_path / "two") == [10, 12]
 
-    def start(folder):
-        return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(folder), cache], stdout=subprocess.PIPE, text=True
-        )
 
-    kills = 0
-    while kills < 3:
-        process = start(steps)
-        seen = len(list(steps.glob("*"))) if steps.exists() else 0
-        while process.poll() is None and (not steps.exists() or len(list(steps.glob("*"))) <= seen - 1):
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0.0, 1.0))
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        kills += 1
-    resumed = start(steps).communicate(timeout=300)[0]
-    whole = start(tmp_path / "whole").communicate(timeout=300)[0]
-    assert kills >= 1
-    assert resumed and resumed == whole
+def test_states_are_saved_no_more_often_than_asked(tmp_path, monkeypatch):
+    clock = iter(range(0, 10**6, 3))  # three seconds pass between two looks at it
+    monkeypatch.setattr("evenhand.simulation._checkpoint.monotonic", lambda: next(clock))
+    saved = []
+    save = Checkpoints.save
+    monkeypatch.setattr(
+        Checkpoints, "save", lambda self, state: (saved.append(state.done), save(self, state))
+    )
+    eh.simulate(METHOD, DATA, checkpoint=Checkpoint(tmp_path, seconds=2), **{**SETTINGS, "rounds": 14})
+    # A save takes 3 s by this clock, so that the next one waits for 2 * 3 s; the last state is saved anyway.
+    assert saved == [2, 6, 10, 14]
+    saved.clear()
+    # Shorter as a whole than the time between two saves.
+    eh.simulate(METHOD, DATA, checkpoint=Checkpoint(tmp_path / "short", seconds=10**5), **SETTINGS)
+    assert saved == [] and not (tmp_path / "short").exists()
+    for seconds in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(eh.EvenhandError, match="seconds="):
+            eh.simulate(METHOD, DATA, checkpoint=Checkpoint(tmp_path, seconds=seconds), **SETTINGS)
+
+
+def test_a_fresh_run_replaces_the_checkpoint_of_another(whole, tmp_path):
+    eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "seed": 4, "rounds": 16})
+    fresh = Checkpoint(tmp_path, seconds=0, fresh=True)
+    first = eh.simulation.iterate(METHOD, DATA, checkpoint=fresh, **SETTINGS)
+    assert next(first).info["rounds"] == 0 and kept(tmp_path) == [14, 16]
+    next(first)
+    assert kept(tmp_path) == [2]
+    first.close()
+    assert_same_run(eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS), whole)
+
+
+def test_a_checkpoint_that_cannot_be_written_or_read_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(eh.EvenhandError, match=r"No checkpoint can be kept in .*/file/below"):
+        eh.simulate(METHOD, DATA, checkpoint=tmp_path / "file" / "below", **SETTINGS)
+    for number, damage in enumerate(("about/metadata", "state/_METADATA")):
+        folder = tmp_path / str(number)
+        eh.simulate(METHOD, DATA, checkpoint=folder, **{**SETTINGS, "rounds": 2})
+        assert (folder / "2" / damage).exists()
+        (folder / "2" / damage).write_text("nonsense")
+        with pytest.raises(eh.EvenhandError, match=rf"{folder} is damaged \(.*delete that folder") as caught:
+            eh.simulate(METHOD, DATA, checkpoint=folder, **SETTINGS)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_comparison_sees_a_wrong_number_of_rounds(whole, tmp_path):
+    """Rounds are what random numbers are drawn by."""
+    eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 6})
+    shutil.rmtree(tmp_path / "4")
+    (tmp_path / "6").rename(tmp_path / "4")
+    about = tmp_path / "4" / "about" / "metadata"
+    assert '"done": 6' in about.read_text()
+    about.write_text(about.read_text().replace('"done": 6', '"done": 4'))
+    tampered = eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS)
+    with pytest.raises(AssertionError):
+        assert_same_run(tampered, whole)
+    with pytest.raises(AssertionError):
+        np.testing.assert_array_equal(tampered.params["w"], whole.params["w"])
+
+
+def test_the_comparison_sees_one_bit_of_the_state(whole, tmp_path):
+    run = eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 6})
+    identity = json.loads((tmp_path / "6" / "about" / "metadata").read_text())["identity"]
+    found = Checkpoints(tmp_path, run.state, lambda: identity).load()
+    server = jax.tree.map(lambda leaf: np.nextafter(leaf, np.float32(9)), found.state.server)
+    other = Checkpoints(Checkpoint(tmp_path, fresh=True), run.state, lambda: identity)
+    other.save(found._replace(state=found.state._replace(server=server)))
+    with pytest.raises(AssertionError):
+        assert_same_run(eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS), whole)
+    other = Checkpoints(Checkpoint(tmp_path, fresh=True), run.state, lambda: identity)
+    other.save(found)
+    assert_same_run(eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS), whole)

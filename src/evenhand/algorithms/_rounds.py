@@ -142,4 +142,4 @@ def training(
     def server(state: ServerState, direction: Params, reported: Array, key: Key) -> tuple[ServerState, Info]:
         return server_step(server_opt, state, direction)
 
-    return Phase(broadcast, tell_report, work, aggregator, server)
+    return Phase(broadcast, tell_report, work, aggregator, server, effort=local.effort_of(solver))

@@ -129,7 +129,7 @@ def scaffold(
     return Algorithm(
         model=model,
         init=init,
-        phases=(Phase(broadcast, report, work, aggregator, server),),
+        phases=(Phase(broadcast, report, work, aggregator, server, effort=local.effort_of(solve)),),
         global_params=_rounds.global_params,
         sampling=sampling,
         init_client=tree.zeros_like,

@@ -1,4 +1,4 @@
-"""The command line: ``evenhand run | compare | report | list``."""
+"""The command line: ``evenhand run | resume | compare | report | list``."""
 
 from evenhand.cli._main import main
 

@@ -18,7 +18,7 @@ from evenhand.cli._methods import METHODS, Method
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 
-__all__ = ["changes", "configuration", "with_config"]
+__all__ = ["changes", "configuration", "spelled", "with_config"]
 
 _ELSEWHERE = {"method", "out", "overwrite", "quiet", "config"}
 """Fields that are told apart, or that say where numbers go and not what they are."""
@@ -88,18 +88,28 @@ def with_config(words: Sequence[str]) -> list[str]:
     if path is None:
         return list(words)
     path = _file(path)
-    config = read_json(path)
-    method, options = config.get("method"), config.get("options")
-    if not isinstance(method, dict) or not isinstance(options, dict) or "name" not in method:
-        raise EvenhandError(f"{path} is no configuration of a run: name the config.json of a run folder.")
+    method, options = _recorded(path)
     given = rest[1] if len(rest) > 1 and rest[1] in {known.name for known in METHODS} else None
     rest = rest[2:] if given else rest[1:]
     if given in (None, method["name"]):
-        options = {**{name: value for name, value in method.items() if name != "name"}, **options}
+        options = {**_settings(method), **options}
     named = {word.split("=", 1)[0] for word in rest}
     dropped = {other for option, other in _EITHER.items() if option in named}
     words = [word for word in _words(options) if word.split("=", 1)[0] not in dropped]
     return ["run", given or str(method["name"]), *words, *rest, f"--config={path}"]
+
+
+def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``(method, options)`` of a ``config.json``.
+
+    Raises:
+      EvenhandError: the file is missing, no JSON, or no configuration of a run.
+    """
+    config = read_json(path)
+    method, options = config.get("method"), config.get("options")
+    if not isinstance(method, dict) or not isinstance(options, dict) or "name" not in method:
+        raise EvenhandError(f"{path} is no configuration of a run: name the config.json of a run folder.")
+    return method, options
 
 
 def _take_config(words: Sequence[str]) -> tuple[Path | None, list[str]]:
@@ -112,6 +122,16 @@ def _take_config(words: Sequence[str]) -> tuple[Path | None, list[str]]:
         if word == "--config" and index + 1 < len(rest):
             return Path(rest[index + 1]), rest[:index] + rest[index + 2 :]
     return None, rest
+
+
+def spelled(path: Path) -> list[str]:
+    """The words after ``run`` that stand for a ``config.json``."""
+    method, options = _recorded(path)
+    return [str(method["name"]), *_words({**_settings(method), **options})]
+
+
+def _settings(method: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in method.items() if name != "name"}
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:

@@ -8,20 +8,16 @@ from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 import tyro
-from tyro.conf import (
-    CascadeSubcommandArgs,
-    FlagCreatePairsOff,
-    OmitArgPrefixes,
-    OmitSubcommandPrefixes,
-    subcommand,
-)
+from tyro.conf import subcommand
 
 from evenhand._version import __version__
 from evenhand.cli._compare import Compare
 from evenhand.cli._config import with_config
 from evenhand.cli._list import List
 from evenhand.cli._report import Report
+from evenhand.cli._resume import Resume
 from evenhand.cli._run import Run
+from evenhand.cli._words import STYLE, in_one_sentence
 from evenhand.errors import EvenhandError
 
 __all__ = ["main", "parse"]
@@ -32,6 +28,7 @@ _EXAMPLES = {
     "": """\
   evenhand run fedavg --data digits --rounds 50 --cohort 10 --out runs/a
   evenhand run fedprox --mu 0.1 --config runs/a --out runs/b
+  evenhand resume runs/a                           goes on where it was stopped
   evenhand compare runs/a runs/b --out compare.html
   evenhand list methods""",
     "run": """\
@@ -41,6 +38,9 @@ _EXAMPLES = {
   evenhand run fedadam --data leaf/femnist --model cnn_femnist --lr 0.03
   evenhand run --config runs/a --out runs/b        the same run again
   evenhand run fedavg --config runs/a --out runs/c another method, else the same""",
+    "resume": """\
+  evenhand resume runs/a
+  evenhand resume runs/a --rounds 200              trains further""",
     "compare": """\
   evenhand compare runs/a runs/b
   evenhand compare runs/* --out compare.html --clients 20""",
@@ -63,6 +63,7 @@ _OPTIONS = {
 
 _Command: TypeAlias = (
     Annotated[Run, subcommand("run")]
+    | Annotated[Resume, subcommand("resume")]
     | Annotated[Compare, subcommand("compare")]
     | Annotated[Report, subcommand("report")]
     | Annotated[List, subcommand("list")]
@@ -96,25 +97,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parse(words: Sequence[str]) -> Run | Compare | Report | List:
+def parse(words: Sequence[str]) -> Run | Resume | Compare | Report | List:
     """The command that ``words`` spell.
 
     Raises:
-      SystemExit: they spell none (2), or ask for help (0).
-      EvenhandError: they name a configuration that cannot be read.
+      SystemExit: they ask for help.
+      EvenhandError: they spell none, or name a configuration that cannot be read.
     """
     try:
-        return tyro.cli(
-            _Command,
-            prog="evenhand",
-            description=_DESCRIPTION,
-            args=with_config(words),
-            config=(CascadeSubcommandArgs, FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes),
-        )
-    except SystemExit as end:
-        if not end.code:
-            name = words[0] if words and words[0] in _EXAMPLES else ""
-            print(f"examples:\n{_EXAMPLES[name]}")
+        with in_one_sentence():
+            return tyro.cli(
+                _Command, prog="evenhand", description=_DESCRIPTION, args=with_config(words), config=STYLE
+            )
+    except SystemExit:
+        name = words[0] if words and words[0] in _EXAMPLES else ""
+        print(f"examples:\n{_EXAMPLES[name]}")
         raise
 
 

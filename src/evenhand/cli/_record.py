@@ -9,8 +9,10 @@ import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from rich.console import Console
 
 from evenhand.cli import _folder
@@ -19,36 +21,56 @@ from evenhand.cli._tables import overview, subject
 from evenhand.evaluation import write_clients_csv, write_report
 from evenhand.evaluation._view import statistics
 from evenhand.simulation import Run
+from evenhand.types import Params
 
-__all__ = ["record"]
+__all__ = ["Place", "record"]
 
 
-def record(
-    runs: Iterator[Run], folder: Path, config: Mapping[str, Any], *, rounds: int, console: Console
-) -> int:
+class Place(NamedTuple):
+    """Where a run is written.
+
+    Attributes:
+      folder: the run folder.
+      config: what ``config.json`` shall hold.
+      resumed: whether the run goes on from what the folder holds already.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    resumed: bool
+
+    def begin(self, run: Run) -> None:
+        """Writes what stands there before the next round; of a run that was killed, the lines beyond go."""
+        if not self.resumed:
+            _folder.claim(self.folder, checkpoint=self.config["options"]["checkpoint"] != "off")
+        _folder.write_json(self.folder / _folder.CONFIG, self.config)
+        _folder.write_metrics(self.folder, run.history)
+
+
+def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) -> int:
     """Drives ``runs`` to the end, or to Ctrl-C, writes the run folder, and returns the exit code.
 
     Nothing is written before the first evaluation, so that bad input leaves no folder behind.
 
     Args:
       runs: the run so far at each evaluation.
-      folder: where it goes.
-      config: what ``config.json`` shall hold.
+      place: where it goes.
       rounds: how many rounds were asked for.
       console: told how it goes, where no bar is live on it.
     """
+    folder = place.folder
     last, interrupted = None, False
     try:
         for run in runs:
-            row = {name: float(values[-1]) for name, values in run.history.items()}
             with _uninterrupted():
                 if last is None:
-                    _folder.claim(folder)
-                    _folder.write_json(folder / _folder.CONFIG, config)
-                _folder.append_metrics(folder, row | {"round": int(row["round"])})
+                    place.begin(run)
+                else:
+                    _folder.append_metrics(folder, run.history)
                 before, last = last, run
             if not console.is_terminal and _tenth(run, rounds) > _tenth(before, rounds):
-                console.print(f"round {row['round']:.0f} of {rounds}, loss {row['train_loss']:.4g}")
+                done, loss = int(run.history["round"][-1]), float(run.history["train_loss"][-1])
+                console.print(f"round {done} of {rounds}, loss {loss:.4g}")
     except KeyboardInterrupt:
         interrupted = True
     if last is None:
@@ -68,7 +90,11 @@ def _tenth(run: Run | None, rounds: int) -> int:
 
 def _finish(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
     done, view = int(run.history["round"][-1]), run.view()
-    write_clients_csv(folder / _folder.CLIENTS, view)
+    (folder / _folder.REPORT).unlink(missing_ok=True)
+    with _folder.replacing(folder / _folder.CLIENTS) as temporary:
+        write_clients_csv(temporary, view)
+    with _folder.replacing(folder / _folder.PARAMS) as temporary:
+        _write_params(temporary, run.params)
     summary: dict[str, Any] = {
         "rounds": done,
         "rounds_asked": rounds,
@@ -76,11 +102,23 @@ def _finish(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
         "interrupted": interrupted,
         "last": {name: values[-1] for name, values in run.history.items()},
         "seconds": run.info["seconds"],
+        "examples_per_second": run.info["examples_per_second"],
+        "padded": run.info["padded"],
     }
     for split, metrics in view.clients.items():
         summary[split] = {metric: statistics(view, split, metric) for metric in metrics}
     _folder.write_json(folder / _folder.SUMMARY, summary)
-    write_report(folder / _folder.REPORT, [load_run(folder).view])
+    with _folder.replacing(folder / _folder.REPORT) as temporary:
+        write_report(temporary, [load_run(folder).view])
+
+
+def _write_params(path: Path, params: Params) -> None:
+    """Arrays by slash-joined names; ``params`` that are one array are called that."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    names = (jax.tree_util.keystr(keys, simple=True, separator="/") or "params" for keys, _ in leaves)
+    arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
+    with path.open("wb") as file:  # a path would get the suffix .npz
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:

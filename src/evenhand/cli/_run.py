@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import optax
 from rich.console import Console
@@ -16,12 +16,13 @@ from tyro.conf import arg
 from evenhand import local
 from evenhand.cli._config import changes, configuration
 from evenhand.cli._data import DataOptions
-from evenhand.cli._folder import check_free
+from evenhand.cli._folder import CHECKPOINT, check_free
 from evenhand.cli._methods import Method
 from evenhand.cli._models import ModelOptions
-from evenhand.cli._record import record
+from evenhand.cli._record import Place, record
+from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
-from evenhand.simulation import iterate
+from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import stragglers
 from evenhand.types import Model
 
@@ -80,6 +81,8 @@ class Run:
     """rounds between two evaluations of every client"""
     lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
     """clients trained side by side"""
+    checkpoint: float | Literal["off"] = 10.0
+    """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
     """the run folder"""
     overwrite: bool = False
@@ -94,26 +97,42 @@ class Run:
         folder = self._default_folder() if self.out is None else self.out
         check_free(folder, overwrite=self.overwrite)
         data = self.data.load()
-        model = self.model.build(data)
-        algorithm = self.method.build(model, self.local.solver(model))
-        config = configuration(self.method, replace(self, data=self.data.rooted()), data)
+        config = self.recorded(data)
         if self.config is not None and not self.quiet:
             for sentence in changes(self.config, config):
                 print(f"evenhand: {sentence}", file=sys.stderr)
+        return self.train(data, Place(folder, config, resumed=False))
+
+    @property
+    def every(self) -> int:
+        """Rounds between two evaluations."""
+        return max(1, self.rounds // _EVALUATIONS) if self.eval_every is None else self.eval_every
+
+    def recorded(self, data: FederatedDataset) -> dict[str, Any]:
+        """What ``config.json`` holds of this run on ``data``."""
+        return configuration(self.method, replace(self, data=self.data.rooted()), data)
+
+    def train(self, data: FederatedDataset, place: Place) -> int:
+        """Trains, or trains on, in a run folder, and returns the exit code."""
+        model = self.model.build(data)
+        algorithm = self.method.build(model, self.local.solver(model))
         console = Console(stderr=True, quiet=self.quiet, highlight=False)
-        every = max(1, self.rounds // _EVALUATIONS) if self.eval_every is None else self.eval_every
+        checkpoint = None
+        if self.checkpoint != "off":
+            checkpoint = Checkpoint(place.folder / CHECKPOINT, self.checkpoint, fresh=not place.resumed)
         runs = iterate(
             algorithm,
             data,
             rounds=self.rounds,
             cohort=None if self.cohort == "all" else self.cohort,
             seed=self.seed,
-            eval_every=every,
+            eval_every=self.every,
             systems=stragglers(self.stragglers) if self.stragglers else None,
+            checkpoint=checkpoint,
             progress=console.is_terminal and not self.quiet,
             lanes=self.lanes,
         )
-        return record(runs, folder, config, rounds=self.rounds, console=console)
+        return record(runs, place, rounds=self.rounds, console=console)
 
     def _default_folder(self) -> Path:
         data = re.sub(r"[^\w.-]+", "-", Path(self.data.data).name)

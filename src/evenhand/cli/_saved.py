@@ -52,6 +52,8 @@ def load_run(folder: Path) -> SavedRun:
             "cohort": summary["cohort"],
             "seed": options["seed"],
             "seconds": summary["seconds"],
+            "examples_per_second": summary.get("examples_per_second"),
+            "padded": summary.get("padded"),
             "command": f"evenhand run --config {folder / CONFIG}",
             "versions": config["versions"],
         }

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from evenhand.data._memory import copied
 from evenhand.errors import EvenhandError
 
 __all__ = [
@@ -29,6 +30,8 @@ Place: TypeAlias = Callable[[int], str]
 """Row number -> where a person finds that row: ``x[3]``, ``line 5, column 'age'``."""
 
 _INT32 = np.iinfo(np.int32)
+_SLICE = 2**26
+"""Bytes that are checked at a time."""
 # More classes than this, and than rows, is a label that is not a class number (an id, a year, a slipped
 # digit).
 _MANY_CLASSES = 10_000
@@ -43,7 +46,7 @@ def read_only(array: NDArray, given: object) -> NDArray:
     """``array`` made read-only; a copy of it if the caller, who gave ``given``, could still write to it."""
     if array.flags.writeable:
         if isinstance(given, np.ndarray) and np.may_share_memory(array, given):
-            array = array.copy()
+            array = copied(array)
         array.setflags(write=False)
     return array
 
@@ -207,13 +210,19 @@ def client_codes(client: npt.ArrayLike, source: str, what: str = "client") -> tu
 def _float32(array: NDArray, source: str, place: Place) -> NDArray:
     with np.errstate(over="ignore"):
         small = array.astype(np.float32, copy=False)
-    bad = ~np.isfinite(small)
-    if bad.any():
-        raise EvenhandError(
-            f"{source}: {place(_first(bad))} holds {_value(array, bad)}, which is no finite 32-bit number: "
-            "repair it or drop the row."
-        )
+    for first in range(0, len(small), _slice_rows(small)):  # the array may be larger than what memory is left
+        rows = slice(first, first + _slice_rows(small))
+        bad = ~np.isfinite(small[rows])
+        if bad.any():
+            raise EvenhandError(
+                f"{source}: {place(first + _first(bad))} holds {_value(array[rows], bad)}, which is no finite 32-bit "
+                "number: repair it or drop the row."
+            )
     return small
+
+
+def _slice_rows(array: NDArray) -> int:
+    return max(1, _SLICE // max(1, array.nbytes // max(1, len(array))))
 
 
 def _finite(array: NDArray, source: str, place: Place) -> NDArray:

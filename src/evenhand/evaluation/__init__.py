@@ -4,7 +4,8 @@ The figures of the report are in :mod:`evenhand.evaluation.figures`.
 """
 
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
-from evenhand.evaluation._flat import Prepared, evaluate, evaluate_personal, mean_loss, per_client, prepare
+from evenhand.evaluation._flat import Prepared, evaluate, mean_loss, per_client, prepare
+from evenhand.evaluation._personal import evaluate_personal
 from evenhand.evaluation._report import write_report
 from evenhand.evaluation._summary import angle, best, entropy, jain, kl_to_uniform, summarize, worst
 from evenhand.evaluation._view import RunView, is_higher_better, write_clients_csv

@@ -2,11 +2,12 @@
 
 A model that all clients share does not care whose row it sees: the rows go through it in chunks of one size,
 and only the sums per client, on the host and in float64, know about clients.  The result does not depend on
-how the rows fall into chunks.
+how the rows fall into chunks, nor on which device a chunk goes to.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,34 +17,43 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from evenhand import tree
 from evenhand.data._dataset import Split
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Model, Params, PyTree
 
-__all__ = ["Prepared", "evaluate", "evaluate_personal", "mean_loss", "per_client", "prepare"]
+__all__ = ["Prepared", "evaluate", "mean_loss", "per_client", "prepare"]
 
 _CHUNK_NUMBERS = 2**19
 """Numbers in the rows of one chunk, about: what a forward pass makes of them must fit in memory."""
 _CHUNK_ROWS = (128, 4096)
 """Fewest and most rows in a chunk."""
+_AHEAD = 4
+"""Chunks under way: enough to keep the devices busy, and no more rows than these beside those of the split."""
+_TOGETHER = 2**16
+"""Clients whose rows are summed at a time: in float64 the values of all rows would take more than they do."""
 
 Measure = Callable[[Any, Array], Array]
 
 
 class Prepared(NamedTuple):
-    """A split that lies on the device, to be evaluated again and again.
+    """A split, or some clients of one, to be evaluated again and again.
 
     Attributes:
-      x: features of all clients' rows, ``(rows, ...)``, on the device.
-      y: labels, ``(rows, ...)``, on the device.
+      x: features of all clients' rows, ``(rows, ...)``: on the device, or a NumPy array that stays on the host, or in
+        its file, and goes to the device chunk by chunk.
+      y: labels, ``(rows, ...)``, likewise.
       offsets: ``(K + 1,)`` on the host; client ``k`` owns rows ``offsets[k]`` up to ``offsets[k + 1]``.
+      clients: ``(K,)``, who they are; None: ``0 .. K - 1``.
+      mesh: devices of this process that share the work, each with all of ``x`` where that is on the device; None: one.
     """
 
-    x: Array
-    y: Array
+    x: Array | npt.NDArray[Any]
+    y: Array | npt.NDArray[Any]
     offsets: npt.NDArray[np.int64]
+    clients: npt.NDArray[np.int64] | None = None
+    mesh: Mesh | None = None
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -81,26 +91,22 @@ def evaluate(model: Model, params: Params, split: Split) -> dict[str, npt.NDArra
 
 
 def per_client(model: Model, params: Params, prepared: Prepared) -> dict[str, npt.NDArray[np.float64]]:
-    """As :func:`evaluate`, on rows that are on the device already; compiles once per model and shape of rows.
+    """As :func:`evaluate`, on rows that are prepared already; compiles once per model and shape of rows.
 
     The chunks are separate calls of one compiled function, not a loop inside it: a convolution in a compiled
     loop is far slower on a CPU, and the calls overlap anyway.
     """
-    measures, rows = _measures(model), prepared.x.shape[0]
-    width = min(_chunk_rows(prepared.x), rows)
-    starts = range(0, rows, max(width, 1))
-    # The last window is moved back to end with the last row, so that no row is made up.
-    windows = [
-        _chunk(params, prepared.x, prepared.y, np.int32(min(start, rows - width)), measures, width)
-        for start in starts
-    ]
-    values = [np.asarray(window)[:, start - rows :] for window, start in zip(windows, starts, strict=True)]
-    if not values:
-        return _means(np.zeros((len(measures.names), len(prepared.sizes))), measures, prepared)
-    flat = np.concatenate(values, axis=1).astype(np.float64)
-    client = np.repeat(np.arange(len(prepared.sizes)), prepared.sizes)
-    totals = np.stack([np.bincount(client, row, len(prepared.sizes)) for row in flat], dtype=np.float64)
-    return _means(totals, measures, prepared)
+    measures = measures_of(model)
+    totals = np.zeros((len(measures.names), len(prepared.sizes)))
+    if prepared.x.shape[0]:
+        values = _of_rows(spread(prepared.mesh, params), prepared, measures)
+        for first in range(0, len(prepared.sizes), _TOGETHER):
+            sizes = prepared.sizes[first : first + _TOGETHER]
+            rows = slice(prepared.offsets[first], prepared.offsets[first + len(sizes)])
+            client = np.repeat(np.arange(len(sizes)), sizes)
+            for row, total in zip(values[:, rows], totals, strict=True):
+                total[first : first + len(sizes)] = np.bincount(client, row, len(sizes))
+    return means(totals, measures, prepared)
 
 
 def mean_loss(model: Model, params: Params, prepared: Prepared) -> Array:
@@ -112,52 +118,22 @@ def mean_loss(model: Model, params: Params, prepared: Prepared) -> Array:
     rows = prepared.x.shape[0]
     if not rows:
         return jnp.float32(jnp.nan)
-    width = min(_chunk_rows(prepared.x), rows)
-    measures = _Measures(model.apply, ("loss",), (model.losses,))
+    width = min(chunk_rows(prepared.x), rows)
+    measures = Measures(model.apply, ("loss",), (model.losses,))
 
-    def body(chunk: Array, total: _Total) -> _Total:
+    def body(chunk: Array, total: Total) -> Total:
         first = chunk.astype(jnp.int32) * width
         start = jnp.minimum(first, rows - width)
-        values = _values(params, prepared.x, prepared.y, start, measures, width)
+        values = values_of(params, prepared.x, prepared.y, start, measures, width)
         fresh = start + jnp.arange(width, dtype=jnp.int32) >= first
-        return _add(total, jnp.where(fresh[None], values, 0.0))
+        return add(total, jnp.where(fresh[None], values, 0.0))
 
     nothing = jnp.zeros(1, jnp.float32)
-    total = lax.fori_loop(0, -(-rows // width), body, _Total(nothing, nothing))
-    return _sum(total)[0] / rows
+    total = lax.fori_loop(0, -(-rows // width), body, Total(nothing, nothing))
+    return sum_of(total)[0] / rows
 
 
-def evaluate_personal(
-    model: Model,
-    states: PyTree,
-    prepared: Prepared,
-    *,
-    params_of: Callable[[PyTree, Array], Params] = tree.take,
-    lanes: int = 1,
-) -> dict[str, npt.NDArray[np.float64]]:
-    """Mean loss and mean metrics of each client with parameters of its own.
-
-    Args:
-      model: gives the losses and metrics.
-      states: what the parameters are made from; by default the stacked parameters, with a leading axis ``K``.
-      prepared: the rows, from :func:`prepare`.
-      params_of: ``(states, k) -> params`` of client ``k``, a traced int32; pass the same function every time,
-        or it is compiled every time.
-      lanes: how many clients go through the model side by side.
-
-    Returns:
-      As :func:`evaluate`.
-    """
-    measures, sizes = _measures(model), prepared.sizes
-    if not prepared.x.shape[0]:
-        return _means(np.zeros((len(measures.names), len(sizes))), measures, prepared)
-    width = min(_chunk_rows(prepared.x), int(sizes.max()))
-    windows = (prepared.offsets[:-1].astype(np.int32), sizes.astype(np.int32))
-    totals = _personal(states, prepared.x, prepared.y, windows, measures, params_of, width, lanes)
-    return _means(np.asarray(totals, np.float64).T, measures, prepared)
-
-
-class _Measures(NamedTuple):
+class Measures(NamedTuple):
     """What to compute of each row; hashable, so that compiled code is found again."""
 
     apply: Callable[[Params, Array], PyTree]
@@ -165,23 +141,23 @@ class _Measures(NamedTuple):
     functions: tuple[Measure, ...]
 
 
-class _Total(NamedTuple):
+class Total(NamedTuple):
     """A running sum and what rounding has taken from it so far (Neumaier)."""
 
     sum: Array
     lost: Array
 
 
-def _measures(model: Model) -> _Measures:
-    return _Measures(model.apply, ("loss", *model.metrics), (model.losses, *model.metrics.values()))
+def measures_of(model: Model) -> Measures:
+    return Measures(model.apply, ("loss", *model.metrics), (model.losses, *model.metrics.values()))
 
 
-def _chunk_rows(x: Array) -> int:
+def chunk_rows(x: Array | npt.NDArray[Any]) -> int:
     fitting = _CHUNK_NUMBERS // max(1, int(np.prod(x.shape[1:])))
     return int(np.clip(2 ** (max(fitting, 1).bit_length() - 1), *_CHUNK_ROWS))
 
 
-def _values(params: Params, x: Array, y: Array, start: Array, measures: _Measures, width: int) -> Array:
+def values_of(params: Params, x: Any, y: Any, start: Any, measures: Measures, width: int) -> Array:
     """All measures of ``width`` rows from ``start`` on, ``(measures, width)``."""
     x, y = lax.dynamic_slice_in_dim(x, start, width), lax.dynamic_slice_in_dim(y, start, width)
     outputs = measures.apply(params, x)
@@ -197,58 +173,112 @@ def _values(params: Params, x: Array, y: Array, start: Array, measures: _Measure
     return jnp.stack(columns)
 
 
-_chunk = jax.jit(_values, static_argnums=(4, 5))
+_chunk = jax.jit(values_of, static_argnums=(4, 5))
 
 
 @partial(jax.jit, static_argnums=(4, 5, 6, 7))
-def _personal(
-    states: PyTree,
+def _chunks(
+    params: Params,
     x: Array,
     y: Array,
-    windows: tuple[Array, Array],
-    measures: _Measures,
-    params_of: Callable[[PyTree, Array], Params],
+    starts: Array,
+    measures: Measures,
     width: int,
-    lanes: int,
+    mesh: Mesh,
+    rows: PartitionSpec,
 ) -> Array:
-    """Totals of all measures over each client's rows, ``(K, measures)``."""
-    rows = x.shape[0]
+    """A chunk per device, ``(devices, measures, width)``."""
 
-    def client(window: tuple[Array, Array, Array]) -> Array:
-        k, offset, size = window
-        params = params_of(states, k)
+    def own(params: Params, x: Array, y: Array, starts: Array) -> Array:
+        return values_of(params, x, y, starts[0], measures, width)[None]
 
-        def body(carry: tuple[Array, _Total]) -> tuple[Array, _Total]:
-            done, total = carry
-            start = jnp.minimum(offset + done, rows - width)
-            row = start + jnp.arange(width, dtype=jnp.int32)
-            own = (row >= offset + done) & (row < offset + size)
-            values = _values(params, x, y, start, measures, width)
-            return done + width, _add(total, jnp.where(own[None], values, 0.0))
-
-        nothing = jnp.zeros(len(measures.names), jnp.float32)
-        begin = (jnp.int32(0), _Total(nothing, nothing))
-        return _sum(lax.while_loop(lambda carry: carry[0] < size, body, begin)[1])
-
-    ids = jnp.arange(windows[0].shape[0], dtype=jnp.int32)
-    return lax.map(client, (ids, *windows), batch_size=lanes if lanes > 1 else None)
+    each = PartitionSpec(*mesh.axis_names)
+    specs = (PartitionSpec(), rows, rows, each)
+    return jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)(
+        params, x, y, starts
+    )
 
 
-def _add(total: _Total, values: Array) -> _Total:
+def _of_rows(params: Params, prepared: Prepared, measures: Measures) -> npt.NDArray[np.float32]:
+    """All measures of every row, ``(measures, rows)``."""
+    rows, mesh = prepared.x.shape[0], prepared.mesh
+    devices = 1 if mesh is None else mesh.size
+    width = min(chunk_rows(prepared.x), -(-rows // devices))
+    values = np.empty((len(measures.names), rows), np.float32)
+    pending: deque[tuple[int, Array]] = deque()
+
+    def collect() -> None:
+        first, found = pending.popleft()
+        for start, window in zip(range(first, rows, width), np.asarray(found), strict=False):
+            values[:, start : start + width] = window[:, -min(width, rows - start) :]
+
+    for first in range(0, rows, width * devices):
+        # A window that would end beyond the last row is moved back, so that no row is made up.
+        starts = np.minimum(first + width * np.arange(devices), rows - width)
+        pending.append((first, _windows(params, prepared, starts, measures, width)))
+        if len(pending) > _AHEAD:
+            collect()
+    while pending:
+        collect()
+    return values
+
+
+def _windows(
+    params: Params, prepared: Prepared, starts: npt.NDArray[Any], measures: Measures, width: int
+) -> Array:
+    x, y, mesh, rows = prepared.x, prepared.y, prepared.mesh, PartitionSpec()
+    if isinstance(x, np.ndarray):
+        x, y = (dealt(mesh, [part[start : start + width] for start in starts]) for part in (x, y))
+        starts, rows = np.zeros_like(starts), PartitionSpec(*(() if mesh is None else mesh.axis_names))
+    starts = starts.astype(np.int32)
+    if mesh is None:
+        return _chunk(params, x, y, starts[0], measures, width)[None]
+    return _chunks(params, x, y, starts, measures, width, mesh, rows)
+
+
+def spread(mesh: Mesh | None, values: PyTree) -> PyTree:
+    """A tree of arrays, whole on each device of the mesh."""
+    if mesh is None:
+        return values
+    sharding = NamedSharding(mesh, PartitionSpec())
+
+    def whole(leaf: Any) -> Array:
+        if (
+            isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        ):  # whole on every device of all processes
+            own = {shard.device: shard.data for shard in leaf.addressable_shards}
+            parts = [own[device] for device in mesh.devices.flat]
+            return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
+        return jax.device_put(leaf, sharding)
+
+    return jax.tree.map(whole, values)
+
+
+def dealt(mesh: Mesh | None, parts: list[Any]) -> Any:
+    """A part of equal shape for each device, one after the other in one array."""
+    if mesh is None:
+        return parts[0]
+    pieces = [jax.device_put(part, device) for part, device in zip(parts, mesh.devices.flat, strict=True)]
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    sharding = NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
+    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+
+
+def add(total: Total, values: Array) -> Total:
     """Adds the sum over the last axis of ``values``."""
     term = jnp.sum(values, axis=-1)
     new = total.sum + term
     lost = jnp.where(jnp.abs(total.sum) >= jnp.abs(term), (total.sum - new) + term, (term - new) + total.sum)
-    return _Total(new, total.lost + lost)
+    return Total(new, total.lost + lost)
 
 
-def _sum(total: _Total) -> Array:
+def sum_of(total: Total) -> Array:
     # After an infinity the correction is NaN and the sum is right without it.
     return jnp.where(jnp.isfinite(total.sum), total.sum + total.lost, total.sum)
 
 
-def _means(
-    totals: npt.NDArray[np.float64], measures: _Measures, prepared: Prepared
+def means(
+    totals: npt.NDArray[np.float64], measures: Measures, prepared: Prepared
 ) -> dict[str, npt.NDArray[np.float64]]:
     sizes = prepared.sizes
     means = np.where(sizes > 0, totals / np.maximum(sizes, 1), np.nan)

@@ -115,11 +115,15 @@ def time(subject: Subject) -> str:
         shown = [f"{number(seconds.get(name, math.nan), 3)} s" for name in activities]
         shown.append(f"{number(sum(seconds.values()), 3)} s")
         shown.append(number(rounds / train, 3) if rounds and train else "–")
+        speed, padded = (subject.runs[i].info.get(name) for name in ("examples_per_second", "padded"))
+        shown.append("–" if speed is None else f"{speed:,.0f}")
+        shown.append("–" if padded is None else f"{100 * padded:.1f} %")
         stack = Cell(f'<div class="time" aria-hidden="true">{parts}</div>')
         rows.append([subject.names[i], stack, *(Cell(escape(text), "number") for text in shown)])
     key = "".join(f"<li>{swatch(k)}{escape(name)}</li>" for k, name in enumerate(activities))
-    head = ["Run", "", *activities, "total", "rounds / s"]
-    body = table("Seconds per activity, and rounds per second of training", head, rows, "numbers")
+    head = ["Run", "", *activities, "total", "rounds / s", "examples / s", "padded"]
+    caption = "Seconds per activity; rounds and examples per second of training; padding among executed steps"
+    body = table(caption, head, rows, "numbers")
     return f'<section>\n<h2>Where the time went</h2>\n{body}\n<ul class="legend">{key}</ul>\n</section>'
 
 

@@ -35,7 +35,8 @@ class RunView(NamedTuple):
       client_ids: the clients' names, ``K`` of them.
       clients: split -> metric -> ``(K,)``, at the end of the run; NaN for a client without rows.
       info: what is known about the run itself.  Understood, and all optional: ``"rounds"``, ``"cohort"``,
-        ``"seed"``, ``"data"`` and ``"method"`` (names), ``"seconds"`` (activity -> seconds), ``"command"``
+        ``"seed"``, ``"data"`` and ``"method"`` (names), ``"seconds"`` (activity -> seconds),
+        ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"``
         (the line that runs it again), ``"versions"`` (package -> version).
       config: every setting of the run, possibly nested.
     """

@@ -1,6 +1,7 @@
 """Federated runs on one machine, at the speed of the chip."""
 
+from evenhand.simulation._checkpoint import Checkpoint
 from evenhand.simulation._run import Run
 from evenhand.simulation._simulate import iterate, simulate
 
-__all__ = ["Run", "iterate", "simulate"]
+__all__ = ["Checkpoint", "Run", "iterate", "simulate"]

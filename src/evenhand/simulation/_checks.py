@@ -26,6 +26,8 @@ def check_numbers(
     cohort: int | None,
     eval_every: int,
     lanes: int | None,
+    devices: int | None,
+    eval_clients: int | None,
     systems: Systems | None,
     attack: Attack | None,
 ) -> int:
@@ -33,7 +35,13 @@ def check_numbers(
     check_parts(algorithm, data, systems, attack)
     whole_number("rounds", rounds, 0, MAX_ROUNDS - 1)
     whole_number("seed", seed, 0, 2**32 - 1)
-    for name, value in (("cohort", cohort), ("eval_every", eval_every), ("lanes", lanes)):
+    for name, value in (
+        ("cohort", cohort),
+        ("eval_every", eval_every),
+        ("lanes", lanes),
+        ("devices", devices),
+        ("eval_clients", eval_clients),
+    ):
         if value is not None:
             whole_number(name, value, 1)
     params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
@@ -85,12 +93,15 @@ def check_model(model: Model, data: FederatedDataset) -> None:
         )
 
 
-def check_first_losses(clients: Mapping[str, Mapping[str, Any]], data: FederatedDataset) -> None:
+def check_first_losses(
+    clients: Mapping[str, Mapping[str, Any]], data: FederatedDataset, drawn: Any = None
+) -> None:
     """The initial model has a finite loss at every client: labels out of the model's range show here."""
+    who = np.arange(data.num_clients) if drawn is None else drawn
     for split, sizes in (("train", data.train.sizes), ("valid", data.valid.sizes), ("test", data.test.sizes)):
-        bad = np.flatnonzero(~np.isfinite(clients[split]["loss"]) & (sizes > 0))
+        bad = np.flatnonzero(~np.isfinite(clients[split]["loss"]) & (sizes[who] > 0))
         if len(bad):
-            name, count = data.client_ids[bad[0]], f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            name, count = data.client_ids[who[bad[0]]], f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             raise EvenhandError(
                 f"Client {name!r}{count} has {split} rows on which the initial model's loss is not finite: check that "
                 f"its labels lie in the model's range and its features are of ordinary size."

@@ -1,118 +1,150 @@
 """The compiled engine: a round is one program, and runs of rounds are a loop inside it.
 
-A round's cohort is cut into groups of ``lanes`` clients.  Groups are scanned, the clients of a group are ``vmap``ped
-and run until the longest of them is done, so the cohort is sorted by work first.  Aggregators of the sum form are
-accumulated along the scan, which keeps memory at O(lanes) models; the others get the cohort's stacked uploads.
+A round's cohort is cut into groups of ``lanes`` clients, which are dealt to the devices.  Each device scans its groups;
+the clients of a group are ``vmap``ped and run until the longest of them is done, so the cohort is sorted by work first.
+Aggregators of the sum form are accumulated along the scan and then over the devices, which keeps memory at O(lanes)
+models; the others get the cohort's stacked uploads.  What is not a client's work, every device does for itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 from evenhand import tree
 from evenhand.aggregators._reduce import reduce_uploads, weigh
-from evenhand.simulation import _round
+from evenhand.simulation import _client, _round
+from evenhand.simulation._client import Client
 from evenhand.simulation._groups import Groups, Members, live_sum, side_by_side
-from evenhand.simulation._round import RoundState, Rows
+from evenhand.simulation._hoist import Hoisted, hoist
+from evenhand.simulation._program import Program, everywhere
+from evenhand.simulation._round import WORK, RoundState, Rows
 from evenhand.streams import Purpose, stream
-from evenhand.systems import Systems
-from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Phase, PyTree, Report, Sum, Upload
+from evenhand.types import Array, Key, PyTree, Report, Sum, Upload
 
-__all__ = ["Program", "one_round", "run_rounds"]
+__all__ = ["one_round", "run_rounds"]
+
+_Infos = dict[str, Array]
 
 
-class Program(NamedTuple):
-    """What is fixed when a round is compiled.
+def run_rounds(
+    program: Program, state: RoundState, rows: Rows, root: Key, first: int, count: int
+) -> tuple[RoundState, _Infos]:
+    """Rounds ``first .. first + count - 1``; ``count`` is at most ``program.buffer``.
 
-    Attributes:
-      algorithm: the method.
-      cohort: clients drawn per round.
-      capacity: rows of the largest client.
-      lanes: clients trained side by side.
-      systems: stragglers, or None.
-      attack: liars, or None.
-      buffer: how many rounds' infos one call returns.
+    The memory of ``state`` goes to the result: its arrays are gone afterwards.
+
+    Returns the new state and each info as an array whose first ``count`` entries are the rounds'.
     """
+    arguments = (state, rows, root, np.int32(first), np.int32(count))
+    leaves, structure = jax.tree.flatten(arguments)
+    form = tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
+    compiled, numbers, constants, shapes = _prepared(_ById(program), structure, form)
+    given = len(jax.tree.leaves(state))
+    results = compiled(numbers, constants, leaves[:given], leaves[given:])
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    algorithm: Algorithm
-    cohort: int
-    capacity: int
-    lanes: int
-    systems: Systems | None
-    attack: Attack | None
-    buffer: int
 
-
-class _Static:
-    """A program as a static argument: its parts are values, but hold functions that do not compare."""
+class _ById:
+    """A program as a key: its parts are values, but hold functions that do not compare."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._key = tuple(field if isinstance(field, int) else id(field) for field in program)
+        self._key = tuple(field if isinstance(field, int | Mesh) else id(field) for field in program)
 
     def __hash__(self) -> int:
         return hash(self._key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and self._key == other._key
+        return isinstance(other, _ById) and self._key == other._key
 
 
-def run_rounds(
-    program: Program, state: RoundState, rows: Rows, root: Key, first: int, count: int
-) -> tuple[RoundState, dict[str, Array]]:
-    """Rounds ``first .. first + count - 1``; ``count`` is at most ``program.buffer``.
+class _ByKey(NamedTuple):
+    """A program apart from its numbers; programs with one key are one program."""
 
-    Returns the new state and each info as an array whose first ``count`` entries are the rounds'.
-    """
-    return _run_rounds(_Static(program), state, rows, root, jnp.int32(first), jnp.int32(count))
+    hoisted: Hoisted
+    mesh: Mesh | None
+
+    def __hash__(self) -> int:
+        return hash((self.hoisted.key, self.mesh))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByKey) and (self.hoisted.key, self.mesh) == (other.hoisted.key, other.mesh)
 
 
-@partial(jax.jit, static_argnums=0)
+@lru_cache(maxsize=64)
+def _prepared(identity: _ById, structure: Any, form: tuple[Any, ...]) -> tuple[Any, Any, Any, Any]:
+    """``(compiled, numbers, constants, shapes of the results)``."""
+    program = identity.program
+    like = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form])
+    traced, shapes = jax.make_jaxpr(partial(_run_rounds, program), return_shape=True)(*like)
+    hoisted = hoist(traced)
+    everything = everywhere(program.mesh, (hoisted.values, list(hoisted.constants)))
+    return _compiled(_ByKey(hoisted, program.mesh)), *everything, shapes
+
+
+@lru_cache(maxsize=64)
+def _compiled(program: _ByKey) -> Any:
+    def run(numbers: Array, constants: list[Array], state: list[Array], rest: list[Array]) -> list[Array]:
+        return program.hoisted.run(numbers, constants, [*state, *rest])
+
+    return jax.jit(run, donate_argnums=2)
+
+
 def _run_rounds(
-    static: _Static, state: RoundState, rows: Rows, root: Key, first: Array, count: Array
-) -> tuple[RoundState, dict[str, Array]]:
-    program = static.program
+    program: Program, state: RoundState, rows: Rows, root: Key, first: Array, count: Array
+) -> tuple[RoundState, _Infos]:
+    run, mesh = partial(_loop, program), program.mesh
+    if mesh is not None:
+        spec = PartitionSpec()
+        run = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return run(state, rows, root, first, count)
+
+
+def _loop(
+    program: Program, state: RoundState, rows: Rows, root: Key, first: Array, count: Array
+) -> tuple[RoundState, _Infos]:
     one = jax.jit(partial(one_round, program))  # traced once, for the shapes and for the loop
-    shapes = jax.eval_shape(one, state, rows, root, first)[1]
+    table = _round.table_of(program.algorithm, rows.sizes)
+    shapes = jax.eval_shape(one, state, rows, root, first, table)[1]
     infos = {name: jnp.zeros((program.buffer, *info.shape), info.dtype) for name, info in shapes.items()}
 
-    def body(i: Array, carry: tuple[RoundState, dict[str, Array]]) -> tuple[RoundState, dict[str, Array]]:
+    def body(i: Array, carry: tuple[RoundState, _Infos]) -> tuple[RoundState, _Infos]:
         state, infos = carry
-        state, info = one(state, rows, root, first + i)
+        state, info = one(state, rows, root, first + i, table)
         return state, {name: infos[name].at[i].set(info[name]) for name in infos}
 
     return lax.fori_loop(0, count, body, (state, infos))
 
 
 def one_round(
-    program: Program, state: RoundState, rows: Rows, root: Key, number: Array
-) -> tuple[RoundState, dict[str, Array]]:
+    program: Program, state: RoundState, rows: Rows, root: Key, number: Array, table: PyTree = None
+) -> tuple[RoundState, _Infos]:
     """Round ``number``: the state after it, and what its phases tell."""
     algorithm = program.algorithm
     if algorithm.observe is not None:
         state = state._replace(server=_round.observe(algorithm, state.server, rows))
-    infos: dict[str, Array] = {}
+    infos: _Infos = dict.fromkeys(WORK, jnp.float32(0.0))
     reported = 0
     for index in range(len(algorithm.phases)):
         ids, progress = _round.cohort(
-            algorithm,
-            program.systems,
-            rows.sizes,
-            program.cohort,
-            root,
-            number,
-            index,
+            algorithm, program.systems, rows.sizes, program.cohort, root, number, index, table
         )
         reported = ids.shape[0]
         if reported > 0:
-            state, info = _one_phase(program, index, state, rows, root, number, ids, progress)
-            infos.update(info)
+            effort = _client.effort(program, index, rows, ids, progress)
+            groups = Groups.cut(ids, progress, effort.steps, program.lanes, program.devices)
+            state, info = _one_phase(program, index, state, rows, root, number, ids, groups)
+            passed = jnp.sum(effort.rows.astype(jnp.float32))
+            work = zip(WORK, (groups.useful, groups.executed, passed), strict=True)
+            infos |= info | {name: infos[name] + more for name, more in work}
     return state, {**infos, "reported": jnp.float32(reported)}
 
 
@@ -124,34 +156,34 @@ def _one_phase(
     root: Key,
     number: Array,
     ids: Array,
-    progress: Array,
-) -> tuple[RoundState, dict[str, Array]]:
+    groups: Groups,
+) -> tuple[RoundState, _Infos]:
     phase, memory = program.algorithm.phases[index], state.aggregators[index]
     aggregator = phase.aggregator
-    groups = Groups.cut(ids, progress, rows.sizes, program.lanes)
-    client = _Client.of(program, phase, index, state.server, rows, root, number)
+    client = Client.of(program, index, state.server, rows, root, number)
     if isinstance(aggregator, Sum) and aggregator.weigh is not None:
-        reports = groups.map(lambda k, share: client.report(k, share, tree.take(state.clients, k)))
-        weights, memory = weigh(aggregator, groups.ungroup(reports), ids, memory)
-        groups = groups.told(Report(groups.regroup(weights), reports.loss))
+        reports = groups.map(lambda member: client.report(member, tree.take(state.clients, member.ids)))
+        weights, memory = weigh(aggregator, reports, ids, memory)
+        groups = groups.told(Report(weights, reports.loss))
     streams = _round.from_last(program.algorithm, index)
     key = stream(root, Purpose.AGGREGATOR, number, streams)
     if isinstance(aggregator, Sum) and aggregator.passes == 1:
-        clients, total = _streamed(aggregator, memory, client, groups, state.clients)
+        total, states = _streamed(aggregator, memory, client, groups, state.clients)
         direction, memory = aggregator.lower(total, memory, jax.random.fold_in(key, 0))
     else:
-        (clients, _), uploads = _scan(client, groups, state.clients, (), _keep)
+        _, (uploads, states) = _scan(client, groups, state.clients, (), _keep)
         direction, memory = reduce_uploads(aggregator, groups.ungroup(uploads), memory, key)
     server_key = stream(root, Purpose.SERVER, number, streams)
     server, info = phase.server(state.server, direction, jnp.int32(ids.shape[0]), server_key)
     aggregators = (*state.aggregators[:index], memory, *state.aggregators[index + 1 :])
+    clients = jax.tree.map(lambda old, new: old.at[ids].set(new), state.clients, groups.ungroup(states))
     return RoundState(server, aggregators, clients), dict(info)
 
 
 def _streamed(
-    aggregator: Sum, memory: PyTree, client: _Client, groups: Groups, store: PyTree
+    aggregator: Sum, memory: PyTree, client: Client, groups: Groups, store: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """``(store, total)``: everybody trained, and the sum of what was lifted; no upload is kept."""
+    """``(total, states)``: everybody trained, and the sum of what was lifted; no upload is kept."""
 
     def lift(uploads: Upload) -> PyTree:
         return side_by_side(lambda upload: aggregator.lift(upload, memory), uploads)
@@ -162,85 +194,31 @@ def _streamed(
     first = tree.take(groups.members, jnp.int32(0))
     like = jax.eval_shape(lambda: lift(_train(client, first, store)[0]))
     total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), like)
-    return _scan(client, groups, store, total, consume)[0]
+    total, (_, states) = _scan(client, groups, store, total, consume)
+    return groups.devices.total(total), states
 
 
 def _scan(
-    client: _Client,
+    client: Client,
     groups: Groups,
     store: PyTree,
     begin: PyTree,
     consume: Callable[[PyTree, Upload, Array], tuple[PyTree, PyTree]],
-) -> tuple[tuple[PyTree, PyTree], PyTree]:
-    """Trains group after group: new client states into ``store``, uploads to ``consume``."""
+) -> tuple[PyTree, tuple[PyTree, PyTree]]:
+    """Trains group after group: uploads go to ``consume``, new client states come out grouped."""
 
-    def step(carry: tuple[PyTree, PyTree], members: Members) -> tuple[tuple[PyTree, PyTree], PyTree]:
-        store, kept = carry
+    def step(kept: PyTree, members: Members) -> tuple[PyTree, tuple[PyTree, PyTree]]:
         uploads, states = _train(client, members, store)
-        # Padding writes nowhere: its index lies outside the store.
-        where = jnp.where(members.live, members.ids, client.rows.sizes.shape[0])
-        store = jax.tree.map(lambda old, new: old.at[where].set(new, mode="drop"), store, states)
         kept, out = consume(kept, uploads, members.live)
-        return (store, kept), out
+        return kept, (out, states)
 
-    return lax.scan(step, (store, begin), groups.members)
+    return lax.scan(step, begin, groups.members)
 
 
-def _train(client: _Client, members: Members, store: PyTree) -> tuple[Upload, PyTree]:
+def _train(client: Client, members: Members, store: PyTree) -> tuple[Upload, PyTree]:
     """One group's uploads and new states, client by client side by side."""
-    states = tree.take(store, members.ids)
-    return side_by_side(client.upload, members.ids, members.progress, states, members.report)
+    return side_by_side(client.upload, members, tree.take(store, members.ids))
 
 
 def _keep(kept: PyTree, uploads: Upload, live: Array) -> tuple[PyTree, PyTree]:
     return kept, uploads
-
-
-class _Client(NamedTuple):
-    """What a client does in one phase of one round, as functions of who it is.
-
-    Attributes:
-      rows: all clients' rows.
-      report: ``(client, progress, state) -> Report``.
-      upload: ``(client, progress, state, report) -> (Upload, state)``; without a report it makes its own.
-    """
-
-    rows: Rows
-    report: Callable[[Array, Array, PyTree], Report]
-    upload: Callable[[Array, Array, PyTree, Report | None], tuple[Upload, PyTree]]
-
-    @staticmethod
-    def of(
-        program: Program, phase: Phase, index: int, server: PyTree, rows: Rows, root: Key, number: Array
-    ) -> _Client:
-        streams = _round.from_last(program.algorithm, index)
-
-        def data(rows: Rows, client: Array, progress: Array) -> ClientData:
-            start, size = rows.starts[client], rows.sizes[client]
-            return ClientData(rows.x, rows.y, start, size, progress, program.capacity)
-
-        def report(client: Array, progress: Array, state: PyTree) -> Report:
-            told = phase.report(phase.broadcast(server, client), state, data(rows, client, progress))
-            key = _round.work_key(root, number, streams, client)
-            return _round.lie_in_report(program.attack, rows, told, client, key)
-
-        @jax.jit  # traced once, for the shapes and for the loop
-        def upload(
-            fixed: tuple[PyTree, Rows, Key, Array],
-            client: Array,
-            progress: Array,
-            state: PyTree,
-            report: Report | None,
-        ) -> tuple[Upload, PyTree]:
-            server, rows, root, number = fixed
-            own = data(rows, client, progress)
-            message = phase.broadcast(server, client)
-            key = _round.work_key(root, number, streams, client)
-            told = report
-            if told is None:
-                told = phase.report(message, state, own)
-                told = _round.lie_in_report(program.attack, rows, told, client, key)
-            delta, state = phase.work(message, state, own, key)
-            return Upload(_round.lie(program.attack, rows, delta, client, key), told.weight, told.loss), state
-
-        return _Client(rows, report, partial(upload, (server, rows, root, number)))

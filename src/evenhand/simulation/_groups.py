@@ -1,17 +1,47 @@
-"""A cohort cut into groups of clients that are trained side by side."""
+"""A cohort cut into groups of clients that are trained side by side, and the groups dealt to the devices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from jax import lax
 
 from evenhand.types import Array, PyTree, Report
 
-__all__ = ["Groups", "Members", "live_sum", "side_by_side"]
+__all__ = ["AXIS", "Devices", "Groups", "Members", "deal", "live_sum", "side_by_side"]
+
+AXIS = "clients"
+"""The mesh axis over which a cohort is spread."""
+
+
+class Devices(NamedTuple):
+    """The devices that share a round; inside the program each runs its own part.
+
+    Attributes:
+      size: how many.
+    """
+
+    size: int
+
+    def mine(self, dealt: PyTree) -> PyTree:
+        """This device's entry of leaves ``(size, ...)``."""
+        me = lax.axis_index(AXIS) if self.size > 1 else 0
+        return jax.tree.map(lambda leaf: leaf[me], dealt)
+
+    def total(self, part: PyTree) -> PyTree:
+        """The sum over all devices."""
+        return lax.psum(part, AXIS) if self.size > 1 else part
+
+    def all(self, mine: PyTree) -> PyTree:
+        """Every device's entry, ``(size, ...)``."""
+        if self.size > 1:
+            return jax.tree.map(lambda leaf: lax.all_gather(leaf, AXIS), mine)
+        return jax.tree.map(lambda leaf: leaf[None], mine)
 
 
 class Members(NamedTuple):
@@ -34,46 +64,73 @@ class Groups(NamedTuple):
     """A cohort cut into groups of equal size, longest work first.
 
     Attributes:
-      members: leaves ``(groups, lanes)``.
-      order: ``(m,)``, which member of the cohort stands at each place.
+      devices: among whom the groups are dealt.
+      members: this device's groups, leaves ``(groups, lanes)``.
+      order: ``(m,)``, which member of the cohort has each rank.
+      ranks: ``(devices, groups, lanes)``, from :func:`deal`.
+      useful: local steps of the cohort, all in all.
+      executed: what the devices go through for them: every lane of a group as many as the longest.
     """
 
+    devices: Devices
     members: Members
     order: Array
+    ranks: npt.NDArray[np.int64]
+    useful: Array
+    executed: Array
 
     @staticmethod
-    def cut(ids: Array, progress: Array, sizes: Array, lanes: int) -> Groups:
+    def cut(ids: Array, progress: Array, steps: Array, lanes: int, devices: Devices) -> Groups:
+        """Groups of clients of like ``steps``; leaves of all arguments ``(m,)``."""
         m = ids.shape[0]
-        lanes = min(lanes, m)
+        ranks = deal(m, lanes, devices.size)
         order = jnp.arange(m)
-        if lanes > 1:
-            work = sizes[ids].astype(jnp.float32) * jnp.minimum(progress, 1.0)
-            order = jnp.argsort(-work, stable=True)
-        count = -(-m // lanes)
-        place = jnp.minimum(jnp.arange(count * lanes), m - 1).reshape(count, lanes)
-        live = (jnp.arange(count * lanes) < m).reshape(count, lanes)
-        return Groups(Members(ids[order][place], progress[order][place], live, None), order)
+        if ranks.shape[0] * ranks.shape[2] > 1:
+            order = jnp.argsort(-steps, stable=True)
+        live = ranks < m
+        place = order[np.minimum(ranks, m - 1)]
+        members = Members(ids[place], progress[place], jnp.asarray(live), None)
+        slots = jnp.where(live, steps[place], 0).astype(jnp.float32)
+        executed = jnp.sum(jnp.max(slots, axis=-1)) * ranks.shape[2]
+        useful = jnp.sum(steps.astype(jnp.float32))
+        return Groups(devices, devices.mine(members), order, ranks, useful, executed)
 
     def told(self, report: Report) -> Groups:
-        """The same groups, with what their members reported, grouped."""
-        return self._replace(members=self.members._replace(report=report))
+        """The same groups, with what their members reported: fields ``(m,)`` in the cohort's own order."""
+        place = self.order[np.minimum(self.ranks, self.order.shape[0] - 1)]
+        dealt = self.devices.mine(jax.tree.map(lambda leaf: leaf[place], report))
+        return self._replace(members=self.members._replace(report=dealt))
 
-    def map(self, function: Callable[[Array, Array], PyTree]) -> PyTree:
-        """``function(id, progress)`` of every client, grouped."""
-        each = (self.members.ids, self.members.progress)
-        return lax.map(lambda group: side_by_side(function, *group), each)
+    def map(self, function: Callable[[Members], PyTree]) -> PyTree:
+        """``function`` of every member, gathered from all devices in the cohort's own order."""
+        return self.ungroup(lax.map(lambda group: side_by_side(function, group), self.members))
 
     def ungroup(self, grouped: PyTree) -> PyTree:
-        """From ``(groups, lanes, ...)`` to ``(m, ...)`` in the cohort's own order."""
+        """From every device's ``(groups, lanes, ...)`` to ``(m, ...)`` in the cohort's own order."""
         m = self.order.shape[0]
-        back = jnp.argsort(self.order)
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:m][back], grouped)
+        slot = np.argsort(self.ranks, axis=None, kind="stable")[:m]
+        back = jnp.asarray(slot)[jnp.argsort(self.order)]
 
-    def regroup(self, values: Array) -> Array:
-        """From ``(m,)`` in the cohort's own order to ``(groups, lanes)``."""
-        shape = self.members.ids.shape
-        place = jnp.minimum(jnp.arange(self.members.ids.size), self.order.shape[0] - 1).reshape(shape)
-        return values[self.order][place]
+        def flat(leaf: Array) -> Array:
+            return leaf.reshape(-1, *leaf.shape[3:])[back]
+
+        return jax.tree.map(flat, self.devices.all(grouped))
+
+
+def deal(m: int, lanes: int, devices: int) -> npt.NDArray[Any]:
+    """Which ranks a device trains side by side, ``(devices, groups, lanes)``; ranks from ``m`` on are padding.
+
+    Groups are as even as can be, and are dealt forth and back, so that no device gets all the longest.
+
+    Example:
+      >>> deal(7, 2, 2).tolist()
+      [[[0, 1], [6, 7]], [[2, 3], [4, 5]]]
+    """
+    groups = -(-m // (lanes * devices))
+    lanes = -(-m // (groups * devices))
+    ranks = np.arange(groups * devices * lanes).reshape(groups, devices, lanes)
+    ranks[1::2] = ranks[1::2, ::-1].copy()
+    return np.ascontiguousarray(ranks.swapaxes(0, 1))
 
 
 def side_by_side(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:

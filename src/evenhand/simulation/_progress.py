@@ -30,6 +30,7 @@ class Progress:
         self._task = self._bar.add_task("rounds", total=rounds, rate=0.0, loss=float("nan"))
         self._show = show
         self._begin = time.perf_counter()
+        self._first: int | None = None
         self._done = 0
 
     def __enter__(self) -> Progress:
@@ -52,9 +53,11 @@ class Progress:
         return max(1, int(self._rate() * _SECONDS))
 
     def update(self, done: int, loss: float) -> None:
-        """Moves the bar."""
+        """Moves the bar; the first call says where the run begins."""
+        if self._first is None:
+            self._first, self._begin = done, time.perf_counter()
         self._done = done
         self._bar.update(self._task, completed=done, rate=self._rate(), loss=loss)
 
     def _rate(self) -> float:
-        return self._done / max(time.perf_counter() - self._begin, 1e-9)
+        return (self._done - (self._first or 0)) / max(time.perf_counter() - self._begin, 1e-9)

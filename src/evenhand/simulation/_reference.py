@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.aggregators._reduce import reduce_uploads, weigh
 from evenhand.simulation import _round
-from evenhand.simulation._engine import Program
-from evenhand.simulation._round import RoundState, Rows
+from evenhand.simulation._client import effort
+from evenhand.simulation._program import Program
+from evenhand.simulation._round import EXECUTED, ROWS, USEFUL, WORK, RoundState, Rows
 from evenhand.streams import Purpose, stream
 from evenhand.types import Array, ClientData, Key, Phase, PyTree, Report, Upload
 
@@ -54,7 +55,7 @@ def _client(program: Program, phase: Phase, rows: Rows) -> _Train:
 def _one_round(
     program: Program, trains: list[_Train], state: RoundState, rows: Rows, root: Key, number: int
 ) -> tuple[RoundState, dict[str, Array]]:
-    algorithm, infos, reported = program.algorithm, {}, 0
+    algorithm, infos, reported = program.algorithm, dict.fromkeys(WORK, jnp.float32(0.0)), 0
     if algorithm.observe is not None:
         state = state._replace(server=_round.observe(algorithm, state.server, rows))
     for index, phase in enumerate(algorithm.phases):
@@ -65,6 +66,9 @@ def _one_round(
         reported = len(ids)
         if reported == 0:
             continue
+        steps, passed = effort(program, index, rows, ids, progress)
+        for name, count in ((USEFUL, steps), (EXECUTED, steps), (ROWS, passed)):
+            infos[name] += jnp.sum(count.astype(jnp.float32))
         reports: list[Report] = []
         deltas: list[PyTree] = []
         clients = state.clients

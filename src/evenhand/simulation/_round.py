@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +17,10 @@ from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Params, Phase, PyTree, Report, Sum
 
 __all__ = [
+    "EXECUTED",
+    "ROWS",
+    "USEFUL",
+    "WORK",
     "RoundState",
     "Rows",
     "Wire",
@@ -25,10 +30,15 @@ __all__ = [
     "lie",
     "lie_in_report",
     "observe",
+    "table_of",
     "traffic",
     "wires",
     "work_key",
 ]
+
+
+USEFUL, EXECUTED, ROWS = WORK = ("steps.useful", "steps.executed", "rows")
+"""Names among a round's infos: local steps that were asked for, those that the lanes went through, rows trained on."""
 
 
 class Rows(NamedTuple):
@@ -81,17 +91,23 @@ def wires(algorithm: Algorithm, params: Params, rows: Rows) -> tuple[Wire, ...]:
     return tuple(jax.eval_shape(partial(exchange, phase), params, rows) for phase in algorithm.phases)
 
 
-def begin(algorithm: Algorithm, params: Params, rows: Rows, wires: tuple[Wire, ...]) -> RoundState:
-    """The state before the first round."""
+def begin(
+    algorithm: Algorithm,
+    params: Params,
+    rows: Rows,
+    wires: tuple[Wire, ...],
+    place: Callable[[PyTree], PyTree] = lambda values: values,
+) -> RoundState:
+    """The state before the first round; ``place`` puts arrays where they shall be."""
     clients = rows.sizes.shape[0]
-    store = jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), algorithm.init_client(params)
-    )
     zeros = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), wire.delta) for wire in wires]
     aggregators = tuple(
         phase.aggregator.init(like) for phase, like in zip(algorithm.phases, zeros, strict=True)
     )
-    return RoundState(algorithm.init(params, clients), aggregators, store)
+    one = place(RoundState(algorithm.init(params, clients), aggregators, algorithm.init_client(params)))
+    # In place already: a million clients' states may be most of the memory.
+    store = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), one.clients)
+    return one._replace(clients=store)
 
 
 def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> dict[str, int]:
@@ -113,16 +129,22 @@ def cohort(
     root: Key,
     number: Array | int,
     phase: int,
+    table: PyTree = None,
 ) -> tuple[Array, Array]:
     """``(ids, progress)`` of the clients that report in one phase of round ``number``, of ``count`` drawn ones.
 
-    Clients whose work would be dropped are left out here, so that nobody computes what is thrown away.
+    Clients whose work would be dropped are left out here, so that nobody computes what is thrown away.  ``table`` is
+    from :func:`table_of`, or None.
     """
     draw = phase
     while draw + 1 < len(algorithm.phases) and not algorithm.phases[draw + 1].fresh_cohort:
         draw += 1
     draw = from_last(algorithm, draw)
-    ids = algorithm.sampling.draw(stream(root, Purpose.COHORT, number, draw), sizes, count)
+    key, sampling = stream(root, Purpose.COHORT, number, draw), algorithm.sampling
+    if table is not None and sampling.look_up is not None:
+        ids = sampling.look_up(key, table, count)
+    else:
+        ids = sampling.draw(key, sizes, count)
     if systems is None:
         return ids, jnp.ones(ids.shape, jnp.float32)
     order, progress = systems.draw(stream(root, Purpose.STRAGGLERS, number, draw), ids)
@@ -130,6 +152,12 @@ def cohort(
         return ids, progress
     fast = jnp.sort(order[: systems.fast(ids.shape[0])])
     return ids[fast], progress[fast]
+
+
+def table_of(algorithm: Algorithm, sizes: Array) -> PyTree:
+    """What the draws of all rounds share, None for nothing: of a million clients too much to make every round."""
+    tabulate = algorithm.sampling.tabulate
+    return None if tabulate is None else tabulate(sizes)
 
 
 def from_last(algorithm: Algorithm, phase: int) -> int:

@@ -36,9 +36,13 @@ class Run:
         ``"_variance"`` over clients for the primary metric; and what the method tells about its latest round, NaN
         before the first one.
       per_round: what the method tells about each round, ``(rounds,)`` each, e.g. ``"update_norm"``.
-      info: ``"rounds"`` done; ``"cohort"``; ``"lanes"``; ``"floats"``, how many numbers a client gets (``"down"``) and
-        sends (``"up"``) in a round that it takes part in; ``"seconds"`` per activity.
+      info: ``"rounds"`` done; ``"cohort"``; ``"lanes"`` and ``"devices"``; ``"floats"``, how many numbers a client gets
+        (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"seconds"`` per activity; local ``"steps"``,
+        ``"useful"`` and ``"executed"`` (lanes go on until the longest client of a group is done), and ``"padded"``, the
+        share that is not useful; ``"examples"`` trained on, and ``"examples_per_second"`` of training.
       state: all that the next round would start from.
+      clients: split -> metric -> a number for each evaluated client.
+      evaluated: the positions of the evaluated clients, ascending; None: all.
     """
 
     algorithm: Algorithm
@@ -49,6 +53,7 @@ class Run:
     info: Mapping[str, Any]
     state: RoundState
     clients: Mapping[str, Mapping[str, NDArray]]
+    evaluated: NDArray | None = None
 
     @property
     def params(self) -> Params:
@@ -69,11 +74,18 @@ class Run:
         """Loss and metrics of every client, ``(num_clients,)`` each, with the model that it is served.
 
         Args:
-          split: ``"train"``, ``"valid"`` or ``"test"``; NaN for clients without rows there.
+          split: ``"train"``, ``"valid"`` or ``"test"``; NaN for clients without rows there and for those that were not
+            evaluated.
         """
         if split not in self.clients:
             raise EvenhandError(f"There is no split {split!r} here: choose one of {sorted(self.clients)}.")
-        return {name: values.copy() for name, values in self.clients[split].items()}
+        metrics = self.clients[split]
+        if self.evaluated is None:
+            return {name: values.copy() for name, values in metrics.items()}
+        everybody = {name: np.full(self.data.num_clients, np.nan) for name in metrics}
+        for name, values in metrics.items():
+            everybody[name][self.evaluated] = values
+        return everybody
 
     def summary(self, split: str = "test", metric: str | None = None) -> dict[str, float]:
         """How good and how even a metric is over the clients; see :func:`evenhand.evaluation.summarize`.
@@ -82,19 +94,23 @@ class Run:
           split: as in :meth:`client_metrics`.
           metric: a name from there; None: ``"accuracy"`` if the model has it, else ``"loss"``.
         """
-        values = self.client_metrics(split)
+        if split not in self.clients:
+            raise EvenhandError(f"There is no split {split!r} here: choose one of {sorted(self.clients)}.")
+        values = self.clients[split]
         name = primary_metric(values) if metric is None else metric
         if name not in values:
             raise EvenhandError(f"The model has no metric {name!r}: choose one of {sorted(values)}.")
-        sizes = split_sizes(self.data)[split]
+        sizes = split_sizes(self.data, self.evaluated)[split]
         return summarize(values[name], sizes, higher_is_better=is_higher_better(name))
 
     def view(self, title: str = "run", config: Mapping[str, Any] | None = None) -> RunView:
-        """What reports and figures need to know about this run."""
-        sizes = {name: rows for name, rows in split_sizes(self.data).items() if rows.any()}
+        """What reports and figures need to know about this run, its evaluated clients alone."""
+        ids, who = self.data.client_ids, self.evaluated
+        ids = ids if who is None else tuple(ids[k] for k in who)
+        sizes = {name: rows for name, rows in split_sizes(self.data, who).items() if rows.any()}
         clients = {name: self.clients[name] for name in sizes}
         info = {**self.info, "seed": self.seed}
-        return RunView(title, self.history, sizes, self.data.client_ids, clients, info, config or {})
+        return RunView(title, self.history, sizes, ids, clients, info, config or {})
 
     def report(self, path: str | Path, title: str = "run") -> Path:
         """Writes one self-contained HTML page about this run and returns its path."""
@@ -111,6 +127,7 @@ def primary_metric(metrics: Mapping[str, Any]) -> str:
     return "accuracy" if "accuracy" in metrics else "loss"
 
 
-def split_sizes(data: FederatedDataset) -> dict[str, NDArray]:
-    """Rows per client of each split."""
-    return {"train": data.train.sizes, "valid": data.valid.sizes, "test": data.test.sizes}
+def split_sizes(data: FederatedDataset, who: NDArray | None = None) -> dict[str, NDArray]:
+    """Rows per client of each split, of all clients or of some."""
+    sizes = {"train": data.train.sizes, "valid": data.valid.sizes, "test": data.test.sizes}
+    return sizes if who is None else {name: rows[who] for name, rows in sizes.items()}

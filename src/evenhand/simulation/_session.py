@@ -7,20 +7,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import Prepared, evaluate_personal, is_higher_better, per_client, prepare, summarize
 from evenhand.simulation import _engine
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._checks import check_first_losses
-from evenhand.simulation._engine import Program
+from evenhand.simulation._evaluation import Evaluation
+from evenhand.simulation._program import everywhere, here
 from evenhand.simulation._progress import Progress
-from evenhand.simulation._round import RoundState, Rows
-from evenhand.simulation._run import Run, primary_metric
-from evenhand.types import Array, Params, PyTree
+from evenhand.simulation._round import EXECUTED, ROWS, USEFUL, WORK, RoundState
+from evenhand.simulation._run import Run
+from evenhand.simulation._setup import Setup
 
 __all__ = ["Session"]
 
@@ -31,18 +32,11 @@ class Session:
     """A program with its data, and what has been measured so far."""
 
     def __init__(
-        self,
-        program: Program,
-        data: FederatedDataset,
-        rows: Rows,
-        root: Array,
-        seed: int,
-        traffic: Mapping[str, int],
+        self, setup: Setup, data: FederatedDataset, seed: int, eval_clients: int | None = None
     ) -> None:
-        self.program, self.data, self.rows, self.root, self.seed = program, data, rows, root, seed
-        self.evaluation = _Evaluation(program, data, rows)
-        self.traffic = traffic
-        self.seconds = {"compile": 0.0, "train": 0.0, "evaluate": 0.0}
+        self.setup, self.program, self.data, self.seed = setup, setup.program, data, seed
+        self.evaluation = Evaluation(setup, data, seed, eval_clients)
+        self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
         self.history: list[dict[str, float]] = []
         self.per_round: dict[str, NDArray] = {}
 
@@ -54,7 +48,7 @@ class Session:
         checkpoints: Checkpoints | None,
         progress: Progress,
     ) -> Iterator[Run]:
-        """Hands out the run so far at each evaluation, having saved it first."""
+        """Hands out the run so far at each evaluation, having saved it first where that is due."""
         done, found = 0, None if checkpoints is None else checkpoints.load()
         if found is not None:
             if found.done > rounds:
@@ -63,41 +57,58 @@ class Session:
                     f"ask for at least as many, or give another folder."
                 )
             state, done, self.history, self.per_round, self.seconds = found
+            state = everywhere(self.program.mesh, state)
         clients = self._evaluate(state, done, record=found is None)
-        yield self._snapshot(state, done, clients, None if found else checkpoints)
+        progress.update(done, self._loss())
+        yield self._snapshot(state, done, clients, None)
         if done < rounds:
-            self._train("compile", state, 0, 0)
+            state = self._train("compile", state, done, 0)
         while done < rounds:
             until = min(rounds, (done // eval_every + 1) * eval_every)
             while done < until:
-                count = min(until - done, progress.next_count())
+                count = min(until - done, progress.next_count(), self.program.buffer)
                 state = self._train("train", state, done, count)
                 done += count
                 progress.update(done, self._loss())
             clients = self._evaluate(state, done, record=True)
             progress.update(done, self._loss())
-            yield self._snapshot(state, done, clients, checkpoints)
+            due = checkpoints is not None and checkpoints.due(last=done == rounds)
+            yield self._snapshot(state, done, clients, checkpoints if due else None)
 
     def _train(self, activity: str, state: RoundState, first: int, count: int) -> RoundState:
-        begin = time.perf_counter()
-        state, infos = _engine.run_rounds(self.program, state, self.rows, self.root, first, count)
-        jax.block_until_ready(state)
-        new = {name: np.asarray(info)[:count] for name, info in infos.items()}
+        """Rounds ``first .. first + count - 1``, as many at a time as there are rows for."""
+        done = 0
+        while True:
+            begin = time.perf_counter()
+            rows, some = self.setup.source.block(first + done, count - done)
+            there = time.perf_counter()
+            state, infos = _engine.run_rounds(self.program, state, rows, self.setup.root, first + done, some)
+            jax.block_until_ready(state)
+            self._keep({name: np.asarray(info)[:some] for name, info in infos.items()})
+            done += some
+            self.seconds["data"] = self.seconds.get("data", 0.0) + there - begin
+            self.seconds[activity] += time.perf_counter() - there
+            if done >= count:
+                return state
+
+    def _keep(self, new: Mapping[str, NDArray]) -> None:
         before = self.per_round
         self.per_round = {
             name: np.concatenate([before[name], told]) if name in before else told
             for name, told in new.items()
         }
-        self.seconds[activity] += time.perf_counter() - begin
-        return state
 
     def _evaluate(self, state: RoundState, done: int, *, record: bool) -> dict[str, dict[str, NDArray]]:
         begin = time.perf_counter()
         clients = self.evaluation.clients(state)
         if done == 0:
-            check_first_losses(clients, self.data)
+            check_first_losses(clients, self.data, self.evaluation.drawn)
         if record:
-            told = {name: float(info[-1]) for name, info in self.per_round.items() if len(info)}
+            told = {
+                name: float(info[-1])
+                for name, info in self.per_round.items()
+                if len(info) and name not in WORK
+            }
             self.history.append({"round": done, **self.evaluation.columns(clients), **told})
         self.seconds["evaluate"] += time.perf_counter() - begin
         return clients
@@ -111,19 +122,41 @@ class Session:
     ) -> Run:
         if checkpoints is not None:
             begin = time.perf_counter()
-            checkpoints.save(Snapshot(state, done, self.history, self.per_round, self.seconds))
+            checkpoints.save(Snapshot(here(state), done, self.history, self.per_round, self.seconds))
             self.seconds["checkpoint"] = self.seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
         info = {
             "rounds": done,
             "cohort": self.program.cohort,
             "lanes": self.program.lanes,
-            "floats": dict(self.traffic),
+            "devices": self.program.devices.size,
+            "floats": dict(self.setup.traffic),
             "seconds": dict(self.seconds),
+            **self._work(),
         }
-        per_round = {name: values for name, values in self.per_round.items() if len(values)}
+        per_round = {
+            name: values for name, values in self.per_round.items() if len(values) and name not in WORK
+        }
         return Run(
-            self.program.algorithm, self.data, self.seed, self._columns(), per_round, info, state, clients
+            self.program.algorithm,
+            self.data,
+            self.seed,
+            self._columns(),
+            per_round,
+            info,
+            _copy(here(state)),
+            clients,
+            self.evaluation.drawn,
         )
+
+    def _work(self) -> dict[str, Any]:
+        """How much was trained, how fast, and which share of the executed steps was padding."""
+        told = {name: float(np.sum(self.per_round.get(name, 0.0), dtype=np.float64)) for name in WORK}
+        return {
+            "steps": {"useful": told[USEFUL], "executed": told[EXECUTED]},
+            "padded": 1.0 - told[USEFUL] / told[EXECUTED] if told[EXECUTED] else 0.0,
+            "examples": told[ROWS],
+            "examples_per_second": told[ROWS] / self.seconds["train"] if self.seconds["train"] else 0.0,
+        }
 
     def _loss(self) -> float:
         return self.history[-1].get("train_loss", float("nan"))
@@ -134,42 +167,6 @@ class Session:
         return columns | {"round": columns["round"].astype(np.int64)}
 
 
-class _Evaluation:
-    """All clients on all splits, each with the model that it is served."""
-
-    def __init__(self, program: Program, data: FederatedDataset, rows: Rows) -> None:
-        self.algorithm, self.lanes = program.algorithm, program.lanes
-        # Training rows lie on the device already; but liars are measured on their clean ones.
-        poisoned = program.attack is not None and program.attack.rows is not None
-        train = prepare(data.train) if poisoned else Prepared(rows.x, rows.y, data.train.offsets)
-        self.splits = {"train": train, "valid": prepare(data.valid), "test": prepare(data.test)}
-
-    def _personal(self, states: PyTree, k: Array) -> Params:
-        server, clients = states
-        assert self.algorithm.personal_params is not None
-        return self.algorithm.personal_params(server, jax.tree.map(lambda leaf: leaf[k], clients))
-
-    def clients(self, state: RoundState) -> dict[str, dict[str, NDArray]]:
-        model = self.algorithm.model
-        if self.algorithm.personal_params is None:
-            params = self.algorithm.global_params(state.server)
-            return {name: per_client(model, params, split) for name, split in self.splits.items()}
-        states = (state.server, state.clients)
-        return {
-            name: evaluate_personal(model, states, split, params_of=self._personal, lanes=self.lanes)
-            for name, split in self.splits.items()
-        }
-
-    def columns(self, clients: Mapping[str, Mapping[str, NDArray]]) -> dict[str, float]:
-        columns: dict[str, float] = {}
-        for split, metrics in clients.items():
-            sizes = self.splits[split].sizes
-            if not sizes.any():
-                continue
-            for name, values in metrics.items():
-                has = sizes > 0
-                columns[f"{split}_{name}"] = float(np.average(values[has], weights=sizes[has]))
-            name = primary_metric(metrics)
-            spread = summarize(metrics[name], sizes, higher_is_better=is_higher_better(name))
-            columns |= {f"{split}_{name}_{what}": spread[what] for what in ("worst10", "best10", "variance")}
-        return columns
+def _copy(state: RoundState) -> RoundState:
+    # The next round takes the memory of its state over; what was handed out must stay.
+    return jax.tree.map(jnp.copy, state)

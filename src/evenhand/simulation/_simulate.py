@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
-from evenhand.simulation import _round
-from evenhand.simulation._checkpoint import Checkpoints, identity
+from evenhand.simulation._checkpoint import Checkpoint, Checkpoints, identity
 from evenhand.simulation._checks import check_model, check_numbers
-from evenhand.simulation._engine import Program
 from evenhand.simulation._progress import Progress
-from evenhand.simulation._round import Rows
 from evenhand.simulation._run import Run
 from evenhand.simulation._session import Session
-from evenhand.streams import Purpose, stream
+from evenhand.simulation._setup import set_up
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack
 
@@ -36,9 +29,12 @@ def simulate(
     eval_every: int = 10,
     attack: Attack | None = None,
     systems: Systems | None = None,
-    checkpoint: str | Path | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     progress: bool = False,
     lanes: int | None = None,
+    devices: int | None = None,
+    eval_clients: int | None = None,
+    stream: bool | None = None,
 ) -> Run:
     """Runs a federated method over simulated clients, on whatever device JAX finds.
 
@@ -53,12 +49,18 @@ def simulate(
       eval_every: rounds between two evaluations of all clients; round 0 and the last one are always evaluated.
       attack: what liars among the clients do.
       systems: stragglers, e.g. ``eh.systems.stragglers(0.9)``.
-      checkpoint: a folder that keeps the run's latest state, saved at each evaluation.  A run that finds one there
-        goes on from it and ends with the same bits as one that was never interrupted; ask for more rounds to
-        train further.  The checkpoint of another run is refused.
+      checkpoint: a folder that keeps the run's latest state, saved at each evaluation after round 0; or a
+        :class:`evenhand.simulation.Checkpoint`, to save less often.  A run that finds a state there goes on from it
+        and ends with the same bits as one that was never interrupted; ask for more rounds to train further.  The
+        checkpoint of another run is refused.
       progress: show a live bar.
-      lanes: clients trained side by side; None: one on a CPU, up to 64 on an accelerator.  The result does not
-        depend on it beyond rounding.
+      lanes: clients trained side by side on a device; None: chosen from device, model and clients' sizes.
+      devices: over how many devices a cohort is spread; None: all there are.  The result depends on ``lanes`` and
+        ``devices`` by rounding only.
+      eval_clients: how many clients are evaluated, drawn once for the whole run from a stream of its own; None: all.
+      stream: keep the training rows on the host, or in their file, and send a block of rounds' clients ahead of the
+        training, which changes no bit of the result; False: keep all of them on the device; None: stream a
+        ``numpy.memmap``, or rows that would fill more than a third of an accelerator's memory.
 
     Raises:
       EvenhandError: a number out of range, or parts that do not go together.
@@ -85,6 +87,9 @@ def simulate(
         checkpoint=checkpoint,
         progress=progress,
         lanes=lanes,
+        devices=devices,
+        eval_clients=eval_clients,
+        stream=stream,
     ):
         pass
     assert run is not None
@@ -101,9 +106,12 @@ def iterate(
     eval_every: int = 10,
     attack: Attack | None = None,
     systems: Systems | None = None,
-    checkpoint: str | Path | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     progress: bool = False,
     lanes: int | None = None,
+    devices: int | None = None,
+    eval_clients: int | None = None,
+    stream: bool | None = None,
 ) -> Iterator[Run]:
     """As :func:`simulate`, but hands out the :class:`Run` so far at each evaluation, the first at round 0.
 
@@ -120,56 +128,24 @@ def iterate(
       >>> run.info["rounds"] < 100
       True
     """
-    cohort = check_numbers(algorithm, data, rounds, seed, cohort, eval_every, lanes, systems, attack)
-    check_model(algorithm.model, data)
-    root = jax.random.key(seed)
-    rows = device_rows(data, attack, seed)
-    program = Program(
-        algorithm=algorithm,
-        cohort=cohort,
-        capacity=int(data.train.sizes.max()),
-        lanes=_default_lanes(cohort) if lanes is None else lanes,
-        systems=systems,
-        attack=attack,
-        buffer=max(1, min(eval_every, rounds)),
+    cohort = check_numbers(
+        algorithm, data, rounds, seed, cohort, eval_every, lanes, devices, eval_clients, systems, attack
     )
-    params = algorithm.model.init(stream(root, Purpose.INIT))
-    wires = _round.wires(algorithm, params, rows)
-    state = _round.begin(algorithm, params, rows, wires)
-    traffic = _round.traffic(algorithm, wires)
-    session = Session(program, data, rows, root, seed, traffic)
+    check_model(algorithm.model, data)
+    setup = set_up(
+        algorithm,
+        data,
+        cohort=cohort,
+        seed=seed,
+        attack=attack,
+        systems=systems,
+        lanes=lanes,
+        devices=devices,
+        stream=stream,
+    )
+    session = Session(setup, data, seed, eval_clients)
     checkpoints = None
     if checkpoint is not None:
-        checkpoints = Checkpoints(checkpoint, state, identity(program, data, state, rows, root, seed))
+        checkpoints = Checkpoints(checkpoint, setup.state, partial(identity, setup, data, seed))
     with Progress(rounds, progress) as bar:
-        yield from session.run(state, rounds, eval_every, checkpoints, bar)
-
-
-def device_rows(data: FederatedDataset, attack: Attack | None, seed: int) -> Rows:
-    """The training rows on the device, those of liars poisoned."""
-    x, y = data.train.x, data.train.y
-    liars = np.zeros(data.num_clients, bool)
-    if attack is not None:
-        if not 0.0 <= attack.fraction <= 1.0:
-            raise EvenhandError(f"Attack(fraction={attack.fraction}): the share of liars must lie in [0, 1].")
-        rng = np.random.default_rng((seed, int(Purpose.LIARS)))
-        count = int(attack.fraction * data.num_clients + 1e-9)  # 29 % of 100 are 29, not 28.999999999999996
-        liars[rng.choice(data.num_clients, count, replace=False)] = True
-        if attack.rows is not None:
-            x, y = x.copy(), y.copy()
-            for k in np.flatnonzero(liars):
-                own = slice(int(data.train.offsets[k]), int(data.train.offsets[k + 1]))
-                poison = np.random.default_rng((seed, int(Purpose.ATTACK), int(k)))
-                new_x, new_y = attack.rows(x[own], y[own], poison)
-                if np.shape(new_x) != x[own].shape or np.shape(new_y) != y[own].shape:
-                    raise EvenhandError(
-                        f"Attack(rows=...) made rows of shape {np.shape(new_x)} with labels {np.shape(new_y)} from "
-                        f"{x[own].shape} and {y[own].shape}: it must keep the shapes."
-                    )
-                x[own], y[own] = new_x, new_y
-    starts, sizes = data.train.offsets[:-1].astype(np.int32), data.train.sizes.astype(np.int32)
-    return Rows(jnp.asarray(x), jnp.asarray(y), jnp.asarray(starts), jnp.asarray(sizes), jnp.asarray(liars))
-
-
-def _default_lanes(cohort: int) -> int:
-    return 1 if jax.default_backend() == "cpu" else min(cohort, 64)
+        yield from session.run(setup.state, rounds, eval_every, checkpoints, bar)

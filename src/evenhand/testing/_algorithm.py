@@ -11,9 +11,9 @@ import numpy as np
 from evenhand import tree
 from evenhand.data import FederatedDataset
 from evenhand.simulation import _engine, _reference, _round
-from evenhand.simulation._engine import Program
-from evenhand.simulation._round import RoundState, Rows
-from evenhand.simulation._simulate import device_rows
+from evenhand.simulation._program import Program, everywhere, here, over
+from evenhand.simulation._round import EXECUTED, RoundState, Rows
+from evenhand.simulation._setup import device_rows
 from evenhand.systems import Systems
 from evenhand.testing._toy import toy_data
 from evenhand.types import Algorithm, ClientData, Phase, PyTree
@@ -29,6 +29,7 @@ def check_algorithm(
     cohort: int = 4,
     systems: Systems | None = None,
     lanes: tuple[int, ...] = (1, 3),
+    devices: tuple[int, ...] = (1,),
     tolerance: float = 1e-5,
 ) -> None:
     """Checks that a method obeys the laws every method must obey.
@@ -37,7 +38,7 @@ def check_algorithm(
     * A round keeps the structure, shapes and dtypes of every state.
     * A client's work depends on its own rows only: spoiling everybody else's changes nothing.
     * Clients outside the cohort keep their state.
-    * The compiled engine and the plain loop agree, for every number of lanes.
+    * The compiled engine and the plain loop agree, for every number of lanes and devices.
     * The same seed gives the same bits, another seed other numbers.
     * Nothing is written to.
 
@@ -48,6 +49,7 @@ def check_algorithm(
       cohort: clients per round, fewer than there are.
       systems: stragglers to run under; None: none.
       lanes: numbers of lanes to run with.
+      devices: numbers of devices to run with, each with all the lanes.
       tolerance: relative difference allowed between two orders of summation.
 
     Raises:
@@ -72,21 +74,28 @@ def check_algorithm(
 
     capacity = int(data.train.sizes.max())
 
-    def run(count: int, how: int, seed: int = 0) -> tuple[RoundState, Any]:
-        program = Program(algorithm, cohort, capacity, max(how, 1), systems, None, rounds)
-        engine = _reference if how == 0 else _engine
-        return engine.run_rounds(program, state, rows, jax.random.key(seed), 0, count)
+    def run(count: int, how: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
+        side, among = how or (1, 1)
+        mesh = over(among)
+        program = Program(algorithm, cohort, capacity, side, systems, None, rounds, mesh)
+        # A copy: the engine takes the memory of its state over.
+        own, placed = everywhere(mesh, (jax.tree.map(jnp.copy, state), rows))
+        engine = _engine if how else _reference
+        end, infos = engine.run_rounds(program, own, placed, jax.random.key(seed), 0, count)
+        return here(end), {name: info[:count] for name, info in infos.items() if name != EXECUTED}
 
-    first, infos = run(rounds, lanes[0])
+    ways = [(side, among) for among in devices for side in lanes]
+    first, infos = run(rounds, ways[0])
     _same_form(first, state, "the state after a round")
-    for number in lanes[1:]:
-        _close((first, infos), run(rounds, number), tolerance, f"{number} lanes and {lanes[0]}")
-    _close((first, infos), run(rounds, 0), tolerance, "the engine and its readable twin")
-    again = run(rounds, lanes[0])
+    for side, among in ways[1:]:
+        words = f"{side} lanes on {among} devices and {ways[0][0]} on {ways[0][1]}"
+        _close((first, infos), run(rounds, (side, among)), tolerance, words)
+    _close((first, infos), run(rounds, None), tolerance, "the engine and its readable twin")
+    again = run(rounds, ways[0])
     assert _equal((first, infos), again), "The same seed gave different bits: the method is not pure."
-    other = run(rounds, lanes[0], seed=1)[0]
+    other = run(rounds, ways[0], seed=1)[0]
     assert not _equal(first, other), "Another seed gave the same numbers: the cohort or the keys are ignored."
-    _check_absent(algorithm, systems, state, rows, run(1, lanes[0])[0], cohort)
+    _check_absent(algorithm, systems, state, rows, run(1, ways[0])[0], cohort)
     assert _equal(copies, jax.tree.map(np.array, (params, rows))), "The method wrote to its arguments."
 
 

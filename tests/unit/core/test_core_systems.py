@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,8 +58,8 @@ def test_how_many_of_ten_are_fast(fraction: float, fast: int) -> None:
     assert stragglers(fraction).fast(10) == fast
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
-def test_a_share_outside_zero_to_one_is_refused(fraction: float) -> None:
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), [0.5], "0.5", None])
+def test_a_share_outside_zero_to_one_is_refused(fraction: Any) -> None:
     with pytest.raises(eh.EvenhandError, match="share of slow clients"):
         stragglers(fraction)
 

@@ -96,13 +96,13 @@ def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_chunks_fit_the_rows() -> None:
-    assert [_flat._chunk_rows(np.zeros(shape)) for shape in [(1,), (1, 60), (1, 28, 28), (1, 32, 32, 3)]] == [
+    assert [_flat.chunk_rows(np.zeros(shape)) for shape in [(1,), (1, 60), (1, 28, 28), (1, 32, 32, 3)]] == [
         4096,
         4096,
         512,
         128,
     ]
-    assert _flat._chunk_rows(np.zeros((1, 10_000_000))) == 128
+    assert _flat.chunk_rows(np.zeros((1, 10_000_000))) == 128
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [0, 0, 0]])

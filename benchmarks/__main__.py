@@ -1,0 +1,175 @@
+"""``python benchmarks``: how long a round takes, side by side, as a table with ratios.  See docs/performance.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from tasks import TASKS
+
+HERE = Path(__file__).parent
+# XLA and PyTorch both give scratch memory back at every call, and get it again page by page: keep the heap.
+HEAP = {
+    "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+GOALS = {
+    "cifar10-cnn": 0.75,
+    "femnist-cnn": 1.0,
+    "lr-mnist": 0.5,
+    "mlp": 0.3,
+    "logistic-ragged": 0.06,
+    "logistic-1000": 0.05,
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Time rounds of federated averaging, Evenhand beside a plain PyTorch loop and its own readable twin."""
+
+    tasks: Annotated[tuple[str, ...], tyro.conf.Positional] = tuple(TASKS)
+    """which tasks"""
+    torch: Path | None = None
+    """a Python that has PyTorch, such as .venv-torch/bin/python; none: without it"""
+    repeats: int = 5
+    """measurements of each side, taken in turns"""
+    data_dir: Path | None = None
+    """folder with client_sizes.npz, for FEMNIST's own client sizes; none: a log-normal fit"""
+    out: Path | None = None
+    """write all measurements to this JSON file"""
+
+
+class Side:
+    """A worker process that answers commands."""
+
+    def __init__(self, python: str, script: str, bench: Bench, threads: int | None = None) -> None:
+        environment = {**os.environ, **HEAP}
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
+        self.process = subprocess.Popen(
+            [python, str(HERE / script), str(bench.data_dir or "")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def ask(self, command: str) -> dict[str, float]:
+        """The answer to one command."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None and stdout is not None
+        print(command, file=stdin, flush=True)
+        line = stdout.readline()
+        if not line:
+            raise SystemExit(f"The worker died at {command!r}.")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends the process."""
+        pipes: tuple[IO[str] | None, ...] = (self.process.stdin, self.process.stdout)
+        for pipe in pipes:
+            if pipe is not None:
+                pipe.close()
+        self.process.wait()
+
+
+@dataclass
+class Result:
+    """What was measured of one task."""
+
+    about: dict[str, float]
+    measured: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    loss_gap: float | None = None
+
+    def median(self, side: str, what: str) -> float:
+        """The median of a figure of one side."""
+        return statistics.median(each[what] for each in self.measured[side])
+
+    def ratio(self, other: str) -> float:
+        """Evenhand's time over another side's, the median over turns."""
+        pairs = zip(self.measured["evenhand"], self.measured[other], strict=True)
+        return statistics.median(a["wall"] / b["wall"] for a, b in pairs)
+
+
+def measure(name: str, bench: Bench) -> Result:
+    """All sides in turns, each in a process of its own."""
+    sides = {"evenhand": Side(sys.executable, "evenhand_rounds.py", bench)}
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if bench.torch is not None:
+        for threads in sorted({1, cores}):
+            sides[f"torch, {threads} threads"] = Side(str(bench.torch), "torch_loop.py", bench, threads)
+    result = Result(sides["evenhand"].ask(f"load {name}"), {side: [] for side in sides})
+    for side, worker in sides.items():
+        if side != "evenhand":
+            worker.ask(f"load {name}")
+    for _ in range(bench.repeats):
+        for side, worker in sides.items():
+            result.measured[side].append(worker.ask("time"))
+    if bench.torch is not None and TASKS[name].model != "lstm":
+        with tempfile.TemporaryDirectory() as folder:
+            losses = [worker.ask(f"check {folder}/plan.npz")["loss"] for worker in sides.values()]
+        result.loss_gap = max(abs(loss - losses[0]) for loss in losses[1:])
+    sides["evenhand"].ask("twin")
+    result.measured["twin"] = [sides["evenhand"].ask("twin")] * bench.repeats
+    for worker in sides.values():
+        worker.close()
+    return result
+
+
+def table(results: dict[str, Result]) -> Table:
+    """What a person wants to see."""
+    out = Table(title="A round of federated averaging; medians")
+    columns = ("task", "wall ms", "CPU ms", "lanes x devices", "padding", "compile s", "peak MB")
+    for column in (*columns, "PyTorch ms", "ratio", "goal", "loss gap", "twin / engine"):
+        out.add_column(column, justify="left" if column == "task" else "right")
+    for name, result in results.items():
+        torch = {side: result.median(side, "wall") for side in result.measured if side.startswith("torch")}
+        best = min(torch, key=lambda side: torch[side], default=None)
+        out.add_row(
+            name,
+            f"{1e3 * result.median('evenhand', 'wall'):.2f}",
+            f"{1e3 * result.median('evenhand', 'cpu'):.2f}",
+            f"{result.about['lanes']:.0f} x {result.about['devices']:.0f}",
+            f"{result.median('evenhand', 'padded'):.3f}",
+            f"{result.about['compile']:.1f}",
+            f"{result.median('evenhand', 'peak_mb'):.0f}",
+            f"{1e3 * torch[best]:.1f} ({best[7:]})" if best else "",
+            f"{result.ratio(best):.3f}" if best else "",
+            f"{GOALS[name]}" if name in GOALS else "",
+            "" if result.loss_gap is None else f"{result.loss_gap:.1e}",
+            f"{1 / result.ratio('twin'):.1f}",
+        )
+    return out
+
+
+def main() -> None:
+    bench = tyro.cli(Bench, description=__doc__)
+    unknown = [name for name in bench.tasks if name not in TASKS]
+    if unknown:
+        raise SystemExit(f"There is no task {unknown[0]!r}: choose from {', '.join(TASKS)}.")
+    results: dict[str, Result] = {}
+    for name in bench.tasks:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        results[name] = measure(name, bench)
+    Console(width=150).print(table(results))
+    if bench.out is not None:
+        whole = {
+            name: {"about": r.about, "measured": r.measured, "loss_gap": r.loss_gap}
+            for name, r in results.items()
+        }
+        bench.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Settings of JAX that must be made before it starts: a device per core, and a place for compiled programs.
+
+XLA runs a small program on one core, however many there are; with a device per core the engine spreads a cohort over
+all of them.  What the user has set, by a variable of the environment or in ``jax.config``, stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+__all__ = ["prepare"]
+
+_config: Any = jax.config  # what it holds is not declared
+
+_MOST_DEVICES = 64
+
+
+def prepare() -> None:
+    """Makes the settings; does nothing where JAX runs already or the user has decided."""
+    _device_per_core()
+    _keep_compiled_programs()
+
+
+def _device_per_core() -> None:
+    named = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if named or "JAX_NUM_CPU_DEVICES" in os.environ or _config.jax_num_cpu_devices > 0:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", min(_cores(), _MOST_DEVICES))
+    except RuntimeError:  # JAX runs already: its devices stay as they are
+        pass
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _keep_compiled_programs() -> None:
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or _config.jax_compilation_cache_dir:
+        return
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evenhand" / "compiled"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # no home, or none to write to: every process compiles for itself
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

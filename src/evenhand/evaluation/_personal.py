@@ -1,0 +1,187 @@
+"""Losses and metrics of every client, each with parameters of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from evenhand import tree
+from evenhand.evaluation import _flat
+from evenhand.evaluation._flat import Prepared, dealt, spread
+from evenhand.lowering import lowered
+from evenhand.types import Array, Model, Params, PyTree
+
+__all__ = ["evaluate_personal"]
+
+NDArray = npt.NDArray[Any]
+
+_BLOCK_NUMBERS = 2**23
+"""Numbers in the rows that go to a device at a time, about, where they do not lie there."""
+_BLOCK_CLIENTS = 2**12
+"""Clients that go with them, at most."""
+
+
+def evaluate_personal(
+    model: Model,
+    states: PyTree,
+    prepared: Prepared,
+    *,
+    params_of: Callable[[PyTree, Array], Params] = tree.take,
+    lanes: int = 1,
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Mean loss and mean metrics of each client with parameters of its own.
+
+    Args:
+      model: gives the losses and metrics.
+      states: what the parameters are made from; by default the stacked parameters, with a leading axis ``K``.
+      prepared: the rows, from :func:`prepare`.
+      params_of: ``(states, k) -> params`` of client ``k``, a traced int32; pass the same function every time,
+        or it is compiled every time.
+      lanes: how many clients go through the model side by side.
+
+    Returns:
+      As :func:`evaluate`.
+    """
+    measures, sizes = _flat.measures_of(model), prepared.sizes
+    totals = np.zeros((len(sizes), len(measures.names)))
+    if prepared.x.shape[0]:
+        width = min(_flat.chunk_rows(prepared.x), int(sizes.max()))
+        states = spread(prepared.mesh, states)
+        for block in _on_host(prepared) if isinstance(prepared.x, np.ndarray) else _on_device(prepared):
+            windows = tuple(part.astype(np.int32) for part in (block.ids, block.starts, block.sizes))
+            fixed = (measures, params_of, width, lanes, prepared.mesh, block.rows)
+            found = np.asarray(_personal(states, block.x, block.y, windows, *fixed), np.float64)
+            totals[block.clients[block.clients >= 0]] = found[block.clients >= 0]
+    return _flat.means(totals.T, measures, prepared)
+
+
+class _Block(NamedTuple):
+    """Some clients, as many for each device.
+
+    Attributes:
+      x: rows, on the device.
+      y: labels.
+      clients: positions among those evaluated, -1 for padding.
+      ids: who they are.
+      starts: their first rows, counted from that device's first.
+      sizes: how many.
+      rows: how ``x`` and ``y`` lie on the devices.
+    """
+
+    x: Any
+    y: Any
+    clients: NDArray
+    ids: NDArray
+    starts: NDArray
+    sizes: NDArray
+    rows: PartitionSpec
+
+
+def _on_device(prepared: Prepared) -> Iterator[_Block]:
+    """All clients, evenly among the devices, each of which has all rows."""
+    count, devices = len(prepared.sizes), _devices(prepared)
+    clients = np.pad(np.arange(count), (0, -count % devices), constant_values=-1)
+    yield _block(prepared, prepared.x, prepared.y, clients, prepared.offsets[clients], PartitionSpec())
+
+
+def _on_host(prepared: Prepared) -> Iterator[_Block]:
+    """As many clients at a time as a block of rows holds, a block per device."""
+    offsets, mesh = prepared.offsets, prepared.mesh
+    room = _BLOCK_NUMBERS // max(1, int(np.prod(prepared.x.shape[1:])))
+    room = min(prepared.x.shape[0], max(room, int(prepared.sizes.max())))
+    most = min(_BLOCK_CLIENTS, len(prepared.sizes))
+    rows = PartitionSpec(*(() if mesh is None else mesh.axis_names))
+    first = 0
+    while first < len(prepared.sizes):
+        xs, ys, clients, starts = list[NDArray](), list[NDArray](), list[NDArray](), list[NDArray]()
+        for _ in range(_devices(prepared)):
+            fitting = int(np.searchsorted(offsets, offsets[first] + room, "right")) - 1
+            until = min(first + most, fitting)
+            own = slice(offsets[first], offsets[until])
+            xs.append(_filled(prepared.x, own, room))
+            ys.append(_filled(prepared.y, own, room))
+            who = np.arange(first, until)
+            clients.append(np.pad(who, (0, most - len(who)), constant_values=-1))
+            starts.append(np.pad(offsets[who] - offsets[first], (0, most - len(who))))
+            first = until
+        x, y = dealt(mesh, xs), dealt(mesh, ys)
+        yield _block(prepared, x, y, np.concatenate(clients), np.concatenate(starts), rows)
+
+
+def _block(
+    prepared: Prepared, x: Any, y: Any, clients: NDArray, starts: NDArray, rows: PartitionSpec
+) -> _Block:
+    live = clients >= 0
+    ids = clients if prepared.clients is None else prepared.clients[clients]
+    sizes = np.where(live, prepared.sizes[clients], 0)
+    return _Block(x, y, clients, np.where(live, ids, 0), np.where(live, starts, 0), sizes, rows)
+
+
+def _filled(part: Any, own: slice, room: int) -> NDArray:
+    whole = np.zeros((room, *part.shape[1:]), part.dtype)
+    whole[: own.stop - own.start] = part[own]
+    return whole
+
+
+def _devices(prepared: Prepared) -> int:
+    return 1 if prepared.mesh is None else prepared.mesh.size
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6, 7, 8, 9))
+def _personal(
+    states: PyTree,
+    x: Array,
+    y: Array,
+    windows: tuple[Array, Array, Array],
+    measures: _flat.Measures,
+    params_of: Callable[[PyTree, Array], Params],
+    width: int,
+    lanes: int,
+    mesh: Mesh | None,
+    rows: PartitionSpec,
+) -> Array:
+    """Totals of all measures over each client's rows, ``(K, measures)``."""
+    measures = measures._replace(apply=lowered(measures.apply))
+
+    def own(states: PyTree, x: Array, y: Array, windows: tuple[Array, Array, Array]) -> Array:
+        client = partial(_client, states, x, y, measures, params_of, width)
+        return lax.map(client, windows, batch_size=lanes if lanes > 1 else None)
+
+    if mesh is not None:
+        each = PartitionSpec(*mesh.axis_names)
+        specs = (PartitionSpec(), rows, rows, each)
+        own = jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
+    return own(states, x, y, windows)
+
+
+def _client(
+    states: PyTree,
+    x: Array,
+    y: Array,
+    measures: _flat.Measures,
+    params_of: Callable[[PyTree, Array], Params],
+    width: int,
+    window: tuple[Array, Array, Array],
+) -> Array:
+    k, offset, size = window
+    params = params_of(states, k)
+
+    def body(carry: tuple[Array, _flat.Total]) -> tuple[Array, _flat.Total]:
+        done, total = carry
+        start = jnp.minimum(offset + done, x.shape[0] - width)
+        row = start + jnp.arange(width, dtype=jnp.int32)
+        own = (row >= offset + done) & (row < offset + size)
+        values = _flat.values_of(params, x, y, start, measures, width)
+        return done + width, _flat.add(total, jnp.where(own[None], values, 0.0))
+
+    nothing = jnp.zeros(len(measures.names), jnp.float32)
+    begin = (jnp.int32(0), _flat.Total(nothing, nothing))
+    return _flat.sum_of(lax.while_loop(lambda carry: carry[0] < size, body, begin)[1])

@@ -1,0 +1,239 @@
+"""``evenhand resume``: where it goes on, how it ends, and what it says where there is nothing to go on from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import flax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.cli import main
+
+ROUNDS, EVERY = 6, 2
+NAMES = ("config.json", "metrics.jsonl", "clients.csv", "params.npz")
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page takes as long as the training; what is in it is tested elsewhere."""
+    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "table.csv"
+    rng = np.random.default_rng(0)
+    rows = [f"{'abcd'[i % 4]},{rng.normal():.3f},{rng.normal():.3f},{i % 3}" for i in range(120)]
+    path.write_text("\n".join(["client,size,age,label", *rows]))
+    return path
+
+
+def run(out: Path, table: Path, *words: str) -> None:
+    settings = ["--cohort", "2", "--rounds", str(ROUNDS), "--eval-every", str(EVERY), "--checkpoint", "0"]
+    command = ["run", "scaffold", "--data", str(table), *settings, "--out", str(out), "--quiet", *words]
+    assert main(command) == 0
+
+
+@pytest.fixture(scope="module")
+def finished(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    run(out, table)
+    return out
+
+
+def stopped(finished: Path, folder: Path) -> Path:
+    """The same run as a kill after its last evaluation but one leaves it."""
+    shutil.copytree(finished, folder)
+    shutil.rmtree(folder / "checkpoint" / str(ROUNDS))
+    for name in ("clients.csv", "params.npz", "summary.json", "report.html"):
+        (folder / name).unlink()
+    return folder
+
+
+def assert_same_folder(one: Path, other: Path) -> None:
+    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+    for name in NAMES:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
+    for summary in summaries:
+        del summary["seconds"], summary["examples_per_second"]
+    assert summaries[0] == summaries[1]
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    return shown.err
+
+
+def test_a_stopped_run_ends_as_one_that_was_not(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stopped(finished, tmp_path / "a")
+    assert main(["resume", str(folder)]) == 0
+    shown = capsys.readouterr()
+    assert "round 4 of 6" in shown.err and "round 2 of 6" not in shown.err
+    assert "Report: " in shown.out
+    assert_same_folder(folder, finished)
+
+
+@pytest.mark.parametrize("tail", ['{"round": 6, "train_lo', "{}\n{}\n", None])
+def test_lines_beyond_the_checkpoint_go(finished: Path, tmp_path: Path, tail: str | None) -> None:
+    folder = stopped(finished, tmp_path / "a")
+    metrics = folder / "metrics.jsonl"
+    if tail is None:
+        metrics.unlink()
+    else:
+        metrics.write_text(metrics.read_text() + tail)
+    (folder / ".clients.csv.part").write_text("half a fi")
+    assert main(["resume", str(folder), "--quiet"]) == 0
+    assert_same_folder(folder, finished)
+
+
+def test_a_run_killed_before_its_first_save_begins_anew(finished: Path, tmp_path: Path) -> None:
+    folder = stopped(finished, tmp_path / "a")
+    shutil.rmtree(folder / "checkpoint")
+    (folder / "checkpoint").mkdir()
+    assert main(["resume", str(folder), "--quiet"]) == 0
+    assert_same_folder(folder, finished)
+
+
+def test_the_state_and_not_the_seed_alone_is_what_is_gone_on_from(finished: Path, tmp_path: Path) -> None:
+    """A round count that is wrong must show, or equal folders would prove nothing."""
+    folder = stopped(finished, tmp_path / "a")
+    (folder / "checkpoint" / "4").rename(folder / "checkpoint" / "2")
+    about = folder / "checkpoint" / "2" / "about" / "metadata"
+    assert '"done": 4' in about.read_text()
+    about.write_text(about.read_text().replace('"done": 4', '"done": 2'))
+    assert main(["resume", str(folder), "--quiet"]) == 0
+    with pytest.raises(AssertionError):
+        assert_same_folder(folder, finished)
+
+
+def test_a_finished_run_is_left_alone(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    for words in ([], ["--rounds", str(ROUNDS)]):
+        assert main(["resume", str(finished), *words]) == 0
+        shown = capsys.readouterr()
+        assert shown.out.count("\n") == 1 and "is finished, with 6 rounds done" in shown.out
+        assert shown.err == ""
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+    # A page that is gone is made again, without training.
+    folder = tmp_path / "a"
+    shutil.copytree(finished, folder)
+    (folder / "report.html").unlink()
+    assert main(["resume", str(folder), "--quiet"]) == 0
+    assert_same_folder(folder, finished)
+
+
+def test_more_rounds_train_further(
+    finished: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = tmp_path / "longer"
+    run(longer, table, "--rounds", "10")
+    folder = tmp_path / "a"
+    shutil.copytree(finished, folder)
+    assert main(["resume", str(folder), "--rounds", "10", "--quiet"]) == 0
+    assert_same_folder(folder, longer)
+    sentence = refused(["resume", str(folder), "--rounds", "8"], capsys)
+    assert "has 10 rounds done, more than rounds=8" in sentence
+
+
+def test_the_default_number_of_evaluations_stays_when_rounds_are_added(table: Path, tmp_path: Path) -> None:
+    words = ["run", "fedavg", "--data", str(table), "--quiet", "--rounds", "100"]
+    assert main([*words, "--out", str(tmp_path / "a")]) == 0
+    assert main(["resume", str(tmp_path / "a"), "--rounds", "104", "--quiet"]) == 0
+    assert main([*words, "--rounds", "104", "--eval-every", "2", "--out", str(tmp_path / "b")]) == 0
+    assert_same_folder(tmp_path / "a", tmp_path / "b")
+
+
+def test_short_runs_save_nothing_and_off_keeps_no_place(table: Path, tmp_path: Path) -> None:
+    run(tmp_path / "short", table, "--checkpoint", "10")
+    assert list((tmp_path / "short" / "checkpoint").iterdir()) == []
+    run(tmp_path / "off", table, "--checkpoint", "off")
+    assert not (tmp_path / "off" / "checkpoint").exists()
+
+
+def test_overwrite_begins_anew(finished: Path, table: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    run(folder, table, "--seed", "5", "--rounds", "8")
+    run(folder, table, "--overwrite")
+    assert_same_folder(folder, finished)
+    assert {path.name for path in (folder / "checkpoint").iterdir()} == {"4", "6"}
+
+
+def test_the_parameters_are_those_that_the_metrics_are_of(finished: Path, table: Path) -> None:
+    params = flax.traverse_util.unflatten_dict(dict(np.load(finished / "params.npz")), sep="/")
+    data = eh.data.load(table)
+    model = eh.models.softmax_regression(features=2, classes=3)
+    outputs = model.apply(params, jnp.asarray(data.test.x))
+    accuracy = float(model.metrics["accuracy"](outputs, jnp.asarray(data.test.y)).mean())
+    last = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
+    assert accuracy == pytest.approx(last["test_accuracy"], rel=1e-6)
+    assert set(np.load(finished / "params.npz").files) == {"kernel", "bias"}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "is not JSON"),
+        ("\x80garbage", "is not JSON"),
+        ("[]", "holds no JSON object"),
+        ("{}", "is no configuration of a run"),
+        ('{"method": {"name": "fedavg"}, "options": {"rounds": "many"}}', "config.json is damaged: "),
+        ('{"method": {"name": "nobody"}, "options": {}}', "config.json is damaged: "),
+        ('{"method": {"name": "fedavg"}, "options": {"rounds": 9}}', "are not those that"),
+    ],
+)
+def test_a_damaged_configuration(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, sentence: str
+) -> None:
+    folder = stopped(finished, tmp_path / "a")
+    (folder / "config.json").write_bytes(content.encode("latin-1"))
+    assert sentence in refused(["resume", str(folder)], capsys)
+
+
+def test_nothing_to_go_on_from(
+    finished: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "nowhere is no run folder" in refused(["resume", str(tmp_path / "nowhere")], capsys)
+    assert "is no run folder" in refused(["resume", str(tmp_path)], capsys)
+    assert "is no run folder" in refused(["resume", str(table)], capsys)
+    folder = stopped(finished, tmp_path / "a")
+    shutil.rmtree(folder / "checkpoint" / "4" / "state")
+    assert "is damaged" in refused(["resume", str(folder)], capsys)
+    shutil.rmtree(folder / "checkpoint")
+    assert "has no checkpoint to go on from" in refused(["resume", str(folder)], capsys)
+
+
+def test_data_that_are_gone_or_changed(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, folder = tmp_path / "copy.csv", tmp_path / "a"
+    shutil.copy(table, copy)
+    run(folder, copy, "--rounds", "2")
+    copy.write_text(copy.read_text() + "\na,1,1,0")
+    assert "are not those that" in refused(["resume", str(folder), "--rounds", "4"], capsys)
+    copy.unlink()
+    assert "copy.csv" in refused(["resume", str(folder), "--rounds", "4"], capsys)
+
+
+def test_a_checkpoint_of_other_settings(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stopped(finished, tmp_path / "a")
+    config = json.loads((folder / "config.json").read_text())
+    for option, value, sentence in (("seed", 9, "its seed is 0, not 9"), ("lr", 0.2, "of another run")):
+        changed = {**config, "options": {**config["options"], option: value}}
+        (folder / "config.json").write_text(json.dumps(changed))
+        assert sentence in refused(["resume", str(folder)], capsys)
+    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["round"] == ROUNDS

@@ -1,0 +1,143 @@
+"""What compiles and what does not, and whose arrays a run may use up."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand.simulation import _engine
+from evenhand.simulation._hoist import hoist
+from evenhand.types import Model
+
+MODEL = eh.testing.toy_model()
+DATA = eh.testing.toy_data()
+
+
+def fedprox(lr=0.1, mu=0.3, model=MODEL):
+    return eh.algorithms.fedprox(model, mu=mu, client_opt=optax.sgd(lr), epochs=2, batch_size=4)
+
+
+def compilations(method, **settings):
+    """How many programs a run adds, and its parameters."""
+    before = _engine._compiled.cache_info().misses
+    run = eh.simulate(method, DATA, **{"rounds": 3, "cohort": 4, **settings})
+    return _engine._compiled.cache_info().misses - before, np.array(run.params["w"])
+
+
+@pytest.fixture(scope="module")
+def first():
+    return compilations(fedprox())[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (fedprox(lr=0.2), {}),
+        (fedprox(mu=0.7), {}),
+        (fedprox(), {"seed": 5}),
+        (fedprox(), {"rounds": 17}),
+        (fedprox(), {"rounds": 4, "eval_every": 1}),
+    ],
+    ids=["learning rate", "mu", "seed", "rounds", "evaluations"],
+)
+def test_other_numbers_compile_nothing_and_are_heeded(first, method, settings):
+    added, params = compilations(method, **settings)
+    assert added == 0
+    assert not np.array_equal(params, first)
+
+
+def test_other_programs_compile(first):
+    more_work = eh.algorithms.fedprox(MODEL, mu=0.3, client_opt=optax.sgd(0.1), epochs=3, batch_size=4)
+    assert compilations(more_work)[0] == 1
+    assert compilations(fedprox(), cohort=3)[0] == 1
+    assert compilations(fedprox(mu=1.0))[0] == 1, "a factor of 1 is the compiler's to know"
+
+
+def test_a_hoisted_program_computes_what_it_did():
+    """Literals in loops, branches, scans and vmapped loops whose condition is a vector."""
+
+    def program(x, n):
+        doubled = jax.lax.scan(lambda c, v: (c * 0.3 + v, c - 0.7), x, jnp.arange(4.0))
+        looped = jax.vmap(lambda v: jax.lax.while_loop(lambda c: c < 9.5, lambda c: c * 1.7 + 0.2, v))(
+            jnp.array([1.5, 4.5]) * x
+        )
+        branch = jax.lax.switch(n, [lambda v: v + 0.25, lambda v: jax.nn.relu(v) * 2.5], x)
+        return doubled, looped, branch, jnp.where(x > 0.5, x, 0.0)
+
+    arguments = (jnp.float32(1.25), jnp.int32(1))
+    traced = jax.make_jaxpr(program)(*arguments)
+    hoisted = hoist(traced)
+    out = jax.jit(hoisted.run)(hoisted.values, hoisted.constants, arguments)
+    for a, b in zip(out, jax.tree.leaves(jax.jit(program)(*arguments)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert {0.3, 0.7, 9.5, 1.7, 0.2, 0.25, 2.5, 0.5} <= {round(float(v), 6) for v in hoisted.values}
+    other = jax.jit(hoisted.run)(hoisted.values + 0.125, hoisted.constants, arguments)
+    assert any(not np.array_equal(a, b) for a, b in zip(out, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "other", [lambda x: x * 0.1 + 0.0, lambda x: x * 0.1 - 1.0, lambda x: x / 0.1, lambda x: x * 2]
+)
+def test_programs_that_differ_in_more_than_numbers_have_keys_of_their_own(other):
+    def key(function):
+        return hoist(jax.make_jaxpr(function)(jnp.float32(1.0))).key
+
+    assert key(lambda x: x * 0.1 + 1.0) == key(lambda x: x * 0.3 + 1.0)
+    assert key(other) != key(lambda x: x * 0.1 + 1.0)
+
+
+def test_no_array_of_the_callers_is_deleted():
+    """The initial parameters are the caller's own array, and so is one that the loss closes over."""
+    own, scale = jnp.zeros(MODEL.init(jax.random.key(0))["w"].shape), jnp.float32(2.0) * jnp.ones(())
+    params = {**MODEL.init(jax.random.key(0)), "w": own}
+    model = Model(
+        init=lambda key: params,
+        apply=MODEL.apply,
+        losses=lambda outputs, y: scale * MODEL.losses(outputs, y),
+        metrics={},
+    )
+    runs = list(eh.simulation.iterate(fedprox(model=model), DATA, rounds=4, eval_every=1, cohort=4))
+    for leaf in jax.tree.leaves((params, scale, [run.state for run in runs])):
+        assert not leaf.is_deleted()
+        np.asarray(leaf)
+    weights = [np.array(run.params["w"]) for run in runs]
+    assert all(not np.array_equal(a, b) for a, b in itertools.pairwise(weights))
+
+
+def test_the_state_given_to_the_engine_is_used_up():
+    from evenhand.simulation._setup import set_up
+
+    setup = set_up(fedprox(), DATA, cohort=4, seed=0)
+    _engine.run_rounds(setup.program, setup.state, setup.rows, setup.root, 0, 1)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(setup.state.server))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((setup.rows, setup.root)))
+
+
+def test_a_run_tells_how_fast_it_was_and_what_was_padding():
+    """Sizes 1 and 40 side by side: 2 epochs of 1 and 10 batches, so that 20 of 40 lane-steps train nothing but 2."""
+    sizes = np.array([1, 40])
+    toy = DATA.train
+    x, y = np.resize(toy.x, (41, *toy.x.shape[1:])), np.resize(toy.y, 41)
+    data = eh.data.from_arrays(x, y, np.repeat([0, 1], sizes), test_fraction=0.0)
+    run = eh.simulate(fedprox(), data, rounds=3, lanes=2)
+    assert run.info["steps"] == {"useful": 3 * 22, "executed": 3 * 40}
+    assert run.info["padded"] == pytest.approx(1 - 22 / 40)
+    assert run.info["examples"] == 3 * 2 * 41
+    assert run.info["examples_per_second"] == pytest.approx(3 * 82 / run.info["seconds"]["train"])
+    assert "steps.useful" not in run.per_round and "rows" not in run.history
+    slow = eh.simulate(fedprox(), data, rounds=1, systems=eh.systems.stragglers(0.99), seed=1)
+    assert slow.info["examples"] < 82
+
+
+def test_default_lanes_keep_padding_rare_on_log_normal_sizes():
+    sizes = np.minimum(np.exp(np.random.default_rng(0).normal(4, 2, 300)).astype(int) + 1, 5000)
+    x = np.zeros((sizes.sum(), DATA.train.x.shape[1]), np.float32)
+    data = eh.data.from_arrays(x, np.zeros(len(x), int), np.repeat(np.arange(300), sizes), test_fraction=0.0)
+    run = eh.simulate(fedprox(), data, rounds=2, cohort=100, eval_every=2)
+    assert run.info["steps"]["executed"] <= 1.15 * run.info["steps"]["useful"]
+    wide = eh.simulate(fedprox(), data, rounds=1, cohort=100, lanes=32)
+    assert wide.info["steps"]["executed"] > 1.15 * wide.info["steps"]["useful"]

@@ -1,0 +1,81 @@
+"""A cohort spread over devices: the same numbers, whoever trains whom."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand.simulation._groups import deal
+from evenhand.types import Stack
+
+MODEL = eh.testing.toy_model()
+WORK = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
+COHORT = 11
+
+
+def _median():
+    def apply(uploads, state, key):
+        return jax.tree.map(lambda leaf: jnp.median(leaf, axis=0), uploads.delta), state
+
+    return Stack(lambda like: (), apply)
+
+
+METHODS = {
+    "fedavg": eh.algorithms.fedavg(MODEL, **WORK),
+    "fedavg, median": eh.algorithms.fedavg(MODEL, aggregator=_median(), **WORK),
+    "fedprox": eh.algorithms.fedprox(MODEL, mu=0.5, **WORK),
+    "fedprox_adaptive": eh.algorithms.fedprox_adaptive(MODEL, mu0=0.5, **WORK),
+    "feddane": eh.algorithms.feddane(MODEL, mu=0.1, **WORK),
+    "scaffold": eh.algorithms.scaffold(MODEL, **WORK),
+}
+
+
+@pytest.fixture(scope="module")
+def many():
+    """Thirteen clients of the toy kind, of very unlike sizes."""
+    toy = eh.testing.toy_data()
+    rng = np.random.default_rng(0)
+    sizes = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 20, 40])
+    rows = rng.integers(0, toy.train.rows, sizes.sum())
+    return eh.data.from_arrays(
+        toy.train.x[rows], toy.train.y[rows], np.repeat(np.arange(13), sizes), test_fraction=0.0
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_engine_and_twin_agree_at_all_lanes_on_one_and_four_devices(many, name):
+    eh.testing.check_algorithm(
+        METHODS[name], many, cohort=COHORT, lanes=(1, 3, COHORT), devices=(1, 4), rounds=2
+    )
+
+
+def test_a_run_on_four_devices_repeats_its_bits_and_differs_from_one_by_rounding_only(many):
+    def run(devices):
+        return eh.simulate(METHODS["scaffold"], many, rounds=4, cohort=COHORT, seed=1, devices=devices)
+
+    one, four, again = run(1), run(4), run(4)
+    assert (one.info["devices"], four.info["devices"]) == (1, 4)
+    for a, b, c in zip(*(jax.tree.leaves(r.state) for r in (one, four, again)), strict=True):
+        np.testing.assert_array_equal(b, c)
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_more_devices_than_clients_is_as_many_as_clients(many):
+    assert eh.simulate(METHODS["fedavg"], many, rounds=1, cohort=2, devices=4).info["devices"] == 2
+
+
+@pytest.mark.parametrize(
+    ("m", "lanes", "devices"), [(1, 1, 1), (7, 2, 2), (100, 8, 4), (10, 64, 3), (5, 1, 4)]
+)
+def test_dealing_gives_everybody_one_place_and_no_device_the_longest(m, lanes, devices):
+    ranks = deal(m, lanes, devices)
+    assert sorted(ranks[ranks < m].tolist()) == list(range(m))
+    assert ranks.shape[0] == devices and ranks.shape[2] <= lanes
+    groups = ranks[:, :, 0].T  # the longest client of each group
+    assert all(
+        sorted(row.tolist()) == row.tolist() or sorted(row.tolist())[::-1] == row.tolist() for row in groups
+    )
+    work = np.where(ranks < m, m - ranks, 0).max(-1).sum(-1)
+    assert work.max() - work.min() <= devices * ranks.shape[2]

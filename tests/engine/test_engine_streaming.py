@@ -1,0 +1,249 @@
+"""Rows that stay in a file or on the host, and evaluations of a sample: the numbers are those of everything at hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand.data import FederatedDataset, Split
+from evenhand.evaluation import Prepared, evaluate_personal, per_client, prepare
+from evenhand.simulation import _rows
+from evenhand.simulation._program import over
+from evenhand.simulation._setup import set_up
+from evenhand.types import Attack
+
+MODEL = eh.testing.toy_model()
+WORK = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
+FEDAVG = eh.algorithms.fedavg(MODEL, **WORK)
+SIZES = np.random.default_rng(3).integers(1, 30, 60)
+CLIENTS = len(SIZES)
+
+
+def arrays(sizes, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(sizes.sum(), 4)).astype(np.float32)
+    y = rng.integers(0, 3, len(x)).astype(np.int32)
+    return x, y, np.concatenate([[0], np.cumsum(sizes)])
+
+
+def dataset(*splits):
+    (x, y, offsets), test = splits
+    none = Split(x[:0], y[:0], np.zeros_like(offsets))
+    ids = tuple(f"client {k}" for k in range(len(offsets) - 1))
+    return FederatedDataset(Split(x, y, offsets), none, Split(*test), ids)
+
+
+MEMORY = dataset(arrays(SIZES, 0), arrays(SIZES % 4, 1))
+
+
+@pytest.fixture
+def mapped(tmp_path):
+    def on_disk(name, x, y, offsets):
+        for part, values in (("x", x), ("y", y)):
+            np.save(tmp_path / f"{name}_{part}.npy", values)
+        return *(np.load(tmp_path / f"{name}_{part}.npy", mmap_mode="r") for part in ("x", "y")), offsets
+
+    return dataset(on_disk("train", *arrays(SIZES, 0)), on_disk("test", *arrays(SIZES % 4, 1)))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(_rows, "_BLOCK", 2**13)  # 409 rows: about three rounds
+
+
+def leaves(run):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((run.state, dict(run.per_round)))]
+
+
+def assert_same_bits(one, other):
+    for a, b in zip(leaves(one), leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert one.history.keys() == other.history.keys()
+    for name, values in one.history.items():
+        np.testing.assert_allclose(values, other.history[name], rtol=1e-5, atol=1e-6)
+
+
+def run(data, method=FEDAVG, **options):
+    options = {"rounds": 11, "cohort": 8, "eval_every": 4, "seed": 1, **options}
+    return eh.simulate(method, data, **options)
+
+
+METHODS = {
+    "fedavg": (FEDAVG, {"systems": eh.systems.stragglers(0.5)}),
+    "repeats": (eh.algorithms.fedavg(MODEL, sampling=eh.sampling.proportional(), **WORK), {}),
+    "distinct": (
+        eh.algorithms.fedavg(MODEL, sampling=eh.sampling.proportional(replace=False), **WORK),
+        {"devices": 4},
+    ),
+    "feddane": (eh.algorithms.feddane(MODEL, mu=0.1, **WORK), {"systems": eh.systems.stragglers(0.5)}),
+    "scaffold": (eh.algorithms.scaffold(MODEL, **WORK), {"devices": 4}),
+    "nobody": (FEDAVG, {"systems": eh.systems.stragglers(1.0)}),
+}
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", METHODS)
+def test_streamed_rows_give_the_bits_of_resident_ones(mapped, name):
+    method, options = METHODS[name]
+    streamed = run(mapped, method, **options)
+    assert_same_bits(run(MEMORY, method, **options), streamed)
+    assert streamed.info["seconds"]["data"] > 0
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_wrong_place_is_noticed_by_the_comparison(mapped, monkeypatch):
+    right = _rows._moved
+
+    def shifted(starts, old, new, places, absent):
+        return right(starts, old, new, (places + 1).astype(np.int32), absent)
+
+    monkeypatch.setattr(_rows, "_moved", shifted)
+    with pytest.raises(AssertionError):
+        assert_same_bits(run(MEMORY), run(mapped))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_client_that_is_not_there_gives_no_number_rather_than_anothers(mapped, monkeypatch):
+    right = _rows._cohorts
+
+    def other_rounds(program, rounds):
+        draw = right(program, rounds)
+        return lambda sizes, root, first: draw(sizes, root, np.int32(first + 1))
+
+    monkeypatch.setattr(_rows, "_cohorts", other_rounds)
+    assert np.isnan(run(mapped).history["train_loss"][-1])
+
+
+def test_blocks_hold_what_their_rounds_need_and_nothing_stale(mapped, monkeypatch):
+    monkeypatch.setattr(_rows, "_BLOCK", 2**13)
+    source = set_up(FEDAVG, mapped, cohort=8, seed=1).source
+    number, ends = 0, []
+    while number < 40:
+        rows, count = source.block(number, 40 - number)
+        again, fewer = source.block(number, 1)
+        assert fewer == 1 and again.x is rows.x
+        there = np.asarray(rows.starts) < rows.x.shape[0] - 1
+        for k in np.flatnonzero(there):
+            own = slice(int(rows.starts[k]), int(rows.starts[k]) + SIZES[k])
+            np.testing.assert_array_equal(rows.x[own], mapped.train.client(k)[0])
+            np.testing.assert_array_equal(rows.y[own], mapped.train.client(k)[1])
+        assert 8 <= there.sum() < CLIENTS
+        assert np.isnan(rows.x[-1]).all() and rows.x.shape[0] == 513
+        number += count
+        ends.append(number)
+    assert len(ends) > 5
+
+
+def test_a_round_that_needs_more_than_the_block_has_makes_it_grow(monkeypatch):
+    monkeypatch.setattr(_rows, "_BLOCK", 1)
+    sizes = np.array([1] * 50 + [600])
+    data = dataset(arrays(sizes, 0), arrays(sizes % 3, 1))
+    options = {"cohort": 3, "rounds": 40}
+    one, other = run(data, stream=True, **options), run(data, **options)
+    assert_same_bits(one, other)
+    assert set_up(FEDAVG, data, cohort=3, seed=1, stream=True).source.block(0, 1)[0].x.shape[0] < 600
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_liars_rows_are_poisoned_as_they_come(mapped):
+    attack = Attack(fraction=0.4, rows=lambda x, y, rng: (x + rng.normal(size=x.shape).astype(x.dtype), 2 - y))
+    poisoned = run(mapped, attack=attack)
+    assert_same_bits(run(MEMORY, attack=attack), poisoned)
+    assert not np.array_equal(leaves(poisoned)[0], leaves(run(MEMORY))[0])
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_resident_run_goes_on_as_a_streamed_one(mapped, tmp_path):
+    whole = run(MEMORY)
+    run(MEMORY, rounds=6, checkpoint=tmp_path / "kept")
+    assert_same_bits_of_state(whole, run(mapped, checkpoint=tmp_path / "kept"))
+
+
+def assert_same_bits_of_state(one, other):
+    for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_memory_map_is_never_copied(mapped):
+    assert _rows.must_stream(mapped.train) and not _rows.must_stream(MEMORY.train)
+    x = mapped.train.x
+    assert isinstance(x, np.ndarray) and not x.flags.writeable and isinstance(x.base, np.memmap)
+    resident = set_up(FEDAVG, MEMORY, cohort=8, seed=0).rows.x
+    assert resident.unsafe_buffer_pointer() == MEMORY.train.x.ctypes.data, "a CPU uses rows in place"
+
+
+def test_methods_that_look_at_all_rows_say_so(mapped):
+    method = eh.algorithms.fedprox_adaptive(MODEL, mu0=0.5, **WORK)
+    with pytest.raises(eh.EvenhandError, match="stream=False"):
+        run(mapped, method)
+    assert run(mapped, method, stream=False).info["rounds"] == 11
+
+
+def stacked():
+    return jax.vmap(MODEL.init)(jax.random.split(jax.random.key(5), CLIENTS))
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("block", [2**23, 256])
+def test_rows_on_the_host_and_on_devices_are_evaluated_alike(monkeypatch, devices, block):
+    from evenhand.evaluation import _flat, _personal
+
+    monkeypatch.setattr(_flat, "_CHUNK_ROWS", (32, 32))
+    monkeypatch.setattr(_personal, "_BLOCK_NUMBERS", block)
+    params, mesh, split = MODEL.init(jax.random.key(0)), over(devices), MEMORY.train
+    host = Prepared(split.x, split.y, split.offsets, None, mesh)
+    there = prepare(split)
+    expected = per_client(MODEL, params, there), evaluate_personal(MODEL, stacked(), there)
+    for prepared in (host, Prepared(jnp.asarray(split.x), jnp.asarray(split.y), split.offsets, None, mesh)):
+        found = per_client(MODEL, params, prepared), evaluate_personal(MODEL, stacked(), prepared)
+        for one, other in zip(expected, found, strict=True):
+            for name, values in one.items():
+                np.testing.assert_allclose(values, other[name], rtol=1e-6)
+    assert not np.allclose(expected[0]["loss"], expected[1]["loss"])
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_sample_of_the_clients_is_evaluated_with_their_own_models(devices):
+    who = np.array([3, 17, 18, 41, 59])
+    split = MEMORY.train
+    index = np.concatenate([np.arange(split.offsets[k], split.offsets[k + 1]) for k in who])
+    offsets = np.concatenate([[0], np.cumsum(SIZES[who])])
+    some = Prepared(split.x[index], split.y[index], offsets, who, over(devices))
+    everybody = evaluate_personal(MODEL, stacked(), prepare(split))["loss"]
+    np.testing.assert_allclose(evaluate_personal(MODEL, stacked(), some)["loss"], everybody[who], rtol=1e-6)
+    first = some._replace(clients=None)
+    assert not np.allclose(evaluate_personal(MODEL, stacked(), first)["loss"], everybody[who])
+
+
+def test_evaluating_a_sample(tmp_path):
+    whole, some = run(MEMORY), run(MEMORY, eval_clients=12)
+    assert_same_bits_of_state(whole, some)
+    assert len(some.evaluated) == 12 and whole.evaluated is None
+    for split in ("train", "test"):
+        for name, values in some.client_metrics(split).items():
+            expected = np.full(CLIENTS, np.nan)
+            expected[some.evaluated] = whole.client_metrics(split)[name][some.evaluated]
+            np.testing.assert_allclose(values, expected, rtol=1e-6)
+    rows, loss = SIZES[some.evaluated], whole.client_metrics("train")["loss"][some.evaluated]
+    np.testing.assert_allclose(some.history["train_loss"][-1], np.average(loss, weights=rows), rtol=1e-6)
+    assert some.summary("train")["clients"] == 12
+    view = some.view()
+    assert view.client_ids == tuple(MEMORY.client_ids[k] for k in some.evaluated)
+    assert len(view.sizes["train"]) == 12
+    some.report(tmp_path / "report.html")
+    np.testing.assert_array_equal(some.evaluated, run(MEMORY, rounds=0, eval_clients=12).evaluated)
+    assert not np.array_equal(some.evaluated, run(MEMORY, rounds=0, eval_clients=12, seed=2).evaluated)
+    assert run(MEMORY, rounds=0, eval_clients=CLIENTS + 1).evaluated is None
+    with pytest.raises(eh.EvenhandError, match="eval_clients"):
+        run(MEMORY, eval_clients=0)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_sample_of_a_memory_map(mapped):
+    np.testing.assert_allclose(
+        run(mapped, eval_clients=12).client_metrics()["loss"],
+        run(MEMORY, eval_clients=12).client_metrics()["loss"],
+        rtol=1e-6,
+    )

@@ -1,0 +1,147 @@
+"""Processes to be killed, at a small fraction of what a new interpreter costs.
+
+The nursery is one process that has imported everything and forks a child per job.  It never touches a device, so that
+neither a JAX backend nor its threads exist when it forks; each child then starts a backend of its own, traces and
+compiles as every new process does (the persistent cache spares it most of XLA's work).
+"""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+SETTINGS = {"rounds": 50, "cohort": 4, "eval_every": 2, "seed": 3, "lanes": 1}
+
+
+class Nursery:
+    """The side of the test; may be used by several threads."""
+
+    def __init__(self, cache: Path) -> None:
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "OPENBLAS_NUM_THREADS": "1",  # its threads would be the only ones to be forked away from
+            "COLUMNS": "80",
+        }
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert self.ask("threads") == 1
+
+    def start(self, job: str, **arguments: object) -> "Child":
+        return Child(self, self.ask("start", job=job, arguments=arguments))
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+    def ask(self, what: str, **arguments: object) -> int | None:
+        with self._lock:
+            self._process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
+
+
+class Child(NamedTuple):
+    """A process that does one job."""
+
+    nursery: Nursery
+    pid: int
+
+    def is_over(self) -> bool:
+        return self.nursery.ask("poll", pid=self.pid) is not None
+
+    def kill(self) -> int:
+        """SIGKILL; the exit status, -9 unless the child had ended before."""
+        return self.nursery.ask("kill", pid=self.pid)
+
+    def wait(self) -> int:
+        while (status := self.nursery.ask("poll", pid=self.pid)) is None:
+            time.sleep(0.02)
+        return status
+
+
+def _simulate(folder: str, result: str) -> int:
+    """One run to its end; its bits go to ``result``."""
+    method = eh.algorithms.scaffold(
+        eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=100, batch_size=4
+    )
+    checkpoint = folder or None
+    run = eh.simulate(method, eh.testing.toy_data(), checkpoint=checkpoint, **SETTINGS)
+    leaves = {f"leaf {i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(run.state))}
+    columns = {f"history {name}": values for name, values in run.history.items()}
+    rounds = {f"round {name}": values for name, values in run.per_round.items()}
+    np.savez(result, **leaves, **columns, **rounds)
+    return 0
+
+
+def _command(folder: str, words: list[str]) -> int:
+    os.chdir(folder)
+    return main(words)
+
+
+def _child(job: str, arguments: dict) -> int:
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    return {"simulate": _simulate, "command": _command}[job](**arguments)
+
+
+def _serve() -> None:
+    statuses: dict[int, int] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "threads":
+            answer = len(os.listdir("/proc/self/task"))
+        elif request["do"] == "start":
+            answer = os.fork()
+            if answer == 0:
+                code = 1
+                try:
+                    code = _child(request["job"], request["arguments"])
+                finally:
+                    os._exit(code)
+        else:
+            # Reaped only here, so that the number still means this child when it is killed.
+            pid = request["pid"]
+            if pid not in statuses and request["do"] == "kill":
+                os.kill(pid, signal.SIGKILL)
+            if pid not in statuses:
+                done, status = os.waitpid(pid, os.WNOHANG if request["do"] == "poll" else 0)
+                if done:
+                    statuses[pid] = os.waitstatus_to_exitcode(status)
+            answer = statuses.get(pid)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    import jax
+    import matplotlib.pyplot as plt
+    import numpy as np
+    import optax
+    import orbax.checkpoint as ocp
+    import sklearn.datasets
+
+    import evenhand as eh
+    from evenhand.cli import main
+    from evenhand.evaluation import _page
+
+    gc.disable()  # a quarter of the time that tracing takes, and no child lives long
+    assert all((plt, ocp, sklearn.datasets, _page))  # used by what the children do
+    _serve()
