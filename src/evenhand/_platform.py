@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,8 @@ def _device_per_core() -> None:
     named = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if named or "JAX_NUM_CPU_DEVICES" in os.environ or _config.jax_num_cpu_devices > 0:
         return
-    try:
+    with suppress(RuntimeError):  # JAX runs already: its devices stay as they are
         jax.config.update("jax_num_cpu_devices", min(_cores(), _MOST_DEVICES))
-    except RuntimeError:  # JAX runs already: its devices stay as they are
-        pass
 
 
 def _cores() -> int:

@@ -113,7 +113,7 @@ def _distinct_owners(key: Key, last: Array, m: int) -> Array:
     nobody = jnp.int32(last.shape[0])
 
     def more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        found, count, batch = carry
+        found, _, batch = carry
         new = jnp.concatenate([found, _owners(jax.random.fold_in(key, batch), last, m)])
         order = jnp.argsort(new, stable=True)
         ranked = new[order]

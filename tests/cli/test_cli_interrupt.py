@@ -72,7 +72,7 @@ def test_ctrl_c_leaves_a_usable_folder(tmp_path: Path, capsys: pytest.CaptureFix
         process.communicate()  # closes the pipes
     assert process.returncode == 130
     assert "Traceback" not in complaints
-    assert "Stopped after round" in shown
+    assert "Stopped after round" in shown and f"`evenhand resume {out}` goes on" in shown
 
     assert {path.name for path in out.iterdir()} == FILES
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

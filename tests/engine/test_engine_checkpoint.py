@@ -118,12 +118,15 @@ def test_a_checkpoint_that_cannot_be_written_or_read_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(eh.EvenhandError, match=r"No checkpoint can be kept in .*/file/below"):
         eh.simulate(METHOD, DATA, checkpoint=tmp_path / "file" / "below", **SETTINGS)
-    for number, damage in enumerate(("about/metadata", "state/_METADATA")):
+    damages = (("about/metadata", "nonsense"), ("about/metadata", "{}"), ("state/_METADATA", "nonsense"))
+    for number, (damage, nonsense) in enumerate(damages):
         folder = tmp_path / str(number)
         eh.simulate(METHOD, DATA, checkpoint=folder, **{**SETTINGS, "rounds": 2})
         assert (folder / "2" / damage).exists()
-        (folder / "2" / damage).write_text("nonsense")
-        with pytest.raises(eh.EvenhandError, match=rf"{folder} is damaged \(.*delete that folder") as caught:
+        (folder / "2" / damage).write_text(nonsense)
+        with pytest.raises(
+            eh.EvenhandError, match=rf"{folder} is damaged \(.*delete what is in it"
+        ) as caught:
             eh.simulate(METHOD, DATA, checkpoint=folder, **SETTINGS)
         assert "\n" not in str(caught.value)
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand.data import FederatedDataset, Split
+from evenhand.data import FederatedDataset, Split, _arrays
 from evenhand.evaluation import Prepared, evaluate_personal, per_client, prepare
 from evenhand.simulation import _rows
 from evenhand.simulation._program import over
@@ -110,7 +110,7 @@ def test_a_client_that_is_not_there_gives_no_number_rather_than_anothers(mapped,
 
     def other_rounds(program, rounds):
         draw = right(program, rounds)
-        return lambda sizes, root, first: draw(sizes, root, np.int32(first + 1))
+        return lambda sizes, table, root, first: draw(sizes, table, root, np.int32(first + 1))
 
     monkeypatch.setattr(_rows, "_cohorts", other_rounds)
     assert np.isnan(run(mapped).history["train_loss"][-1])
@@ -148,7 +148,9 @@ def test_a_round_that_needs_more_than_the_block_has_makes_it_grow(monkeypatch):
 
 @pytest.mark.usefixtures("small_blocks")
 def test_liars_rows_are_poisoned_as_they_come(mapped):
-    attack = Attack(fraction=0.4, rows=lambda x, y, rng: (x + rng.normal(size=x.shape).astype(x.dtype), 2 - y))
+    attack = Attack(
+        fraction=0.4, rows=lambda x, y, rng: (x + rng.normal(size=x.shape).astype(x.dtype), 2 - y)
+    )
     poisoned = run(mapped, attack=attack)
     assert_same_bits(run(MEMORY, attack=attack), poisoned)
     assert not np.array_equal(leaves(poisoned)[0], leaves(run(MEMORY))[0])
@@ -172,6 +174,15 @@ def test_a_memory_map_is_never_copied(mapped):
     assert isinstance(x, np.ndarray) and not x.flags.writeable and isinstance(x.base, np.memmap)
     resident = set_up(FEDAVG, MEMORY, cohort=8, seed=0).rows.x
     assert resident.unsafe_buffer_pointer() == MEMORY.train.x.ctypes.data, "a CPU uses rows in place"
+
+
+@pytest.mark.parametrize("row", [0, 400, 852])
+def test_a_bad_number_is_found_in_whichever_slice_it_lies(monkeypatch, row):
+    monkeypatch.setattr(_arrays, "_SLICE", 160)  # ten rows
+    x, y, offsets = arrays(SIZES, 0)
+    x[row, 2] = np.inf
+    with pytest.raises(eh.EvenhandError, match=rf"train\.x\[{row}\] holds inf"):
+        dataset((x, y, offsets), arrays(SIZES % 4, 1))
 
 
 def test_methods_that_look_at_all_rows_say_so(mapped):

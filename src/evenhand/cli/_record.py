@@ -128,9 +128,9 @@ def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
     console.print(overview(subject([load_run(folder).view])))
     done, loss = int(run.history["round"][-1]), float(run.history["train_loss"][-1])
     if interrupted:
-        console.print(
-            f"Stopped after round {done} of {rounds}; the folder holds what was done.", soft_wrap=True
-        )
+        resume = f", and `evenhand resume {folder}` goes on" if (folder / _folder.CHECKPOINT).is_dir() else ""
+        stopped = f"Stopped after round {done} of {rounds}; the folder holds what was done{resume}."
+        console.print(stopped, soft_wrap=True, markup=False)
     if not math.isfinite(loss):
         console.print("[yellow]Training diverged: try a smaller --lr or --server-lr.[/]", soft_wrap=True)
     console.print(f"Report: {folder / _folder.REPORT}", soft_wrap=True, markup=False)

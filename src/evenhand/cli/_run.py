@@ -79,6 +79,8 @@ class Run:
     """seed of the initial model, cohorts, batches and stragglers"""
     eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
     """rounds between two evaluations of every client"""
+    eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
+    """evaluate so many clients, drawn once per run; metrics, clients.csv and report are about them alone"""
     lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
     """clients trained side by side"""
     checkpoint: float | Literal["off"] = 10.0
@@ -131,6 +133,7 @@ class Run:
             checkpoint=checkpoint,
             progress=console.is_terminal and not self.quiet,
             lanes=self.lanes,
+            eval_clients=self.eval_clients,
         )
         return record(runs, place, rounds=self.rounds, console=console)
 

@@ -31,6 +31,9 @@ __all__ = ["Checkpoint", "Checkpoints", "Snapshot", "identity"]
 
 NDArray = npt.NDArray[Any]
 
+_ABOUT = ("identity", "done", "history", "per_round", "dtypes", "seconds")
+"""What is saved beside the arrays."""
+
 _SAMPLE = 2**12
 """Rows by which data are told apart; all of them may be more than fits into memory."""
 
@@ -91,7 +94,7 @@ class Checkpoints:
     ) -> None:
         self._place = place if isinstance(place, Checkpoint) else Checkpoint(place, seconds=0.0)
         self._folder = Path(self._place.folder).absolute()
-        self._like, self._identify = like, identity
+        self._like, self._identify = jax.eval_shape(lambda state: state, like), identity
         if not 0.0 <= self._place.seconds < math.inf:
             raise EvenhandError(f"Checkpoint(seconds={self._place.seconds}): give a number of at least 0.")
         _check_writable(self._folder)
@@ -107,7 +110,9 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
         manager = ocp.CheckpointManager(self._folder, options=options)
         if self._place.fresh:
             for step in manager.all_steps():
@@ -139,7 +144,10 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         with self._readable():
-            return self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+            about = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))[
+                "about"
+            ]
+            return {name: about[name] for name in _ABOUT}
 
     def _state(self, step: int) -> RoundState:
         """As NumPy arrays: the devices of the run that saved it may be gone."""
@@ -159,7 +167,7 @@ class Checkpoints:
         except Exception as error:  # orbax and its stores raise whatever they like about damaged files
             reason = f"{error}".strip().partition("\n")[0][:200]
             raise EvenhandError(
-                f"The checkpoint in {self._folder} is damaged ({reason}): delete that folder to begin anew."
+                f"The checkpoint in {self._folder} is damaged ({reason}): delete what is in it to begin anew."
             ) from error
 
     def due(self, *, last: bool) -> bool:

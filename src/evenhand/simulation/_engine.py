@@ -112,20 +112,19 @@ def _loop(
     program: Program, state: RoundState, rows: Rows, root: Key, first: Array, count: Array
 ) -> tuple[RoundState, _Infos]:
     one = jax.jit(partial(one_round, program))  # traced once, for the shapes and for the loop
-    table = _round.table_of(program.algorithm, rows.sizes)
-    shapes = jax.eval_shape(one, state, rows, root, first, table)[1]
+    shapes = jax.eval_shape(one, state, rows, root, first)[1]
     infos = {name: jnp.zeros((program.buffer, *info.shape), info.dtype) for name, info in shapes.items()}
 
     def body(i: Array, carry: tuple[RoundState, _Infos]) -> tuple[RoundState, _Infos]:
         state, infos = carry
-        state, info = one(state, rows, root, first + i, table)
+        state, info = one(state, rows, root, first + i)
         return state, {name: infos[name].at[i].set(info[name]) for name in infos}
 
     return lax.fori_loop(0, count, body, (state, infos))
 
 
 def one_round(
-    program: Program, state: RoundState, rows: Rows, root: Key, number: Array, table: PyTree = None
+    program: Program, state: RoundState, rows: Rows, root: Key, number: Array
 ) -> tuple[RoundState, _Infos]:
     """Round ``number``: the state after it, and what its phases tell."""
     algorithm = program.algorithm
@@ -135,7 +134,7 @@ def one_round(
     reported = 0
     for index in range(len(algorithm.phases)):
         ids, progress = _round.cohort(
-            algorithm, program.systems, rows.sizes, program.cohort, root, number, index, table
+            algorithm, program.systems, rows.sizes, program.cohort, root, number, index, rows.table
         )
         reported = ids.shape[0]
         if reported > 0:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from evenhand.data import FederatedDataset, Split
 from evenhand.data._memory import aligned, empty_aligned
 from evenhand.evaluation import Prepared, evaluate_personal, is_higher_better, per_client, summarize
+from evenhand.evaluation._flat import spread
 from evenhand.simulation._program import here
 from evenhand.simulation._round import RoundState
 from evenhand.simulation._rows import Resident, must_stream, sent
@@ -43,7 +44,7 @@ class Evaluation:
         for name, split in (("train", data.train), ("valid", data.valid), ("test", data.test)):
             there = setup.source.rows if name == "train" and isinstance(setup.source, Resident) else None
             if there is not None and self.drawn is None and not poisoned:  # liars are measured on clean rows
-                x, y = (part if mesh is not None else here(part) for part in (there.x, there.y))
+                x, y = here((there.x, there.y)) if mesh is None else spread(mesh, (there.x, there.y))
                 self.splits[name] = Prepared(x, y, split.offsets, None, mesh)
             else:
                 host = must_stream(split) if there is None else False

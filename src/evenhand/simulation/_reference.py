@@ -55,7 +55,8 @@ def _client(program: Program, phase: Phase, rows: Rows) -> _Train:
 def _one_round(
     program: Program, trains: list[_Train], state: RoundState, rows: Rows, root: Key, number: int
 ) -> tuple[RoundState, dict[str, Array]]:
-    algorithm, infos, reported = program.algorithm, dict.fromkeys(WORK, jnp.float32(0.0)), 0
+    algorithm, reported = program.algorithm, 0
+    infos: dict[str, Array] = {name: jnp.float32(0.0) for name in WORK}
     if algorithm.observe is not None:
         state = state._replace(server=_round.observe(algorithm, state.server, rows))
     for index, phase in enumerate(algorithm.phases):

@@ -30,7 +30,6 @@ __all__ = [
     "lie",
     "lie_in_report",
     "observe",
-    "table_of",
     "traffic",
     "wires",
     "work_key",
@@ -50,6 +49,7 @@ class Rows(NamedTuple):
       starts: int32 ``(N,)``, each client's first row.
       sizes: int32 ``(N,)``, each client's rows.
       liars: bool ``(N,)``.
+      table: what the sampling makes of the sizes once for all rounds, None for nothing.
     """
 
     x: Array
@@ -57,6 +57,7 @@ class Rows(NamedTuple):
     starts: Array
     sizes: Array
     liars: Array
+    table: PyTree = None
 
 
 class RoundState(NamedTuple):
@@ -134,7 +135,7 @@ def cohort(
     """``(ids, progress)`` of the clients that report in one phase of round ``number``, of ``count`` drawn ones.
 
     Clients whose work would be dropped are left out here, so that nobody computes what is thrown away.  ``table`` is
-    from :func:`table_of`, or None.
+    that of :class:`Rows`.
     """
     draw = phase
     while draw + 1 < len(algorithm.phases) and not algorithm.phases[draw + 1].fresh_cohort:
@@ -152,12 +153,6 @@ def cohort(
         return ids, progress
     fast = jnp.sort(order[: systems.fast(ids.shape[0])])
     return ids[fast], progress[fast]
-
-
-def table_of(algorithm: Algorithm, sizes: Array) -> PyTree:
-    """What the draws of all rounds share, None for nothing: of a million clients too much to make every round."""
-    tabulate = algorithm.sampling.tabulate
-    return None if tabulate is None else tabulate(sizes)
 
 
 def from_last(algorithm: Algorithm, phase: int) -> int:

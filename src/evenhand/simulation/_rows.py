@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax import lax
+from jax.sharding import Mesh
 
 from evenhand.data import FederatedDataset, Split
 from evenhand.data._memory import aligned, empty_aligned, is_aligned, is_mapped
@@ -24,7 +25,7 @@ from evenhand.simulation import _round
 from evenhand.simulation._liars import liars_of, poisoned
 from evenhand.simulation._program import Program, everywhere, here
 from evenhand.simulation._round import Rows
-from evenhand.types import Array, Attack, Key, PyTree
+from evenhand.types import Array, Attack, Key, PyTree, Sampling
 
 __all__ = ["Resident", "Source", "Streamed", "must_stream", "resident", "sent"]
 
@@ -50,7 +51,13 @@ class Resident(NamedTuple):
         return self.rows, count
 
 
-def resident(data: FederatedDataset, attack: Attack | None, seed: int, mesh: Any = None) -> Resident:
+def resident(
+    data: FederatedDataset,
+    attack: Attack | None,
+    seed: int,
+    mesh: Mesh | None = None,
+    sampling: Sampling | None = None,
+) -> Resident:
     """All training rows on the devices, those of liars poisoned."""
     x, y = data.train.x, data.train.y
     liars = liars_of(attack, data.num_clients, seed)
@@ -62,10 +69,17 @@ def resident(data: FederatedDataset, attack: Attack | None, seed: int, mesh: Any
     starts, sizes = data.train.offsets[:-1].astype(np.int32), data.train.sizes.astype(np.int32)
     if jax.default_backend() == "cpu":
         x, y = aligned(x), aligned(y)  # else each device would make a copy of its own
-    return Resident(Rows(*sent(mesh, (x, y)), *everywhere(mesh, (starts, sizes, liars))))
+    table = _table(sampling, sizes)
+    return Resident(Rows(*sent(mesh, (x, y)), *everywhere(mesh, (starts, sizes, liars, table))))
 
 
-def sent(mesh: Any, rows: tuple[NDArray, NDArray]) -> tuple[Array, Array]:
+def _table(sampling: Sampling | None, sizes: NDArray) -> PyTree:
+    if sampling is None or sampling.tabulate is None:
+        return None
+    return jax.tree.map(np.asarray, sampling.tabulate(jnp.asarray(sizes)))
+
+
+def sent(mesh: Mesh | None, rows: tuple[NDArray, NDArray]) -> tuple[Array, Array]:
     """On the devices; a CPU uses them where they are."""
     return jax.device_put(rows) if mesh is None else everywhere(mesh, rows)
 
@@ -124,8 +138,9 @@ class Streamed:
         self._mesh, self._clients = program.mesh, data.num_clients
         self._offsets, self._sizes = train.offsets, train.sizes
         self._liars = liars_of(attack, self._clients, seed)
-        own = self._sizes.astype(np.int32), self._liars
-        self._sent: tuple[Array, Array] = everywhere(self._mesh, own)
+        sizes = self._sizes.astype(np.int32)
+        own = sizes, self._liars, _table(program.algorithm.sampling, sizes)
+        self._sent: tuple[Array, Array, PyTree] = everywhere(self._mesh, own)
         x, y = (jax.ShapeDtypeStruct(part.shape, part.dtype) for part in (train.x, train.y))
         starts: Any = jax.ShapeDtypeStruct((self._clients,), np.int32)
         self.like = Rows(x, y, starts, *self._sent)  # type: ignore[arg-type]
@@ -164,8 +179,8 @@ class Streamed:
         return self._gather(first, self._drawn(first))
 
     def _drawn(self, first: int) -> Array:
-        sizes = self._sent[0] if self._mesh is None else here(self._sent[0])
-        return self._draw(sizes, self._root, np.int32(first))
+        sizes, _, table = self._sent if self._mesh is None else here(self._sent)
+        return self._draw(sizes, table, self._root, np.int32(first))
 
     def _gather(self, first: int, ids: Array) -> _Block:
         drawn = np.asarray(ids)
@@ -212,16 +227,15 @@ class Streamed:
 Source: TypeAlias = Resident | Streamed
 
 
-def _cohorts(program: Program, rounds: int) -> Callable[[Array, Key, Any], Array]:
-    """``(sizes, root, first) -> (rounds, draws)``: all client ids of some rounds, as the rounds draw them."""
+def _cohorts(program: Program, rounds: int) -> Callable[[Array, PyTree, Key, Any], Array]:
+    """``(sizes, table, root, first) -> (rounds, draws)``: all client ids of some rounds, as the rounds draw them."""
     algorithm = program.algorithm
 
     def one(sizes: Array, table: PyTree, root: Key, number: Array) -> Array:
         draw = partial(_round.cohort, algorithm, program.systems, sizes, program.cohort, root, number)
         return jnp.concatenate([draw(phase, table)[0] for phase in range(len(algorithm.phases))])
 
-    def all_of(sizes: Array, root: Key, first: Array) -> Array:
-        table = _round.table_of(algorithm, sizes)
+    def all_of(sizes: Array, table: PyTree, root: Key, first: Array) -> Array:
         return lax.map(lambda i: one(sizes, table, root, first + i), jnp.arange(rounds, dtype=jnp.int32))
 
     return jax.jit(all_of)

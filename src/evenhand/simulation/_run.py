@@ -37,9 +37,10 @@ class Run:
         before the first one.
       per_round: what the method tells about each round, ``(rounds,)`` each, e.g. ``"update_norm"``.
       info: ``"rounds"`` done; ``"cohort"``; ``"lanes"`` and ``"devices"``; ``"floats"``, how many numbers a client gets
-        (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"seconds"`` per activity; local ``"steps"``,
-        ``"useful"`` and ``"executed"`` (lanes go on until the longest client of a group is done), and ``"padded"``, the
-        share that is not useful; ``"examples"`` trained on, and ``"examples_per_second"`` of training.
+        (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"seconds"`` per activity, waiting for
+        streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"`` and ``"executed"`` (lanes go on until the
+        longest client of a group is done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on,
+        and ``"examples_per_second"`` of training.
       state: all that the next round would start from.
       clients: split -> metric -> a number for each evaluated client.
       evaluated: the positions of the evaluated clients, ascending; None: all.

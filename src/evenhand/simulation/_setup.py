@@ -74,7 +74,9 @@ def set_up(
 ) -> Setup:
     """The program, its rows and the state it starts from; arguments as for ``simulate``."""
     if data.train.rows >= 2**31:
-        raise EvenhandError(f"{data.name} has {data.train.rows:,} training rows: give fewer than 2,147,483,648.")
+        raise EvenhandError(
+            f"{data.name} has {data.train.rows:,} training rows: give fewer than 2,147,483,648."
+        )
     root = jax.random.key(seed)
     mesh = over(_devices(cohort, devices))
     capacity = int(data.train.sizes.max())
@@ -85,7 +87,7 @@ def set_up(
     if must_stream(data.train) if stream is None else stream:
         source = Streamed(program, data, attack, seed, root)
     else:
-        source = resident(data, attack, seed, mesh)
+        source = resident(data, attack, seed, mesh, algorithm.sampling)
     params = algorithm.model.init(stream_of(root, Purpose.INIT))
     if lanes is None:
         program = program._replace(lanes=_default_lanes(program, params, source))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from evenhand.aggregators import aggregate, mean
-from evenhand.sampling import proportional, uniform
+from evenhand.sampling import _distinct_owners, proportional, uniform
 from evenhand.streams import Purpose, stream
 from evenhand.types import Sampling
 
@@ -210,10 +210,45 @@ def test_a_uniform_cohort_costs_nothing_per_client() -> None:
     assert _largest_intermediate(proportional(replace=False), 3_000_000, 10) >= 3_000_000, "the measure works"
 
 
+@pytest.mark.parametrize("sampling", [proportional(), proportional(replace=False)])
+@pytest.mark.parametrize(("clients", "m"), [(6, 3), (6, 6), (5000, 20)])
+def test_looking_up_in_the_table_is_drawing(sampling: Sampling, clients: int, m: int) -> None:
+    sizes = jnp.asarray(np.resize(_SIZES, clients), jnp.int32)
+    assert sampling.tabulate is not None and sampling.look_up is not None
+    table = sampling.tabulate(sizes)
+    for seed in range(5):
+        key = jax.random.key(seed)
+        assert sampling.look_up(key, table, m).tolist() == sampling.draw(key, sizes, m).tolist()
+    moved = sampling.tabulate(sizes[::-1])
+    assert m == clients or sampling.look_up(key, moved, m).tolist() != sampling.draw(key, sizes, m).tolist()
+
+
+def test_distinct_draws_of_many_clients_are_successive_draws() -> None:
+    """With few clients the two ways to draw without replacement have the same exact probabilities."""
+    last, p = jnp.cumsum(jnp.asarray(_SIZES, jnp.int32)), _P
+    keys = jax.random.split(jax.random.key(4), _ROUNDS)
+    cohorts = np.asarray(jax.jit(jax.vmap(lambda key: _distinct_owners(key, last, 2)))(keys))
+    exact = _ordered_draws(p, 2)
+    assert len(exact) == 30
+    for order, chance in exact.items():
+        assert _agrees(np.array([(cohorts == order).all(axis=1).sum()]), _ROUNDS, np.array([chance])), order
+    evenly = _ordered_draws(np.full(_N, 1 / _N), 2)
+    assert not all(
+        _agrees(np.array([(cohorts == order).all(axis=1).sum()]), _ROUNDS, np.array([chance]))
+        for order, chance in evenly.items()
+    )
+
+
+def test_distinct_draws_are_distinct_even_where_one_client_has_nearly_all_rows() -> None:
+    sizes = jnp.ones(5000, jnp.int32).at[17].set(2**20)
+    cohort = proportional(replace=False).draw(jax.random.key(0), sizes, 100).tolist()
+    assert len(set(cohort)) == 100 and 17 in cohort and max(cohort) < 5000
+
+
 def test_millions_of_clients() -> None:
     clients, m = 2**21 + 11, 1000
     ones = jnp.ones(clients, jnp.int32)
-    for sampling in (uniform(), proportional()):
+    for sampling in (uniform(), proportional(), proportional(replace=False)):
         cohort = np.asarray(sampling.draw(jax.random.key(1), ones, m))
         assert len(np.unique(cohort)) >= (m if not sampling.repeats else 0.99 * m)
         assert cohort.min() >= 0

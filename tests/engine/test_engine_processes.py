@@ -1,0 +1,52 @@
+"""A cohort spread over the devices of two processes gives what one process gives."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import optax
+
+import evenhand as eh
+
+PROGRAM = """
+import json, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_compilation_cache_dir", sys.argv[3])
+jax.distributed.initialize(f"localhost:{sys.argv[2]}", num_processes=2, process_id=int(sys.argv[1]))
+import numpy as np, optax
+import evenhand as eh
+method = eh.algorithms.scaffold(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=2, batch_size=4)
+run = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3)
+told = {"devices": run.info["devices"], "w": np.ravel(run.params["w"]).tolist(), "loss": run.history["test_loss"].tolist()}
+print(json.dumps(told))
+"""
+
+
+def test_two_processes_agree_with_one():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment["JAX_PLATFORMS"] = "cpu"
+    cache = str(Path(__file__).parents[2] / ".jax_cache")
+    commands = [[sys.executable, "-c", PROGRAM, str(process), str(port), cache] for process in (0, 1)]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for command in commands
+    ]
+    outputs = [process.communicate(timeout=180) for process in running]
+    assert [process.returncode for process in running] == [0, 0], outputs
+    told = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    assert told[0] == told[1] and told[0]["devices"] == 4
+
+    method = eh.algorithms.scaffold(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=2, batch_size=4)
+    alone = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3)
+    np.testing.assert_allclose(told[0]["w"], np.ravel(alone.params["w"]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(told[0]["loss"], alone.history["test_loss"], rtol=1e-5)
+    other = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=4)
+    assert not np.allclose(told[0]["w"], np.ravel(other.params["w"]), rtol=1e-3)
