@@ -42,9 +42,9 @@ class Task:
     rounds: int = 1
 
 
-def _lognormal(clients: int) -> tuple[int, ...]:
-    """Sizes of the Synthetic(alpha, beta) data: 50 + exp(N(4, 2)), cut at 10,000 rows."""
-    draws = np.exp(np.random.default_rng(0).normal(4.0, 2.0, clients)).astype(int) + 50
+def _lognormal(clients: int, least: int) -> tuple[int, ...]:
+    """Sizes like those of the Synthetic(alpha, beta) data: ``least + exp(N(4, 2))``, cut at 10,000 rows."""
+    draws = np.exp(np.random.default_rng(0).normal(4.0, 2.0, clients)).astype(int) + least
     return tuple(int(size) for size in np.minimum(draws, 10_000))
 
 
@@ -55,7 +55,8 @@ TASKS = {
         Task("femnist-cnn", "cnn_femnist", (100,) * 100, (28, 28, 1), 62, 10, 20, steps=5, lr=0.05, rounds=2),
         Task("lr-mnist", "logistic", (60,) * 1000, (784,), 10, cohort=10, batch=10, lr=0.03, rounds=100),
         Task("mlp", "mlp", (200,) * 100, (784,), 62, cohort=20, batch=10, steps=20, lr=0.03, rounds=10),
-        Task("logistic-ragged", "logistic", _lognormal(100), (60,), 10, cohort=10, batch=10, rounds=50),
+        Task("logistic-ragged", "logistic", _lognormal(100, 50), (60,), 10, cohort=10, batch=10, rounds=50),
+        Task("log-normal-100", "logistic", _lognormal(1000, 1), (60,), 10, cohort=100, batch=10, rounds=5),
         Task("logistic-1000", "logistic", (20,) * 10_000, (60,), 10, cohort=1000, batch=10, rounds=10),
         Task("femnist-ragged", "cnn_femnist", (), (28, 28, 1), 62, cohort=10, batch=20, lr=0.05),
         Task("lstm", "lstm", (40,) * 100, (80,), 80, cohort=5, batch=10, lr=0.5),

@@ -37,6 +37,7 @@ def test_purposes_keep_their_numbers() -> None:
         "AGGREGATOR": 6,
         "SERVER": 7,
         "STRAGGLERS": 8,
+        "EVALUATION": 9,
     }
 
 
