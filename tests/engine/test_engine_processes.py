@@ -22,7 +22,8 @@ import numpy as np, optax
 import evenhand as eh
 method = eh.algorithms.scaffold(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=2, batch_size=4)
 run = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3)
-told = {"devices": run.info["devices"], "w": np.ravel(run.params["w"]).tolist(), "loss": run.history["test_loss"].tolist()}
+told = {"devices": run.info["devices"], "w": np.ravel(run.params["w"]).tolist()}
+told["loss"] = run.history["test_loss"].tolist()
 print(json.dumps(told))
 """
 

@@ -134,7 +134,8 @@ def _linen(module: nn.Module, sample: Array) -> _Functions:
     for name in jax.eval_shape(variables, jax.random.key(0)):
         if name != "params":
             raise EvenhandError(f'{type(module).__name__} keeps a collection "{name}": {_STATISTICS}')
-    return _Functions(init, apply, apply_train if training else None)
+    # Compiled, and so kept between processes: of many small draws each would compile a program of its own.
+    return _Functions(jax.jit(init), apply, apply_train if training else None)
 
 
 def _nnx(factory: _Factory) -> _Functions:
