@@ -90,6 +90,14 @@ def test_programs_that_differ_in_more_than_numbers_have_keys_of_their_own(other)
     assert key(other) != key(lambda x: x * 0.1 + 1.0)
 
 
+def test_two_callbacks_of_one_name_are_two_programs():
+    def key(function):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        return hoist(jax.make_jaxpr(lambda x: jax.pure_callback(function, shape, x))(jnp.float32(1.0))).key
+
+    assert key(lambda x: x + np.float32(1)) != key(lambda x: x + np.float32(2))
+
+
 def test_no_array_of_the_callers_is_deleted():
     """The initial parameters are the caller's own array, and so is one that the loss closes over."""
     own, scale = jnp.zeros(MODEL.init(jax.random.key(0))["w"].shape), jnp.float32(2.0) * jnp.ones(())

@@ -8,7 +8,6 @@ to the compiler (0, 1, -1, the infinities) stay where they are, and going to or 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -127,10 +126,11 @@ def _describe(program: Jaxpr) -> Iterator[str]:
         # What a call keeps beside its program is for differentiation and printing.
         kept = {} if equation.primitive.name in _INLINE else equation.params
         parameters = {key: value for key, value in kept.items() if key not in entered}
+        # With addresses: two callbacks of one name are two programs, and both live as long as what is cached.
         text = f"{equation.primitive.name}{sorted(parameters.items(), key=lambda item: item[0])}"
         operands = ",".join(name(variable) for variable in equation.invars)
         results = ",".join(name(variable) for variable in equation.outvars)
-        yield f"{re.sub(r'0x[0-9a-f]+', '', text)}({operands})->{results}"
+        yield f"{text}({operands})->{results}"
         for inner in _inner(equation):
             yield "{"
             yield from _describe(inner)
