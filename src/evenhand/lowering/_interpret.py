@@ -16,7 +16,7 @@ from evenhand.lowering._pooling import maximum
 from evenhand.lowering._product import product
 from evenhand.types import Array
 
-__all__ = ["lowered"]
+__all__ = ["lowered", "scan_counts"]
 
 _Arguments = TypeVarTuple("_Arguments")
 _R = TypeVar("_R")
@@ -122,8 +122,16 @@ def _structure(equation: JaxprEqn, operands: _Values) -> _Values:
     return _as_function(params["call_jaxpr" if primitive is closed_call_p else "jaxpr"])(*operands)
 
 
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's operands are constants, and how many are carried."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # as JAX 0.12 keeps them
+    return len(consts), len(carry)
+
+
 def _scan(params: dict[str, Any], operands: _Values) -> _Values:
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = scan_counts(params)
     consts, begin = operands[:num_consts], operands[num_consts : num_consts + num_carry]
     inner = _as_function(params["jaxpr"])
 

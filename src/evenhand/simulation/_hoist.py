@@ -17,6 +17,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
+from evenhand.lowering._interpret import scan_counts
 from evenhand.types import Array
 
 __all__ = ["Hoisted", "hoist"]
@@ -209,7 +210,7 @@ def _with_numbers(program: ClosedJaxpr, numbers: _Numbers) -> ClosedJaxpr:
 
 
 def _scan(parameters: Any, operands: list[Any], closed: Callable[..., list[Any]]) -> Sequence[Any]:
-    constants, carried = parameters["num_consts"], parameters["num_carry"]
+    constants, carried = scan_counts(parameters)
     fixed, begin, given = (
         operands[:constants],
         operands[constants : constants + carried],
