@@ -8,7 +8,7 @@ from evenhand import _platform
 
 _platform.prepare()
 
-from evenhand import (  # noqa: E402  (JAX must not have started before its settings are made)
+from evenhand import (
     aggregators,
     algorithms,
     data,
@@ -23,10 +23,10 @@ from evenhand import (  # noqa: E402  (JAX must not have started before its sett
     testing,
     types,
 )
-from evenhand._version import __version__  # noqa: E402
-from evenhand.errors import EvenhandError  # noqa: E402
-from evenhand.simulation import Run, simulate  # noqa: E402
-from evenhand.types import Algorithm, Model  # noqa: E402
+from evenhand._version import __version__
+from evenhand.errors import EvenhandError
+from evenhand.simulation import Run, simulate
+from evenhand.types import Algorithm, Model
 
 __all__ = [
     "Algorithm",

@@ -141,9 +141,10 @@ class Streamed:
         sizes = self._sizes.astype(np.int32)
         own = sizes, self._liars, _table(program.algorithm.sampling, sizes)
         self._sent: tuple[Array, Array, PyTree] = everywhere(self._mesh, own)
-        x, y = (jax.ShapeDtypeStruct(part.shape, part.dtype) for part in (train.x, train.y))
+        x: Any = jax.ShapeDtypeStruct(train.x.shape, train.x.dtype)
+        y: Any = jax.ShapeDtypeStruct(train.y.shape, train.y.dtype)
         starts: Any = jax.ShapeDtypeStruct((self._clients,), np.int32)
-        self.like = Rows(x, y, starts, *self._sent)  # type: ignore[arg-type]
+        self.like = Rows(x, y, starts, *self._sent)
         room = _BLOCK // max(1, (train.x.nbytes + train.y.nbytes) // train.rows)
         draws = program.cohort * len(program.algorithm.phases)
         need = max(1, int(draws * self._sizes.mean()))

@@ -20,7 +20,7 @@ from jax import lax
 
 from evenhand import local, models
 from evenhand.data import Split
-from evenhand.evaluation import evaluate_personal, prepare
+from evenhand.evaluation import _personal, evaluate_personal, prepare
 from evenhand.lowering import lowered
 from evenhand.types import ClientData, Model
 
@@ -136,7 +136,10 @@ def test_derivatives_of_other_kinds() -> None:
     def all_kinds(function: Function) -> list[Any]:
         whole = partial(score, lambda x, k: jnp.tanh(pool(function(x, k))))
         gradient = jax.grad(whole, (0, 1))
-        inner = lambda x, k: sum(jnp.vdot(a, b) for a, b in zip(gradient(x, k), along, strict=True))  # noqa: E731
+
+        def inner(x: jax.Array, k: jax.Array) -> jax.Array:
+            return sum(map(jnp.vdot, gradient(x, k), along), jnp.float32(0))
+
         return [
             jax.jvp(function, operands, along),
             jax.jvp(whole, operands, along),
@@ -309,12 +312,25 @@ def test_a_users_cnn_trains_without_convolutions_and_windows(lanes: int) -> None
     assert {"convolution", "reduce-window", "select-and-scatter"} <= set(SLOW.findall(native))
 
 
-def test_personal_evaluation_side_by_side_does_not_convolve() -> None:
+@pytest.mark.parametrize("lowers", [True, False])
+def test_personal_evaluation_side_by_side_does_not_convolve(
+    lowers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, seen = _personal._personal, list[tuple[Any, ...]]()
+
+    def spy(*args: Any) -> jax.Array:
+        seen.append(args)
+        return compiled(*args)
+
+    monkeypatch.setattr(_personal, "_personal", spy)
+    if not lowers:
+        monkeypatch.setattr(_personal, "lowered", lambda function: function)
     model = users_model(Small())
     params = jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 2))
     prepared = prepare(Split(np.asarray(X), np.asarray(Y), np.array([0, 5, 12])))
     one, two = (evaluate_personal(model, params, prepared, lanes=lanes) for lanes in (1, 2))
     close(two, one)
+    assert ("convolution(" in compiled.lower(*seen[-1]).as_text("hlo")) == (not lowers)
 
 
 def test_without_work_the_function_itself_is_called() -> None:
