@@ -57,7 +57,7 @@ TASKS = {
         Task("mlp", "mlp", (200,) * 100, (784,), 62, cohort=20, batch=10, steps=20, lr=0.03, rounds=10),
         Task("logistic-ragged", "logistic", _lognormal(100, 50), (60,), 10, cohort=10, batch=10, rounds=50),
         Task("log-normal-100", "logistic", _lognormal(1000, 1), (60,), 10, cohort=100, batch=10, rounds=5),
-        Task("logistic-1000", "logistic", (20,) * 10_000, (60,), 10, cohort=1000, batch=10, rounds=10),
+        Task("logistic-1000", "logistic", (20,) * 10_000, (60,), 10, cohort=1000, batch=10, rounds=2),
         Task("femnist-ragged", "cnn_femnist", (), (28, 28, 1), 62, cohort=10, batch=20, lr=0.05),
         Task("lstm", "lstm", (40,) * 100, (80,), 80, cohort=5, batch=10, lr=0.5),
     )
