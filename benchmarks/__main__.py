@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated
@@ -24,6 +25,8 @@ HEAP = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TOP_PAD_": "268435456",
 }
+# Seconds between measurements: PyTorch's threads spin a while after their last work.
+_PAUSE = 0.5
 _MOST_FOR_TWIN = 20  # clients: the twin is a Python loop
 GOALS = {
     "cifar10-cnn": 0.75,
@@ -118,6 +121,7 @@ def measure(name: str, bench: Bench) -> Result:
             worker.ask(f"load {name}")
     for _ in range(bench.repeats):
         for side, worker in sides.items():
+            time.sleep(_PAUSE)
             result.measured[side].append(worker.ask("time"))
     if bench.torch is not None and TASKS[name].model != "lstm":
         with tempfile.TemporaryDirectory() as folder:

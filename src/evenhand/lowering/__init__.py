@@ -7,7 +7,9 @@ On the CPU, XLA runs the gradient of a convolution inside a loop ten to fifty ti
 * **Convolutions** of one to three dimensions and any layout, stride, padding and dilation, transposed and grouped
   ones too: patches times kernel, one matrix product, or one *batched* product under ``vmap``.  Depthwise ones: a
   sum of shifted images.  A value alone, without derivative and without kernels per client, stays native, for a
-  loop does it no harm.
+  loop does it no harm.  On the CPU, windows of 3 to 5 by 3 to 5 with 16 channels or more become products at
+  interpolation points instead (Winograd; :mod:`evenhand.lowering._winograd` has the figures): twice as fast on a
+  core, and off by 1e-5 of the gradient's size instead of 1e-6. ``precision="highest"`` keeps patches.
 * **Max-pooling** with at most nine numbers per window, windows side by side: maxima of strided slices with a
   gradient of their own, the native one also for ties.  Overlapping, padded and larger windows are faster natively,
   and so is every average.
@@ -19,7 +21,7 @@ On the CPU, XLA runs the gradient of a convolution inside a loop ten to fifty ti
 All rules can be differentiated again, forwards and backwards.
 
 Milliseconds for a value and its gradients on two CPU cores, batch 10, native / lowered; "clients": four side by
-side with their own kernels; "alone": once, outside a loop:
+side with their own kernels; "alone": once, outside a loop; lowered to patches:
 
 ====================================  ==============  =====================  ==========
 convolution, input and kernel         in a loop       in a loop, clients     alone

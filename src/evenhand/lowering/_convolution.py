@@ -15,6 +15,7 @@ from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import JaxprEqn
 
+from evenhand.lowering import _winograd
 from evenhand.types import Array
 
 __all__ = ["convolution"]
@@ -88,6 +89,10 @@ def _convolve(
 ) -> Array:
     """``x (n, space..., channels)`` by ``kernel (window..., channels, features)``: one matrix product."""
     *window, channels, features = kernel.shape
+    if {*strides, *dilation} == {1} and precision is None:
+        padded = _pad(x, [(*sides, 0) for sides in padding])
+        if _winograd.suits(padded, kernel):
+            return _winograd.convolve(padded, kernel)
     patches = jnp.concatenate(_shifted(x, tuple(window), strides, padding, dilation), axis=-1)
     rows, width = math.prod(patches.shape[:-1]), math.prod(window) * channels
     z = jnp.dot(patches.reshape(rows, width), kernel.reshape(width, features), precision=precision)

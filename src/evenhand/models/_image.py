@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from evenhand.models._adapters import from_flax
@@ -117,10 +118,24 @@ class _DropoutCNN(nn.Module):
         x = image_rows(x, self.shape)
         x = nn.relu(nn.Conv(32, (3, 3), padding="VALID", kernel_init=glorot_uniform, name="conv_0")(x))
         x = nn.relu(nn.Conv(64, (3, 3), padding="VALID", kernel_init=glorot_uniform, name="conv_1")(x))
-        x = _flat(nn.Dropout(0.25, deterministic=not train)(_halved(x)))
+        x = _flat(_Dropout(0.25)(_halved(x), train))
         x = nn.relu(nn.Dense(128, kernel_init=glorot_uniform, name="dense")(x))
-        x = nn.Dropout(0.5, deterministic=not train)(x)
+        x = _Dropout(0.5)(x, train)
         return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(x)
+
+
+class _Dropout(nn.Module):
+    """Dropout at a rate in 256ths, from 8 random bits a unit: a fourth of what ``nn.Dropout`` draws."""
+
+    rate: float
+
+    def __call__(self, x: Array, train: bool) -> Array:
+        if not train:
+            return x
+        words = jax.random.bits(self.make_rng("dropout"), (-(-x.size // 4),))
+        bits = (words[None] >> jnp.arange(0, 32, 8, jnp.uint32)[:, None]) & 255
+        keep = (bits >= round(256 * self.rate)).ravel()[: x.size].reshape(x.shape)
+        return jnp.where(keep, x / (1 - self.rate), 0)
 
 
 def _halved(x: Array) -> Array:
