@@ -129,7 +129,7 @@ def measure(name: str, bench: Bench) -> Result:
         result.loss_gap = max(abs(loss - losses[0]) for loss in losses[1:])
     if TASKS[name].cohort <= _MOST_FOR_TWIN:
         sides["evenhand"].ask("twin")
-        result.measured["twin"] = [sides["evenhand"].ask("twin")] * bench.repeats
+        result.measured["twin"] = [sides["evenhand"].ask("twin") for _ in range(bench.repeats)]
     for worker in sides.values():
         worker.close()
     return result

@@ -22,7 +22,7 @@ _MOST_DEVICES = 64
 
 
 def prepare() -> None:
-    """Makes the settings; does nothing where JAX runs already or the user has decided."""
+    """Makes the settings; those that the user has made stay, and a JAX that runs already keeps its devices."""
     _device_per_core()
     _keep_compiled_programs()
 
@@ -51,4 +51,5 @@ def _keep_compiled_programs() -> None:
     except (OSError, RuntimeError):  # no home, or none to write to: every process compiles for itself
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

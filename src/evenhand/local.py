@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -102,22 +103,21 @@ def sgd(
       EvenhandError: not exactly one of ``epochs`` and ``steps``, or one that is no whole number from 1 to a million.
     """
     _check_work(epochs, steps, batch_size)
+    slope = jax.jit(jax.grad(partial(_mean_loss, model)))  # traced once, whoever traces the solver
 
     def batches_per_epoch(data: ClientData) -> Array:
         return jnp.int32(1) if batch_size is None else (data.size + (batch_size - 1)) // batch_size
 
     def effort(data: ClientData) -> Effort:
         per_epoch = jnp.maximum(batches_per_epoch(data), 1)
-        total = _num_steps(data, per_epoch, epochs, steps)
-        over = total % per_epoch
+        over = (total := _num_steps(data, per_epoch, epochs, steps)) % per_epoch
         rest = data.size if batch_size is None else jnp.minimum(over * batch_size, data.size)
         return Effort(total, total // per_epoch * data.size + jnp.where(over > 0, rest, 0))
 
     def solve(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
     ) -> tuple[Params, PyTree]:
-        word = permutation.words(key)
-        per_epoch, total = batches_per_epoch(data), effort(data).steps
+        word, per_epoch, total = permutation.words(key), batches_per_epoch(data), effort(data).steps
 
         def gradient(i: Array, params: Params) -> Params:
             step_key = jax.random.fold_in(key, i) if model.apply_train is not None else key
@@ -128,7 +128,7 @@ def sgd(
             inside = positions < data.size
             order = permutation.permute(positions, data.size, word, i // per_epoch)
             x, y = _rows(data, jnp.where(inside, order, 0))
-            return jax.grad(_mean_loss)(params, model, x, y, inside, step_key)
+            return slope(params, x, y, inside, step_key)
 
         def step(carry: _Descent) -> _Descent:
             grads, correction_state = correction.update(
@@ -288,7 +288,7 @@ def _sum_loss(params: Params, model: Model, x: Array, y: Array, inside: Array, k
     return jnp.sum(jnp.where(inside, model.losses(outputs, y), 0.0))
 
 
-def _mean_loss(params: Params, model: Model, x: Array, y: Array, inside: Array, key: Key) -> Array:
+def _mean_loss(model: Model, params: Params, x: Array, y: Array, inside: Array, key: Key) -> Array:
     return _sum_loss(params, model, x, y, inside, key) / jnp.maximum(jnp.sum(inside), 1).astype(jnp.float32)
 
 

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -70,6 +71,33 @@ def test_another_runs_checkpoint_is_refused(tmp_path):
         eh.simulate(METHOD, DATA, checkpoint=tmp_path, systems=eh.systems.stragglers(0.5), **SETTINGS)
     with pytest.raises(eh.EvenhandError, match="its data is"):
         eh.simulate(METHOD, eh.testing.toy_data(1), checkpoint=tmp_path, **SETTINGS)
+    flipped = eh.types.Attack(0.25, rows=lambda x, y, rng: (-x, y))
+    with pytest.raises(eh.EvenhandError, match="its attack is"):
+        eh.simulate(METHOD, DATA, checkpoint=tmp_path, attack=flipped, **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        eh.types.Attack(0.5, rows=lambda x, y, rng: (-x, y)),
+        eh.types.Attack(0.25, rows=lambda x, y, rng: (2 * x, y)),
+    ],
+)
+def test_the_checkpoint_of_other_lies_is_refused(tmp_path, other):
+    flipped = eh.types.Attack(0.25, rows=lambda x, y, rng: (-x, y))
+    eh.simulate(METHOD, DATA, checkpoint=tmp_path, attack=flipped, **{**SETTINGS, "rounds": 2})
+    eh.simulate(METHOD, DATA, checkpoint=tmp_path, attack=flipped, **{**SETTINGS, "rounds": 2})
+    with pytest.raises(eh.EvenhandError, match="its attack is"):
+        eh.simulate(METHOD, DATA, checkpoint=tmp_path, attack=other, **SETTINGS)
+
+
+def test_the_checkpoint_of_another_array_in_the_method_is_refused(tmp_path):
+    def scaffold(lr):
+        return eh.algorithms.scaffold(MODEL, client_opt=optax.sgd(jnp.float32(lr)), epochs=2, batch_size=4)
+
+    eh.simulate(scaffold(0.1), DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 2})
+    with pytest.raises(eh.EvenhandError, match=r"of another run .its method"):
+        eh.simulate(scaffold(0.2), DATA, checkpoint=tmp_path, **SETTINGS)
 
 
 def kept(folder):

@@ -1,6 +1,9 @@
 """What compiles and what does not, and whose arrays a run may use up."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +58,21 @@ def test_other_programs_compile(first):
     assert compilations(more_work)[0] == 1
     assert compilations(fedprox(), cohort=3)[0] == 1
     assert compilations(fedprox(mu=1.0))[0] == 1, "a factor of 1 is the compiler's to know"
+
+
+def test_other_arrays_are_heeded(first):
+    """A learning rate and weights of the losses as arrays: inside the programs that a round is made of."""
+
+    def weighted(weights):
+        model = MODEL._replace(losses=lambda outputs, y: MODEL.losses(outputs, y) * weights[0])
+        return compilations(fedprox(model=model))[1]
+
+    same, other = (compilations(fedprox(lr=jnp.float32(lr)))[1] for lr in (0.1, 0.2))
+    np.testing.assert_allclose(same, first, rtol=1e-6)
+    np.testing.assert_allclose(other, compilations(fedprox(lr=0.2))[1], rtol=1e-6)
+    same, other = weighted(jnp.array([1.0, 2.0])), weighted(jnp.array([2.0, 1.0]))
+    np.testing.assert_allclose(same, first, rtol=1e-6)
+    assert not np.allclose(other, first, rtol=1e-3)
 
 
 def test_a_hoisted_program_computes_what_it_did():
@@ -149,3 +167,36 @@ def test_default_lanes_keep_padding_rare_on_log_normal_sizes():
     assert run.info["steps"]["executed"] <= 1.15 * run.info["steps"]["useful"]
     wide = eh.simulate(fedprox(), data, rounds=1, cohort=100, lanes=32)
     assert wide.info["steps"]["executed"] > 1.15 * wide.info["steps"]["useful"]
+
+
+def test_rounds_between_two_evaluations_are_one_call(monkeypatch):
+    counts = []
+    run_rounds = _engine.run_rounds
+
+    def spy(program, state, rows, root, first, count):
+        counts.append(count)
+        return run_rounds(program, state, rows, root, first, count)
+
+    monkeypatch.setattr(_engine, "run_rounds", spy)
+    eh.simulate(fedprox(), DATA, rounds=12, cohort=4, eval_every=5)
+    assert counts == [0, 5, 5, 2], "the first call compiles"
+
+
+def test_importing_leaves_what_the_user_has_set_and_does_not_load_nnx(tmp_path):
+    words = (
+        "import jax, sys, evenhand; print(jax.config.jax_persistent_cache_min_compile_time_secs,"
+        " jax.config.jax_compilation_cache_dir, 'flax.nnx' in sys.modules)"
+    )
+    names = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    bare = {name: value for name, value in os.environ.items() if name not in names}
+    bare["XDG_CACHE_HOME"] = str(tmp_path)
+
+    def told(**more):
+        command = [sys.executable, "-c", words]
+        return subprocess.run(
+            command, env=bare | more, capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    assert told() == ["0.1", str(tmp_path / "evenhand" / "compiled"), "False"]
+    assert told(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="7")[0] == "7.0"
+    assert told(JAX_COMPILATION_CACHE_DIR="/elsewhere")[:2] == ["1.0", "/elsewhere"]

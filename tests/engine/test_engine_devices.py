@@ -1,5 +1,6 @@
 """A cohort spread over devices: the same numbers, whoever trains whom."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.simulation._groups import deal
+from evenhand.streams import Purpose, stream
 from evenhand.types import Stack
 
 MODEL = eh.testing.toy_model()
@@ -79,3 +81,33 @@ def test_dealing_gives_everybody_one_place_and_no_device_the_longest(m, lanes, d
     )
     work = np.where(ranks < m, m - ranks, 0).max(-1).sum(-1)
     assert work.max() - work.min() <= devices * ranks.shape[2]
+
+
+def test_convolutions_agree_at_all_lanes_on_one_and_four_devices():
+    """A network whose second layer is computed at interpolation points, where rounding is larger: within 1e-5."""
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.relu(nn.Conv(16, (3, 3))(x))
+            x = nn.relu(nn.Conv(16, (3, 3))(x))
+            return nn.Dense(3)(x.mean((1, 2)))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 12, 12, 1)).astype(np.float32), rng.integers(0, 3, 60)
+    data = eh.data.from_arrays(x, y, np.repeat(np.arange(6), [4, 6, 8, 10, 12, 20]), test_fraction=0.0)
+    model = eh.models.from_flax(Network(), loss="cross_entropy", sample=x[:1])
+    method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.3), epochs=1, batch_size=4)
+
+    def trained(lanes, devices):
+        run = eh.simulate(method, data, rounds=2, cohort=5, lanes=lanes, devices=devices)
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(run.params)]
+
+    first = trained(1, 1)
+    begun = [
+        np.asarray(leaf) for leaf in jax.tree.leaves(model.init(stream(jax.random.key(0), Purpose.INIT)))
+    ]
+    assert max(np.abs(a - b).max() for a, b in zip(first, begun, strict=True)) > 1e-2
+    for lanes, devices in ((3, 1), (5, 1), (1, 4), (3, 4)):
+        for one, other in zip(first, trained(lanes, devices), strict=True):
+            np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)

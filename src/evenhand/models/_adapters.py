@@ -11,7 +11,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy.typing as npt
-from flax import nnx
 
 from evenhand.errors import EvenhandError
 from evenhand.models._losses import Loss, PerRow, default_metrics, resolve
@@ -19,7 +18,8 @@ from evenhand.types import Array, Key, Model, Params, PyTree
 
 __all__ = ["from_flax", "from_functions"]
 
-_Factory: TypeAlias = Callable[[nnx.Rngs], Any]
+_Factory: TypeAlias = Callable[[Any], Any]
+"""``nnx.Rngs -> nnx.Module``."""
 _STATISTICS = (
     "the running statistics of unlike clients cannot be averaged meaningfully; use a layer without them, "
     "e.g. GroupNorm or LayerNorm in the place of BatchNorm."
@@ -140,6 +140,7 @@ def _linen(module: nn.Module, sample: Array) -> _Functions:
 
 def _nnx(factory: _Factory) -> _Functions:
     """The module is made anew at every trace: compiled, what ``update`` overwrites costs nothing."""
+    from flax import nnx  # a third of a second, which most processes need not spend
 
     def make(key: Key) -> nnx.Module:
         module = factory(nnx.Rngs(key))

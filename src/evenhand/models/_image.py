@@ -130,11 +130,14 @@ class _Dropout(nn.Module):
     rate: float
 
     def __call__(self, x: Array, train: bool) -> Array:
+        dropped = 256 * self.rate
+        if dropped % 1:
+            raise ValueError(f"The rate must be a multiple of 1/256, but is {self.rate}.")
         if not train:
             return x
         words = jax.random.bits(self.make_rng("dropout"), (-(-x.size // 4),))
         bits = (words[None] >> jnp.arange(0, 32, 8, jnp.uint32)[:, None]) & 255
-        keep = (bits >= round(256 * self.rate)).ravel()[: x.size].reshape(x.shape)
+        keep = (bits >= int(dropped)).ravel()[: x.size].reshape(x.shape)
         return jnp.where(keep, x / (1 - self.rate), 0)
 
 

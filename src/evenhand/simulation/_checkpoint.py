@@ -21,8 +21,11 @@ import numpy.typing as npt
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.simulation._engine import one_round
+from evenhand.simulation._hoist import inner_constants
+from evenhand.simulation._liars import liars_of, poisoned
 from evenhand.simulation._round import RoundState
 from evenhand.simulation._setup import Setup
+from evenhand.types import Attack
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
@@ -35,6 +38,7 @@ _ABOUT = ("identity", "done", "history", "per_round", "dtypes", "seconds")
 """What is saved beside the arrays."""
 
 _SAMPLE = 2**12
+_LIARS = 4
 """Rows by which data are told apart; all of them may be more than fits into memory."""
 
 
@@ -215,6 +219,7 @@ def identity(setup: Setup, data: FederatedDataset, seed: int) -> dict[str, Any]:
         "seed": seed,
         "cohort": setup.program.cohort,
         "data": digest.hexdigest()[:16],
+        "attack": _lies(setup.program.attack, data, seed),
         "method (with its settings, systems and attack)": _fingerprint(setup),
     }
 
@@ -228,6 +233,21 @@ def _fingerprint(setup: Setup) -> str:
     state, rows = jax.eval_shape(lambda *values: values, setup.state, setup.rows)  # the arrays may be gone
     traced = jax.make_jaxpr(partial(one_round, program))(state, rows, setup.root, jnp.int32(0))
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
-    for constant in traced.consts:
-        digest.update(np.asarray(constant).tobytes())
+    for constant in inner_constants(traced):
+        digest.update(constant)
+    return digest.hexdigest()[:16]
+
+
+def _lies(attack: Attack | None, data: FederatedDataset, seed: int) -> str:
+    """Of who lies, and of the poisoned rows of the first of them; uploads and reports are in the computation."""
+    if attack is None:
+        return "none"
+    liars = liars_of(attack, len(data.train.sizes), seed)
+    digest = hashlib.sha256(liars.tobytes())
+    if attack.rows is None:
+        return digest.hexdigest()[:16]
+    for client in np.flatnonzero(liars)[:_LIARS]:
+        rows = slice(*data.train.offsets[client : client + 2])
+        for part in poisoned(attack.rows, data.train.x[rows], data.train.y[rows], seed, int(client)):
+            digest.update(np.ascontiguousarray(part).tobytes())
     return digest.hexdigest()[:16]

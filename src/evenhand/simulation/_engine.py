@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from evenhand import tree
 from evenhand.aggregators._reduce import reduce_uploads, weigh
@@ -24,7 +24,7 @@ from evenhand.simulation import _client, _round
 from evenhand.simulation._client import Client
 from evenhand.simulation._groups import Groups, Members, live_sum, side_by_side
 from evenhand.simulation._hoist import Hoisted, hoist
-from evenhand.simulation._program import Program, everywhere
+from evenhand.simulation._program import Program, everywhere, on_each
 from evenhand.simulation._round import WORK, RoundState, Rows
 from evenhand.streams import Purpose, stream
 from evenhand.types import Array, Key, PyTree, Report, Sum, Upload
@@ -101,11 +101,7 @@ def _compiled(program: _ByKey) -> Any:
 def _run_rounds(
     program: Program, state: RoundState, rows: Rows, root: Key, first: Array, count: Array
 ) -> tuple[RoundState, _Infos]:
-    run, mesh = partial(_loop, program), program.mesh
-    if mesh is not None:
-        spec = PartitionSpec()
-        run = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    return run(state, rows, root, first, count)
+    return on_each(program.mesh, partial(_loop, program))(state, rows, root, first, count)
 
 
 def _loop(

@@ -2,16 +2,18 @@
 
 A method closes over its hyper-parameters, so a traced program has them as literals.  Here they become arguments: two
 programs that differ in a learning rate only are one program, called with other numbers.  Literals that mean something
-to the compiler (0, 1, -1, the infinities) stay where they are, and going to or from one of them compiles anew.
+to the compiler (0, 1, -1, the infinities) stay where they are, and going to or from one of them compiles anew.  So does
+another array: only numbers of Python and NumPy become arguments.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
@@ -20,7 +22,7 @@ from jax.sharding import PartitionSpec
 from evenhand.lowering._interpret import scan_counts
 from evenhand.types import Array
 
-__all__ = ["Hoisted", "hoist"]
+__all__ = ["Hoisted", "hoist", "inner_constants"]
 
 _INLINE = {
     "jit": "jaxpr",
@@ -30,6 +32,7 @@ _INLINE = {
     "checkpoint": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
 }
 """Primitives that only call a function, and under which name they keep it; nothing is differentiated any more."""
 _INNER = {
@@ -71,7 +74,32 @@ def hoist(program: ClosedJaxpr) -> Hoisted:
     digest = hashlib.sha256()
     for line in _describe(program.jaxpr):
         digest.update(line.encode())
+    for constant in inner_constants(program.jaxpr):
+        digest.update(constant)
     return Hoisted(digest.hexdigest(), np.array(values, np.float32), program.consts, run)
+
+
+def inner_constants(value: Any) -> Iterator[bytes]:
+    """The arrays that programs inside a program close over: parts of what is compiled, so their values count."""
+    if isinstance(value, ClosedJaxpr):
+        for constant in value.consts:
+            yield _bytes(constant)
+        yield from inner_constants(value.jaxpr)
+    elif isinstance(value, Jaxpr):
+        for equation in value.eqns:
+            yield from inner_constants(equation.params)
+    elif isinstance(value, Mapping):
+        yield from inner_constants(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from inner_constants(each)
+
+
+def _bytes(constant: Any) -> bytes:
+    if isinstance(constant, jax.Array) and jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+        constant = jax.random.key_data(constant)
+    array = np.asarray(constant)
+    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
 
 
 class _Numbers(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from evenhand.simulation._groups import AXIS, Devices
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack
 
-__all__ = ["Program", "everywhere", "here", "over"]
+__all__ = ["Program", "copies", "everywhere", "here", "on_each", "over"]
 
 
 class Program(NamedTuple):
@@ -49,6 +50,20 @@ def everywhere(mesh: Mesh | None, values: Any) -> Any:
     if mesh is None:
         return jax.tree.map(jnp.asarray, values)
     return jax.device_put(values, NamedSharding(mesh, PartitionSpec()))
+
+
+def on_each(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as each device of the mesh runs it, on arguments that are whole everywhere."""
+    if mesh is None:
+        return function
+    spec = PartitionSpec()
+    return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+
+
+@jax.jit
+def copies(values: Any) -> Any:
+    """A tree of arrays in memory of its own, that rounds may take over."""
+    return jax.tree.map(jnp.copy, values)
 
 
 def here(values: Any) -> Any:

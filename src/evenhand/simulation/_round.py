@@ -81,15 +81,28 @@ class Wire(NamedTuple):
     delta: PyTree
 
 
-def wires(algorithm: Algorithm, params: Params, rows: Rows) -> tuple[Wire, ...]:
-    """What each phase sends, found without computing anything."""
+def wires(
+    algorithm: Algorithm,
+    params: Params,
+    rows: Rows,
+    capacity: int,
+    on_each: Callable[[Callable[..., Wire]], Callable[..., Wire]] = lambda function: function,
+) -> tuple[Wire, ...]:
+    """What each phase sends, found without computing anything.
 
-    def exchange(phase: Phase, params: Params, rows: Rows) -> Wire:
-        data = ClientData(rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), rows.x.shape[0])
+    ``capacity`` is the largest client's rows, and ``on_each`` puts a function on the devices: traced as the rounds
+    will be, the work's gradient is traced once for both.
+    """
+
+    def exchange(phase: Phase, params: Params, rows: Rows, key: Key) -> Wire:
+        data = ClientData(rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), capacity)
         message = phase.broadcast(algorithm.init(params, rows.sizes.shape[0]), jnp.int32(0))
-        return Wire(message, phase.work(message, algorithm.init_client(params), data, jax.random.key(0))[0])
+        return Wire(message, phase.work(message, algorithm.init_client(params), data, key)[0])
 
-    return tuple(jax.eval_shape(partial(exchange, phase), params, rows) for phase in algorithm.phases)
+    return tuple(
+        jax.eval_shape(on_each(partial(exchange, phase)), params, rows, jax.random.key(0))
+        for phase in algorithm.phases
+    )
 
 
 def begin(
@@ -101,11 +114,16 @@ def begin(
 ) -> RoundState:
     """The state before the first round; ``place`` puts arrays where they shall be."""
     clients = rows.sizes.shape[0]
-    zeros = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), wire.delta) for wire in wires]
-    aggregators = tuple(
-        phase.aggregator.init(like) for phase, like in zip(algorithm.phases, zeros, strict=True)
-    )
-    one = place(RoundState(algorithm.init(params, clients), aggregators, algorithm.init_client(params)))
+
+    @jax.jit  # one program, not one per array
+    def initial(params: Params) -> RoundState:
+        zeros = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), wire.delta) for wire in wires]
+        aggregators = tuple(
+            phase.aggregator.init(like) for phase, like in zip(algorithm.phases, zeros, strict=True)
+        )
+        return RoundState(algorithm.init(params, clients), aggregators, algorithm.init_client(params))
+
+    one = place(initial(params))
     # In place already: a million clients' states may be most of the memory.
     store = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), one.clients)
     return one._replace(clients=store)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +16,7 @@ from evenhand.simulation import _engine
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._checks import check_first_losses
 from evenhand.simulation._evaluation import Evaluation
-from evenhand.simulation._program import everywhere, here
+from evenhand.simulation._program import copies, everywhere, here
 from evenhand.simulation._progress import Progress
 from evenhand.simulation._round import EXECUTED, ROWS, USEFUL, WORK, RoundState
 from evenhand.simulation._run import Run
@@ -143,7 +142,7 @@ class Session:
             self._columns(),
             per_round,
             info,
-            _copy(here(state)),
+            copies(here(state)),  # the next round takes the memory of its state over
             clients,
             self.evaluation.drawn,
         )
@@ -165,8 +164,3 @@ class Session:
         names = dict.fromkeys(name for row in self.history for name in row)
         columns = {name: np.array([row.get(name, np.nan) for row in self.history]) for name in names}
         return columns | {"round": columns["round"].astype(np.int64)}
-
-
-def _copy(state: RoundState) -> RoundState:
-    # The next round takes the memory of its state over; what was handed out must stay.
-    return jax.tree.map(jnp.copy, state)

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -15,7 +14,7 @@ from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.simulation import _client, _round
 from evenhand.simulation._groups import deal
-from evenhand.simulation._program import Program, everywhere, over
+from evenhand.simulation._program import Program, copies, everywhere, on_each, over
 from evenhand.simulation._round import RoundState, Rows
 from evenhand.simulation._rows import Resident, Source, Streamed, must_stream, resident
 from evenhand.streams import Purpose
@@ -92,11 +91,11 @@ def set_up(
     if lanes is None:
         program = program._replace(lanes=_default_lanes(program, params, source))
     setup = Setup(program, source, root, RoundState((), (), ()), {})
-    wires = _round.wires(algorithm, params, setup.rows)
+    wires = _round.wires(algorithm, params, setup.rows, capacity, partial(on_each, mesh))
 
     def place(values: PyTree) -> PyTree:
         # A copy: the first round takes its memory over, and the initial parameters may be the caller's own arrays.
-        return jax.tree.map(jnp.copy, everywhere(mesh, values))
+        return copies(everywhere(mesh, values))
 
     state = _round.begin(algorithm, params, setup.rows, wires, place)
     return setup._replace(state=state, traffic=_round.traffic(algorithm, wires))

@@ -62,17 +62,15 @@ def check_algorithm(
       >>> check_algorithm(method)
     """
     data = toy_data() if data is None else data
-    rows = device_rows(data, None, 0)
+    rows, capacity = device_rows(data, None, 0), int(data.train.sizes.max())
     params = algorithm.model.init(jax.random.key(7))
     copies = jax.tree.map(np.array, (params, rows))
-    state = _round.begin(algorithm, params, rows, _round.wires(algorithm, params, rows))
+    state = _round.begin(algorithm, params, rows, _round.wires(algorithm, params, rows, capacity))
     _same_form(algorithm.global_params(state.server), params, "global_params")
     if algorithm.personal_params is not None:
         own = algorithm.personal_params(state.server, tree.take(state.clients, jnp.int32(0)))
         _same_form(own, params, "personal_params")
     _check_privacy_of_rows(algorithm, state, rows)
-
-    capacity = int(data.train.sizes.max())
 
     def run(count: int, how: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
         side, among = how or (1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from evenhand import models
 from evenhand.errors import EvenhandError
-from evenhand.models._image import _DropoutCNN  # pyright: ignore[reportPrivateUsage]
+from evenhand.models._image import _Dropout, _DropoutCNN  # pyright: ignore[reportPrivateUsage]
 from evenhand.types import Model
 
 KEY = jax.random.key(0)
@@ -148,6 +149,20 @@ def test_a_quarter_and_a_half_are_dropped() -> None:
     np.testing.assert_allclose(kept / (6 * 6 * 64), 0.75, atol=0.04)
     assert 6 <= len(kept) <= 26
     assert module.apply(params, x, train=False)[0, 0] == 6 * 6 * 64
+
+
+def test_units_are_dropped_independently() -> None:
+    """Four units share a random word: their masks agree as often as chance has it, 0.75^2 + 0.25^2."""
+    x = jnp.ones((4, 4096))
+    keep = np.asarray(_Dropout(0.25).apply({}, x, True, rngs={"dropout": KEY})) > 0
+    groups = keep.reshape(4, -1)  # one byte of the words each
+    for one, other in itertools.combinations(groups, 2):
+        assert abs(np.mean(one == other) - 0.625) < 0.03
+    assert abs(keep.mean() - 0.75) < 0.015
+    odd = _Dropout(0.5).apply({}, jnp.ones((3, 7)), True, rngs={"dropout": KEY})
+    assert set(np.asarray(odd).ravel().tolist()) == {0.0, 2.0}
+    with pytest.raises(ValueError, match="1/256"):
+        _Dropout(0.1).apply({}, x, True, rngs={"dropout": KEY})
 
 
 def numpy_lstm(params: Any, tokens: np.ndarray) -> np.ndarray:
