@@ -127,7 +127,9 @@ def measure(name: str, bench: Bench) -> Result:
         with tempfile.TemporaryDirectory() as folder:
             losses = [worker.ask(f"check {folder}/plan.npz")["loss"] for worker in sides.values()]
         result.loss_gap = max(abs(loss - losses[0]) for loss in losses[1:])
-    if TASKS[name].cohort <= _MOST_FOR_TWIN:
+    if (
+        TASKS[name].sizes and TASKS[name].cohort <= _MOST_FOR_TWIN
+    ):  # not with gigabytes of rows in its programs
         sides["evenhand"].ask("twin")
         result.measured["twin"] = [sides["evenhand"].ask("twin") for _ in range(bench.repeats)]
     for worker in sides.values():

@@ -54,7 +54,13 @@ class Rounds:
 
     def __init__(self, task: Task, lanes: int | None, devices: int | None) -> None:
         self.task, self.number, self.data = task, 0, dataset(task)
-        self.settings: dict[str, Any] = {"cohort": task.cohort, "seed": 0, "lanes": lanes, "devices": devices}
+        self.settings: dict[str, Any] = {
+            "cohort": task.cohort,
+            "seed": 0,
+            "lanes": lanes,
+            "devices": devices,
+            "stream": False,
+        }
         self.setup = _setup.set_up(self.method(network(task)), self.data, **self.settings)
         self.state = self.setup.state
         begin = time.perf_counter()

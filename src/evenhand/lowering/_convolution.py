@@ -1,4 +1,4 @@
-"""Convolution as patches times kernel, in any number of dimensions."""
+"""Convolution as patches times kernel, in any number of dimensions; or, for small windows, by interpolation."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _products(params: dict[str, Any], x: Array, kernel: Array) -> Array:
 def _convolve(
     x: Array, kernel: Array, strides: _Sizes, padding: _Padding, dilation: _Sizes, precision: Any
 ) -> Array:
-    """``x (n, space..., channels)`` by ``kernel (window..., channels, features)``: one matrix product."""
+    """``x (n, space..., channels)`` by ``kernel (window..., channels, features)`` as matrix products."""
     *window, channels, features = kernel.shape
     if {*strides, *dilation} == {1} and precision is None:
         padded = _pad(x, [(*sides, 0) for sides in padding])

@@ -26,11 +26,14 @@ convolution                 in a loop     clients
 8x8x128, 3x3x128            8.9 / 5.1     39.5 / 39.7
 32x32x16, 4x4x32            23.8 / 9.5    116 / 78
 16x16x16, 3x3x16            1.6 / 1.1     9.7 / 7.6
+8x8x256, 3x3x256            46 / 27       188 / 203
+4x4x256, 3x3x256, batch 32  32 / 24       134 / 188
 4x4x256, 3x3x256 (patches)  8.4 / 12.0    40 / 115
 6x6x16, 3x3x16 (patches)    0.2 / 0.3     0.8 / 2.1
 ==========================  ============  ============
 
-On two cores for one device patches gain more: there it is 7.7 / 7.2, 11.6 / 11.0 and 7.4 / 6.5 for the first three.
+Side by side, many channels on few pixels lose; on a CPU models of that size go one by one unless told otherwise. On two
+cores for one device patches gain more: there it is 7.7 / 7.2, 11.6 / 11.0 and 7.4 / 6.5 for the first three.
 
 Sources: S. Winograd, *Arithmetic Complexity of Computations* (1980); Lavin and Gray, *Fast Algorithms for
 Convolutional Neural Networks*, CVPR 2016; the choice of points after Barabasz et al., *Error Analysis and Improving
