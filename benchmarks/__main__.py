@@ -27,7 +27,8 @@ HEAP = {
 }
 # Seconds between measurements: PyTorch's threads spin a while after their last work.
 _PAUSE = 0.5
-_MOST_FOR_TWIN = 20  # clients: the twin is a Python loop
+# Clients: the twin is a Python loop. It also holds all rows in its programs, so that real sizes are too many for it.
+_MOST_FOR_TWIN = 20
 GOALS = {
     "cifar10-cnn": 0.75,
     "femnist-cnn": 1.0,
@@ -127,9 +128,7 @@ def measure(name: str, bench: Bench) -> Result:
         with tempfile.TemporaryDirectory() as folder:
             losses = [worker.ask(f"check {folder}/plan.npz")["loss"] for worker in sides.values()]
         result.loss_gap = max(abs(loss - losses[0]) for loss in losses[1:])
-    if (
-        TASKS[name].sizes and TASKS[name].cohort <= _MOST_FOR_TWIN
-    ):  # not with gigabytes of rows in its programs
+    if TASKS[name].sizes and TASKS[name].cohort <= _MOST_FOR_TWIN:
         sides["evenhand"].ask("twin")
         result.measured["twin"] = [sides["evenhand"].ask("twin") for _ in range(bench.repeats)]
     for worker in sides.values():

@@ -38,8 +38,9 @@ _ABOUT = ("identity", "done", "history", "per_round", "dtypes", "seconds")
 """What is saved beside the arrays."""
 
 _SAMPLE = 2**12
-_LIARS = 4
 """Rows by which data are told apart; all of them may be more than fits into memory."""
+_LIARS = 4
+"""Liars by whose rows attacks are told apart."""
 
 
 class Snapshot(NamedTuple):

@@ -9,9 +9,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from evenhand import tree
 from evenhand.evaluation import Prepared, mean_loss
+from evenhand.simulation._program import on_each
 from evenhand.streams import Purpose, client_stream, stream
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Params, Phase, PyTree, Report, Sum
@@ -86,12 +88,11 @@ def wires(
     params: Params,
     rows: Rows,
     capacity: int,
-    on_each: Callable[[Callable[..., Wire]], Callable[..., Wire]] = lambda function: function,
+    mesh: Mesh | None = None,
 ) -> tuple[Wire, ...]:
     """What each phase sends, found without computing anything.
 
-    ``capacity`` is the largest client's rows, and ``on_each`` puts a function on the devices: traced as the rounds
-    will be, the work's gradient is traced once for both.
+    With the ``capacity`` and the ``mesh`` of the program, the work's gradient is traced once for this and the rounds.
     """
 
     def exchange(phase: Phase, params: Params, rows: Rows, key: Key) -> Wire:
@@ -100,7 +101,7 @@ def wires(
         return Wire(message, phase.work(message, algorithm.init_client(params), data, key)[0])
 
     return tuple(
-        jax.eval_shape(on_each(partial(exchange, phase)), params, rows, jax.random.key(0))
+        jax.eval_shape(on_each(mesh, partial(exchange, phase)), params, rows, jax.random.key(0))
         for phase in algorithm.phases
     )
 

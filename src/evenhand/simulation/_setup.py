@@ -14,7 +14,7 @@ from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.simulation import _client, _round
 from evenhand.simulation._groups import deal
-from evenhand.simulation._program import Program, copies, everywhere, on_each, over
+from evenhand.simulation._program import Program, copies, everywhere, over
 from evenhand.simulation._round import RoundState, Rows
 from evenhand.simulation._rows import Resident, Source, Streamed, must_stream, resident
 from evenhand.streams import Purpose
@@ -91,7 +91,7 @@ def set_up(
     if lanes is None:
         program = program._replace(lanes=_default_lanes(program, params, source))
     setup = Setup(program, source, root, RoundState((), (), ()), {})
-    wires = _round.wires(algorithm, params, setup.rows, capacity, partial(on_each, mesh))
+    wires = _round.wires(algorithm, params, setup.rows, capacity, mesh)
 
     def place(values: PyTree) -> PyTree:
         # A copy: the first round takes its memory over, and the initial parameters may be the caller's own arrays.

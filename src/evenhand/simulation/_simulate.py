@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -74,8 +75,7 @@ def simulate(
       >>> run.history["round"].tolist()
       [0, 2, 4]
     """
-    run = None
-    for run in iterate(  # noqa: B007  (the last one is the result)
+    runs = iterate(
         algorithm,
         data,
         rounds=rounds,
@@ -90,10 +90,8 @@ def simulate(
         devices=devices,
         eval_clients=eval_clients,
         stream=stream,
-    ):
-        pass
-    assert run is not None
-    return run
+    )
+    return deque(runs, maxlen=1).pop()
 
 
 def iterate(
