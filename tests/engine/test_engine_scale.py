@@ -1,0 +1,169 @@
+"""What must not grow: a round's memory with its cohort, its program with the clients; and who works beside whom."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand.simulation import _engine
+from evenhand.simulation._setup import set_up
+from evenhand.types import Stack
+
+CLIENTS = 100_003  # a size that nothing else has
+PARAMS = 50_000
+
+
+def _wide_model():
+    """More parameters than rows: what a round keeps of models is what it keeps at all."""
+    return eh.models.from_functions(
+        init=lambda key: {"w": jnp.zeros(PARAMS), "b": jnp.zeros(())},
+        apply=lambda params, x: x[:, 0] * jnp.sum(params["w"]) + params["b"],
+        losses=lambda outputs, y: (outputs - y) ** 2,
+    )
+
+
+def _data(clients, test_fraction=0.0):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(clients, 3)).astype(np.float32), rng.normal(size=clients).astype(np.float32)
+    return eh.data.from_arrays(x, y, np.arange(clients), test_fraction=test_fraction)
+
+
+def _method(model, **more):
+    return eh.algorithms.fedavg(model, client_opt=optax.sgd(0.01), steps=2, batch_size=1, **more)
+
+
+def _traced(method, data, **settings):
+    setup = set_up(method, data, seed=0, devices=1, **settings)
+    arguments = (setup.state, setup.rows, setup.root, np.int32(0), np.int32(1))
+    return partial(_engine._run_rounds, setup.program), arguments
+
+
+def _scratch(method, **settings):
+    """Bytes that a compiled round keeps beside its arguments, in models."""
+    function, arguments = _traced(method, _data(64), **settings)
+    memory = jax.jit(function).lower(*arguments).compile().memory_analysis()
+    return memory.temp_size_in_bytes / (4 * PARAMS)
+
+
+def test_memory_of_sums_grows_with_the_lanes_and_not_with_the_cohort():
+    method = _method(_wide_model())
+    few, many = (_scratch(method, cohort=cohort, lanes=2) for cohort in (4, 64))
+    assert many < few + 1
+    assert _scratch(method, cohort=64, lanes=32) > many + 30
+
+
+def test_memory_of_methods_that_see_every_upload_grows_with_the_cohort():
+    first = Stack(
+        lambda like: (), lambda uploads, state, key: (jax.tree.map(lambda u: u[0], uploads.delta), state)
+    )
+    method = _method(_wide_model(), aggregator=first)
+    few, many = (_scratch(method, cohort=cohort, lanes=2) for cohort in (4, 64))
+    assert many > few + 50
+
+
+def _computed_shapes(jaxpr):
+    """The shapes of everything that a program computes, at any depth."""
+    for equation in jaxpr.eqns:
+        for output in equation.outvars:
+            yield str(equation.primitive), getattr(output.aval, "shape", ())
+        for parameter in equation.params.values():
+            for inner in parameter if isinstance(parameter, tuple | list) else (parameter,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _computed_shapes(inner)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "grows"),
+    [
+        (eh.sampling.uniform(), False),
+        (eh.sampling.uniform()._replace(draw=lambda key, sizes, m: jnp.argsort(sizes)[:m]), True),
+    ],
+    ids=["uniform", "one that sorts all clients"],
+)
+def test_a_round_computes_nothing_that_has_an_entry_per_client(sampling, grows):
+    method = _method(eh.testing.toy_model(), sampling=sampling)
+    toy = eh.testing.toy_data().train
+    x, y = np.resize(toy.x, (CLIENTS, *toy.x.shape[1:])), np.resize(toy.y, CLIENTS)
+    data = eh.data.from_arrays(x, y, np.arange(CLIENTS), test_fraction=0.0)
+    function, arguments = _traced(method, data, cohort=5, lanes=2)
+    per_client = [
+        at for at in _computed_shapes(jax.make_jaxpr(function)(*arguments).jaxpr) if CLIENTS in at[1]
+    ]
+    assert bool(per_client) == grows, per_client
+
+
+def test_two_devices_train_at_the_same_time():
+    """Each client's loss waits for the other device's: one after the other, they would wait for ever."""
+    meeting = threading.Barrier(2)
+
+    def meet(outputs):
+        meeting.wait(timeout=20)
+        return outputs
+
+    def losses(outputs, y):
+        shape = jax.ShapeDtypeStruct(outputs.shape, outputs.dtype)
+        zero = 0.0 * jax.pure_callback(meet, shape, jax.lax.stop_gradient(outputs))
+        return (outputs - y) ** 2 + zero
+
+    model = eh.models.from_functions(
+        init=lambda key: {"b": jnp.zeros(())}, apply=lambda params, x: x[:, 0] + params["b"], losses=losses
+    )
+    setup = set_up(_method(model), _data(2), seed=0, cohort=2, lanes=1, devices=2)
+    state, _ = _engine.run_rounds(setup.program, setup.state, setup.rows, setup.root, 0, 1)
+    assert np.asarray(state.server.params["b"]) != 0
+
+
+def test_a_second_process_finds_its_programs_compiled(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import evenhand as eh, jax, optax\n"
+        "events = []\n"
+        "jax.monitoring.register_event_listener(lambda event, **_: events.append(event))\n"
+        "method = eh.algorithms.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, batch_size=4)\n"
+        "eh.simulate(method, eh.testing.toy_data(), rounds=2, cohort=3)\n"
+        "print(*(sum(e.endswith('/cache_' + kind) for e in events) for kind in ('hits', 'misses')))\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    bare |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+    def hits_and_misses():
+        done = subprocess.run(
+            [sys.executable, str(script)], env=bare, capture_output=True, text=True, check=True
+        )
+        return tuple(map(int, done.stdout.split()))
+
+    hits, misses = hits_and_misses()
+    assert misses > hits
+    hits, again = hits_and_misses()
+    assert hits >= misses and again == 0
+
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="benchmarks are not part of the package")
+def test_the_benchmarks_own_side_answers(tmp_path):
+    plan = tmp_path / "plan.npz"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "evenhand_rounds.py")],
+        input=f"load lr-mnist\ncheck {plan}\ntime\ntwin\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    about, check, engine, twin = map(eval, done.stdout.splitlines())
+    assert about["compile"] > 0 and about["lanes"] >= 1
+    assert 0 < check["loss"] < np.log(10) and np.load(plan)["ids"].shape == (10,)
+    assert set(engine) == set(twin) and 0 < engine["wall"] < twin["wall"]
+    assert re.fullmatch(r"1\.0*", f"{twin['padded']:.3f}")
