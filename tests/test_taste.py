@@ -24,7 +24,7 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 # Who may import whom, bottom up; everybody may import what is under their own name.
 _BASE = {"errors", "types", "tree", "permutation", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
-_METHODS = _WORK | {"aggregators", "algorithms"}
+_METHODS = _WORK | {"risks", "aggregators", "algorithms"}
 _MEASURED = _METHODS | {"data", "models", "evaluation"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -41,8 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server_opt": _BASE,
     "data": {"errors", "types"},
     "models": {"errors", "types"},
-    "aggregators": _WORK,
-    "algorithms": _WORK | {"aggregators"},
+    "risks": {"errors", "types"},
+    "aggregators": _WORK | {"risks"},
+    "algorithms": _WORK | {"risks", "aggregators"},
     "evaluation": _METHODS | {"data", "models", "_version"},
     "simulation": _MEASURED,
     "testing": _MEASURED | {"simulation"},

@@ -19,7 +19,7 @@ broadcast parameters, ``F_k(w)`` client ``k``'s mean training loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 
@@ -33,10 +33,12 @@ __all__ = [
     "Info",
     "Key",
     "Model",
+    "OfLosses",
     "Params",
     "Phase",
     "PyTree",
     "Report",
+    "Risk",
     "Sampling",
     "Stack",
     "Sum",
@@ -133,13 +135,37 @@ class Effort(NamedTuple):
     rows: Array
 
 
+class OfLosses(Protocol):
+    """A function of losses ``(n,)`` and of weights ``(n,)``, none below 0, of any sum; None: equal weights."""
+
+    def __call__(self, losses: Array, weights: Array | None = None) -> Array:
+        """The function's value."""
+        ...
+
+
+class Risk(NamedTuple):
+    """Losses of examples, groups or clients to one number, and how much each of them counts in it.
+
+    Law: the number lies between the smallest and the largest loss and does not fall when a loss rises, unless the risk
+    says otherwise; its gradient with respect to the losses is a multiple, not below 0, of the weights; a loss of
+    weight 0 does not exist, NaN or not; the order of the losses does not matter.  Without any loss all are 0.
+
+    Attributes:
+      value: the number, a scalar of the losses' dtype; differentiable.
+      weights: ``(n,)``, none below 0, that sum to 1.
+    """
+
+    value: OfLosses
+    weights: OfLosses
+
+
 class Sum(NamedTuple):
     """An aggregator that needs sums only: it streams, shards, works under secure summation and takes noise.
 
     Law: the direction does not depend on the order of the uploads, nor on how they are grouped into partial sums.
 
     Attributes:
-      init: ``like -> state``, where ``like`` is a tree with the structure of one upload's delta.
+      init: ``(like, num_clients) -> state``, where ``like`` is a tree with the structure of one upload's delta.
       lift: ``(upload, state) -> tree of arrays to be summed``; runs on the client.
       lower: ``(total, state, key) -> (direction, state)``; runs on the server.  A total of no uploads gives zeros.
       weigh: ``(reports, ids, state) -> (weights, state)`` turns the cohort's reports (fields of shape ``(m,)``)
@@ -149,7 +175,7 @@ class Sum(NamedTuple):
       sensitivity: a bound on ``||lift(upload)||_2`` over admissible uploads, None if there is none.
     """
 
-    init: Callable[[PyTree], State]
+    init: Callable[[PyTree, int], State]
     lift: Callable[[Upload, State], PyTree]
     lower: Callable[[PyTree, State, Key], tuple[PyTree, State]]
     weigh: Callable[[Report, Array, State], tuple[Array, State]] | None = None
@@ -164,12 +190,12 @@ class Stack(NamedTuple):
     Law: the direction does not depend on the order of the uploads, ties apart.
 
     Attributes:
-      init: ``like -> state``, as for :class:`Sum`.
+      init: ``(like, num_clients) -> state``, as for :class:`Sum`.
       apply: ``(uploads, state, key) -> (direction, state)``; each leaf of ``uploads`` has a leading axis ``m``.
       needs_loss: whether clients must report their loss.
     """
 
-    init: Callable[[PyTree], State]
+    init: Callable[[PyTree, int], State]
     apply: Callable[[Upload, State, Key], tuple[PyTree, State]]
     needs_loss: bool = False
 

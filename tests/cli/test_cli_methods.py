@@ -12,19 +12,29 @@ import pytest
 
 import evenhand as eh
 from evenhand import algorithms, server_opt
+from evenhand.aggregators._reduce import reduce_uploads, weigh
+from evenhand.cli._local import LocalOptions
 from evenhand.cli._main import parse
 from evenhand.cli._methods import METHODS
 from evenhand.cli._run import Run
-from evenhand.types import Algorithm, ClientData, Key, Params
+from evenhand.local import Solver
+from evenhand.types import Algorithm, ClientData, Key, Model, Params, Report, Upload
 
 MODEL = eh.models.linear_regression(features=2)
+# Rows with two labels of different loss, so that tilts over classes and over rows show.
+LABELS = eh.models.from_functions(
+    init=lambda key: jnp.zeros(2),
+    apply=lambda params, x: x @ params,
+    losses=lambda outputs, y: jnp.square(outputs - y.astype(jnp.float32)),
+)
+DATA = eh.data.from_arrays(np.zeros((6, 2), np.float32), np.arange(6), np.zeros(6, int), test_fraction=0.0)
 ROWS = ClientData(
-    jnp.array([[1.0, 2.0], [3.0, 4.0]]),
-    jnp.array([1.0, 5.0]),
+    jnp.array([[1.0, 2.0], [3.0, 4.0], [0.5, -1.0], [-1.0, 0.0]]),
+    jnp.array([1.0, 5.0, 5.0, 1.0]),
     jnp.int32(0),
-    jnp.int32(2),
+    jnp.int32(4),
     jnp.float32(1.0),
-    2,
+    4,
 )
 
 
@@ -41,19 +51,48 @@ def solver(
     return params, state
 
 
+class Local(LocalOptions):
+    """Local work that is always the solver above."""
+
+    def solver(self, model: Model) -> Solver:
+        return solver
+
+
 def two_rounds(algorithm: Algorithm) -> np.ndarray:
-    """The global parameters after two rounds with one client."""
+    """The global and a client's own parameters after two rounds with three clients, who send unlike things."""
     params = algorithm.model.init(jax.random.key(0))
     state, client = algorithm.init(params, 3), algorithm.init_client(params)
+    memories: dict[int, object] = {}
     for loss in (1.0, 2.0):
         if algorithm.observe is not None:
             state = algorithm.observe(state, jnp.float32(loss))
-        for phase in algorithm.phases:
+        for index, phase in enumerate(algorithm.phases):
             message = phase.broadcast(state, jnp.int32(0))
-            direction, client = phase.work(message, client, ROWS, jax.random.key(1))
-            state, _ = phase.server(state, direction, jnp.int32(1), jax.random.key(2))
-    leaves = jax.tree.leaves(algorithm.global_params(state))
+            told = phase.report(message, client, ROWS)
+            delta, client = phase.work(message, client, ROWS, jax.random.key(1))
+            deltas = jax.tree.map(lambda d: jnp.stack([d, 0.5 * d + 0.1, 0.2 - d]), delta)
+            losses = told.loss * jnp.array([1.0, 0.5, 0.1]) if phase.aggregator.needs_loss else jnp.ones(3)
+            memory = memories.get(index, phase.aggregator.init(delta, 3))
+            report = Report(jnp.full(3, told.weight), losses)
+            weights, memory = weigh(phase.aggregator, report, jnp.arange(3), memory)
+            uploads = Upload(deltas, weights, losses)
+            direction, memories[index] = reduce_uploads(phase.aggregator, uploads, memory, jax.random.key(3))
+            state, _ = phase.server(state, direction, jnp.int32(3), jax.random.key(2))
+    served = algorithm.personal_params
+    own = () if served is None else served(state, client)
+    leaves = jax.tree.leaves((algorithm.global_params(state), own))
     return np.concatenate([np.ravel(leaf) for leaf in leaves])
+
+
+def _fedtilt(
+    lr: float = 0.1, steps: int | None = None, batch_size: int | None = 10, **more: float
+) -> Algorithm:
+    given = {"tilt_class": 1.0, "tilt_sample": 1.0, **more}
+    epochs = 1 if steps is None else None
+    opt = optax.sgd(lr)
+    return algorithms.fedtilt(
+        LABELS, classes=6, client_opt=opt, epochs=epochs, steps=steps, batch_size=batch_size, **given
+    )
 
 
 GIVEN = {
@@ -75,6 +114,25 @@ GIVEN = {
     "fedavgm --server-lr 0.2 --momentum 0.5": algorithms.fedavg(
         MODEL, solver=solver, server_opt=server_opt.fedavgm(0.2, momentum=0.5)
     ),
+    "qfedavg --q 0.5": algorithms.qfedavg(MODEL, q=0.5, lipschitz=10.0, solver=solver),
+    "qfedavg --lr 0.2": algorithms.qfedavg(MODEL, q=1.0, lipschitz=5.0, solver=solver),
+    "qfedsgd --q 0.5 --lr 0.2": algorithms.qfedsgd(MODEL, q=0.5, lipschitz=5.0),
+    "afl --gamma-lambda 0.3 --lr 0.2": algorithms.afl(MODEL, gamma_w=0.2, gamma_lambda=0.3),
+    "term --t 0.5": algorithms.term(MODEL, t=0.5, solver=solver),
+    "term --t -2": algorithms.term(MODEL, t=-2.0, solver=solver),
+    "term --running 0.5": algorithms.term(MODEL, t=1.0, running=0.5, solver=solver),
+    "delta-fl --theta 0.8": algorithms.delta_fl(MODEL, theta=0.8, solver=solver),
+    "delta-fl --nu 0.5": algorithms.delta_fl(MODEL, theta=0.5, nu=0.5, solver=solver),
+    "delta-fl --filtered": algorithms.delta_fl(MODEL, theta=0.5, filtered=True, solver=solver),
+    "fedmgda --epsilon 0.5": algorithms.fedmgda(MODEL, epsilon=0.5, solver=solver),
+    "fedmgda --server-lr 0.5": algorithms.fedmgda(
+        MODEL, epsilon=0.1, solver=solver, server_opt=optax.sgd(0.5)
+    ),
+    "qmaml --q 2 --lr 0.2": algorithms.qmaml(MODEL, q=2.0, step_size=0.2),
+    "fedtilt --tilt-class 2 --tilt-sample -1 --lr 0.2": _fedtilt(tilt_class=2.0, tilt_sample=-1.0, lr=0.2),
+    "fedtilt --tilt-server 0.5": _fedtilt(tilt_server=0.5),
+    "fedtilt --prox-mu 2 --steps 3 --batch-size all": _fedtilt(prox_mu=2.0, steps=3, batch_size=None),
+    "fedtilt --prox-mu inf": _fedtilt(prox_mu=float("inf")),
 }
 
 
@@ -83,7 +141,8 @@ def built(words: str) -> Algorithm:
     command = parse(["run", *words.split()])
     assert isinstance(command, Run)
     assert command.method.name == words.split()[0]
-    return command.method.build(MODEL, solver)
+    model = LABELS if words.startswith("fedtilt") else MODEL
+    return command.method.build(model, Local(**vars(command.local)), DATA)
 
 
 @pytest.mark.parametrize("words", GIVEN)

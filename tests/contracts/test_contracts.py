@@ -98,7 +98,7 @@ def _biased(total, state, key):
 @pytest.mark.parametrize(
     ("words", "aggregator"),
     [
-        ("order", Stack(lambda like: (), _first_only)),
+        ("order", Stack(lambda like, clients: (), _first_only)),
         ("agree", MEAN._replace(lower=_unnormalised)),
         ("no uploads", MEAN._replace(lower=_biased)),
         ("sensitivity", MEAN._replace(sensitivity=1.0)),

@@ -159,6 +159,15 @@ def test_a_run_tells_how_fast_it_was_and_what_was_padding():
     assert slow.info["examples"] < 82
 
 
+def test_clients_of_like_work_go_side_by_side():
+    """Sizes 1, 40, 1, 40 in two groups of two lanes: sorted by work, nothing is executed that is not useful."""
+    sizes = np.array([1, 40, 1, 40])
+    x, y = np.resize(DATA.train.x, (82, DATA.train.x.shape[1])), np.resize(DATA.train.y, 82)
+    data = eh.data.from_arrays(x, y, np.repeat(np.arange(4), sizes), test_fraction=0.0)
+    run = eh.simulate(fedprox(), data, rounds=1, lanes=2)
+    assert run.info["steps"] == {"useful": 44, "executed": 44}
+
+
 def test_default_lanes_keep_padding_rare_on_log_normal_sizes():
     sizes = np.minimum(np.exp(np.random.default_rng(0).normal(4, 2, 300)).astype(int) + 1, 5000)
     x = np.zeros((sizes.sum(), DATA.train.x.shape[1]), np.float32)

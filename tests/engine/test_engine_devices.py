@@ -21,7 +21,7 @@ def _median():
     def apply(uploads, state, key):
         return jax.tree.map(lambda leaf: jnp.median(leaf, axis=0), uploads.delta), state
 
-    return Stack(lambda like: (), apply)
+    return Stack(lambda like, clients: (), apply)
 
 
 METHODS = {

@@ -116,7 +116,7 @@ def _only(k):
 _STREAMED = eh.aggregators.mean()
 _WEIGHED = _STREAMED._replace(weigh=lambda reports, ids, state: (reports.weight, state))
 _STACKED = Stack(
-    lambda like: (),
+    lambda like, clients: (),
     lambda uploads, state, key: (
         jax.tree.map(lambda leaf: jnp.average(leaf, axis=0, weights=uploads.weight), uploads.delta),
         state,
@@ -150,7 +150,7 @@ def test_a_liar_that_boasts_of_its_weight_dominates_the_mean(aggregator):
 def test_a_lie_in_the_report_is_drawn_anew_for_each_liar_and_round():
     """Its weight is all that is noted; the truth is 1."""
     note = Stack(
-        lambda like: jnp.zeros(6),
+        lambda like, clients: jnp.zeros(6),
         lambda uploads, state, key: (jax.tree.map(lambda leaf: leaf[0] * 0, uploads.delta), uploads.weight),
     )
     method = eh.algorithms.fedavg(

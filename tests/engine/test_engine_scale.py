@@ -64,7 +64,8 @@ def test_memory_of_sums_grows_with_the_lanes_and_not_with_the_cohort():
 
 def test_memory_of_methods_that_see_every_upload_grows_with_the_cohort():
     first = Stack(
-        lambda like: (), lambda uploads, state, key: (jax.tree.map(lambda u: u[0], uploads.delta), state)
+        lambda like, clients: (),
+        lambda uploads, state, key: (jax.tree.map(lambda u: u[0], uploads.delta), state),
     )
     method = _method(_wide_model(), aggregator=first)
     few, many = (_scratch(method, cohort=cohort, lanes=2) for cohort in (4, 64))

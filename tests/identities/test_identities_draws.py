@@ -37,7 +37,7 @@ def _tell(params: Array, data: ClientData, key: Key, correction: optax.GradientT
 def _spy(m: int) -> Stack:
     """Keeps the latest uploads of ``m`` clients in its state and moves nothing."""
 
-    def init(like: Any) -> Any:
+    def init(like: Any, clients: int) -> Any:
         return jax.tree.map(lambda leaf: jnp.zeros((m, *leaf.shape)), like)
 
     def apply(uploads: Upload, state: Any, key: Key) -> tuple[Any, Any]:

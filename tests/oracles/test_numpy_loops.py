@@ -12,34 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from softmax_oracle import DATA, MODEL, SIZES, average, combine, gradient
 
 import evenhand as eh
 from evenhand import permutation
 from evenhand.simulation._round import cohort, work_key
 
 ROUNDS, STEPS, LR, MU = 20, 3, 0.2, 0.3
-MODEL = eh.testing.toy_model()
-DATA = eh.testing.toy_data()
-SIZES = DATA.train.sizes
 COMMON = {"client_opt": optax.sgd(LR), "epochs": STEPS, "batch_size": None}
-
-
-def gradient(w, k):
-    x, y = DATA.train.client(k)
-    logits = x.astype(np.float64) @ w["w"] + w["b"]
-    p = np.exp(logits - logits.max(axis=1, keepdims=True))
-    p /= p.sum(axis=1, keepdims=True)
-    p[np.arange(len(y)), y] -= 1
-    return {"w": x.T @ p / len(y), "b": p.mean(axis=0)}
-
-
-def combine(function, *trees):
-    return {name: function(*(t[name] for t in trees)) for name in ("w", "b")}
-
-
-def average(trees, weights):
-    share = np.asarray(weights, np.float64) / np.sum(weights)
-    return combine(lambda *leaves: sum(s * leaf for s, leaf in zip(share, leaves, strict=True)), *trees)
 
 
 def local(w0, k, extra):

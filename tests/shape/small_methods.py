@@ -46,7 +46,7 @@ def qfedavg(q: float, lipschitz: float) -> Sum:
         deltas, h = total
         return tree.scale(jnp.where(h > 0, 1.0 / jnp.where(h > 0, h, 1.0), 0.0), deltas), state
 
-    return Sum(lambda like: (), lift, lower, weigh=weigh, needs_loss=True)
+    return Sum(lambda like, clients: (), lift, lower, weigh=weigh, needs_loss=True)
 
 
 def krum(f: int) -> Stack:
@@ -60,7 +60,7 @@ def krum(f: int) -> Stack:
         others = jnp.sort(squares, axis=1)[:, 1 : neighbours + 1]
         return tree.take(uploads.delta, jnp.argmin(jnp.sum(others, axis=1))), state
 
-    return Stack(lambda like: (), apply)
+    return Stack(lambda like, clients: (), apply)
 
 
 class _Median(NamedTuple):
@@ -71,7 +71,7 @@ class _Median(NamedTuple):
 def geometric_median(passes: int, smoothing: float = 1e-5) -> Sum:
     """RFA's smoothed Weiszfeld (Pillutla et al., 2022): the mean first, then reweighted means, each a secure sum."""
 
-    def init(like: PyTree) -> _Median:
+    def init(like: PyTree, clients: int) -> _Median:
         return _Median(like, jnp.int32(0))
 
     def lift(upload: Upload, state: _Median) -> PyTree:

@@ -54,7 +54,7 @@ def aggregate(
     loss = jnp.full(m, jnp.nan, jnp.float32) if losses is None else jnp.asarray(losses, jnp.float32)
     if weight.shape != (m,) or loss.shape != (m,):
         raise EvenhandError(f"aggregate(): weights {weight.shape} and losses {loss.shape} must be ({m},).")
-    state = aggregator.init(tree.zeros_like(tree.take(deltas, jnp.int32(0))))
+    state = aggregator.init(tree.zeros_like(tree.take(deltas, jnp.int32(0))), m)
     ids = jnp.arange(m, dtype=jnp.int32)
     weight, state = weigh(aggregator, Report(weight, loss), ids, state)
     key = stream(jax.random.key(seed), Purpose.AGGREGATOR)

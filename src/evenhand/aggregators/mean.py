@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.types import Array, Key, PyTree, Sum, Upload
 
-__all__ = ["mean"]
+__all__ = ["mean", "reciprocal"]
 
 
 def mean() -> Sum:
@@ -31,7 +31,7 @@ def mean() -> Sum:
     2017, algorithm 1.
     """
 
-    def init(like: PyTree) -> PyTree:
+    def init(like: PyTree, clients: int) -> PyTree:
         return ()
 
     def lift(upload: Upload, state: PyTree) -> PyTree:
@@ -39,10 +39,11 @@ def mean() -> Sum:
 
     def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         deltas, weight = total
-        return tree.scale(_reciprocal(weight), deltas), state
+        return tree.scale(reciprocal(weight), deltas), state
 
     return Sum(init, lift, lower)
 
 
-def _reciprocal(weight: Array) -> Array:
+def reciprocal(weight: Array) -> Array:
+    """One over ``weight``; 0 for 0."""
     return jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)

@@ -1,9 +1,30 @@
 """Federated methods, one file each."""
 
+from evenhand.algorithms.afl import afl
+from evenhand.algorithms.delta_fl import delta_fl
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.algorithms.feddane import feddane
+from evenhand.algorithms.fedmgda import fedmgda
 from evenhand.algorithms.fedprox import fedprox
 from evenhand.algorithms.fedprox_adaptive import fedprox_adaptive
+from evenhand.algorithms.fedtilt import fedtilt
+from evenhand.algorithms.qfedavg import qfedavg, qfedsgd
+from evenhand.algorithms.qmaml import qmaml
 from evenhand.algorithms.scaffold import scaffold
+from evenhand.algorithms.term import term
 
-__all__ = ["fedavg", "feddane", "fedprox", "fedprox_adaptive", "scaffold"]
+__all__ = [
+    "afl",
+    "delta_fl",
+    "fedavg",
+    "feddane",
+    "fedmgda",
+    "fedprox",
+    "fedprox_adaptive",
+    "fedtilt",
+    "qfedavg",
+    "qfedsgd",
+    "qmaml",
+    "scaffold",
+    "term",
+]

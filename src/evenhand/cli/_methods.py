@@ -10,8 +10,10 @@ import optax
 from tyro.conf import subcommand
 
 from evenhand import algorithms, server_opt
+from evenhand.cli import _fair_methods as fair
+from evenhand.cli._local import LocalOptions
+from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
-from evenhand.local import Solver
 from evenhand.types import Algorithm, Model
 
 __all__ = ["METHODS", "Method"]
@@ -33,9 +35,9 @@ class FedAvg:
     server_lr: float = 1.0
     """the server's step η_g on the mean change; 1 is plain averaging"""
 
-    def build(self, model: Model, solver: Solver) -> Algorithm:
+    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        return algorithms.fedavg(model, solver=solver, server_opt=_plain(self.server_lr))
+        return algorithms.fedavg(model, solver=local.solver(model), server_opt=_plain(self.server_lr))
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,11 @@ class FedProx:
     server_lr: float = 1.0
     """the server's step η_g on the mean change; 1 is plain averaging"""
 
-    def build(self, model: Model, solver: Solver) -> Algorithm:
+    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        return algorithms.fedprox(model, mu=self.mu, solver=solver, server_opt=_plain(self.server_lr))
+        return algorithms.fedprox(
+            model, mu=self.mu, solver=local.solver(model), server_opt=_plain(self.server_lr)
+        )
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,10 @@ class FedProxAdaptive:
     server_lr: float = 1.0
     """the server's step η_g on the mean change; 1 is plain averaging"""
 
-    def build(self, model: Model, solver: Solver) -> Algorithm:
+    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         opt = _plain(self.server_lr)
-        return algorithms.fedprox_adaptive(model, mu0=self.mu0, solver=solver, server_opt=opt)
+        return algorithms.fedprox_adaptive(model, mu0=self.mu0, solver=local.solver(model), server_opt=opt)
 
 
 @dataclass(frozen=True)
@@ -85,9 +89,11 @@ class FedDane:
     server_lr: float = 1.0
     """the server's step η_g on the mean change; 1 is plain averaging"""
 
-    def build(self, model: Model, solver: Solver) -> Algorithm:
+    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        return algorithms.feddane(model, mu=self.mu, solver=solver, server_opt=_plain(self.server_lr))
+        return algorithms.feddane(
+            model, mu=self.mu, solver=local.solver(model), server_opt=_plain(self.server_lr)
+        )
 
 
 @dataclass(frozen=True)
@@ -100,9 +106,9 @@ class Scaffold:
     server_lr: float = 1.0
     """the server's step η_g on the mean change"""
 
-    def build(self, model: Model, solver: Solver) -> Algorithm:
+    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        return algorithms.scaffold(model, solver=solver, server_opt=_plain(self.server_lr))
+        return algorithms.scaffold(model, solver=local.solver(model), server_opt=_plain(self.server_lr))
 
 
 @dataclass(frozen=True)
@@ -121,10 +127,10 @@ class FedAdam:
     tau: float = 1e-3
     """τ, the degree of adaptivity; small adapts more"""
 
-    def build(self, model: Model, solver: Solver) -> Algorithm:
+    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         opt = server_opt.fedadam(self.server_lr, b1=self.b1, b2=self.b2, tau=self.tau)
-        return algorithms.fedavg(model, solver=solver, server_opt=opt)
+        return algorithms.fedavg(model, solver=local.solver(model), server_opt=opt)
 
 
 @dataclass(frozen=True)
@@ -143,10 +149,10 @@ class FedYogi:
     tau: float = 1e-3
     """τ, the degree of adaptivity; small adapts more"""
 
-    def build(self, model: Model, solver: Solver) -> Algorithm:
+    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         opt = server_opt.fedyogi(self.server_lr, b1=self.b1, b2=self.b2, tau=self.tau)
-        return algorithms.fedavg(model, solver=solver, server_opt=opt)
+        return algorithms.fedavg(model, solver=local.solver(model), server_opt=opt)
 
 
 @dataclass(frozen=True)
@@ -163,10 +169,10 @@ class FedAdagrad:
     tau: float = 1e-3
     """τ, the degree of adaptivity; small adapts more"""
 
-    def build(self, model: Model, solver: Solver) -> Algorithm:
+    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         opt = server_opt.fedadagrad(self.server_lr, b1=self.b1, tau=self.tau)
-        return algorithms.fedavg(model, solver=solver, server_opt=opt)
+        return algorithms.fedavg(model, solver=local.solver(model), server_opt=opt)
 
 
 @dataclass(frozen=True)
@@ -181,13 +187,31 @@ class FedAvgM:
     momentum: float = 0.9
     """β of v ← βv + Δ; 0 is FedAvg"""
 
-    def build(self, model: Model, solver: Solver) -> Algorithm:
+    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         opt = server_opt.fedavgm(self.server_lr, momentum=self.momentum)
-        return algorithms.fedavg(model, solver=solver, server_opt=opt)
+        return algorithms.fedavg(model, solver=local.solver(model), server_opt=opt)
 
 
-METHODS = (FedAvg, FedProx, FedProxAdaptive, FedDane, Scaffold, FedAdam, FedYogi, FedAdagrad, FedAvgM)
+METHODS = (
+    FedAvg,
+    FedProx,
+    FedProxAdaptive,
+    FedDane,
+    Scaffold,
+    FedAdam,
+    FedYogi,
+    FedAdagrad,
+    FedAvgM,
+    fair.QFedAvg,
+    fair.QFedSGD,
+    fair.AFL,
+    fair.Term,
+    fair.DeltaFL,
+    fair.FedTilt,
+    fair.FedMGDA,
+    fair.QMAML,
+)
 
 Method: TypeAlias = (
     Annotated[FedAvg, subcommand(FedAvg.name)]
@@ -199,4 +223,12 @@ Method: TypeAlias = (
     | Annotated[FedYogi, subcommand(FedYogi.name)]
     | Annotated[FedAdagrad, subcommand(FedAdagrad.name)]
     | Annotated[FedAvgM, subcommand(FedAvgM.name)]
+    | Annotated[fair.QFedAvg, subcommand(fair.QFedAvg.name)]
+    | Annotated[fair.QFedSGD, subcommand(fair.QFedSGD.name)]
+    | Annotated[fair.AFL, subcommand(fair.AFL.name)]
+    | Annotated[fair.Term, subcommand(fair.Term.name)]
+    | Annotated[fair.DeltaFL, subcommand(fair.DeltaFL.name)]
+    | Annotated[fair.FedTilt, subcommand(fair.FedTilt.name)]
+    | Annotated[fair.FedMGDA, subcommand(fair.FedMGDA.name)]
+    | Annotated[fair.QMAML, subcommand(fair.QMAML.name)]
 )

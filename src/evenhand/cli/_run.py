@@ -2,63 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import optax
 from rich.console import Console
 from tyro.conf import arg
 
-from evenhand import local
 from evenhand.cli._config import changes, configuration
 from evenhand.cli._data import DataOptions
 from evenhand.cli._folder import CHECKPOINT, check_free
+from evenhand.cli._local import LocalOptions
 from evenhand.cli._methods import Method
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._record import Place, record
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
 from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import stragglers
-from evenhand.types import Model
 
 __all__ = ["Run"]
 
 _EVALUATIONS = 50
 _DEFAULT_EVERY = f"(default: {_EVALUATIONS} times a run)"
 _DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
-
-
-@dataclass(frozen=True)
-class LocalOptions:
-    """What a client does in one round."""
-
-    lr: float = 0.1
-    """the clients' step η of plain gradient descent"""
-    epochs: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1)")] = None
-    """passes E over a client's rows per round"""
-    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: not used)")] = None
-    """in place of --epochs: batches per round"""
-    batch_size: int | Literal["all"] = 10
-    """rows per batch"""
-
-    def solver(self, model: Model) -> local.Solver:
-        """The local work, for one model."""
-        if self.epochs is not None and self.steps is not None:
-            raise EvenhandError("--epochs and --steps exclude each other: give one of them.")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise EvenhandError(f"--lr {self.lr} is no step size: give a number above 0.")
-        return local.sgd(
-            model,
-            client_opt=optax.sgd(self.lr),
-            epochs=1 if self.epochs is None and self.steps is None else self.epochs,
-            steps=self.steps,
-            batch_size=None if self.batch_size == "all" else self.batch_size,
-        )
 
 
 @dataclass(frozen=True)
@@ -117,7 +85,7 @@ class Run:
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
         model = self.model.build(data)
-        algorithm = self.method.build(model, self.local.solver(model))
+        algorithm = self.method.build(model, self.local, data)
         console = Console(stderr=True, quiet=self.quiet, highlight=False)
         checkpoint = None
         if self.checkpoint != "off":

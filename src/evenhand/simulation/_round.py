@@ -120,7 +120,7 @@ def begin(
     def initial(params: Params) -> RoundState:
         zeros = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), wire.delta) for wire in wires]
         aggregators = tuple(
-            phase.aggregator.init(like) for phase, like in zip(algorithm.phases, zeros, strict=True)
+            phase.aggregator.init(like, clients) for phase, like in zip(algorithm.phases, zeros, strict=True)
         )
         return RoundState(algorithm.init(params, clients), aggregators, algorithm.init_client(params))
 

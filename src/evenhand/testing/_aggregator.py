@@ -77,7 +77,7 @@ def check_aggregator(
 
 def _check_sum(aggregator: Sum, deltas: PyTree, weights: Any, losses: Any) -> None:
     uploads = jax.tree.map(jnp.asarray, Upload(deltas, weights, losses))
-    state = aggregator.init(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), uploads.delta))
+    state = aggregator.init(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), uploads.delta), len(weights))
     lifted = jax.vmap(aggregator.lift, in_axes=(0, None))(uploads, state)
     key = jax.random.key(0)
 

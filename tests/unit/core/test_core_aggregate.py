@@ -80,7 +80,7 @@ def test_a_sum_in_two_passes() -> None:
         centre = total[0] / total[1]
         return centre, (state[0] + 1, centre)
 
-    trimmed = Sum(lambda like: (jnp.int32(0), jnp.zeros_like(like)), lift, lower, passes=2)
+    trimmed = Sum(lambda like, clients: (jnp.int32(0), jnp.zeros_like(like)), lift, lower, passes=2)
     deltas = np.array([0.0, 0.5, 0.5, 3.0], np.float32)
     assert float(aggregate(trimmed, deltas)) == pytest.approx(1 / 3)
     assert float(aggregate(trimmed._replace(passes=1), deltas)) == 1.0
@@ -88,14 +88,14 @@ def test_a_sum_in_two_passes() -> None:
 
 def test_a_stack_sees_every_upload() -> None:
     largest = Stack(
-        lambda like: (), lambda uploads, state, key: (uploads.delta[jnp.argmax(uploads.weight)], state)
+        lambda like, clients: (), lambda uploads, state, key: (uploads.delta[jnp.argmax(uploads.weight)], state)
     )
     assert aggregate(largest, _DELTAS["w"], weights=_WEIGHTS).tolist() == _DELTAS["w"][2].tolist()
 
 
 def test_draws_depend_on_the_seed() -> None:
     random = Stack(
-        lambda like: (), lambda uploads, state, key: (uploads.delta[0] + jax.random.normal(key), state)
+        lambda like, clients: (), lambda uploads, state, key: (uploads.delta[0] + jax.random.normal(key), state)
     )
     draws = [float(aggregate(random, _DELTAS["b"], seed=seed)) for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]

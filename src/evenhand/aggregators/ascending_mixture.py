@@ -1,0 +1,50 @@
+"""AFL's mixture of clients, moved towards those with the higher losses."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+
+from evenhand.aggregators.risk_weighted import risk_weighted
+from evenhand.errors import EvenhandError
+from evenhand.risks import mean, project_simplex
+from evenhand.types import Array, PyTree, Report, Sum
+
+__all__ = ["ascending_mixture"]
+
+
+def ascending_mixture(step_size: float) -> Sum:
+    r"""Uploads weighted by a mixture over all clients, that climbs the losses by projected ascent.
+
+    .. math::
+        \Delta = \sum_k \lambda_k \Delta_k, \qquad
+        \lambda \leftarrow \Pi_\Lambda \big( \lambda + \gamma_\lambda (F_1(w^t), \dots, F_N(w^t)) \big)
+
+    from :math:`\lambda = 1/N`; the ascent sees the losses of the same round, whose uploads still have the old weights.
+
+    Args:
+      step_size: :math:`\gamma_\lambda \ge 0`; 0 keeps the plain mean over clients.
+
+    Raises:
+      EvenhandError: ``step_size`` negative or not finite.
+
+    Edge cases: made for cohorts of everybody.  Of a smaller cohort, the members' weights are scaled to sum to 1, and
+    only their losses climb.  A loss that is not finite does not climb, and its client is left out of that round.
+
+    Source: Mohri et al., *Agnostic Federated Learning*, ICML 2019, in the deterministic form that q-FFL is compared to.
+    """
+    if not 0.0 <= step_size < math.inf:
+        raise EvenhandError(f"ascending_mixture(step_size={step_size}): give a finite number >= 0.")
+    base = risk_weighted(mean())
+
+    def init(like: PyTree, clients: int) -> Array:
+        return jnp.full(clients, 1.0 / clients, jnp.float32)
+
+    def weigh(reports: Report, ids: Array, state: Array) -> tuple[Array, Array]:
+        finite = jnp.isfinite(reports.loss)
+        weights = jnp.where(finite, state[ids], 0.0)
+        climbed = state.at[ids].add(step_size * jnp.where(finite, reports.loss, 0.0))
+        return weights, project_simplex(climbed)
+
+    return base._replace(init=init, weigh=weigh)

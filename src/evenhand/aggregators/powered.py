@@ -1,0 +1,112 @@
+"""The aggregators of q-FFL: uploads weighted by powers of the losses, with a step that follows their curvature."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+
+from evenhand import tree
+from evenhand.aggregators.mean import reciprocal
+from evenhand.aggregators.risk_weighted import trusted
+from evenhand.errors import EvenhandError
+from evenhand.types import Array, Key, PyTree, Report, Sum, Upload
+
+__all__ = ["loss_powers", "qfedavg"]
+
+_LEAST = 1e-10
+"""Added to losses, so that 0 has a logarithm; as in the reference code."""
+
+
+def qfedavg(q: float, lipschitz: float) -> Sum:
+    r"""q-FedAvg's step: uploads count by the q-th power of the loss, divided by a bound of the curvature.
+
+    .. math::
+        \Delta w_k = -L \Delta_k, \qquad h_k = q F_k^{q-1} \|\Delta w_k\|^2 + L F_k^q, \qquad
+        \Delta = -\frac{\sum_k \omega_k F_k^q \Delta w_k}{\sum_k \omega_k h_k}
+
+    with :math:`F_k` the loss at the broadcast model and :math:`\omega_k` the weight that the sampling scheme gives.
+
+    Args:
+      q: how much high losses count, >= 0; 0 is the mean, exactly.
+      lipschitz: :math:`L`, one over the clients' step size; not to be tuned anew for each ``q``.
+
+    Raises:
+      EvenhandError: ``q`` or ``lipschitz`` out of range.
+
+    Edge cases: 1e-10 is added to each loss; all powers are divided by the largest, which leaves the step as it is, so
+    that no ``q`` overflows.  A client whose loss is not finite is left out.  The step is shorter than a mean of the
+    uploads where they are not 0: about ``1/q`` of one for large ``q``.
+
+    Example:
+      >>> import evenhand as eh, jax.numpy as jnp
+      >>> deltas = jnp.array([[-0.2, 0.1], [0.3, -0.4]])
+      >>> step = eh.aggregators.aggregate(qfedavg(1.0, 10.0), deltas, losses=jnp.array([2.0, 0.5]))
+      >>> [round(x, 4) for x in step.tolist()]
+      [-0.0455, 0.0]
+
+    Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, algorithm 2.
+    """
+    _check(q, "qfedavg")
+    if not 0.0 < lipschitz < math.inf:
+        raise EvenhandError(f"qfedavg(lipschitz={lipschitz}): give one over the clients' step size, above 0.")
+
+    def weigh(reports: Report, ids: Array, state: PyTree) -> tuple[Array, PyTree]:
+        weights = trusted(reports)
+        if q == 0:
+            return weights, state
+        logs = jnp.log(jnp.where(weights > 0, reports.loss + _LEAST, 1.0))
+        largest = jnp.max(jnp.where(weights > 0, logs, -jnp.inf))
+        return weights * jnp.exp(q * jnp.where(weights > 0, logs - largest, 0.0)), state
+
+    def lift(upload: Upload, state: PyTree) -> PyTree:
+        lifted = tree.scale(upload.weight, upload.delta), upload.weight
+        if q != 0:
+            square = lipschitz * jnp.square(tree.norm(upload.delta))
+            lifted = lifted[0], upload.weight * (1.0 + q * square / (upload.loss + _LEAST))
+        return tree.select(upload.weight > 0, lifted, tree.zeros_like(lifted))
+
+    return Sum(_nothing, lift, _divide, weigh=weigh, needs_loss=True)
+
+
+def loss_powers(q: float) -> Sum:
+    r"""The gradient of the q-FFL objective itself, for a server step of fixed size.
+
+    .. math:: \Delta = \frac{\sum_k \omega_k F_k^q \Delta_k}{\sum_k \omega_k}
+
+    Args:
+      q: how much high losses count, >= 0.
+
+    Raises:
+      EvenhandError: ``q`` out of range.
+
+    Edge cases: powers are what they are: large losses to a large ``q`` overflow to infinity.  A client whose loss is
+    not finite is left out.
+
+    Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, figure 4 (FedSGD on q-FFL).
+    """
+    _check(q, "loss_powers")
+
+    def lift(upload: Upload, state: PyTree) -> PyTree:
+        share = upload.weight if q == 0 else upload.weight * (upload.loss + _LEAST) ** q
+        lifted = tree.scale(share, upload.delta), upload.weight
+        return tree.select(upload.weight > 0, lifted, tree.zeros_like(lifted))
+
+    def weigh(reports: Report, ids: Array, state: PyTree) -> tuple[Array, PyTree]:
+        return trusted(reports), state
+
+    return Sum(_nothing, lift, _divide, weigh=weigh, needs_loss=True)
+
+
+def _nothing(like: PyTree, clients: int) -> PyTree:
+    return ()
+
+
+def _divide(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    deltas, whole = total
+    return tree.scale(reciprocal(whole), deltas), state
+
+
+def _check(q: float, name: str) -> None:
+    if not 0.0 <= q < math.inf:
+        raise EvenhandError(f"{name}(q={q}): q must be a finite number >= 0.")

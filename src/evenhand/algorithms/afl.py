@@ -1,0 +1,87 @@
+"""Agnostic federated learning: the worst mixture of clients."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from evenhand import tree
+from evenhand.aggregators import ascending_mixture
+from evenhand.algorithms._rounds import ServerState
+from evenhand.algorithms.fedavg import fedavg
+from evenhand.algorithms.qfedavg import gradient_step
+from evenhand.sampling import uniform
+from evenhand.types import Algorithm, Array, Info, Key, Model, Params, PyTree
+
+__all__ = ["afl"]
+
+
+class _Averaged(NamedTuple):
+    """The iterate, the mean of the iterates so far, and how many they are."""
+
+    inner: ServerState
+    mean: Params
+    rounds: Array
+
+
+def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
+    r"""AFL: descent in the model, ascent in a mixture over *all* clients; the averaged iterate is the result.
+
+    .. math::
+        \min_w \max_{\lambda \in \Lambda} \sum_k \lambda_k F_k(w), \qquad
+        w^{t+1} = w^t - \gamma_w \sum_k \lambda_k^t \nabla F_k(w^t), \quad
+        \lambda^{t+1} = \Pi_\Lambda\big( \lambda^t + \gamma_\lambda F(w^t) \big), \quad
+        \bar w^{t+1} = \frac{1}{t+1} \sum_{s=1}^{t+1} w^s
+
+    Args:
+      model: what is trained.
+      gamma_w: the step of the model, > 0.
+      gamma_lambda: the step of the mixture, >= 0; 0 is gradient descent on the plain mean over clients.
+
+    Raises:
+      EvenhandError: ``gamma_lambda`` out of range.
+
+    Edge cases: meant for ``cohort=None``, everybody; a smaller cohort moves only the mixture of its members
+    (:func:`evenhand.aggregators.ascending_mixture`).
+
+    Differs from the paper, which samples rows: gradients are over all rows, as in the comparison with q-FFL; the
+    reference code there ignores :math:`\lambda` in the step of the model.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=4, seed=0, max_size=80)
+      >>> model = eh.models.softmax_regression(features=60, classes=10)
+      >>> run = eh.simulate(afl(model, gamma_w=0.1, gamma_lambda=0.1), data, rounds=5, seed=0)
+      >>> bool(run.history["train_loss"][-1] < run.history["train_loss"][0])
+      True
+
+    Source: Mohri et al., *Agnostic Federated Learning*, ICML 2019; the deterministic form: Li et al., *Fair Resource
+    Allocation in Federated Learning*, ICLR 2020, section 4 and appendix.
+    """
+    method = fedavg(
+        model,
+        aggregator=ascending_mixture(gamma_lambda),
+        solver=gradient_step(model, gamma_w),
+        sampling=uniform(weighted=False),
+    )
+    (phase,) = method.phases
+
+    def init(params: Params, clients: int) -> _Averaged:
+        return _Averaged(method.init(params, clients), params, jnp.int32(0))
+
+    def server(state: _Averaged, direction: Params, reported: Array, key: Key) -> tuple[_Averaged, Info]:
+        inner, info = phase.server(state.inner, direction, reported, key)
+        rounds = state.rounds + 1
+        share = 1.0 / rounds.astype(jnp.float32)
+        step = tree.scale(share, tree.subtract(method.global_params(inner), state.mean))
+        return _Averaged(inner, tree.add(state.mean, step), rounds), info
+
+    def broadcast(state: _Averaged, client: Array) -> PyTree:
+        return phase.broadcast(state.inner, client)
+
+    return method._replace(
+        init=init,
+        phases=(phase._replace(broadcast=broadcast, server=server),),
+        global_params=lambda state: state.mean,
+    )

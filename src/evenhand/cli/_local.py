@@ -1,0 +1,53 @@
+"""What ``evenhand run`` lets clients do in a round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import optax
+from tyro.conf import arg
+
+from evenhand import local
+from evenhand.errors import EvenhandError
+from evenhand.types import Model
+
+__all__ = ["LocalOptions"]
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """What a client does in one round."""
+
+    lr: float = 0.1
+    """the clients' step η of plain gradient descent"""
+    epochs: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1)")] = None
+    """passes E over a client's rows per round"""
+    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: not used)")] = None
+    """in place of --epochs: batches per round"""
+    batch_size: int | Literal["all"] = 10
+    """rows per batch"""
+
+    def solver(self, model: Model) -> local.Solver:
+        """The local work, for one model."""
+        epochs, steps = self.amount()
+        return local.sgd(
+            model, client_opt=self.optimiser(), epochs=epochs, steps=steps, batch_size=self.rows()
+        )
+
+    def optimiser(self) -> optax.GradientTransformation:
+        """The clients' optimiser."""
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise EvenhandError(f"--lr {self.lr} is no step size: give a number above 0.")
+        return optax.sgd(self.lr)
+
+    def amount(self) -> tuple[int | None, int | None]:
+        """``(epochs, steps)``, one of which is None."""
+        if self.epochs is not None and self.steps is not None:
+            raise EvenhandError("--epochs and --steps exclude each other: give one of them.")
+        return (1 if self.epochs is None and self.steps is None else self.epochs), self.steps
+
+    def rows(self) -> int | None:
+        """Rows per batch; None: all of a client's."""
+        return None if self.batch_size == "all" else self.batch_size

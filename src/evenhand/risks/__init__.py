@@ -1,0 +1,35 @@
+"""Losses to one number, and how much each of them counts in it: at the level of examples and of clients alike.
+
+Every risk is a :class:`evenhand.types.Risk`.  Its ``value`` is an objective for training, its ``weights`` are what a
+server gives to clients; a loss of weight 0 does not exist for either.
+"""
+
+from evenhand.risks.entropic_value_at_risk import entropic_value_at_risk
+from evenhand.risks.hierarchical import hierarchical
+from evenhand.risks.mean import mean
+from evenhand.risks.mixture import mixture, project_simplex
+from evenhand.risks.power import power
+from evenhand.risks.smoothed_superquantile import smoothed_superquantile, squared_superquantile
+from evenhand.risks.superquantile import inverse_superquantile, superquantile
+from evenhand.risks.tail_mean import tail_mean
+from evenhand.risks.tilted import tilted
+from evenhand.risks.tilted_value_at_risk import tilted_value_at_risk
+from evenhand.risks.value_at_risk import kth_smallest, value_at_risk
+
+__all__ = [
+    "entropic_value_at_risk",
+    "hierarchical",
+    "inverse_superquantile",
+    "kth_smallest",
+    "mean",
+    "mixture",
+    "power",
+    "project_simplex",
+    "smoothed_superquantile",
+    "squared_superquantile",
+    "superquantile",
+    "tail_mean",
+    "tilted",
+    "tilted_value_at_risk",
+    "value_at_risk",
+]

@@ -1,0 +1,90 @@
+"""What every risk begins with: losses as floats, and weights that sum to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from evenhand.errors import EvenhandError
+from evenhand.types import Array, Risk
+
+__all__ = ["among", "at", "check_tail", "linear", "log_weights", "population", "risk"]
+
+Weigh = Callable[[Array, Array], Array]
+"""``(losses, p) -> (n,)`` for losses and weights as :func:`population` gives them."""
+
+
+def risk(value: Callable[[Array, Array], Array], weigh: Weigh) -> Risk:
+    """A risk from functions of losses and of weights that sum to 1 already."""
+
+    def whole(losses: Array, weights: Array | None = None) -> Array:
+        return value(*population(losses, weights))
+
+    def each(losses: Array, weights: Array | None = None) -> Array:
+        return weigh(*population(losses, weights))
+
+    return Risk(whole, each)
+
+
+def linear(weigh: Weigh) -> Risk:
+    """A risk that is the mean of the losses under its own weights, which are its gradient."""
+
+    def value(losses: Array, p: Array) -> Array:
+        weights = weigh(losses, p)
+        return at(jnp.sum(jnp.where(weights > 0, weights * losses, 0.0)), weights, losses)
+
+    return risk(value, weigh)
+
+
+def population(losses: Array, weights: Array | None) -> tuple[Array, Array]:
+    """``(losses, p)``: ``p`` sums to 1 and is all 0 where ``weights`` are; losses of weight 0 become 0, NaN or not."""
+    losses = jnp.asarray(losses)
+    if losses.ndim != 1 or losses.shape[0] == 0:
+        raise EvenhandError(
+            f"A risk got losses of shape {losses.shape}: give a vector of at least one loss, shape (n,)."
+        )
+    if not jnp.issubdtype(losses.dtype, jnp.floating):
+        losses = losses.astype(jnp.float32)
+    if weights is None:
+        return losses, jnp.full_like(losses, 1.0 / losses.shape[0])
+    weights = jnp.asarray(weights).astype(losses.dtype)
+    if weights.shape != losses.shape:
+        raise EvenhandError(
+            f"A risk got {losses.shape[0]} losses and weights of shape {weights.shape}: give one weight per loss."
+        )
+    total = jnp.sum(weights)
+    p = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), 0.0)
+    return jnp.where(p > 0, losses, 0.0), p
+
+
+def log_weights(p: Array) -> Array:
+    """``log p``, minus infinity at 0, and no NaN in the gradient of what is made of it."""
+    return jnp.where(p > 0, jnp.log(jnp.where(p > 0, p, 1.0)), -jnp.inf)
+
+
+def among(chosen: Array, p: Array) -> Array:
+    """Weights ``p`` restricted to the entries that are chosen; they sum to 1 unless there is nobody."""
+    mass = jnp.where(chosen, p, 0.0)
+    total = jnp.sum(mass)
+    return mass / jnp.where(total > 0, total, 1.0)
+
+
+@jax.custom_jvp
+def at(value: Array, weights: Array, losses: Array) -> Array:
+    """``value``, with ``weights`` as its gradient with respect to ``losses``."""
+    return value
+
+
+@at.defjvp
+def _at(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    value, weights, _ = primals
+    return value, jnp.sum(weights * tangents[2]).astype(value.dtype)
+
+
+def check_tail(theta: float, name: str) -> None:
+    """``theta`` is a fraction of the population."""
+    if not 0.0 < theta <= 1.0:
+        raise EvenhandError(f"{name}(theta={theta}): the tail fraction must lie in (0, 1].")

@@ -1,0 +1,150 @@
+"""Superquantiles made smooth, by a penalty on weights that stray from the base weights."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from evenhand.errors import EvenhandError
+from evenhand.risks._population import at, check_tail, log_weights, risk
+from evenhand.risks.superquantile import capped_weights
+from evenhand.types import Array, Risk
+
+__all__ = ["smoothed_superquantile", "squared_superquantile"]
+
+_STEPS = 60
+"""Halvings of an interval: more than the bits of a float32, or of a float64 of ordinary size."""
+
+
+def smoothed_superquantile(theta: float, nu: float) -> Risk:
+    r"""The superquantile smoothed by the relative entropy: between the mean, the superquantile and the entropic risk.
+
+    .. math::
+        \mathbb S_\theta^\nu(f; p) = \max_\pi\Big\{ \sum_i \pi_i f_i - \nu \sum_i \pi_i \log\frac{\pi_i}{p_i} \Big\},
+        \quad \pi_i = \min\Big\{\frac{p_i}{\theta},\ p_i e^{(f_i - \mu)/\nu}\Big\},\quad \sum_i \pi_i = 1
+
+    with :math:`\pi` in the capped simplex of :func:`evenhand.risks.superquantile`.  The threshold :math:`\mu` is exact:
+    capped losses are the largest ones, and for each number of them it has a closed form.
+
+    Args:
+      theta: the tail fraction in (0, 1]; once ``theta <= min p`` no cap binds and this is ``tilted(1 / nu)``.
+      nu: the strength of the penalty, > 0, in the unit of a loss; towards 0 the superquantile, towards infinity the
+        mean.
+
+    Raises:
+      EvenhandError: ``theta`` outside (0, 1], or ``nu`` not a finite number above 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> soft = smoothed_superquantile(0.4, nu=1.0)
+      >>> [round(w, 4) for w in soft.weights(jnp.arange(1.0, 6.0)).tolist()]
+      [0.016, 0.0436, 0.1184, 0.322, 0.5]
+
+    Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
+    Learning 2023, equations 14 and 15.
+    """
+    check_tail(theta, "smoothed_superquantile")
+    _check_strength(nu, "smoothed_superquantile")
+
+    def weigh(losses: Array, p: Array) -> Array:
+        return _entropic_weights(losses, p, theta, nu)
+
+    def value(losses: Array, p: Array) -> Array:
+        weights = weigh(losses, p)
+        ratio = jnp.where(weights > 0, weights / jnp.where(p > 0, p, 1.0), 1.0)
+        return at(jnp.sum(weights * (losses - nu * jnp.log(ratio))), weights, losses)
+
+    return risk(value, weigh)
+
+
+def squared_superquantile(theta: float, nu: float) -> Risk:
+    r"""The superquantile smoothed by a squared distance, whose weights are piecewise linear in the losses.
+
+    .. math::
+        \max_\pi\Big\{ \sum_i \pi_i f_i - \frac{\nu}{2 n^2} \sum_i \frac{(\pi_i - p_i)^2}{p_i} \Big\}, \quad
+        \pi_i = p_i \operatorname{clip}\Big(1 + \frac{n^2}{\nu} (f_i - \eta),\ 0,\ \frac1\theta\Big)
+
+    for ``n`` losses; with equal :math:`p_i = 1/n` the penalty is :math:`\frac{\nu}{2n} \|\pi - p\|^2`.
+
+    Args:
+      theta: the tail fraction in (0, 1].
+      nu: the strength of the penalty, > 0.
+
+    Raises:
+      EvenhandError: ``theta`` outside (0, 1], or ``nu`` not a finite number above 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> soft = squared_superquantile(0.4, nu=50.0)
+      >>> [round(w, 4) for w in soft.weights(jnp.arange(1.0, 6.0)).tolist()]
+      [0.0, 0.1, 0.2, 0.3, 0.4]
+
+    Source: K. Pillutla, *SQwash*, 2022; Laguel et al., *Superquantiles at Work*, 2021.
+    """
+    check_tail(theta, "squared_superquantile")
+    _check_strength(nu, "squared_superquantile")
+
+    def weigh(losses: Array, p: Array) -> Array:
+        slope = jnp.maximum(jnp.sum(p > 0), 1).astype(p.dtype) ** 2 / nu
+        return _squared_weights(losses, p, theta, slope)
+
+    def value(losses: Array, p: Array) -> Array:
+        weights = weigh(losses, p)
+        strength = nu / jnp.maximum(jnp.sum(p > 0), 1).astype(p.dtype) ** 2
+        distance = jnp.sum(jnp.square(weights - p) / jnp.where(p > 0, p, 1.0))
+        return at(jnp.sum(weights * losses) - 0.5 * strength * distance, weights, losses)
+
+    return risk(value, weigh)
+
+
+def _entropic_weights(losses: Array, p: Array, theta: float, nu: float) -> Array:
+    if theta == 1.0:
+        return p
+    losses = (losses - jnp.max(jnp.where(p > 0, losses, -jnp.inf), initial=-1e30)) / nu
+    order = jnp.argsort(-losses)
+    ranked, base = losses[order], p[order]
+    # With the first k capped, the others share what is left.
+    left = 1.0 - jnp.concatenate([jnp.zeros(1, p.dtype), jnp.cumsum(base)[:-1]]) / theta
+    sums = jax.lax.cumlogsumexp(ranked + log_weights(base), reverse=True)
+    there = left > 8 * jnp.finfo(p.dtype).eps
+    threshold = sums - jnp.log(jnp.where(there, left, 1.0))
+    fits = there & (ranked - threshold <= -math.log(theta)) & (sums > -jnp.inf)
+    first = jnp.argmax(fits)
+    # Measured from the first that is not capped: the threshold itself is too coarse where nu is small.
+    free = losses <= ranked[first]
+    shares = jnp.where(free, p * jnp.exp(jnp.where(free, losses - ranked[first], 0.0)), 0.0)
+    total = jnp.sum(shares)
+    weights = jnp.where(free, left[first] * shares / jnp.where(total > 0, total, 1.0), p / theta)
+    return jnp.where(jnp.any(fits), weights, capped_weights(losses, p, theta))
+
+
+def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Array:
+    def of(eta: Array) -> Array:
+        return p * jnp.clip(1.0 + slope * (losses - eta), 0.0, 1.0 / theta)
+
+    # All weights are 0 at the upper end, and at their caps at the lower one.
+    losses = losses - jnp.max(jnp.where(p > 0, losses, -jnp.inf), initial=-1e30)
+    losses = jnp.where(p > 0, losses, 0.0)
+    low = jnp.min(losses) - (1.0 / theta - 1.0) / slope
+    high = jnp.max(losses) + 1.0 / slope
+
+    def halve(_: Array, interval: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = interval
+        middle = 0.5 * (low + high)
+        heavy = jnp.sum(of(middle)) > 1.0
+        return jnp.where(heavy, middle, low), jnp.where(heavy, high, middle)
+
+    low, high = jax.lax.fori_loop(0, _STEPS, halve, (low, high))
+    # Linear in between; and two neighbours among the floats may be far apart in weight where nu is small.
+    heavy, light = of(low), of(high)
+    more, less = jnp.sum(heavy), jnp.sum(light)
+    share = jnp.clip((1.0 - less) / jnp.where(more > less, more - less, 1.0), 0.0, 1.0)
+    weights = share * heavy + (1.0 - share) * light
+    return weights / jnp.where(jnp.any(p > 0), jnp.sum(weights), 1.0)
+
+
+def _check_strength(nu: float, name: str) -> None:
+    if not 0.0 < nu < math.inf:
+        raise EvenhandError(f"{name}(nu={nu}): the strength of smoothing must be a finite number above 0.")

@@ -1,0 +1,95 @@
+"""The tilted risk of TERM: an exponential dial from the least loss over the mean to the greatest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from evenhand.errors import EvenhandError
+from evenhand.risks._population import among, linear, log_weights, risk
+from evenhand.types import Array, Risk
+
+__all__ = ["tilted"]
+
+_NEAR = 1.0
+"""Where ``|t| (max f - min f)`` is less, the risk is the mean plus a small thing that must not drown in rounding."""
+
+
+def tilted(t: float | Array) -> Risk:
+    r"""The t-tilted risk: softmax-weighted losses; fair for ``t > 0``, deaf to outliers for ``t < 0``.
+
+    .. math::
+        \tilde R(t; f) = \frac1t \log \sum_i p_i e^{t f_i}, \qquad
+        w_i = \frac{p_i e^{t f_i}}{\sum_j p_j e^{t f_j}} = \frac{\partial \tilde R}{\partial f_i}
+
+    with its limits: the mean at ``t=0``, the largest loss at ``t=inf``, the smallest at ``t=-inf``; losses that tie
+    there share the weight in proportion to ``p``.  Also known as the entropic risk, of inverse temperature ``t``.
+
+    Args:
+      t: the tilt, any real number or infinity, in 1/loss: losses ``a`` times as large are tilted ``a`` times as much.
+        An array is a tilt that may change while a program runs; it must be finite.
+
+    Raises:
+      EvenhandError: ``t`` is NaN.
+
+    Edge cases: finite and exact in float32 for ``|t f|`` up to 1e4, since losses are measured from the one that
+    dominates (the *least* for ``t < 0``), and for any small ``|t|``, where the mean is taken out first.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> losses = jnp.array([0.0, 1.0, 2.0, 3.0, 10.0])
+      >>> [round(float(tilted(t).value(losses)), 4) for t in (-1.0, 0.0, 1.0)]
+      [1.1692, 3.2, 8.392]
+
+    Source: Li et al., *Tilted Empirical Risk Minimization*, ICLR 2021, equations 2 and 4.
+    """
+    if isinstance(t, float | int):
+        if math.isnan(t):
+            raise EvenhandError("tilted(t=nan): the tilt must be a number, or plus or minus infinity.")
+        if math.isinf(t):
+            sign = math.copysign(1.0, t)
+            return linear(lambda losses, p: among(sign * losses == _largest(sign * losses, p), p))
+
+    def weigh(losses: Array, p: Array) -> Array:
+        _, powers = _shifted(losses, p, t)
+        return among(p > 0, p * jnp.exp(powers))
+
+    def value(losses: Array, p: Array) -> Array:
+        tilt = jnp.asarray(t, losses.dtype)
+        near = jnp.abs(tilt) * (_largest(losses, p) + _largest(-losses, p)) < _NEAR
+        shift, powers = _shifted(losses, p, t)
+        total = jax.scipy.special.logsumexp(jnp.where(near, 0.0, powers) + log_weights(p))
+        far = shift + total / jnp.where(near, 1.0, tilt)
+        return jnp.where(near, _near_mean(losses, p, tilt, near), far)
+
+    return risk(value, weigh)
+
+
+def _shifted(losses: Array, p: Array, t: float | Array) -> tuple[Array, Array]:
+    """The loss that dominates, and ``t`` times each loss's distance to it."""
+    tilt = jnp.asarray(t, losses.dtype)
+    shift = jax.lax.stop_gradient(jnp.where(tilt > 0, _largest(losses, p), -_largest(-losses, p)))
+    return shift, jnp.where(p > 0, tilt * (losses - shift), 0.0)
+
+
+def _largest(losses: Array, p: Array) -> Array:
+    """The largest loss that there is; 0 where there is none."""
+    return jnp.where(jnp.any(p > 0), jnp.max(jnp.where(p > 0, losses, -jnp.inf)), 0.0)
+
+
+def _near_mean(losses: Array, p: Array, tilt: Array, near: Array) -> Array:
+    r"""``mean + log1p(u)/u * sum p d expm1(t d)/(t d)``, ``d`` the distance to the mean, ``u = sum p expm1(t d)``."""
+    mean = jnp.sum(p * losses)
+    distance = jnp.where(near & (p > 0), losses - mean, 0.0)
+    power = tilt * distance
+    u = jnp.sum(p * jnp.expm1(power))
+    return mean + _over(jnp.log1p, u, -0.5) * jnp.sum(p * distance * _over(jnp.expm1, power, 0.5))
+
+
+def _over(function: Callable[[Array], Array], x: Array, slope: float) -> Array:
+    """``function(x) / x``, by its tangent ``1 + slope x`` close to 0."""
+    tiny = jnp.abs(x) < 1e-4
+    return jnp.where(tiny, 1.0 + slope * x, function(x) / jnp.where(tiny, 1.0, x))

@@ -1,0 +1,242 @@
+"""Every risk of the package keeps the published contract; and each law of it can be broken and is then found out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evenhand import risks
+from evenhand.testing import check_risk
+from evenhand.types import Array, Risk
+
+_GROUPS = jnp.array([0, 0, 1, 1, 1, 3, 3])
+_RISKS = {
+    "mean": risks.mean(),
+    "superquantile": risks.superquantile(0.3),
+    "superquantile, the mean": risks.superquantile(1.0),
+    "superquantile, the largest": risks.superquantile(0.01),
+    "inverse_superquantile": risks.inverse_superquantile(0.4),
+    "smoothed_superquantile": risks.smoothed_superquantile(0.3, 0.5),
+    "smoothed_superquantile, hardly": risks.smoothed_superquantile(0.3, 1e-5),
+    "squared_superquantile": risks.squared_superquantile(0.3, 20.0),
+    "squared_superquantile, hardly": risks.squared_superquantile(0.3, 1e-5),
+    "value_at_risk": risks.value_at_risk(0.3),
+    "kth_smallest": risks.kth_smallest(3),
+    "entropic_value_at_risk": risks.entropic_value_at_risk(0.3),
+    "entropic_value_at_risk, nearly the mean": risks.entropic_value_at_risk(0.99),
+    **{f"tilted, t={t}": risks.tilted(t) for t in (0.0, 1e-8, 1.0, -2.0, -1e4, math.inf, -math.inf)},
+}
+_UNEVEN = {
+    "tilted_value_at_risk": (risks.tilted_value_at_risk(0.5), True),
+    "tilted_value_at_risk, the smallest": (risks.tilted_value_at_risk(1.0), True),
+    "power": (risks.power(2.0), True),
+    "power, nearly the largest": (risks.power(100.0), True),
+    "tilts of powers' logarithms": (risks.hierarchical(risks.power(1.0), risks.mean(), _GROUPS, 4), False),
+}
+
+
+@pytest.mark.parametrize("name", _RISKS)
+def test_risks_keep_the_contract(name: str) -> None:
+    """The oracle is the contract."""
+    check_risk(_RISKS[name])
+
+
+@pytest.mark.parametrize("name", _UNEVEN)
+def test_risks_that_do_not_move_with_their_losses_keep_the_rest(name: str) -> None:
+    """The oracle is the contract, first without the law of translation, then with it."""
+    risk, symmetric = _UNEVEN[name]
+    check_risk(risk, symmetric=symmetric, translation=False)
+    if name != "tilted_value_at_risk, the smallest":
+        with pytest.raises(AssertionError, match="not equal to the weights"):
+            check_risk(risk, symmetric=symmetric)
+
+
+@pytest.mark.parametrize(
+    "risk",
+    [
+        risks.mixture(jnp.array([1.0, 1.0, 3.0, 0.0, 5.0, 3.0, 2.0])),
+        risks.hierarchical(risks.tilted(2.0), risks.tilted(-1.0), _GROUPS, 5),
+        risks.hierarchical(risks.superquantile(0.4), risks.value_at_risk(0.5), _GROUPS, 5),
+    ],
+    ids=["mixture", "hierarchical tilts", "hierarchical tails"],
+)
+def test_risks_that_know_a_loss_by_its_position_keep_the_rest(risk: Risk) -> None:
+    """The oracle is the contract, first without the law of order, then with it."""
+    check_risk(risk, symmetric=False)
+    with pytest.raises(AssertionError, match="order"):
+        check_risk(risk)
+
+
+def test_any_number_of_losses_will_do() -> None:
+    """The oracle is the contract."""
+    for losses in (3, 12):
+        check_risk(risks.tilted(1.0), losses=losses)
+
+
+def test_float64_is_checked_where_jax_has_it() -> None:
+    """A risk that always answers in float32 passes without float64 and is found out with it."""
+
+    def narrow(losses: Array, weights: Array | None = None) -> Array:
+        return jnp.asarray(risks.mean().value(losses, weights)).astype(jnp.float32)
+
+    risk = risks.mean()._replace(value=narrow)
+    check_risk(risk)
+    with jax.enable_x64(True):
+        check_risk(risks.mean())
+        with pytest.raises(AssertionError, match="dtype"):
+            check_risk(risk)
+
+
+# --- broken risks ------------------------------------------------------------------------------------------------
+
+_MEAN = risks.mean()
+_LARGEST = risks.tilted(math.inf)
+
+
+def _of(value: Any, weights: Any, nobody: str = "zeros") -> Risk:
+    """A risk from functions of losses without NaN and of weights that sum to 1."""
+
+    def population(losses: Any, given: Any) -> tuple[Array, Array]:
+        f = jnp.asarray(losses)
+        w = jnp.ones_like(f) if given is None else jnp.asarray(given)
+        total = jnp.sum(w)
+        fallback = jnp.zeros_like(f) if nobody == "zeros" else jnp.full_like(f, 1 / len(f))
+        p = jnp.where(total > 0, w / jnp.where(total > 0, total, 1.0), fallback)
+        return jnp.where(p > 0, f, 0.0), p
+
+    return Risk(
+        lambda losses, w=None: value(*population(losses, w)),
+        lambda losses, w=None: weights(*population(losses, w)),
+    )
+
+
+def _mean(f: Array, p: Array) -> Array:
+    return jnp.sum(p * f)
+
+
+def _p(f: Array, p: Array) -> Array:
+    return p
+
+
+def _linear(weigh: Any) -> Risk:
+    """The mean under these weights, with them for its gradient, right or wrong."""
+    return _of(lambda f, p: jnp.sum(jax.lax.stop_gradient(weigh(f, p)) * f), weigh)
+
+
+def _pretends(value: Any) -> Risk:
+    """A value that claims the gradient of the mean."""
+    value = jax.custom_jvp(value)
+    value.defjvp(lambda primals, tangents: (value(*primals), jnp.sum(primals[1] * tangents[0])))
+    return _of(value, _p)
+
+
+def _scaled(f: Array, p: Array) -> Array:
+    return p / jnp.where(jnp.sum(p) > 0, jnp.sum(p), 1.0)
+
+
+def _by_position(f: Array, p: Array) -> Array:
+    return _scaled(f, p * jnp.arange(1.0, len(f) + 1.0))
+
+
+def _gentle(f: Array, p: Array) -> Array:
+    return _scaled(f, p * jnp.exp(-5.0 * f))
+
+
+def _largest(f: Array, p: Array) -> Array:
+    return jnp.max(jnp.where(p > 0, f, -jnp.inf))
+
+
+_CALLS: list[int] = []
+
+
+def _moody(f: Array, p: Array) -> Array:
+    def noise(_: Any) -> Any:
+        _CALLS.append(0)
+        return np.asarray(1e-6 * (len(_CALLS) % 97), np.float32)
+
+    form = jax.ShapeDtypeStruct((), np.float32)
+    return _mean(f, p) + jax.pure_callback(noise, form, jax.lax.stop_gradient(f[0]), vmap_method="sequential")
+
+
+def _compiled_otherwise(losses: Any, weights: Any = None) -> Array:
+    value = _MEAN.value(losses, weights)
+    return 1.01 * value if isinstance(losses, jax.core.Tracer) else value
+
+
+def _writes(losses: Any, weights: Any = None) -> Array:
+    if isinstance(losses, np.ndarray):
+        losses *= np.float32(1 + 1e-6)
+    return _MEAN.value(losses, weights)
+
+
+def _square_counts(losses: Any, weights: Any = None) -> Array:
+    w = jnp.ones_like(losses) if weights is None else jnp.asarray(weights)
+    return _MEAN.weights(losses, w + 0.1 * w**2)
+
+
+def _largest_without_weights(losses: Any, weights: Any = None) -> Array:
+    return (_LARGEST if weights is None else _MEAN).value(losses, weights)
+
+
+def _bare(losses: Any, weights: Any = None) -> Array:
+    return jnp.sum(_MEAN.weights(losses, weights) * jnp.asarray(losses))
+
+
+@pytest.mark.parametrize(
+    ("words", "risk"),
+    [
+        ("not a scalar", _MEAN._replace(value=_MEAN.weights)),
+        ("is not finite", _of(lambda f, p: _mean(f, p) * jnp.nan, _p)),
+        ("other bits", _of(_moody, _p)),
+        ("compiled", _MEAN._replace(value=_compiled_otherwise)),
+        ("wrote", _MEAN._replace(value=_writes)),
+        ("is below 0", _of(_mean, lambda f, p: -p)),
+        ("sum to 1", _of(_mean, lambda f, p: 2.0 * p)),
+        ("not a multiple", _of(_mean, _by_position)),
+        ("not a multiple, not below 0", _of(lambda f, p: -_mean(f, p), _p)),
+        ("not equal to the weights", _of(lambda f, p: 0.5 * _mean(f, p), _p)),
+        ("not lie between", _of(lambda f, p: _mean(f, p) + 4.0, _p)),
+        (
+            "another scale",
+            Risk(lambda f, w=None: jnp.sum(_square_counts(f, w) * jnp.asarray(f)), _square_counts),
+        ),
+        ("Without weights", _MEAN._replace(value=_largest_without_weights)),
+        ("order", _linear(_by_position)),
+        ("constant", _pretends(lambda f, p: _mean(f, p) * (1 - 0.01 * (_largest(f, p) - _mean(f, p))))),
+        ("falls", _linear(_gentle)),
+        ("slope", _pretends(lambda f, p: 0.5 * _mean(f, p) + 0.5 * _largest(f, p))),
+        (
+            "weight 0 counts",
+            Risk(lambda f, w=None: _LARGEST.value(f), lambda f, w=None: _LARGEST.weights(f)),
+        ),
+        ("weight 0 counts", _MEAN._replace(value=_bare)),
+        (
+            "weight 0 counts",
+            Risk(
+                lambda f, w=None: risks.tilted(0.2 * len(f)).value(f, w),
+                lambda f, w=None: risks.tilted(0.2 * len(f)).weights(f, w),
+            ),
+        ),
+        ("Without any loss", _of(_mean, _p, nobody="everybody")),
+    ],
+)
+def test_a_broken_risk_is_found_out(words: str, risk: Risk) -> None:
+    """Each risk keeps the laws that are checked before the one it breaks."""
+    with pytest.raises(AssertionError, match=words):
+        check_risk(risk)
+
+
+def test_flags_waive_one_law_each() -> None:
+    """Risks that break one law pass without it."""
+    half = _of(lambda f, p: 0.5 * _mean(f, p), _p)
+    check_risk(half, between=False, translation=False)
+    check_risk(half, between=False, translation=False, losses=4)
+    with pytest.raises(AssertionError, match="between"):
+        check_risk(half, translation=False)
+    with pytest.raises(AssertionError, match="slope"):
+        check_risk(_linear(_gentle), monotone=False)

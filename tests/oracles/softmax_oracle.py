@@ -1,0 +1,41 @@
+"""Softmax regression on the toy clients, in float64 NumPy, sharing no code with the library.
+
+With p = softmax(X W + b) and Y one-hot: F_k = -mean(log p_y), grad_W F_k = X'(p - Y) / n_k, grad_b F_k = mean(p - Y).
+"""
+
+import numpy as np
+
+import evenhand as eh
+
+MODEL = eh.testing.toy_model()
+DATA = eh.testing.toy_data()
+SIZES = DATA.train.sizes
+
+
+def _probabilities(w, k):
+    x, y = DATA.train.client(k)
+    logits = x.astype(np.float64) @ w["w"] + w["b"]
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return x, y, p / p.sum(axis=1, keepdims=True)
+
+
+def loss(w, k):
+    """The mean loss of client k."""
+    _, y, p = _probabilities(w, k)
+    return -np.mean(np.log(p[np.arange(len(y)), y]))
+
+
+def gradient(w, k):
+    """Its gradient."""
+    x, y, p = _probabilities(w, k)
+    p[np.arange(len(y)), y] -= 1
+    return {"w": x.T @ p / len(y), "b": p.mean(axis=0)}
+
+
+def combine(function, *trees):
+    return {name: function(*(t[name] for t in trees)) for name in ("w", "b")}
+
+
+def average(trees, weights):
+    share = np.asarray(weights, np.float64) / np.sum(weights)
+    return combine(lambda *leaves: sum(s * leaf for s, leaf in zip(share, leaves, strict=True)), *trees)
