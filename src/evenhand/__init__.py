@@ -11,6 +11,7 @@ _platform.prepare()
 from evenhand import (
     aggregators,
     algorithms,
+    centralized,
     data,
     evaluation,
     local,
@@ -37,6 +38,7 @@ __all__ = [
     "__version__",
     "aggregators",
     "algorithms",
+    "centralized",
     "data",
     "evaluation",
     "local",

@@ -27,28 +27,6 @@ from evenhand.types import (
 )
 
 
-def qfedavg(q: float, lipschitz: float) -> Sum:
-    """q-FedAvg (Li et al., ICLR 2020, algorithm 2): a sum of two things, and the loss before training.
-
-    With F_k + 1e-10 for F_k and everything scaled by the largest F_k^q, so that no power can overflow.
-    """
-
-    def weigh(reports: Report, ids: Array, state: PyTree) -> tuple[Array, PyTree]:
-        logs = jnp.log(reports.loss + 1e-10)
-        return jnp.exp(q * (logs - jnp.max(logs))), state
-
-    def lift(upload: Upload, state: PyTree) -> PyTree:
-        square = jnp.square(lipschitz * tree.norm(upload.delta))
-        h = lipschitz + (q * square / (upload.loss + 1e-10) if q else 0.0)
-        return tree.scale(upload.weight * lipschitz, upload.delta), upload.weight * h
-
-    def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        deltas, h = total
-        return tree.scale(jnp.where(h > 0, 1.0 / jnp.where(h > 0, h, 1.0), 0.0), deltas), state
-
-    return Sum(lambda like, clients: (), lift, lower, weigh=weigh, needs_loss=True)
-
-
 def krum(f: int) -> Stack:
     """Krum (Blanchard et al., 2017): the upload with the least sum of squared distances to its neighbours."""
 

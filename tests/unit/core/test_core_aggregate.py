@@ -88,14 +88,16 @@ def test_a_sum_in_two_passes() -> None:
 
 def test_a_stack_sees_every_upload() -> None:
     largest = Stack(
-        lambda like, clients: (), lambda uploads, state, key: (uploads.delta[jnp.argmax(uploads.weight)], state)
+        lambda like, clients: (),
+        lambda uploads, state, key: (uploads.delta[jnp.argmax(uploads.weight)], state),
     )
     assert aggregate(largest, _DELTAS["w"], weights=_WEIGHTS).tolist() == _DELTAS["w"][2].tolist()
 
 
 def test_draws_depend_on_the_seed() -> None:
     random = Stack(
-        lambda like, clients: (), lambda uploads, state, key: (uploads.delta[0] + jax.random.normal(key), state)
+        lambda like, clients: (),
+        lambda uploads, state, key: (uploads.delta[0] + jax.random.normal(key), state),
     )
     draws = [float(aggregate(random, _DELTAS["b"], seed=seed)) for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]

@@ -1,0 +1,125 @@
+"""What the experiments on fairness share: methods over seeds, told by what each client gets.
+
+A script calls :func:`compare` once per table: it runs every method on every seed's clients, writes one small JSON file
+with the numbers of each seed beside the paper's, and prints them as a table.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+import evenhand as eh
+
+__all__ = ["Measure", "Measures", "accuracy", "collect", "compare", "table"]
+
+Measures: TypeAlias = dict[str, float]
+Measure: TypeAlias = Callable[[eh.Run], Measures]
+
+
+def accuracy(run: eh.Run, split: str = "test") -> Measures:
+    """Accuracy over clients in percent, its variance in percent squared, errors in percent, the angle in degrees."""
+    told = run.summary(split, "accuracy")
+    percent = ("mean", "weighted_mean", "worst10", "best10", "std", "error_p90")
+    return {
+        **{name: 100.0 * told[name] for name in percent},
+        "variance": 1e4 * told["variance"],
+        "angle": told["angle"],
+        "kl": told["kl"],
+    }
+
+
+def compare(
+    path: Path,
+    title: str,
+    config: Mapping[str, Any],
+    methods: Mapping[str, eh.Algorithm],
+    run: Callable[[eh.Algorithm, int], eh.Run],
+    *,
+    seeds: int,
+    measure: Measure = accuracy,
+    paper: Mapping[str, Mapping[str, float]] | None = None,
+) -> dict[str, list[Measures]]:
+    """Runs every method with every seed, saves the numbers to ``path`` and prints a table.
+
+    Args:
+      path: the JSON file.
+      title: what the table shows.
+      config: the settings, to be saved beside the numbers.
+      methods: name -> method.
+      run: ``(method, seed) -> Run``; the seed decides the data too.
+      seeds: how many.
+      measure: what is kept of a run.
+      paper: name -> measure -> the paper's number.
+    """
+    found: dict[str, list[Measures]] = {name: [] for name in methods}
+    for seed in range(seeds):
+        for name, method in methods.items():
+            begin = time.perf_counter()
+            found[name].append(measure(run(method, seed)))
+            print(f"{title}: {name}, seed {seed}: {time.perf_counter() - begin:.1f} s", flush=True)
+    collect(path, title, config, found, paper)
+    return found
+
+
+def collect(
+    path: Path,
+    title: str,
+    config: Mapping[str, Any],
+    found: Mapping[str, list[Measures]],
+    paper: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
+    """Saves numbers that are there already, and prints their table."""
+    content = {
+        "title": title,
+        "command": shlex.join(["python", *sys.argv]),
+        "versions": {"evenhand": eh.__version__, "jax": jax.__version__, "python": platform.python_version()},
+        "config": {name: str(value) if isinstance(value, Path) else value for name, value in config.items()},
+        "methods": {name: {"seeds": each, **_over_seeds(each)} for name, each in found.items()},
+        "paper": paper or {},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_rounded(content), indent=1, allow_nan=False)
+    # One line per innermost group of numbers.
+    path.write_text(re.sub(r"\{[^{}]*\}", lambda part: re.sub(r"\s+", " ", part[0]), text) + "\n")
+    print(table(path), flush=True)
+
+
+def table(path: Path) -> str:
+    """A saved comparison in Markdown: mean and standard deviation over the seeds; the paper's number in brackets."""
+    content = json.loads(path.read_text())
+    names = list(next(iter(content["methods"].values()))["mean"])
+    rows = [f"| {content['title']} | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
+    for method, each in content["methods"].items():
+        cells = [
+            f"{each['mean'][name]:.4g} ± {each['std'][name]:.2g}"
+            + (f" [{content['paper'][method][name]:g}]" if name in content["paper"].get(method, {}) else "")
+            for name in names
+        ]
+        rows.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _over_seeds(each: list[Measures]) -> dict[str, Measures]:
+    return {
+        what: {name: float(statistic([one[name] for one in each])) for name in each[0]}
+        for what, statistic in (("mean", np.mean), ("std", np.std))
+    }
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if np.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value

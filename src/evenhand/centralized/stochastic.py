@@ -1,0 +1,107 @@
+"""Stochastic TERM: mini-batches against a running normaliser."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from evenhand.centralized._fit import Solver, weighted_gradient
+from evenhand.errors import EvenhandError, whole_number
+from evenhand.types import Array, Key, Model, Params, PyTree
+
+__all__ = ["check_rate", "stochastic"]
+
+
+class _Tilted(NamedTuple):
+    """``log`` is :math:`a = t \\tilde R_t`; ``weight`` the mean weight of the last batch, which hovers around 1."""
+
+    params: Params
+    optimiser: optax.OptState
+    log: Array
+    weight: Array
+
+
+def stochastic(
+    model: Model,
+    *,
+    t: float,
+    rate: float,
+    batch_size: int,
+    optimiser: optax.GradientTransformation,
+    two_batches: bool = False,
+) -> Solver:
+    r"""Stochastic TERM: each batch is weighted against a normaliser that is averaged, in log space, over the steps.
+
+    .. math::
+        a \leftarrow \log\Big( (1 - \lambda) e^a + \lambda \frac{1}{|B|} \sum_{x \in B} e^{t f(x)} \Big), \qquad
+        \theta \leftarrow \theta - \frac{\alpha}{|B|} \sum_{x \in B} e^{t f(x) - a} \nabla f(x)
+
+    with :math:`a = t \tilde R_t` of all rows at the start.
+
+    Args:
+      model: what is trained.
+      t: the tilt, finite; 0 is stochastic gradient descent.
+      rate: :math:`\lambda \in (0, 1]`, the share of the newest batch; 1 weighs each batch by itself.
+      batch_size: rows per batch, drawn uniformly with replacement.
+      optimiser: on that gradient.
+      two_batches: the form that is analysed: the normaliser sees a batch of its own, drawn independently.
+
+    Raises:
+      EvenhandError: a number out of range.
+
+    Edge cases: where losses fall, ``a`` follows by at most :math:`\log \frac{1}{1 - \lambda}` a step; for large ``t``
+    weights then go to 0 and training stalls.  The state's ``weight`` tells; ``rate=1`` is the way out.
+
+    Example:
+      >>> import evenhand as eh, jax.numpy as jnp, optax
+      >>> model = eh.models.linear_regression(features=1)
+      >>> x, y = jnp.array([[0.0], [0.0], [1.0]]), jnp.array([0.0, 0.0, 3.0])
+      >>> solver = stochastic(model, t=1.0, rate=0.5, batch_size=2, optimiser=optax.sgd(0.05))
+      >>> params = eh.centralized.fit(solver, x, y, steps=3000).params
+      >>> bool(abs(model.apply(params, x)[2] - 3.0) < 0.1)
+      True
+
+    Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, the stochastic solver of TERM and its
+    two-batch variant.
+    """
+    if not math.isfinite(t):
+        raise EvenhandError(f"stochastic(t={t}): the tilt must be finite.")
+    check_rate(rate, "stochastic")
+    whole_number("batch_size", batch_size, 1, 10**6)
+
+    def init(params: Params, x: Array, y: Array) -> _Tilted:
+        losses = model.losses(model.apply(params, x), y)
+        return _Tilted(params, optimiser.init(params), _log_mean(t * losses), jnp.float32(1.0))
+
+    def step(state: _Tilted, x: Array, y: Array, number: Array, key: Key) -> _Tilted:
+        first, second, own = jax.random.split(key, 3)
+        rows = jax.random.randint(first, (batch_size,), 0, x.shape[0])
+
+        def weigh(losses: Array) -> tuple[Array, PyTree]:
+            seen = losses
+            if two_batches:
+                others = jax.random.randint(second, (batch_size,), 0, x.shape[0])
+                seen = model.losses(model.apply(state.params, x[others]), y[others])
+            newest = _log_mean(t * seen) + math.log(rate)
+            log = newest if rate == 1 else jnp.logaddexp(state.log + math.log1p(-rate), newest)
+            return jnp.exp(t * losses - log), (log, jnp.mean(jnp.exp(t * losses - log)))
+
+        gradient, (log, weight) = weighted_gradient(model, state.params, x[rows], y[rows], weigh, own)
+        updates, memory = optimiser.update(gradient, state.optimiser, state.params)
+        return _Tilted(jax.tree.map(jnp.add, state.params, updates), memory, log, weight)
+
+    return Solver(model, init, step, lambda state: state.params)
+
+
+def check_rate(rate: float, name: str) -> None:
+    """The share of the newest batch is one."""
+    if not 0.0 < rate <= 1.0:
+        raise EvenhandError(f"{name}(rate={rate}): the share of the newest batch must lie in (0, 1].")
+
+
+def _log_mean(powers: Array) -> Array:
+    return jax.scipy.special.logsumexp(powers) - math.log(powers.shape[0])

@@ -1,0 +1,253 @@
+"""The aggregators of the fair methods against the specifications' numbers and solvers of SciPy."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+import evenhand as eh
+from evenhand.aggregators import (
+    aggregate,
+    ascending_mixture,
+    drift_tilted,
+    loss_powers,
+    min_norm,
+    qfedavg,
+    reference_tilt,
+    risk_weighted,
+    running_tilt,
+)
+from evenhand.types import Aggregator
+
+ALL: dict[str, Aggregator] = {
+    "worst half": risk_weighted(eh.risks.superquantile(0.5)),
+    "tilted": risk_weighted(eh.risks.tilted(2.0)),
+    "running tilt": running_tilt(1.0),
+    "mixture": ascending_mixture(0.1),
+    "drift": drift_tilted(0.7),
+    "away from drift, solved": drift_tilted(-0.3, steps=30),
+}
+SHORTER: dict[str, Aggregator] = {
+    "q 1": qfedavg(1.0, 10.0),
+    "powers": loss_powers(2.0),
+    "reference tilt": reference_tilt(1.0),
+    "shortest": min_norm(0.5),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_aggregators_that_average_keep_the_contract(name: str) -> None:
+    eh.testing.check_aggregator(ALL[name])
+
+
+@pytest.mark.parametrize("name", SHORTER)
+def test_aggregators_that_shorten_keep_the_contract(name: str) -> None:
+    eh.testing.check_aggregator(SHORTER[name], keeps_consensus=False)
+    with pytest.raises(AssertionError, match="agree"):
+        eh.testing.check_aggregator(SHORTER[name])
+
+
+@pytest.mark.parametrize("name", {**ALL, **SHORTER})
+def test_a_client_that_tells_nonsense_is_left_out(name: str) -> None:
+    """A loss, or where losses are not asked for a change, that is no number: the others decide, as if alone."""
+    aggregator = {**ALL, **SHORTER}[name]
+    deltas = jnp.array([[1.0, 2.0], [0.5, -1.0], [2.0, 0.0]])
+    losses = jnp.array([0.5, 2.0, 1.0])
+    alone = aggregate(aggregator, deltas, losses=losses)
+    spoiled = jnp.concatenate([deltas, jnp.array([[jnp.nan, jnp.inf]])])
+    told = jnp.append(losses, jnp.nan) if aggregator.needs_loss else jnp.append(losses, 9.0)
+    np.testing.assert_allclose(aggregate(aggregator, spoiled, losses=told), alone, rtol=1e-5, atol=1e-6)
+    honest = jnp.concatenate([deltas, jnp.array([[0.0, 1.0]])])
+    with_it = aggregate(aggregator, honest, losses=jnp.append(losses, 3.0))
+    assert float(jnp.max(jnp.abs(with_it - alone))) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("q", "after"),
+    [
+        (0, (1.05, 1.85)),
+        (0.1, (1.02624184, 1.89350546)),
+        (1, (0.95454545, 2.0)),
+        (2, (0.91714286, 2.03428571)),
+        (5, (0.91223176, 2.04377682)),
+        (50, (0.98518519, 2.00740741)),
+        (5000, (0.99984013, 2.00007994)),
+    ],
+)
+def test_q_fedavg_makes_the_step_of_the_specification(q: float, after: tuple[float, float]) -> None:
+    """T15: w = (1, 2), local models (.8, 2.1) and (1.3, 1.6), losses (2, .5), L = 10."""
+    start = np.array([1.0, 2.0])
+    deltas = jnp.asarray(np.array([[0.8, 2.1], [1.3, 1.6]]) - start, jnp.float32)
+    step = eh.aggregators.aggregate(qfedavg(q, 10.0), deltas, losses=jnp.array([2.0, 0.5]))
+    np.testing.assert_allclose(start + np.array(step), after, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("q", "after"), [(0, (0.95, 1.95)), (1, (0.93548387, 2.03225806)), (2, (0.92660550, 2.06422018))]
+)
+def test_q_fedsgd_makes_the_step_of_the_specification(q: float, after: tuple[float, float]) -> None:
+    """T18: gradients (1, -1) and (0, 2), losses (2, .5), L = 10."""
+    deltas = -jnp.array([[1.0, -1.0], [0.0, 2.0]]) / 10
+    step = aggregate(qfedavg(q, 10.0), deltas, losses=jnp.array([2.0, 0.5]))
+    np.testing.assert_allclose(np.array([1.0, 2.0]) + step, after, atol=2e-6)
+
+
+def test_q_fedavg_follows_its_worst_client_ever_more_slowly() -> None:
+    """T16: q (w - w+) goes to F_max / |Delta w_max|^2 Delta w_max = (.8, -.4): a huge q is not AFL."""
+    deltas = jnp.array([[-0.2, 0.1], [0.3, -0.4]])
+    step = aggregate(qfedavg(5000.0, 10.0), deltas, losses=jnp.array([2.0, 0.5]))
+    np.testing.assert_allclose(-5000 * step, [0.79936, -0.39968], rtol=1e-4)
+
+
+def test_q_fedavg_of_one_client_and_of_equal_losses() -> None:
+    """T17 and T19."""
+    one = aggregate(qfedavg(1.0, 10.0), jnp.array([[-0.2, 0.1]]), losses=jnp.array([2.0]))
+    np.testing.assert_allclose(np.array([1.0, 2.0]) + one, [0.84, 2.08], atol=1e-6)
+    deltas = np.array([[-0.2, 0.1], [0.3, -0.4]])
+    same = aggregate(qfedavg(3.0, 10.0), jnp.asarray(deltas, jnp.float32), losses=jnp.array([0.7, 0.7]))
+    squares = np.mean(np.sum(np.square(10 * deltas), axis=1))
+    np.testing.assert_allclose(same, deltas.mean(0) / (1 + 3 * squares / (10 * 0.7)), rtol=1e-5)
+
+
+def test_no_loss_of_zero_and_no_huge_loss_breaks_q_fedavg() -> None:
+    deltas = jnp.array([[-0.2, 0.1], [0.3, -0.4]])
+    for q in (0.0, 0.5, 1.0, 15.0):
+        for losses in ([0.0, 0.0], [0.0, 1.0], [1e3, 1e-3], [1e20, 1.0]):
+            assert jnp.all(jnp.isfinite(aggregate(qfedavg(q, 10.0), deltas, losses=jnp.array(losses))))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "expected"),
+    [(0.0, 0.60355339), (0.1, 0.56213203), (0.5, 0.5), (1.0, 0.5)],
+)
+def test_min_norm_solves_the_specifications_case(epsilon: float, expected: float) -> None:
+    deltas = jnp.array([[1.0, 0], [0, 1], [1, 1], [10, 10]])
+    np.testing.assert_allclose(aggregate(min_norm(epsilon), deltas), [expected] * 2, atol=2e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.3, 1.0])
+def test_min_norm_is_as_short_as_scipy_finds(epsilon: float) -> None:
+    """SLSQP on the same quadratic programme; norms are compared, since several weights can give one vector."""
+    rng = np.random.default_rng(0)
+    solve = jax.jit(lambda deltas: aggregate(min_norm(epsilon), deltas))
+    for m, d in ((3, 2), (8, 5), (8, 20)):
+        deltas = rng.normal(size=(m, d)) + 0.5
+        unit = deltas / np.linalg.norm(deltas, axis=1, keepdims=True)
+        found = minimize(
+            lambda a, unit=unit: 0.5 * np.sum(np.square(a @ unit)),
+            np.full(m, 1 / m),
+            jac=lambda a, unit=unit: unit @ (a @ unit),
+            bounds=[(max(0, 1 / m - epsilon), min(1, 1 / m + epsilon))] * m,
+            constraints={"type": "eq", "fun": lambda a: a.sum() - 1, "jac": np.ones_like},
+            method="SLSQP",
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
+        ours = np.asarray(solve(jnp.asarray(deltas, jnp.float32)))
+        assert abs(np.linalg.norm(ours) - np.sqrt(2 * found.fun)) < 2e-5
+
+
+def test_min_norm_leaves_zeros_out_and_ignores_lengths() -> None:
+    deltas = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+    with_zero = jnp.concatenate([100.0 * deltas, jnp.zeros((1, 2))])
+    np.testing.assert_allclose(
+        aggregate(min_norm(0.1), with_zero), aggregate(min_norm(0.1), deltas), atol=1e-6
+    )
+    assert jnp.all(aggregate(min_norm(1.0), jnp.zeros((2, 3))) == 0)
+
+
+def test_at_epsilon_one_no_client_gets_worse() -> None:
+    """The shortest vector of a convex hull has a product of at least its own square with each of its points."""
+    deltas = jax.random.normal(jax.random.key(0), (6, 10)) + 0.4
+    step = aggregate(min_norm(1.0), deltas)
+    unit = deltas / jnp.linalg.norm(deltas, axis=1, keepdims=True)
+    assert jnp.all(unit @ step > jnp.sum(step**2) - 1e-4)
+    assert jnp.any(unit @ aggregate(min_norm(0.0), deltas) < jnp.sum(step**2) - 1e-2)
+
+
+CENTRES, START = np.array([[0.0, 0], [1, 0], [0, 2]]), np.array([0.25, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("q", "after"),
+    [
+        (0.0, (0.3333333333, 0.6666666667)),
+        (1.0, (0.1642516276, 1.4722494486)),
+        (-1.0, (0.3482074279, 0.1553911583)),
+        (5.0, (0.0005527536, 1.9988037473)),
+        (-5.0, (0.0758549975, 0.0000839084)),
+    ],
+)
+def test_one_step_against_drift_is_the_specifications(q: float, after: tuple[float, float]) -> None:
+    """T17 of FedTilt."""
+    step = aggregate(drift_tilted(q), jnp.asarray(CENTRES - START, jnp.float32))
+    np.testing.assert_allclose(START + step, after, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("q", "centre", "furthest"),
+    [
+        (0.1, (1.8512750149, 0.3159195635), 4.716824232),
+        (1.0, (1.9934757952, 0.0604513800), 4.029793754),
+        (10.0, (2.0, 0.0), 4.0),
+    ],
+)
+def test_drift_solved_goes_to_the_centre_of_the_smallest_ball(
+    q: float, centre: tuple[float, float], furthest: float
+) -> None:
+    """T19: at q = 0 the mean (1.75, .375), at infinity the centre of the minimum enclosing ball."""
+    clients = np.array([[0.0, 0], [4, 0], [1, 1], [2, 0.5]])
+    point = np.asarray(aggregate(drift_tilted(q, steps=4000), jnp.asarray(clients, jnp.float32)))
+    np.testing.assert_allclose(point, centre, atol=2e-3)
+    assert abs(np.max(np.sum(np.square(clients - point), axis=1)) - furthest) < 5e-3
+
+
+def test_a_negative_server_tilt_ignores_the_client_far_away() -> None:
+    """T22: nine clients near 0 and one at (10, 10), from their mean."""
+    clients = np.concatenate([np.random.default_rng(1).normal(size=(9, 2)) * 0.1, [[10.0, 10.0]]])
+    mean = clients.mean(0)
+    deltas = jnp.asarray(clients - mean, jnp.float32)
+    point = mean + aggregate(drift_tilted(-0.1, steps=200), deltas)
+    assert np.linalg.norm(point - clients[:9].mean(0)) < 1e-3
+    shares = np.exp(-0.001 * np.sum(np.square(clients - mean), axis=1))
+    once = mean + aggregate(drift_tilted(-0.001), deltas)
+    np.testing.assert_allclose(once, shares @ clients / shares.sum(), atol=1e-5)
+    assert np.linalg.norm(once - point) > 0.5
+
+
+def test_the_normaliser_lags_where_losses_fall() -> None:
+    """From losses of 5 to losses of 1 at t = 10, exp(a) halves at most: all weights go to about 0."""
+    aggregator = running_tilt(10.0, 0.5)
+    state = aggregator.init(jnp.zeros(1), 2)
+    assert aggregator.weigh is not None
+    ids = jnp.arange(2)
+    high, state = aggregator.weigh(eh.types.Report(jnp.ones(2), jnp.array([5.0, 4.9])), ids, state)
+    low, _ = aggregator.weigh(eh.types.Report(jnp.ones(2), jnp.array([1.0, 0.9])), ids, state)
+    np.testing.assert_allclose(jnp.sum(high), 1.0, rtol=5e-6)
+    assert float(jnp.sum(low)) < 1e-15
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: qfedavg(-1.0, 1.0), "q must"),
+        (lambda: qfedavg(1.0, 0.0), "step size"),
+        (lambda: loss_powers(math.inf), "q must"),
+        (lambda: running_tilt(math.nan), "finite"),
+        (lambda: running_tilt(1.0, 0.0), "share of the newest round"),
+        (lambda: reference_tilt(math.inf), "finite"),
+        (lambda: ascending_mixture(-0.1), ">= 0"),
+        (lambda: min_norm(1.5), "[0, 1]"),
+        (lambda: drift_tilted(math.inf), "finite"),
+        (lambda: drift_tilted(1.0, steps=0), "steps"),
+    ],
+)
+def test_a_number_out_of_range_is_told_in_a_sentence(make: object, words: str) -> None:
+    assert callable(make)
+    with pytest.raises(eh.EvenhandError) as told:
+        make()
+    assert words in str(told.value)
