@@ -25,7 +25,7 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 _BASE = {"errors", "types", "tree", "permutation", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "aggregators", "algorithms"}
-_MEASURED = _METHODS | {"data", "models", "evaluation"}
+_MEASURED = _METHODS | {"centralized", "data", "models", "evaluation"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_platform": set(),
@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"errors", "types"},
     "risks": {"errors", "types"},
     "aggregators": _WORK | {"risks"},
+    "centralized": _WORK | {"risks"},
     "algorithms": _WORK | {"risks", "aggregators"},
     "evaluation": _METHODS | {"data", "models", "_version"},
     "simulation": _MEASURED,

@@ -20,6 +20,15 @@ METHODS = {
     ),
     "fedprox": eh.algorithms.fedprox(MODEL, mu=0.5, client_opt=optax.sgd(0.1), steps=7, batch_size=4),
     "fedprox_adaptive": eh.algorithms.fedprox_adaptive(MODEL, mu0=0.5, **WORK),
+    "delta_fl": eh.algorithms.delta_fl(MODEL, theta=0.5, nu=0.1, **WORK),
+    "term, running": eh.algorithms.term(MODEL, t=1.0, running=0.5, summed=True, **WORK),
+    "qfedsgd": eh.algorithms.qfedsgd(MODEL, q=2.0, lipschitz=10.0, step_size=0.05),
+    "afl": eh.algorithms.afl(MODEL, gamma_w=0.1, gamma_lambda=0.1),
+    "fedmgda": eh.algorithms.fedmgda(MODEL, epsilon=0.2, **WORK),
+    "qmaml": eh.algorithms.qmaml(MODEL, q=1.0, step_size=0.1),
+    "fedtilt": eh.algorithms.fedtilt(
+        MODEL, classes=3, tilt_class=2.0, tilt_sample=-1.0, tilt_server=0.5, **WORK
+    ),
 }
 SLOW = {
     "fedavg": METHODS["fedavg"],

@@ -40,7 +40,7 @@ def power(q: float) -> Risk:
       >>> import jax.numpy as jnp
       >>> round(float(power(1.0).value(jnp.array([2.0, 0.5, 1.0]))), 4)
       1.3229
-      >>> power(1.0).weights(jnp.array([3.0, 1.0])).tolist()
+      >>> [round(w, 4) for w in power(1.0).weights(jnp.array([3.0, 1.0])).tolist()]
       [0.75, 0.25]
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, equation 2.

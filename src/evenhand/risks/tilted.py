@@ -86,10 +86,12 @@ def _near_mean(losses: Array, p: Array, tilt: Array, near: Array) -> Array:
     distance = jnp.where(near & (p > 0), losses - mean, 0.0)
     power = tilt * distance
     u = jnp.sum(p * jnp.expm1(power))
-    return mean + _over(jnp.log1p, u, -0.5) * jnp.sum(p * distance * _over(jnp.expm1, power, 0.5))
+    return mean + _over(jnp.log1p, u, -0.5, 1 / 3) * jnp.sum(
+        p * distance * _over(jnp.expm1, power, 0.5, 1 / 6)
+    )
 
 
-def _over(function: Callable[[Array], Array], x: Array, slope: float) -> Array:
-    """``function(x) / x``, by its tangent ``1 + slope x`` close to 0."""
+def _over(function: Callable[[Array], Array], x: Array, slope: float, bend: float) -> Array:
+    """``function(x) / x``, by its parabola ``1 + slope x + bend x^2`` close to 0."""
     tiny = jnp.abs(x) < 1e-4
-    return jnp.where(tiny, 1.0 + slope * x, function(x) / jnp.where(tiny, 1.0, x))
+    return jnp.where(tiny, 1.0 + x * (slope + bend * x), function(x) / jnp.where(tiny, 1.0, x))

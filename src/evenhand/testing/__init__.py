@@ -1,10 +1,11 @@
-"""Contract suites: what every method and aggregator must satisfy, for ours and for yours.
+"""Contract suites: what every method, aggregator and risk must satisfy, for ours and for yours.
 
 Call them from a test of your own; they raise ``AssertionError`` with a sentence that names the broken law.
 """
 
 from evenhand.testing._aggregator import check_aggregator
 from evenhand.testing._algorithm import check_algorithm
+from evenhand.testing._risk import check_risk
 from evenhand.testing._toy import toy_data, toy_model
 
-__all__ = ["check_aggregator", "check_algorithm", "toy_data", "toy_model"]
+__all__ = ["check_aggregator", "check_algorithm", "check_risk", "toy_data", "toy_model"]

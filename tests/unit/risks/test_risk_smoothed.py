@@ -1,0 +1,169 @@
+"""Smoothed superquantiles against bisection, breakpoints and the numbers of their sources."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from risk_measures import measure, normal, tilt
+from scipy.optimize import brentq
+
+import evenhand as eh
+from evenhand.risks import smoothed_superquantile, squared_superquantile, superquantile
+
+_FIVE = (1.0, 2.0, 3.0, 4.0, 5.0)
+_SOFT = {
+    (0.4, 1.0): ((0.0160293, 0.0435722, 0.1184414, 0.3219571, 0.5), 3.8038041),
+    (0.4, 0.1): ((0.0, 1e-9, 2.27e-5, 0.4999773, 0.5), 4.4083732),
+    (0.5, 0.5): ((0.0031752, 0.0234621, 0.1733627, 0.4, 0.4), 3.9370343),
+    (0.8, 2.0): ((0.0943852, 0.1556148, 0.25, 0.25, 0.25), 3.2907514),
+    (0.2, 1.0): ((0.0116562, 0.0316849, 0.0861285, 0.2341217, 0.6364086), 3.8424765),
+    (0.05, 1.0): ((0.0116562, 0.0316849, 0.0861285, 0.2341217, 0.6364086), 3.8424765),
+}
+
+
+@pytest.mark.parametrize(("theta", "nu"), list(_SOFT))
+def test_entropic_smoothing_of_five_losses(theta: float, nu: float) -> None:
+    """The numbers of the source's specification."""
+    found = measure(smoothed_superquantile(theta, nu), _FIVE)
+    weights, value = _SOFT[theta, nu]
+    np.testing.assert_allclose(found.weights, weights, atol=6e-8)
+    assert found.value == pytest.approx(value, abs=6e-8)
+
+
+def test_entropic_smoothing_of_weighted_losses() -> None:
+    """The weighted example of the source's specification."""
+    found = measure(smoothed_superquantile(0.4, 0.5), [1.0, 2.0, 3.0], [0.5, 0.3, 0.2])
+    np.testing.assert_allclose(found.weights, [0.0920228, 0.4079772, 0.5], atol=6e-8)
+    assert found.value == pytest.approx(2.1940701, abs=6e-8)
+
+
+@pytest.mark.parametrize(
+    ("nu", "weights", "value"),
+    [
+        (1.0, (0, 0, 0, 0.5, 0.5), 4.47),
+        (10.0, (0, 0, 0, 0.5, 0.5), 4.2),
+        (50.0, (0, 0.1, 0.2, 0.3, 0.4), 3.5),
+    ],
+)
+def test_squared_smoothing_of_five_losses(nu: float, weights: tuple[float, ...], value: float) -> None:
+    """The numbers of the source's specification."""
+    found = measure(squared_superquantile(0.4, nu), _FIVE)
+    np.testing.assert_allclose(found.weights, weights, atol=1e-12)
+    assert found.value == pytest.approx(value, abs=1e-12)
+
+
+def _cases(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    f, p = rng.normal(size=(count, 7)), rng.uniform(0.05, 2.0, (count, 7))
+    f[::4] = np.round(f[::4])
+    p[::5, 2] = 0.0
+    return f, p
+
+
+def _by_bisection(f: np.ndarray, p: np.ndarray, theta: float, nu: float) -> np.ndarray:
+    """The weights of every case from a bisection on the threshold."""
+    p = normal(p)
+
+    def of(mu: np.ndarray) -> np.ndarray:
+        return p * np.exp(np.minimum((f - mu[:, None]) / nu, -math.log(theta)))
+
+    low, high = f.min(axis=1) - 50 * nu, f.max(axis=1) + 50 * nu
+    for _ in range(200):
+        middle = (low + high) / 2
+        heavy = of(middle).sum(axis=1) > 1
+        low, high = np.where(heavy, middle, low), np.where(heavy, high, middle)
+    return of((low + high) / 2)
+
+
+@pytest.mark.parametrize(("theta", "nu"), [(0.1, 0.3), (0.35, 0.05), (0.35, 1.0), (0.6, 0.3), (0.9, 5.0)])
+def test_entropic_smoothing_equals_bisection(theta: float, nu: float) -> None:
+    """2000 random weighted cases in all, some with ties, some with an absent loss; Danskin's gradient."""
+    f, p = _cases(0, 400)
+    found, pi = measure(smoothed_superquantile(theta, nu), f, p), _by_bisection(f, p, theta, nu)
+    np.testing.assert_allclose(found.weights, pi, atol=1e-11)
+    np.testing.assert_allclose(found.gradient, pi, atol=1e-11)
+    ratio = np.where(pi > 0, pi / np.where(p > 0, normal(p), 1.0), 1.0)
+    np.testing.assert_allclose(found.value, np.sum(pi * (f - nu * np.log(ratio)), axis=1), atol=1e-11)
+
+
+@pytest.mark.parametrize("theta", [0.1, 0.35])
+def test_smoothing_loses_little(theta: float) -> None:
+    """The sandwich ``0 <= S - S^nu <= nu log min(n, 1 / theta)`` for equal weights; the limits in ``nu``."""
+    f, _ = _cases(1, 100)
+    sharp = measure(superquantile(theta), f)
+    for nu in (0.1, 3.0):
+        lost = sharp.value - measure(smoothed_superquantile(theta, nu), f).value
+        assert lost.min() >= -1e-12 and lost.max() <= nu * math.log(min(7, 1 / theta)) + 1e-12
+        assert nu < 1 or lost.max() > 1e-2
+    f = f[1::4]  # no ties
+    sharp = measure(superquantile(theta), f)
+    for factory in (smoothed_superquantile, squared_superquantile):
+        np.testing.assert_allclose(measure(factory(theta, 1e-7), f).weights, sharp.weights, atol=1e-9)
+        np.testing.assert_allclose(measure(factory(theta, 1e9), f).weights, 1 / 7, atol=1e-7)
+
+
+@pytest.mark.parametrize("factory", [smoothed_superquantile, squared_superquantile])
+def test_weak_smoothing_is_exact_in_float32(factory: object) -> None:
+    """The sharp weights: thresholds next to the losses are coarser than the strength."""
+    for nu in (1e-2, 1e-7):
+        found = measure(factory(0.3, nu), [1000.0, 1001.0, 1002.0, 1003.0, 1010.0], dtype=np.float32)
+        np.testing.assert_allclose(found.weights, [0, 0, 0, 1 / 3, 2 / 3], atol=1e-6)
+
+
+def test_without_caps_smoothing_is_a_tilt() -> None:
+    """The entropic risk of inverse temperature ``1 / nu``, once the fraction is at most the least weight."""
+    f, p = np.random.default_rng(2).normal(size=5), np.array([1.0, 2.0, 1.5, 1.0, 3.0])
+    value, weights = tilt([1 / 0.7], f, p)
+    found = measure(smoothed_superquantile(1 / 8.5, 0.7), f, p)
+    assert found.value == pytest.approx(value[0], rel=1e-12)
+    np.testing.assert_allclose(found.weights, weights[0], atol=1e-12)
+    assert np.abs(measure(smoothed_superquantile(0.5, 0.7), f, p).weights - weights[0]).max() > 1e-2
+
+
+def test_the_whole_population_has_its_own_weights() -> None:
+    """No smoothing where there is nothing to choose: a fraction of 1."""
+    f, p = _cases(3, 5)
+    for factory in (smoothed_superquantile, squared_superquantile):
+        found = measure(factory(1.0, 0.3), f, p)
+        np.testing.assert_allclose(found.weights, normal(p), atol=1e-12)
+        np.testing.assert_allclose(found.value, np.sum(normal(p) * np.where(p > 0, f, 0), axis=1), atol=1e-12)
+
+
+@pytest.mark.parametrize(("theta", "nu"), [(0.35, 2.0), (0.35, 60.0), (0.8, 20.0)])
+def test_squared_smoothing_equals_a_root(theta: float, nu: float) -> None:
+    """Brent's root of the sum of weights, of random weighted cases; and no nearby feasible weights are better."""
+    f, p = _cases(4, 60)
+    found = measure(squared_superquantile(theta, nu), f, p)
+    rng = np.random.default_rng(5)
+    for case, (losses, masses) in enumerate(zip(f, normal(p), strict=True)):
+        n = np.count_nonzero(masses)
+
+        def of(eta: float, losses: np.ndarray = losses, q: np.ndarray = masses, n: int = n) -> np.ndarray:
+            return q * np.clip(1 + n**2 / nu * (losses - eta), 0, 1 / theta)
+
+        pi = of(brentq(lambda eta, of=of: of(eta).sum() - 1, -1e3, 1e3, xtol=1e-14))
+        np.testing.assert_allclose(found.weights[case], pi, atol=1e-9)
+        there = masses > 0
+
+        def gain(pi: np.ndarray, losses: np.ndarray = losses, q: np.ndarray = masses, n: int = n) -> float:
+            there = q > 0
+            return pi @ losses - nu / (2 * n**2) * np.sum((pi - q)[there] ** 2 / q[there])
+
+        assert found.value[case] == pytest.approx(gain(pi), abs=1e-9)
+        other = 0.9 * pi + 0.1 * normal(np.where(there, masses * rng.uniform(size=7), 0))
+        if (other <= masses / theta).all():
+            assert gain(other) < gain(pi)
+    np.testing.assert_allclose(found.gradient, found.weights, atol=1e-13)
+
+
+@pytest.mark.parametrize("factory", [smoothed_superquantile, squared_superquantile])
+def test_what_is_no_smoothing_is_refused(factory: object) -> None:
+    """Sentences with the name and the number."""
+    for nu in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(eh.EvenhandError, match=f"{factory.__name__}.nu={nu}"):
+            factory(0.5, nu)
+    for theta in (0.0, 2.0):
+        with pytest.raises(eh.EvenhandError, match=f"{factory.__name__}.theta={theta}"):
+            factory(theta, 1.0)
