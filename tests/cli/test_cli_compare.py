@@ -128,3 +128,26 @@ def test_list_names_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "models"]) == 0
     assert "fedavg" not in capsys.readouterr().out
     assert {entry.name for entry in TOPICS["aggregators"]} <= set(eh.aggregators.__all__)
+
+
+def test_folders_written_before_classes_were_told_apart_still_load(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("classes", "class_spread", "worst_class")
+    lines = [line.split(",") for line in (runs / "a" / "clients.csv").read_text().splitlines()]
+    assert {f"{split}_{name}" for split in ("train", "test") for name in names} <= set(lines[0])
+    new = summary(runs / "a")["test"]
+    assert set(names[1:]) <= set(new["accuracy"]) and not set(names) & set(new)
+
+    old = shutil.copytree(runs / "a", tmp_path / "old")
+    kept = [i for i, name in enumerate(lines[0]) if not name.endswith(names)]
+    (old / "clients.csv").write_text("\n".join(",".join(line[i] for i in kept) for line in lines))
+    assert main(["report", str(old)]) == 0
+    assert "Spread over a client" not in (old / "report.html").read_text()
+    page = tmp_path / "page.html"
+    assert main(["compare", str(old), str(runs / "b"), "--out", str(page)]) == 0
+    assert "Spread over a client" in page.read_text()
+    assert main(["report", str(runs / "a"), "--out", str(page)]) == 0
+    shown = f"{100 * new['accuracy']['class_spread']:.1f} points"
+    assert f'classes</th>\n<td class="number">{shown}</td>' in page.read_text()
+    assert "The same for: class" not in page.read_text()

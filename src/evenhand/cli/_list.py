@@ -31,7 +31,15 @@ def _first_line(doc: str | None) -> str:
 
 TOPICS: dict[str, tuple[Entry, ...]] = {
     "methods": tuple(Entry(method.name, _first_line(method.__doc__), method.paper) for method in METHODS),
-    "aggregators": (Entry("mean", "The weighted mean of the uploads.", "McMahan et al., AISTATS 2017"),),
+    "aggregators": (
+        Entry("mean", "The weighted mean of the uploads.", "McMahan et al., AISTATS 2017"),
+        Entry("risk_weighted", "Weights that a risk makes of the losses.", "Pillutla et al., 2023"),
+        Entry("qfedavg", "Powers of the losses; a step that follows them.", "Li et al., ICLR 2020"),
+        Entry("running_tilt", "TERM's weights, normaliser averaged over rounds.", "Li et al., JMLR 2023"),
+        Entry("ascending_mixture", "A mixture of clients that climbs the losses.", "Mohri et al., ICML 2019"),
+        Entry("min_norm", "The shortest combination of unit uploads.", "Hu et al., 2022"),
+        Entry("drift_tilted", "Weights by distance from the broadcast model.", "Zhang et al., 2025"),
+    ),
     "attacks": (),
     "data": tuple(Entry(*source) for source in SOURCES),
     "models": tuple(Entry(choice.name, choice.line, choice.paper) for choice in MODELS),

@@ -11,6 +11,7 @@ import numpy as np
 from evenhand.cli._folder import CLIENTS, CONFIG, SUMMARY, read_json, read_metrics
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import RunView
+from evenhand.evaluation._classes import CLASS_COLUMNS
 from evenhand.evaluation._view import SPLITS
 
 __all__ = ["SavedRun", "load_run"]
@@ -65,6 +66,7 @@ def load_run(folder: Path) -> SavedRun:
             clients={split: _metrics(columns, split) for split in SPLITS},
             info=info,
             config={"method": method, **options},
+            classes={split: found for split in SPLITS if (found := _classes(columns, split))},
         )
         return SavedRun(folder, view, bool(summary["interrupted"]), str(data["fingerprint"]))
     except (KeyError, TypeError):
@@ -73,12 +75,15 @@ def load_run(folder: Path) -> SavedRun:
         ) from None
 
 
+_SILENT = {("server_lr", 1.0), ("nu", 0.0), ("tilt_server", 0.0)}
+
+
 def _title(method: dict[str, Any]) -> str:
-    """``fedprox mu=1.0``; a server step of 1 goes without saying."""
+    """``fedprox mu=1.0``; a server step of 1 goes without saying, and so does what is switched off."""
     settings = (
-        f" {name}={value}"
+        f" {name}" if value is True else f" {name}={value}"
         for name, value in method.items()
-        if name != "name" and (name, value) != ("server_lr", 1.0)
+        if name != "name" and value is not None and value is not False and (name, value) not in _SILENT
     )
     return method["name"] + "".join(settings)
 
@@ -88,8 +93,18 @@ def _metrics(columns: dict[str, Vector], split: str) -> dict[str, Vector]:
     return {
         name.removeprefix(prefix): values
         for name, values in columns.items()
-        if name.startswith(prefix) and name != f"{split}_rows"
+        if name.startswith(prefix) and name != f"{split}_rows" and name not in _class_columns(columns, split)
     }
+
+
+def _classes(columns: dict[str, Vector], split: str) -> dict[str, Vector]:
+    """What is known about classes; nothing in a folder that was written before it was measured."""
+    return {name.removeprefix(f"{split}_"): columns[name] for name in _class_columns(columns, split)}
+
+
+def _class_columns(columns: dict[str, Vector], split: str) -> tuple[str, ...]:
+    names = tuple(f"{split}_{name}" for name in CLASS_COLUMNS)
+    return names if all(name in columns for name in names) else ()
 
 
 def _read_clients(path: Path) -> tuple[tuple[str, ...], dict[str, Vector]]:

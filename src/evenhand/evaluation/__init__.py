@@ -3,6 +3,7 @@
 The figures of the report are in :mod:`evenhand.evaluation.figures`.
 """
 
+from evenhand.evaluation._classes import ClassMetrics, class_spread, summarize_classes
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
 from evenhand.evaluation._flat import Prepared, evaluate, mean_loss, per_client, prepare
 from evenhand.evaluation._personal import evaluate_personal
@@ -11,11 +12,13 @@ from evenhand.evaluation._summary import angle, best, entropy, jain, kl_to_unifo
 from evenhand.evaluation._view import RunView, is_higher_better, write_clients_csv
 
 __all__ = [
+    "ClassMetrics",
     "Dissimilarity",
     "Prepared",
     "RunView",
     "angle",
     "best",
+    "class_spread",
     "dissimilarity",
     "entropy",
     "evaluate",
@@ -28,6 +31,7 @@ __all__ = [
     "per_client",
     "prepare",
     "summarize",
+    "summarize_classes",
     "worst",
     "write_clients_csv",
     "write_report",

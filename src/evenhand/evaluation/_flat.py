@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evenhand.data._dataset import Split
 from evenhand.errors import EvenhandError
+from evenhand.evaluation._classes import ClassIndex, ClassMetrics
 from evenhand.types import Array, Model, Params, PyTree
 
 __all__ = ["Prepared", "evaluate", "mean_loss", "per_client", "prepare"]
@@ -96,8 +97,16 @@ def per_client(model: Model, params: Params, prepared: Prepared) -> dict[str, np
     The chunks are separate calls of one compiled function, not a loop inside it: a convolution in a compiled
     loop is far slower on a CPU, and the calls overlap anyway.
     """
+    return per_class(model, params, prepared, None)[0]
+
+
+def per_class(
+    model: Model, params: Params, prepared: Prepared, index: ClassIndex | None
+) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
+    """As :func:`per_client`, and the accuracy of each class at each client where it is told who has which."""
     measures = measures_of(model)
     totals = np.zeros((len(measures.names), len(prepared.sizes)))
+    right = np.zeros(0 if index is None else len(index.clients))
     if prepared.x.shape[0]:
         values = _of_rows(spread(prepared.mesh, params), prepared, measures)
         for first in range(0, len(prepared.sizes), _TOGETHER):
@@ -106,7 +115,9 @@ def per_client(model: Model, params: Params, prepared: Prepared) -> dict[str, np
             client = np.repeat(np.arange(len(sizes)), sizes)
             for row, total in zip(values[:, rows], totals, strict=True):
                 total[first : first + len(sizes)] = np.bincount(client, row, len(sizes))
-    return means(totals, measures, prepared)
+        if index is not None:
+            right = index.sums(values[measures.names.index("accuracy")])
+    return means(totals, measures, prepared), None if index is None else index.metrics(right)
 
 
 def mean_loss(model: Model, params: Params, prepared: Prepared) -> Array:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from evenhand import tree
 from evenhand.evaluation import _flat
+from evenhand.evaluation._classes import ClassIndex, ClassMetrics
 from evenhand.evaluation._flat import Prepared, dealt, spread
 from evenhand.lowering import lowered
 from evenhand.types import Array, Model, Params, PyTree
@@ -50,17 +51,37 @@ def evaluate_personal(
     Returns:
       As :func:`evaluate`.
     """
+    return personal_per_class(model, states, prepared, None, params_of=params_of, lanes=lanes)[0]
+
+
+def personal_per_class(
+    model: Model,
+    states: PyTree,
+    prepared: Prepared,
+    index: ClassIndex | None,
+    *,
+    params_of: Callable[[PyTree, Array], Params] = tree.take,
+    lanes: int = 1,
+) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
+    """As :func:`evaluate_personal`, and the accuracy of each class at each client where it is told who has which."""
     measures, sizes = _flat.measures_of(model), prepared.sizes
     totals = np.zeros((len(sizes), len(measures.names)))
+    right = np.zeros(0 if index is None else len(index.clients))
     if prepared.x.shape[0]:
         width = min(_flat.chunk_rows(prepared.x), int(sizes.max()))
         states = spread(prepared.mesh, states)
-        for block in _on_host(prepared) if isinstance(prepared.x, np.ndarray) else _on_device(prepared):
+        blocks = _on_host if isinstance(prepared.x, np.ndarray) else _on_device
+        for block in blocks(prepared, len(sizes) if index is None else index.fitting()):
             windows = tuple(part.astype(np.int32) for part in (block.ids, block.starts, block.sizes))
-            fixed = (measures, params_of, width, lanes, prepared.mesh, block.rows)
+            classes = 0 if index is None else index.number
+            fixed = (measures, params_of, width, lanes, prepared.mesh, block.rows, classes)
             found = np.asarray(_personal(states, block.x, block.y, windows, *fixed), np.float64)
-            totals[block.clients[block.clients >= 0]] = found[block.clients >= 0]
-    return _flat.means(totals.T, measures, prepared)
+            who, found = block.clients[block.clients >= 0], found[block.clients >= 0]
+            totals[who] = found[:, : len(measures.names)]
+            if index is not None:
+                own, sums = index.cells(who[0], found[:, len(measures.names) :])
+                right[own] = sums
+    return _flat.means(totals.T, measures, prepared), None if index is None else index.metrics(right)
 
 
 class _Block(NamedTuple):
@@ -85,19 +106,22 @@ class _Block(NamedTuple):
     rows: PartitionSpec
 
 
-def _on_device(prepared: Prepared) -> Iterator[_Block]:
-    """All clients, evenly among the devices, each of which has all rows."""
+def _on_device(prepared: Prepared, together: int) -> Iterator[_Block]:
+    """All clients, evenly among the devices, each of which has all rows; no more than ``together`` on one."""
     count, devices = len(prepared.sizes), _devices(prepared)
-    clients = np.pad(np.arange(count), (0, -count % devices), constant_values=-1)
-    yield _block(prepared, prepared.x, prepared.y, clients, prepared.offsets[clients], PartitionSpec())
+    most = devices * min(-(-count // devices), together)
+    for first in range(0, count, most):
+        own = np.arange(first, min(first + most, count))
+        clients = np.pad(own, (0, most - len(own)), constant_values=-1)
+        yield _block(prepared, prepared.x, prepared.y, clients, prepared.offsets[clients], PartitionSpec())
 
 
-def _on_host(prepared: Prepared) -> Iterator[_Block]:
+def _on_host(prepared: Prepared, together: int) -> Iterator[_Block]:
     """As many clients at a time as a block of rows holds, a block per device."""
     offsets, mesh = prepared.offsets, prepared.mesh
     room = _BLOCK_NUMBERS // max(1, int(np.prod(prepared.x.shape[1:])))
     room = min(prepared.x.shape[0], max(room, int(prepared.sizes.max())))
-    most = min(_BLOCK_CLIENTS, len(prepared.sizes))
+    most = min(_BLOCK_CLIENTS, len(prepared.sizes), together)
     rows = PartitionSpec(*(() if mesh is None else mesh.axis_names))
     first = 0
     while first < len(prepared.sizes):
@@ -135,7 +159,7 @@ def _devices(prepared: Prepared) -> int:
     return 1 if prepared.mesh is None else prepared.mesh.size
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6, 7, 8, 9))
+@partial(jax.jit, static_argnums=(4, 5, 6, 7, 8, 9, 10))
 def _personal(
     states: PyTree,
     x: Array,
@@ -147,12 +171,13 @@ def _personal(
     lanes: int,
     mesh: Mesh | None,
     rows: PartitionSpec,
+    classes: int,
 ) -> Array:
-    """Totals of all measures over each client's rows, ``(K, measures)``."""
+    """Totals of all measures over each client's rows, then of the accuracy by class, ``(K, measures + classes)``."""
     measures = measures._replace(apply=lowered(measures.apply))
 
     def own(states: PyTree, x: Array, y: Array, windows: tuple[Array, Array, Array]) -> Array:
-        client = partial(_client, states, x, y, measures, params_of, width)
+        client = partial(_client, states, x, y, measures, params_of, width, classes)
         return lax.map(client, windows, batch_size=lanes if lanes > 1 else None)
 
     if mesh is not None:
@@ -169,19 +194,26 @@ def _client(
     measures: _flat.Measures,
     params_of: Callable[[PyTree, Array], Params],
     width: int,
+    classes: int,
     window: tuple[Array, Array, Array],
 ) -> Array:
     k, offset, size = window
     params = params_of(states, k)
 
-    def body(carry: tuple[Array, _flat.Total]) -> tuple[Array, _flat.Total]:
-        done, total = carry
+    def body(carry: tuple[Array, _flat.Total, Array]) -> tuple[Array, _flat.Total, Array]:
+        done, total, right = carry
         start = jnp.minimum(offset + done, x.shape[0] - width)
         row = start + jnp.arange(width, dtype=jnp.int32)
         own = (row >= offset + done) & (row < offset + size)
-        values = _flat.values_of(params, x, y, start, measures, width)
-        return done + width, _flat.add(total, jnp.where(own[None], values, 0.0))
+        values = jnp.where(own[None], _flat.values_of(params, x, y, start, measures, width), 0.0)
+        if classes:
+            labels = lax.dynamic_slice_in_dim(y, start, width).reshape(width, 1)
+            chosen = labels == jnp.arange(classes, dtype=labels.dtype)[None]
+            accuracy = values[measures.names.index("accuracy")]
+            right = right + jnp.sum(jnp.where(chosen, accuracy[:, None], 0.0), axis=0)
+        return done + width, _flat.add(total, values), right
 
     nothing = jnp.zeros(len(measures.names), jnp.float32)
-    begin = (jnp.int32(0), _flat.Total(nothing, nothing))
-    return _flat.sum_of(lax.while_loop(lambda carry: carry[0] < size, body, begin)[1])
+    begin = (jnp.int32(0), _flat.Total(nothing, nothing), jnp.zeros(classes, jnp.float32))
+    _, total, right = lax.while_loop(lambda carry: carry[0] < size, body, begin)
+    return jnp.concatenate([_flat.sum_of(total), right])

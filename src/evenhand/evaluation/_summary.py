@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from evenhand.evaluation._error import ERROR_NAMES, error_statistics
+
 __all__ = ["angle", "best", "entropy", "jain", "kl_to_uniform", "summarize", "worst"]
 
 _PERCENTILES = (10, 25, 50, 75, 90)
@@ -31,6 +33,20 @@ def summarize(
     * ``angle`` (degrees), ``kl`` and ``entropy`` (nats), ``jain``: see the functions of the same names
       (``kl`` is :func:`kl_to_uniform`).
 
+    The error of a client is ``e = 1 - a`` where higher is better (accuracies, as shares of 1), else ``e = a``:
+
+    * ``error_p10``, ``..._p20``, ``..._p50``, ``..._p60``, ``..._p80``, ``..._p90``, ``..._p95``: linearly
+      interpolated percentiles of ``e``;
+    * ``error_superquantile90``, ``error_superquantile95``: mean error of the worst 10 % and 5 % of the clients,
+      ``max {sum(q e) : 0 <= q <= 1 / (theta m), sum(q) = 1}`` with ``theta = 0.1`` and ``0.05``: the client at the
+      boundary counts in part, where ``worst10`` takes whole clients only;
+    * ``error_best10``: mean error of the best 10 %, ``min {sum(q e) : ...}`` over the same ``q``;
+    * ``weighted_error_...``, all of these with every row counted alike: percentiles as if each client stood there
+      ``c`` times (weights that are not whole: the limit of many copies), and ``q <= c / (theta sum(c))``.
+
+    Papers give training errors by rows and test errors by clients: ``weighted_error_p90`` of the training split,
+    ``error_p90`` of the test split.
+
     A client without rows has no value, and is left out: its weight is 0 or, where no weights are given, its
     value is NaN.  The NaN of a client that does have weight is a result (training diverged), so it is not
     hidden: all statistics but ``clients`` are NaN then.  They are also NaN when no client is left.
@@ -49,7 +65,8 @@ def summarize(
       (0.775, 0.91, 13.916)
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020 (angle, KL, worst and best
-    10 %); Jain, Chiu and Hawe, DEC-TR-301, 1984 (Jain's index).
+    10 %); Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
+    Learning 2023 (errors); Jain, Chiu and Hawe, DEC-TR-301, 1984 (Jain's index).
     """
     a, c = _counted(values, weights)
     report = {"clients": float(a.size)}
@@ -71,13 +88,15 @@ def summarize(
             "entropy": entropy(a),
             "jain": jain(a),
         }
-        return report | {f"p{p}": float(np.percentile(a, p)) for p in _PERCENTILES}
+        report |= {f"p{p}": float(np.percentile(a, p)) for p in _PERCENTILES}
+        return report | error_statistics(a, c, higher_is_better=higher_is_better)
 
 
 _NAMES = (
     *("mean", "weighted_mean", "std", "variance", "min", "max", "worst10", "best10"),
     *("angle", "kl", "entropy", "jain"),
     *(f"p{p}" for p in _PERCENTILES),
+    *ERROR_NAMES,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from evenhand.evaluation._html import Cell, bar, details, escape, number, swatch, table, value
@@ -23,11 +23,11 @@ class Statistic(NamedTuple):
     """One row of the summary.
 
     Attributes:
-      key: as in :func:`~evenhand.evaluation.summarize`.
+      key: as in :func:`~evenhand.evaluation.summarize` or :func:`~evenhand.evaluation.summarize_classes`.
       name: as on the page.
       kind: how it is shown: a ``value`` of the metric, a ``spread`` of values, its ``square``, or else the
         unit of a plain number.
-      even: +1 if more of it is more even, -1 if less is, 0 if it is a value, whose direction is the metric's.
+      even: +1 if more of it is better, -1 if less is, 0 if it is a value, whose direction is the metric's.
       meaning: for the reader who asks.
     """
 
@@ -63,6 +63,45 @@ _SUMMARY = (
     Statistic("entropy", "Entropy", "nats", 1, "of the normalised values; ln(clients) when all are equal"),
     Statistic(
         "jain", "Jain's index", "", 1, "1 when all values are equal, 1 / clients when one has everything"
+    ),
+    Statistic(
+        "class_spread",
+        "Spread over a client's classes",
+        "spread",
+        -1,
+        "standard deviation of a client's accuracies on the classes that it has rows of, mean over clients",
+    ),
+    Statistic("class_spread_std", "Its spread over clients", "spread", -1, "standard deviation of the same"),
+    Statistic(
+        "worst_class", "Worst class of a client", "value", 0, "lowest accuracy of any class at any client"
+    ),
+    Statistic(
+        "error_p90",
+        "Error, 90th percentile",
+        "value",
+        -1,
+        "nine tenths of the clients err less; the error is 1 less the value, or the value where less is better",
+    ),
+    Statistic(
+        "error_superquantile90",
+        "Error, worst 10 %",
+        "value",
+        -1,
+        "mean error of exactly a tenth of the clients, the one at the boundary counted in part",
+    ),
+    Statistic(
+        "weighted_error_p90",
+        "Error over rows, 90th percentile",
+        "value",
+        -1,
+        "every row counts alike: papers give it for training rows",
+    ),
+    Statistic(
+        "weighted_error_superquantile90",
+        "Error over rows, worst 10 %",
+        "value",
+        -1,
+        "mean error of the clients worst off that have exactly a tenth of the rows",
     ),
     Statistic("clients", "Clients with rows", "", 0, "clients without rows in the split do not count"),
 )
@@ -113,7 +152,7 @@ def summary(subject: Subject) -> str:
         )
     terms = "\n".join(
         f"<dt>{escape(row.name)}</dt><dd>{escape(row.meaning[:1].upper() + row.meaning[1:])}.</dd>"
-        for row in _SUMMARY
+        for row in _measured([statistics(run, first[1][0], first[0]) for run in subject.runs])
     )
     parts.append(details("What these numbers mean", f'<dl class="terms">\n{terms}\n</dl>'))
     return "\n".join([*parts, "</section>"])
@@ -125,9 +164,10 @@ def _statistics(subject: Subject, metric: str, splits: Sequence[str]) -> str:
     found = [statistics(run, split, metric) for run, split in columns]
     several = len(subject.runs) > 1
     rows: list[list[str | Cell]] = []
-    for row in _SUMMARY:
-        best = _best([s[row.key] for s in found], row, metric) if several else set[int]()
-        texts = [escape(_shown(s[row.key], row, metric)) for s in found]
+    for row in _measured(found):
+        values = [s.get(row.key, math.nan) for s in found]
+        best = _best(values, row, metric) if several else set[int]()
+        texts = [escape(_shown(x, row, metric)) for x in values]
         cells = [Cell(text, "number best" if i in best else "number") for i, text in enumerate(texts)]
         rows.append([row.name, *cells])
     name = metric.replace("_", " ")
@@ -137,6 +177,11 @@ def _statistics(subject: Subject, metric: str, splits: Sequence[str]) -> str:
     else:
         caption, head = f"{name} per client at the end of the run", [f"{SPLIT_NAMES[s]} rows" for s in splits]
     return table(caption.capitalize(), ["", *head], rows, "numbers narrow")
+
+
+def _measured(found: Sequence[Mapping[str, float]]) -> list[Statistic]:
+    """The statistics that some run has: not all metrics, nor all saved runs, tell classes apart."""
+    return [row for row in _SUMMARY if any(row.key in known for known in found)]
 
 
 def _splits(subject: Subject, metric: str) -> list[str]:
@@ -172,11 +217,12 @@ def _shown(x: float, row: Statistic, metric: str) -> str:
 
 
 def _best(values: Sequence[float], row: Statistic, metric: str) -> set[int]:
-    """Which of several runs are best in a statistic; none where all are equal."""
+    """Which of several runs are best in a statistic; none where all that have it are equal."""
     sign = row.even or (1 if is_higher_better(metric) else -1)
     texts = [_shown(x, row, metric) for x in values]
     finite = [sign * x for x in values if math.isfinite(x)]
-    if row.key == "clients" or not finite or len(set(texts)) == 1:
+    shown = [text for text, x in zip(texts, values, strict=True) if math.isfinite(x)]
+    if row.key == "clients" or not finite or (len(shown) > 1 and len(set(shown)) == 1):
         return set()
     winner = texts[[sign * x for x in values].index(max(finite))]
     return {i for i, text in enumerate(texts) if text == winner}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
+from evenhand.evaluation._classes import CLASS_COLUMNS, summarize_classes
 from evenhand.evaluation._summary import summarize
 
 __all__ = ["RunView", "write_clients_csv"]
@@ -39,6 +41,8 @@ class RunView(NamedTuple):
         ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"``
         (the line that runs it again), ``"versions"`` (package -> version).
       config: every setting of the run, possibly nested.
+      classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits whose rows
+        have classes, and not for runs that were saved before it was measured.
     """
 
     title: str
@@ -48,19 +52,24 @@ class RunView(NamedTuple):
     clients: Mapping[str, Mapping[str, NDArray]]
     info: Mapping[str, Any]
     config: Mapping[str, Any]
+    classes: Mapping[str, Mapping[str, NDArray]] = MappingProxyType({})
 
 
 def write_clients_csv(path: str | Path, view: RunView) -> None:
     """Writes one line per client: its id, its rows in each split, and each metric in each split.
 
-    A metric that a client does not have, because it has no rows in that split, is an empty field.
+    Where rows have classes, also how many a client has rows of in each split (``"test_classes"``), how its accuracies
+    spread over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`.  A metric that a client does not
+    have, because it has no rows in that split, is an empty field.
     """
     splits = [split for split in SPLITS if split in view.sizes or split in view.clients]
     columns = {
         f"{split}_rows": [str(int(n)) for n in view.sizes[split]] for split in splits if split in view.sizes
     }
     for split in splits:
-        for metric, values in view.clients.get(split, {}).items():
+        by_class = view.classes.get(split, {})
+        known = {name: by_class[name] for name in CLASS_COLUMNS if name in by_class}
+        for metric, values in {**view.clients.get(split, {}), **known}.items():
             columns[f"{split}_{metric}"] = ["" if np.isnan(v) else format(v, ".9g") for v in values]
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,9 +112,12 @@ def client_values(run: RunView, split: str, metric: str) -> NDArray:
 
 
 def statistics(run: RunView, split: str, metric: str) -> dict[str, float]:
-    """The summary of one metric on one split."""
+    """The summary of one metric on one split; of the accuracy also that over classes, where it is known."""
     values, sizes = client_values(run, split, metric), run.sizes.get(split)
-    return summarize(values, sizes, higher_is_better=is_higher_better(metric))
+    found = summarize(values, sizes, higher_is_better=is_higher_better(metric))
+    if metric == "accuracy" and split in run.classes:
+        found |= summarize_classes(run.classes[split])
+    return found
 
 
 def labels(runs: Sequence[RunView]) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,19 +11,41 @@ from jax.sharding import Mesh
 
 from evenhand.data import FederatedDataset, Split
 from evenhand.data._memory import aligned, empty_aligned
-from evenhand.evaluation import Prepared, evaluate_personal, is_higher_better, per_client, summarize
-from evenhand.evaluation._flat import spread
+from evenhand.evaluation import (
+    ClassMetrics,
+    Prepared,
+    class_spread,
+    is_higher_better,
+    summarize,
+    summarize_classes,
+)
+from evenhand.evaluation._classes import ClassIndex, index_classes
+from evenhand.evaluation._flat import per_class, spread
+from evenhand.evaluation._personal import personal_per_class
 from evenhand.simulation._program import here
 from evenhand.simulation._round import RoundState
 from evenhand.simulation._rows import Resident, must_stream, sent
 from evenhand.simulation._run import primary_metric
 from evenhand.simulation._setup import Setup
 from evenhand.streams import Purpose
-from evenhand.types import Array, Params, PyTree
+from evenhand.types import Array, Model, Params, PyTree
 
-__all__ = ["Evaluation"]
+__all__ = ["Evaluation", "Served"]
 
 NDArray = npt.NDArray[Any]
+
+
+class Served(NamedTuple):
+    """What one evaluation finds.
+
+    Attributes:
+      clients: split -> metric -> a number for each client that is evaluated.
+      classes: split -> the accuracy of each class at each client, clients as positions among those evaluated; only
+        for splits whose rows have classes.
+    """
+
+    clients: dict[str, dict[str, NDArray]]
+    classes: dict[str, ClassMetrics]
 
 
 class Evaluation:
@@ -32,6 +53,8 @@ class Evaluation:
 
     Attributes:
       drawn: who is evaluated, ascending; None: all.
+      splits: their rows.
+      indices: which of them have rows of which classes; None where rows have no classes.
     """
 
     def __init__(self, setup: Setup, data: FederatedDataset, seed: int, clients: int | None) -> None:
@@ -41,38 +64,48 @@ class Evaluation:
         mesh = self._mesh = _local(program.mesh)
         poisoned = program.attack is not None and program.attack.rows is not None
         self.splits: dict[str, Prepared] = {}
-        for name, split in (("train", data.train), ("valid", data.valid), ("test", data.test)):
+        self.indices: dict[str, ClassIndex | None] = {}
+        classes = data.num_classes
+        for name, whole in (("train", data.train), ("valid", data.valid), ("test", data.test)):
             there = setup.source.rows if name == "train" and isinstance(setup.source, Resident) else None
+            split = whole if self.drawn is None else _some(whole, self.drawn)
             if there is not None and self.drawn is None and not poisoned:  # liars are measured on clean rows
                 x, y = here((there.x, there.y)) if mesh is None else spread(mesh, (there.x, there.y))
                 self.splits[name] = Prepared(x, y, split.offsets, None, mesh)
             else:
-                host = must_stream(split) if there is None else False
+                host = must_stream(split) if there is None or self.drawn is not None else False
                 self.splits[name] = _prepared(split, self.drawn, mesh, host=host)
+            self.indices[name] = _index(self.algorithm.model, split, classes)
 
     def _personal(self, states: PyTree, k: Array) -> Params:
         server, clients = states
         assert self.algorithm.personal_params is not None
         return self.algorithm.personal_params(server, jax.tree.map(lambda leaf: leaf[k], clients))
 
-    def clients(self, state: RoundState) -> dict[str, dict[str, NDArray]]:
-        """Split -> metric -> a number for each client that is evaluated."""
-        model = self.algorithm.model
+    def served(self, state: RoundState) -> Served:
+        """Every client that is evaluated, with the model that it gets."""
+        model, found = self.algorithm.model, Served({}, {})
         if self._mesh is None:
             state = here(state)
-        if self.algorithm.personal_params is None:
-            params = self.algorithm.global_params(state.server)
-            return {name: per_client(model, params, split) for name, split in self.splits.items()}
-        states = (state.server, state.clients)
-        return {
-            name: evaluate_personal(model, states, split, params_of=self._personal, lanes=self.lanes)
-            for name, split in self.splits.items()
-        }
+        for name, split in self.splits.items():
+            index = self.indices[name]
+            if self.algorithm.personal_params is None:
+                params = self.algorithm.global_params(state.server)
+                metrics, classes = per_class(model, params, split, index)
+            else:
+                states, of = (state.server, state.clients), self._personal
+                metrics, classes = personal_per_class(
+                    model, states, split, index, params_of=of, lanes=self.lanes
+                )
+            found.clients[name] = metrics
+            if classes is not None:
+                found.classes[name] = classes
+        return found
 
-    def columns(self, clients: Mapping[str, Mapping[str, NDArray]]) -> dict[str, float]:
+    def columns(self, served: Served) -> dict[str, float]:
         """What the history keeps of them."""
         columns: dict[str, float] = {}
-        for split, metrics in clients.items():
+        for split, metrics in served.clients.items():
             sizes = self.splits[split].sizes
             if not sizes.any():
                 continue
@@ -80,8 +113,11 @@ class Evaluation:
                 has = sizes > 0
                 columns[f"{split}_{name}"] = float(np.average(values[has], weights=sizes[has]))
             name = primary_metric(metrics)
-            spread = summarize(metrics[name], sizes, higher_is_better=is_higher_better(name))
-            columns |= {f"{split}_{name}_{what}": spread[what] for what in ("worst10", "best10", "variance")}
+            over = summarize(metrics[name], sizes, higher_is_better=is_higher_better(name))
+            columns |= {f"{split}_{name}_{what}": over[what] for what in ("worst10", "best10", "variance")}
+            if split in served.classes:
+                over = summarize_classes(class_spread(served.classes[split], len(sizes)))
+                columns |= {f"{split}_{what}": over[what] for what in ("class_spread", "worst_class")}
         return columns
 
 
@@ -99,13 +135,17 @@ def _local(mesh: Mesh | None) -> Mesh | None:
 
 
 def _prepared(split: Split, clients: NDArray | None, mesh: Mesh | None, *, host: bool) -> Prepared:
-    if clients is not None:
-        split = _some(split, clients)
-        host = must_stream(split)
     if host:
         return Prepared(np.asarray(split.x), np.asarray(split.y), split.offsets, clients, mesh)
     x, y = sent(mesh, (aligned(split.x), aligned(split.y)))
     return Prepared(x, y, split.offsets, clients, mesh)
+
+
+def _index(model: Model, split: Split, classes: int | None) -> ClassIndex | None:
+    """Who has rows of which classes, where a row has one and the model tells whether it is right."""
+    if classes is None or "accuracy" not in model.metrics or split.y.size != split.rows:
+        return None
+    return index_classes(split.y, split.offsets, classes)
 
 
 def _some(split: Split, clients: NDArray) -> Split:

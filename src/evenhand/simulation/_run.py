@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,15 @@ import numpy.typing as npt
 from evenhand import tree
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import RunView, is_higher_better, summarize, write_report
+from evenhand.evaluation import (
+    ClassMetrics,
+    RunView,
+    class_spread,
+    is_higher_better,
+    summarize,
+    summarize_classes,
+    write_report,
+)
 from evenhand.simulation._round import RoundState
 from evenhand.types import Algorithm, Params
 
@@ -33,8 +41,8 @@ class Run:
       seed: the run's seed.
       history: equal-length arrays, one entry per evaluation: ``"round"``; ``"<split>_<metric>"``, the mean over all
         rows of the split, each client with the model it is served; ``"test_<metric>_worst10"``, ``"_best10"`` and
-        ``"_variance"`` over clients for the primary metric; and what the method tells about its latest round, NaN
-        before the first one.
+        ``"_variance"`` over clients for the primary metric; ``"test_class_spread"`` and ``"test_worst_class"``, as in
+        :meth:`summary`; and what the method tells about its latest round, NaN before the first one.
       per_round: what the method tells about each round, ``(rounds,)`` each, e.g. ``"update_norm"``.
       info: ``"rounds"`` done; ``"cohort"``; ``"lanes"`` and ``"devices"``; ``"floats"``, how many numbers a client gets
         (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"seconds"`` per activity, waiting for
@@ -44,6 +52,8 @@ class Run:
       state: all that the next round would start from.
       clients: split -> metric -> a number for each evaluated client.
       evaluated: the positions of the evaluated clients, ascending; None: all.
+      classes: split -> the accuracy of each class at each evaluated client, whose position is that among the evaluated;
+        :meth:`class_metrics` has it among all clients.
     """
 
     algorithm: Algorithm
@@ -55,6 +65,7 @@ class Run:
     state: RoundState
     clients: Mapping[str, Mapping[str, NDArray]]
     evaluated: NDArray | None = None
+    classes: Mapping[str, ClassMetrics] = field(default_factory=dict[str, ClassMetrics])
 
     @property
     def params(self) -> Params:
@@ -78,8 +89,7 @@ class Run:
           split: ``"train"``, ``"valid"`` or ``"test"``; NaN for clients without rows there and for those that were not
             evaluated.
         """
-        if split not in self.clients:
-            raise EvenhandError(f"There is no split {split!r} here: choose one of {sorted(self.clients)}.")
+        self._check_split(split)
         metrics = self.clients[split]
         if self.evaluated is None:
             return {name: values.copy() for name, values in metrics.items()}
@@ -88,21 +98,50 @@ class Run:
             everybody[name][self.evaluated] = values
         return everybody
 
+    def class_metrics(self, split: str = "test") -> ClassMetrics:
+        """The accuracy of each class at every client that has rows of it, with the model that the client is served.
+
+        Four arrays of equal length, a place for each client and class: ``clients`` (positions), ``classes``, ``counts``
+        (rows) and ``accuracy``.  A class that a client has no rows of is not there, and neither is a client that has no
+        rows or was not evaluated.
+
+        Args:
+          split: ``"train"``, ``"valid"`` or ``"test"``.
+
+        Raises:
+          EvenhandError: there is no such split, or its rows have no class whose accuracy the model measures.
+        """
+        self._check_split(split)
+        if split not in self.classes:
+            raise EvenhandError(
+                f"The {split} rows of {self.data.name!r} have no accuracy by class: that needs labels that are one "
+                'class number per row, and a model with the metric "accuracy".'
+            )
+        found = self.classes[split]
+        who = found.clients if self.evaluated is None else self.evaluated[found.clients]
+        return ClassMetrics(who.copy(), *(part.copy() for part in found[1:]))
+
     def summary(self, split: str = "test", metric: str | None = None) -> dict[str, float]:
-        """How good and how even a metric is over the clients; see :func:`evenhand.evaluation.summarize`.
+        r"""How good and how even a metric is over the clients; see :func:`evenhand.evaluation.summarize`.
+
+        For the accuracy of a model of classes also how evenly the classes within each client are served, see
+        :func:`evenhand.evaluation.summarize_classes`: ``"class_spread"`` (:math:`\mu_\sigma`), ``"class_spread_std"``
+        (:math:`\sigma_\sigma`) and ``"worst_class"``, the lowest accuracy of any class at any client.
 
         Args:
           split: as in :meth:`client_metrics`.
           metric: a name from there; None: ``"accuracy"`` if the model has it, else ``"loss"``.
         """
-        if split not in self.clients:
-            raise EvenhandError(f"There is no split {split!r} here: choose one of {sorted(self.clients)}.")
+        self._check_split(split)
         values = self.clients[split]
         name = primary_metric(values) if metric is None else metric
         if name not in values:
             raise EvenhandError(f"The model has no metric {name!r}: choose one of {sorted(values)}.")
         sizes = split_sizes(self.data, self.evaluated)[split]
-        return summarize(values[name], sizes, higher_is_better=is_higher_better(name))
+        found = summarize(values[name], sizes, higher_is_better=is_higher_better(name))
+        if name == "accuracy" and split in self.classes:
+            found |= summarize_classes(class_spread(self.classes[split], len(sizes)))
+        return found
 
     def view(self, title: str = "run", config: Mapping[str, Any] | None = None) -> RunView:
         """What reports and figures need to know about this run, its evaluated clients alone."""
@@ -111,11 +150,16 @@ class Run:
         sizes = {name: rows for name, rows in split_sizes(self.data, who).items() if rows.any()}
         clients = {name: self.clients[name] for name in sizes}
         info = {**self.info, "seed": self.seed}
-        return RunView(title, self.history, sizes, ids, clients, info, config or {})
+        classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
+        return RunView(title, self.history, sizes, ids, clients, info, config or {}, classes)
 
     def report(self, path: str | Path, title: str = "run") -> Path:
         """Writes one self-contained HTML page about this run and returns its path."""
         return write_report(path, [self.view(title)])
+
+    def _check_split(self, split: str) -> None:
+        if split not in self.clients:
+            raise EvenhandError(f"There is no split {split!r} here: choose one of {sorted(self.clients)}.")
 
     def __repr__(self) -> str:
         final = {name: float(values[-1]) for name, values in self.history.items()}

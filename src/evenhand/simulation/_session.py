@@ -15,7 +15,7 @@ from evenhand.errors import EvenhandError
 from evenhand.simulation import _engine
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._checks import check_first_losses
-from evenhand.simulation._evaluation import Evaluation
+from evenhand.simulation._evaluation import Evaluation, Served
 from evenhand.simulation._program import copies, everywhere, here
 from evenhand.simulation._progress import Progress
 from evenhand.simulation._round import EXECUTED, ROWS, USEFUL, WORK, RoundState
@@ -57,9 +57,9 @@ class Session:
                 )
             state, done, self.history, self.per_round, self.seconds = found
             state = everywhere(self.program.mesh, state)
-        clients = self._evaluate(state, done, record=found is None)
+        served = self._evaluate(state, done, record=found is None)
         progress.update(done, self._loss())
-        yield self._snapshot(state, done, clients, None)
+        yield self._snapshot(state, done, served, None)
         if done < rounds:
             state = self._train("compile", state, done, 0)
         while done < rounds:
@@ -69,10 +69,10 @@ class Session:
                 state = self._train("train", state, done, count)
                 done += count
                 progress.update(done, self._loss())
-            clients = self._evaluate(state, done, record=True)
+            served = self._evaluate(state, done, record=True)
             progress.update(done, self._loss())
             due = checkpoints is not None and checkpoints.due(last=done == rounds)
-            yield self._snapshot(state, done, clients, checkpoints if due else None)
+            yield self._snapshot(state, done, served, checkpoints if due else None)
 
     def _train(self, activity: str, state: RoundState, first: int, count: int) -> RoundState:
         """Rounds ``first .. first + count - 1``, as many at a time as there are rows for."""
@@ -97,26 +97,26 @@ class Session:
             for name, told in new.items()
         }
 
-    def _evaluate(self, state: RoundState, done: int, *, record: bool) -> dict[str, dict[str, NDArray]]:
+    def _evaluate(self, state: RoundState, done: int, *, record: bool) -> Served:
         begin = time.perf_counter()
-        clients = self.evaluation.clients(state)
+        served = self.evaluation.served(state)
         if done == 0:
-            check_first_losses(clients, self.data, self.evaluation.drawn)
+            check_first_losses(served.clients, self.data, self.evaluation.drawn)
         if record:
             told = {
                 name: float(info[-1])
                 for name, info in self.per_round.items()
                 if len(info) and name not in WORK
             }
-            self.history.append({"round": done, **self.evaluation.columns(clients), **told})
+            self.history.append({"round": done, **self.evaluation.columns(served), **told})
         self.seconds["evaluate"] += time.perf_counter() - begin
-        return clients
+        return served
 
     def _snapshot(
         self,
         state: RoundState,
         done: int,
-        clients: Mapping[str, Mapping[str, NDArray]],
+        served: Served,
         checkpoints: Checkpoints | None,
     ) -> Run:
         if checkpoints is not None:
@@ -143,8 +143,9 @@ class Session:
             per_round,
             info,
             copies(here(state)),  # the next round takes the memory of its state over
-            clients,
+            served.clients,
             self.evaluation.drawn,
+            served.classes,
         )
 
     def _work(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import scipy.optimize
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,12 @@ KEYS = {
     *("clients", "mean", "weighted_mean", "std", "variance", "min", "max", "worst10", "best10"),
     *("p10", "p25", "p50", "p75", "p90", "angle", "kl", "entropy", "jain"),
 }
+PERCENTILES = (10, 20, 50, 60, 80, 90, 95)
+ERRORS = (
+    *(f"error_p{p}" for p in PERCENTILES),
+    *("error_superquantile90", "error_superquantile95", "error_best10"),
+)
+KEYS |= {*ERRORS, *(f"weighted_{name}" for name in ERRORS)}
 accuracies = hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(0, 1, width=32))
 
 
@@ -179,3 +186,90 @@ def test_bad_weights_are_refused() -> None:
         summarize([1, 2], [1, 2, 3])
     with pytest.raises(ValueError, match="negative"):
         summarize([1, 2], [1, -2])
+
+
+def linear_program(errors: np.ndarray, weights: np.ndarray, share: float, sign: float) -> float:
+    """The definition itself: the heaviest (or, with sign 1, the lightest) mean under capped weights."""
+    p = weights / weights.sum()
+    bounds = [(0, cap) for cap in p / share]
+    found = scipy.optimize.linprog(sign * errors, A_eq=np.ones((1, len(p))), b_eq=[1], bounds=bounds)
+    return float(sign * found.fun)
+
+
+@given(
+    hnp.arrays(np.float64, st.integers(1, 25), elements=st.integers(0, 16).map(lambda n: n / 16)),
+    st.integers(0, 99),
+    st.booleans(),
+)
+def test_errors_match_their_definitions(a: np.ndarray, seed: int, higher: bool) -> None:
+    weights = np.random.default_rng(seed).integers(1, 9, a.size)
+    report, errors = summarize(a, weights, higher_is_better=higher), 1 - a if higher else a
+    for prefix, c in (("", np.ones(a.size, int)), ("weighted_", weights)):
+        for p in PERCENTILES:
+            expected = np.percentile(np.repeat(errors, c), p)
+            assert report[f"{prefix}error_p{p}"] == pytest.approx(expected, abs=1e-12)
+        for name, share, sign in (
+            ("superquantile90", 0.1, -1),
+            ("superquantile95", 0.05, -1),
+            ("best10", 0.1, 1),
+        ):
+            expected = linear_program(errors, c, share, sign)
+            assert report[f"{prefix}error_{name}"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_client_at_the_boundary_counts_in_part() -> None:
+    report = summarize(1 - np.arange(1, 16) / 15)  # a tenth of 15 clients is one and a half
+    assert report["error_superquantile90"] == pytest.approx((15 + 0.5 * 14) / 1.5 / 15)
+    assert report["error_superquantile95"] == pytest.approx(1.0)
+    assert report["error_best10"] == pytest.approx((1 + 0.5 * 2) / 1.5 / 15)
+    assert report["worst10"] == pytest.approx(0.0)  # whole clients only: the one with error 1
+
+
+def test_whole_tails_are_those_of_worst_and_best() -> None:
+    a = np.linspace(0.2, 1.0, 40)
+    report = summarize(a)
+    assert report["error_superquantile90"] == pytest.approx(1 - report["worst10"])
+    assert report["error_best10"] == pytest.approx(1 - report["best10"])
+    assert report["error_superquantile95"] == pytest.approx(1 - worst(a, 0.05))
+    assert report["error_p90"] == pytest.approx(1 - report["p10"])
+
+
+def test_training_errors_count_rows_and_test_errors_clients() -> None:
+    report = summarize([1.0] * 9 + [0.0], [1] * 9 + [91])
+    assert (report["error_p80"], report["weighted_error_p80"]) == (0, 1)
+    assert report["error_superquantile90"] == report["weighted_error_superquantile90"] == 1
+    assert (report["error_best10"], report["weighted_error_best10"]) == (0, pytest.approx(0.1))
+    equal = summarize([0.25, 0.5, 1.0])
+    assert all(equal[name] == equal[f"weighted_{name}"] for name in ERRORS)
+
+
+def test_a_loss_is_its_own_error() -> None:
+    losses = np.arange(20.0)
+    report = summarize(losses, higher_is_better=False)
+    assert report["error_p90"] == report["p90"]
+    assert report["error_superquantile90"] == report["worst10"] == 18.5
+    assert summarize(losses)["error_p90"] == pytest.approx(1 - report["p10"])
+
+
+def test_weights_that_are_shares_are_limits_of_many_copies() -> None:
+    values, rows = np.array([0.1, 0.4, 0.7]), np.array([2, 3, 5])
+    shares, many = summarize(values, rows / 10), summarize(values, rows * 10_001)
+    for name in ERRORS:
+        assert shares[f"weighted_{name}"] == pytest.approx(many[f"weighted_{name}"]), name
+
+
+def test_an_infinite_loss_does_not_reach_the_others() -> None:
+    report = summarize([*np.arange(29.0), np.inf], higher_is_better=False)
+    assert report["error_superquantile90"] == np.inf
+    assert (report["error_p50"], report["error_best10"]) == (14.5, 1.0)
+    assert np.isfinite(report["error_p95"])
+
+
+def test_published_table_of_23_devices() -> None:
+    a = np.r_[0.3, 0.5, np.full(21, 0.9)]  # worst 10 %: the lowest floor(2.3) = 2; std with ddof 0
+    report = summarize(a, np.r_[100, 100, np.full(21, 10)])
+    assert report["worst10"] == pytest.approx(0.4)
+    assert report["std"] == pytest.approx(a.std(ddof=0)) and report["std"] != pytest.approx(a.std(ddof=1))
+    assert report["mean"] == pytest.approx(a.mean())
+    assert report["weighted_mean"] == pytest.approx((30 + 50 + 189) / 410)
+    assert report["error_superquantile90"] == pytest.approx((0.7 + 0.5 + 0.3 * 0.1) / 2.3)
