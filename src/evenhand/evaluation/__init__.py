@@ -6,6 +6,7 @@ The figures of the report are in :mod:`evenhand.evaluation.figures`.
 from evenhand.evaluation._classes import ClassMetrics, class_spread, summarize_classes
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
 from evenhand.evaluation._flat import Prepared, evaluate, mean_loss, per_client, prepare
+from evenhand.evaluation._levels import Levels, serve_by_level
 from evenhand.evaluation._personal import evaluate_personal
 from evenhand.evaluation._report import write_report
 from evenhand.evaluation._summary import angle, best, entropy, jain, kl_to_uniform, summarize, worst
@@ -14,6 +15,7 @@ from evenhand.evaluation._view import RunView, is_higher_better, write_clients_c
 __all__ = [
     "ClassMetrics",
     "Dissimilarity",
+    "Levels",
     "Prepared",
     "RunView",
     "angle",
@@ -30,6 +32,7 @@ __all__ = [
     "mean_loss",
     "per_client",
     "prepare",
+    "serve_by_level",
     "summarize",
     "summarize_classes",
     "worst",

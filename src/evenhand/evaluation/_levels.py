@@ -1,0 +1,88 @@
+"""Serving by level: several models for everybody, of which each client takes the one that suits its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from evenhand.evaluation._view import is_higher_better
+
+__all__ = ["Levels", "serve_by_level"]
+
+NDArray = npt.NDArray[Any]
+
+
+class Measured(Protocol):
+    """A run: what each of its clients gets."""
+
+    def client_metrics(self, split: str = "test") -> Mapping[str, NDArray]:
+        """Metric -> ``(num_clients,)``."""
+        ...
+
+
+class Levels(NamedTuple):
+    """What clients get that choose among several models.
+
+    Attributes:
+      level: ``(num_clients,)``, the position of the run whose model the client chose.
+      metrics: metric -> ``(num_clients,)``, with that model; summarise with :func:`evenhand.evaluation.summarize`.
+    """
+
+    level: npt.NDArray[np.int64]
+    metrics: dict[str, NDArray]
+
+
+def serve_by_level(
+    runs: Sequence[Measured], *, choose_on: str = "valid", metric: str = "accuracy", split: str = "test"
+) -> Levels:
+    """Each client takes, of several runs' models, the one that is best on rows of its own.
+
+    One model per level: q-FFL with a ``q`` for each device, Delta-FL with several ``theta``.  Runs with the same data
+    and the same seed draw the same cohorts and batches, as if all levels were trained side by side; traffic and work
+    are the sum of theirs.
+
+    Args:
+      runs: one per level, on the same data; of equal ones the first is taken, so begin with the least fair.
+      choose_on: the split that clients choose on, ``"valid"`` or ``"train"``.
+      metric: what they choose by.
+      split: the split that the returned metrics are about.
+
+    Raises:
+      ValueError: there is no run, or the runs have different numbers of clients.
+
+    Edge cases: a client without rows to choose on takes the first model.
+
+    Example:
+      >>> import evenhand as eh, optax
+      >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=8, seed=0, max_size=80, valid_fraction=0.2)
+      >>> model = eh.models.softmax_regression(features=60, classes=10)
+      >>> work = dict(client_opt=optax.sgd(0.05), epochs=1, batch_size=10)
+      >>> runs = [
+      ...     eh.simulate(eh.algorithms.delta_fl(model, theta=theta, **work), data, rounds=10)
+      ...     for theta in (1.0, 0.5, 0.1)
+      ... ]
+      >>> served = serve_by_level(runs)
+      >>> sorted(set(served.level.tolist())) != [0], len(served.metrics["accuracy"])
+      (True, 8)
+
+    Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, table 12; Pillutla et al.,
+    *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine Learning 2023, figure 1.
+    """
+    if not runs:
+        raise ValueError("serve_by_level() needs at least one run.")
+    scores = [np.asarray(run.client_metrics(choose_on)[metric], np.float64) for run in runs]
+    if len({score.shape for score in scores}) > 1:
+        raise ValueError(
+            "serve_by_level() got runs with different numbers of clients: use the same data for all."
+        )
+    sign = 1.0 if is_higher_better(metric) else -1.0
+    known = np.where(np.isnan(np.stack(scores)), -np.inf, sign * np.stack(scores))
+    level = np.argmax(known, axis=0)
+    each = [run.client_metrics(split) for run in runs]
+    metrics = {
+        name: np.stack([metrics[name] for metrics in each])[level, np.arange(level.size)] for name in each[0]
+    }
+    return Levels(level, metrics)

@@ -1,0 +1,45 @@
+"""Each client takes the model that suits its own rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import evenhand as eh
+
+
+class Told:
+    """A run that was measured already."""
+
+    def __init__(self, valid: list[float], test: list[float]) -> None:
+        self.metrics = {"valid": valid, "test": test}
+
+    def client_metrics(self, split: str = "test") -> dict[str, np.ndarray]:
+        values = np.array(self.metrics[split])
+        return {"accuracy": values, "loss": 1 - values}
+
+
+RUNS = [
+    Told([0.5, 0.9, 0.4, np.nan], [0.1, 0.2, 0.3, 0.4]),
+    Told([0.6, 0.9, 0.3, np.nan], [0.5, 0.6, 0.7, 0.8]),
+]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_clients_choose_on_their_validation_rows_the_first_of_equals(metric: str) -> None:
+    """The second client's models are equal, and the last has nothing to choose by."""
+    served = eh.evaluation.serve_by_level(RUNS, metric=metric)
+    assert served.level.tolist() == [1, 0, 0, 0]
+    np.testing.assert_array_equal(served.metrics["accuracy"], [0.5, 0.2, 0.3, 0.4])
+
+
+def test_choosing_on_the_test_rows_would_be_another_matter() -> None:
+    served = eh.evaluation.serve_by_level(RUNS, choose_on="test")
+    assert served.level.tolist() == [1, 1, 1, 1]
+
+
+def test_slips_are_told() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        eh.evaluation.serve_by_level([])
+    with pytest.raises(ValueError, match="same data"):
+        eh.evaluation.serve_by_level([RUNS[0], Told([0.1], [0.1])])
