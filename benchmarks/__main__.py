@@ -53,6 +53,8 @@ class Bench:
     """folder with client_sizes.npz, for FEMNIST's own client sizes; none: a log-normal fit"""
     million: bool = False
     """also a run over a million clients beside one over ten thousand (some minutes, 6 GB)"""
+    fair: bool = False
+    """also what fair methods cost beside FedAvg (a minute)"""
     out: Path | None = None
     """write all measurements to this JSON file"""
 
@@ -201,6 +203,8 @@ def main() -> None:
     print(
         f"First round of the FEMNIST CNN done after {first:.1f} s; in a second process after {second:.1f} s."
     )
+    if bench.fair:
+        subprocess.run([sys.executable, str(HERE / "fair.py")], check=True)
     if bench.million:
         subprocess.run([sys.executable, str(HERE / "million.py")], check=True)
 

@@ -12,8 +12,8 @@ from evenhand.types import Array, Key, PyTree, Stack, Upload
 
 __all__ = ["min_norm"]
 
-_ITERATIONS = 1000
-_HALVINGS = 50
+_ITERATIONS = 200
+_HALVINGS = 25
 
 
 def min_norm(epsilon: float) -> Stack:

@@ -135,7 +135,7 @@ def test_min_norm_is_as_short_as_scipy_finds(epsilon: float) -> None:
     """SLSQP on the same quadratic programme; norms are compared, since several weights can give one vector."""
     rng = np.random.default_rng(0)
     solve = jax.jit(lambda deltas: aggregate(min_norm(epsilon), deltas))
-    for m, d in ((3, 2), (8, 5), (8, 20)):
+    for m, d in ((3, 2), (8, 5), (8, 20), (40, 60)):
         deltas = rng.normal(size=(m, d)) + 0.5
         unit = deltas / np.linalg.norm(deltas, axis=1, keepdims=True)
         found = minimize(

@@ -1,0 +1,99 @@
+"""What fairness costs per round: fair methods beside FedAvg, and beside FedAvg with the pass for clients' losses.
+
+    python benchmarks/fair.py [--repeats 7]
+
+Prints, for two tasks, median milliseconds per round and the ratio to the round of FedAvg whose clients also tell the
+loss of all their rows: what a fair method needs to know, whatever it does with it.  The methods take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from evenhand_rounds import dataset, network
+from rich.console import Console
+from rich.table import Table
+from tasks import TASKS, Task
+
+import evenhand as eh
+from evenhand.simulation import _engine
+from evenhand.simulation._setup import set_up
+
+LOSSES = "FedAvg and losses"
+
+
+def methods(task: Task) -> dict[str, eh.Algorithm]:
+    """The methods with the task's local work."""
+    model, rate = network(task), task.lr
+    work = eh.local.sgd(
+        model,
+        client_opt=optax.sgd(rate),
+        epochs=None if task.steps else 1,
+        steps=task.steps,
+        batch_size=task.batch,
+    )
+    asking = eh.aggregators.risk_weighted(eh.risks.mean())
+    alg = eh.algorithms
+    return {
+        "FedAvg": alg.fedavg(model, solver=work),
+        LOSSES: alg.fedavg(model, solver=work, aggregator=asking),
+        "q-FedAvg": alg.qfedavg(
+            model, q=1.0, lipschitz=1 / rate, solver=work, sampling=eh.sampling.uniform()
+        ),
+        "TERM": alg.term(model, t=1.0, solver=work),
+        "Delta-FL": alg.delta_fl(model, theta=0.5, solver=work),
+        "Delta-FL, smoothed": alg.delta_fl(model, theta=0.5, nu=0.1, solver=work),
+        "FedMGDA+ (no losses)": alg.fedmgda(model, epsilon=0.1, solver=work),
+    }
+
+
+class Rounds:
+    """A method, ready to run."""
+
+    def __init__(self, method: eh.Algorithm, data: eh.data.FederatedDataset, task: Task) -> None:
+        self.setup = set_up(method, data, cohort=task.cohort, seed=0, stream=False)
+        self.state, self.number, self.task = self.setup.state, 0, task
+        self.go(1)
+
+    def go(self, count: int) -> float:
+        """Seconds per round."""
+        run: Any = self.setup
+        begin = time.perf_counter()
+        self.state, _ = _engine.run_rounds(run.program, self.state, run.rows, run.root, self.number, count)
+        jax.block_until_ready(self.state)
+        self.number += count
+        return (time.perf_counter() - begin) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=7)
+    repeats = parser.parse_args().repeats
+    table = Table(title="What fairness costs per round; medians")
+    for column in ("task", "method", "ms", "/ FedAvg", f"/ {LOSSES}"):
+        table.add_column(column, justify="left" if column in ("task", "method") else "right")
+    for name in ("lr-mnist", "mlp"):
+        task = TASKS[name]
+        data = dataset(task)
+        sides = {label: Rounds(method, data, task) for label, method in methods(task).items()}
+        turns = {label: np.array([0.0] * repeats) for label in sides}
+        for turn in range(repeats):
+            for label, side in sides.items():
+                turns[label][turn] = side.go(task.rounds)
+        for label, seconds in turns.items():
+            ratios = (statistics.median(seconds / turns[other]) for other in ("FedAvg", LOSSES))
+            milliseconds = 1e3 * statistics.median(seconds)
+            table.add_row(name, label, f"{milliseconds:.2f}", *(f"{ratio:.2f}" for ratio in ratios))
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
