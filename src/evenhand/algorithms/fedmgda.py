@@ -16,7 +16,7 @@ __all__ = ["fedmgda"]
 def fedmgda(
     model: Model,
     *,
-    epsilon: float,
+    epsilon: float = 0.1,
     client_opt: optax.GradientTransformation | None = None,
     epochs: int | None = None,
     steps: int | None = None,

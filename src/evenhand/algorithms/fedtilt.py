@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
@@ -20,7 +21,7 @@ __all__ = ["fedtilt"]
 def fedtilt(
     model: Model,
     *,
-    classes: int,
+    classes: int | None = None,
     tilt_class: float = 0.0,
     tilt_sample: float = 0.0,
     tilt_server: float = 0.0,
@@ -50,7 +51,8 @@ def fedtilt(
 
     Args:
       model: what is trained.
-      classes: how many labels there are, 0 up to ``classes - 1``.
+      classes: how many labels there are, 0 up to ``classes - 1``; None: any labels, told apart in each batch, which
+        takes more work for large batches.
       tilt_class: :math:`\tau`, any real or infinite: above 0 evens out a client's classes; far below 0 gives one up.
       tilt_sample: :math:`\lambda`: above 0 evens out the rows of a class, below 0 ignores its outliers.
       tilt_server: ``q``, finite: above 0 moves towards the clients that drifted far, below 0 away from them.
@@ -87,7 +89,10 @@ def fedtilt(
     outer, inner = tilted(tilt_class), tilted(tilt_sample)
 
     def two_level(y: Array) -> Risk:
-        return hierarchical(outer, inner, y, classes)
+        if classes is not None:
+            return hierarchical(outer, inner, y, classes)
+        first_alike = jnp.argmax(y[:, None] == y[None], axis=1)
+        return hierarchical(outer, inner, first_alike, y.shape[0])
 
     def solver(optimiser: optax.GradientTransformation) -> local.Solver:
         return local.sgd(
@@ -136,8 +141,9 @@ def _tied(method: Algorithm, solver: local.Solver, mu: float) -> Algorithm:
     return method._replace(phases=(phase._replace(work=work),))
 
 
-def _check(classes: int, prox_mu: float, tied: bool) -> None:
-    whole_number("classes", classes, 1, 10**6)
+def _check(classes: int | None, prox_mu: float, tied: bool) -> None:
+    if classes is not None:
+        whole_number("classes", classes, 1, 10**6)
     if not prox_mu >= 0.0:
         raise EvenhandError(
             f"fedtilt(prox_mu={prox_mu}): the proximal weight must be a number >= 0, or infinite."
