@@ -51,8 +51,7 @@ def fedtilt(
 
     Args:
       model: what is trained.
-      classes: how many labels there are, 0 up to ``classes - 1``; None: any labels, told apart in each batch, which
-        takes more work for large batches.
+      classes: how many labels there are, from 0; None: told apart in each batch, more work where batches are large.
       tilt_class: :math:`\tau`, any real or infinite: above 0 evens out a client's classes; far below 0 gives one up.
       tilt_sample: :math:`\lambda`: above 0 evens out the rows of a class, below 0 ignores its outliers.
       tilt_server: ``q``, finite: above 0 moves towards the clients that drifted far, below 0 away from them.
@@ -75,9 +74,7 @@ def fedtilt(
       >>> import evenhand as eh, optax
       >>> data = eh.data.load("digits", clients=6)
       >>> model = eh.models.softmax_regression(features=64, classes=10)
-      >>> method = fedtilt(
-      ...     model, classes=10, tilt_class=2.0, tilt_sample=1.0, client_opt=optax.sgd(0.1), epochs=1, batch_size=10
-      ... )
+      >>> method = fedtilt(model, tilt_class=2.0, client_opt=optax.sgd(0.1), epochs=1, batch_size=10)
       >>> run = eh.simulate(method, data, rounds=3, seed=0)
       >>> bool(run.history["train_loss"][-1] < run.history["train_loss"][0])
       True
@@ -142,8 +139,7 @@ def _tied(method: Algorithm, solver: local.Solver, mu: float) -> Algorithm:
 
 
 def _check(classes: int | None, prox_mu: float, tied: bool) -> None:
-    if classes is not None:
-        whole_number("classes", classes, 1, 10**6)
+    whole_number("classes", 1 if classes is None else classes, 1, 10**6)
     if not prox_mu >= 0.0:
         raise EvenhandError(
             f"fedtilt(prox_mu={prox_mu}): the proximal weight must be a number >= 0, or infinite."
