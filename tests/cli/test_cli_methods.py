@@ -87,7 +87,7 @@ def two_rounds(algorithm: Algorithm) -> np.ndarray:
 def _fedtilt(
     lr: float = 0.1, steps: int | None = None, batch_size: int | None = 10, **more: float
 ) -> Algorithm:
-    given = {"tilt_class": 1.0, "tilt_sample": 1.0, **more}
+    given = {"tilt_class": 1.0, "tilt_sample": 0.0, **more}
     epochs = 1 if steps is None else None
     opt = optax.sgd(lr)
     return algorithms.fedtilt(
@@ -150,6 +150,13 @@ def test_hyper_parameters_arrive(words: str) -> None:
     result = two_rounds(built(words))
     np.testing.assert_array_equal(result, two_rounds(GIVEN[words]))
     assert not np.array_equal(result, two_rounds(built(words.split()[0])))
+
+
+@pytest.mark.parametrize("words", ["afl --epochs 7", "qfedsgd --steps 3", "qmaml --batch-size 4"])
+def test_local_work_that_a_method_would_ignore_is_refused(words: str) -> None:
+    with pytest.raises(eh.EvenhandError, match=f"leave {words.split()[1]} out"):
+        built(words)
+    built(words.split()[0])
 
 
 def test_none_is_missing() -> None:

@@ -59,6 +59,7 @@ METHODS: dict[str, Algorithm] = {
     "tilts 0, mu 0": _tilt(prox_mu=0.0),
     "tilts 0, mu inf": _tilt(prox_mu=math.inf),
     "tilts 0, tied": _tilt(prox_mu=0.5, tied=True),
+    "tilts 0, own step": _tilt(personal_opt=optax.sgd(0.3)),
     "tilts 2": _tilt(tilt_class=2.0, tilt_sample=2.0),
     "tilts 2 and -1": _tilt(tilt_class=2.0, tilt_sample=-1.0),
     "tilts 2 and -1, any labels": alg.fedtilt(MODEL, tilt_class=2.0, tilt_sample=-1.0, **WORK),

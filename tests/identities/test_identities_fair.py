@@ -72,6 +72,11 @@ def test_without_tilts_the_global_model_never_sees_the_personal_ones() -> None:
     assert gap(own("tilts 0"), own("tilts 0, mu 2")) > 1e-2
 
 
+def test_the_personal_models_have_an_optimiser_of_their_own() -> None:
+    assert np.array_equal(end("tilts 0"), end("tilts 0, own step"))
+    assert gap(own("tilts 0"), own("tilts 0, own step")) > 1e-2
+
+
 def test_an_infinite_proximal_weight_serves_everybody_the_global_model() -> None:
     everybody = own("tilts 0, mu inf")
     assert np.array_equal(everybody, np.repeat(end("tilts 0, mu inf")[None], 6, axis=0))
@@ -105,6 +110,16 @@ def test_clients_that_were_not_drawn_keep_their_personal_model() -> None:
         for k in range(DATA.num_clients)
     ]
     assert sum(kept) >= 4 and not all(kept)
+
+
+def test_a_run_tells_how_many_clients_of_equal_weight_its_weights_come_to() -> None:
+    """By rows, (sum n)^2 / sum n^2; at an infinite tilt one; a method that asks for no loss tells nothing."""
+    sizes = DATA.train.sizes
+    told = [run(name).per_round["effective_cohort"] for name in ("theta 1", "t inf", "q 0")]
+    np.testing.assert_allclose(told[0], np.sum(sizes) ** 2 / np.sum(sizes**2), rtol=1e-5)
+    np.testing.assert_allclose(told[1], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(told[2], 6.0, rtol=1e-6)
+    assert "effective_cohort" not in run("fedavg").per_round
 
 
 def test_afl_that_does_not_climb_is_gradient_descent_averaged() -> None:

@@ -42,9 +42,9 @@ def ascending_mixture(step_size: float) -> Sum:
         return jnp.full(clients, 1.0 / clients, jnp.float32)
 
     def weigh(reports: Report, ids: Array, state: Array) -> tuple[Array, Array]:
-        finite = jnp.isfinite(reports.loss)
+        finite = jnp.isfinite(step_size * reports.loss)
         weights = jnp.where(finite, state[ids], 0.0)
-        climbed = state.at[ids].add(step_size * jnp.where(finite, reports.loss, 0.0))
+        climbed = state.at[ids].add(jnp.where(finite, step_size * reports.loss, 0.0))
         return weights, project_simplex(climbed)
 
     return base._replace(init=init, weigh=weigh)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.aggregators.mean import reciprocal
-from evenhand.aggregators.risk_weighted import trusted
+from evenhand.aggregators.risk_weighted import counted, trusted
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Key, PyTree, Report, Sum, Upload
 
@@ -35,8 +35,10 @@ def qfedavg(q: float, lipschitz: float) -> Sum:
       EvenhandError: ``q`` or ``lipschitz`` out of range.
 
     Edge cases: 1e-10 is added to each loss; all powers are divided by the largest, which leaves the step as it is, so
-    that no ``q`` overflows.  A client whose loss is not finite is left out.  The step is shorter than a mean of the
-    uploads where they are not 0: about ``1/q`` of one for large ``q``.
+    that no ``q`` overflows.  A loss below 0 counts as 0: for losses that can be negative, add a constant.  A client
+    whose loss, weight or change is no finite number is left out.  The step is shorter than a mean of the uploads, by
+    the factor :math:`1 + q L \|\Delta\|^2 / F` where clients are alike: about ``1/q`` for large ``q``, and next to
+    none if a client of loss 0 still moves while ``q < 1``, as the formula has it.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp
@@ -55,7 +57,7 @@ def qfedavg(q: float, lipschitz: float) -> Sum:
         weights = trusted(reports)
         if q == 0:
             return weights, state
-        logs = jnp.log(jnp.where(weights > 0, reports.loss + _LEAST, 1.0))
+        logs = jnp.log(jnp.where(weights > 0, _positive(reports.loss), 1.0))
         largest = jnp.max(jnp.where(weights > 0, logs, -jnp.inf))
         return weights * jnp.exp(q * jnp.where(weights > 0, logs - largest, 0.0)), state
 
@@ -63,8 +65,8 @@ def qfedavg(q: float, lipschitz: float) -> Sum:
         lifted = tree.scale(upload.weight, upload.delta), upload.weight
         if q != 0:
             square = lipschitz * jnp.square(tree.norm(upload.delta))
-            lifted = lifted[0], upload.weight * (1.0 + q * square / (upload.loss + _LEAST))
-        return tree.select(upload.weight > 0, lifted, tree.zeros_like(lifted))
+            lifted = lifted[0], upload.weight * (1.0 + q * square / _positive(upload.loss))
+        return counted(upload, lifted)
 
     return Sum(_nothing, lift, _divide, weigh=weigh, needs_loss=True)
 
@@ -88,14 +90,17 @@ def loss_powers(q: float) -> Sum:
     _check(q, "loss_powers")
 
     def lift(upload: Upload, state: PyTree) -> PyTree:
-        share = upload.weight if q == 0 else upload.weight * (upload.loss + _LEAST) ** q
-        lifted = tree.scale(share, upload.delta), upload.weight
-        return tree.select(upload.weight > 0, lifted, tree.zeros_like(lifted))
+        share = upload.weight if q == 0 else upload.weight * _positive(upload.loss) ** q
+        return counted(upload, (tree.scale(share, upload.delta), upload.weight))
 
     def weigh(reports: Report, ids: Array, state: PyTree) -> tuple[Array, PyTree]:
         return trusted(reports), state
 
     return Sum(_nothing, lift, _divide, weigh=weigh, needs_loss=True)
+
+
+def _positive(loss: Array) -> Array:
+    return jnp.maximum(loss, 0.0) + _LEAST
 
 
 def _nothing(like: PyTree, clients: int) -> PyTree:

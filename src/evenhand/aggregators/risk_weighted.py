@@ -8,7 +8,7 @@ from evenhand import tree
 from evenhand.aggregators.mean import mean
 from evenhand.types import Array, PyTree, Report, Risk, Sum, Upload
 
-__all__ = ["risk_weighted", "trusted"]
+__all__ = ["counted", "risk_weighted", "trusted"]
 
 
 def risk_weighted(risk: Risk) -> Sum:
@@ -22,8 +22,8 @@ def risk_weighted(risk: Risk) -> Sum:
     Args:
       risk: such as ``eh.risks.superquantile(0.5)`` (Delta-FL) or ``eh.risks.tilted(1.0)`` (TERM).
 
-    Edge cases: a client whose loss is not finite is left out, as is one of weight 0, whatever it sends; without any
-    client the direction is zero.
+    Edge cases: a client whose loss, weight or change is no finite number is left out, as is one of weight 0 or less,
+    whatever it sends (a change whose norm overflows float32 is none either); without any client the direction is zero.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp
@@ -42,12 +42,18 @@ def risk_weighted(risk: Risk) -> Sum:
     base = mean()
 
     def lift(upload: Upload, state: PyTree) -> PyTree:
-        lifted = base.lift(upload, state)
-        return tree.select(upload.weight > 0, lifted, tree.zeros_like(lifted))
+        return counted(upload, base.lift(upload, state))
 
     return base._replace(lift=lift, weigh=weigh, needs_loss=True)
 
 
 def trusted(reports: Report) -> Array:
-    """The reported weights, 0 for clients whose loss is no number."""
-    return jnp.where(jnp.isfinite(reports.loss), reports.weight, 0.0)
+    """The reported weights, 0 for clients whose loss or weight is no finite number, or whose weight is below 0."""
+    sane = jnp.isfinite(reports.loss) & jnp.isfinite(reports.weight) & (reports.weight > 0)
+    return jnp.where(sane, reports.weight, 0.0)
+
+
+def counted(upload: Upload, lifted: PyTree) -> PyTree:
+    """What is summed of an upload; nothing at all if it has no weight, or a change that is no finite number."""
+    sane = (upload.weight > 0) & jnp.isfinite(tree.norm(upload.delta))
+    return tree.select(sane, lifted, tree.zeros_like(lifted))

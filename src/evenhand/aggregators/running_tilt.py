@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.aggregators.risk_weighted import trusted
+from evenhand.aggregators.risk_weighted import counted, trusted
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Key, PyTree, Report, Sum, Upload
 
@@ -98,8 +98,7 @@ def reference_tilt(t: float, rate: float = 0.5) -> Sum:
 
 
 def _lift(upload: Upload, state: PyTree) -> PyTree:
-    lifted = tree.scale(upload.weight, upload.delta)
-    return tree.select(upload.weight > 0, lifted, tree.zeros_like(lifted))
+    return counted(upload, tree.scale(upload.weight, upload.delta))
 
 
 def _whole(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:

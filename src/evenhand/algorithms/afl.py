@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from evenhand.aggregators import ascending_mixture
 from evenhand.algorithms._rounds import ServerState
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.algorithms.qfedavg import gradient_step
+from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Array, Info, Key, Model, Params, PyTree
 
@@ -40,7 +42,7 @@ def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
       gamma_lambda: the step of the mixture, >= 0; 0 is gradient descent on the plain mean over clients.
 
     Raises:
-      EvenhandError: ``gamma_lambda`` out of range.
+      EvenhandError: ``gamma_w`` or ``gamma_lambda`` out of range.
 
     Edge cases: meant for ``cohort=None``, everybody; a smaller cohort moves only the mixture of its members
     (:func:`evenhand.aggregators.ascending_mixture`).
@@ -59,6 +61,8 @@ def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
     Source: Mohri et al., *Agnostic Federated Learning*, ICML 2019; the deterministic form: Li et al., *Fair Resource
     Allocation in Federated Learning*, ICLR 2020, section 4 and appendix.
     """
+    if not 0.0 < gamma_w < math.inf:
+        raise EvenhandError(f"afl(gamma_w={gamma_w}): the step must be a finite number above 0.")
     method = fedavg(
         model,
         aggregator=ascending_mixture(gamma_lambda),

@@ -54,10 +54,10 @@ def fedtilt(
       classes: how many labels there are, from 0; None: told apart in each batch, more work where batches are large.
       tilt_class: :math:`\tau`, any real or infinite: above 0 evens out a client's classes; far below 0 gives one up.
       tilt_sample: :math:`\lambda`: above 0 evens out the rows of a class, below 0 ignores its outliers.
-      tilt_server: ``q``, finite: above 0 moves towards the clients that drifted far, below 0 away from them.
+      tilt_server: ``q``, finite: above 0 clients that drifted far count for more, below 0 for less.
       prox_mu: :math:`\mu \ge 0`; infinite: everybody is served the global model.
       tied: one model per client: trained from ``w`` with the proximal term, and sent.  Without tilts this is FedProx.
-      client_opt: with the step :math:`\eta_1`; personal_opt: with :math:`\eta_2`; None: the same.
+      client_opt: with the step :math:`\eta_1`; personal_opt: with :math:`\eta_2`, if ``tied`` too; None: the same.
       epochs, steps, batch_size: local work, as in ``fedavg``.
       server_steps: with a ``tilt_server``: 1, or how many descending steps.
 

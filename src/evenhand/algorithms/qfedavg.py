@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import optax
 
 from evenhand import aggregators, local
 from evenhand.algorithms.fedavg import fedavg
+from evenhand.errors import EvenhandError
 from evenhand.sampling import proportional
 from evenhand.types import Algorithm, ClientData, Key, Model, Params, PyTree, Sampling
 
@@ -47,7 +50,10 @@ def qfedavg(
     Raises:
       EvenhandError: ``q`` or ``lipschitz`` out of range, or local work not described.
 
-    Edge cases: with everybody in the cohort and unweighted sums the objective is the unweighted one.
+    Edge cases: with everybody in the cohort and unweighted sums the objective is the unweighted one.  Losses must not
+    be negative (:func:`evenhand.aggregators.qfedavg` tells what becomes of such, and of a client of loss 0).
+
+    Differs from the reference code in that powers are taken of logarithms in float32, not of losses in float64.
 
     Example:
       >>> import evenhand as eh, optax
@@ -96,7 +102,7 @@ def qfedsgd(
       sampling: as in :func:`qfedavg`.
 
     Raises:
-      EvenhandError: ``q`` or ``lipschitz`` out of range.
+      EvenhandError: ``q`` or ``step_size`` out of range, or ``lipschitz`` where there is no ``step_size``.
 
     Example:
       >>> import evenhand as eh
@@ -108,6 +114,8 @@ def qfedsgd(
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, algorithm 1 and figure 4.
     """
+    if step_size is not None and not 0.0 < step_size < math.inf:
+        raise EvenhandError(f"qfedsgd(step_size={step_size}): the step must be a finite number above 0.")
     fair = aggregators.qfedavg(q, lipschitz) if step_size is None else aggregators.loss_powers(q)
     local_step = 1.0 / lipschitz if step_size is None else step_size
     return fedavg(model, aggregator=fair, solver=gradient_step(model, local_step), sampling=sampling)

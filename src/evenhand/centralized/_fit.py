@@ -42,11 +42,13 @@ class Fit(NamedTuple):
       params: as in the model.
       state: the solver's.
       steps: how many steps are done.
+      seed: decides what comes next.
     """
 
     params: Params
     state: PyTree
     steps: int
+    seed: int
 
 
 def fit(
@@ -55,7 +57,7 @@ def fit(
     y: npt.ArrayLike,
     *,
     steps: int,
-    seed: int = 0,
+    seed: int | None = None,
     params: Params | None = None,
     go_on: Fit | None = None,
 ) -> Fit:
@@ -66,7 +68,7 @@ def fit(
       x: features, ``(n, ...)``.
       y: labels, ``(n, ...)``.
       steps: how many steps.
-      seed: decides the initial parameters, if none are given, and the batches.
+      seed: decides the initial parameters, if none are given, and the batches; None: 0, or that of ``go_on``.
       params: where to start; None: the model's own initial ones.
       go_on: an earlier fit to go on from, with the batches that would have come next.
 
@@ -90,6 +92,8 @@ def fit(
             f"fit() got x of shape {x.shape} and y of shape {y.shape}: give one label per row."
         )
     whole_number("steps", steps, 0, 10**9)
+    if seed is None:
+        seed = 0 if go_on is None else go_on.seed
     root = jax.random.key(seed)
     if go_on is None:
         own = solver.model.init(stream(root, Purpose.INIT)) if params is None else params
@@ -97,7 +101,7 @@ def fit(
     else:
         state, first = go_on.state, go_on.steps
     state = _steps(solver.step, state, x, y, root, jnp.int32(first), jnp.int32(steps))
-    return Fit(solver.params(state), state, first + steps)
+    return Fit(solver.params(state), state, first + steps, seed)
 
 
 @partial(jax.jit, static_argnums=0)

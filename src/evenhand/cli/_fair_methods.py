@@ -26,7 +26,7 @@ class QFedAvg:
     paper: ClassVar[str] = "Li et al., ICLR 2020"
 
     q: float = 1.0
-    """how much high losses count; 0 is FedAvg"""
+    """how much high losses count; 0: none, and clients are drawn by their rows"""
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
@@ -46,7 +46,7 @@ class QFedSGD:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        local.optimiser()
+        local.one_gradient(self.name)
         return algorithms.qfedsgd(model, q=self.q, lipschitz=1.0 / local.lr)
 
 
@@ -62,7 +62,7 @@ class AFL:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        local.optimiser()
+        local.one_gradient(self.name)
         return algorithms.afl(model, gamma_w=local.lr, gamma_lambda=self.gamma_lambda)
 
 
@@ -113,7 +113,7 @@ class FedTilt:
 
     tilt_class: float = 1.0
     """τ, over the classes of a client"""
-    tilt_sample: float = 1.0
+    tilt_sample: float = 0.0
     """λ, over the rows of a class; below 0 against outliers"""
     tilt_server: float = 0.0
     """q, over the clients' distances from the global model"""
@@ -173,5 +173,5 @@ class QMAML:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        local.optimiser()
+        local.one_gradient(self.name)
         return algorithms.qmaml(model, q=self.q, step_size=local.lr)

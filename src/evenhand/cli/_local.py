@@ -42,6 +42,21 @@ class LocalOptions:
             raise EvenhandError(f"--lr {self.lr} is no step size: give a number above 0.")
         return optax.sgd(self.lr)
 
+    def one_gradient(self, method: str) -> None:
+        """For a method whose clients send one gradient over all their rows: other work would be ignored.
+
+        Raises:
+          EvenhandError: other work was asked for, or --lr is no step size.
+        """
+        self.optimiser()
+        asked = {"--epochs": self.epochs, "--steps": self.steps}
+        given = [name for name, value in asked.items() if value is not None]
+        given += ["--batch-size"] if self.batch_size != LocalOptions.batch_size else []
+        if given:
+            raise EvenhandError(
+                f"{method} takes one gradient over all of a client's rows per round: leave {' and '.join(given)} out."
+            )
+
     def amount(self) -> tuple[int | None, int | None]:
         """``(epochs, steps)``, one of which is None."""
         if self.epochs is not None and self.steps is not None:

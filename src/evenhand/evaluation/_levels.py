@@ -51,7 +51,7 @@ def serve_by_level(
       split: the split that the returned metrics are about.
 
     Raises:
-      ValueError: there is no run, or the runs have different numbers of clients.
+      ValueError: there is no run, the runs have different numbers of clients, or nobody has rows to choose on.
 
     Edge cases: a client without rows to choose on takes the first model.
 
@@ -77,6 +77,11 @@ def serve_by_level(
     if len({score.shape for score in scores}) > 1:
         raise ValueError(
             "serve_by_level() got runs with different numbers of clients: use the same data for all."
+        )
+    if np.all(np.isnan(np.stack(scores))):
+        raise ValueError(
+            f"serve_by_level(): no client has {choose_on} rows to choose on; load the data with valid_fraction=0.2, or "
+            'choose_on="train".'
         )
     sign = 1.0 if is_higher_better(metric) else -1.0
     known = np.where(np.isnan(np.stack(scores)), -np.inf, sign * np.stack(scores))

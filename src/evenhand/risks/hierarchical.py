@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from evenhand.errors import EvenhandError
 from evenhand.risks._population import risk
@@ -28,7 +29,8 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array, num_groups: int) -> Ri
       num_groups: how many groups there are; those that nobody is in do not count.
 
     Raises:
-      EvenhandError: there is not one group per loss.
+      EvenhandError: there is not one group per loss, or one beyond ``num_groups``; where groups are known only while a
+        program runs, such a loss makes the number NaN instead.
 
     Edge cases: equal tilts outside and inside give that tilt of all losses, whatever the groups.  With an inner risk
     whose gradient is not as long as its weights (``power``, ``tilted_value_at_risk``) the weights are still the product
@@ -45,6 +47,11 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array, num_groups: int) -> Ri
     tilting; Zhang et al., *FedTilt*, 2025, footnote 3.
     """
     groups = jnp.asarray(groups)
+    if not isinstance(groups, Tracer) and bool(jnp.any((groups < 0) | (groups >= num_groups))):
+        raise EvenhandError(
+            f"hierarchical() has groups from {int(jnp.min(groups))} to {int(jnp.max(groups))}, but num_groups="
+            f"{num_groups}: number them from 0 and give as many as there are."
+        )
 
     def split(losses: Array, p: Array) -> Array:
         """Each group's weights, ``(num_groups, n)``."""
@@ -58,7 +65,9 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array, num_groups: int) -> Ri
 
     def value(losses: Array, p: Array) -> Array:
         parts = split(losses, p)
-        return outer.value(jax.vmap(inner.value, in_axes=(None, 0))(losses, parts), jnp.sum(parts, axis=1))
+        whole = outer.value(jax.vmap(inner.value, in_axes=(None, 0))(losses, parts), jnp.sum(parts, axis=1))
+        lost = jnp.any((p > 0) & ((groups < 0) | (groups >= num_groups)))
+        return jnp.where(lost, jnp.nan, whole)
 
     def weigh(losses: Array, p: Array) -> Array:
         parts = split(losses, p)

@@ -20,7 +20,7 @@ def mixture(shares: Array) -> Risk:
         called with only tell which losses are there.
 
     Raises:
-      EvenhandError: a share is negative or not finite, or all are 0.
+      EvenhandError: a share is negative or not finite, or all are 0; later, if there is not one share per loss.
 
     Example:
       >>> import jax.numpy as jnp
@@ -34,7 +34,13 @@ def mixture(shares: Array) -> Risk:
         raise EvenhandError(
             f"mixture(): shares must be a vector of numbers >= 0 that are not all 0, not {shares}."
         )
-    return linear(lambda losses, p: among(p > 0, jnp.asarray(given / given.sum(), losses.dtype)))
+
+    def weigh(losses: Array, p: Array) -> Array:
+        if losses.shape != given.shape:
+            raise EvenhandError(f"mixture() has {given.size} shares, but got {losses.shape[0]} losses.")
+        return among(p > 0, jnp.asarray(given / given.sum(), losses.dtype))
+
+    return linear(weigh)
 
 
 def project_simplex(y: Array) -> Array:
@@ -53,6 +59,8 @@ def project_simplex(y: Array) -> Array:
 
     Source: Duchi et al., *Efficient Projections onto the l1-Ball for Learning in High Dimensions*, ICML 2008.
     """
+    # A shift changes nothing, and what is more than 1 below the largest gets nothing: large entries keep their digits.
+    y = jnp.maximum(y - jnp.max(y), -2.0)
     u = jnp.sort(y)[::-1]
     rank = jnp.arange(1, y.shape[0] + 1, dtype=y.dtype)
     tau = (1.0 - jnp.cumsum(u)) / rank

@@ -33,8 +33,9 @@ def power(q: float) -> Risk:
     Raises:
       EvenhandError: ``q`` negative or not finite.
 
-    Edge cases: 1e-10 is added to each loss, except at ``q=0``; powers are taken of logarithms, so that no ``q``
-    overflows.  The weights are the *direction* of the gradient, which is shorter where losses differ.
+    Edge cases: a loss below 0 counts as 0, and 1e-10 is added to each, except at ``q=0``; powers are taken of
+    logarithms, so that no ``q`` overflows.  The weights are the *direction* of the gradient, which is shorter where
+    losses differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -49,7 +50,7 @@ def power(q: float) -> Risk:
         raise EvenhandError(f"power(q={q}): q must be a finite number >= 0.")
 
     def logs(losses: Array, p: Array) -> Array:
-        return jnp.log(jnp.where(p > 0, losses + _LEAST, 1.0))
+        return jnp.log(jnp.where(p > 0, jnp.maximum(losses, 0.0) + _LEAST, 1.0))
 
     def value(losses: Array, p: Array) -> Array:
         if q == 0:

@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from evenhand.errors import EvenhandError
-from evenhand.risks._population import at, check_tail, log_weights, risk
+from evenhand.risks._population import at, check_tail, risk
 from evenhand.risks.superquantile import capped_weights
+from evenhand.risks.value_at_risk import quantile
 from evenhand.types import Array, Risk
 
 __all__ = ["smoothed_superquantile", "squared_superquantile"]
 
+_STEEPEST = 1e30
+"""Weights per unit of loss, at most: beyond, a float32 would overflow."""
 _STEPS = 60
 """Halvings of an interval: more than the bits of a float32, or of a float64 of ordinary size."""
 
@@ -87,7 +90,7 @@ def squared_superquantile(theta: float, nu: float) -> Risk:
     _check_strength(nu, "squared_superquantile")
 
     def weigh(losses: Array, p: Array) -> Array:
-        slope = jnp.maximum(jnp.sum(p > 0), 1).astype(p.dtype) ** 2 / nu
+        slope = jnp.minimum(jnp.maximum(jnp.sum(p > 0), 1).astype(p.dtype) ** 2 / nu, _STEEPEST)
         return _squared_weights(losses, p, theta, slope)
 
     def value(losses: Array, p: Array) -> Array:
@@ -102,19 +105,24 @@ def squared_superquantile(theta: float, nu: float) -> Risk:
 def _entropic_weights(losses: Array, p: Array, theta: float, nu: float) -> Array:
     if theta == 1.0:
         return p
-    losses = (losses - jnp.max(jnp.where(p > 0, losses, -jnp.inf), initial=-1e30)) / nu
     order = jnp.argsort(-losses)
     ranked, base = losses[order], p[order]
+    # Of each loss, what it and the smaller ones weigh relative to it: by neighbours' distances, since a loss far off
+    # would round away what tells the others apart.
+    fall = jnp.exp((jnp.append(ranked[1:], ranked[-1]) - ranked) / nu)
+
+    def add(rest: Array, each: tuple[Array, Array]) -> tuple[Array, Array]:
+        total = each[0] + each[1] * rest
+        return total, total
+
+    _, below = jax.lax.scan(add, jnp.zeros((), p.dtype), (base, fall), reverse=True)
     # With the first k capped, the others share what is left.
     left = 1.0 - jnp.concatenate([jnp.zeros(1, p.dtype), jnp.cumsum(base)[:-1]]) / theta
-    sums = jax.lax.cumlogsumexp(ranked + log_weights(base), reverse=True)
-    there = left > 8 * jnp.finfo(p.dtype).eps
-    threshold = sums - jnp.log(jnp.where(there, left, 1.0))
-    fits = there & (ranked - threshold <= -math.log(theta)) & (sums > -jnp.inf)
+    there = (left > 8 * jnp.finfo(p.dtype).eps) & (below > 0)
+    fits = there & (left <= below / theta)
     first = jnp.argmax(fits)
-    # Measured from the first that is not capped: the threshold itself is too coarse where nu is small.
     free = losses <= ranked[first]
-    shares = jnp.where(free, p * jnp.exp(jnp.where(free, losses - ranked[first], 0.0)), 0.0)
+    shares = jnp.where(free, p * jnp.exp(jnp.where(free, losses - ranked[first], 0.0) / nu), 0.0)
     total = jnp.sum(shares)
     weights = jnp.where(free, left[first] * shares / jnp.where(total > 0, total, 1.0), p / theta)
     return jnp.where(jnp.any(fits), weights, capped_weights(losses, p, theta))
@@ -124,11 +132,10 @@ def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Arr
     def of(eta: Array) -> Array:
         return p * jnp.clip(1.0 + slope * (losses - eta), 0.0, 1.0 / theta)
 
-    # All weights are 0 at the upper end, and at their caps at the lower one.
-    losses = losses - jnp.max(jnp.where(p > 0, losses, -jnp.inf), initial=-1e30)
-    losses = jnp.where(p > 0, losses, 0.0)
-    low = jnp.min(losses) - (1.0 / theta - 1.0) / slope
-    high = jnp.max(losses) + 1.0 / slope
+    # From where weights are neither 0 nor capped, so that a loss far off does not round the others' distances away.
+    losses = jnp.where(p > 0, losses - jnp.where(jnp.any(p > 0), quantile(losses, p, theta), 0.0), 0.0)
+    # At the upper end only what lies above the quantile has weight, at the lower end all from there on are capped.
+    low, high = -(1.0 / theta - 1.0) / slope, 1.0 / slope
 
     def halve(_: Array, interval: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = interval
@@ -146,5 +153,7 @@ def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Arr
 
 
 def _check_strength(nu: float, name: str) -> None:
-    if not 0.0 < nu < math.inf:
-        raise EvenhandError(f"{name}(nu={nu}): the strength of smoothing must be a finite number above 0.")
+    if not 1e-37 < nu < math.inf:
+        raise EvenhandError(
+            f"{name}(nu={nu}): the strength of smoothing must be a finite number above 1e-37."
+        )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from evenhand.errors import EvenhandError
 from evenhand.risks._population import among, linear, log_weights, risk
@@ -14,6 +15,8 @@ from evenhand.types import Array, Risk
 
 __all__ = ["tilted"]
 
+_MOST = 3e38
+"""Tilts beyond are infinite, as they would be in a float32."""
 _NEAR = 1.0
 """Where ``|t| (max f - min f)`` is less, the risk is the mean plus a small thing that must not drown in rounding."""
 
@@ -46,10 +49,11 @@ def tilted(t: float | Array) -> Risk:
 
     Source: Li et al., *Tilted Empirical Risk Minimization*, ICLR 2021, equations 2 and 4.
     """
-    if isinstance(t, float | int):
+    if isinstance(t, float | int | np.floating | np.integer):
+        t = float(t)
         if math.isnan(t):
             raise EvenhandError("tilted(t=nan): the tilt must be a number, or plus or minus infinity.")
-        if math.isinf(t):
+        if abs(t) > _MOST:
             sign = math.copysign(1.0, t)
             return linear(lambda losses, p: among(sign * losses == _largest(sign * losses, p), p))
 

@@ -156,9 +156,11 @@ def _one_phase(
     phase, memory = program.algorithm.phases[index], state.aggregators[index]
     aggregator = phase.aggregator
     client = Client.of(program, index, state.server, rows, root, number)
+    told: _Infos = {}
     if isinstance(aggregator, Sum) and aggregator.weigh is not None:
         reports = groups.map(lambda member: client.report(member, tree.take(state.clients, member.ids)))
         weights, memory = weigh(aggregator, reports, ids, memory)
+        told = {"effective_cohort": _round.effective(weights)}
         groups = groups.told(Report(weights, reports.loss))
     streams = _round.from_last(program.algorithm, index)
     key = stream(root, Purpose.AGGREGATOR, number, streams)
@@ -172,7 +174,7 @@ def _one_phase(
     server, info = phase.server(state.server, direction, jnp.int32(ids.shape[0]), server_key)
     aggregators = (*state.aggregators[:index], memory, *state.aggregators[index + 1 :])
     clients = jax.tree.map(lambda old, new: old.at[ids].set(new), state.clients, groups.ungroup(states))
-    return RoundState(server, aggregators, clients), dict(info)
+    return RoundState(server, aggregators, clients), {**told, **info}
 
 
 def _streamed(

@@ -17,7 +17,7 @@ from evenhand.simulation._client import effort
 from evenhand.simulation._program import Program
 from evenhand.simulation._round import EXECUTED, ROWS, USEFUL, WORK, RoundState, Rows
 from evenhand.streams import Purpose, stream
-from evenhand.types import Array, ClientData, Key, Phase, PyTree, Report, Upload
+from evenhand.types import Array, ClientData, Key, Phase, PyTree, Report, Sum, Upload
 
 __all__ = ["run_rounds"]
 
@@ -81,6 +81,8 @@ def _one_round(
             deltas.append(delta)
         report, delta = _stack(reports), _stack(deltas)
         weights, memory = weigh(phase.aggregator, report, ids, state.aggregators[index])
+        if isinstance(phase.aggregator, Sum) and phase.aggregator.weigh is not None:
+            infos["effective_cohort"] = _round.effective(weights)
         key = stream(root, Purpose.AGGREGATOR, number, streams)
         direction, memory = reduce_uploads(phase.aggregator, Upload(delta, weights, report.loss), memory, key)
         server_key = stream(root, Purpose.SERVER, number, streams)

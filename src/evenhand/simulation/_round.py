@@ -28,6 +28,7 @@ __all__ = [
     "Wire",
     "begin",
     "cohort",
+    "effective",
     "from_last",
     "lie",
     "lie_in_report",
@@ -186,6 +187,12 @@ def from_last(algorithm: Algorithm, phase: int) -> int:
 def work_key(root: Key, number: Array | int, phase: int, client: Array) -> Key:
     """The key of a client's local work; ``phase`` counts from the last one."""
     return client_stream(stream(root, Purpose.WORK, number, phase), client)
+
+
+def effective(weights: Array) -> Array:
+    """How many clients of equal weight would be as many as these: ``(sum w)^2 / sum w^2``; 0 for none."""
+    squares = jnp.sum(jnp.square(weights))
+    return jnp.where(squares > 0, jnp.square(jnp.sum(weights)) / jnp.where(squares > 0, squares, 1.0), 0.0)
 
 
 def observe(algorithm: Algorithm, server: PyTree, rows: Rows) -> PyTree:

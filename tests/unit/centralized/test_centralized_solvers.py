@@ -82,6 +82,9 @@ def test_a_ramp_ends_where_its_last_tilt_does_and_may_be_interrupted() -> None:
     np.testing.assert_allclose(whole.params, optimum(3.0), atol=1e-4)
     half = fit(solver, POINTS, NOTHING, steps=40)
     assert np.array_equal(fit(solver, POINTS, NOTHING, steps=560, go_on=half).params, whole.params)
+    noisy = stochastic(QUADRATIC, t=1.0, rate=0.5, batch_size=1, optimiser=optax.sgd(0.1))
+    once, first = (fit(noisy, POINTS, NOTHING, steps=steps, seed=5) for steps in (20, 10))
+    assert np.array_equal(fit(noisy, POINTS, NOTHING, steps=10, go_on=first).params, once.params)
     assert abs(float(half.params) - optimum(3.0)) > 1e-2
 
 
@@ -153,6 +156,27 @@ def test_the_grouped_step_follows_the_hierarchical_gradient_on_average(t: float,
     error = steps.std() / np.sqrt(steps.size)
     assert abs(steps.mean() + gradient) < 4 * error
     assert abs(steps.mean() + np.mean(theta - POINTS)) > 10 * error
+
+
+def test_rows_are_weighed_by_the_estimate_of_the_same_step() -> None:
+    """One step by hand: R_g+ = log(.5 e^(2 .2) + .5 e^(2 f)) / 2 at f = .72, weight e^(2 (f - R_g+)), gradient -1.2."""
+    solver = grouped(
+        QUADRATIC, groups=GROUPS, t=0.0, tau=2.0, rate=0.5, batch_size=2, optimiser=optax.sgd(1.0), start=0.2
+    )
+    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(NOTHING))
+    after = one(solver, state, 60)
+    second = np.asarray(after.risks[:, 1]) != np.float32(0.2)
+    new = np.log(0.5 * np.exp(0.4) + 0.5 * np.exp(1.44)) / 2
+    np.testing.assert_allclose(after.risks[second, 1], new, rtol=1e-5)
+    np.testing.assert_allclose(after.params[second], 0.3 + 1.2 * np.exp(2 * (0.72 - new)), rtol=1e-5)
+    assert second.any() and abs(np.exp(2 * (0.72 - new)) - np.exp(2 * (0.72 - 0.2))) > 0.5
+
+
+def test_the_second_batch_is_another_one() -> None:
+    """At rate 1 a row alone would have weight 1 against itself."""
+    solver = stochastic(QUADRATIC, t=2.0, rate=1.0, batch_size=1, optimiser=FROZEN, two_batches=True)
+    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(NOTHING))
+    assert np.mean(np.abs(np.asarray(one(solver, state, 100).weight) - 1) > 1e-3) > 0.5
 
 
 def test_a_group_that_was_never_drawn_begins_at_its_first_batch_or_where_the_paper_does() -> None:

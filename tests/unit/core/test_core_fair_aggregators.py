@@ -54,14 +54,24 @@ def test_aggregators_that_shorten_keep_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("name", {**ALL, **SHORTER})
 def test_a_client_that_tells_nonsense_is_left_out(name: str) -> None:
-    """A loss, or where losses are not asked for a change, that is no number: the others decide, as if alone."""
+    """A loss, a weight or a change that is no number, or a weight below 0: the others decide, as if alone."""
     aggregator = {**ALL, **SHORTER}[name]
     deltas = jnp.array([[1.0, 2.0], [0.5, -1.0], [2.0, 0.0]])
     losses = jnp.array([0.5, 2.0, 1.0])
     alone = aggregate(aggregator, deltas, losses=losses)
-    spoiled = jnp.concatenate([deltas, jnp.array([[jnp.nan, jnp.inf]])])
-    told = jnp.append(losses, jnp.nan) if aggregator.needs_loss else jnp.append(losses, 9.0)
-    np.testing.assert_allclose(aggregate(aggregator, spoiled, losses=told), alone, rtol=1e-5, atol=1e-6)
+    nonsense = [((jnp.nan, jnp.inf), 0.0, 1.0)]  # its loss of 0 has next to no weight in most
+    if aggregator.needs_loss:
+        bad_losses = [((9.0, 9.0), loss, 1.0) for loss in (jnp.nan, jnp.inf, -jnp.inf)]
+        nonsense = bad_losses
+    if aggregator.needs_loss and name != "mixture":  # its weights are the server's own
+        nonsense = nonsense + [((9.0, 9.0), 1.0, weight) for weight in (jnp.nan, jnp.inf, -5.0)]
+    for delta, loss, weight in nonsense:
+        spoiled = jnp.concatenate([deltas, jnp.array([delta])])
+        weights = jnp.array([1.0, 1.0, 1.0, weight])
+        found = aggregate(aggregator, spoiled, weights=weights, losses=jnp.append(losses, loss))
+        np.testing.assert_allclose(found, alone, rtol=1e-5, atol=1e-6)
+    poisoned = jnp.concatenate([deltas, jnp.array([[jnp.nan, 1.0]])])
+    assert jnp.all(jnp.isfinite(aggregate(aggregator, poisoned, losses=jnp.append(losses, 1.5))))
     honest = jnp.concatenate([deltas, jnp.array([[0.0, 1.0]])])
     with_it = aggregate(aggregator, honest, losses=jnp.append(losses, 3.0))
     assert float(jnp.max(jnp.abs(with_it - alone))) > 1e-3
@@ -95,6 +105,49 @@ def test_q_fedsgd_makes_the_step_of_the_specification(q: float, after: tuple[flo
     deltas = -jnp.array([[1.0, -1.0], [0.0, 2.0]]) / 10
     step = aggregate(qfedavg(q, 10.0), deltas, losses=jnp.array([2.0, 0.5]))
     np.testing.assert_allclose(np.array([1.0, 2.0]) + step, after, atol=2e-6)
+
+
+def test_a_loss_below_zero_counts_as_zero_in_q_fedavg() -> None:
+    deltas, honest = jnp.array([[-0.2, 0.1], [0.3, -0.4]]), jnp.array([2.0, 0.5])
+    for make in (qfedavg(2.0, 10.0), loss_powers(2.0)):
+        odd = aggregate(make, jnp.concatenate([deltas, deltas[:1]]), losses=jnp.append(honest, -1.0))
+        even = aggregate(make, jnp.concatenate([deltas, deltas[:1]]), losses=jnp.append(honest, 0.0))
+        assert jnp.all(odd == even) and jnp.any(odd != 0)
+
+
+def test_no_finite_loss_breaks_the_mixture() -> None:
+    """A liar's 3e38 takes the mixture for itself, and it stays one; others' honest losses are not rounded away."""
+    aggregator = ascending_mixture(2.0)
+    assert aggregator.weigh is not None
+    report = eh.types.Report(jnp.ones(3), jnp.array([0.1, 3e38, 0.2]))
+    _, state = aggregator.weigh(report, jnp.arange(3), aggregator.init(jnp.zeros(1), 3))
+    np.testing.assert_allclose(jnp.sum(state), 1.0, atol=1e-6)
+    report = report._replace(loss=jnp.array([1e5, 1.00001e5, 0.0]))
+    _, state = aggregator.weigh(report, jnp.arange(3), aggregator.init(jnp.zeros(1), 3))
+    np.testing.assert_allclose(jnp.sum(state), 1.0, atol=1e-6)
+
+
+def test_a_small_cohort_climbs_alone_on_the_whole_simplex() -> None:
+    """Clients 1 and 2 of four climb by .1 and .3: (.25, .35, .55, .25) projected is that less .1."""
+    aggregator = ascending_mixture(0.1)
+    assert aggregator.weigh is not None
+    report = eh.types.Report(jnp.ones(2), jnp.array([1.0, 3.0]))
+    weights, state = aggregator.weigh(report, jnp.array([1, 2]), aggregator.init(jnp.zeros(1), 4))
+    np.testing.assert_allclose(weights, 0.25)
+    np.testing.assert_allclose(state, [0.15, 0.25, 0.45, 0.15], atol=1e-6)
+
+
+def test_a_round_that_nobody_can_be_trusted_in_leaves_the_normaliser() -> None:
+    for make in (running_tilt(1.0, 0.5), reference_tilt(1.0, 0.5)):
+        assert make.weigh is not None
+        lies = eh.types.Report(jnp.ones(2), jnp.array([jnp.nan, jnp.inf]))
+        begin = make.init(jnp.zeros(1), 2)
+        weights, state = make.weigh(lies, jnp.arange(2), begin)
+        assert jnp.all(weights == 0)
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), state, begin))
+        _, after = make.weigh(lies._replace(loss=jnp.ones(2)), jnp.arange(2), begin)
+        _, late = make.weigh(lies._replace(loss=jnp.ones(2)), jnp.arange(2), state)
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), after, late))
 
 
 def test_q_fedavg_follows_its_worst_client_ever_more_slowly() -> None:

@@ -41,5 +41,7 @@ def test_choosing_on_the_test_rows_would_be_another_matter() -> None:
 def test_slips_are_told() -> None:
     with pytest.raises(ValueError, match="at least one"):
         eh.evaluation.serve_by_level([])
+    with pytest.raises(ValueError, match="valid_fraction"):
+        eh.evaluation.serve_by_level([Told([np.nan, np.nan], [0.1, 0.2])])
     with pytest.raises(ValueError, match="same data"):
         eh.evaluation.serve_by_level([RUNS[0], Told([0.1], [0.1])])

@@ -217,3 +217,16 @@ def test_groups_that_do_not_fit_are_refused() -> None:
     risk = hierarchical(mean(), mean(), jnp.array([0, 1]), 2)
     with pytest.raises(eh.EvenhandError, match=r"groups of shape \(2,\) for losses of shape \(3,\)"):
         risk.value(jnp.ones(3))
+
+
+def test_a_loss_without_a_group_does_not_vanish() -> None:
+    """Known groups are checked when the risk is made; traced ones make the number NaN."""
+    mean = eh.risks.mean()
+    with pytest.raises(eh.EvenhandError, match="num_groups=2"):
+        eh.risks.hierarchical(mean, mean, jnp.array([0, 1, 2]), 2)
+
+    def value(groups: jax.Array) -> jax.Array:
+        return eh.risks.hierarchical(mean, mean, groups, 2).value(jnp.array([1.0, 2.0, 30.0]))
+
+    assert jnp.isnan(jax.jit(value)(jnp.array([0, 1, 2])))
+    np.testing.assert_allclose(jax.jit(value)(jnp.array([0, 1, 1])), 11.0, rtol=1e-6)
