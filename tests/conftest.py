@@ -6,8 +6,11 @@ from pathlib import Path
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+from collections.abc import Iterator
+
 import hypothesis
 import jax
+import pytest
 
 # Tests share compiled programs, across processes and runs.
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".jax_cache"))
@@ -20,3 +23,15 @@ jax.config.update("jax_default_device", jax.devices()[0])
 
 hypothesis.settings.register_profile("evenhand", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("evenhand")
+
+# A compiled program takes dozens of memory maps, of which Linux gives a process 65,530.
+_MOST_MAPS = 15_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_programs() -> Iterator[None]:
+    """Programs of earlier modules are let go; the persistent cache spares their compilation."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > _MOST_MAPS:
+        jax.clear_caches()

@@ -14,7 +14,7 @@ from sklearn.datasets import make_classification
 
 import evenhand as eh
 
-__all__ = ["Table", "clients", "softmax"]
+__all__ = ["Table", "clients", "network"]
 
 NDArray: TypeAlias = npt.NDArray[Any]
 Table: TypeAlias = Literal["synthetic", "mnist", "shakespeare"]
@@ -159,11 +159,12 @@ def _speakers(folder: Path, seed: int, *, window: int, most: int, test_fraction:
     return data, {"": test}
 
 
-def softmax(table: Table, **shape: Any) -> eh.Model:
-    """Softmax regression from zero, as the paper's linear models; a character is a one-hot vector.
+def network(table: Table, hidden: tuple[int, ...], **shape: Any) -> eh.Model:
+    """Softmax regression from zero, as the paper's linear models, or an MLP; a character is a one-hot vector.
 
     Args:
       table: which data set.
+      hidden: widths of hidden layers, none for softmax regression.
       shape: as in :func:`clients`.
     """
     features, classes = {
@@ -171,6 +172,8 @@ def softmax(table: Table, **shape: Any) -> eh.Model:
         "mnist": (784, 10),
         "shakespeare": (shape.get("window", 1) * _LETTERS, _LETTERS),
     }[table]
+    if hidden:
+        return eh.models.mlp(features, classes=classes, hidden=hidden)
     model = eh.models.softmax_regression(features, classes=classes)
 
     def apply(params: eh.types.Params, x: jax.Array) -> jax.Array:

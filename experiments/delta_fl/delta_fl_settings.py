@@ -23,6 +23,8 @@ class Setting:
     """None: all of a client's rows, hence one gradient step."""
     thetas: tuple[float, ...]
     """Tail fractions of Delta-FL; 1 is FedAvg."""
+    hidden: tuple[int, ...] = ()
+    """Widths of an MLP's hidden layers; none: softmax regression."""
     decay: float = 1.0
     """Factor on the server's step after each third of the rounds; chosen as the learning rate is."""
     rates: tuple[float, ...] = ()

@@ -22,7 +22,7 @@ import optax
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from delta_fl_data import Table, clients, softmax
+from delta_fl_data import Table, clients, network
 from delta_fl_settings import MNIST, PAPER, SHAKESPEARE, SYNTHETIC, Setting
 from fairness import Measures, compare
 
@@ -127,7 +127,7 @@ def main(config: Config) -> None:
     common = {name: value for name, value in asdict(config).items() if name not in get_args(Table)}
     for table in config.tables:
         setting: Setting = getattr(config, table)
-        known = methods(config, setting, softmax(table, **setting.data))
+        known = methods(config, setting, network(table, setting.hidden, **setting.data))
         known = {name: method for name, method in known.items() if name.startswith(config.only)}
         compare(
             config.out / f"{table}{'_rates' if config.tune else ''}.json",

@@ -40,9 +40,10 @@ def drift_tilted(tilt: float, *, steps: int = 1) -> Stack:
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp
-      >>> clients = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]]) - jnp.array([0.25, 0.5])
+      >>> start = jnp.array([[0.25, 0.5]])
+      >>> clients = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]]) - start
       >>> step = eh.aggregators.aggregate(drift_tilted(1.0), clients)
-      >>> [round(x, 4) for x in (step + jnp.array([0.25, 0.5])).tolist()]
+      >>> [round(x, 4) for x in (step + start[0]).tolist()]
       [0.1643, 1.4722]
 
     Source: Zhang et al., *FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning*, 2025,
