@@ -42,8 +42,8 @@ SLOW = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_keep_the_contract(name):
-    """SCAFFOLD and FedDane are checked without stragglers in tests/shape."""
-    eh.testing.check_algorithm(METHODS[name])
+    """SCAFFOLD and FedDane are checked without stragglers in tests/shape, numbers of lanes in tests/engine."""
+    eh.testing.check_algorithm(METHODS[name], lanes=(3,))
 
 
 @pytest.mark.parametrize("name", FAIR)

@@ -174,7 +174,6 @@ def toy_accuracies(experiment: int, tau: float, lam: float, seed: int) -> np.nda
 @pytest.mark.parametrize(
     ("experiment", "tau", "lam", "expected", "within"),
     [
-        (2, 100, 10, [[99.9, 99.9], [99.8, 99.9]], 3),
         (2, -10, 10, [[100, 0], [100, 0]], 3),
         (3, 10, -10, [[82.6, 99.6], [81.1, 99.8]], 6),
         (3, 10, 10, [[93.5, 80.8], [93.5, 79.6]], 6),

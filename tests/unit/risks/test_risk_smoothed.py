@@ -89,7 +89,7 @@ def test_entropic_smoothing_equals_bisection(theta: float, nu: float) -> None:
     np.testing.assert_allclose(found.value, np.sum(pi * (f - nu * np.log(ratio)), axis=1), atol=1e-11)
 
 
-@pytest.mark.parametrize("theta", [0.1, 0.35])
+@pytest.mark.parametrize("theta", [0.35])
 def test_smoothing_loses_little(theta: float) -> None:
     """The sandwich ``0 <= S - S^nu <= nu log min(n, 1 / theta)`` for equal weights; the limits in ``nu``."""
     f, _ = _cases(1, 100)
