@@ -7,15 +7,13 @@ import math
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.aggregators.mean import reciprocal
-from evenhand.aggregators.risk_weighted import counted, trusted
+from evenhand.aggregators.risk_weighted import counted, risk_weighted
 from evenhand.errors import EvenhandError
-from evenhand.types import Array, Key, PyTree, Report, Sum, Upload
+from evenhand.risks.mean import mean
+from evenhand.risks.power import positive, power
+from evenhand.types import PyTree, Sum, Upload
 
 __all__ = ["loss_powers", "qfedavg"]
-
-_LEAST = 1e-10
-"""Added to losses, so that 0 has a logarithm; as in the reference code."""
 
 
 def qfedavg(q: float, lipschitz: float) -> Sum:
@@ -53,22 +51,15 @@ def qfedavg(q: float, lipschitz: float) -> Sum:
     if not 0.0 < lipschitz < math.inf:
         raise EvenhandError(f"qfedavg(lipschitz={lipschitz}): give one over the clients' step size, above 0.")
 
-    def weigh(reports: Report, ids: Array, state: PyTree) -> tuple[Array, PyTree]:
-        weights = trusted(reports)
-        if q == 0:
-            return weights, state
-        logs = jnp.log(jnp.where(weights > 0, _positive(reports.loss), 1.0))
-        largest = jnp.max(jnp.where(weights > 0, logs, -jnp.inf))
-        return weights * jnp.exp(q * jnp.where(weights > 0, logs - largest, 0.0)), state
-
     def lift(upload: Upload, state: PyTree) -> PyTree:
         lifted = tree.scale(upload.weight, upload.delta), upload.weight
         if q != 0:
             square = lipschitz * jnp.square(tree.norm(upload.delta))
-            lifted = lifted[0], upload.weight * (1.0 + q * square / _positive(upload.loss))
+            lifted = lifted[0], upload.weight * (1.0 + q * square / positive(upload.loss))
         return counted(upload, lifted)
 
-    return Sum(_nothing, lift, _divide, weigh=weigh, needs_loss=True)
+    # The powers may as well be scaled to sum to 1: both sums have them.
+    return risk_weighted(power(q))._replace(lift=lift)
 
 
 def loss_powers(q: float) -> Sum:
@@ -90,26 +81,10 @@ def loss_powers(q: float) -> Sum:
     _check(q, "loss_powers")
 
     def lift(upload: Upload, state: PyTree) -> PyTree:
-        share = upload.weight if q == 0 else upload.weight * _positive(upload.loss) ** q
+        share = upload.weight if q == 0 else upload.weight * positive(upload.loss) ** q
         return counted(upload, (tree.scale(share, upload.delta), upload.weight))
 
-    def weigh(reports: Report, ids: Array, state: PyTree) -> tuple[Array, PyTree]:
-        return trusted(reports), state
-
-    return Sum(_nothing, lift, _divide, weigh=weigh, needs_loss=True)
-
-
-def _positive(loss: Array) -> Array:
-    return jnp.maximum(loss, 0.0) + _LEAST
-
-
-def _nothing(like: PyTree, clients: int) -> PyTree:
-    return ()
-
-
-def _divide(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-    deltas, whole = total
-    return tree.scale(reciprocal(whole), deltas), state
+    return risk_weighted(mean())._replace(lift=lift)
 
 
 def _check(q: float, name: str) -> None:

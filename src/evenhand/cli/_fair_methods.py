@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import optax
 from tyro.conf import arg
 
 from evenhand import algorithms
-from evenhand.cli._local import LocalOptions
+from evenhand.cli._local import LocalOptions, plain_server
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.types import Algorithm, Model
@@ -155,9 +153,7 @@ class FedMGDA:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        if not (self.server_lr > 0 and math.isfinite(self.server_lr)):
-            raise EvenhandError(f"--server-lr {self.server_lr} is no step size: give a number above 0.")
-        opt = optax.sgd(self.server_lr)
+        opt = plain_server(self.server_lr)
         return algorithms.fedmgda(model, epsilon=self.epsilon, solver=local.solver(model), server_opt=opt)
 
 

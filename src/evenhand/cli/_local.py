@@ -13,7 +13,7 @@ from evenhand import local
 from evenhand.errors import EvenhandError
 from evenhand.types import Model
 
-__all__ = ["LocalOptions"]
+__all__ = ["LocalOptions", "plain_server"]
 
 
 @dataclass(frozen=True)
@@ -66,3 +66,10 @@ class LocalOptions:
     def rows(self) -> int | None:
         """Rows per batch; None: all of a client's."""
         return None if self.batch_size == "all" else self.batch_size
+
+
+def plain_server(server_lr: float) -> optax.GradientTransformation:
+    """The server's step on the mean change."""
+    if not (server_lr > 0 and math.isfinite(server_lr)):
+        raise EvenhandError(f"--server-lr {server_lr} is no step size: give a number above 0.")
+    return optax.sgd(server_lr)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias
 
-import optax
 from tyro.conf import subcommand
 
 from evenhand import algorithms, server_opt
 from evenhand.cli import _fair_methods as fair
-from evenhand.cli._local import LocalOptions
+from evenhand.cli._local import LocalOptions, plain_server
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
 from evenhand.types import Algorithm, Model
 
 __all__ = ["METHODS", "Method"]
-
-
-def _plain(server_lr: float) -> optax.GradientTransformation:
-    if not (server_lr > 0 and math.isfinite(server_lr)):
-        raise EvenhandError(f"--server-lr {server_lr} is no step size: give a number above 0.")
-    return optax.sgd(server_lr)
 
 
 @dataclass(frozen=True)
@@ -37,7 +28,7 @@ class FedAvg:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        return algorithms.fedavg(model, solver=local.solver(model), server_opt=_plain(self.server_lr))
+        return algorithms.fedavg(model, solver=local.solver(model), server_opt=plain_server(self.server_lr))
 
 
 @dataclass(frozen=True)
@@ -55,7 +46,7 @@ class FedProx:
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         return algorithms.fedprox(
-            model, mu=self.mu, solver=local.solver(model), server_opt=_plain(self.server_lr)
+            model, mu=self.mu, solver=local.solver(model), server_opt=plain_server(self.server_lr)
         )
 
 
@@ -73,7 +64,7 @@ class FedProxAdaptive:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        opt = _plain(self.server_lr)
+        opt = plain_server(self.server_lr)
         return algorithms.fedprox_adaptive(model, mu0=self.mu0, solver=local.solver(model), server_opt=opt)
 
 
@@ -92,7 +83,7 @@ class FedDane:
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         return algorithms.feddane(
-            model, mu=self.mu, solver=local.solver(model), server_opt=_plain(self.server_lr)
+            model, mu=self.mu, solver=local.solver(model), server_opt=plain_server(self.server_lr)
         )
 
 
@@ -108,7 +99,7 @@ class Scaffold:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        return algorithms.scaffold(model, solver=local.solver(model), server_opt=_plain(self.server_lr))
+        return algorithms.scaffold(model, solver=local.solver(model), server_opt=plain_server(self.server_lr))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from evenhand.errors import EvenhandError
 from evenhand.risks._population import among, log_weights, risk
 from evenhand.types import Array, Risk
 
-__all__ = ["power"]
+__all__ = ["positive", "power"]
 
 _LEAST = 1e-10
 """Added to losses, so that 0 has a logarithm; as in the reference code."""
@@ -50,7 +50,7 @@ def power(q: float) -> Risk:
         raise EvenhandError(f"power(q={q}): q must be a finite number >= 0.")
 
     def logs(losses: Array, p: Array) -> Array:
-        return jnp.log(jnp.where(p > 0, jnp.maximum(losses, 0.0) + _LEAST, 1.0))
+        return jnp.log(jnp.where(p > 0, positive(losses), 1.0))
 
     def value(losses: Array, p: Array) -> Array:
         if q == 0:
@@ -66,3 +66,8 @@ def power(q: float) -> Risk:
         return among(p > 0, p * jnp.exp(jnp.where(p > 0, powers - largest, 0.0)))
 
     return risk(value, weigh)
+
+
+def positive(losses: Array) -> Array:
+    """The losses as powers are taken of them."""
+    return jnp.maximum(losses, 0.0) + _LEAST
