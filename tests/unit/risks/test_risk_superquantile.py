@@ -184,3 +184,12 @@ def test_other_numbers_outside_are_refused() -> None:
         with pytest.raises(eh.EvenhandError, match="k"):
             kth_smallest(k)
     assert float(kth_smallest(2).value(jnp.array([3.0, 1.0]))) == 3.0
+
+
+@pytest.mark.parametrize("n", [10, 50, 100])
+def test_a_whole_number_of_losses_has_a_weight_in_float32(n: int) -> None:
+    """``theta n`` of them where that is whole: what rounding leaves of the boundary is no weight."""
+    losses = np.random.default_rng(0).permutation(n).astype(np.float32)
+    for tenth in range(1, 10):
+        weights = np.asarray(superquantile(tenth / 10).weights(losses))
+        assert np.count_nonzero(weights) == tenth * n // 10
