@@ -14,10 +14,10 @@ from sklearn.datasets import make_classification
 
 import evenhand as eh
 
-__all__ = ["Table", "clients", "network"]
+__all__ = ["Table", "clients", "network", "shares"]
 
 NDArray: TypeAlias = npt.NDArray[Any]
-Table: TypeAlias = Literal["synthetic", "mnist", "shakespeare"]
+Table: TypeAlias = Literal["synthetic", "mnist", "mnist_small", "shakespeare"]
 Clients: TypeAlias = tuple[eh.data.FederatedDataset, dict[str, eh.data.Split]]
 """Who trains, and the rows to test on, by name; "" are those that count."""
 
@@ -39,7 +39,7 @@ def clients(table: Table, folder: Path, seed: int, **shape: Any) -> Clients:
     """
     if table == "synthetic":
         return _label_shift(seed, **shape)
-    return (_mnist if table == "mnist" else _speakers)(folder, seed, **shape)
+    return (_speakers if table == "shakespeare" else _mnist)(folder, seed, **shape)
 
 
 def _label_shift(
@@ -100,8 +100,9 @@ def _mnist(
 ) -> Clients:
     """MNIST's training images dealt to clients of power-law sizes, each with a Dirichlet draw of digits.
 
-    Tested are their own rows, and strangers with rows of MNIST's test images: "like", with digits drawn as the
-    clients' are, and "shifted", with a Dirichlet draw of their own, as in the synthetic data.
+    Tested are their own rows, and MNIST's test images: "digits" has them digit by digit; strangers have some of
+    them, "like" with digits drawn as the clients' are, and "shifted" with a draw of their own, as in the synthetic
+    data.
 
     Args:
       folder: has ``mnist.npz``.
@@ -124,8 +125,8 @@ def _mnist(
     rows = np.concatenate(_deal(y, sizes, np.full(clients, alpha), np.random.default_rng([seed, 28])))
     owner = np.repeat(np.arange(clients), sizes)
     data = eh.data.from_arrays(x[rows], y[rows], owner, seed=seed, name="MNIST")
-    tested = {"": data.test}
     x, y = _flat(images["test"][0]), images["test"][1]
+    tested = {"": data.test, "digits": _split(x, y, [np.flatnonzero(y == digit) for digit in range(10)])}
     for number, (name, shift) in enumerate({"like": alpha, "shifted": stranger_alpha}.items()):
         few, random = np.full(strangers, stranger_rows), np.random.default_rng([seed, 29, number])
         tested[name] = _split(x, y, _deal(y, few, np.full(strangers, shift), random))
@@ -170,6 +171,7 @@ def network(table: Table, hidden: tuple[int, ...], **shape: Any) -> eh.Model:
     features, classes = {
         "synthetic": (20, 10),
         "mnist": (784, 10),
+        "mnist_small": (784, 10),
         "shakespeare": (shape.get("window", 1) * _LETTERS, _LETTERS),
     }[table]
     if hidden:
@@ -182,6 +184,13 @@ def network(table: Table, hidden: tuple[int, ...], **shape: Any) -> eh.Model:
     return model._replace(
         init=lambda key: jax.tree.map(jnp.zeros_like, model.init(key)),
         apply=apply,
+    )
+
+
+def shares(split: eh.data.Split, classes: int) -> NDArray:
+    """Each client's share of each class, of shape ``(clients, classes)``."""
+    return np.stack(
+        [np.bincount(y, minlength=classes) / len(y) for y in np.split(split.y, split.offsets[1:-1])]
     )
 
 

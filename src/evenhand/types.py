@@ -260,6 +260,8 @@ class Algorithm(NamedTuple):
       partial_work: whether a straggler's partial work is aggregated (FedProx) or dropped (FedAvg).
       observe: ``(server_state, train_loss) -> server_state``, called before each round with the training loss of
         the global parameters over all clients; None: that loss is not computed.
+      adapt: ``(params, data, key) -> params``, what a client makes of the model that it is served, on its training
+        rows, before it uses it and is evaluated with it (finetuning); None: it uses the model as it is.
     """
 
     model: Model
@@ -271,6 +273,7 @@ class Algorithm(NamedTuple):
     personal_params: Callable[[State, State], Params] | None = None
     partial_work: bool = False
     observe: Callable[[State, Array], State] | None = None
+    adapt: Callable[[Params, ClientData, Key], Params] | None = None
 
 
 class Attack(NamedTuple):

@@ -195,6 +195,14 @@ def test_q_maml_equals_its_loop():
         return w
 
     adapted, plain = loop(True), loop(False)
-    agree(eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, sampling=ALIKE), adapted)
+    run = agree(eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, sampling=ALIKE), adapted)
+    for k in CLIENTS:
+        own = adapted
+        for _ in range(5):
+            own = step(own, part(own, k, slice(0, max(SIZES[k] // 2, 1)))[1], LR)
+        served = run.personal_params(k)
+        assert max(np.abs(served[name] - own[name]).max() for name in own) < 1e-5
+        unlike(served, adapted)
+        assert run.client_metrics("train")["loss"][k] == pytest.approx(loss(own, k), rel=1e-5)
     agree(eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, adapt=False, sampling=ALIKE), plain)
     assert np.abs(adapted["w"] - plain["w"]).max() > 1e-3

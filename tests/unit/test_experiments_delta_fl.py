@@ -137,13 +137,29 @@ def test_delta_fl_lowers_the_saved_90th_percentile_of_label_shift_at_the_same_me
     assert sorted(by_theta, reverse=True) == by_theta
 
 
-@pytest.mark.parametrize(("table", "lower"), [("mnist", 3), ("decay/mnist", 1), ("shakespeare", 0)])
-def test_delta_fl_on_real_data_evens_out_the_training_losses_but_not_the_errors(
+def test_delta_fl_lowers_the_saved_90th_percentile_of_mnist_at_about_the_same_mean() -> None:
+    saved = _saved("mnist")
+    average, ours = saved["FedAvg"], saved["Delta-FL, theta=0.5"]
+    assert _lower(ours["p90"], average["p90"]) == _lower(ours["digits_p90"], average["digits_p90"]) == 5
+    assert all(abs(a - b) < 1.5 for a, b in zip(ours["mean"], average["mean"], strict=True))
+    assert min(saved, key=lambda name: np.mean(saved[name]["p90"])) == "Delta-FL, theta=0.5"
+
+
+@pytest.mark.parametrize(
+    ("table", "lower"),
+    [("mnist_small", 3), ("decay/mnist_small", 1), ("shakespeare", 0)],
+)
+def test_where_clients_errors_hardly_differ_only_the_training_losses_draw_together(
     table: str, lower: int
 ) -> None:
     saved = _saved(table)
     average, ours = saved["FedAvg"], saved["Delta-FL, theta=0.5"]
-    # The page says that this claim does not reproduce.
+    # The page says that the claim does not reproduce there.
     assert _lower(ours["p90"], average["p90"]) == lower
     assert _lower(ours["train_loss_std"], average["train_loss_std"]) == 5
-    assert all(abs(a - b) < 1.5 for a, b in zip(ours["mean"], average["mean"], strict=True))
+    assert all(abs(a - b) < 2 for a, b in zip(ours["mean"], average["mean"], strict=True))
+
+
+def test_a_clients_mixture_of_digits(data: Any) -> None:
+    split = data.eh.data.Split(np.zeros((5, 1)), np.array([0, 0, 2, 1, 1]), np.array([0, 3, 5]))
+    np.testing.assert_allclose(data.shares(split, 3), [[2 / 3, 0, 1 / 3], [0, 1, 0]])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from evenhand import aggregators, local, tree
 from evenhand.algorithms.fedavg import fedavg
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.sampling import proportional
 from evenhand.types import Algorithm, ClientData, Key, Model, Params, PyTree, Report, Sampling
 
@@ -22,6 +23,7 @@ def qmaml(
     lipschitz: float | None = None,
     adapt: bool = True,
     support: float = 0.5,
+    finetune_steps: int = 5,
     sampling: Sampling = proportional(replace=False),
 ) -> Algorithm:
     r"""q-MAML: first-order meta-learning in which clients with high loss after a step of adaptation count for more.
@@ -40,6 +42,8 @@ def qmaml(
       lipschitz: :math:`L`; None: ``1 / step_size``.
       adapt: False: no inner step, the baseline that is finetuned only afterwards.
       support: share of a client's rows in its support set, at least one row on either side.
+      finetune_steps: steps on its support set that every client takes from the global model when it is evaluated; 0:
+        none, which tells how good the start itself is.
       sampling: as in ``qfedavg``.
 
     Raises:
@@ -47,8 +51,8 @@ def qmaml(
 
     Edge cases: a client with a single row uses it as support and as query.
 
-    Differs from the paper in that all support and query rows are used in every round, not a batch of each, and the
-    query rows are training rows.  A run tells the accuracy of the start itself, before adaptation.
+    Differs from the paper in that all support and query rows are used in every step, not a batch of each, and the
+    query rows of the training are training rows; what a run tells is about models finetuned on the support rows.
 
     Example:
       >>> import evenhand as eh
@@ -64,20 +68,28 @@ def qmaml(
         raise EvenhandError(f"qmaml(step_size={step_size}): the step must be a finite number above 0.")
     if not 0.0 < support < 1.0:
         raise EvenhandError(f"qmaml(support={support}): the share of support rows must lie between 0 and 1.")
+    whole_number("finetune_steps", finetune_steps, 0, 10**6)
     curvature = 1.0 / step_size if lipschitz is None else lipschitz
+
+    def halves(data: ClientData) -> tuple[ClientData, ClientData]:
+        """A client's support and query rows."""
+        share = jnp.floor(support * data.size.astype(jnp.float32)).astype(jnp.int32)
+        known = jnp.clip(share, 1, jnp.maximum(data.size - 1, 1))
+        skipped = jnp.where(data.size < 2, 0, known)
+        query = data._replace(start=data.start + skipped, size=data.size - skipped)
+        return data._replace(size=jnp.minimum(known, data.size)), query
+
+    def inner_step(params: Params, known: ClientData) -> Params:
+        return tree.subtract(params, tree.scale(step_size, local.full_gradient(model, params, known)))
 
     def adapted(params: Params, data: ClientData) -> tuple[Params, ClientData]:
         """The model after the inner step, and the rows it is then measured on."""
-        share = jnp.floor(support * data.size.astype(jnp.float32)).astype(jnp.int32)
-        known = jnp.clip(share, 1, jnp.maximum(data.size - 1, 1))
-        single = data.size < 2
-        query = data._replace(
-            start=data.start + jnp.where(single, 0, known), size=data.size - jnp.where(single, 0, known)
-        )
-        if not adapt:
-            return params, query
-        gradient = local.full_gradient(model, params, data._replace(size=jnp.minimum(known, data.size)))
-        return tree.subtract(params, tree.scale(step_size, gradient)), query
+        known, query = halves(data)
+        return (inner_step(params, known) if adapt else params), query
+
+    def finetuned(params: Params, data: ClientData, key: Key) -> Params:
+        known, _ = halves(data)
+        return lax.fori_loop(0, finetune_steps, lambda _, params: inner_step(params, known), params)
 
     def solve(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
@@ -92,4 +104,6 @@ def qmaml(
     def report(message: PyTree, client_state: PyTree, data: ClientData) -> Report:
         return Report(sampling.weight(data.size), local.full_loss(model, *adapted(message.params, data)))
 
-    return method._replace(phases=(phase._replace(report=report),))
+    return method._replace(
+        phases=(phase._replace(report=report),), adapt=finetuned if finetune_steps > 0 else None
+    )

@@ -47,6 +47,12 @@ class ClassMetrics(NamedTuple):
     counts: NDArray
     accuracy: NDArray
 
+    @staticmethod
+    def joined(parts: Mapping[int, ClassMetrics]) -> ClassMetrics:
+        """Of some clients after the others, by the position of the first of them."""
+        moved = [part._replace(clients=part.clients + first) for first, part in parts.items()]
+        return ClassMetrics(*(np.concatenate(each) for each in zip(*moved, strict=True)))
+
 
 class ClassIndex(NamedTuple):
     """Which clients have rows of which classes.
@@ -79,6 +85,17 @@ class ClassIndex(NamedTuple):
     def metrics(self, right: NDArray) -> ClassMetrics:
         """The accuracies, from how many rows of each pair are right, ``(cells,)``."""
         return ClassMetrics(self.clients, self.classes, self.counts, right / self.counts)
+
+    def some(self, own: slice) -> ClassIndex:
+        """The same of some of the clients, counted from 0."""
+        rows, offsets = (
+            slice(self.offsets[own.start], self.offsets[own.stop]),
+            self.offsets[own.start : own.stop + 1],
+        )
+        cells = slice(*np.searchsorted(self.clients, [own.start, own.stop]))
+        clients = self.clients[cells] - own.start
+        cells_of = (clients, self.classes[cells], self.counts[cells])
+        return ClassIndex(self.y[rows], offsets - offsets[0], self.number, *cells_of)
 
     def sums(self, values: NDArray) -> NDArray:
         """Per pair the sum of a number per row: ``(rows,) -> (cells,)``."""

@@ -61,6 +61,12 @@ class Prepared(NamedTuple):
         """Rows per client, ``(K,)``."""
         return np.diff(self.offsets)
 
+    def some(self, own: slice) -> Prepared:
+        """Some of the clients, who are now ``0 .. K - 1``."""
+        offsets = self.offsets[own.start : own.stop + 1]
+        x, y = (part[offsets[0] : offsets[-1]] for part in (self.x, self.y))
+        return Prepared(x, y, offsets - offsets[0], None, self.mesh)
+
 
 def prepare(split: Split) -> Prepared:
     """Copies a split's rows to the device; rows that are there already stay where they are."""
@@ -92,11 +98,7 @@ def evaluate(model: Model, params: Params, split: Split) -> dict[str, npt.NDArra
 
 
 def per_client(model: Model, params: Params, prepared: Prepared) -> dict[str, npt.NDArray[np.float64]]:
-    """As :func:`evaluate`, on rows that are prepared already; compiles once per model and shape of rows.
-
-    The chunks are separate calls of one compiled function, not a loop inside it: a convolution in a compiled
-    loop is far slower on a CPU, and the calls overlap anyway.
-    """
+    """As :func:`evaluate`, on rows that are prepared already; compiles once per model and shape of rows."""
     return per_class(model, params, prepared, None)[0]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
+from evenhand import tree
 from evenhand.data import FederatedDataset, Split
 from evenhand.data._memory import aligned, empty_aligned
 from evenhand.evaluation import (
@@ -22,6 +25,7 @@ from evenhand.evaluation import (
 from evenhand.evaluation._classes import ClassIndex, index_classes
 from evenhand.evaluation._flat import per_class, spread
 from evenhand.evaluation._personal import personal_per_class
+from evenhand.simulation._adapted import Adapt, adapt_all, blocks
 from evenhand.simulation._program import here
 from evenhand.simulation._round import RoundState
 from evenhand.simulation._rows import Resident, must_stream, sent
@@ -33,6 +37,7 @@ from evenhand.types import Array, Model, Params, PyTree
 __all__ = ["Evaluation", "Served"]
 
 NDArray = npt.NDArray[Any]
+Parts: TypeAlias = Mapping[str, tuple[Prepared, ClassIndex | None]]
 
 
 class Served(NamedTuple):
@@ -47,6 +52,30 @@ class Served(NamedTuple):
     clients: dict[str, dict[str, NDArray]]
     classes: dict[str, ClassMetrics]
 
+    @staticmethod
+    def of(found: Mapping[str, tuple[dict[str, NDArray], ClassMetrics | None]]) -> Served:
+        """From what is found of each split."""
+        clients = {name: metrics for name, (metrics, _) in found.items()}
+        return Served(clients, {name: classes for name, (_, classes) in found.items() if classes is not None})
+
+    @staticmethod
+    def joined(parts: Mapping[int, Served]) -> Served:
+        """From some clients after the others, by the position of the first of them."""
+        clients, classes = next(iter(parts.values()))
+        return Served(
+            {
+                split: {
+                    name: np.concatenate([part.clients[split][name] for part in parts.values()])
+                    for name in metrics
+                }
+                for split, metrics in clients.items()
+            },
+            {
+                split: ClassMetrics.joined({first: part.classes[split] for first, part in parts.items()})
+                for split in classes
+            },
+        )
+
 
 class Evaluation:
     """All splits of all clients, or of as many as are drawn once for the whole run.
@@ -60,6 +89,7 @@ class Evaluation:
     def __init__(self, setup: Setup, data: FederatedDataset, seed: int, clients: int | None) -> None:
         program = setup.program
         self.algorithm, self.lanes = program.algorithm, program.lanes
+        self.root, self.capacity = setup.root, program.capacity
         self.drawn = _drawn(data.num_clients, seed, clients)
         mesh = self._mesh = _local(program.mesh)
         poisoned = program.attack is not None and program.attack.rows is not None
@@ -79,28 +109,47 @@ class Evaluation:
 
     def _personal(self, states: PyTree, k: Array) -> Params:
         server, clients = states
-        assert self.algorithm.personal_params is not None
-        return self.algorithm.personal_params(server, jax.tree.map(lambda leaf: leaf[k], clients))
+        if self.algorithm.personal_params is None:
+            return self.algorithm.global_params(server)
+        return self.algorithm.personal_params(server, tree.take(clients, k))
 
     def served(self, state: RoundState) -> Served:
         """Every client that is evaluated, with the model that it gets."""
-        model, found = self.algorithm.model, Served({}, {})
         if self._mesh is None:
             state = here(state)
-        for name, split in self.splits.items():
-            index = self.indices[name]
-            if self.algorithm.personal_params is None:
-                params = self.algorithm.global_params(state.server)
-                metrics, classes = per_class(model, params, split, index)
-            else:
-                states, of = (state.server, state.clients), self._personal
-                metrics, classes = personal_per_class(
-                    model, states, split, index, params_of=of, lanes=self.lanes
-                )
-            found.clients[name] = metrics
-            if classes is not None:
-                found.classes[name] = classes
-        return found
+        if self.algorithm.adapt is not None:
+            return self._adapted((state.server, state.clients), self.algorithm.adapt)
+        if self.algorithm.personal_params is not None:
+            parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
+            return self._own((state.server, state.clients), parts, self._personal)
+        model, params = self.algorithm.model, self.algorithm.global_params(state.server)
+        return Served.of(
+            {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
+        )
+
+    def _own(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
+        model, of = self.algorithm.model, params_of
+        found = {
+            name: personal_per_class(model, states, part, index, params_of=of, lanes=self.lanes)
+            for name, (part, index) in parts.items()
+        }
+        return Served.of(found)
+
+    def _adapted(self, states: PyTree, adapt: Adapt) -> Served:
+        """Models that clients make of those they get, for as many at a time as there is memory for."""
+        train = self.splits["train"]
+        everybody = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
+        model = jax.eval_shape(self._personal, states, jnp.int32(0))
+        served: dict[int, Served] = {}
+        for own in blocks(train, sum(leaf.size for leaf in jax.tree.leaves(model))):
+            parts: Parts = {
+                name: (split.some(own), None if (index := self.indices[name]) is None else index.some(own))
+                for name, split in self.splits.items()
+            }
+            how = (everybody[own], self.root, self.capacity, self.lanes)
+            params = adapt_all(adapt, self._personal, states, parts["train"][0], *how)
+            served[own.start] = self._own(params, parts, tree.take)
+        return Served.joined(served)
 
     def columns(self, served: Served) -> dict[str, float]:
         """What the history keeps of them."""

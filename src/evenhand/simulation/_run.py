@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from evenhand.evaluation import (
     summarize_classes,
     write_report,
 )
+from evenhand.simulation._adapted import adapt_one
 from evenhand.simulation._round import RoundState
 from evenhand.types import Algorithm, Params
 
@@ -74,14 +76,18 @@ class Run:
         return self.algorithm.global_params(self.state.server)
 
     def personal_params(self, k: int) -> Params:
-        """The parameters that the client at position ``k`` is served; the global ones where nobody has its own."""
+        """The parameters that the client at position ``k`` is served, adapted to its rows where the method does that;
+        the global ones where nobody has its own."""
         if not 0 <= k < self.data.num_clients:
             raise EvenhandError(
                 f"There is no client {k}: positions run from 0 to {self.data.num_clients - 1}."
             )
-        if self.algorithm.personal_params is None:
-            return self.params
-        return self.algorithm.personal_params(self.state.server, tree.take(self.state.clients, jnp.int32(k)))
+        params, of = self.params, self.algorithm.personal_params
+        if of is not None:
+            params = of(self.state.server, tree.take(self.state.clients, jnp.int32(k)))
+        if self.algorithm.adapt is None:
+            return params
+        return adapt_one(self.algorithm.adapt, params, self.data.train, k, jax.random.key(self.seed))
 
     def client_metrics(self, split: str = "test") -> dict[str, NDArray]:
         """Loss and metrics of every client, ``(num_clients,)`` each, with the model that it is served.

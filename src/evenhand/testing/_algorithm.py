@@ -70,6 +70,9 @@ def check_algorithm(
     if algorithm.personal_params is not None:
         own = algorithm.personal_params(state.server, tree.take(state.clients, jnp.int32(0)))
         _same_form(own, params, "personal_params")
+    if algorithm.adapt is not None:
+        data_of_first = ClientData(*rows[:2], rows.starts[0], rows.sizes[0], jnp.float32(1.0), capacity)
+        _same_form(algorithm.adapt(params, data_of_first, jax.random.key(0)), params, "adapt")
     _check_privacy_of_rows(algorithm, state, rows)
 
     def run(count: int, how: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:

@@ -1,0 +1,117 @@
+"""Clients that adapt the model they are served to their own rows, before they use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from evenhand import tree
+from evenhand.data import Split
+from evenhand.evaluation import Prepared
+from evenhand.evaluation._flat import spread
+from evenhand.streams import Purpose, client_stream, stream
+from evenhand.types import Array, ClientData, Key, Params, PyTree
+
+__all__ = ["Adapt", "adapt_all", "adapt_one", "blocks"]
+
+NDArray = npt.NDArray[Any]
+Adapt: TypeAlias = Callable[[Params, ClientData, Key], Params]
+
+_ROOM = 2**25
+"""Numbers in the models, and in the rows where they do not lie on the device, of the clients that adapt together."""
+
+
+def _adapting_key(root: Key, client: Array | int) -> Key:
+    """What a client adapts with: the same at every evaluation, so that they differ by the model alone."""
+    return client_stream(stream(root, Purpose.PERSONAL, 0, 1), client)
+
+
+def adapt_one(adapt: Adapt, params: Params, train: Split, client: int, root: Key) -> Params:
+    """The model of one client, made of ``params`` with its training rows."""
+    begin, end = (int(offset) for offset in train.offsets[client : client + 2])
+    x, y = jnp.asarray(train.x[begin:end]), jnp.asarray(train.y[begin:end])
+    own = Prepared(x, y, np.array([0, end - begin]))
+    who, capacity = np.array([client]), int(train.sizes.max())
+    return tree.take(adapt_all(adapt, _same, params, own, who, root, capacity, 1), jnp.int32(0))
+
+
+def _same(params: Params, client: Array) -> Params:
+    return params
+
+
+def adapt_all(
+    adapt: Adapt,
+    params_of: Callable[[PyTree, Array], Params],
+    states: PyTree,
+    train: Prepared,
+    ids: NDArray,
+    root: Key,
+    capacity: int,
+    lanes: int,
+) -> Params:
+    """The models of the clients whose training rows these are, with a leading axis.
+
+    Args:
+      adapt: what each of them does.
+      params_of: ``(states, id) -> params``, what each of them is served.
+      states: what that is made from.
+      train: the rows of these clients.
+      ids: who they are.
+      root: the run's key.
+      capacity: the most training rows of any client of the run.
+      lanes: how many adapt side by side.
+    """
+    mesh = train.mesh
+    missing = 0 if mesh is None else -len(ids) % mesh.size
+    windows = tuple(
+        np.pad(part.astype(np.int32), (0, missing)) for part in (ids, train.offsets[:-1], train.sizes)
+    )
+    places = spread(mesh, (states, root, train.x, train.y))
+    found = _adapt(*places, windows, adapt, params_of, capacity, lanes, mesh)
+    return jax.tree.map(lambda leaf: leaf[: len(ids)], found)
+
+
+@partial(jax.jit, static_argnums=(5, 6, 7, 8, 9))
+def _adapt(
+    states: PyTree,
+    root: Key,
+    x: Array,
+    y: Array,
+    windows: tuple[Array, Array, Array],
+    adapt: Adapt,
+    params_of: Callable[[PyTree, Array], Params],
+    capacity: int,
+    lanes: int,
+    mesh: Mesh | None,
+) -> Params:
+    def own(states: PyTree, root: Key, x: Array, y: Array, windows: tuple[Array, Array, Array]) -> Params:
+        def client(window: tuple[Array, Array, Array]) -> Params:
+            k, start, size = window
+            data = ClientData(x, y, start, size, jnp.float32(1.0), capacity)
+            return adapt(params_of(states, k), data, _adapting_key(root, k))
+
+        return lax.map(client, windows, batch_size=lanes if lanes > 1 else None)
+
+    if mesh is not None:
+        everything, each = PartitionSpec(), PartitionSpec(*mesh.axis_names)
+        specs = (everything, everything, everything, everything, each)
+        own = jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
+    return own(states, root, x, y, windows)
+
+
+def blocks(train: Prepared, params: int) -> Iterator[slice]:
+    """Positions of clients, as many at a time as there is memory for; ``params`` are the numbers of a model."""
+    streamed = isinstance(train.x, np.ndarray)
+    row = int(np.prod(train.x.shape[1:])) if streamed else 0
+    block = np.cumsum(params + row * train.sizes) // _ROOM
+    ends = [*np.flatnonzero(np.diff(block)) + 1, len(block)]
+    yield from (slice(first, end) for first, end in pairwise([0, *ends]))
