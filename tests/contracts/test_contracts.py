@@ -23,6 +23,7 @@ METHODS = {
 }
 FAIR = {
     "delta_fl": eh.algorithms.delta_fl(MODEL, theta=0.5, nu=0.1, **WORK),
+    "averaged": eh.algorithms.averaged(eh.algorithms.scaffold(MODEL, **WORK)),
     "term, running": eh.algorithms.term(MODEL, t=1.0, running=0.5, summed=True, **WORK),
     "qfedsgd": eh.algorithms.qfedsgd(MODEL, q=2.0, lipschitz=10.0, step_size=0.05),
     "afl": eh.algorithms.afl(MODEL, gamma_w=0.1, gamma_lambda=0.1),

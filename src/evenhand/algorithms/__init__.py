@@ -1,6 +1,7 @@
 """Federated methods, one file each."""
 
 from evenhand.algorithms.afl import afl
+from evenhand.algorithms.averaged import averaged
 from evenhand.algorithms.delta_fl import delta_fl
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.algorithms.feddane import feddane
@@ -15,6 +16,7 @@ from evenhand.algorithms.term import term
 
 __all__ = [
     "afl",
+    "averaged",
     "delta_fl",
     "fedavg",
     "feddane",

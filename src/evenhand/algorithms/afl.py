@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
-import jax.numpy as jnp
-
-from evenhand import tree
 from evenhand.aggregators import ascending_mixture
-from evenhand.algorithms._rounds import ServerState
+from evenhand.algorithms.averaged import averaged
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.algorithms.qfedavg import gradient_step
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
-from evenhand.types import Algorithm, Array, Info, Key, Model, Params, PyTree
+from evenhand.types import Algorithm, Model
 
 __all__ = ["afl"]
-
-
-class _Averaged(NamedTuple):
-    """The iterate, the mean of the iterates so far, and how many they are."""
-
-    inner: ServerState
-    mean: Params
-    rounds: Array
 
 
 def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
@@ -69,23 +57,4 @@ def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
         solver=gradient_step(model, gamma_w),
         sampling=uniform(weighted=False),
     )
-    (phase,) = method.phases
-
-    def init(params: Params, clients: int) -> _Averaged:
-        return _Averaged(method.init(params, clients), params, jnp.int32(0))
-
-    def server(state: _Averaged, direction: Params, reported: Array, key: Key) -> tuple[_Averaged, Info]:
-        inner, info = phase.server(state.inner, direction, reported, key)
-        rounds = state.rounds + 1
-        share = 1.0 / rounds.astype(jnp.float32)
-        step = tree.scale(share, tree.subtract(method.global_params(inner), state.mean))
-        return _Averaged(inner, tree.add(state.mean, step), rounds), info
-
-    def broadcast(state: _Averaged, client: Array) -> PyTree:
-        return phase.broadcast(state.inner, client)
-
-    return method._replace(
-        init=init,
-        phases=(phase._replace(broadcast=broadcast, server=server),),
-        global_params=lambda state: state.mean,
-    )
+    return averaged(method, initial=False)

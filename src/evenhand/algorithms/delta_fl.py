@@ -61,7 +61,7 @@ def delta_fl(
     weight will be 0, so that who is in the tail does not show.
 
     Differs from the paper in that the server sees the cohort's losses, as in its experiments; the private quantile is
-    not here yet.  The averaged iterate of its theorem is not kept.
+    not here yet.  For the averaged iterate of its theorem see :func:`evenhand.algorithms.averaged`.
 
     Example:
       >>> import evenhand as eh, optax

@@ -1,0 +1,79 @@
+"""The averaged iterate against the mean of the iterates themselves, in float64."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fair_runs import METHODS, STEP, WORK
+from identity_runs import DATA, MODEL, flat, gap
+
+import evenhand as eh
+
+ROUNDS = 4
+ALL = {**METHODS, "feddane": eh.algorithms.feddane(MODEL, mu=0.1, **WORK)}
+"""The last has two phases: a mean over phases would count each round twice."""
+
+
+@cache
+def iterates(name: str) -> np.ndarray:
+    return np.stack(
+        [flat(run.params) for run in eh.simulation.iterate(ALL[name], DATA, rounds=ROUNDS, eval_every=1)]
+    )
+
+
+def mean(name: str, **how: float) -> eh.Run:
+    return eh.simulate(eh.algorithms.averaged(ALL[name], **how), DATA, rounds=ROUNDS)
+
+
+@pytest.mark.parametrize("initial", [True, False])
+@pytest.mark.parametrize("growth", [1.0, 1.5, 1e6])
+def test_it_is_the_weighted_mean_of_the_iterates(growth: float, initial: bool) -> None:
+    """Theorem 5's weights beta^(1 + t), of which a common factor drops out."""
+    each = iterates("theta 0.5").astype(np.float64)
+    weights = growth ** np.arange(ROUNDS + 1.0) * np.r_[initial, np.ones(ROUNDS)]
+    found = flat(mean("theta 0.5", growth=growth, initial=initial).params)
+    assert gap(found, weights @ each / weights.sum()) < 1e-6
+    if growth < 2:
+        weights = weights[::-1] * np.r_[0.0, np.ones(ROUNDS)]
+        assert gap(found, weights @ each / weights.sum()) > 1e-3
+        assert gap(found, each[-1]) > 1e-3
+
+
+def test_a_round_of_two_exchanges_counts_once() -> None:
+    assert gap(flat(mean("feddane").params), iterates("feddane").mean(axis=0)) < 1e-6
+
+
+def test_clients_never_see_the_mean() -> None:
+    """What they keep is the same bit for bit."""
+    plain, averaged = eh.simulate(ALL["tilts 0"], DATA, rounds=ROUNDS), mean("tilts 0")
+    for k in range(DATA.num_clients):
+        assert np.array_equal(flat(plain.personal_params(k)), flat(averaged.personal_params(k)))
+    assert gap(flat(plain.params), flat(averaged.params)) > 1e-3
+
+
+def test_the_weights_never_overflow() -> None:
+    """1.1^2000 would, in float32; its sum in units of the last weight tends to 1.1 / 0.1."""
+    method = eh.algorithms.averaged(ALL["theta 0.5"], growth=1.1)
+    (phase,), state = method.phases, method.init(MODEL.init(jax.random.key(0)), DATA.num_clients)
+    still = jax.tree.map(jnp.zeros_like, state.mean)
+
+    def body(_: int, state: Any) -> Any:
+        return phase.server(state, still, jnp.int32(6), jax.random.key(0))[0]
+
+    end = jax.jit(lambda state: jax.lax.fori_loop(0, 2000, body, state))(state)
+    assert float(end.total) == pytest.approx(11.0, rel=1e-5)
+    assert gap(flat(end.mean), flat(state.mean)) < 1e-6
+
+
+def test_what_it_refuses() -> None:
+    for growth in (0.9, float("inf"), float("nan")):
+        with pytest.raises(eh.EvenhandError, match="grow by a finite factor"):
+            eh.algorithms.averaged(ALL["fedavg"], growth=growth)
+    adaptive = eh.algorithms.fedprox_adaptive(MODEL, mu0=0.1, **STEP)
+    with pytest.raises(eh.EvenhandError, match="loss of its global model"):
+        eh.algorithms.averaged(adaptive)
