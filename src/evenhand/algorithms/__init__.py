@@ -12,6 +12,7 @@ from evenhand.algorithms.fedtilt import fedtilt
 from evenhand.algorithms.qfedavg import qfedavg, qfedsgd
 from evenhand.algorithms.qmaml import qmaml
 from evenhand.algorithms.scaffold import scaffold
+from evenhand.algorithms.side_by_side import side_by_side
 from evenhand.algorithms.term import term
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "qfedsgd",
     "qmaml",
     "scaffold",
+    "side_by_side",
     "term",
 ]

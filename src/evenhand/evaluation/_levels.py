@@ -35,8 +35,24 @@ class Levels(NamedTuple):
     metrics: dict[str, NDArray]
 
 
+class _Level(NamedTuple):
+    """One of several models that a run trained side by side."""
+
+    run: Measured
+    name: str
+
+    def client_metrics(self, split: str = "test") -> dict[str, NDArray]:
+        mine = f" ({self.name})"
+        found = self.run.client_metrics(split)
+        return {name.removesuffix(mine): values for name, values in found.items() if name.endswith(mine)}
+
+
 def serve_by_level(
-    runs: Sequence[Measured], *, choose_on: str = "valid", metric: str = "accuracy", split: str = "test"
+    runs: Sequence[Measured] | Measured,
+    *,
+    choose_on: str = "valid",
+    metric: str = "accuracy",
+    split: str = "test",
 ) -> Levels:
     """Each client takes, of several runs' models, the one that is best on rows of its own.
 
@@ -45,7 +61,8 @@ def serve_by_level(
     are the sum of theirs.
 
     Args:
-      runs: one per level, on the same data; of equal ones the first is taken, so begin with the least fair.
+      runs: one per level, on the same data, or the one run of :func:`evenhand.algorithms.side_by_side`; of equal levels
+        the first is taken, so begin with the least fair.
       choose_on: the split that clients choose on, ``"valid"`` or ``"train"``.
       metric: what they choose by.
       split: the split that the returned metrics are about.
@@ -71,8 +88,9 @@ def serve_by_level(
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, table 12; Pillutla et al.,
     *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine Learning 2023, figure 1.
     """
+    runs = runs if isinstance(runs, Sequence) else _levels(runs)
     if not runs:
-        raise ValueError("serve_by_level() needs at least one run.")
+        raise ValueError("serve_by_level() needs at least one run, or one of several methods side by side.")
     scores = [np.asarray(run.client_metrics(choose_on)[metric], np.float64) for run in runs]
     if len({score.shape for score in scores}) > 1:
         raise ValueError(
@@ -91,3 +109,8 @@ def serve_by_level(
         name: np.stack([metrics[name] for metrics in each])[level, np.arange(level.size)] for name in each[0]
     }
     return Levels(level, metrics)
+
+
+def _levels(run: Measured) -> list[_Level]:
+    known = (name for name in run.client_metrics("train") if name.startswith("loss ("))
+    return [_Level(run, name.removeprefix("loss (").removesuffix(")")) for name in known]

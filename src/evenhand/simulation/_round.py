@@ -190,9 +190,13 @@ def work_key(root: Key, number: Array | int, phase: int, client: Array) -> Key:
 
 
 def effective(weights: Array) -> Array:
-    """How many clients of equal weight would be as many as these: ``(sum w)^2 / sum w^2``; 0 for none."""
-    squares = jnp.sum(jnp.square(weights))
-    return jnp.where(squares > 0, jnp.square(jnp.sum(weights)) / jnp.where(squares > 0, squares, 1.0), 0.0)
+    """How many clients of equal weight would be as many as these: ``(sum w)^2 / sum w^2``; 0 for none.
+
+    The mean of that, where several models are trained side by side, and weights are ``(m, models)``.
+    """
+    squares = jnp.sum(jnp.square(weights), axis=0)
+    sums = jnp.square(jnp.sum(weights, axis=0))
+    return jnp.mean(jnp.where(squares > 0, sums / jnp.where(squares > 0, squares, 1.0), 0.0))
 
 
 def observe(algorithm: Algorithm, server: PyTree, rows: Rows) -> PyTree:

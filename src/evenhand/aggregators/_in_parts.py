@@ -1,0 +1,50 @@
+"""Uploads of several parts, each of which has an aggregator of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import jax.numpy as jnp
+
+from evenhand.types import Array, Key, PyTree, Report, Sum, Upload
+
+__all__ = ["in_parts"]
+
+
+def in_parts(parts: Sequence[Sum]) -> Sum:
+    """One sum of several: the delta is a tuple with a part for each, weights and losses have an entry for each.
+
+    Args:
+      parts: sums in one pass each.
+    """
+
+    def weigh(reports: Report, ids: Array, states: PyTree) -> tuple[Array, PyTree]:
+        weights, after = list[Array](), list[PyTree]()
+        for j, (part, state) in enumerate(zip(parts, states, strict=True)):
+            own = Report(reports.weight[:, j], reports.loss[:, j])
+            weight, state = (own.weight, state) if part.weigh is None else part.weigh(own, ids, state)
+            weights.append(weight)
+            after.append(state)
+        return jnp.stack(weights, axis=1), tuple(after)
+
+    def uploads(upload: Upload) -> Iterator[Upload]:
+        return (Upload(delta, upload.weight[j], upload.loss[j]) for j, delta in enumerate(upload.delta))
+
+    def lift(upload: Upload, states: PyTree) -> PyTree:
+        return tuple(
+            part.lift(own, one) for part, own, one in zip(parts, uploads(upload), states, strict=True)
+        )
+
+    def lower(totals: PyTree, states: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        done = [part.lower(total, one, key) for part, total, one in zip(parts, totals, states, strict=True)]
+        return tuple(direction for direction, _ in done), tuple(state for _, state in done)
+
+    return Sum(
+        init=lambda likes, clients: tuple(
+            part.init(like, clients) for part, like in zip(parts, likes, strict=True)
+        ),
+        lift=lift,
+        lower=lower,
+        weigh=weigh if any(part.weigh for part in parts) else None,
+        needs_loss=any(part.needs_loss for part in parts),
+    )

@@ -1,0 +1,79 @@
+"""One method made of several: everything it has is a tuple, with a part for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from evenhand.aggregators._in_parts import in_parts
+from evenhand.types import Array, ClientData, Effort, Info, Key, Model, Phase, PyTree, Report, Sum
+
+__all__ = ["each_part", "model_in_parts", "phase_in_parts"]
+
+Measure: TypeAlias = Callable[[PyTree, Array], Array]
+
+
+def each_part(function: Callable[..., Any], *parts: Iterable[Any]) -> tuple[Any, ...]:
+    """``map`` over parts, as a tuple."""
+    return tuple(function(*own) for own in zip(*parts, strict=True))
+
+
+def model_in_parts(model: Model, names: Sequence[str]) -> Model:
+    """As many models as there are names, measured as the first one, and each under its name."""
+
+    def of(j: int, measure: Measure) -> Measure:
+        return lambda outputs, y: measure(outputs[j], y)
+
+    measures = {"loss": model.losses, **model.metrics}
+    named = {
+        f"{name} ({level})": of(j, one) for j, level in enumerate(names) for name, one in measures.items()
+    }
+    return Model(
+        init=lambda key: tuple(model.init(key) for _ in names),
+        apply=lambda params, x: tuple(model.apply(one, x) for one in params),
+        losses=of(0, model.losses),
+        metrics={name: of(0, one) for name, one in model.metrics.items()} | named,
+    )
+
+
+def phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
+    """One exchange that is all of these; what they tell is told under their names."""
+
+    def report(messages: PyTree, owns: PyTree, data: ClientData) -> Report:
+        told = each_part(lambda phase, message, own: phase.report(message, own, data), phases, messages, owns)
+        return Report(jnp.stack([one.weight for one in told]), jnp.stack([one.loss for one in told]))
+
+    def work(messages: PyTree, owns: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
+        # One key: the client has it, in this round, in a run of each method alone, too.
+        done = each_part(
+            lambda phase, message, own: phase.work(message, own, data, key), phases, messages, owns
+        )
+        return each_part(lambda one: one[0], done), each_part(lambda one: one[1], done)
+
+    def server(states: PyTree, directions: PyTree, reported: Array, key: Key) -> tuple[PyTree, Info]:
+        done = each_part(lambda phase, *both: phase.server(*both, reported, key), phases, states, directions)
+        told = {
+            f"{what} ({name})": one
+            for name, (_, info) in zip(names, done, strict=True)
+            for what, one in info.items()
+        }
+        return each_part(lambda one: one[0], done), told
+
+    def effort(data: ClientData) -> Effort:
+        found = [phase.effort(data) for phase in phases if phase.effort is not None]
+        return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *found)
+
+    return Phase(
+        broadcast=lambda states, client: each_part(
+            lambda phase, one: phase.broadcast(one, client), phases, states
+        ),
+        report=report,
+        work=work,
+        aggregator=in_parts([phase.aggregator for phase in phases if isinstance(phase.aggregator, Sum)]),
+        server=server,
+        fresh_cohort=phases[0].fresh_cohort,
+        effort=None if any(phase.effort is None for phase in phases) else effort,
+    )

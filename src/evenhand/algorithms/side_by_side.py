@@ -1,0 +1,96 @@
+"""Several methods in one federation: one cohort, one visit to each client, one model per method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from evenhand.algorithms._in_parts import each_part, model_in_parts, phase_in_parts
+from evenhand.errors import EvenhandError
+from evenhand.types import Algorithm, ClientData, Key, PyTree, Sum
+
+__all__ = ["side_by_side"]
+
+
+def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
+    r"""Trains several models at once, each by a method of its own, on the same cohorts and the same batches.
+
+    .. math:: w_j^{t+1} = A_j\big(w_j^t; S_t\big), \qquad j = 1, \dots, r
+
+    for methods :math:`A_j` such as Delta-FL with several ``theta``, of whose models every client then takes the one
+    that suits it (:func:`evenhand.evaluation.serve_by_level`).
+
+    Args:
+      methods: name -> method, of one model; they must have the same phases and treat stragglers alike.  Cohorts are
+        drawn as the first method draws them.
+
+    A run's parameters are a tuple, in the order of the methods.  ``"loss"`` and the model's metrics are those of the
+    first method, and ``"accuracy (name)"`` is that of the method of this name.
+
+    Raises:
+      EvenhandError: methods that cannot go together.
+
+    Edge cases: each method's model is the one that it would get alone, with the same seed, but for rounding.
+
+    Example:
+      >>> import evenhand as eh, optax
+      >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=8, seed=0, max_size=80, valid_fraction=0.2)
+      >>> model = eh.models.softmax_regression(features=60, classes=10)
+      >>> work = dict(client_opt=optax.sgd(0.05), epochs=1, batch_size=10)
+      >>> method = side_by_side({f"theta={c:g}": eh.algorithms.delta_fl(model, theta=c, **work) for c in (1.0, 0.5)})
+      >>> run = eh.simulate(method, data, rounds=10, cohort=4)
+      >>> served = eh.evaluation.serve_by_level(run)
+      >>> len(run.params), served.level.shape
+      (2, (8,))
+
+    Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
+    Learning 2023, figure 1 and section 4.1.
+    """
+    each, names = list(methods.values()), list(methods)
+    _check(each)
+    first = each[0]
+
+    def personal_params(states: PyTree, owns: PyTree) -> PyTree:
+        return each_part(
+            lambda method, state, own: (
+                method.global_params(state)
+                if method.personal_params is None
+                else method.personal_params(state, own)
+            ),
+            each,
+            states,
+            owns,
+        )
+
+    def adapt(params: PyTree, data: ClientData, key: Key) -> PyTree:
+        return each_part(
+            lambda method, one: one if method.adapt is None else method.adapt(one, data, key), each, params
+        )
+
+    return first._replace(
+        model=model_in_parts(first.model, names),
+        init=lambda params, clients: each_part(lambda method, one: method.init(one, clients), each, params),
+        phases=each_part(lambda *phases: phase_in_parts(phases, names), *(method.phases for method in each)),
+        global_params=lambda states: each_part(
+            lambda method, state: method.global_params(state), each, states
+        ),
+        init_client=lambda params: each_part(lambda method, one: method.init_client(one), each, params),
+        personal_params=personal_params if any(method.personal_params for method in each) else None,
+        adapt=adapt if any(method.adapt for method in each) else None,
+    )
+
+
+def _check(each: Sequence[Algorithm]) -> None:
+    if not each:
+        raise EvenhandError("side_by_side() got no method: give at least one, by its name.")
+    first, *others = each
+    if any(method.model != first.model for method in others):
+        raise EvenhandError(
+            "side_by_side() got methods of different models: make them all with the same one."
+        )
+    shapes = {(method.partial_work, tuple(phase.fresh_cohort for phase in method.phases)) for method in each}
+    sums = all(isinstance(p.aggregator, Sum) and p.aggregator.passes == 1 for m in each for p in m.phases)
+    if len(shapes) > 1 or not sums or any(method.observe for method in each):
+        raise EvenhandError(
+            "side_by_side() got methods that cannot share their rounds: they need the same phases, the same "
+            "treatment of stragglers, aggregators that are sums in one pass, and none may watch its global loss."
+        )

@@ -1,0 +1,122 @@
+"""Several methods in one federation are those methods alone: models, states, infos, and what clients are served."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fair_runs import ALIKE, METHODS, STEP, WORK
+from identity_runs import DATA, MODEL, flat, gap
+
+import evenhand as eh
+
+NAMES = ("fedavg", "theta 0.5", "t 0, running", "tilts 0")
+"""Without and with losses, with a memory at the server, with models of the clients' own."""
+METHOD = eh.algorithms.side_by_side({name: METHODS[name] for name in NAMES})
+ROUNDS, COHORT = 3, 4
+
+
+@cache
+def together() -> eh.Run:
+    return eh.simulate(METHOD, DATA, rounds=ROUNDS, cohort=COHORT, seed=0)
+
+
+@cache
+def alone(name: str) -> eh.Run:
+    return eh.simulate(METHODS[name], DATA, rounds=ROUNDS, cohort=COHORT, seed=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_model_is_the_one_of_a_run_alone(name: str) -> None:
+    j, ours, theirs = NAMES.index(name), together(), alone(name)
+    assert gap(flat(ours.params[j]), flat(theirs.params)) < 1e-6
+    assert gap(flat(ours.params[j]), flat(ours.params[j - 1])) > 1e-3
+    for k in range(DATA.num_clients):
+        assert gap(flat(ours.personal_params(k)[j]), flat(theirs.personal_params(k))) < 1e-6
+    for metric in ("loss", "accuracy"):
+        found = ours.client_metrics("test")[f"{metric} ({name})"]
+        np.testing.assert_allclose(found, theirs.client_metrics("test")[metric], rtol=1e-5)
+    for what, values in theirs.per_round.items():
+        if what not in ("reported", "effective_cohort"):
+            np.testing.assert_allclose(ours.per_round[f"{what} ({name})"], values, rtol=1e-4)
+
+
+def test_its_own_metrics_are_those_of_the_first() -> None:
+    for metric in ("loss", "accuracy"):
+        one, other = together().client_metrics("test"), alone(NAMES[0]).client_metrics("test")
+        np.testing.assert_allclose(one[metric], other[metric], rtol=1e-5)
+    assert together().history["test_accuracy"][-1] == together().history[f"test_accuracy ({NAMES[0]})"][-1]
+
+
+def test_the_effective_cohort_is_the_mean_of_theirs() -> None:
+    """FedAvg alone has none, since its server sees no weights: by hand, from the rows of those drawn."""
+    pair = eh.algorithms.side_by_side({name: METHODS[name] for name in ("theta 0.5", "theta 0.01")})
+    found = eh.simulate(pair, DATA, rounds=ROUNDS, seed=0).per_round["effective_cohort"]
+    each = [
+        eh.simulate(METHODS[name], DATA, rounds=1, seed=0).per_round["effective_cohort"][0]
+        for name in ("theta 0.5", "theta 0.01")
+    ]
+    assert found[0] == pytest.approx(np.mean(each), rel=1e-6)
+    assert each[0] != pytest.approx(each[1])
+
+
+def test_clients_are_served_by_level_as_from_runs_of_their_own() -> None:
+    runs = [alone(name) for name in NAMES]
+    one = eh.evaluation.serve_by_level(together(), choose_on="train", metric="loss")
+    several = eh.evaluation.serve_by_level(runs, choose_on="train", metric="loss")
+    assert one.level.tolist() == several.level.tolist()
+    assert len(set(one.level.tolist())) > 1
+    for metric in ("loss", "accuracy"):
+        np.testing.assert_allclose(one.metrics[metric], several.metrics[metric], rtol=1e-5)
+    assert set(one.metrics) == {"loss", "accuracy"}
+    with pytest.raises(ValueError, match="several methods side by side"):
+        eh.evaluation.serve_by_level(alone("fedavg"))
+
+
+def test_each_adapts_its_own_model() -> None:
+    tuned = METHODS["fedavg"]._replace(adapt=lambda params, data, key: jax.tree.map(lambda w: w + 1, params))
+    method = eh.algorithms.side_by_side({"plain": METHODS["fedavg"], "tuned": tuned})
+    plain, other = eh.simulate(method, DATA, rounds=0).personal_params(0)
+    assert gap(flat(other), flat(plain) + 1) < 1e-6
+
+
+def test_the_contract_is_kept() -> None:
+    pair = {name: METHODS[name] for name in ("fedavg", "theta 0.5")}
+    eh.testing.check_algorithm(eh.algorithms.side_by_side(pair), lanes=(2,), rounds=2)
+
+
+def test_what_cannot_go_together() -> None:
+    alg = eh.algorithms
+    refused = "cannot share their rounds"
+    krum = (
+        METHODS["fedavg"]
+        .phases[0]
+        ._replace(
+            aggregator=eh.types.Stack(lambda like, n: (), lambda uploads, state, key: (uploads.delta, state))
+        )
+    )
+    for other in (
+        alg.feddane(MODEL, mu=0.1, **WORK),
+        alg.fedavg(MODEL, keep_partial=True, **STEP),
+        alg.fedprox_adaptive(MODEL, mu0=0.1, **STEP),
+        METHODS["fedavg"]._replace(phases=(krum,)),
+    ):
+        with pytest.raises(eh.EvenhandError, match=refused):
+            alg.side_by_side({"a": METHODS["fedavg"], "b": other})
+    elsewhere = alg.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, sampling=ALIKE)
+    with pytest.raises(eh.EvenhandError, match="different models"):
+        alg.side_by_side({"a": METHODS["fedavg"], "b": elsewhere})
+    with pytest.raises(eh.EvenhandError, match="no method"):
+        alg.side_by_side({})
+
+
+def test_one_method_is_itself() -> None:
+    run = eh.simulate(
+        eh.algorithms.side_by_side({"a": METHODS["theta 0.5"]}), DATA, rounds=ROUNDS, cohort=COHORT
+    )
+    assert gap(flat(run.params[0]), flat(alone("theta 0.5").params)) < 1e-6
+    assert jnp.ndim(run.per_round["effective_cohort"]) == 1
