@@ -57,8 +57,8 @@ def running_tilt(t: float, rate: float = 0.5) -> Sum:
         base = jnp.log(jnp.where(weights > 0, weights / jnp.where(anybody, whole, 1.0), 1.0))
         logs = jnp.where(weights > 0, t * reports.loss + base, -jnp.inf)
         own = jax.scipy.special.logsumexp(logs)
-        mixed = jnp.logaddexp(state.log + jnp.log1p(-rate), own + math.log(rate)) if rate < 1 else own
-        log = jnp.where(anybody, jnp.where(state.seen, mixed, own), state.log)
+        mixed = jnp.where(state.seen, _mixed(state.log, own, rate), own)
+        log = jnp.where(anybody, mixed, state.log)
         return jnp.exp(logs - log), _Normaliser(log, state.seen | anybody)
 
     return Sum(init, _lift, _whole, weigh=weigh, needs_loss=True)
@@ -85,16 +85,23 @@ def reference_tilt(t: float, rate: float = 0.5) -> Sum:
     """
     _check(t, rate, "reference_tilt")
 
+    # c in log space: for t < 0 the powers themselves overflow, since the largest loss is not what dominates.
     def weigh(reports: Report, ids: Array, state: Array) -> tuple[Array, Array]:
         there = trusted(reports) > 0
-        count = jnp.sum(there.astype(jnp.float32))
+        log_count = jnp.log(jnp.sum(there.astype(jnp.float32)))
+        anybody = jnp.any(there)
         largest = jnp.max(jnp.where(there, reports.loss, -jnp.inf))
-        powers = jnp.where(there, jnp.exp(t * jnp.where(there, reports.loss - largest, 0.0)), 0.0)
-        mean = jnp.sum(powers) / jnp.maximum(count, 1.0)
-        running = jnp.where(count > 0, (1.0 - rate) * state + rate * mean, state)
-        return powers / jnp.where(count > 0, count * count * running, 1.0), running
+        logs = jnp.where(there, t * jnp.where(there, reports.loss - largest, 0.0), -jnp.inf)
+        own = jax.scipy.special.logsumexp(logs) - log_count
+        log = jnp.where(anybody, _mixed(state, own, rate), state)
+        return jnp.where(there, jnp.exp(logs - 2.0 * log_count - log), 0.0), log
 
-    return Sum(lambda like, clients: jnp.float32(0.0), _lift, _whole, weigh=weigh, needs_loss=True)
+    return Sum(lambda like, clients: jnp.float32(-jnp.inf), _lift, _whole, weigh=weigh, needs_loss=True)
+
+
+def _mixed(old: Array, new: Array, rate: float) -> Array:
+    """``log((1 - rate) e^old + rate e^new)``."""
+    return jnp.logaddexp(old + math.log1p(-rate), new + math.log(rate)) if rate < 1 else new
 
 
 def _lift(upload: Upload, state: PyTree) -> PyTree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -28,7 +29,7 @@ class _Tilted(NamedTuple):
 def stochastic(
     model: Model,
     *,
-    t: float,
+    t: float | Callable[[Array], Array],
     rate: float,
     batch_size: int,
     optimiser: optax.GradientTransformation,
@@ -44,8 +45,10 @@ def stochastic(
 
     Args:
       model: what is trained.
-      t: the tilt, finite; 0 is stochastic gradient descent.
-      rate: :math:`\lambda \in (0, 1]`, the share of the newest batch; 1 weighs each batch by itself.
+      t: the tilt, finite; 0 is stochastic gradient descent.  Or a function of the step's number that gives one, to ramp
+        it: ``lambda step: -2.0 * jnp.minimum(step / 1000, 1.0)``.
+      rate: :math:`\lambda \in (0, 1]`, the share of the newest batch; 1 weighs each batch by itself; the paper's theory
+        has :math:`1 - 1/(2e)`.
       batch_size: rows per batch, drawn uniformly with replacement.
       optimiser: on that gradient.
       two_batches: the form that is analysed: the normaliser sees a batch of its own, drawn independently.
@@ -68,14 +71,18 @@ def stochastic(
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, the stochastic solver of TERM and its
     two-batch variant.
     """
-    if not math.isfinite(t):
+    if not callable(t) and not math.isfinite(t):
         raise EvenhandError(f"stochastic(t={t}): the tilt must be finite.")
     check_rate(rate, "stochastic")
     whole_number("batch_size", batch_size, 1, 10**6)
 
+    def tilt(number: Array) -> Array | float:
+        return t(number.astype(jnp.float32)) if callable(t) else t
+
     def init(params: Params, x: Array, y: Array) -> _Tilted:
         losses = model.losses(model.apply(params, x), y)
-        return _Tilted(params, optimiser.init(params), _log_mean(t * losses), jnp.float32(1.0))
+        log = _log_mean(tilt(jnp.int32(0)) * losses)
+        return _Tilted(params, optimiser.init(params), log, jnp.float32(1.0))
 
     def step(state: _Tilted, x: Array, y: Array, number: Array, key: Key) -> _Tilted:
         first, second, own = jax.random.split(key, 3)
@@ -86,9 +93,10 @@ def stochastic(
             if two_batches:
                 others = jax.random.randint(second, (batch_size,), 0, x.shape[0])
                 seen = model.losses(model.apply(state.params, x[others]), y[others])
-            newest = _log_mean(t * seen) + math.log(rate)
+            newest = _log_mean(tilt(number) * seen) + math.log(rate)
             log = newest if rate == 1 else jnp.logaddexp(state.log + math.log1p(-rate), newest)
-            return jnp.exp(t * losses - log), (log, jnp.mean(jnp.exp(t * losses - log)))
+            weights = jnp.exp(tilt(number) * losses - log)
+            return weights, (log, jnp.mean(weights))
 
         gradient, (log, weight) = weighted_gradient(model, state.params, x[rows], y[rows], weigh, own)
         updates, memory = optimiser.update(gradient, state.optimiser, state.params)

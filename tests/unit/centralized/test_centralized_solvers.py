@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +98,19 @@ def test_stochastic_term_reaches_the_optimum_of_batch_term(t: float, two_batches
     found = [float(fit(solver, POINTS, NOTHING, steps=20_000, seed=seed).params) for seed in range(3)]
     assert abs(np.mean(found) - optimum(t)) < 0.03
     assert abs(optimum(t) - optimum(0.0)) > 0.06, "plain descent ends elsewhere"
+
+
+def test_a_stochastic_ramp_leaves_the_outlier_that_a_cold_start_clings_to() -> None:
+    """From the outlier itself: a tilt of -2 sees nothing else there, and a ramp starts out for the mean."""
+    points, begin = np.array([0.0, 0.1, 0.2, 5.0], np.float32), jnp.float32(5.0)
+
+    def end(t: float | Callable[[jax.Array], jax.Array]) -> float:
+        schedule = optax.sgd(optax.polynomial_schedule(0.1, 0.0, 1.0, 5_000))
+        solver = stochastic(QUADRATIC, t=t, rate=0.5, batch_size=4, optimiser=schedule)
+        return float(fit(solver, points, NOTHING, steps=5_000, params=begin).params)
+
+    assert abs(end(lambda step: -2.0 * jnp.minimum(step / 1000, 1.0)) - 0.1) < 0.1
+    assert abs(end(-2.0) - 5.0) < 0.1
 
 
 @pytest.mark.parametrize(("t", "rate"), [(1.0, 0.5), (-2.0, 0.2)])

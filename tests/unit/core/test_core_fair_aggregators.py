@@ -150,6 +150,13 @@ def test_a_round_that_nobody_can_be_trusted_in_leaves_the_normaliser() -> None:
         assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), after, late))
 
 
+def test_the_references_normaliser_survives_losses_far_apart_under_either_sign() -> None:
+    """With one client that counts, s = 1/2 and c = 1/4: its delta is divided by K^2 c = 1."""
+    for t, step in ((2.0, 3.0), (-2.0, 7.0)):
+        deltas, losses = jnp.array([3.0, 7.0]), jnp.array([500.0, 0.0])
+        np.testing.assert_allclose(aggregate(reference_tilt(t, 0.5), deltas, losses=losses), step, rtol=2e-4)
+
+
 def test_q_fedavg_follows_its_worst_client_ever_more_slowly() -> None:
     """T16: q (w - w+) goes to F_max / |Delta w_max|^2 Delta w_max = (.8, -.4): a huge q is not AFL."""
     deltas = jnp.array([[-0.2, 0.1], [0.3, -0.4]])
