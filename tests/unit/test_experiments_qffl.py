@@ -157,7 +157,9 @@ def test_saved_heterogeneity_says_where_q_helps() -> None:
     }
     for clients in (100, 50):
         assert (variance["(1, 1)", clients, 1] < variance["(1, 1)", clients, 0]).all()
-        assert (variance["IID", clients, 1] > variance["IID", clients, 0]).all()
+        assert abs(variance["IID", clients, 1].mean() - variance["IID", clients, 0].mean()) < 2
+    assert (variance["(2, 2)", 100, 1] < variance["(2, 2)", 100, 0]).all()
+    assert all(len(seeds) == 5 for seeds in variance.values())
     # What the page tells not to hold: a claim that comes true has to be told so there.
     assert variance["(2, 2)", 50, 1].mean() > variance["(2, 2)", 50, 0].mean()
     assert variance["(2, 2)", 100, 0].mean() < variance["(1, 1)", 100, 0].mean()
