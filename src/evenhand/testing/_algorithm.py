@@ -36,7 +36,7 @@ def check_algorithm(
 
     * The global and personal parameters have the structure, shapes and dtypes of the model's.
     * A round keeps the structure, shapes and dtypes of every state.
-    * A client's work depends on its own rows only: spoiling everybody else's changes nothing.
+    * A client's work, and how it adapts, depend on its own rows only: spoiling everybody else's changes nothing.
     * Clients outside the cohort keep their state.
     * The compiled engine and the plain loop agree, for every number of lanes and devices.
     * The same seed gives the same bits, another seed other numbers.
@@ -107,18 +107,25 @@ def _check_privacy_of_rows(algorithm: Algorithm, state: RoundState, rows: Rows) 
     mine = (np.arange(rows.x.shape[0]) >= start) & (np.arange(rows.x.shape[0]) < start + size)
     mine = mine.reshape(-1, *(1,) * (rows.x.ndim - 1))
     spoiled = np.where(mine, np.array(rows.x), -np.array(rows.x) - 1).astype(rows.x.dtype)
+
+    def data(x: Any) -> ClientData:
+        return ClientData(x, rows.y, rows.starts[k], rows.sizes[k], jnp.float32(1.0), size)
+
     for phase in algorithm.phases:
 
         def work(x: Any, phase: Phase = phase) -> PyTree:
-            data = ClientData(x, rows.y, rows.starts[k], rows.sizes[k], jnp.float32(1.0), size)
             message = phase.broadcast(state.server, jnp.int32(k))
             own = tree.take(state.clients, jnp.int32(k))
-            return phase.report(message, own, data), phase.work(message, own, data, jax.random.key(3))
+            return phase.report(message, own, data(x)), phase.work(message, own, data(x), jax.random.key(3))
 
         work = jax.jit(work)
         mine_only, others_spoiled = work(rows.x), work(spoiled)
         assert np.all(np.array(mine_only[0].weight) >= 0), "A client reports a negative weight."
         assert _equal(mine_only, others_spoiled), "A client's upload depends on other clients' rows."
+    if algorithm.adapt is not None:
+        served, own_adapt = algorithm.global_params(state.server), algorithm.adapt
+        adapt = jax.jit(lambda x: own_adapt(served, data(x), jax.random.key(3)))
+        assert _equal(adapt(rows.x), adapt(spoiled)), "A client adapts its model to other clients' rows."
 
 
 def _check_absent(
