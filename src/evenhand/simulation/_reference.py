@@ -6,6 +6,7 @@ Slow on purpose; tests run every method through both and compare.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,27 +18,32 @@ from evenhand.simulation._client import effort
 from evenhand.simulation._program import Program
 from evenhand.simulation._round import EXECUTED, ROWS, USEFUL, WORK, RoundState, Rows
 from evenhand.streams import Purpose, stream
-from evenhand.types import Array, ClientData, Key, Phase, PyTree, Report, Sum, Upload
+from evenhand.types import Array, ClientData, Info, Key, Phase, PyTree, Report, Sum, Upload
 
 __all__ = ["run_rounds"]
 
-_Train = Callable[[PyTree, PyTree, Array, Array, Key], tuple[Report, PyTree, PyTree]]
+
+class _Parts(NamedTuple):
+    """A phase as two compiled functions, since the twin need not be that slow: what a client and the server do."""
+
+    train: Callable[[PyTree, PyTree, Array, Array, Key], tuple[Report, PyTree, PyTree]]
+    serve: Callable[[PyTree, PyTree, Report, PyTree, Array, Key, Key], tuple[PyTree, PyTree, Info]]
 
 
 def run_rounds(
     program: Program, state: RoundState, rows: Rows, root: Key, first: int, count: int
 ) -> tuple[RoundState, dict[str, Array]]:
     """As :func:`evenhand.simulation._engine.run_rounds`."""
-    trains = [_client(program, phase, rows) for phase in program.algorithm.phases]
+    parts = [_Parts(_client(program, phase, rows), _server(phase)) for phase in program.algorithm.phases]
     history: list[dict[str, Array]] = []
     for number in range(first, first + count):
-        state, info = _one_round(program, trains, state, rows, root, number)
+        state, info = _one_round(program, parts, state, rows, root, number)
         history.append(info)
     return state, {name: jnp.stack([info[name] for info in history]) for name in history[0]}
 
 
-def _client(program: Program, phase: Phase, rows: Rows) -> _Train:
-    """What one client does in a phase: report, then train.  Compiled, since the twin need not be that slow."""
+def _client(program: Program, phase: Phase, rows: Rows) -> Callable[..., tuple[Report, PyTree, PyTree]]:
+    """What one client does in a phase: report, then train."""
 
     def train(
         message: PyTree, state: PyTree, client: Array, progress: Array, key: Key
@@ -52,8 +58,24 @@ def _client(program: Program, phase: Phase, rows: Rows) -> _Train:
     return jax.jit(train)
 
 
+def _server(phase: Phase) -> Callable[..., tuple[PyTree, PyTree, Info]]:
+    """What the server does with all uploads of a phase: weigh, reduce, step."""
+
+    def serve(
+        server: PyTree, memory: PyTree, report: Report, delta: PyTree, ids: Array, key: Key, server_key: Key
+    ) -> tuple[PyTree, PyTree, Info]:
+        weights, memory = weigh(phase.aggregator, report, ids, memory)
+        direction, memory = reduce_uploads(phase.aggregator, Upload(delta, weights, report.loss), memory, key)
+        server, info = phase.server(server, direction, jnp.int32(ids.shape[0]), server_key)
+        if isinstance(phase.aggregator, Sum) and phase.aggregator.weigh is not None:
+            info = {"effective_cohort": _round.effective(weights), **info}
+        return server, memory, info
+
+    return jax.jit(serve)
+
+
 def _one_round(
-    program: Program, trains: list[_Train], state: RoundState, rows: Rows, root: Key, number: int
+    program: Program, parts: list[_Parts], state: RoundState, rows: Rows, root: Key, number: int
 ) -> tuple[RoundState, dict[str, Array]]:
     algorithm, reported = program.algorithm, 0
     infos: dict[str, Array] = {name: jnp.float32(0.0) for name in WORK}
@@ -75,18 +97,13 @@ def _one_round(
         clients = state.clients
         for k, share in zip(ids, progress, strict=True):
             message, key = phase.broadcast(state.server, k), _round.work_key(root, number, streams, k)
-            report, delta, own = trains[index](message, tree.take(clients, k), k, share, key)
+            report, delta, own = parts[index].train(message, tree.take(clients, k), k, share, key)
             clients = jax.tree.map(lambda kept, new, k=k: kept.at[k].set(new), clients, own)
             reports.append(report)
             deltas.append(delta)
-        report, delta = _stack(reports), _stack(deltas)
-        weights, memory = weigh(phase.aggregator, report, ids, state.aggregators[index])
-        if isinstance(phase.aggregator, Sum) and phase.aggregator.weigh is not None:
-            infos["effective_cohort"] = _round.effective(weights)
-        key = stream(root, Purpose.AGGREGATOR, number, streams)
-        direction, memory = reduce_uploads(phase.aggregator, Upload(delta, weights, report.loss), memory, key)
-        server_key = stream(root, Purpose.SERVER, number, streams)
-        server, info = phase.server(state.server, direction, jnp.int32(reported), server_key)
+        keys = [stream(root, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)]
+        uploads = (_stack(reports), _stack(deltas), ids)
+        server, memory, info = parts[index].serve(state.server, state.aggregators[index], *uploads, *keys)
         infos.update(info)
         aggregators = (*state.aggregators[:index], memory, *state.aggregators[index + 1 :])
         state = RoundState(server, aggregators, clients)
