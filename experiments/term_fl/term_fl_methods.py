@@ -1,17 +1,18 @@
-"""The methods that are compared: one local work, one way to draw devices, and ever other weights at the server."""
+"""The methods that are compared: one local work and one way to draw devices, weighed in different ways."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optax
 
 import evenhand as eh
 
-__all__ = ["agnostic", "family", "fedavg", "on_sums"]
+__all__ = ["agnostic", "chosen", "family", "fedavg", "on_sums"]
 
 _PENALISED = {"kernel": True, "bias": False}
+_TOLERANCE = 1.0
 
 
 def family(
@@ -22,37 +23,39 @@ def family(
     cohort: int,
     tilt: float,
     tilts: Sequence[float],
+    running_tilts: Sequence[float],
     powers: Sequence[float],
 ) -> dict[str, eh.Algorithm]:
-    """FedAvg, q-FFL and TERM, each on the means of a device's losses and on their sums.
+    """FedAvg, q-FFL and TERM; q-FFL and TERM with means and with sums of a device's losses.
 
     Args:
       rate: of local steps along the mean over a batch.
       features: of a row.
       batch_size: rows of a batch.
-      cohort: devices of a round, by which the reference code divides once too often.
+      cohort: devices of a round, by which the reference code of TERM divides once more.
       tilt: of summed losses.
       tilts: of mean losses.
+      running_tilts: the same, with the normaliser that is averaged over rounds.
       powers: q-FFL's q.
     """
     model, work = _work(rate, features, batch_size)
     term, qffl = eh.algorithms.term, eh.algorithms.qfedavg
-    scale = {"server_opt": optax.sgd(float(cohort))}
-    sums = f"t={tilt:g}, sums"
-    known = {"FedAvg": fedavg(rate, features=features, batch_size=batch_size)}
-    known |= {f"q-FFL, q={q:g}": qffl(model, q=q, lipschitz=1 / rate, **work) for q in powers}
-    # A step along a sum of so many losses is so much shorter for the same effect.
-    short = batch_size / rate
-    known |= {f"q-FFL, q={q:g}, sums": on_sums(qffl(model, q=q, lipschitz=short, **work)) for q in powers}
-    known[f"TERM, {sums}"] = term(model, t=tilt, summed=True, **work)
-    known |= {f"TERM, t={t:g}": term(model, t=t, **work) for t in tilts}
-    known[f"TERM running, {sums}"] = term(model, t=tilt, summed=True, running=0.5, **work)
-    known |= {f"TERM running, t={t:g}": term(model, t=t, running=0.5, **work) for t in tilts}
-    known[f"TERM reference, {sums}"] = term(model, t=tilt, summed=True, reference=True, **work)
-    return known | {
-        f"TERM reference x {cohort}, {sums}": term(
-            model, t=tilt, summed=True, reference=True, **work, **scale
-        )
+    sums, short = f"t={tilt:g}, sums", {"server_opt": optax.sgd(1 / cohort)}
+    on_sum = {"t": tilt, "summed": True, **work}
+    # The reference code's step along a sum over a batch, for the same effect.
+    curvature = batch_size / rate
+    powers_of_sums = {q: on_sums(qffl(model, q=q, lipschitz=curvature, **work)) for q in powers}
+    return {
+        "FedAvg": eh.algorithms.fedavg(model, **work),
+        f"FedAvg, step 1/{cohort}": eh.algorithms.fedavg(model, **work, **short),
+        **{f"q-FFL, q={q:g}": qffl(model, q=q, lipschitz=1 / rate, **work) for q in powers},
+        **{f"q-FFL, q={q:g}, sums": method for q, method in powers_of_sums.items()},
+        **{f"TERM, t={t:g}": term(model, t=t, **work) for t in tilts},
+        f"TERM, {sums}": term(model, **on_sum),
+        f"TERM, {sums}, step 1/{cohort}": term(model, **on_sum, **short),
+        f"TERM reference, {sums}": term(model, reference=True, **on_sum),
+        f"TERM running, {sums}": term(model, running=0.5, **on_sum),
+        **{f"TERM running, t={t:g}": term(model, t=t, running=0.5, **work) for t in running_tilts},
     }
 
 
@@ -63,7 +66,14 @@ def fedavg(rate: float, *, features: int, batch_size: int) -> eh.Algorithm:
 
 
 def agnostic(features: int, batch_size: int, *, gamma_w: float, gamma_lambda: float) -> eh.Algorithm:
-    """AFL on the same objective: gradients over all rows of all devices, and a mixture that ascends."""
+    """AFL on the same objective.
+
+    Args:
+      features: of a row.
+      batch_size: of the other methods, which decides how much the penalty counts.
+      gamma_w: step of the model, along a gradient over all rows.
+      gamma_lambda: step of the mixture.
+    """
     model = eh.models.svm(features, regularization=1 / batch_size)
     return eh.algorithms.afl(model, gamma_w=gamma_w, gamma_lambda=gamma_lambda)
 
@@ -79,8 +89,29 @@ def on_sums(method: eh.Algorithm) -> eh.Algorithm:
     return method._replace(phases=(phase._replace(report=report),))
 
 
+def chosen(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, list[dict[str, float]]]:
+    """For each seed, of a family's members the most even one on validation rows, by the paper's rule.
+
+    That is the least standard deviation, of those whose average is not a point below FedAvg's; FedAvg itself if
+    there is none.  Only members of the families' own form are candidates: TERM with its own normaliser, all q-FFL.
+
+    Args:
+      found: method -> the numbers of each seed, with ``valid_mean`` and ``valid_std``.
+    """
+    picked: dict[str, list[dict[str, float]]] = {}
+    for prefix in ("q-FFL, ", "TERM, "):
+        each = [numbers for name, numbers in found.items() if name.startswith(prefix) and "step" not in name]
+        if not each or "FedAvg" not in found:
+            continue
+        best = picked[f"{prefix}chosen on validation rows"] = []
+        for plain, *others in zip(found["FedAvg"], *each, strict=True):
+            near = [one for one in others if one["valid_mean"] >= plain["valid_mean"] - _TOLERANCE]
+            best.append(dict(min(near or [plain], key=lambda one: one["valid_std"])))
+    return picked
+
+
 def _work(rate: float, features: int, batch_size: int) -> tuple[eh.Model, dict[str, Any]]:
-    # The penalty is in the steps and not in the model's losses: the reference code does not tilt it, and sums of it
+    # The penalty is in the steps and not in the model's losses: the reference code does not tilt it, and a sum of it
     # over rows would count for more on large devices.
     model = eh.models.svm(features, regularization=0.0)
     optimiser = optax.chain(

@@ -86,8 +86,9 @@ def _broken_methods():
     yield "global_params", base._replace(global_params=lambda state: state.params["w"])
     yield "personal_params", base._replace(personal_params=lambda server, own: server.params["b"])
     yield "adapt differ from", base._replace(adapt=lambda params, data, key: params["w"])
-    yield "other clients' rows", base._replace(
-        adapt=lambda params, data, key: tree.scale(jnp.sum(data.x), params)
+    yield (
+        "other clients' rows",
+        base._replace(adapt=lambda params, data, key: tree.scale(jnp.sum(data.x), params)),
     )
     yield "Another seed gave the same numbers", base._replace(phases=(phase._replace(work=same),))
     assert (

