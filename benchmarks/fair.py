@@ -31,13 +31,13 @@ LOSSES = "FedAvg and losses"
 def methods(task: Task) -> dict[str, eh.Algorithm]:
     """The methods with the task's local work."""
     model, rate = network(task), task.lr
-    work = eh.local.sgd(
-        model,
-        client_opt=optax.sgd(rate),
-        epochs=None if task.steps else 1,
-        steps=task.steps,
-        batch_size=task.batch,
-    )
+    local = {
+        "client_opt": optax.sgd(rate),
+        "epochs": None if task.steps else 1,
+        "steps": task.steps,
+        "batch_size": task.batch,
+    }
+    work = eh.local.sgd(model, **local)
     asking = eh.aggregators.risk_weighted(eh.risks.mean())
     alg = eh.algorithms
     return {
@@ -50,6 +50,9 @@ def methods(task: Task) -> dict[str, eh.Algorithm]:
         "Delta-FL": alg.delta_fl(model, theta=0.5, solver=work),
         "Delta-FL, smoothed": alg.delta_fl(model, theta=0.5, nu=0.1, solver=work),
         "FedMGDA+ (no losses)": alg.fedmgda(model, epsilon=0.1, solver=work),
+        "FedTilt (no losses, two models)": alg.fedtilt(
+            model, classes=10, tilt_class=1.0, tilt_sample=0.5, tilt_server=0.5, **local
+        ),
     }
 
 

@@ -12,6 +12,8 @@ Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 202
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -38,7 +40,12 @@ def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
       >>> len(set(cohort.tolist()))
       10
     """
+    return Sampling(_uniform(replace), _rows if weighted else _one, repeats=replace)
 
+
+# Cached, so that equal draws are equal.
+@cache
+def _uniform(replace: bool) -> Callable[[Key, Array, int], Array]:
     def draw(key: Key, sizes: Array, m: int) -> Array:
         clients = sizes.shape[0]
         if replace:
@@ -48,7 +55,7 @@ def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
             return slots
         return permutation.permute(slots, jnp.int32(clients), permutation.words(key), jnp.int32(0))
 
-    return Sampling(draw, _rows if weighted else _one, repeats=replace)
+    return draw
 
 
 def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
@@ -69,7 +76,14 @@ def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
       >>> proportional().draw(jax.random.key(0), sizes, 5).tolist().count(2) >= 3
       True
     """
+    draw, look_up = _proportional(replace)
+    return Sampling(draw, _rows if weighted else _one, replace, _tabulate, look_up)
 
+
+@cache
+def _proportional(
+    replace: bool,
+) -> tuple[Callable[[Key, Array, int], Array], Callable[[Key, _Table, int], Array]]:
     def look_up(key: Key, table: _Table, m: int) -> Array:
         if replace:
             return _owners(key, table.last, m)
@@ -84,7 +98,7 @@ def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
     def draw(key: Key, sizes: Array, m: int) -> Array:
         return look_up(key, _tabulate(sizes), m)
 
-    return Sampling(draw, _rows if weighted else _one, replace, _tabulate, look_up)
+    return draw, look_up
 
 
 _MANY = 4096

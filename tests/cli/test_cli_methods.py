@@ -128,7 +128,9 @@ GIVEN = {
     "fedmgda --server-lr 0.5": algorithms.fedmgda(
         MODEL, epsilon=0.1, solver=solver, server_opt=optax.sgd(0.5)
     ),
-    "qmaml --q 2 --lr 0.2": algorithms.qmaml(MODEL, q=2.0, step_size=0.2),
+    "qmaml --q 2 --lr 0.2 --finetune-steps 2": algorithms.qmaml(
+        MODEL, q=2.0, step_size=0.2, finetune_steps=2
+    ),
     "fedtilt --tilt-class 2 --tilt-sample -1 --lr 0.2": _fedtilt(tilt_class=2.0, tilt_sample=-1.0, lr=0.2),
     "fedtilt --tilt-server 0.5": _fedtilt(tilt_server=0.5),
     "fedtilt --prox-mu 2 --steps 3 --batch-size all": _fedtilt(prox_mu=2.0, steps=3, batch_size=None),

@@ -1,5 +1,7 @@
 """Clients that adapt the model they are served: every way to evaluate them equals a loop over them."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 import evenhand as eh
 from evenhand import local, tree
+from evenhand.evaluation import _personal
 from evenhand.simulation import _adapted
 from evenhand.testing import toy_data, toy_model
 
@@ -81,12 +84,60 @@ def test_in_blocks_streamed_sampled_or_shared_it_is_the_same(monkeypatch, how):
             np.testing.assert_allclose(other_part, part[kept])
 
 
-def test_blocks_hold_what_there_is_room_for(monkeypatch):
+def test_as_many_adapt_together_as_there_is_room_for(monkeypatch):
+    """A model of 4 numbers; rows of 3 numbers count where they must be sent, 9 at most per client."""
     sizes = np.array([1, 5, 2, 2, 9, 1])
     train = eh.evaluation.Prepared(np.zeros((20, 3)), np.zeros(20), np.concatenate([[0], np.cumsum(sizes)]))
+    for room, streamed, there in ((30, 1, 6), (62, 2, 6), (93, 3, 6), (8, 1, 2), (3, 1, 1)):
+        monkeypatch.setattr(_adapted, "_ROOM", room)
+        assert _adapted.fitting(train, 4) == streamed
+        assert _adapted.fitting(train._replace(x=jnp.zeros((20, 3))), 4) == there
+
+
+def test_every_client_has_a_key_of_its_own():
+    """With equal rows and equal models, only the key can tell two clients apart."""
+    x = np.tile(toy_data().train.x[:6], (3, 1))
+    y = np.tile(toy_data().train.y[:6], 3)
+    data = eh.data.from_arrays(x, y, np.repeat(np.arange(3), 6), test_fraction=0.0)
+    found = eh.simulate(METHODS["global"], data, rounds=0).client_metrics("train")["loss"]
+    assert len(np.unique(found)) == 3
+    again = eh.simulate(METHODS["global"], data, rounds=0).client_metrics("train")["loss"]
+    np.testing.assert_array_equal(found, again)
+
+
+def test_a_dropped_run_leaves_no_rows_on_the_device():
+    """The programs that evaluate are kept, and must not hold what they were first run on."""
+    x = np.random.default_rng(0).normal(size=(5_000, 4)).astype(np.float32)
+    data = eh.data.from_arrays(
+        x, np.zeros(5_000, np.int32), np.repeat(np.arange(5), 1_000), test_fraction=0.0
+    )
+    for method in METHODS.values():
+        eh.simulate(method, data, rounds=1)
+        gc.collect()
+        assert not [array for array in jax.live_arrays() if array.size == x.size]
+
+
+def test_blocks_share_their_programs(monkeypatch):
+    """Six clients of unlike sizes, two at a time: one program adapts them, one measures each split."""
     monkeypatch.setattr(_adapted, "_ROOM", 30)
-    cuts = [(own.start, own.stop) for own in _adapted.blocks(train, 4)]
-    assert [cuts[0][0], *(end for _, end in cuts)] == [*(begin for begin, _ in cuts), 6]
-    assert len(cuts) > 2
-    on_device = train._replace(x=jnp.zeros((20, 3)))
-    assert [(own.start, own.stop) for own in _adapted.blocks(on_device, 4)] == [(0, 6)]
+    adapting, measuring = _adapted._adapt._cache_size(), _personal._personal._cache_size()
+    run(METHODS["personal"]._replace(adapt=lambda params, data, key: tuned(params, data, key)))
+    assert _adapted._adapt._cache_size() == adapting + 1
+    assert _personal._personal._cache_size() <= measuring + 2
+
+
+def test_a_checkpoint_knows_how_clients_adapt(tmp_path):
+    method = METHODS["global"]
+    run(method, checkpoint=tmp_path)
+    assert run(method, checkpoint=tmp_path).info["rounds"] == 2
+    other = local.sgd(MODEL, client_opt=optax.sgd(0.2), steps=3, batch_size=2)
+    changed = method._replace(adapt=lambda params, data, key: other(params, data, key, optax.identity())[0])
+    for another in (changed, method._replace(adapt=None)):
+        with pytest.raises(eh.EvenhandError, match="another run"):
+            run(another, checkpoint=tmp_path)
+
+
+def test_an_adaptation_that_diverges_is_told_from_bad_labels():
+    away = METHODS["global"]._replace(adapt=lambda params, data, key: tree.scale(jnp.inf, params))
+    with pytest.raises(eh.EvenhandError, match=r"adapted to its own rows.*smaller steps"):
+        run(away)

@@ -14,9 +14,10 @@ from identity_runs import DATA, MODEL, flat, gap
 
 import evenhand as eh
 
-NAMES = ("fedavg", "theta 0.5", "t 0, running", "tilts 0")
-"""Without and with losses, with a memory at the server, with models of the clients' own."""
-METHOD = eh.algorithms.side_by_side({name: METHODS[name] for name in NAMES})
+NAMES = ("fedavg", "theta 0.5", "t 0, running", "tilts 0", "q 1, uniform")
+"""Without and with losses, with a memory at the server, with models of the clients' own, with losses in the upload."""
+ALL = METHODS | {"q 1, uniform": eh.algorithms.qfedavg(MODEL, q=1.0, lipschitz=10.0, sampling=ALIKE, **STEP)}
+METHOD = eh.algorithms.side_by_side({name: ALL[name] for name in NAMES})
 ROUNDS, COHORT = 3, 4
 
 
@@ -27,7 +28,7 @@ def together() -> eh.Run:
 
 @cache
 def alone(name: str) -> eh.Run:
-    return eh.simulate(METHODS[name], DATA, rounds=ROUNDS, cohort=COHORT, seed=0)
+    return eh.simulate(ALL[name], DATA, rounds=ROUNDS, cohort=COHORT, seed=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,11 +108,44 @@ def test_what_cannot_go_together() -> None:
     ):
         with pytest.raises(eh.EvenhandError, match=refused):
             alg.side_by_side({"a": METHODS["fedavg"], "b": other})
+    with pytest.raises(eh.EvenhandError, match="different schemes"):
+        alg.side_by_side({"a": METHODS["fedavg"], "b": alg.qfedavg(MODEL, q=1.0, lipschitz=10.0, **STEP)})
     elsewhere = alg.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, sampling=ALIKE)
     with pytest.raises(eh.EvenhandError, match="different models"):
         alg.side_by_side({"a": METHODS["fedavg"], "b": elsewhere})
     with pytest.raises(eh.EvenhandError, match="no method"):
         alg.side_by_side({})
+
+
+def test_a_level_is_measured_as_its_metric_says_whatever_its_name() -> None:
+    method = eh.algorithms.side_by_side({"plain": METHODS["fedavg"], "max loss": METHODS["theta 0.5"]})
+    run = eh.simulate(method, DATA, rounds=1, cohort=COHORT)
+    told = run.summary("test", "accuracy (max loss)")
+    assert told["worst10"] == told["min"] <= told["best10"]
+    assert run.summary("test", "loss (max loss)")["worst10"] >= run.summary("test", "loss (max loss)")["mean"]
+
+
+def test_two_exchanges_side_by_side_with_cohorts_of_their_own() -> None:
+    """FedDane draws anew before it trains, which takes a second draw for both."""
+    pair = {mu: eh.algorithms.feddane(MODEL, mu=mu, fresh_cohort=True, **WORK) for mu in (0.1, 1.0)}
+    run = eh.simulate(
+        eh.algorithms.side_by_side({f"mu {mu}": method for mu, method in pair.items()}),
+        DATA,
+        rounds=2,
+        cohort=3,
+    )
+    for j, method in enumerate(pair.values()):
+        assert gap(flat(run.params[j]), flat(eh.simulate(method, DATA, rounds=2, cohort=3).params)) < 1e-6
+
+
+def test_work_and_traffic_are_the_sums_of_theirs() -> None:
+    info, each = together().info, [alone(name).info for name in NAMES]
+    assert info["steps"]["useful"] == sum(one["steps"]["useful"] for one in each)
+    assert info["examples"] == sum(one["examples"] for one in each)
+    assert info["floats"]["down"] == sum(one["floats"]["down"] for one in each)
+    # Everybody tells a loss where anybody must.
+    silent = sum(not ALL[name].phases[0].aggregator.needs_loss for name in NAMES)
+    assert info["floats"]["up"] == sum(one["floats"]["up"] for one in each) + silent
 
 
 def test_one_method_is_itself() -> None:

@@ -81,6 +81,8 @@ def reference_tilt(t: float, rate: float = 0.5) -> Sum:
     Raises:
       EvenhandError: ``t`` not finite, or ``rate`` outside (0, 1].
 
+    Edge cases: for ``t < 0``, losses far apart make a :math:`c` so large that all weights are 0 for many rounds.
+
     Source: T. Li et al., code of *Tilted Empirical Risk Minimization*, the federated trainer.
     """
     _check(t, rate, "reference_tilt")

@@ -63,8 +63,9 @@ def phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
         return each_part(lambda one: one[0], done), told
 
     def effort(data: ClientData) -> Effort:
-        found = [phase.effort(data) for phase in phases if phase.effort is not None]
-        return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *found)
+        rows = jnp.ceil(data.size.astype(jnp.float32) * jnp.minimum(data.progress, 1.0)).astype(jnp.int32)
+        each = [Effort(rows, rows) if phase.effort is None else phase.effort(data) for phase in phases]
+        return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *each)
 
     return Phase(
         broadcast=lambda states, client: each_part(
@@ -75,5 +76,5 @@ def phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
         aggregator=in_parts([phase.aggregator for phase in phases if isinstance(phase.aggregator, Sum)]),
         server=server,
         fresh_cohort=phases[0].fresh_cohort,
-        effort=None if any(phase.effort is None for phase in phases) else effort,
+        effort=effort,
     )

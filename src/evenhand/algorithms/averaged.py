@@ -37,6 +37,8 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
     Raises:
       EvenhandError: ``growth`` below 1 or infinite; or a method that watches the loss of its global model.
 
+    Where clients are served models of their own, these stay as they are, and what a run tells is about them.
+
     Edge cases: before the first round the result is the initial model.  A round without any upload does not count.
     A large ``growth`` leaves the last model; however many rounds, nothing overflows.
 
@@ -63,11 +65,13 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
             "give one that does not, e.g. fedprox() with a fixed mu."
         )
 
+    shrink = 1.0 / growth
+
     def init(params: Params, clients: int) -> _Averaged:
         return _Averaged(method.init(params, clients), params, jnp.float32(initial))
 
     def follow(state: _Averaged, inner: PyTree) -> _Averaged:
-        total = 1.0 + state.total / growth
+        total = 1.0 + state.total * shrink
         moved = tree.subtract(method.global_params(inner), state.mean)
         return _Averaged(inner, tree.add(state.mean, tree.scale(1.0 / total, moved)), total)
 

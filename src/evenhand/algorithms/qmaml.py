@@ -52,7 +52,8 @@ def qmaml(
     Edge cases: a client with a single row uses it as support and as query.
 
     Differs from the paper in that all support and query rows are used in every step, not a batch of each, and the
-    query rows of the training are training rows; what a run tells is about models finetuned on the support rows.
+    query rows of the training are training rows; what a run tells is about models finetuned on the support rows.  The
+    accuracy before that: ``eh.evaluation.evaluate(model, run.params, data.test)``.
 
     Example:
       >>> import evenhand as eh

@@ -20,8 +20,8 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
     that suits it (:func:`evenhand.evaluation.serve_by_level`).
 
     Args:
-      methods: name -> method, of one model; they must have the same phases and treat stragglers alike.  Cohorts are
-        drawn as the first method draws them.
+      methods: name -> method, of one model; they must have the same phases, draw their cohorts by the same scheme,
+        however they weigh them, and treat stragglers alike.
 
     A run's parameters are a tuple, in the order of the methods.  ``"loss"`` and the model's metrics are those of the
     first method, and ``"accuracy (name)"`` is that of the method of this name.
@@ -86,6 +86,11 @@ def _check(each: Sequence[Algorithm]) -> None:
     if any(method.model != first.model for method in others):
         raise EvenhandError(
             "side_by_side() got methods of different models: make them all with the same one."
+        )
+    if any(method.sampling.draw != first.sampling.draw for method in others):
+        raise EvenhandError(
+            "side_by_side() got methods that draw their cohorts by different schemes: give all of them the same one, "
+            "e.g. sampling=eh.sampling.uniform(weighted=False)."
         )
     shapes = {(method.partial_work, tuple(phase.fresh_cohort for phase in method.phases)) for method in each}
     sums = all(isinstance(p.aggregator, Sum) and p.aggregator.passes == 1 for m in each for p in m.phases)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -33,7 +34,7 @@ def grouped(
     model: Model,
     *,
     groups: npt.ArrayLike,
-    t: float,
+    t: float | Callable[[Array], Array],
     tau: float,
     rate: float,
     batch_size: int,
@@ -53,7 +54,8 @@ def grouped(
     Args:
       model: what is trained.
       groups: ``(n,)``, the group of each row, whole numbers from 0.
-      t: the tilt over groups, finite; below 0 groups of high loss are avoided.
+      t: the tilt over groups, finite; below 0 groups of high loss are avoided.  Or a function of the step's number that
+        gives one, to ramp it.
       tau: the tilt over rows of a group, finite; 0: their mean, with :math:`\tilde R_g` a plain running mean.
       rate: :math:`\lambda \in (0, 1]`, the share of the newest batch in :math:`\tilde R_g`.
       batch_size: rows per batch, drawn uniformly with replacement.
@@ -83,7 +85,7 @@ def grouped(
             f"grouped(): groups must be whole numbers from 0, one per row, not {groups!r:.60}."
         )
     for name, tilt in (("t", t), ("tau", tau)):
-        if not math.isfinite(tilt):
+        if not callable(tilt) and not math.isfinite(tilt):
             raise EvenhandError(f"grouped({name}={tilt}): a tilt must be finite.")
     check_rate(rate, "grouped")
     whole_number("batch_size", batch_size, 1, 10**6)
@@ -103,7 +105,8 @@ def grouped(
 
     def step(state: _Groups, x: Array, y: Array, number: Array, key: Key) -> _Groups:
         noise, draw, own = jax.random.split(key, 3)
-        scores = t * state.risks + logs
+        tilt = t(number.astype(jnp.float32)) if callable(t) else t
+        scores = tilt * state.risks + logs
         g = jnp.argmax(scores + jax.random.gumbel(noise, scores.shape, scores.dtype))
         place = jax.random.randint(draw, (batch_size,), 0, jnp.asarray(sizes, jnp.int32)[g])
         rows = jnp.asarray(order, jnp.int32)[jnp.asarray(begins, jnp.int32)[g] + place]

@@ -159,15 +159,18 @@ class FedMGDA:
 
 @dataclass(frozen=True)
 class QMAML:
-    """A start from which every client learns well in one step of --lr; evaluated before that step."""
+    """A start from which every client learns well in one step of --lr; evaluated after some of them."""
 
     name: ClassVar[str] = "qmaml"
     paper: ClassVar[str] = "Li et al., ICLR 2020"
 
     q: float = 0.1
     """how much high losses count; 0 is first-order MAML"""
+    finetune_steps: int = 5
+    """steps that a client takes on its own rows before it is evaluated; 0: the start itself is"""
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         local.one_gradient(self.name)
-        return algorithms.qmaml(model, q=self.q, step_size=local.lr)
+        steps = self.finetune_steps
+        return algorithms.qmaml(model, q=self.q, step_size=local.lr, finetune_steps=steps)

@@ -62,10 +62,8 @@ class Prepared(NamedTuple):
         return np.diff(self.offsets)
 
     def some(self, own: slice) -> Prepared:
-        """Some of the clients, who are now ``0 .. K - 1``."""
-        offsets = self.offsets[own.start : own.stop + 1]
-        x, y = (part[offsets[0] : offsets[-1]] for part in (self.x, self.y))
-        return Prepared(x, y, offsets - offsets[0], None, self.mesh)
+        """Some of the clients, who are now ``0 .. K - 1``; the rows of the others stay where they are."""
+        return self._replace(offsets=self.offsets[own.start : own.stop + 1], clients=None)
 
 
 def prepare(split: Split) -> Prepared:

@@ -62,13 +62,17 @@ def personal_per_class(
     *,
     params_of: Callable[[PyTree, Array], Params] = tree.take,
     lanes: int = 1,
+    widest: NDArray | None = None,
 ) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
-    """As :func:`evaluate_personal`, and the accuracy of each class at each client where it is told who has which."""
+    """As :func:`evaluate_personal`, and the accuracy of each class at each client where it is told who has which.
+
+    ``widest`` has the sizes of all clients that are ever evaluated: one program does for all of them.
+    """
     measures, sizes = _flat.measures_of(model), prepared.sizes
     totals = np.zeros((len(sizes), len(measures.names)))
     right = np.zeros(0 if index is None else len(index.clients))
     if prepared.x.shape[0]:
-        width = min(_flat.chunk_rows(prepared.x), int(sizes.max()))
+        width = min(_flat.chunk_rows(prepared.x), int((sizes if widest is None else widest).max()))
         states = spread(prepared.mesh, states)
         blocks = _on_host if isinstance(prepared.x, np.ndarray) else _on_device
         for block in blocks(prepared, len(sizes) if index is None else index.fitting()):
@@ -130,8 +134,8 @@ def _on_host(prepared: Prepared, together: int) -> Iterator[_Block]:
             fitting = int(np.searchsorted(offsets, offsets[first] + room, "right")) - 1
             until = min(first + most, fitting)
             own = slice(offsets[first], offsets[until])
-            xs.append(_filled(prepared.x, own, room))
-            ys.append(_filled(prepared.y, own, room))
+            xs.append(filled(prepared.x, own, room))
+            ys.append(filled(prepared.y, own, room))
             who = np.arange(first, until)
             clients.append(np.pad(who, (0, most - len(who)), constant_values=-1))
             starts.append(np.pad(offsets[who] - offsets[first], (0, most - len(who))))
@@ -149,7 +153,8 @@ def _block(
     return _Block(x, y, clients, np.where(live, ids, 0), np.where(live, starts, 0), sizes, rows)
 
 
-def _filled(part: Any, own: slice, room: int) -> NDArray:
+def filled(part: Any, own: slice, room: int) -> NDArray:
+    """Some of the rows, and zeros up to ``room`` of them."""
     whole = np.zeros((room, *part.shape[1:]), part.dtype)
     whole[: own.stop - own.start] = part[own]
     return whole

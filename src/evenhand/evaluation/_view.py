@@ -81,12 +81,17 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
 
 def is_higher_better(metric: str) -> bool:
     """Whether more of a metric is better: not so for losses and errors, told by their names."""
-    return not any(word in metric for word in _LOWER_IS_BETTER)
+    return not any(word in _measured(metric) for word in _LOWER_IS_BETTER)
 
 
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of the rows, to be shown in percent."""
-    return "accuracy" in metric
+    return "accuracy" in _measured(metric)
+
+
+def _measured(metric: str) -> str:
+    """Without the name, in brackets, of the model that it is measured with."""
+    return metric.split(" (", 1)[0]
 
 
 def primary_metric(runs: Sequence[RunView]) -> str:

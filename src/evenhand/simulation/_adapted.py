@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import jax
@@ -18,10 +17,11 @@ from evenhand import tree
 from evenhand.data import Split
 from evenhand.evaluation import Prepared
 from evenhand.evaluation._flat import spread
+from evenhand.evaluation._personal import filled
 from evenhand.streams import Purpose, client_stream, stream
 from evenhand.types import Array, ClientData, Key, Params, PyTree
 
-__all__ = ["Adapt", "adapt_all", "adapt_one", "blocks"]
+__all__ = ["Adapt", "adapt_all", "adapt_one", "fitting"]
 
 NDArray = npt.NDArray[Any]
 Adapt: TypeAlias = Callable[[Params, ClientData, Key], Params]
@@ -41,7 +41,7 @@ def adapt_one(adapt: Adapt, params: Params, train: Split, client: int, root: Key
     x, y = jnp.asarray(train.x[begin:end]), jnp.asarray(train.y[begin:end])
     own = Prepared(x, y, np.array([0, end - begin]))
     who, capacity = np.array([client]), int(train.sizes.max())
-    return tree.take(adapt_all(adapt, _same, params, own, who, root, capacity, 1), jnp.int32(0))
+    return tree.take(adapt_all(adapt, _same, params, own, who, 1, root, capacity, 1), jnp.int32(0))
 
 
 def _same(params: Params, client: Array) -> Params:
@@ -54,6 +54,7 @@ def adapt_all(
     states: PyTree,
     train: Prepared,
     ids: NDArray,
+    together: int,
     root: Key,
     capacity: int,
     lanes: int,
@@ -66,16 +67,19 @@ def adapt_all(
       states: what that is made from.
       train: the rows of these clients.
       ids: who they are.
+      together: how many they are at most: the program is made for that many.
       root: the run's key.
       capacity: the most training rows of any client of the run.
       lanes: how many adapt side by side.
     """
-    mesh = train.mesh
-    missing = 0 if mesh is None else -len(ids) % mesh.size
-    windows = tuple(
-        np.pad(part.astype(np.int32), (0, missing)) for part in (ids, train.offsets[:-1], train.sizes)
-    )
-    places = spread(mesh, (states, root, train.x, train.y))
+    mesh, x, y, starts = train.mesh, train.x, train.y, train.offsets[:-1]
+    if isinstance(x, np.ndarray):
+        rows, room = slice(train.offsets[0], train.offsets[-1]), together * capacity
+        x, y, starts = filled(x, rows, room), filled(y, rows, room), starts - rows.start
+    devices = 1 if mesh is None else mesh.size
+    missing = -(-together // devices) * devices - len(ids)
+    windows = tuple(np.pad(part.astype(np.int32), (0, missing)) for part in (ids, starts, train.sizes))
+    places = spread(mesh, (states, root, x, y))
     found = _adapt(*places, windows, adapt, params_of, capacity, lanes, mesh)
     return jax.tree.map(lambda leaf: leaf[: len(ids)], found)
 
@@ -108,10 +112,8 @@ def _adapt(
     return own(states, root, x, y, windows)
 
 
-def blocks(train: Prepared, params: int) -> Iterator[slice]:
-    """Positions of clients, as many at a time as there is memory for; ``params`` are the numbers of a model."""
+def fitting(train: Prepared, params: int) -> int:
+    """How many clients adapt at a time; ``params`` are the numbers of a model."""
     streamed = isinstance(train.x, np.ndarray)
     row = int(np.prod(train.x.shape[1:])) if streamed else 0
-    block = np.cumsum(params + row * train.sizes) // _ROOM
-    ends = [*np.flatnonzero(np.diff(block)) + 1, len(block)]
-    yield from (slice(first, end) for first, end in pairwise([0, *ends]))
+    return int(np.clip(_ROOM // (params + row * int(train.sizes.max())), 1, len(train.sizes)))

@@ -23,9 +23,9 @@ from evenhand.errors import EvenhandError
 from evenhand.simulation._engine import one_round
 from evenhand.simulation._hoist import inner_constants
 from evenhand.simulation._liars import liars_of, poisoned
-from evenhand.simulation._round import RoundState
+from evenhand.simulation._round import RoundState, Rows
 from evenhand.simulation._setup import Setup
-from evenhand.types import Attack
+from evenhand.types import Attack, ClientData, Key, Params
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
@@ -232,10 +232,20 @@ def _fingerprint(setup: Setup) -> str:
     """
     program = setup.program._replace(lanes=1, mesh=None)
     state, rows = jax.eval_shape(lambda *values: values, setup.state, setup.rows)  # the arrays may be gone
-    traced = jax.make_jaxpr(partial(one_round, program))(state, rows, setup.root, jnp.int32(0))
-    digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
-    for constant in inner_constants(traced):
-        digest.update(constant)
+
+    def adapt(state: RoundState, rows: Rows, key: Key) -> Params:
+        data = ClientData(rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), program.capacity)
+        params, own = program.algorithm.global_params(state.server), program.algorithm.adapt
+        return params if own is None else own(params, data, key)
+
+    digest = hashlib.sha256()
+    traced = [jax.make_jaxpr(partial(one_round, program))(state, rows, setup.root, jnp.int32(0))]
+    if program.algorithm.adapt is not None:
+        traced.append(jax.make_jaxpr(adapt)(state, rows, setup.root))
+    for each in traced:
+        digest.update(re.sub(r"0x[0-9a-f]+", "", str(each)).encode())
+        for constant in inner_constants(each):
+            digest.update(constant)
     return digest.hexdigest()[:16]
 
 

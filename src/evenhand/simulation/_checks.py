@@ -94,15 +94,17 @@ def check_model(model: Model, data: FederatedDataset) -> None:
 
 
 def check_first_losses(
-    clients: Mapping[str, Mapping[str, Any]], data: FederatedDataset, drawn: Any = None
+    clients: Mapping[str, Mapping[str, Any]], data: FederatedDataset, drawn: Any = None, adapted: bool = False
 ) -> None:
     """The initial model has a finite loss at every client: labels out of the model's range show here."""
+    what = ", adapted to its own rows," if adapted else ""
+    cure = "; or let the adaptation take smaller steps" if adapted else ""
     who = np.arange(data.num_clients) if drawn is None else drawn
     for split, sizes in (("train", data.train.sizes), ("valid", data.valid.sizes), ("test", data.test.sizes)):
         bad = np.flatnonzero(~np.isfinite(clients[split]["loss"]) & (sizes[who] > 0))
         if len(bad):
             name, count = data.client_ids[who[bad[0]]], f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             raise EvenhandError(
-                f"Client {name!r}{count} has {split} rows on which the initial model's loss is not finite: check that "
-                f"its labels lie in the model's range and its features are of ordinary size."
+                f"Client {name!r}{count} has {split} rows on which the loss of the initial model{what} is not finite: "
+                f"check that its labels lie in the model's range and its features are of ordinary size{cure}."
             )

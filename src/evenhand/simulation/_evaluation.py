@@ -25,7 +25,7 @@ from evenhand.evaluation import (
 from evenhand.evaluation._classes import ClassIndex, index_classes
 from evenhand.evaluation._flat import per_class, spread
 from evenhand.evaluation._personal import personal_per_class
-from evenhand.simulation._adapted import Adapt, adapt_all, blocks
+from evenhand.simulation._adapted import Adapt, adapt_all, fitting
 from evenhand.simulation._program import here
 from evenhand.simulation._round import RoundState
 from evenhand.simulation._rows import Resident, must_stream, sent
@@ -77,6 +77,22 @@ class Served(NamedTuple):
         )
 
 
+class _Serve(NamedTuple):
+    """``(states, k) -> params`` that client ``k`` is served.
+
+    It has nothing of the data: what compiled functions are keyed with is kept with them.
+    """
+
+    global_params: Callable[[PyTree], Params]
+    personal_params: Callable[[PyTree, PyTree], Params] | None
+
+    def __call__(self, states: PyTree, k: Array) -> Params:
+        server, clients = states
+        if self.personal_params is None:
+            return self.global_params(server)
+        return self.personal_params(server, tree.take(clients, k))
+
+
 class Evaluation:
     """All splits of all clients, or of as many as are drawn once for the whole run.
 
@@ -107,48 +123,53 @@ class Evaluation:
                 self.splits[name] = _prepared(split, self.drawn, mesh, host=host)
             self.indices[name] = _index(self.algorithm.model, split, classes)
 
-    def _personal(self, states: PyTree, k: Array) -> Params:
-        server, clients = states
-        if self.algorithm.personal_params is None:
-            return self.algorithm.global_params(server)
-        return self.algorithm.personal_params(server, tree.take(clients, k))
-
     def served(self, state: RoundState) -> Served:
         """Every client that is evaluated, with the model that it gets."""
         if self._mesh is None:
             state = here(state)
+        served = _Serve(self.algorithm.global_params, self.algorithm.personal_params)
         if self.algorithm.adapt is not None:
-            return self._adapted((state.server, state.clients), self.algorithm.adapt)
+            return self._adapted((state.server, state.clients), served, self.algorithm.adapt)
         if self.algorithm.personal_params is not None:
             parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
-            return self._own((state.server, state.clients), parts, self._personal)
+            return self._own((state.server, state.clients), parts, served)
         model, params = self.algorithm.model, self.algorithm.global_params(state.server)
         return Served.of(
             {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
         )
 
     def _own(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
-        model, of = self.algorithm.model, params_of
+        model = self.algorithm.model
         found = {
-            name: personal_per_class(model, states, part, index, params_of=of, lanes=self.lanes)
+            name: personal_per_class(
+                model,
+                states,
+                part,
+                index,
+                params_of=params_of,
+                lanes=self.lanes,
+                widest=self.splits[name].sizes,
+            )
             for name, (part, index) in parts.items()
         }
         return Served.of(found)
 
-    def _adapted(self, states: PyTree, adapt: Adapt) -> Served:
+    def _adapted(self, states: PyTree, serve: _Serve, adapt: Adapt) -> Served:
         """Models that clients make of those they get, for as many at a time as there is memory for."""
         train = self.splits["train"]
         everybody = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
-        model = jax.eval_shape(self._personal, states, jnp.int32(0))
+        model = jax.eval_shape(lambda of: serve(of, jnp.int32(0)), states)
+        together = fitting(train, sum(leaf.size for leaf in jax.tree.leaves(model)))
         served: dict[int, Served] = {}
-        for own in blocks(train, sum(leaf.size for leaf in jax.tree.leaves(model))):
+        for first in range(0, len(everybody), together):
+            own = slice(first, min(first + together, len(everybody)))
             parts: Parts = {
                 name: (split.some(own), None if (index := self.indices[name]) is None else index.some(own))
                 for name, split in self.splits.items()
             }
-            how = (everybody[own], self.root, self.capacity, self.lanes)
-            params = adapt_all(adapt, self._personal, states, parts["train"][0], *how)
-            served[own.start] = self._own(params, parts, tree.take)
+            how = (everybody[own], together, self.root, self.capacity, self.lanes)
+            params = adapt_all(adapt, serve, states, parts["train"][0], *how)
+            served[first] = self._own(params, parts, tree.take)
         return Served.joined(served)
 
     def columns(self, served: Served) -> dict[str, float]:

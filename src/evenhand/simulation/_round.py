@@ -82,6 +82,7 @@ class Wire(NamedTuple):
 
     message: PyTree
     delta: PyTree
+    report: Report
 
 
 def wires(
@@ -99,7 +100,8 @@ def wires(
     def exchange(phase: Phase, params: Params, rows: Rows, key: Key) -> Wire:
         data = ClientData(rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), capacity)
         message = phase.broadcast(algorithm.init(params, rows.sizes.shape[0]), jnp.int32(0))
-        return Wire(message, phase.work(message, algorithm.init_client(params), data, key)[0])
+        own = algorithm.init_client(params)
+        return Wire(message, phase.work(message, own, data, key)[0], phase.report(message, own, data))
 
     return tuple(
         jax.eval_shape(on_each(mesh, partial(exchange, phase)), params, rows, jax.random.key(0))
@@ -137,8 +139,8 @@ def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> dict[str, int]:
     for phase, wire in zip(algorithm.phases, wires, strict=True):
         passes = phase.aggregator.passes if isinstance(phase.aggregator, Sum) else 1
         down += sum(leaf.size for leaf in jax.tree.leaves(wire.message))
-        up += passes * (1 + sum(leaf.size for leaf in jax.tree.leaves(wire.delta)))
-        up += phase.aggregator.needs_loss
+        up += passes * (wire.report.weight.size + sum(leaf.size for leaf in jax.tree.leaves(wire.delta)))
+        up += wire.report.loss.size if phase.aggregator.needs_loss else 0
     return {"down": down, "up": up}
 
 

@@ -101,7 +101,8 @@ class Session:
         begin = time.perf_counter()
         served = self.evaluation.served(state)
         if done == 0:
-            check_first_losses(served.clients, self.data, self.evaluation.drawn)
+            adapted = self.program.algorithm.adapt is not None
+            check_first_losses(served.clients, self.data, self.evaluation.drawn, adapted)
         if record:
             told = {
                 name: float(info[-1])

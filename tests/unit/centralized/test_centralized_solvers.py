@@ -113,6 +113,30 @@ def test_a_stochastic_ramp_leaves_the_outlier_that_a_cold_start_clings_to() -> N
     assert abs(end(-2.0) - 5.0) < 0.1
 
 
+def test_ramps_tilt_by_the_number_of_the_step() -> None:
+    """At rate 1 and frozen parameters, step n has the normaliser of a tilt of n; groups are drawn by theirs."""
+    x, y = jnp.asarray(POINTS), jnp.asarray(NOTHING)
+    how = {"rate": 1.0, "batch_size": 2, "optimiser": FROZEN}
+    ramp = stochastic(QUADRATIC, t=lambda step: 1.0 * step, **how)
+    for number in (1, 3):
+        fixed = stochastic(QUADRATIC, t=float(number), **how)
+        states = [
+            solver.step(solver.init(jnp.float32(0.3), x, y), x, y, jnp.int32(number), jax.random.key(2))
+            for solver in (ramp, fixed)
+        ]
+        np.testing.assert_allclose(states[0].log, states[1].log, rtol=1e-6)
+        np.testing.assert_allclose(states[0].weight, states[1].weight, rtol=1e-6)
+    groups = {"groups": GROUPS, "tau": 0.0, **how}
+    drawn = []
+    for t in (lambda step: 100.0 * step, 0.0):
+        solver = grouped(QUADRATIC, t=t, start=0.0, **groups)
+        state = solver.init(jnp.float32(0.0), x, y)._replace(risks=jnp.array([0.0, 1.0]))
+        keys = jax.random.split(jax.random.key(0), 50)
+        step = jax.vmap(lambda key, solver=solver, state=state: solver.step(state, x, y, jnp.int32(1), key))
+        drawn.append(float(np.mean(np.asarray(step(keys).risks)[:, 1] != 1.0)))
+    assert drawn[0] == 1.0 > 0.6 > drawn[1]
+
+
 @pytest.mark.parametrize(("t", "rate"), [(1.0, 0.5), (-2.0, 0.2)])
 def test_the_normaliser_is_right_on_average(t: float, rate: float) -> None:
     """E11: E e^a+ = (1 - rate) e^a + rate mean e^(t f), with the parameters frozen; rounding the rate would show."""

@@ -148,6 +148,9 @@ def test_a_round_that_nobody_can_be_trusted_in_leaves_the_normaliser() -> None:
         _, after = make.weigh(lies._replace(loss=jnp.ones(2)), jnp.arange(2), begin)
         _, late = make.weigh(lies._replace(loss=jnp.ones(2)), jnp.arange(2), state)
         assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), after, late))
+        weights, kept = make.weigh(lies, jnp.arange(2), after)
+        assert jnp.all(weights == 0)
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), kept, after))
 
 
 def test_the_references_normaliser_survives_losses_far_apart_under_either_sign() -> None:

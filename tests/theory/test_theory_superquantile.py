@@ -1,0 +1,299 @@
+"""Delta-FL's theory: bias and variance of cohorts, smoothness, drift of clients, envelopes, and sizes of steps.
+
+Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine Learning 2023,
+numbered as in the specification.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.stats import hypergeom
+
+import evenhand as eh
+from evenhand import local
+from evenhand.risks import smoothed_superquantile, superquantile
+from evenhand.types import ClientData, Model, Report, Risk
+
+
+def _risk(theta: float, nu: float) -> Risk:
+    return smoothed_superquantile(theta, nu) if nu > 0 else superquantile(theta)
+
+
+def _measure(risk: Risk, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values ``(cases,)`` and weights ``(cases, n)`` in float64."""
+    with jax.enable_x64(True):
+        both = jax.jit(jax.vmap(lambda f: (risk.value(f), risk.weights(f))))(jnp.asarray(losses))
+        return np.array(both[0]), np.array(both[1])
+
+
+# --- cohorts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "theta"), [(20, 0.5), (50, 0.5), (100, 0.1)])
+def test_cohorts_of_two_kinds_of_clients_in_closed_form(m: int, theta: float) -> None:
+    """Property 9 (smoothed too) and proposition 11, exactly; a smaller order of bias or variance is refuted.
+
+    Of 200 clients the share ``theta`` has loss 1 and slope 1, the others 0 and -1.  A cohort is then known by how many
+    of the first kind it has, a hypergeometric number, and its risk by the mass that these get.
+    """
+    high = np.arange(m + 1)
+    chance = hypergeom(200, round(200 * theta), m).pmf(high)
+    losses = (np.arange(m) < high[:, None]).astype(float)
+    cap = np.minimum(high / (theta * m), 1)
+    for nu in (0.0, 0.2, 2.0):
+        value, weights = _measure(_risk(theta, nu), losses)
+        # The mass without caps is that of a tilt; caps clip it.
+        rise = math.exp(1 / nu) if nu > 0 else 1e300
+        mass = np.clip(high * rise / (high * rise + m - high), 1 - np.minimum((m - high) / (theta * m), 1), cap)
+        np.testing.assert_allclose((weights * losses).sum(axis=1), mass, atol=1e-12)
+
+        bias = chance @ value - 1.0
+        root = 1 / math.sqrt(theta * m)
+        assert -(root + 2 * nu * math.log(m)) <= bias < 0
+        slope = 2 * mass - 1
+        variance = chance @ slope**2 - (chance @ slope) ** 2
+        assert variance <= 8 / (theta * m)
+        if nu == 0:
+            assert -bias > 0.2 * root and variance > 0.3 / (theta * m), "no smaller order"
+        if nu == 2:
+            assert -bias > root, "smoothing has a price of its own"
+
+        for ridge in (0.0, -3.0, 10.0):
+            second = chance @ (mass * (1 + ridge) ** 2 + (1 - mass) * (ridge - 1) ** 2)
+            whole = (chance @ slope + ridge) ** 2
+            assert second <= (4 + 8 / (theta * m)) + whole
+            assert second <= (1 + 8 / (theta * m)) + whole, "1 is enough for 4"
+            assert second > whole
+        assert second > 4 + 8 / (theta * m), "not without the gradient of the whole"
+
+
+def _dual(f: np.ndarray, theta: float, nu: float) -> float:
+    """The risk as a minimum over thresholds of a mean, found by SciPy."""
+
+    def of(eta: float) -> float:
+        x = f - eta
+        if nu == 0:
+            return float(eta + np.maximum(x, 0).mean() / theta)
+        free = np.minimum(x / nu - 1, -math.log(theta))
+        return float(eta + np.mean(np.exp(free) * (x - nu * free)))
+
+    found = minimize_scalar(of, bounds=(-30, 30), method="bounded", options={"xatol": 1e-12, "maxiter": 500})
+    return float(found.fun)
+
+
+@pytest.mark.parametrize("nu", [0.0, 0.3])
+def test_all_cohorts_of_three_underestimate(nu: float) -> None:
+    """Section 10.5: 56 cohorts of 8 clients.  A mean's minimum is at least the mean of minima; not biased: the mean."""
+    f = np.random.default_rng(0).uniform(0, 3, 8)
+    cohorts = f[np.array(list(itertools.combinations(range(8), 3)))]
+    for theta in (0.4, 0.8):
+        value, _ = _measure(_risk(theta, nu), cohorts)
+        whole = _dual(f, theta, nu)
+        assert float(_measure(_risk(theta, nu), f[None])[0][0]) == pytest.approx(whole, abs=1e-8)
+        np.testing.assert_allclose(value[::9], [_dual(each, theta, nu) for each in cohorts[::9]], atol=1e-8)
+        assert value.mean() < whole - 1e-2
+        assert abs(value.mean() - _dual(f, theta, 0)) <= 3 / math.sqrt(theta * 3) + 2 * nu * math.log(3)
+    assert _measure(_risk(1.0, nu), cohorts)[0].mean() == pytest.approx(f.mean(), abs=1e-12)
+
+
+# --- smoothness --------------------------------------------------------------------------------------------------
+
+
+def _slopes(risk: Risk, losses: Callable[[Any], Any], w: np.ndarray) -> np.ndarray:
+    with jax.enable_x64(True):
+        return np.array(jax.jit(jax.vmap(jax.grad(lambda w: risk.value(losses(w)))))(jnp.asarray(w)))
+
+
+@pytest.mark.parametrize("nu", [0.05, 1.0])
+def test_the_smoothed_tail_of_lines_bends_by_their_squared_slope(nu: float) -> None:
+    """Property 10 with L = 0 is tight: four lines of slopes 3 and -3 that tie; the sharp tail has a kink there."""
+    sides = np.array([3.0, 3.0, -3.0, -3.0])
+
+    def lines(w: Any) -> Any:
+        return jnp.asarray(sides) * w
+
+    w = np.linspace(-1, 1, 4001)
+    steepest = np.abs(np.diff(_slopes(smoothed_superquantile(0.5, nu), lines, w)) / np.diff(w)).max()
+    assert 0.999 * 9 / nu < steepest <= 9 / nu * (1 + 1e-9)
+    ends = _slopes(superquantile(0.5), lines, np.array([-1e-6, 1e-6]))
+    assert (ends[1] - ends[0]) / 2e-6 > 1e5 * 9 / nu
+
+
+def test_the_smoothed_tail_of_parabolas_bends_little_more_than_they() -> None:
+    """Property 10: at most ``L + G^2 / nu`` between any two points of a ball; neither term alone is enough."""
+    rng = np.random.default_rng(1)
+    roots = rng.normal(size=(7, 3, 3))
+    bends = np.einsum("kij,kil->kjl", roots, roots) / 3
+    centres = 2 * rng.normal(size=(7, 3))
+
+    def losses(w: Any) -> Any:
+        away = w - jnp.asarray(centres)
+        return 0.5 * jnp.einsum("ki,kij,kj->k", away, jnp.asarray(bends), away)
+
+    at = rng.normal(size=(400, 3))
+    at /= np.maximum(1, np.linalg.norm(at, axis=1, keepdims=True))
+    by = 1e-5 * rng.normal(size=at.shape)
+    top = np.linalg.eigvalsh(bends).max()
+    own = np.einsum("kij,nkj->nki", bends, at[:, None] - centres)
+    steep = np.linalg.norm(own, axis=-1).max() + 1e-4
+    most = {}
+    for nu in (0.3, 30.0):
+        risk = smoothed_superquantile(0.35, nu)
+        change = _slopes(risk, losses, at + by) - _slopes(risk, losses, at)
+        most[nu] = float(np.max(np.linalg.norm(change, axis=1) / np.linalg.norm(by, axis=1)))
+        assert most[nu] <= top + steep**2 / nu
+    assert most[0.3] > 2 * top and most[30.0] > steep**2 / 30
+
+
+# --- sizes of steps ----------------------------------------------------------------------------------------------
+
+
+def test_the_step_of_a_sublinear_rate() -> None:
+    """Lemma 14 and its numbers, against SciPy's minimum; theorem 7's step is a case of it, without its last term wrong.
+
+    ``phi = A / (gamma T) + B gamma + C gamma^2`` on ``(0, top]``.
+    """
+
+    def parts(a: float, b: float, c: float, t: float, top: float) -> tuple[float, ...]:
+        def phi(step: float) -> float:
+            return a / (step * t) + b * step + c * step**2
+
+        step = min(top, math.sqrt(a / (b * t)), (a / (c * t)) ** (1 / 3))
+        loose = phi(min(top, math.sqrt(a / (b * t))))
+        best = minimize_scalar(lambda u: phi(top * math.exp(u)), bounds=(-30, 0), method="bounded").fun
+        bound = a / (top * t) + 2 * math.sqrt(a * b / t) + 2 * c ** (1 / 3) * (a / t) ** (2 / 3)
+        return step, phi(step), best, bound, loose
+
+    step, value, best, bound, _ = parts(1, 2, 3, 100, 0.5)
+    assert (step, value, bound) == pytest.approx((0.0707107, 0.297843, 0.436729), abs=1e-6)
+    assert best <= value + 1e-9
+    rows = [parts(*np.exp(row)) for row in np.random.default_rng(2).normal(0, 3, (300, 5))]
+    assert all(best <= value * (1 + 1e-6) <= bound * (1 + 2e-6) for _, value, best, bound, _ in rows)
+    assert any(loose > bound for *_, bound, loose in rows), "each candidate is needed"
+
+    tau, rounds = 5, 1000
+    found = parts(1 / tau, tau, 32 * tau * (tau - 1), rounds, 1 / (4 * tau))[0]
+    assert found == pytest.approx(0.00632456, abs=1e-8)
+
+
+def test_the_step_of_a_linear_rate() -> None:
+    """Lemma 13 and its numbers; false where the largest step allowed is short of ``log 2 / (lambda T)``."""
+
+    def parts(a: float, b: float, c: float, x: float, top: float) -> tuple[float, ...]:
+        first, second = max(1.0, math.log(a * x / b)), max(1.0, math.log(a * x * x / c))
+        step = min(top, first / x, second / x)
+        rest = b * step + c * step**2
+        bound = 2 * a * math.exp(-x * top) + 3 * b * first / x + 3 * c * (second / x) ** 2
+        return step, a / math.expm1(x * step) + rest, 2 * a * math.exp(-x * step) + rest, bound
+
+    numbers = (0.2208584, 0.3097975, 0.3496369, 1.0292640)
+    assert parts(10, 1, 1, 0.5 * 50, 1.0) == pytest.approx(numbers, abs=1e-7)
+    for row in np.exp(np.random.default_rng(3).normal(0, 3, (300, 5))):
+        a, b, c, x = row[:4]
+        _, value, _, bound = parts(a, b, c, x, (math.log(2) + row[4]) / x)
+        assert value <= bound * (1 + 1e-9)
+    _, value, _, bound = parts(1.0, 1e-3, 1e-3, 1.0, 0.1)
+    assert value > bound
+
+
+# --- drift, and envelopes ----------------------------------------------------------------------------------------
+
+_CENTRES = np.array([-30.0, -1.0, 20.0, 40.0])
+_SOFT = Model(
+    init=lambda key: jnp.float32(0.0),
+    apply=lambda w, x: jnp.hypot(w - x, 1.0),
+    losses=lambda outputs, y: outputs,
+    metrics={},
+)
+"""``hypot(w - c, 1)``: bends by at most 1 and has slopes below 1."""
+
+
+def _drifts(rate: float, tau: int, momentum: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """How far each client is from 0 after 0 to ``tau - 1`` local steps; and weights of all cohorts of two, (6, 4)."""
+    method = eh.algorithms.delta_fl(
+        _SOFT, theta=0.5, nu=0.2, client_opt=optax.sgd(rate, momentum=momentum), steps=tau
+    )
+    (phase,) = method.phases
+    message = phase.broadcast(method.init(jnp.float32(0.0), 4), jnp.int32(0))
+
+    # A straggler stops after the steps that its progress says.
+    def one(c: Any, done: Any) -> Any:
+        data = ClientData(c[None], jnp.zeros(1), jnp.int32(0), jnp.int32(1), (done - 0.5) / tau, 1)
+        return phase.work(message, (), data, jax.random.key(0))[0], phase.report(message, (), data).loss
+
+    c, done = jnp.asarray(_CENTRES, jnp.float32), jnp.arange(1.0, tau)
+    moved, losses = jax.jit(jax.vmap(jax.vmap(one, (0, None)), (None, 0)))(c, done)
+    ids = jnp.array(list(itertools.combinations(range(4), 2)))
+    weigh = phase.aggregator.weigh
+    assert weigh is not None
+    pi = jax.vmap(lambda ids, loss: weigh(Report(jnp.ones(2), loss), ids, ())[0])(ids, losses[0][ids])
+    weights = np.zeros((6, 4))
+    np.put_along_axis(weights, np.array(ids), np.array(pi), axis=1)
+    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)
+    return np.concatenate([np.zeros((1, 4)), np.array(moved)]), weights
+
+
+def test_clients_drift_as_far_as_their_steps_reach() -> None:
+    """Proposition 12 at its largest step; ``(2 tau - 1) / (6 tau)`` is enough for its 8, and not with momentum."""
+    tau = 8
+    rate = 1 / (4 * tau)
+    sharp = rate**2 * tau * (tau - 1) * (2 * tau - 1) / 6
+    path = [np.zeros(4)]
+    for _ in range(tau - 1):
+        path.append(path[-1] - rate * (path[-1] - _CENTRES) / np.hypot(path[-1] - _CENTRES, 1))
+    moved, weights = _drifts(rate, tau, None)
+    np.testing.assert_allclose(moved, path, atol=1e-6)
+    total = np.sum(weights.mean(axis=0) @ np.square(moved).T)
+    assert 0.95 * sharp < total <= sharp < 8 * tau**2 * (tau - 1) * rate**2
+    moved, weights = _drifts(rate, tau, 0.9)
+    assert np.sum(weights.mean(axis=0) @ np.square(moved).T) > 5 * sharp
+
+
+_WAVES = Model(
+    init=lambda key: jnp.float32(0.0),
+    apply=lambda w, x: x[:, 0] * jnp.cos(w) + x[:, 1] + 0.05 * w * w,
+    losses=lambda outputs, y: outputs,
+    metrics={},
+)
+_ROWS = np.array([[1.0, 1.0], [0.5, 1.1], [-0.1, 1.0]])
+
+
+def test_a_proximal_solve_gives_the_slope_of_the_envelope() -> None:
+    """Section 10.7: ``mu (w - prox w)``, by the library's solver on a smoothed tail; with mu below L there is a kink."""
+    risk = smoothed_superquantile(0.5, 0.2)
+    z = np.linspace(-8, 8, 16001)
+    values = _measure(risk, _ROWS[:, 0] * np.cos(z)[:, None] + _ROWS[:, 1] + 0.05 * z[:, None] ** 2)[0]
+
+    def envelope(mu: float, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        all_of_them = values + mu / 2 * np.square(z - w[:, None])
+        return all_of_them.min(axis=1), z[all_of_them.argmin(axis=1)]
+
+    mu, w, h = 2.0, np.linspace(-3.1, 3.3, 17), 0.02
+    solver = local.sgd(_WAVES, client_opt=optax.sgd(0.2), steps=150, risk=risk)
+    data = ClientData(
+        jnp.asarray(_ROWS, jnp.float32), jnp.zeros(3), jnp.int32(0), jnp.int32(3), jnp.float32(1.0), 3
+    )
+
+    def near(w: Any) -> Any:
+        return solver(w, data, jax.random.key(0), local.proximal(mu, w))[0]
+
+    prox = np.array(jax.jit(jax.vmap(near))(jnp.asarray(w, jnp.float32)))
+    phi, nearest = envelope(mu, w)
+    np.testing.assert_allclose(prox, nearest, atol=2e-3)
+    slope = (envelope(mu, w + h)[0] - envelope(mu, w - h)[0]) / (2 * h)
+    np.testing.assert_allclose(mu * (w - prox), slope, atol=5e-3)
+    assert np.all(phi <= np.interp(w, z, values)) and np.ptp(w - prox) > 0.1
+    assert envelope(mu, z[::50])[0].min() == pytest.approx(values.min(), abs=1e-3)
+    sides = {each: envelope(each, np.array([-2 * h, -h, h, 2 * h]))[0] for each in (2.0, 0.2)}
+    kinks = {each: (y[3] - y[2]) / h - (y[1] - y[0]) / h for each, y in sides.items()}
+    assert abs(kinks[2.0]) < 0.15 and kinks[0.2] < -0.5
