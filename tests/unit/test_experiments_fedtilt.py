@@ -289,3 +289,14 @@ def test_what_the_page_says_of_five_epochs() -> None:
     assert gaussian["FedTilt (text)"]["acc"] < gaussian["Ditto, mu=0.01"]["acc"] - 3
     assert gaussian["FedTilt (text)"]["drawn_collapsed"] == 1
     assert gaussian["FedTilt (figure 5)"]["drawn_collapsed"] == 49
+
+
+def test_what_the_page_says_of_five_epochs_on_five_seeds() -> None:
+    found = _saved("five_epochs/five_seeds/mnist_clean")
+    tilt, ditto, tuned = (found[name] for name in ("FedTilt", "Ditto, mu=0.01", "FedAvg (B)"))
+    assert len(tilt["acc"]) == 5
+    assert (ditto["acc"] < tilt["acc"]).all() and (tilt["acc"] < tuned["acc"]).all()
+    assert (tilt["drawn_sigma"] < ditto["drawn_sigma"]).all()
+    for measure in ("mu_sigma", "sigma_sigma"):
+        assert (tilt[measure] < ditto[measure]).sum() == 4
+    assert (tilt["mu_sigma"] < tuned["mu_sigma"]).sum() == 2
