@@ -57,7 +57,8 @@ def term(
       EvenhandError: ``t`` is NaN, ``running`` out of range or given beside ``reference``, or local work not described.
 
     Edge cases: ``t=0`` is FedAvg.  Nothing overflows in float32 while ``|t F|`` is below 1e4.  A penalty that a model
-    has in its losses is tilted with them; with ``summed``, in proportion to a client's rows.
+    has in its losses is tilted with them, with ``summed`` in proportion to a client's rows; put it into ``client_opt``
+    (``optax.add_decayed_weights``) to leave it out.
 
     Differs from the paper in the normaliser, unless ``running`` is given; the reference code differs from both.
 
