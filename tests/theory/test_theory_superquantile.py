@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,13 +38,13 @@ def _measure(risk: Risk, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # --- cohorts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("m", "theta"), [(50, 0.5), (100, 0.1)])
-def test_cohorts_of_two_kinds_of_clients_in_closed_form(m: int, theta: float) -> None:
+def test_cohorts_of_two_kinds_of_clients_in_closed_form() -> None:
     """Property 9 (smoothed too) and proposition 11, exactly; a smaller order of bias or variance is refuted.
 
     Of 200 clients the share ``theta`` has loss 1 and slope 1, the others 0 and -1.  A cohort is then known by how many
     of the first kind it has, a hypergeometric number, and its risk by the mass that these get.
     """
+    m, theta = 50, 0.3
     high = np.arange(m + 1)
     chance = hypergeom(200, round(200 * theta), m).pmf(high)
     losses = (np.arange(m) < high[:, None]).astype(float)
@@ -108,50 +107,48 @@ def test_all_cohorts_of_three_underestimate(nu: float) -> None:
 # --- smoothness --------------------------------------------------------------------------------------------------
 
 
-def _slopes(risk: Risk, losses: Callable[[Any], Any], w: np.ndarray) -> np.ndarray:
-    with jax.enable_x64(True):
-        return np.array(jax.jit(jax.vmap(jax.grad(lambda w: risk.value(losses(w)))))(jnp.asarray(w)))
+def _slope(risk: Risk, losses: np.ndarray, slopes: np.ndarray) -> np.ndarray:
+    """The composition's gradients ``(cases, d)``, by Danskin, from those of the losses ``(cases, n, d)``."""
+    return np.einsum("ck,ckd->cd", _measure(risk, losses)[1], slopes)
 
 
-@pytest.mark.parametrize("nu", [0.05, 1.0])
-def test_the_smoothed_tail_of_lines_bends_by_their_squared_slope(nu: float) -> None:
+def test_the_smoothed_tail_of_lines_bends_by_their_squared_slope() -> None:
     """Property 10 with L = 0 is tight: four lines of slopes 3 and -3 that tie; the sharp tail has a kink there."""
-    sides = np.array([3.0, 3.0, -3.0, -3.0])
-
-    def lines(w: Any) -> Any:
-        return jnp.asarray(sides) * w
-
+    sides, nu = np.array([3.0, 3.0, -3.0, -3.0]), 0.05
+    slopes = np.broadcast_to(sides[:, None], (4001, 4, 1))
     w = np.linspace(-1, 1, 4001)
-    steepest = np.abs(np.diff(_slopes(smoothed_superquantile(0.5, nu), lines, w)) / np.diff(w)).max()
+    soft, sharp = (
+        _slope(each, w[:, None] * sides, slopes)[:, 0]
+        for each in (smoothed_superquantile(0.5, nu), superquantile(0.5))
+    )
+    steepest = np.abs(np.diff(soft) / np.diff(w)).max()
     assert 0.999 * 9 / nu < steepest <= 9 / nu * (1 + 1e-9)
-    ends = _slopes(superquantile(0.5), lines, np.array([-1e-6, 1e-6]))
-    assert (ends[1] - ends[0]) / 2e-6 > 1e4 * 9 / nu
+    assert np.abs(np.diff(sharp) / np.diff(w)).max() > 30 * 9 / nu, (
+        "3 in 1 / 2000, however small the distance"
+    )
 
 
 def test_the_smoothed_tail_of_parabolas_bends_little_more_than_they() -> None:
-    """Property 10: at most ``L + G^2 / nu`` between any two points of a ball; neither term alone is enough."""
+    """Property 10: at most ``L + G^2 / nu`` between any two points of a ball; L, or twice that, is not enough."""
     rng = np.random.default_rng(1)
     roots = rng.normal(size=(7, 3, 3))
     bends = np.einsum("kij,kil->kjl", roots, roots) / 3
     centres = 2 * rng.normal(size=(7, 3))
 
-    def losses(w: Any) -> Any:
-        away = w - jnp.asarray(centres)
-        return 0.5 * jnp.einsum("ki,kij,kj->k", away, jnp.asarray(bends), away)
+    def parts(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        away = w[:, None] - centres
+        slopes = np.einsum("kij,nkj->nki", bends, away)
+        return 0.5 * np.sum(away * slopes, axis=2), slopes
 
     at = rng.normal(size=(400, 3))
     at /= np.maximum(1, np.linalg.norm(at, axis=1, keepdims=True))
     by = 1e-5 * rng.normal(size=at.shape)
     top = np.linalg.eigvalsh(bends).max()
-    own = np.einsum("kij,nkj->nki", bends, at[:, None] - centres)
-    steep = np.linalg.norm(own, axis=-1).max() + 1e-4
-    most = {}
-    for nu in (0.3, 300.0):
-        risk = smoothed_superquantile(0.35, nu)
-        change = _slopes(risk, losses, at + by) - _slopes(risk, losses, at)
-        most[nu] = float(np.max(np.linalg.norm(change, axis=1) / np.linalg.norm(by, axis=1)))
-        assert most[nu] <= top + steep**2 / nu
-    assert most[0.3] > 2 * top and most[300.0] > steep**2 / 300
+    steep = np.linalg.norm(parts(at)[1], axis=-1).max() + 1e-3
+    nu = 0.3
+    both = _slope(smoothed_superquantile(0.35, nu), *parts(np.concatenate([at + by, at])))
+    most = np.max(np.linalg.norm(both[:400] - both[400:], axis=1) / np.linalg.norm(by, axis=1))
+    assert 2 * top < most <= top + steep**2 / nu
 
 
 # --- sizes of steps ----------------------------------------------------------------------------------------------
@@ -217,30 +214,35 @@ _SOFT = Model(
 """``hypot(w - c, 1)``: bends by at most 1 and has slopes below 1."""
 
 
-def _drifts(rate: float, tau: int, momentum: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """How far each client is from 0 after 0 to ``tau - 1`` local steps; and weights of all cohorts of two, (6, 4)."""
-    method = eh.algorithms.delta_fl(
-        _SOFT, theta=0.5, nu=0.2, client_opt=optax.sgd(rate, momentum=momentum), steps=tau
-    )
-    (phase,) = method.phases
-    message = phase.broadcast(method.init(jnp.float32(0.0), 4), jnp.int32(0))
+def _drifts(rate: float, tau: int) -> tuple[np.ndarray, np.ndarray]:
+    """How far clients are after 0 to ``tau - 1`` steps, without and with momentum; weights of all cohorts of two."""
 
     # A straggler stops after the steps that its progress says.
-    def one(c: Any, done: Any) -> Any:
+    def one(momentum: Any, done: Any, c: Any) -> Any:
+        phase, message = of(momentum)
         data = ClientData(c[None], jnp.zeros(1), jnp.int32(0), jnp.int32(1), (done - 0.5) / tau, 1)
         return phase.work(message, (), data, jax.random.key(0))[0], phase.report(message, (), data).loss
 
-    c, done = jnp.asarray(_CENTRES, jnp.float32), jnp.arange(1.0, tau)
-    moved, losses = jax.jit(jax.vmap(jax.vmap(one, (0, None)), (None, 0)))(c, done)
+    def of(momentum: Any) -> Any:
+        work = {"client_opt": optax.sgd(rate, momentum=momentum), "steps": tau}
+        method = eh.algorithms.delta_fl(_SOFT, theta=0.5, nu=0.2, **work)
+        (phase,) = method.phases
+        return phase, phase.broadcast(method.init(jnp.float32(0.0), 4), jnp.int32(0))
+
+    grid = jnp.meshgrid(
+        jnp.array([0.0, 0.9]), jnp.arange(1.0, tau), jnp.array(_CENTRES, jnp.float32), indexing="ij"
+    )
+    moved, losses = (
+        np.array(part).reshape(2, tau - 1, 4) for part in jax.jit(jax.vmap(one))(*(x.ravel() for x in grid))
+    )
     ids = jnp.array(list(itertools.combinations(range(4), 2)))
-    weigh = phase.aggregator.weigh
+    weigh = of(0.0)[0].aggregator.weigh
     assert weigh is not None
     told = jax.jit(jax.vmap(lambda ids, loss: weigh(Report(jnp.ones(2), loss), ids, ())[0]))
-    pi = told(ids, losses[0][ids])
     weights = np.zeros((6, 4))
-    np.put_along_axis(weights, np.array(ids), np.array(pi), axis=1)
+    np.put_along_axis(weights, np.array(ids), np.array(told(ids, losses[0, 0][ids])), axis=1)
     np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)
-    return np.concatenate([np.zeros((1, 4)), np.array(moved)]), weights
+    return np.concatenate([np.zeros((2, 1, 4)), moved], axis=1), weights
 
 
 def test_clients_drift_as_far_as_their_steps_reach() -> None:
@@ -251,12 +253,11 @@ def test_clients_drift_as_far_as_their_steps_reach() -> None:
     path = [np.zeros(4)]
     for _ in range(tau - 1):
         path.append(path[-1] - rate * (path[-1] - _CENTRES) / np.hypot(path[-1] - _CENTRES, 1))
-    moved, weights = _drifts(rate, tau, None)
-    np.testing.assert_allclose(moved, path, atol=1e-6)
-    total = np.sum(weights.mean(axis=0) @ np.square(moved).T)
+    moved, weights = _drifts(rate, tau)
+    np.testing.assert_allclose(moved[0], path, atol=1e-6)
+    total, heavy = (np.sum(weights.mean(axis=0) @ np.square(each).T) for each in moved)
     assert 0.95 * sharp < total <= sharp < 8 * tau**2 * (tau - 1) * rate**2
-    moved, weights = _drifts(rate, tau, 0.9)
-    assert np.sum(weights.mean(axis=0) @ np.square(moved).T) > 5 * sharp
+    assert heavy > 5 * sharp
 
 
 _WAVES = Model(
@@ -269,9 +270,9 @@ _ROWS = np.array([[1.0, 1.0], [0.5, 1.1], [-0.1, 1.0]])
 
 
 def test_a_proximal_solve_gives_the_slope_of_the_envelope() -> None:
-    """Section 10.7: ``mu (w - prox w)``, by the library's solver on a smoothed tail; with mu below L there is a kink."""
+    """Section 10.7: ``mu (w - prox w)``, by the library's solver on a smoothed tail; below L there is a kink."""
     risk = smoothed_superquantile(0.5, 0.4)
-    z = np.linspace(-8, 8, 16001)
+    z = np.linspace(-8, 8, 4001)
     values = _measure(risk, _ROWS[:, 0] * np.cos(z)[:, None] + _ROWS[:, 1] + 0.05 * z[:, None] ** 2)[0]
 
     def envelope(mu: float, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -289,11 +290,11 @@ def test_a_proximal_solve_gives_the_slope_of_the_envelope() -> None:
 
     prox = np.array(jax.jit(jax.vmap(near))(jnp.asarray(w, jnp.float32)))
     phi, nearest = envelope(mu, w)
-    np.testing.assert_allclose(prox, nearest, atol=2e-3)
+    np.testing.assert_allclose(prox, nearest, atol=4e-3)
     slope = (envelope(mu, w + h)[0] - envelope(mu, w - h)[0]) / (2 * h)
     np.testing.assert_allclose(mu * (w - prox), slope, atol=5e-3)
     assert np.all(phi <= np.interp(w, z, values)) and np.ptp(w - prox) > 0.1
-    assert envelope(mu, z[::50])[0].min() == pytest.approx(values.min(), abs=1e-3)
+    assert envelope(mu, z[::20])[0].min() == pytest.approx(values.min(), abs=1e-3)
     sides = {each: envelope(each, np.array([-2 * h, -h, h, 2 * h]))[0] for each in (2.0, 0.2)}
     kinks = {each: (y[3] - y[2]) / h - (y[1] - y[0]) / h for each, y in sides.items()}
     assert abs(kinks[2.0]) < 0.15 and kinks[0.2] < -0.5

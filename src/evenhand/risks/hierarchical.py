@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from evenhand.errors import EvenhandError
@@ -46,12 +47,14 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array, num_groups: int) -> Ri
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, section on hierarchical multi-objective
     tilting; Zhang et al., *FedTilt*, 2025, footnote 3.
     """
+    if not isinstance(groups, Tracer):
+        known = np.asarray(groups)  # numbers even where the risk is made inside a compiled function
+        if np.any((known < 0) | (known >= num_groups)):
+            raise EvenhandError(
+                f"hierarchical() has groups from {known.min()} to {known.max()}, but num_groups={num_groups}: "
+                "number them from 0 and give as many as there are."
+            )
     groups = jnp.asarray(groups)
-    if not isinstance(groups, Tracer) and bool(jnp.any((groups < 0) | (groups >= num_groups))):
-        raise EvenhandError(
-            f"hierarchical() has groups from {int(jnp.min(groups))} to {int(jnp.max(groups))}, but num_groups="
-            f"{num_groups}: number them from 0 and give as many as there are."
-        )
 
     def split(losses: Array, p: Array) -> Array:
         """Each group's weights, ``(num_groups, n)``."""

@@ -212,6 +212,16 @@ def test_other_risks_inside_and_outside() -> None:
     np.testing.assert_allclose(found.weights, normal([0, 0, 1 / 3, 1 / 3, 1 / 3, 1, 1, 1, 1]), atol=1e-12)
 
 
+def test_a_risk_may_be_made_inside_a_compiled_function() -> None:
+    groups = jnp.array([0, 0, 1])
+
+    @jax.jit
+    def compiled(losses: jax.Array) -> jax.Array:
+        return hierarchical(superquantile(0.1), mean(), groups, 2).value(losses)
+
+    assert float(compiled(jnp.array([1.0, 3.0, 4.0]))) == 4.0
+
+
 def test_groups_that_do_not_fit_are_refused() -> None:
     """A sentence with both shapes."""
     risk = hierarchical(mean(), mean(), jnp.array([0, 1]), 2)
