@@ -300,3 +300,10 @@ def test_what_the_page_says_of_five_epochs_on_five_seeds() -> None:
     for measure in ("mu_sigma", "sigma_sigma"):
         assert (tilt[measure] < ditto[measure]).sum() == 4
     assert (tilt["mu_sigma"] < tuned["mu_sigma"]).sum() == 2
+
+    noisy = _saved("five_epochs/five_seeds/mnist_gaussian")
+    text, ditto = noisy["FedTilt (text)"], noisy["Ditto, mu=0.01"]
+    assert (text["acc"] < ditto["acc"] - 2.7).all()
+    for measure in ("sigma", "mu_sigma", "sigma_sigma"):
+        assert (text[measure] > ditto[measure]).all()
+    assert (noisy["FedTilt (figure 5)"]["drawn_collapsed"] >= 44).all()
