@@ -2,12 +2,15 @@
 
 import itertools
 import json
+import os
 import shutil
+import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint
 import pytest
 
 import evenhand as eh
@@ -33,6 +36,24 @@ def assert_same_run(a, b):
         assert one.keys() == other.keys()
         for name in one:
             np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_ctrl_c_during_a_save_waits_until_it_is_whole(whole, tmp_path, monkeypatch):
+    """Threads of the store would complain of it on the user's screen."""
+    save, saved = orbax.checkpoint.CheckpointManager.save, []
+
+    def pressed(manager, step, **how):
+        os.kill(os.getpid(), signal.SIGINT)
+        saved.append(save(manager, step, **how))
+
+    monkeypatch.setattr(orbax.checkpoint.CheckpointManager, "save", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS)
+    monkeypatch.undo()
+    assert saved == [True]
+    runs = list(eh.simulation.iterate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS))
+    assert runs[0].info["rounds"] == 2
+    assert_same_run(runs[-1], whole)
 
 
 @pytest.mark.parametrize(("evaluations", "devices"), [(1, 1), (3, 1), (3, 2)])

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
-import threading
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +18,7 @@ from evenhand.cli._tables import overview, subject
 from evenhand.evaluation import write_clients_csv, write_report
 from evenhand.evaluation._view import statistics
 from evenhand.simulation import Run
+from evenhand.simulation._signals import uninterrupted
 from evenhand.types import Params
 
 __all__ = ["Place", "record"]
@@ -62,7 +60,7 @@ def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) 
     last, interrupted = None, False
     try:
         for run in runs:
-            with _uninterrupted():
+            with uninterrupted():
                 if last is None:
                     place.begin(run)
                 else:
@@ -76,7 +74,7 @@ def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) 
     if last is None:
         print("evenhand: Stopped before the first evaluation, so nothing was written.", file=sys.stderr)
         return 130
-    with _uninterrupted():
+    with uninterrupted():
         _finish(folder, last, rounds, interrupted=interrupted)
     if not console.quiet:
         _tell(folder, last, rounds, interrupted=interrupted)
@@ -134,19 +132,3 @@ def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
     if not math.isfinite(loss):
         console.print("[yellow]Training diverged: try a smaller --lr or --server-lr.[/]", soft_wrap=True)
     console.print(f"Report: {folder / _folder.REPORT}", soft_wrap=True, markup=False)
-
-
-@contextmanager
-def _uninterrupted() -> Generator[None]:
-    """Holds Ctrl-C back until files are whole; only the main thread can, and only it gets Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed:
-        raise KeyboardInterrupt

@@ -25,6 +25,7 @@ from evenhand.simulation._hoist import inner_constants
 from evenhand.simulation._liars import liars_of, poisoned
 from evenhand.simulation._round import RoundState, Rows
 from evenhand.simulation._setup import Setup
+from evenhand.simulation._signals import uninterrupted
 from evenhand.types import Attack, ClientData, Key, Params
 
 if TYPE_CHECKING:
@@ -196,8 +197,10 @@ class Checkpoints:
         }
         arrays = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(snapshot.state))}
         whole = ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about))
-        self._manager.save(snapshot.done, args=whole, force=True)
-        self._manager.wait_until_finished()
+        # Threads of the store that are left behind by Ctrl-C complain on the user's screen.
+        with uninterrupted():
+            self._manager.save(snapshot.done, args=whole, force=True)
+            self._manager.wait_until_finished()
         self._saved_at = monotonic()
         self._cost, self._kept = self._saved_at - begin, True
 
