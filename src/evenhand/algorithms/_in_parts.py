@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from evenhand.aggregators._in_parts import in_parts
+from evenhand.local import step_per_row
 from evenhand.types import Array, ClientData, Effort, Info, Key, Model, Phase, PyTree, Report, Sum
 
 __all__ = ["each_part", "model_in_parts", "phase_in_parts"]
@@ -63,8 +64,7 @@ def phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
         return each_part(lambda one: one[0], done), told
 
     def effort(data: ClientData) -> Effort:
-        rows = jnp.ceil(data.size.astype(jnp.float32) * jnp.minimum(data.progress, 1.0)).astype(jnp.int32)
-        each = [Effort(rows, rows) if phase.effort is None else phase.effort(data) for phase in phases]
+        each = [(phase.effort or step_per_row)(data) for phase in phases]
         return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *each)
 
     return Phase(

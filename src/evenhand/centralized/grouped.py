@@ -13,7 +13,7 @@ import numpy.typing as npt
 import optax
 
 from evenhand.centralized._fit import Solver, weighted_gradient
-from evenhand.centralized.stochastic import check_rate
+from evenhand.centralized.stochastic import check_rate, ramped
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.risks import tilted
 from evenhand.types import Array, Key, Model, Params, PyTree
@@ -84,9 +84,9 @@ def grouped(
         raise EvenhandError(
             f"grouped(): groups must be whole numbers from 0, one per row, not {groups!r:.60}."
         )
-    for name, tilt in (("t", t), ("tau", tau)):
-        if not callable(tilt) and not math.isfinite(tilt):
-            raise EvenhandError(f"grouped({name}={tilt}): a tilt must be finite.")
+    tilt = ramped("t", t, "grouped")
+    if not math.isfinite(tau):
+        raise EvenhandError(f"grouped(tau={tau}): a tilt must be finite.")
     check_rate(rate, "grouped")
     whole_number("batch_size", batch_size, 1, 10**6)
     sizes = np.bincount(member)
@@ -105,8 +105,7 @@ def grouped(
 
     def step(state: _Groups, x: Array, y: Array, number: Array, key: Key) -> _Groups:
         noise, draw, own = jax.random.split(key, 3)
-        tilt = t(number.astype(jnp.float32)) if callable(t) else t
-        scores = tilt * state.risks + logs
+        scores = tilt(number) * state.risks + logs
         g = jnp.argmax(scores + jax.random.gumbel(noise, scores.shape, scores.dtype))
         place = jax.random.randint(draw, (batch_size,), 0, jnp.asarray(sizes, jnp.int32)[g])
         rows = jnp.asarray(order, jnp.int32)[jnp.asarray(begins, jnp.int32)[g] + place]

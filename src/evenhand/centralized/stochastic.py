@@ -14,7 +14,7 @@ from evenhand.centralized._fit import Solver, weighted_gradient
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.types import Array, Key, Model, Params, PyTree
 
-__all__ = ["check_rate", "stochastic"]
+__all__ = ["check_rate", "ramped", "stochastic"]
 
 
 class _Tilted(NamedTuple):
@@ -71,13 +71,9 @@ def stochastic(
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, the stochastic solver of TERM and its
     two-batch variant.
     """
-    if not callable(t) and not math.isfinite(t):
-        raise EvenhandError(f"stochastic(t={t}): the tilt must be finite.")
+    tilt = ramped("t", t, "stochastic")
     check_rate(rate, "stochastic")
     whole_number("batch_size", batch_size, 1, 10**6)
-
-    def tilt(number: Array) -> Array | float:
-        return t(number.astype(jnp.float32)) if callable(t) else t
 
     def init(params: Params, x: Array, y: Array) -> _Tilted:
         losses = model.losses(model.apply(params, x), y)
@@ -103,6 +99,17 @@ def stochastic(
         return _Tilted(jax.tree.map(jnp.add, state.params, updates), memory, log, weight)
 
     return Solver(model, init, step, lambda state: state.params)
+
+
+def ramped(
+    name: str, tilt: float | Callable[[Array], Array], solver: str
+) -> Callable[[Array], Array | float]:
+    """``number of the step -> tilt``, of a finite tilt or of a function of the step."""
+    if callable(tilt):
+        return lambda number: tilt(number.astype(jnp.float32))
+    if not math.isfinite(tilt):
+        raise EvenhandError(f"{solver}({name}={tilt}): a tilt must be finite.")
+    return lambda number: tilt
 
 
 def check_rate(rate: float, name: str) -> None:

@@ -10,7 +10,7 @@ the last one may be smaller and is used with the mean over its own size, and not
 
 from evenhand.local._corrections import MeanGradient, mean_gradient, proximal, shift
 from evenhand.local._passes import full_gradient, full_loss
-from evenhand.local._sgd import RowRisk, Sgd, Solver, effort_of, sgd
+from evenhand.local._sgd import RowRisk, Sgd, Solver, effort_of, sgd, step_per_row
 
 __all__ = [
     "MeanGradient",
@@ -24,4 +24,5 @@ __all__ = [
     "proximal",
     "sgd",
     "shift",
+    "step_per_row",
 ]

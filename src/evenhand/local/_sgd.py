@@ -16,7 +16,7 @@ from evenhand.errors import EvenhandError, whole_number
 from evenhand.local._passes import full_gradient, losses_of, rows_at
 from evenhand.types import Array, ClientData, Effort, Key, Model, Params, PyTree, Risk
 
-__all__ = ["RowRisk", "Sgd", "Solver", "effort_of", "sgd"]
+__all__ = ["RowRisk", "Sgd", "Solver", "effort_of", "sgd", "step_per_row"]
 
 Solver: TypeAlias = Callable[[Params, ClientData, Key, optax.GradientTransformation], tuple[Params, PyTree]]
 """``(params, data, key, correction) -> (params, correction_state)``.
@@ -53,6 +53,12 @@ class Sgd(NamedTuple):
 def effort_of(solver: Solver) -> Callable[[ClientData], Effort] | None:
     """How much work ``solver`` has with a client, where it can tell."""
     return solver.effort if isinstance(solver, Sgd) else None
+
+
+def step_per_row(data: ClientData) -> Effort:
+    """What work is taken for that cannot be told: one step, of one row, per row that a straggler gets to."""
+    rows = jnp.ceil(data.size.astype(jnp.float32) * jnp.minimum(data.progress, 1.0)).astype(jnp.int32)
+    return Effort(rows, rows)
 
 
 def sgd(

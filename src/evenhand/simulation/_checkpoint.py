@@ -236,15 +236,17 @@ def _fingerprint(setup: Setup) -> str:
     program = setup.program._replace(lanes=1, mesh=None)
     state, rows = jax.eval_shape(lambda *values: values, setup.state, setup.rows)  # the arrays may be gone
 
-    def adapt(state: RoundState, rows: Rows, key: Key) -> Params:
-        data = ClientData(rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), program.capacity)
-        params, own = program.algorithm.global_params(state.server), program.algorithm.adapt
-        return params if own is None else own(params, data, key)
-
-    digest = hashlib.sha256()
+    digest, adapt = hashlib.sha256(), program.algorithm.adapt
     traced = [jax.make_jaxpr(partial(one_round, program))(state, rows, setup.root, jnp.int32(0))]
-    if program.algorithm.adapt is not None:
-        traced.append(jax.make_jaxpr(adapt)(state, rows, setup.root))
+    if adapt is not None:
+
+        def adapted(state: RoundState, rows: Rows, key: Key) -> Params:
+            data = ClientData(
+                rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), program.capacity
+            )
+            return adapt(program.algorithm.global_params(state.server), data, key)
+
+        traced.append(jax.make_jaxpr(adapted)(state, rows, setup.root))
     for each in traced:
         digest.update(re.sub(r"0x[0-9a-f]+", "", str(each)).encode())
         for constant in inner_constants(each):

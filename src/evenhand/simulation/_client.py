@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from evenhand.local import step_per_row
 from evenhand.simulation import _round
 from evenhand.simulation._groups import Members
 from evenhand.simulation._program import Program
@@ -62,10 +63,7 @@ class Client(NamedTuple):
 
 def effort(program: Program, index: int, rows: Rows, ids: Array, progress: Array) -> Effort:
     """What phase ``index`` costs each client of a cohort, fields ``(m,)``."""
-    of = program.algorithm.phases[index].effort
-    if of is None:
-        each = jnp.ceil(rows.sizes[ids].astype(jnp.float32) * jnp.minimum(progress, 1.0)).astype(jnp.int32)
-        return Effort(each, each)
+    of = program.algorithm.phases[index].effort or step_per_row
     live = jnp.ones(ids.shape, bool)
     return jax.vmap(lambda member: of(_data(program, rows, member)))(Members(ids, progress, live, None))
 
