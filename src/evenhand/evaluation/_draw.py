@@ -93,12 +93,16 @@ def line(
     )
 
 
+_LETTERS = 64
+"""What a row of a legend holds, with 6 for each line's sample, in the wider fonts that browsers have."""
+
+
 def legend(figure: Figure, axes: Axes) -> None:
     """A legend above the axes, for which the figure grows if it takes many lines."""
     handles, names = axes.get_legend_handles_labels()
     if names:
-        one_row = sum(map(len, names)) + 6 * len(names) <= 75
-        columns = len(names) if one_row else max(1, 75 // (max(map(len, names)) + 6))
+        one_row = sum(map(len, names)) + 6 * len(names) <= _LETTERS
+        columns = len(names) if one_row else max(1, _LETTERS // (max(map(len, names)) + 6))
         figure.set_figheight(figure.get_figheight() + 0.17 * (-(-len(names) // columns) - 1))
         with rc_context(STYLE):
             made = figure.legend(handles, names, loc="outside upper left", ncols=columns, fontsize=8.5)

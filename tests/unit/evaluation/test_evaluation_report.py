@@ -313,6 +313,18 @@ def test_legends_tell_equal_titles_apart() -> None:
     assert names == ["a (1)", "a (2)", r" _b\$c\$"]
 
 
+def test_a_legend_of_four_methods_takes_two_lines() -> None:
+    """In one line, browsers with a wide font cut the last of these names off."""
+
+    def height(titles: list[str]) -> float:
+        runs = [view(title, seed=seed) for seed, title in enumerate(titles)]
+        return figures.client_curve(runs, "accuracy", "test").get_figheight()
+
+    one_line = height(["a", "b", "c", "d"])
+    assert height(["fedavg", "qfedavg q=1.0", "term t=1.0", "delta-fl theta=0.5"]) > one_line
+    assert height(["fedavg", "qfedavg q=1.0", "term t=1.0"]) == one_line
+
+
 def test_clients_csv(tmp_path: Path) -> None:
     run = view(clients=3, client_ids=["plain", 'with "quotes", and comma', "数"])
     write_clients_csv(tmp_path / "deep" / "clients.csv", run)
