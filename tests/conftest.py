@@ -24,6 +24,21 @@ jax.config.update("jax_default_device", jax.devices()[0])
 hypothesis.settings.register_profile("evenhand", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("evenhand")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="as many kills, fuzzed files and competing processes as a release wants, not a sample of them",
+    )
+
+
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether a test of many trials makes all of them."""
+    return bool(request.config.getoption("--thorough"))
+
+
 # A compiled program takes dozens of memory maps, of which Linux gives a process 65,530.
 _MOST_MAPS = 15_000
 
