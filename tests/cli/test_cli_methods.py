@@ -124,6 +124,9 @@ GIVEN = {
     "delta-fl --theta 0.8": algorithms.delta_fl(MODEL, theta=0.8, solver=solver),
     "delta-fl --nu 0.5": algorithms.delta_fl(MODEL, theta=0.5, nu=0.5, solver=solver),
     "delta-fl --filtered": algorithms.delta_fl(MODEL, theta=0.5, filtered=True, solver=solver),
+    "delta-fl --filtered --no-strict": algorithms.delta_fl(
+        MODEL, theta=0.5, filtered=True, strict=False, solver=solver
+    ),
     "fedmgda --epsilon 0.5": algorithms.fedmgda(MODEL, epsilon=0.5, solver=solver),
     "fedmgda --server-lr 0.5": algorithms.fedmgda(
         MODEL, epsilon=0.1, solver=solver, server_opt=optax.sgd(0.5)

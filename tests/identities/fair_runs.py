@@ -50,6 +50,12 @@ METHODS: dict[str, Algorithm] = {
     "theta 1, smoothed": alg.delta_fl(MODEL, theta=1.0, nu=0.3, **STEP),
     "theta 0.5": alg.delta_fl(MODEL, theta=0.5, **STEP),
     "theta 0.5, filtered": alg.delta_fl(MODEL, theta=0.5, filtered=True, **STEP),
+    "theta 0.5, alike": alg.delta_fl(MODEL, theta=0.5, sampling=ALIKE, **STEP),
+    "theta 0.5, filtered, alike": alg.delta_fl(MODEL, theta=0.5, filtered=True, sampling=ALIKE, **STEP),
+    "theta 0.5, as printed, alike": alg.delta_fl(
+        MODEL, theta=0.5, filtered=True, strict=False, sampling=ALIKE, **STEP
+    ),
+    "theta 0.6, filtered, alike": alg.delta_fl(MODEL, theta=0.6, filtered=True, sampling=ALIKE, **STEP),
     "theta 0.5, hardly smoothed": alg.delta_fl(MODEL, theta=0.5, nu=1e-4, **STEP),
     "theta 0.5, all smoothed": alg.delta_fl(MODEL, theta=0.5, nu=1e6, **STEP),
     "theta 0.01": alg.delta_fl(MODEL, theta=0.01, **STEP),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fair_runs import METHODS, end, own, run
+from fair_runs import METHODS, STEP, end, own, run
 from identity_runs import DATA, MODEL, flat, gap
 
 import evenhand as eh
@@ -22,6 +24,9 @@ SAME = [
     ("t 1000", "t inf", "t 1"),
     ("theta 1", "fedavg", "theta 0.5"),
     ("theta 1, filtered", "fedavg", "theta 0.5, filtered"),
+    # Of 6 clients that count alike, three exactly; "as printed" takes the fourth, at the quantile, too.
+    ("theta 0.5, filtered, alike", "theta 0.5, alike", "theta 0.5, as printed, alike"),
+    ("theta 0.6, filtered, alike", "theta 0.5, alike", "theta 0.5, as printed, alike"),
     ("theta 1, smoothed", "fedavg", "theta 0.5"),
     ("theta 0.5, hardly smoothed", "theta 0.5", "theta 0.5, all smoothed"),
     ("theta 0.5, all smoothed", "fedavg", "theta 0.5"),
@@ -42,6 +47,14 @@ SAME = [
 def test_two_methods_are_one_and_a_third_is_not(one: str, same: str, other: str) -> None:
     assert gap(end(one), end(same)) < 5e-6
     assert gap(end(one), end(other)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "more", [{"filtered": True, "nu": 1.0}, {"strict": False}, {"strict": False, "nu": 1.0}]
+)
+def test_delta_fl_refuses_what_it_would_ignore(more: dict[str, Any]) -> None:
+    with pytest.raises(eh.EvenhandError, match=r"delta_fl\(\) got"):
+        eh.algorithms.delta_fl(MODEL, theta=0.5, **more, **STEP)
 
 
 def test_the_references_normaliser_divides_by_the_cohort_once_more_and_starts_from_zero() -> None:

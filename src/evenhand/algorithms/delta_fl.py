@@ -21,6 +21,7 @@ def delta_fl(
     theta: float,
     nu: float = 0.0,
     filtered: bool = False,
+    strict: bool = True,
     client_opt: optax.GradientTransformation | None = None,
     epochs: int | None = None,
     steps: int | None = None,
@@ -46,7 +47,9 @@ def delta_fl(
       theta: the tail fraction in (0, 1]: 1 is FedAvg, towards 0 only the worst client of a cohort counts.  Older texts
         give the level ``1 - theta``.
       nu: strength of the smoothing by relative entropy, in the unit of a loss; 0: exact reweighting.
-      filtered: the first algorithm of the paper instead: whole clients whose loss reaches the cohort's quantile.
+      filtered: the first algorithm of the paper instead: whole clients, whose loss is above the cohort's quantile.
+      strict: with ``filtered``; False: those whose loss equals the quantile too, as the paper prints it, which for a
+        whole ``theta m`` is one client more than the objective asks for.
       client_opt, epochs, steps, batch_size, server_opt, sampling, keep_partial, solver: as in ``fedavg``;
         ``uniform(weighted=False)`` lets clients, rather than rows, count alike.
 
@@ -54,9 +57,12 @@ def delta_fl(
     enter the losses that are compared, where it would be the same for everybody.
 
     Raises:
-      EvenhandError: ``theta`` or ``nu`` out of range, or local work not described.
+      EvenhandError: ``theta`` or ``nu`` out of range, ``nu`` or ``strict`` that would be ignored, or local work not
+        described.
 
-    Edge cases: clients that tie at the quantile share what weight is left.  About ``theta m`` clients of a cohort
+    Edge cases: clients that tie at the quantile share what weight is left; ``filtered`` leaves them out, unless nobody
+    is above it.  With equal weights and no ties, ``filtered`` takes ``floor(theta m)`` clients (one at least), and for
+    a whole ``theta m`` it is the exact reweighting.  About ``theta m`` clients of a cohort
     count: draw ``1 / theta`` times as many to aggregate as many updates.  All of the cohort trains, also those whose
     weight will be 0, so that who is in the tail does not show.
 
@@ -79,7 +85,7 @@ def delta_fl(
     """
     return fedavg(
         model,
-        aggregator=risk_weighted(_risk(theta, nu, filtered)),
+        aggregator=risk_weighted(_risk(theta, nu, filtered, strict)),
         client_opt=client_opt,
         epochs=epochs,
         steps=steps,
@@ -91,11 +97,15 @@ def delta_fl(
     )
 
 
-def _risk(theta: float, nu: float, filtered: bool) -> Risk:
+def _risk(theta: float, nu: float, filtered: bool, strict: bool) -> Risk:
     if filtered and nu != 0:
         raise EvenhandError(
             "delta_fl() got filtered=True and nu=: a filter has no smoothing, so give one of them."
         )
+    if not (strict or filtered):
+        raise EvenhandError(
+            "delta_fl() got strict=False without filtered=True: only the filter can be strict or not."
+        )
     if filtered:
-        return risks.tail_mean(theta)
+        return risks.tail_mean(theta, strict=strict)
     return risks.smoothed_superquantile(theta, nu) if nu != 0 else risks.superquantile(theta)

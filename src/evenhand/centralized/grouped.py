@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import optax
 
 from evenhand.centralized._fit import Solver, weighted_gradient
-from evenhand.centralized.stochastic import check_rate, ramped
+from evenhand.centralized.stochastic import check_rate, mixed, ramped
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.risks import tilted
 from evenhand.types import Array, Key, Model, Params, PyTree
@@ -35,7 +34,7 @@ def grouped(
     *,
     groups: npt.ArrayLike,
     t: float | Callable[[Array], Array],
-    tau: float,
+    tau: float | Callable[[Array], Array],
     rate: float,
     batch_size: int,
     optimiser: optax.GradientTransformation,
@@ -56,7 +55,8 @@ def grouped(
       groups: ``(n,)``, the group of each row, whole numbers from 0.
       t: the tilt over groups, finite; below 0 groups of high loss are avoided.  Or a function of the step's number that
         gives one, to ramp it.
-      tau: the tilt over rows of a group, finite; 0: their mean, with :math:`\tilde R_g` a plain running mean.
+      tau: the tilt over rows of a group, finite; 0: their mean, with :math:`\tilde R_g` a plain running mean.  Or a
+        function of the step's number, like ``t``; the estimates, which are losses, stay as they are.
       rate: :math:`\lambda \in (0, 1]`, the share of the newest batch in :math:`\tilde R_g`.
       batch_size: rows per batch, drawn uniformly with replacement.
       optimiser: on that gradient.
@@ -84,9 +84,7 @@ def grouped(
         raise EvenhandError(
             f"grouped(): groups must be whole numbers from 0, one per row, not {groups!r:.60}."
         )
-    tilt = ramped("t", t, "grouped")
-    if not math.isfinite(tau):
-        raise EvenhandError(f"grouped(tau={tau}): a tilt must be finite.")
+    outer, inner = ramped("t", t, "grouped"), ramped("tau", tau, "grouped")
     check_rate(rate, "grouped")
     whole_number("batch_size", batch_size, 1, 10**6)
     sizes = np.bincount(member)
@@ -105,16 +103,17 @@ def grouped(
 
     def step(state: _Groups, x: Array, y: Array, number: Array, key: Key) -> _Groups:
         noise, draw, own = jax.random.split(key, 3)
-        scores = tilt(number) * state.risks + logs
+        scores = outer(number) * state.risks + logs
         g = jnp.argmax(scores + jax.random.gumbel(noise, scores.shape, scores.dtype))
         place = jax.random.randint(draw, (batch_size,), 0, jnp.asarray(sizes, jnp.int32)[g])
         rows = jnp.asarray(order, jnp.int32)[jnp.asarray(begins, jnp.int32)[g] + place]
 
         def weigh(losses: Array) -> tuple[Array, PyTree]:
+            now = inner(number)
             risk = jnp.where(
-                state.seen[g], _mixed(state.risks[g], losses, tau, rate), tilted(tau).value(losses)
+                state.seen[g], mixed(state.risks[g], losses, now, rate), tilted(now).value(losses)
             )
-            return jnp.exp(tau * (losses - risk)), risk
+            return jnp.exp(now * (losses - risk)), risk
 
         gradient, risk = weighted_gradient(model, state.params, x[rows], y[rows], weigh, own)
         updates, memory = optimiser.update(gradient, state.optimiser, state.params)
@@ -122,9 +121,3 @@ def grouped(
         return _Groups(params, memory, state.risks.at[g].set(risk), state.seen.at[g].set(True))
 
     return Solver(model, init, step, lambda state: state.params)
-
-
-def _mixed(old: Array, losses: Array, tau: float, rate: float) -> Array:
-    """The tilted mean of the old estimate and the batch: two losses of weights ``1 - rate`` and ``rate``."""
-    newest = tilted(tau).value(losses)
-    return tilted(tau).value(jnp.stack([old, newest]), jnp.array([1.0 - rate, rate], losses.dtype))

@@ -12,17 +12,18 @@ import optax
 
 from evenhand.centralized._fit import Solver, weighted_gradient
 from evenhand.errors import EvenhandError, whole_number
+from evenhand.risks import tilted
 from evenhand.types import Array, Key, Model, Params, PyTree
 
-__all__ = ["check_rate", "ramped", "stochastic"]
+__all__ = ["check_rate", "mixed", "ramped", "stochastic"]
 
 
 class _Tilted(NamedTuple):
-    """``log`` is :math:`a = t \\tilde R_t`; ``weight`` the mean weight of the last batch, which hovers around 1."""
+    """``risk`` is :math:`\\tilde R_t`, a loss; ``weight`` the mean weight of the last batch, which hovers around 1."""
 
     params: Params
     optimiser: optax.OptState
-    log: Array
+    risk: Array
     weight: Array
 
 
@@ -35,13 +36,14 @@ def stochastic(
     optimiser: optax.GradientTransformation,
     two_batches: bool = False,
 ) -> Solver:
-    r"""Stochastic TERM: each batch is weighted against a normaliser that is averaged, in log space, over the steps.
+    r"""Stochastic TERM: each batch is weighted against an estimate of the tilted risk that is averaged over the steps.
 
     .. math::
-        a \leftarrow \log\Big( (1 - \lambda) e^a + \lambda \frac{1}{|B|} \sum_{x \in B} e^{t f(x)} \Big), \qquad
-        \theta \leftarrow \theta - \frac{\alpha}{|B|} \sum_{x \in B} e^{t f(x) - a} \nabla f(x)
+        \tilde R \leftarrow \frac1t \log\Big( (1 - \lambda) e^{t \tilde R}
+        + \frac{\lambda}{|B|} \sum_{x \in B} e^{t f(x)} \Big), \qquad
+        \theta \leftarrow \theta - \frac{\alpha}{|B|} \sum_{x \in B} e^{t (f(x) - \tilde R)} \nabla f(x)
 
-    with :math:`a = t \tilde R_t` of all rows at the start.
+    with the tilted risk of all rows for :math:`\tilde R` at the start.  At ``t = 0`` it is a running mean of losses.
 
     Args:
       model: what is trained.
@@ -56,8 +58,10 @@ def stochastic(
     Raises:
       EvenhandError: a number out of range.
 
-    Edge cases: where losses fall, ``a`` follows by at most :math:`\log \frac{1}{1 - \lambda}` a step; for large ``t``
-    weights then go to 0 and training stalls.  The state's ``weight`` tells; ``rate=1`` is the way out.
+    Edge cases: where losses fall, for ``t > 0``, :math:`t \tilde R` follows by at most
+    :math:`\log \frac{1}{1 - \lambda}` a step; for large ``t`` weights then go to 0 and training stalls.  The state's
+    ``weight`` tells; ``rate=1`` is the way out.  Under a ramp :math:`\tilde R`, which is a loss, is kept from tilt to
+    tilt, also through 0.  No weight is above :math:`|B| / \lambda`; only with ``two_batches`` may one overflow.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp, optax
@@ -77,8 +81,8 @@ def stochastic(
 
     def init(params: Params, x: Array, y: Array) -> _Tilted:
         losses = model.losses(model.apply(params, x), y)
-        log = _log_mean(tilt(jnp.int32(0)) * losses)
-        return _Tilted(params, optimiser.init(params), log, jnp.float32(1.0))
+        risk = tilted(tilt(jnp.int32(0))).value(losses)
+        return _Tilted(params, optimiser.init(params), risk, jnp.float32(1.0))
 
     def step(state: _Tilted, x: Array, y: Array, number: Array, key: Key) -> _Tilted:
         first, second, own = jax.random.split(key, 3)
@@ -89,14 +93,14 @@ def stochastic(
             if two_batches:
                 others = jax.random.randint(second, (batch_size,), 0, x.shape[0])
                 seen = model.losses(model.apply(state.params, x[others]), y[others])
-            newest = _log_mean(tilt(number) * seen) + math.log(rate)
-            log = newest if rate == 1 else jnp.logaddexp(state.log + math.log1p(-rate), newest)
-            weights = jnp.exp(tilt(number) * losses - log)
-            return weights, (log, jnp.mean(weights))
+            now = tilt(number)
+            risk = mixed(state.risk, seen, now, rate)
+            weights = jnp.exp(now * (losses - risk))
+            return weights, (risk, jnp.mean(weights))
 
-        gradient, (log, weight) = weighted_gradient(model, state.params, x[rows], y[rows], weigh, own)
+        gradient, (risk, weight) = weighted_gradient(model, state.params, x[rows], y[rows], weigh, own)
         updates, memory = optimiser.update(gradient, state.optimiser, state.params)
-        return _Tilted(jax.tree.map(jnp.add, state.params, updates), memory, log, weight)
+        return _Tilted(jax.tree.map(jnp.add, state.params, updates), memory, risk, weight)
 
     return Solver(model, init, step, lambda state: state.params)
 
@@ -118,5 +122,7 @@ def check_rate(rate: float, name: str) -> None:
         raise EvenhandError(f"{name}(rate={rate}): the share of the newest batch must lie in (0, 1].")
 
 
-def _log_mean(powers: Array) -> Array:
-    return jax.scipy.special.logsumexp(powers) - math.log(powers.shape[0])
+def mixed(old: Array, losses: Array, t: Array | float, rate: float) -> Array:
+    """The tilted mean of an old estimate, of weight ``1 - rate``, and a batch, of weight ``rate``; all are losses."""
+    newest = tilted(t).value(losses)
+    return tilted(t).value(jnp.stack([old, newest]), jnp.array([1.0 - rate, rate], losses.dtype))

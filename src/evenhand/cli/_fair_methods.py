@@ -93,12 +93,19 @@ class DeltaFL:
     nu: float = 0.0
     """ν, strength of the smoothing; 0: none"""
     filtered: bool = False
-    """whole clients whose loss reaches the quantile, rather than exact weights"""
+    """whole clients whose loss is above the quantile, rather than exact weights"""
+    strict: bool = True
+    """--no-strict, with --filtered: also clients whose loss equals the quantile, as the paper prints it"""
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         return algorithms.delta_fl(
-            model, theta=self.theta, nu=self.nu, filtered=self.filtered, solver=local.solver(model)
+            model,
+            theta=self.theta,
+            nu=self.nu,
+            filtered=self.filtered,
+            strict=self.strict,
+            solver=local.solver(model),
         )
 
 

@@ -121,10 +121,12 @@ def test_ramps_tilt_by_the_number_of_the_step() -> None:
     for number in (1, 3):
         fixed = stochastic(QUADRATIC, t=float(number), **how)
         states = [
-            solver.step(solver.init(jnp.float32(0.3), x, y), x, y, jnp.int32(number), jax.random.key(2))
+            jax.jit(solver.step)(
+                solver.init(jnp.float32(0.3), x, y), x, y, jnp.int32(number), jax.random.key(2)
+            )
             for solver in (ramp, fixed)
         ]
-        np.testing.assert_allclose(states[0].log, states[1].log, rtol=1e-6)
+        np.testing.assert_allclose(states[0].risk, states[1].risk, rtol=1e-6)
         np.testing.assert_allclose(states[0].weight, states[1].weight, rtol=1e-6)
     groups = {"groups": GROUPS, "tau": 0.0, **how}
     drawn = []
@@ -139,13 +141,13 @@ def test_ramps_tilt_by_the_number_of_the_step() -> None:
 
 @pytest.mark.parametrize(("t", "rate"), [(1.0, 0.5), (-2.0, 0.2)])
 def test_the_normaliser_is_right_on_average(t: float, rate: float) -> None:
-    """E11: E e^a+ = (1 - rate) e^a + rate mean e^(t f), with the parameters frozen; rounding the rate would show."""
+    """E11: E e^(t R+) = (1 - rate) e^(t R) + rate mean e^(t f), at frozen parameters; rounding the rate would show."""
     solver = stochastic(QUADRATIC, t=t, rate=rate, batch_size=1, optimiser=FROZEN)
     state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(NOTHING))
     whole = np.mean(np.exp(t * 0.5 * np.square(0.3 - POINTS.astype(float))))
-    np.testing.assert_allclose(state.log, np.log(whole), rtol=1e-5)
-    state = state._replace(log=jnp.float32(0.7))
-    found = np.asarray(np.exp(one(solver, state, 100_000).log), float)
+    np.testing.assert_allclose(state.risk, np.log(whole) / t, rtol=1e-5)
+    state = state._replace(risk=jnp.float32(0.7 / t))
+    found = np.asarray(np.exp(t * one(solver, state, 100_000).risk), float)
     error = found.std() / np.sqrt(found.size)
     assert abs(found.mean() - ((1 - rate) * np.exp(0.7) + rate * whole)) < 4 * error
     assert abs(found.mean() - ((0.9 - rate) * np.exp(0.7) + (rate + 0.1) * whole)) > 20 * error
