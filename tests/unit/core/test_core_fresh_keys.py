@@ -1,0 +1,118 @@
+"""No key draws twice, and none draws for another purpose: what the numbers drawn do not show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand import permutation
+from evenhand.centralized import Solver, grouped, stochastic
+from evenhand.simulation._round import cohort
+from evenhand.streams import Purpose, client_stream, stream
+from evenhand.systems import Systems, stragglers
+from evenhand.types import Algorithm, Model, Sampling
+
+MODEL = Model(
+    init=lambda key: jnp.float32(0.0),
+    apply=lambda w, x: w - x[:, 0],
+    losses=lambda outputs, y: jnp.square(outputs),
+    metrics={},
+    apply_train=lambda w, x, key: w - x[:, 0] + jax.random.normal(key, x.shape[:1]),
+)
+HOW: dict[str, Any] = {"rate": 0.5, "batch_size": 2, "optimiser": optax.sgd(0.1)}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
+    """The name of each draw, and its key, in order."""
+    seen: list[tuple[str, bytes]] = []
+
+    def spied(name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
+        def spy(key: Any, *rest: Any, **more: Any) -> Any:
+            seen.append((name, np.asarray(jax.random.key_data(key)).tobytes()))
+            return draw(key, *rest, **more)
+
+        return spy
+
+    for name in ("randint", "gumbel", "normal", "uniform"):
+        monkeypatch.setattr(jax.random, name, spied(name, getattr(jax.random, name)))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("solver", "draws"),
+    [
+        (stochastic(MODEL, t=1.0, **HOW), ["randint", "normal"]),
+        (stochastic(MODEL, t=1.0, two_batches=True, **HOW), ["randint", "normal", "randint"]),
+        (grouped(MODEL, groups=[0, 0, 1], t=1.0, tau=0.0, **HOW), ["gumbel", "randint", "normal"]),
+    ],
+)
+def test_rows_groups_and_dropout_have_keys_of_their_own(
+    solver: Solver, draws: list[str], drawn: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "evenhand.centralized._fit.lowered", lambda forward: forward
+    )  # it compiles: keys are unknown
+    x, y, key = jnp.arange(3.0)[:, None], jnp.zeros(3), jax.random.key(4)
+    state = solver.init(jnp.float32(0.0), x, y)
+    solver.step(state, x, y, jnp.int32(0), key)
+    assert [name for name, _ in drawn] == draws
+    keys = [each for _, each in drawn] + [np.asarray(jax.random.key_data(key)).tobytes()]
+    assert len(set(keys)) == len(keys), "a key was used twice, or the step's own"
+
+
+def test_stragglers_have_a_stream_apart_from_the_cohorts() -> None:
+    """In every round and phase: the keys are those of the two purposes, and the dropped are dropped."""
+    seen: dict[str, bytes] = {}
+
+    def told(name: str, key: Any) -> None:
+        seen[name] = np.asarray(jax.random.key_data(key)).tobytes()
+
+    def draw(key: Any, sizes: Any, m: int) -> Any:
+        told("cohort", key)
+        return jnp.arange(m, dtype=jnp.int32)
+
+    def slow(key: Any, ids: Any) -> Any:
+        told("slow", key)
+        return jnp.array([2, 0, 1]), jnp.array([1.0, 0.5, 1.0])
+
+    method: Algorithm = eh.algorithms.fedavg(
+        MODEL, client_opt=optax.sgd(0.1), steps=1, sampling=Sampling(draw, lambda size: jnp.ones(()))
+    )
+    root, every = jax.random.key(1), set()
+    for number in (0, 3):
+        ids, _ = cohort(method, Systems(lambda m: 2, slow), jnp.ones(5, jnp.int32), 3, root, number, 0)
+        assert ids.tolist() == [0, 2]
+        for name, purpose in (("cohort", Purpose.COHORT), ("slow", Purpose.STRAGGLERS)):
+            expected = stream(root, purpose, number)
+            assert seen[name] == np.asarray(jax.random.key_data(expected)).tobytes()
+            every.add(seen[name])
+    assert len(every) == 4
+    kept = method._replace(partial_work=True)
+    ids, progress = cohort(kept, Systems(lambda m: 2, slow), jnp.ones(5, jnp.int32), 3, root, 0, 0)
+    assert (ids.tolist(), progress.tolist()) == ([0, 1, 2], [1.0, 0.5, 1.0])
+
+
+def test_who_is_slow_and_how_slow_have_keys_of_their_own(
+    drawn: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, ids = [], jnp.array([4, 7])
+    whole = permutation.words
+    monkeypatch.setattr(
+        permutation, "words", lambda key: (words.append(jax.random.key_data(key)), whole(key))[1]
+    )
+    monkeypatch.setattr(jax, "vmap", lambda f: lambda xs: jnp.stack([f(x) for x in xs]))
+    key = jax.random.key(3)
+    stragglers(0.5).draw(key, ids)
+    shares = stream(key, Purpose.WORK)
+    expected = [np.asarray(jax.random.key_data(client_stream(shares, k))).tobytes() for k in ids]
+    assert [each for name, each in drawn if name == "uniform"] == expected
+    (order,) = words
+    assert np.array_equal(order, jax.random.key_data(stream(key, Purpose.COHORT)))

@@ -1,0 +1,257 @@
+"""Every option of every method arrives where it belongs: one client, one round, by hand and without a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand import algorithms, local
+from evenhand.aggregators import mean
+from evenhand.types import Algorithm, ClientData, Sampling
+
+# F(w) = (w - mean x)^2 / 2 + half the variance of x: a gradient of w - 2 at any batch of all rows.
+MODEL = eh.models.from_functions(
+    init=lambda key: jnp.float32(0.0),
+    apply=lambda w, x: w - x[:, 0],
+    losses=lambda outputs, y: 0.5 * jnp.square(outputs),
+)
+X = jnp.array([[1.0], [2.0], [3.0], [9.0]])
+ROWS = ClientData(X, jnp.zeros(4, jnp.int32), jnp.int32(0), jnp.int32(3), jnp.float32(1.0), 4)
+REQUIRED: dict[str, dict[str, Any]] = {
+    "delta_fl": {"theta": 0.5},
+    "fedavg": {},
+    "feddane": {"mu": 0.5},
+    "fedmgda": {},
+    "fedprox": {"mu": 0.5},
+    "fedprox_adaptive": {"mu0": 0.5},
+    "fedtilt": {},
+    "qfedavg": {"q": 1.0, "lipschitz": 2.0},
+    "qfedsgd": {"q": 1.0, "lipschitz": 2.0},
+    "qmaml": {"q": 1.0, "step_size": 0.5},
+    "scaffold": {},
+    "term": {"t": 1.0},
+}
+WORK: dict[str, Any] = {"client_opt": optax.sgd(0.1), "steps": 1}
+
+
+def options(name: str) -> set[str]:
+    return set(inspect.signature(getattr(algorithms, name)).parameters)
+
+
+def having(option: str) -> list[str]:
+    """The methods that have this option."""
+    return [name for name in REQUIRED if option in options(name)]
+
+
+def make(name: str, **more: Any) -> Algorithm:
+    work = {} if "solver" in more else {key: value for key, value in WORK.items() if key in options(name)}
+    return getattr(algorithms, name)(MODEL, **(REQUIRED[name] | work | more))
+
+
+def one_step(params: Any, data: ClientData, key: jax.Array, correction: Any) -> tuple[Any, Any]:
+    """A solver that moves by 1 and tells a correction of a gradient of 0."""
+    _, state = correction.update(jnp.float32(0.0), correction.init(params), params)
+    return params + 1.0, state
+
+
+def after(method: Algorithm, rounds: int = 1) -> float:
+    """The global model after rounds of one client, whose uploads are the directions."""
+    state, client = method.init(jnp.float32(0.0), 1), method.init_client(jnp.float32(0.0))
+    for _ in range(rounds):
+        for phase in method.phases:
+            message = phase.broadcast(state, jnp.int32(0))
+            upload, client = phase.work(message, client, ROWS, jax.random.key(0))
+            state, _ = phase.server(state, upload, jnp.int32(1), jax.random.key(1))
+    return float(method.global_params(state))
+
+
+def test_no_method_is_missing() -> None:
+    others = {"afl", "averaged", "side_by_side"}
+    assert set(algorithms.__all__) == set(REQUIRED) | others
+    shared = {
+        "client_opt",
+        "epochs",
+        "steps",
+        "batch_size",
+        "server_opt",
+        "sampling",
+        "keep_partial",
+        "solver",
+    }
+    assert shared <= options("fedavg")
+
+
+@pytest.mark.parametrize("name", having("keep_partial"))
+def test_partial_work_is_kept_or_dropped_as_asked(name: str) -> None:
+    assert [make(name, keep_partial=keep).partial_work for keep in (True, False)] == [True, False]
+    assert make(name).partial_work == (name in {"fedprox", "fedprox_adaptive", "feddane"})
+
+
+@pytest.mark.parametrize("name", having("sampling"))
+def test_the_sampling_draws_and_weighs(name: str) -> None:
+    scheme = Sampling(lambda key, sizes, m: jnp.arange(m), lambda size: 7.0 * size.astype(jnp.float32))
+    method = make(name, sampling=scheme)
+    assert method.sampling is scheme
+    state, client = method.init(jnp.float32(0.0), 1), method.init_client(jnp.float32(0.0))
+    for phase in method.phases:
+        told = phase.report(phase.broadcast(state, jnp.int32(0)), client, ROWS)
+        assert float(told.weight) == 21.0
+    fair = {"qfedavg", "qfedsgd", "qmaml"}
+    assert make(name).sampling.repeats is False
+    default = eh.sampling.proportional(replace=False) if name in fair else eh.sampling.uniform()
+    assert make(name).sampling.draw == default.draw
+    alike = fair | {"scaffold"}
+    assert float(make(name).sampling.weight(jnp.int32(3))) == (1.0 if name in alike else 3.0)
+
+
+@pytest.mark.parametrize("name", having("aggregator"))
+def test_the_aggregator_is_that_of_every_phase(name: str) -> None:
+    given = mean()._replace(needs_loss=True)
+    method = make(name, aggregator=given)
+    assert all(phase.aggregator is given for phase in method.phases)
+    state, client = method.init(jnp.float32(0.0), 1), method.init_client(jnp.float32(0.0))
+    for phase in method.phases:
+        told = phase.report(phase.broadcast(state, jnp.int32(0)), client, ROWS)
+        np.testing.assert_allclose(told.loss, 0.5 * (1 + 4 + 9) / 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", having("server_opt"))
+def test_the_server_steps_by_its_optimiser_and_remembers(name: str) -> None:
+    """Uploads of 1: momentum 1/2 and a step of 1/4 move by 1/4, then by 3/8; by default each moves by 1."""
+    heavy = optax.sgd(0.25, momentum=0.5)
+    assert after(make(name, server_opt=heavy, solver=one_step), rounds=2) == pytest.approx(0.625)
+    assert after(make(name, solver=one_step), rounds=2) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("name", having("steps"))
+@pytest.mark.parametrize(
+    "work",
+    [{"steps": 3, "batch_size": None}, {"epochs": 2, "batch_size": 5}, {"epochs": 1, "batch_size": None}],
+)
+def test_local_work_is_the_one_described(
+    name: str, work: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described: list[dict[str, Any]] = []
+
+    def spy(model: Any, **given: Any) -> Callable[..., Any]:
+        described.append({key: value for key, value in given.items() if key != "risk"})
+        return one_step
+
+    monkeypatch.setattr(local, "sgd", spy)
+    opt = optax.sgd(0.3)
+    getattr(algorithms, name)(MODEL, **REQUIRED[name], client_opt=opt, **work)
+    assert described
+    assert all(each == {"epochs": None, "steps": None, "client_opt": opt, **work} for each in described)
+
+
+@pytest.mark.parametrize("name", having("solver"))
+def test_a_solver_takes_the_place_of_local_work(name: str) -> None:
+    with pytest.raises(eh.EvenhandError, match="the solver replaces them all"):
+        make(name, solver=one_step, batch_size=3)
+    assert after(make(name, solver=one_step)) == pytest.approx(1.0)
+
+
+# --- FedTilt ---------------------------------------------------------------------------------------------------------
+
+
+def tilted_work(**more: Any) -> tuple[float, float]:
+    """What one client sends, and what it keeps, from a global model of 0 and a personal one of 1."""
+    method = make("fedtilt", **more)
+    (phase,) = method.phases
+    message = phase.broadcast(method.init(jnp.float32(0.0), 1), jnp.int32(0))
+    sent, kept = phase.work(message, jnp.float32(1.0), ROWS, jax.random.key(0))
+    return float(sent), float(kept)
+
+
+def test_fedtilts_personal_optimiser_trains_the_personal_model_or_the_tied_one() -> None:
+    """Two steps by hand: the gradient is w - 2 + mu (w - w^t), with w^t = 0; the sent one has no pull."""
+    slow, fast = optax.sgd(0.1), optax.sgd(0.3)
+
+    def two(w: float, step: float, mu: float) -> float:
+        for _ in range(2):
+            w -= step * (w - 2.0 + mu * w)
+        return w
+
+    both = {"client_opt": slow, "personal_opt": fast, "steps": 2, "prox_mu": 0.5}
+    assert tilted_work(**both) == pytest.approx((two(0, 0.1, 0), two(1, 0.3, 0.5)), rel=1e-5)
+    assert tilted_work(tied=True, **both) == pytest.approx((two(0, 0.3, 0.5), 1.0), rel=1e-5)
+    both["personal_opt"] = None
+    assert tilted_work(**both) == pytest.approx((two(0, 0.1, 0), two(1, 0.1, 0.5)), rel=1e-5)
+    assert tilted_work(tied=True, **both) == pytest.approx((two(0, 0.1, 0.5), 1.0), rel=1e-5)
+
+
+def test_fedtilt_ties_one_model_per_client() -> None:
+    """Everybody is served the global model then, and personal ones otherwise."""
+    assert make("fedtilt", tied=True).personal_params is None
+    personal = make("fedtilt").personal_params
+    assert personal is not None and float(personal(None, jnp.float32(5.0))) == 5.0
+    assert make("fedtilt", prox_mu=np.inf).personal_params is None
+
+
+@pytest.mark.parametrize("q", [0.4, -0.4])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_fedtilts_server_takes_as_many_steps_as_asked(q: float, count: int) -> None:
+    """Formulas 10 and 11 in NumPy: one step goes to the weighted mean, more of them descend by 1 / (2 + q D^2)."""
+    deltas = np.array([0.0, 0.3, 1.7])
+    rate = 0.5 if count == 1 or q < 0 else 1 / (2 + q * 1.7**2)
+    points = [0.0]
+    for _ in range(4):
+        share = np.exp(q * np.square(deltas - points[-1]))
+        points.append(points[-1] + 2 * rate * (share @ deltas / share.sum() - points[-1]))
+    (phase,) = make("fedtilt", tilt_server=q, server_steps=count).phases
+    found = float(eh.aggregators.aggregate(phase.aggregator, jnp.asarray(deltas, jnp.float32)))
+    assert found == pytest.approx(points[count], rel=1e-5)
+    assert abs(points[count] - points[count + 1]) > 1e-4 < abs(points[count] - points[count - 1])
+
+
+# --- q-MAML, q-FedSGD, TERM ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("support", "known"), [(0.5, 1), (0.75, 2), (0.01, 1), (0.99, 2)])
+def test_qmaml_splits_a_clients_rows(support: float, known: int) -> None:
+    """Three rows, 1, 2 and 3: a step of 1/2 on the mean of the first ones; loss and gradient on the others."""
+    start = 0.5 * np.mean([1.0, 2.0, 3.0][:known])
+    others = np.array([1.0, 2.0, 3.0][known:])
+    for adapt, lipschitz in ((True, None), (True, 4.0), (False, None)):
+        method = make("qmaml", support=support, adapt=adapt, lipschitz=lipschitz)
+        (phase,) = method.phases
+        message = phase.broadcast(method.init(jnp.float32(0.0), 1), jnp.int32(0))
+        sent, _ = phase.work(message, (), ROWS, jax.random.key(0))
+        here = start if adapt else 0.0
+        assert float(sent) == pytest.approx(-(here - others.mean()) / (lipschitz or 2.0), rel=1e-6)
+        told = phase.report(message, (), ROWS)
+        assert float(told.loss) == pytest.approx(0.5 * np.mean(np.square(here - others)), rel=1e-6)
+
+
+def test_qmaml_finetunes_by_as_many_steps_as_asked() -> None:
+    """Each halves the way to the one support row, 1."""
+    for steps in (1, 3):
+        adapt = make("qmaml", finetune_steps=steps).adapt
+        assert adapt is not None
+        assert float(adapt(jnp.float32(0.0), ROWS, jax.random.key(0))) == pytest.approx(1 - 0.5**steps)
+    assert make("qmaml", finetune_steps=0).adapt is None
+    five = make("qmaml").adapt
+    assert five is not None
+    assert float(five(jnp.float32(0.0), ROWS, jax.random.key(0))) == pytest.approx(1 - 0.5**5)
+
+
+@pytest.mark.parametrize(("more", "step"), [({}, 0.5), ({"lipschitz": 4.0}, 0.25), ({"step_size": 0.1}, 0.1)])
+def test_qfedsgds_clients_send_a_step_of_their_own(more: dict[str, float], step: float) -> None:
+    assert after(make("qfedsgd", **more)) == pytest.approx(2.0 * step)
+
+
+def test_terms_losses_are_summed_over_rows_where_asked() -> None:
+    whole = 0.5 * (1 + 4 + 9)
+    for summed, loss in ((True, whole), (False, whole / 3)):
+        method = make("term", summed=summed)
+        (phase,) = method.phases
+        message = phase.broadcast(method.init(jnp.float32(0.0), 1), jnp.int32(0))
+        assert float(phase.report(message, (), ROWS).loss) == pytest.approx(loss, rel=1e-6)
