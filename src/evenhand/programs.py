@@ -1,9 +1,9 @@
 """How JAX keeps traced programs: what differs between its versions is known here and nowhere else.
 
 A traced program is a list of equations, and some equations hold programs of their own: loops, branches, calls.  Up to
-JAX 0.10 a program came open (a ``Jaxpr``, whose constants are arguments) or closed (a ``ClosedJaxpr``, which has an open
-one and its constants as attributes); since 0.11 there is one class for both, which is its own ``jaxpr``.  A scan
-counts its operands in numbers or, since 0.11, in a tree.
+JAX 0.10 a program comes open (a ``Jaxpr``, whose constants are arguments) or closed (a ``ClosedJaxpr``: an open one and
+the values of its constants).  Since 0.11 one class is both, and is its own attribute ``jaxpr``.  A scan counts its
+operands in numbers, or, since 0.11, in a tree.
 
 Each kind of equation is known with all its parameters.  One that a later version adds may change what the equation
 means, so :exc:`UnknownForm` is raised then, and callers leave the program as it is.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
-import jax
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
@@ -42,7 +41,7 @@ CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vmap_call": "call",
 }
-"""Primitives that only call a program, unless something is still to be differentiated; under which name they keep it."""
+"""Primitives that only call a program once nothing is to be differentiated any more; under which name they keep it."""
 
 _PROGRAMS = {
     "cond": ("branches",),
@@ -86,7 +85,7 @@ def opened(program: Any) -> tuple[Jaxpr, Sequence[Any]]:
       UnknownForm: the constants and their values do not match.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> rows = jnp.arange(3.0)
       >>> jaxpr, values = opened(jax.make_jaxpr(lambda x: x + rows)(1.0))
       >>> len(jaxpr.constvars), [value.shape for value in values]
@@ -105,6 +104,7 @@ def inner(equation: JaxprEqn) -> list[Any]:
       UnknownForm: the equation is of a known kind, but not as it is known.
 
     Example:
+      >>> import jax
       >>> [equation] = opened(jax.make_jaxpr(lambda n, x: lax.switch(n, [abs, lax.neg], x))(0, 1.0))[0].eqns[-1:]
       >>> len(inner(equation))
       2
@@ -172,6 +172,7 @@ def evaluate(
       literal: the value of a literal.
 
     Example:
+      >>> import jax
       >>> program = jax.make_jaxpr(lambda x: x * 2.0 + 1.0)(3.0)
       >>> def doubled(equation, operands):
       ...     return [2 * result for result in as_it_is(equation, operands)]

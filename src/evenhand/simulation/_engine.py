@@ -47,9 +47,7 @@ def run_rounds(
     leaves, structure = jax.tree.flatten(arguments)
     form = tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
     given = len(jax.tree.leaves(state))
-    compiled, numbers, constants, shapes = _prepared(
-        _ById(program), structure, form, given, is_switched_on()
-    )
+    compiled, numbers, constants, shapes = _prepared(_ById(program), structure, form, given, is_switched_on())
     results = compiled(numbers, constants, leaves[:given], leaves[given:])
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
@@ -100,7 +98,9 @@ def _prepared(
     if hoisting:
         try:
             return ready(hoist(traced))
-        except Exception as error:  # the rounds themselves have been traced: what fails is the walk through them
+        except (
+            Exception
+        ) as error:  # the rounds themselves have been traced: what fails is the walk through them
             warn_of(error)
     return ready(unchanged(traced))
 

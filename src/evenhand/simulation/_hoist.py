@@ -149,9 +149,10 @@ def _strangers(program: Any) -> Iterator[str]:
         entered = _entered(equation)
         for inner in entered:
             yield from _strangers(inner)
-        if not entered and equation.primitive.name not in _KEPT_WHOLE:
-            if any(True for inner in programs.within(equation.params) for _ in _literals(inner)):
-                yield equation.primitive.name
+        if entered or equation.primitive.name in _KEPT_WHOLE:
+            continue
+        if any(True for inner in programs.within(equation.params) for _ in _literals(inner)):
+            yield equation.primitive.name
 
 
 # --- keys --------------------------------------------------------------------------------------------------------
@@ -193,21 +194,13 @@ def _closed(program: Any, places: Mapping[int, int]) -> Hashable:
 
 
 def _counted(value: Any) -> Hashable:
-    """A parameter as a part of a key."""
+    """A parameter as a part of a key; JAX keeps to parameters that can be hashed and compared."""
     if programs.is_program(value):
         return _closed(value, {})  # not entered: each literal in it counts, with its value
-    if type(value) is dict:
-        return dict, tuple((_counted(key), _counted(each)) for key, each in value.items())
-    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+    if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return type(value), tuple(map(_counted, value))
     if isinstance(value, bool | int | float | complex):
         return type(value), repr(value)  # True is not 1 here, nor 0.0 -0.0
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return type(value), hashlib.sha256(_bytes(value)).digest()
-    try:
-        hash(value)
-    except TypeError as error:
-        raise programs.UnknownForm(f"a parameter of type {type(value).__name__}") from error
     return value
 
 
