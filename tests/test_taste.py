@@ -22,7 +22,7 @@ ROOT = Path(evenhand.__file__).parent
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 # Who may import whom, bottom up; everybody may import what is under their own name.
-_BASE = {"errors", "types", "tree", "permutation", "streams"}
+_BASE = {"errors", "types", "tree", "permutation", "programs", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "aggregators", "algorithms"}
 _MEASURED = _METHODS | {"centralized", "data", "models", "evaluation"}
@@ -33,8 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "tree": {"types"},
     "permutation": {"types"},
+    "programs": {"types"},
     "streams": {"types"},
-    "lowering": {"types"},
+    "lowering": {"types", "programs"},
     "local": _BASE | {"lowering"},
     "sampling": _BASE,
     "systems": _BASE,

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, TypeVar, TypeVarTuple, cast
+from typing import Any, TypeVar, TypeVarTuple
 
 import jax
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
+from jax.extend.core import JaxprEqn, Primitive
 from jax.extend.core.primitives import closed_call_p, cond_p, jit_p, remat_p, scan_p
 
+from evenhand import programs
 from evenhand.lowering._convolution import convolution
 from evenhand.lowering._pooling import maximum
 from evenhand.lowering._product import product
 from evenhand.types import Array
 
-__all__ = ["lowered", "scan_counts"]
+__all__ = ["lowered"]
 
 _Arguments = TypeVarTuple("_Arguments")
 _R = TypeVar("_R")
-_Values = Sequence[Any]
 
 _RULES: dict[Primitive, Callable[[JaxprEqn], Callable[..., Array] | None]] = {
     lax.conv_general_dilated_p: convolution,
@@ -28,6 +29,7 @@ _RULES: dict[Primitive, Callable[[JaxprEqn], Callable[..., Array] | None]] = {
     lax.dot_general_p: product,
 }
 """What stands in for a primitive: a function of its operands, or None where the primitive itself is faster."""
+_ENTERED = {jit_p, closed_call_p, scan_p, remat_p, cond_p}
 
 
 def lowered(function: Callable[[*_Arguments], _R]) -> Callable[[*_Arguments], _R]:
@@ -57,106 +59,55 @@ def lowered(function: Callable[[*_Arguments], _R]) -> Callable[[*_Arguments], _R
     @wraps(function)
     def call(*arguments: *_Arguments) -> _R:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        if not _has_work(closed.jaxpr):
+        outputs = _lowered(closed, jax.tree.leaves(arguments))
+        if outputs is None:
             return function(*arguments)
-        outputs = _run(closed.jaxpr, closed.consts, jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return call
 
 
-def _run(jaxpr: Jaxpr, consts: _Values, arguments: _Values) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
+def _lowered(program: Any, arguments: Sequence[Any]) -> list[Any] | None:
+    """The results; None where there is nothing to replace, or no knowing how."""
+    try:
+        return _run(program, *arguments) if _has_work(program) else None
+    except (
+        Exception
+    ) as error:  # the function itself has been traced: what fails is the walk through its program
+        warnings.warn(
+            f"JAX {jax.__version__} keeps programs in a way that Evenhand does not know ({error!r}): convolutions and"
+            f" pooling are left to XLA, which makes local training on a CPU several times slower.",
+            stacklevel=3,
+        )
+        return None
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
 
-    for equation in jaxpr.eqns:
-        with equation.ctx.manager:
-            outputs = _step(equation, [read(atom) for atom in equation.invars])
-        values.update(zip(equation.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+def _run(program: Any, *operands: Any) -> list[Any]:
+    return programs.evaluate(*programs.opened(program), operands, _step)
 
 
-def _step(equation: JaxprEqn, operands: _Values) -> _Values:
+def _step(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     rule = _RULES.get(equation.primitive)
     function = rule(equation) if rule else None
     if function is not None:
         return [function(*operands)]
-    if any(map(_has_work, _inner(equation))):
-        return _structure(equation, operands)
-    primitive = equation.primitive
-    outputs = primitive.bind(*operands, **cast("dict[str, Any]", primitive.get_bind_params(equation.params)))
-    return outputs if primitive.multiple_results else [outputs]
+    if not any(map(_has_work, _inner(equation))):
+        return programs.as_it_is(equation, operands)
+    if equation.primitive is remat_p:
+        params = equation.params
+        inner = partial(_run, params["jaxpr"])
+        return jax.checkpoint(inner, prevent_cse=params["prevent_cse"], policy=params["policy"])(*operands)
+    return programs.again(equation, operands, _run)
 
 
-def _has_work(jaxpr: Jaxpr) -> bool:
-    for equation in jaxpr.eqns:
+def _has_work(program: Any) -> bool:
+    for equation in programs.opened(program)[0].eqns:
         rule = _RULES.get(equation.primitive)
         if (rule and rule(equation)) or any(map(_has_work, _inner(equation))):
             return True
     return False
 
 
-def _inner(equation: JaxprEqn) -> list[Jaxpr]:
+def _inner(equation: JaxprEqn) -> list[Any]:
     """The programs inside an equation that may be rewritten: not those that come with derivatives of their own."""
-    primitive, params = equation.primitive, equation.params
-    if primitive in (jit_p, closed_call_p, scan_p, remat_p):
-        return [_open(params["call_jaxpr" if primitive is closed_call_p else "jaxpr"])[0]]
-    if primitive is cond_p:
-        return [branch.jaxpr for branch in params["branches"]]
-    return []
-
-
-def _structure(equation: JaxprEqn, operands: _Values) -> _Values:
-    primitive, params = equation.primitive, equation.params
-    if primitive is cond_p:
-        branches = [_as_function(branch) for branch in params["branches"]]
-        return lax.switch(operands[0], branches, *operands[1:])
-    if primitive is scan_p:
-        return _scan(params, operands)
-    if primitive is remat_p:
-        inner = _as_function(params["jaxpr"])
-        return jax.checkpoint(inner, prevent_cse=params["prevent_cse"], policy=params["policy"])(*operands)
-    return _as_function(params["call_jaxpr" if primitive is closed_call_p else "jaxpr"])(*operands)
-
-
-def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many of a scan's operands are constants, and how many are carried."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"].unpack()  # as JAX 0.12 keeps them
-    return len(consts), len(carry)
-
-
-def _scan(params: dict[str, Any], operands: _Values) -> _Values:
-    num_consts, num_carry = scan_counts(params)
-    consts, begin = operands[:num_consts], operands[num_consts : num_consts + num_carry]
-    inner = _as_function(params["jaxpr"])
-
-    def body(carry: _Values, row: _Values) -> tuple[_Values, _Values]:
-        outputs = inner(*consts, *carry, *row)
-        return outputs[:num_carry], outputs[num_carry:]
-
-    end, rows = lax.scan(
-        body,
-        begin,
-        operands[num_consts + num_carry :],
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*end, *rows]
-
-
-def _as_function(program: Jaxpr | ClosedJaxpr) -> Callable[..., list[Any]]:
-    return partial(_call, *_open(program))
-
-
-def _call(jaxpr: Jaxpr, consts: _Values, *operands: Any) -> list[Any]:
-    return _run(jaxpr, consts, operands)
-
-
-def _open(program: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, _Values]:
-    return (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, ())
+    return programs.inner(equation) if equation.primitive in _ENTERED else []

@@ -23,7 +23,7 @@ from evenhand.aggregators._reduce import reduce_uploads, weigh
 from evenhand.simulation import _client, _round
 from evenhand.simulation._client import Client
 from evenhand.simulation._groups import Groups, Members, live_sum, side_by_side
-from evenhand.simulation._hoist import Hoisted, hoist
+from evenhand.simulation._hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
 from evenhand.simulation._program import Program, everywhere, on_each
 from evenhand.simulation._round import WORK, RoundState, Rows
 from evenhand.streams import Purpose, stream
@@ -46,8 +46,8 @@ def run_rounds(
     arguments = (state, rows, root, np.int32(first), np.int32(count))
     leaves, structure = jax.tree.flatten(arguments)
     form = tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
-    compiled, numbers, constants, shapes = _prepared(_ById(program), structure, form)
     given = len(jax.tree.leaves(state))
+    compiled, numbers, constants, shapes = _prepared(_ById(program), structure, form, given, is_switched_on())
     results = compiled(numbers, constants, leaves[:given], leaves[given:])
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
@@ -80,14 +80,29 @@ class _ByKey(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _prepared(identity: _ById, structure: Any, form: tuple[Any, ...]) -> tuple[Any, Any, Any, Any]:
-    """``(compiled, numbers, constants, shapes of the results)``."""
+def _prepared(
+    identity: _ById, structure: Any, form: tuple[Any, ...], given: int, hoisting: bool
+) -> tuple[Any, Any, Any, Any]:
+    """``(compiled, numbers, constants, shapes of the results)``; the first ``given`` leaves are the state's."""
     program = identity.program
-    like = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form])
+    leaves = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form]
+    like = jax.tree.unflatten(structure, leaves)
     traced, shapes = jax.make_jaxpr(partial(_run_rounds, program), return_shape=True)(*like)
-    hoisted = hoist(traced)
-    everything = everywhere(program.mesh, (hoisted.values, list(hoisted.constants)))
-    return _compiled(_ByKey(hoisted, program.mesh)), *everything, shapes
+
+    def ready(hoisted: Hoisted) -> tuple[Any, Any, Any, Any]:
+        compiled = _compiled(_ByKey(hoisted, program.mesh))
+        numbers, constants = everywhere(program.mesh, (hoisted.values, list(hoisted.constants)))
+        compiled.trace(numbers, constants, leaves[:given], leaves[given:])
+        return compiled, numbers, constants, shapes
+
+    if hoisting:
+        try:
+            return ready(hoist(traced))
+        except (
+            Exception
+        ) as error:  # the rounds themselves have been traced: what fails is the walk through them
+            warn_of(error)
+    return ready(unchanged(traced))
 
 
 @lru_cache(maxsize=64)

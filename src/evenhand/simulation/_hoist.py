@@ -9,38 +9,25 @@ another array: only numbers of Python and NumPy become arguments.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from evenhand.lowering._interpret import scan_counts
+from evenhand import programs
 from evenhand.types import Array
 
-__all__ = ["Hoisted", "hoist", "inner_constants"]
+__all__ = ["Hoisted", "hoist", "inner_constants", "is_switched_on", "unchanged", "warn_of"]
 
-_INLINE = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-}
-"""Primitives that only call a function, and under which name they keep it; nothing is differentiated any more."""
-_INNER = {
-    "while": ("cond_jaxpr", "body_jaxpr"),
-    "scan": ("jaxpr",),
-    "cond": ("branches",),
-    "shard_map": ("jaxpr",),
-} | {name: (inner,) for name, inner in _INLINE.items()}
+_KEPT_WHOLE = {"remat2", "custom_linear_solve", "reduce"}
+"""Primitives whose programs are not entered, as JAX has them today: numbers in there compile anew."""
 
 
 class Hoisted(NamedTuple):
@@ -53,46 +40,64 @@ class Hoisted(NamedTuple):
       run: ``(values, constants, *arguments) -> results``, flat.
     """
 
-    key: str
+    key: Hashable
     values: np.ndarray[Any, np.dtype[np.float32]]
     constants: Sequence[Array]
     run: Callable[[Array, Sequence[Array], Sequence[Array]], list[Array]]
 
 
-def hoist(program: ClosedJaxpr) -> Hoisted:
-    """``program`` with its literal numbers as an argument."""
+def is_switched_on() -> bool:
+    """Whether numbers become arguments; ``EVENHAND_HOIST=off`` in the environment leaves them where they are."""
+    return os.environ.get("EVENHAND_HOIST", "").lower() not in {"off", "no", "false", "0"}
+
+
+def warn_of(error: Exception) -> None:
+    """Tells what it costs that this version of JAX is not known."""
+    warnings.warn(
+        f"JAX {jax.__version__} keeps programs in a way that Evenhand does not know ({error!r}). Results are the same,"
+        f" but each new number, such as another learning rate, compiles the rounds again.",
+        stacklevel=2,
+    )
+
+
+def unchanged(program: Any) -> Hoisted:
+    """``program`` as it is, which shares nothing with any other."""
+    function = jaxpr_as_fun(program)
+    return Hoisted(
+        object(), np.zeros(0, np.float32), (), lambda numbers, constants, arguments: function(*arguments)
+    )
+
+
+def hoist(program: Any) -> Hoisted:
+    """``program``, closed, with its literal numbers as an argument.
+
+    Raises:
+      programs.UnknownForm: JAX keeps the program in a way that is not known.
+    """
+    jaxpr, constants = programs.opened(program)
     places: dict[int, int] = {}
     values: list[float] = []
-    for literal in _literals(program.jaxpr):
+    for literal in _literals(program):
         if id(literal) not in places:
             places[id(literal)] = len(values)
             values.append(float(literal.val))
+    strangers = sorted(set(_strangers(program)))
+    if strangers:
+        warn_of(programs.UnknownForm(f"numbers inside {', '.join(strangers)}"))
 
     def run(numbers: Array, constants: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
-        return _evaluate(program.jaxpr, constants, arguments, _Numbers(numbers, places))
+        return _evaluate(jaxpr, constants, arguments, _Numbers(numbers, places))
 
-    digest = hashlib.sha256()
-    for line in _describe(program.jaxpr):
-        digest.update(line.encode())
-    for constant in inner_constants(program.jaxpr):
-        digest.update(constant)
-    return Hoisted(digest.hexdigest(), np.array(values, np.float32), program.consts, run)
+    return Hoisted(_described(program, places), np.array(values, np.float32), constants, run)
 
 
 def inner_constants(value: Any) -> Iterator[bytes]:
     """The arrays that programs inside a program close over: parts of what is compiled, so their values count."""
-    if isinstance(value, ClosedJaxpr):
-        for constant in value.consts:
-            yield _bytes(constant)
-        yield from inner_constants(value.jaxpr)
-    elif isinstance(value, Jaxpr):
-        for equation in value.eqns:
+    for program in programs.within(value):
+        jaxpr, constants = programs.opened(program)
+        yield from map(_bytes, constants)
+        for equation in jaxpr.eqns:
             yield from inner_constants(equation.params)
-    elif isinstance(value, Mapping):
-        yield from inner_constants(tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from inner_constants(each)
 
 
 def _bytes(constant: Any) -> bytes:
@@ -100,6 +105,9 @@ def _bytes(constant: Any) -> bytes:
         constant = jax.random.key_data(constant)
     array = np.asarray(constant)
     return f"{array.dtype}{array.shape}".encode() + array.tobytes()
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------
 
 
 class _Numbers(NamedTuple):
@@ -123,152 +131,135 @@ def _is_number(variable: Any) -> TypeGuard[Literal]:
     return bool(np.isfinite(value)) and value not in (0.0, 1.0, -1.0)
 
 
-def _inner(equation: Any) -> list[Jaxpr]:
-    """The programs inside an equation that are entered here."""
-    found: list[Jaxpr] = []
-    for name in _INNER.get(equation.primitive.name, ()):
-        value = equation.params[name]
-        programs = value if isinstance(value, tuple) else (value,)
-        found += [program.jaxpr if isinstance(program, ClosedJaxpr) else program for program in programs]
-    return found
+def _entered(equation: JaxprEqn) -> list[Any]:
+    """The programs inside an equation whose numbers become arguments."""
+    return [] if equation.primitive.name in _KEPT_WHOLE else programs.inner(equation)
 
 
-def _literals(program: Jaxpr) -> Iterator[Literal]:
-    for equation in program.eqns:
+def _literals(program: Any) -> Iterator[Literal]:
+    for equation in programs.opened(program)[0].eqns:
         yield from (variable for variable in equation.invars if _is_number(variable))
-        for inner in _inner(equation):
+        for inner in _entered(equation):
             yield from _literals(inner)
 
 
-def _describe(program: Jaxpr) -> Iterator[str]:
-    """Everything that decides what ``program`` computes, numbers left out."""
+def _strangers(program: Any) -> Iterator[str]:
+    """The names of unknown primitives with numbers in programs inside them."""
+    for equation in programs.opened(program)[0].eqns:
+        entered = _entered(equation)
+        for inner in entered:
+            yield from _strangers(inner)
+        if entered or equation.primitive.name in _KEPT_WHOLE:
+            continue
+        if any(True for inner in programs.within(equation.params) for _ in _literals(inner)):
+            yield equation.primitive.name
+
+
+# --- keys --------------------------------------------------------------------------------------------------------
+
+
+def _described(program: Any, places: Mapping[int, int]) -> Hashable:
+    """Everything that decides what ``program`` computes, but for the values of the numbers that have a place.
+
+    Values of parameters count as JAX itself counts them, by their own equality.
+    """
     names: dict[Any, int] = {}
 
-    def name(variable: Any) -> str:
-        if isinstance(variable, Literal):
-            return f"number:{variable.aval}" if _is_number(variable) else f"{variable.val!r}:{variable.aval}"
-        return f"{names.setdefault(variable, len(names))}:{variable.aval}"
+    def name(variable: Any) -> Hashable:
+        if not isinstance(variable, Literal):
+            return names.setdefault(variable, len(names)), variable.aval
+        # Which number it is counts too: a program may use one of them in two places.
+        place = places.get(id(variable))
+        return ("literal", _bytes(variable.val)) if place is None else ("number", place), variable.aval
 
-    yield "|".join(name(variable) for variable in (*program.constvars, *program.invars))
-    for equation in program.eqns:
-        entered = _INNER.get(equation.primitive.name, ())
+    jaxpr = programs.opened(program)[0]
+    lines: list[Hashable] = [tuple(map(name, (*jaxpr.constvars, *jaxpr.invars)))]
+    for equation in jaxpr.eqns:
+        entered = _entered(equation)
         # What a call keeps beside its program is for differentiation and printing.
-        kept = {} if equation.primitive.name in _INLINE else equation.params
-        parameters = {key: value for key, value in kept.items() if key not in entered}
-        # With addresses: two callbacks of one name are two programs, and both live as long as what is cached.
-        text = f"{equation.primitive.name}{sorted(parameters.items(), key=lambda item: item[0])}"
-        operands = ",".join(name(variable) for variable in equation.invars)
-        results = ",".join(name(variable) for variable in equation.outvars)
-        yield f"{text}({operands})->{results}"
-        for inner in _inner(equation):
-            yield "{"
-            yield from _describe(inner)
-            yield "}"
-    yield ";".join(name(variable) for variable in program.outvars)
+        kept = {} if equation.primitive.name in programs.CALLS else equation.params
+        kept = programs.beside(equation) if entered and kept else kept
+        beside = tuple((key, _counted(value)) for key, value in sorted(kept.items()))
+        operands, results = tuple(map(name, equation.invars)), tuple(map(name, equation.outvars))
+        inside = tuple(_closed(inner, places) for inner in entered)
+        lines.append((equation.primitive, equation.ctx, beside, operands, results, inside))
+    return (*lines, tuple(map(name, jaxpr.outvars)))
 
 
-def _evaluate(
-    program: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any], numbers: _Numbers
-) -> list[Any]:
-    known: dict[Any, Any] = {}
-
-    def read(variable: Any) -> Any:
-        return numbers.read(variable) if isinstance(variable, Literal) else known[variable]
-
-    known.update(zip(program.constvars, constants, strict=True))
-    known.update(zip(program.invars, arguments, strict=True))
-    for equation in program.eqns:
-        operands = [read(variable) for variable in equation.invars]
-        with equation.ctx.manager:
-            results = _apply(equation, operands, numbers)
-        known.update(zip(equation.outvars, results, strict=True))
-    return [read(variable) for variable in program.outvars]
+def _closed(program: Any, places: Mapping[int, int]) -> Hashable:
+    return (
+        _described(program, places),
+        tuple(hashlib.sha256(_bytes(each)).digest() for each in programs.opened(program)[1]),
+    )
 
 
-def _apply(equation: Any, operands: list[Any], numbers: _Numbers) -> Sequence[Any]:
+def _counted(value: Any) -> Hashable:
+    """A parameter as a part of a key; JAX keeps to parameters that can be hashed and compared."""
+    if programs.is_program(value):
+        return _closed(value, {})  # not entered: each literal in it counts, with its value
+    if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return type(value), tuple(map(_counted, value))
+    if isinstance(value, bool | int | float | complex):
+        return type(value), repr(value)  # True is not 1 here, nor 0.0 -0.0
+    return value
+
+
+# --- evaluation --------------------------------------------------------------------------------------------------
+
+
+def _evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], numbers: _Numbers) -> list[Any]:
+    return programs.evaluate(jaxpr, constants, arguments, partial(_apply, numbers), numbers.read)
+
+
+def _call(numbers: _Numbers, program: Any, *arguments: Any) -> list[Any]:
+    return _evaluate(*programs.opened(program), arguments, numbers)
+
+
+def _apply(numbers: _Numbers, equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     """The results of one equation."""
-    name, parameters = equation.primitive.name, equation.params
-    if not any(True for inner in _inner(equation) for _ in _literals(inner)):
-        results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(parameters))
-        return results if equation.primitive.multiple_results else [results]
-
-    def closed(program: ClosedJaxpr, *arguments: Any) -> list[Any]:
-        return _evaluate(program.jaxpr, program.consts, arguments, numbers)
-
-    if name in _INLINE:
-        inner = parameters[_INLINE[name]]
-        return (
-            closed(inner, *operands)
-            if isinstance(inner, ClosedJaxpr)
-            else _evaluate(inner, (), operands, numbers)
-        )
-    if name == "cond":
-        branches = [lambda *given, branch=branch: closed(branch, *given) for branch in parameters["branches"]]
-        return lax.switch(operands[0], branches, *operands[1:])
-    if name == "while":
+    if not any(True for inner in _entered(equation) for _ in _literals(inner)):
+        return programs.as_it_is(equation, operands)
+    if equation.primitive.name == "while":
         return _while(equation, operands, numbers)
-    if name == "scan":
-        return _scan(parameters, operands, closed)
-    return _shard_map(parameters, operands, numbers)
+    if equation.primitive.name == "shard_map":
+        return _shard_map(equation.params, operands, numbers)
+    return programs.again(equation, operands, partial(_call, numbers))
 
 
 def _while(equation: Any, operands: list[Any], numbers: _Numbers) -> Sequence[Any]:
     # Bound as it is, not through lax.while_loop: under vmap its condition is a vector, one entry per lane.
     parameters = equation.params
     of_cond, of_body = parameters["cond_nconsts"], parameters["body_nconsts"]
-    cond, body = parameters["cond_jaxpr"], parameters["body_jaxpr"]
     changed = {
         "cond_nconsts": of_cond + 1,
         "body_nconsts": of_body + 1,
-        "cond_jaxpr": _with_numbers(cond, numbers),
-        "body_jaxpr": _with_numbers(body, numbers),
+        "cond_jaxpr": _with_numbers(parameters["cond_jaxpr"], numbers),
+        "body_jaxpr": _with_numbers(parameters["body_jaxpr"], numbers),
     }
     fixed = [numbers.values, *operands[:of_cond], numbers.values, *operands[of_cond : of_cond + of_body]]
     return equation.primitive.bind(*fixed, *operands[of_cond + of_body :], **{**parameters, **changed})
 
 
-def _with_numbers(program: ClosedJaxpr, numbers: _Numbers) -> ClosedJaxpr:
+def _with_numbers(program: Any, numbers: _Numbers) -> Any:
     """The program with the numbers as its first argument."""
 
     def run(values: Array, *arguments: Any) -> list[Any]:
-        return _evaluate(program.jaxpr, program.consts, arguments, numbers._replace(values=values))
+        return _call(numbers._replace(values=values), program, *arguments)
 
     like = jax.ShapeDtypeStruct(numbers.values.shape, numbers.values.dtype)
     return jax.make_jaxpr(run)(like, *(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in program.in_avals))
 
 
-def _scan(parameters: Any, operands: list[Any], closed: Callable[..., list[Any]]) -> Sequence[Any]:
-    constants, carried = scan_counts(parameters)
-    fixed, begin, given = (
-        operands[:constants],
-        operands[constants : constants + carried],
-        operands[constants + carried :],
-    )
-
-    def step(carry: list[Any], each: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = closed(parameters["jaxpr"], *fixed, *carry, *each)
-        return results[:carried], results[carried:]
-
-    carry, out = lax.scan(
-        step,
-        begin,
-        given,
-        length=parameters["length"],
-        reverse=parameters["reverse"],
-        unroll=parameters["unroll"],
-    )
-    return [*carry, *out]
-
-
 def _shard_map(parameters: Any, operands: list[Any], numbers: _Numbers) -> Sequence[Any]:
     def inside(values: Array, *arguments: Any) -> list[Any]:
-        return _evaluate(parameters["jaxpr"], (), arguments, numbers._replace(values=values))
+        return _call(numbers._replace(values=values), parameters["jaxpr"], *arguments)
 
     everywhere = jax.shard_map(
         inside,
         mesh=parameters["mesh"],
         in_specs=(PartitionSpec(), *parameters["in_specs"]),
         out_specs=list(parameters["out_specs"]),
+        axis_names=set(parameters["newly_manual_axes"]),
         check_vma=parameters["check_vma"],
     )
     return everywhere(numbers.values, *operands)

@@ -1,0 +1,284 @@
+"""Traced programs that are not as they are known: keys never confuse two of them, and a run never fails for it."""
+
+import warnings
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import mlir
+
+import evenhand as eh
+from evenhand import programs
+from evenhand.lowering import lowered
+from evenhand.simulation import _engine
+from evenhand.simulation._hoist import hoist
+
+MODEL = eh.testing.toy_model()
+DATA = eh.testing.toy_data()
+ONE = jnp.float32(1.0)
+
+made_up = Primitive("made_up")
+"""Calls the program that it keeps, as nobody knows."""
+
+
+@made_up.def_impl
+def _(x, program, note=None):
+    return jaxpr_as_fun(program)(x)[0]
+
+
+@made_up.def_abstract_eval
+def _(x, program, note=None):
+    return x
+
+
+mlir.register_lowering(made_up, mlir.lower_fun(made_up.impl, multiple_results=False))
+
+
+def calling(function, note=None):
+    """``function`` behind the made-up primitive."""
+    return lambda x: made_up.bind(x, program=jax.make_jaxpr(function)(x), note=note)
+
+
+def key(function, x=ONE):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*numbers inside made_up")
+        return hoist(jax.make_jaxpr(function)(x)).key
+
+
+def train(lr=0.1, model=MODEL):
+    """How many programs a run adds, and its parameters."""
+    before = _engine._compiled.cache_info().misses
+    method = eh.algorithms.fedavg(model, client_opt=optax.sgd(lr), epochs=1, batch_size=4)
+    run = eh.simulate(method, DATA, rounds=2, cohort=4)
+    return _engine._compiled.cache_info().misses - before, np.array(run.params["w"])
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train()[1]
+
+
+@pytest.fixture
+def fresh():
+    """What other tests have prepared and compiled is forgotten, and what this one does."""
+    caches = (_engine._prepared, _engine._compiled)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+# --- keys --------------------------------------------------------------------------------------------------------
+
+
+def array(value):
+    return jnp.array([value, 1.0]) @ jnp.ones(2)
+
+
+LONG = np.arange(5000.0, dtype=np.float32)
+CHANGED = np.where(LONG == 2500, np.float32(-7), LONG)
+TWICE, THRICE = jax.jit(lambda x: x * 0.3), jax.jit(lambda x: x * 0.7)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (calling(lambda x: x * 0.3), calling(lambda x: x * 0.7)),
+        (calling(lambda x: x + jnp.sum(LONG)), calling(lambda x: x + jnp.sum(CHANGED))),
+        (calling(calling(lambda x: x + jnp.sum(LONG))), calling(calling(lambda x: x + jnp.sum(CHANGED)))),
+        (calling(jnp.sin, (1,)), calling(jnp.sin, (True,))),
+        (calling(jnp.sin, 0.0), calling(jnp.sin, -0.0)),
+        (jax.jit(lambda x: x + jnp.sum(LONG)), jax.jit(lambda x: x + jnp.sum(CHANGED))),
+        (lambda x: x + 0.0, lambda x: x + np.float32(-0.0)),
+        (lambda x: TWICE(TWICE(x)), lambda x: TWICE(THRICE(x))),
+        (lambda x: TWICE(calling(TWICE)(x)), lambda x: TWICE(calling(THRICE)(x))),
+        (jnp.sin, lambda x: jax.random.normal(jax.random.key(0), ())),
+    ],
+    ids=[
+        "number in an unknown primitive",
+        "array in an unknown primitive",
+        "array in one in another",
+        "True is not 1",
+        "0 is not -0 in a parameter",
+        "array in a call",
+        "0 is not -0",
+        "one number in two places",
+        "one program inside and outside of an unknown primitive",
+        "another function",
+    ],
+)
+def test_two_programs_are_never_taken_for_one(one, other):
+    assert key(one) == key(one)
+    assert key(one) != key(other)
+
+
+def test_programs_of_two_ways_to_draw_are_two():
+    def draw(x):
+        return x + jax.random.normal(jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)), ())
+
+    keys = []
+    for partitionable in (True, False):
+        with jax.threefry_partitionable(partitionable):
+            keys.append(key(draw))
+    assert keys[0] != keys[1]
+
+
+def test_a_number_used_twice_is_not_two_numbers():
+    """The program with one number is compiled first: the other must not read it in both places."""
+    results = []
+    for function in (lambda x: TWICE(TWICE(x)), lambda x: TWICE(THRICE(x))):
+        hoisted = hoist(jax.make_jaxpr(function)(ONE))
+        results.append(float(hoisted.run(jnp.asarray(hoisted.values), hoisted.constants, [ONE])[0]))
+    np.testing.assert_allclose(results, [0.09, 0.21], rtol=1e-6)
+
+
+# --- forms -------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_is_opened_however_it_is_kept():
+    """Closed; open, with arguments for its constants; and a class that is both, as JAX has had it since 0.11."""
+    rows = jnp.arange(3.0)
+    closed = jax.make_jaxpr(lambda x: x + rows)(1.0)
+    jaxpr, values = programs.opened(closed)
+    assert values[0] is rows
+    assert len(jaxpr.constvars) == len(values) == 1
+
+    class Both:
+        def __init__(self):
+            self.eqns, self.invars, self.constvars, self.consts = (
+                jaxpr.eqns,
+                jaxpr.invars,
+                jaxpr.constvars,
+                [rows],
+            )
+            self.jaxpr = self
+
+    both = Both()
+    assert programs.opened(both) == (both, [rows])
+    open_one = programs.opened(jax.make_jaxpr(jnp.sin)(1.0))[0]
+    assert programs.opened(open_one) == (open_one, open_one.consts if hasattr(open_one, "consts") else ())
+    with pytest.raises(programs.UnknownForm):
+        programs.opened(object())
+
+
+def test_counts_of_a_scan_are_read_or_refused():
+    class Tree:
+        def unpack(self):
+            return (1, 2), (3,), ()
+
+    assert programs.scan_counts({"num_consts": 2, "num_carry": 1}) == (2, 1)
+    assert programs.scan_counts({"ft_in": Tree()}) == (2, 1)
+    for unknown in ({}, {"ft_in": 3}, {"num_consts": 2}):
+        with pytest.raises(programs.UnknownForm):
+            programs.scan_counts(unknown)
+
+
+def test_a_program_in_a_container_of_its_own_is_told_apart():
+    class Box:
+        def __init__(self, program):
+            self.program = program
+
+    boxes = [Box(jax.make_jaxpr(lambda x, a=a: x * a)(ONE)) for a in (0.3, 0.7)]
+    assert key(calling(jnp.sin, boxes[0])) == key(calling(jnp.sin, boxes[0]))
+    assert key(calling(jnp.sin, boxes[0])) != key(calling(jnp.sin, boxes[1]))
+
+
+# --- runs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_with_numbers_in_an_unknown_primitive_warns_once_and_goes_on(fresh, trained):
+    def losses(outputs, y):
+        zero = calling(lambda v: v * 0.3)(ONE) - 0.3
+        return MODEL.losses(outputs, y) + lax.stop_gradient(zero)
+
+    with pytest.warns(UserWarning, match="numbers inside made_up.*compiles the rounds again") as told:
+        _, params = train(model=MODEL._replace(losses=losses))
+    assert len(told) == 1
+    np.testing.assert_allclose(params, trained, rtol=1e-6)
+
+
+def test_what_cannot_be_hashed_leaves_the_program_as_it_is(fresh, trained, monkeypatch):
+    monkeypatch.setattr("evenhand.simulation._hoist._counted", lambda value: [value])
+    with pytest.warns(UserWarning, match="unhashable.*compiles the rounds again") as told:
+        _, params = train()
+    assert len(told) == 1
+    np.testing.assert_allclose(params, trained, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["scan", "while", "jit"])
+def test_a_run_on_an_unknown_form_of_program_warns_once_and_gives_the_same(fresh, trained, monkeypatch, kind):
+    """As if a later JAX had given this kind of equation a parameter that nobody has heard of."""
+    monkeypatch.setitem(programs._BESIDE, kind, "")
+    with pytest.warns(UserWarning, match=f"UnknownForm.*{kind}.*compiles the rounds again") as told:
+        _, params = train()
+    assert len(told) == 1
+    np.testing.assert_allclose(params, trained, rtol=1e-6)
+
+
+def test_a_walk_that_fails_leaves_the_program_as_it_is(fresh, trained, monkeypatch):
+    def fail(*_):
+        raise AttributeError("no such thing any more")
+
+    monkeypatch.setattr(programs, "again", fail)
+    with pytest.warns(UserWarning, match="no such thing any more") as told:
+        _, params = train()
+    assert len(told) == 1
+    np.testing.assert_allclose(params, trained, rtol=1e-6)
+
+
+def test_switched_off_gives_the_same_and_compiles_each_number(trained, monkeypatch):
+    train()
+    monkeypatch.setenv("EVENHAND_HOIST", "off")
+    added, params = train()
+    assert added == 1
+    np.testing.assert_array_equal(params, trained)
+    added, off = train(0.2)
+    assert added == 1
+    monkeypatch.setenv("EVENHAND_HOIST", "on")
+    added, on = train(0.2)
+    assert added == 0
+    np.testing.assert_array_equal(on, off)
+    assert not np.array_equal(on, trained)
+
+
+# --- lowering ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def looped():
+    kernel, x = jnp.ones((3, 3, 1, 2)) * 0.1, jnp.ones((1, 6, 6, 1))
+    conv = partial(
+        lax.conv_general_dilated,
+        window_strides=(1, 1),
+        padding="SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+    def score(kernel):
+        return lax.scan(lambda c, _: (c + jnp.sum(conv(x, kernel)), None), 0.0, length=2)[0]
+
+    return score, kernel
+
+
+@pytest.mark.parametrize(
+    "breaking",
+    [
+        lambda patch: patch.setitem(programs._BESIDE, "scan", ""),
+        lambda patch: patch.setattr(programs, "evaluate", None),
+    ],
+    ids=["unknown form", "a walk that fails"],
+)
+def test_lowering_leaves_what_it_does_not_know(looped, monkeypatch, breaking):
+    score, kernel = looped
+    wanted = jax.grad(lowered(score))(kernel)
+    breaking(monkeypatch)
+    with pytest.warns(UserWarning, match="left to XLA") as told:
+        found = jax.grad(lowered(score))(kernel)
+    assert len(told) == 1
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
