@@ -95,7 +95,7 @@ def _svm(data: FederatedDataset, hidden: int) -> Model:
 
 def _mlp(data: FederatedDataset, hidden: int) -> Model:
     if hidden < 1:
-        raise EvenhandError(f"--hidden {hidden} is no width of a layer: give a number of at least 1.")
+        raise EvenhandError(f"--hidden {hidden} is not the width of a layer: give a number of at least 1.")
     return models.mlp(_features(data), classes=_classes(data, "mlp"), hidden=(hidden,))
 
 
