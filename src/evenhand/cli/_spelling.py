@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -52,15 +53,16 @@ class Takes(NamedTuple):
         return any(_reads(text, kind) for kind in self.kinds)
 
 
-Options: TypeAlias = dict[str, Takes]
+Options: TypeAlias = Mapping[str, Takes]
 
 
+@cache
 def options_of(command: type) -> Options:
     """What a command, or a method, takes: its options as they are typed, those of the dataclasses in it included.
 
     Places come under their names in capitals.
     """
-    found: Options = {}
+    found: dict[str, Takes] = {}
     hints = get_type_hints(command, include_extras=True)
     for field in dataclasses.fields(command):
         hint = hints[field.name]
