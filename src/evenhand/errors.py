@@ -1,8 +1,11 @@
-"""The one exception that says: the input is at fault, not the program."""
+"""The one exception that says: the input is at fault, not the program; and what its sentences are made with."""
 
 import operator
+from collections.abc import Iterable
+from difflib import get_close_matches
+from types import FunctionType, UnionType
 
-__all__ = ["EvenhandError", "whole_number"]
+__all__ = ["EvenhandError", "expect", "nearest", "perhaps", "whole_number"]
 
 
 class EvenhandError(ValueError):
@@ -21,3 +24,70 @@ def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) ->
     if not least <= number <= most:
         raise EvenhandError(f"{name}={value}: give a whole number from {least} to {most}.")
     return number
+
+
+def expect(name: str, value: object, kind: type | UnionType, example: str) -> None:
+    """``value`` is of the ``kind`` that the argument ``name`` takes.
+
+    Raises:
+      EvenhandError: it is not; the sentence says what it is instead, and gives the ``example``.
+    """
+    if not isinstance(value, kind):
+        raise EvenhandError(f"{name}={_described(value)}: give a value such as {example}.")
+
+
+_LIBRARIES = {
+    "evenhand",
+    "flax",
+    "jax",
+    "keras",
+    "numpy",
+    "optax",
+    "pandas",
+    "sklearn",
+    "tensorflow",
+    "torch",
+}
+
+
+def _described(value: object) -> str:
+    """A value of the wrong kind in a few words; a class of the user's is known by the library under it."""
+    made = value if isinstance(value, type) else type(value)
+    roots = (base.__module__.partition(".")[0] for base in made.__mro__)
+    library = next((f"{root}'s " for root in roots if root in _LIBRARIES), "")
+    if isinstance(value, type):
+        return f" got {library or 'the '}class {made.__name__} itself"
+    if library:  # its repr may be long, or cost a transfer
+        return f" got an instance of {library}{made.__name__}"
+    if isinstance(value, FunctionType):
+        return f" got the function {value.__name__} itself, not what it returns"
+    return f"{value!r:.60}"
+
+
+_LIKENESS = 0.7
+"""What a misspelt word shares with the right one: a swapped, lost or added letter in five or more."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The one of ``known`` that ``word`` is most likely a slip of, or None if it resembles none.
+
+    Case, hyphens, underscores and spaces do not count.
+
+    Example:
+      >>> nearest("Fed-Porx", ["fedavg", "fedprox"])
+      'fedprox'
+      >>> nearest("krum", ["fedavg", "fedprox"])
+    """
+    folded = {_folded(name): name for name in known}
+    close = get_close_matches(_folded(word), folded, n=1, cutoff=_LIKENESS)
+    return folded[close[0]] if close else None
+
+
+def perhaps(word: str, known: Iterable[str]) -> str:
+    """``" (perhaps you meant ...)"``, to go after a misspelt word in a sentence; ``""`` if it resembles none."""
+    meant = nearest(word, known)
+    return "" if meant is None else f" (perhaps you meant {meant})"
+
+
+def _folded(word: str) -> str:
+    return word.casefold().translate(dict.fromkeys(map(ord, "-_ ")))

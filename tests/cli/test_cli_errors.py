@@ -44,23 +44,23 @@ def test_malformed_data(variant: str, tmp_path: Path, capsys: pytest.CaptureFixt
         ("--data synthetic:1", "write synthetic:ALPHA,BETA"),
         ("--data synthetic:one,two", "write synthetic:ALPHA,BETA"),
         ("--data synthetic:-1,1", "alpha"),
-        ("--clients 0", "clients must be at least 1"),
+        ("--clients 0", "--clients must be at least 1"),
         ("--alpha 0", "alpha"),
-        ("--test-fraction 1", "test_fraction"),
+        ("--test-fraction 1", "--test-fraction must"),
         ("--rounds -1", "rounds"),
         ("--cohort 0", "cohort"),
         ("--epochs 0", "epochs"),
         ("--steps 0", "steps"),
         ("--epochs 1 --steps 1", "--epochs and --steps exclude each other"),
-        ("--batch-size 0", "batch_size"),
-        ("--lr 0", "--lr 0.0 is no step size"),
-        ("--lr nan", "--lr nan is no step size"),
+        ("--batch-size 0", "--batch-size 0: "),
+        ("--lr 0", "--lr 0.0 is not a step size"),
+        ("--lr nan", "--lr nan is not a step size"),
         ("--server-lr -1", "--server-lr -1.0"),
-        ("--stragglers 1.5", "stragglers"),
-        ("--data-seed -1", "seed"),
-        ("--eval-every 0", "eval_every"),
-        ("--checkpoint -1", "seconds=-1.0"),
-        ("--lanes 0", "lanes"),
+        ("--stragglers 1.5", "evenhand: --stragglers 1.5: "),
+        ("--data-seed -1", "--data-seed must"),
+        ("--eval-every 0", "--eval-every 0: "),
+        ("--checkpoint -1", "--checkpoint -1.0"),
+        ("--lanes 0", "--lanes 0: "),
         ("--model cnn_femnist", "28"),
         ("--model lstm", "lstm"),
         ("--config nowhere/config.json", "nowhere/config.json does not exist"),
@@ -104,34 +104,16 @@ def test_out_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("", "Expected one of {run, resume, compare, report, list}: see `evenhand --help`."),
-        ("dance", "Unrecognized options: dance; available subcommands: run, resume, compare, report, list: "),
-        ("run", "Expected one of {fedavg, fedprox, "),
-        ("run fedsomething", "fedsomething"),
-        ("run fedavg --rond 3", "Unrecognized options: --rond, 3; perhaps you meant --rounds: see "),
-        ("run fedavg --rounds x", "--rounds: invalid literal for int() with base 10: 'x': see "),
-        ("run fedavg --checkpoint maybe", "--checkpoint: no type matching FLOAT|{off} could be instantiated"),
-        ("list food", "Invalid choice 'food' for argument 'topic'; expected one of "),
-        ("report", "see `evenhand report --help`."),
-        ("resume", "see `evenhand resume --help`."),
-        ("compare --clients", "see `evenhand compare --help`."),
-    ],
-)
-def test_words_that_are_no_command(
-    words: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for columns in ("80", "200"):
-        monkeypatch.setenv("COLUMNS", columns)
-        shown = refused(words.split(), capsys)
-        assert sentence in shown
-        assert not set("│╭╰─") & set(shown)
-
-
-@pytest.mark.parametrize(
     "words",
-    ["--help", "run --help", "run fedprox --help", "resume --help", "compare --help", "list --help"],
+    [
+        "--help",
+        "run --help",
+        "run fedprox --help",
+        "resume --help",
+        "compare --help",
+        "list --help",
+        "completion --help",
+    ],
 )
 def test_help_ends_with_examples(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

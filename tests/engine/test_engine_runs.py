@@ -256,8 +256,14 @@ def test_traffic_is_counted_in_models(method, down, up):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: eh.algorithms.fedavg(MODEL, client_opt=optax.sgd, epochs=1), "is no optimiser"),
-        (lambda: eh.algorithms.fedavg(MODEL, client_opt=0.1, epochs=1), "client_opt=0.1 is no optimiser"),
+        (
+            lambda: eh.algorithms.fedavg(MODEL, client_opt=optax.sgd, epochs=1),
+            "client_opt= got the function sgd itself",
+        ),
+        (
+            lambda: eh.algorithms.fedavg(MODEL, client_opt=0.1, epochs=1),
+            "client_opt=0.1: give a value such as optax.sgd",
+        ),
         (lambda: eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1), epochs=1.5), "epochs=1.5"),
         (
             lambda: eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1), epochs=1, batch_size=2**31),
@@ -267,9 +273,12 @@ def test_traffic_is_counted_in_models(method, down, up):
             lambda: eh.algorithms.scaffold(
                 MODEL, client_opt=optax.sgd(0.1), epochs=1, aggregator=eh.aggregators.mean
             ),
-            "as its aggregator: give a value such as eh.aggregators.mean",
+            "aggregator= got the function mean itself, .* give a value such as eh.aggregators.mean",
         ),
-        (lambda: eh.simulate(MODEL, DATA, rounds=1), "got Model .* as its algorithm"),
+        (
+            lambda: eh.simulate(MODEL, DATA, rounds=1),
+            "algorithm= got an instance of evenhand's Model: give a value such as eh.algorithms.fedavg",
+        ),
     ],
 )
 def test_the_likeliest_slips_get_their_cure(make, words):

@@ -10,7 +10,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.algorithms._checks import check_parts
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, expect
 from evenhand.types import (
     Aggregator,
     Array,
@@ -62,16 +62,14 @@ def choose_solver(
 ) -> local.Solver:
     """The user's own solver, or mini-batch descent as described by the other arguments."""
     if solver is not None:
+        if not callable(solver):
+            expect("solver", solver, local.Sgd, "eh.local.sgd(model, client_opt=optax.sgd(0.1), epochs=1)")
         if (client_opt, epochs, steps, batch_size) != (None, None, None, None):
             raise EvenhandError(
                 "A method got solver= together with client_opt=, epochs=, steps= or batch_size=: "
                 "the solver replaces them all, so give one or the other."
             )
         return solver
-    if isinstance(client_opt, float | int) or callable(client_opt):
-        raise EvenhandError(
-            f"client_opt={client_opt!r} is no optimiser: give one, e.g. client_opt=optax.sgd(0.1)."
-        )
     if client_opt is None:
         raise EvenhandError("A method needs client_opt=, e.g. optax.sgd(0.1), or a solver= of your own.")
     return local.sgd(model, client_opt=client_opt, epochs=epochs, steps=steps, batch_size=batch_size)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, expect
 from evenhand.types import Algorithm, Array, Info, Key, Params, Phase, PyTree
 
 __all__ = ["averaged"]
@@ -55,6 +55,7 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, theorem 5; Mohri et al., *Agnostic Federated Learning*, ICML 2019.
     """
+    expect("method", method, Algorithm, "eh.algorithms.fedavg(model, ...)")
     if not 1.0 <= growth < math.inf:
         raise EvenhandError(
             f"averaged(growth={growth}): the weights must grow by a finite factor of 1 or more."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from evenhand.algorithms._in_parts import each_part, model_in_parts, phase_in_parts
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, expect
 from evenhand.types import Algorithm, ClientData, Key, PyTree, Sum
 
 __all__ = ["side_by_side"]
@@ -82,6 +82,8 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
 def _check(each: Sequence[Algorithm]) -> None:
     if not each:
         raise EvenhandError("side_by_side() got no method: give at least one, by its name.")
+    for method in each:
+        expect("method", method, Algorithm, "eh.algorithms.fedavg(model, ...)")
     first, *others = each
     if any(method.model != first.model for method in others):
         raise EvenhandError(

@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy.typing as npt
+import optax
 from jax import lax
 
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.lowering import lowered
 from evenhand.streams import Purpose, stream
 from evenhand.types import Array, Key, Model, Params, PyTree
 
-__all__ = ["Fit", "Solver", "fit", "weighted_gradient"]
+__all__ = ["Fit", "Solver", "check_parts", "fit", "weighted_gradient"]
 
 
 class Solver(NamedTuple):
@@ -86,6 +87,7 @@ def fit(
       >>> bool(abs(kernel[0, 0] - 2.0) < 0.1)
       True
     """
+    expect("solver", solver, Solver, "eh.centralized.batch(model, risk, optimiser=optax.sgd(0.1))")
     x, y = jnp.asarray(x), jnp.asarray(y)
     if not x.ndim or not x.shape[0] or y.shape[:1] != x.shape[:1]:
         raise EvenhandError(
@@ -102,6 +104,12 @@ def fit(
         state, first = go_on.state, go_on.steps
     state = _steps(solver.step, state, x, y, root, jnp.int32(first), jnp.int32(steps))
     return Fit(solver.params(state), state, first + steps, seed)
+
+
+def check_parts(model: object, optimiser: object) -> None:
+    """The parts of a solver are what their arguments' names say."""
+    expect("model", model, Model, "eh.models.softmax_regression(features=64, classes=10)")
+    expect("optimiser", optimiser, optax.GradientTransformation, "optax.sgd(0.1)")
 
 
 @partial(jax.jit, static_argnums=0)

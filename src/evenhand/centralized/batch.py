@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from evenhand.centralized._fit import Solver, weighted_gradient
+from evenhand.centralized._fit import Solver, check_parts, weighted_gradient
 from evenhand.types import Array, Key, Model, Params, PyTree, Risk
 
 __all__ = ["batch"]
@@ -54,6 +54,7 @@ def batch(
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, the batch solvers of TERM and of hierarchical
     TERM.
     """
+    check_parts(model, optimiser)
 
     def init(params: Params, x: Array, y: Array) -> _Descent:
         return _Descent(params, optimiser.init(params))

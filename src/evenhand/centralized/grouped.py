@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
-from evenhand.centralized._fit import Solver, weighted_gradient
+from evenhand.centralized._fit import Solver, check_parts, weighted_gradient
 from evenhand.centralized.stochastic import check_rate, mixed, ramped
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.risks import tilted
@@ -79,6 +79,7 @@ def grouped(
 
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, the stochastic solver of hierarchical TERM.
     """
+    check_parts(model, optimiser)
     member = np.asarray(groups)
     if member.ndim != 1 or not np.issubdtype(member.dtype, np.integer) or member.min(initial=0) < 0:
         raise EvenhandError(

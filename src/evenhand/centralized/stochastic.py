@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from evenhand.centralized._fit import Solver, weighted_gradient
+from evenhand.centralized._fit import Solver, check_parts, weighted_gradient
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.risks import tilted
 from evenhand.types import Array, Key, Model, Params, PyTree
@@ -75,6 +75,7 @@ def stochastic(
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, the stochastic solver of TERM and its
     two-batch variant.
     """
+    check_parts(model, optimiser)
     tilt = ramped("t", t, "stochastic")
     check_rate(rate, "stochastic")
     whole_number("batch_size", batch_size, 1, 10**6)

@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 
 from evenhand.cli._saved import SavedRun, load_run
 from evenhand.cli._tables import client_table, overview, subject, tally
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.evaluation import RunView, write_report
 
 __all__ = ["Compare"]
@@ -31,6 +31,7 @@ class Compare:
 
     def execute(self) -> int:
         """Prints the tables and returns the exit code."""
+        whole_number("clients", self.clients, 0)
         if not self.runs:
             raise EvenhandError(
                 "There is nothing to compare: name run folders, e.g. `evenhand compare runs/a runs/b`."

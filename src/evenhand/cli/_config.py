@@ -18,7 +18,7 @@ from evenhand.cli._methods import METHODS, Method
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 
-__all__ = ["changes", "configuration", "spelled", "with_config"]
+__all__ = ["changes", "configuration", "flat", "spelled", "with_config"]
 
 _ELSEWHERE = {"method", "out", "overwrite", "quiet", "config"}
 """Fields that are told apart, or that say where numbers go and not what they are."""
@@ -36,7 +36,7 @@ def configuration(method: Method, options: Any, data: FederatedDataset) -> dict[
     """
     return {
         "method": {"name": method.name, **dataclasses.asdict(method)},
-        "options": {name: value for name, value in _flat(options).items() if name not in _ELSEWHERE},
+        "options": {name: value for name, value in flat(options).items() if name not in _ELSEWHERE},
         "data": {"name": data.name, "clients": data.num_clients, "fingerprint": fingerprint(data)},
         "versions": {
             "evenhand": __version__,
@@ -59,12 +59,12 @@ def changes(path: Path, config: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _flat(value: Any) -> dict[str, Any]:
+def flat(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that have a value, those of the dataclasses in it included."""
     options: dict[str, Any] = {}
     for name, item in vars(value).items():
         if dataclasses.is_dataclass(item) and name != "method":
-            options.update(_flat(item))
+            options.update(flat(item))
         elif item is not None:
             options[name] = item
     return options

@@ -39,14 +39,14 @@ class LocalOptions:
     def optimiser(self) -> optax.GradientTransformation:
         """The clients' optimiser."""
         if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise EvenhandError(f"--lr {self.lr} is no step size: give a number above 0.")
+            raise EvenhandError(f"--lr {self.lr} is not a step size: give a number above 0.")
         return optax.sgd(self.lr)
 
     def one_gradient(self, method: str) -> None:
         """For a method whose clients send one gradient over all their rows: other work would be ignored.
 
         Raises:
-          EvenhandError: other work was asked for, or --lr is no step size.
+          EvenhandError: other work was asked for, or --lr is not a step size.
         """
         self.optimiser()
         asked = {"--epochs": self.epochs, "--steps": self.steps}

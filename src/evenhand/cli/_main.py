@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
 
 import tyro
-from tyro.conf import subcommand
+from tyro.conf import Positional, subcommand
 
 from evenhand._version import __version__
 from evenhand.cli._compare import Compare
 from evenhand.cli._config import with_config
 from evenhand.cli._list import List
+from evenhand.cli._methods import METHODS
 from evenhand.cli._report import Report
 from evenhand.cli._resume import Resume
 from evenhand.cli._run import Run
+from evenhand.cli._spelling import HELP, options_of, ordered
 from evenhand.cli._words import STYLE, in_one_sentence
 from evenhand.errors import EvenhandError
 
@@ -30,7 +35,9 @@ _EXAMPLES = {
   evenhand run fedprox --mu 0.1 --config runs/a --out runs/b
   evenhand resume runs/a                           goes on where it was stopped
   evenhand compare runs/a runs/b --out compare.html
-  evenhand list methods""",
+  evenhand list methods
+  evenhand help run                                as `evenhand run --help`
+  evenhand --version""",
     "run": """\
   evenhand run fedavg                              digits, 50 rounds, everybody
   evenhand run fedprox --mu 0.1 --cohort 10 --epochs 5 --stragglers 0.9
@@ -49,17 +56,35 @@ _EXAMPLES = {
     "list": """\
   evenhand list
   evenhand list models""",
+    "completion": """\
+  source <(evenhand completion bash)               in ~/.bashrc: <Tab> completes
+  evenhand completion zsh > ~/.zfunc/_evenhand     where ~/.zfunc is in $fpath""",
 }
 """What stands at the end of each command's help."""
 
-_OPTIONS = {
-    "regression=True": "--regression",
-    "client=NAME": "--client-column NAME",
-    "label=NAME": "--label-column NAME",
-    "clients=N": "--clients N",
-    "features=NAMES": "features=NAMES in Python",
+
+@dataclass(frozen=True)
+class Completion:
+    """Print a script that lets a shell complete the commands and options of evenhand."""
+
+    shell: Positional[Literal["bash", "zsh", "tcsh"]]
+    """the shell that reads it"""
+
+    def execute(self) -> int:
+        """Prints the script and returns the exit code."""
+        with suppress(SystemExit):
+            _read(["--tyro-print-completion", self.shell])
+        return 0
+
+
+_COMMANDS = {
+    "run": Run,
+    "resume": Resume,
+    "compare": Compare,
+    "report": Report,
+    "list": List,
+    "completion": Completion,
 }
-"""Arguments that the library's sentences advise, as they are spelled here."""
 
 _Command: TypeAlias = (
     Annotated[Run, subcommand("run")]
@@ -67,7 +92,19 @@ _Command: TypeAlias = (
     | Annotated[Compare, subcommand("compare")]
     | Annotated[Report, subcommand("report")]
     | Annotated[List, subcommand("list")]
+    | Annotated[Completion, subcommand("completion")]
 )
+
+_ARGUMENTS = {
+    "regression=True": "--regression",
+    "client=NAME": "--client-column NAME",
+    "label=NAME": "--label-column NAME",
+    "features=NAMES": "features=NAMES in Python",
+    "fraction=": "--stragglers ",
+    "seed must": "--data-seed must",
+    "seconds=": "--checkpoint ",
+}
+"""Arguments that the library's sentences name, as they are spelled here; the others have their options' names."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,26 +134,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parse(words: Sequence[str]) -> Run | Resume | Compare | Report | List:
+def parse(words: Sequence[str]) -> Run | Resume | Compare | Report | List | Completion:
     """The command that ``words`` spell.
 
     Raises:
       SystemExit: they ask for help.
       EvenhandError: they spell none, or name a configuration that cannot be read.
     """
+    words = list(words) or ["help"]
+    if words[0] == "help":
+        words = [*words[1:], "--help"]
     try:
-        with in_one_sentence():
-            return tyro.cli(
-                _Command, prog="evenhand", description=_DESCRIPTION, args=with_config(words), config=STYLE
-            )
+        return _read(words if words[0] in HELP else _spelled_out(words))
     except SystemExit:
-        name = words[0] if words and words[0] in _EXAMPLES else ""
+        name = words[0] if words[0] in _EXAMPLES else ""
         print(f"examples:\n{_EXAMPLES[name]}")
         raise
 
 
+def _spelled_out(words: Sequence[str]) -> list[str]:
+    """The words, checked, with the settings of a configuration that they name."""
+    words = ordered(words, _COMMANDS)
+    spelled = with_config(words)
+    if spelled == words:
+        return words
+    try:
+        return ordered(spelled, _COMMANDS, repeats=True)
+    except EvenhandError as error:
+        raise EvenhandError(f"{spelled[-1].removeprefix('--config=')}: {error}") from None
+
+
+def _read(words: Sequence[str]) -> Run | Resume | Compare | Report | List | Completion:
+    with in_one_sentence():
+        return tyro.cli(_Command, prog="evenhand", description=_DESCRIPTION, args=words, config=STYLE)
+
+
 def _complain(sentence: str) -> int:
-    for argument, option in _OPTIONS.items():
+    """The sentence on stderr, with the arguments that it names spelled as options."""
+    for argument, option in _ARGUMENTS.items():
         sentence = sentence.replace(argument, option)
+    for option in {**options_of(Run), **{o: t for method in METHODS for o, t in options_of(method).items()}}:
+        sentence = re.sub(
+            rf"(?<![-\w.'\"]){option[2:].replace('-', '_')}(=(?=\S)| (?=must ))", f"{option} ", sentence
+        )
+    sentence = re.sub(r"\w+\((--[\w-]+ [^()]*)\):", r"\1:", sentence)
     print(f"evenhand: {sentence}", file=sys.stderr)
     return 2

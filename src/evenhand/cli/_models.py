@@ -11,7 +11,7 @@ from tyro.conf import arg
 
 from evenhand import models
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.types import Model
 
 __all__ = ["MODELS", "Choice", "ModelOptions"]
@@ -79,8 +79,8 @@ def _classes(data: FederatedDataset, name: Name) -> int:
 def _linear(data: FederatedDataset, hidden: int) -> Model:
     if data.num_classes is not None:
         raise EvenhandError(
-            f"--model linear needs real-valued labels, but {data.name} has classes: add --regression, or use "
-            "--model softmax."
+            f"--model linear needs real-valued labels, but {data.name} has classes: use --model softmax, "
+            "or --regression if its labels are numbers to be predicted."
         )
     return models.linear_regression(_features(data), outputs=math.prod(data.train.y.shape[1:]))
 
@@ -94,8 +94,7 @@ def _svm(data: FederatedDataset, hidden: int) -> Model:
 
 
 def _mlp(data: FederatedDataset, hidden: int) -> Model:
-    if hidden < 1:
-        raise EvenhandError(f"--hidden {hidden} is no width of a layer: give a number of at least 1.")
+    whole_number("hidden", hidden, 1)
     return models.mlp(_features(data), classes=_classes(data, "mlp"), hidden=(hidden,))
 
 

@@ -15,6 +15,7 @@ from evenhand.cli._data import fingerprint
 from evenhand.cli._folder import CHECKPOINT, CONFIG, REPORT, SUMMARY, read_json
 from evenhand.cli._record import Place
 from evenhand.cli._run import Run
+from evenhand.cli._spelling import ordered
 from evenhand.cli._words import STYLE, in_one_sentence
 from evenhand.errors import EvenhandError
 
@@ -72,8 +73,8 @@ class Resume:
 
 def _restored(path: Path) -> Run:
     """The command that a ``config.json`` stands for."""
-    words = spelled(path)
     try:
+        _, *words = ordered(["run", *spelled(path)], {"run": Run})
         with in_one_sentence():
             return tyro.cli(Run, prog="evenhand run", args=words, config=STYLE)
     except EvenhandError as error:

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from tyro.conf import arg
 
-from evenhand.cli._config import changes, configuration
+from evenhand.cli._config import changes, configuration, flat
 from evenhand.cli._data import DataOptions
 from evenhand.cli._folder import CHECKPOINT, check_free
+from evenhand.cli._idle import check_labels, idle
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._methods import Method
 from evenhand.cli._models import ModelOptions
@@ -66,11 +67,13 @@ class Run:
         """Trains, writes the run folder and returns the exit code."""
         folder = self._default_folder() if self.out is None else self.out
         check_free(folder, overwrite=self.overwrite)
+        check_labels(self.data)
         data = self.data.load()
         config = self.recorded(data)
-        if self.config is not None and not self.quiet:
-            for sentence in changes(self.config, config):
-                print(f"evenhand: {sentence}", file=sys.stderr)
+        remarks = idle(flat(self), flat(Run(self.method)), data)
+        remarks += [] if self.config is None else changes(self.config, config)
+        for sentence in [] if self.quiet else remarks:
+            print(f"evenhand: {sentence}", file=sys.stderr)
         return self.train(data, Place(folder, config, resumed=False))
 
     @property

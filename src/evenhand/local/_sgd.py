@@ -12,7 +12,7 @@ import optax
 from jax import lax
 
 from evenhand import permutation
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.local._passes import full_gradient, losses_of, rows_at
 from evenhand.types import Array, ClientData, Effort, Key, Model, Params, PyTree, Risk
 
@@ -93,6 +93,7 @@ def sgd(
     Raises:
       EvenhandError: not exactly one of ``epochs`` and ``steps``, or one that is no whole number from 1 to a million.
     """
+    expect("client_opt", client_opt, optax.GradientTransformation, "optax.sgd(0.1)")
     _check_work(epochs, steps, batch_size)
     slope = jax.jit(jax.grad(partial(_batch_loss, model, risk)))  # traced once, whoever traces the solver
 

@@ -93,6 +93,10 @@ def from_flax(
       >>> model.losses(model.apply(params, jnp.zeros((2, 4))), jnp.array([0, 2])).shape
       (2,)
     """
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        raise EvenhandError(
+            f"from_flax got the class {module.__name__} itself: give it an instance, {module.__name__}(...)."
+        )
     row_loss = resolve(loss)
     inputs = jnp.asarray(sample)
     if inputs.ndim == 0:

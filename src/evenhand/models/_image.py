@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from evenhand.models._adapters import from_flax
-from evenhand.models._layers import glorot_uniform, image_rows
+from evenhand.models._layers import check_sizes, glorot_uniform, image_rows
 from evenhand.types import Array, Model
 
 __all__ = ["cnn_cifar", "cnn_femnist", "cnn_femnist_dropout"]
@@ -43,6 +43,7 @@ def cnn_femnist(classes: int = 62, *, hidden: int = 512) -> Model:
     Source: McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*,
     AISTATS 2017, section 3; Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018.
     """
+    check_sizes({"classes": classes, "hidden": hidden})
     module = _PooledCNN((28, 28, 1), hidden, classes)
     return from_flax(module, loss="cross_entropy", sample=jnp.zeros((1, 28, 28, 1), jnp.float32))
 
@@ -90,6 +91,7 @@ def cnn_cifar(classes: int = 10) -> Model:
 
 
 def _dropout_cnn(shape: _Shape, classes: int) -> Model:
+    check_sizes({"classes": classes})
     sample = jnp.zeros((1, *shape), jnp.float32)
     return from_flax(_DropoutCNN(shape, classes), loss="cross_entropy", sample=sample)
 

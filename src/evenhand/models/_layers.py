@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.types import Array, Key
 
-__all__ = ["Affine", "glorot_uniform", "image_rows", "vector_rows", "zeros"]
+__all__ = ["Affine", "check_sizes", "glorot_uniform", "image_rows", "vector_rows", "zeros"]
 
 Initializer: TypeAlias = Callable[..., Array]
 
 zeros: Initializer = nn.initializers.zeros_init()
+
+
+def check_sizes(sizes: Mapping[str, int]) -> None:
+    """The widths of a model, each under its argument's name, are whole numbers that can be indexed.
+
+    Raises:
+      EvenhandError: one of them is not.
+    """
+    for name, size in sizes.items():
+        whole_number(name, size, 1)
 
 
 def glorot_uniform(key: Key, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from evenhand.errors import EvenhandError
 from evenhand.models._adapters import from_flax, from_functions
-from evenhand.models._layers import Affine, glorot_uniform, vector_rows, zeros
+from evenhand.models._layers import Affine, check_sizes, glorot_uniform, vector_rows, zeros
 from evenhand.models._losses import binary_accuracy, hinge
 from evenhand.types import Array, Model, Params
 
@@ -38,6 +38,7 @@ def linear_regression(features: int, *, outputs: int = 1) -> Model:
       >>> model.losses(model.apply(model.init(jax.random.key(0)), x), y)
       Array([1., 9.], dtype=float32)
     """
+    check_sizes({"features": features, "outputs": outputs})
     return from_flax(Affine(features, outputs, zeros), loss="squared_error", sample=_vector(features))
 
 
@@ -60,6 +61,7 @@ def softmax_regression(features: int, *, classes: int) -> Model:
       >>> sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
       610
     """
+    check_sizes({"features": features, "classes": classes})
     module = Affine(features, classes, glorot_uniform)
     return from_flax(module, loss="cross_entropy", sample=_vector(features))
 
@@ -109,6 +111,7 @@ def svm(features: int, *, regularization: float = 0.01) -> Model:
     """
     if regularization < 0:
         raise EvenhandError(f"regularization must be at least 0, but it is {regularization}.")
+    check_sizes({"features": features})
     linear = from_flax(Affine(features, 1, zeros), loss="hinge", sample=_vector(features))
 
     def apply(params: Params, x: Array) -> Margin:
@@ -145,6 +148,13 @@ def mlp(features: int, *, classes: int, hidden: Sequence[int] = (128,)) -> Model
       >>> sorted(jax.eval_shape(model.init, jax.random.key(0)))
       ['dense_0', 'dense_1', 'output']
     """
+    if isinstance(hidden, int):
+        raise EvenhandError(
+            f"hidden={hidden}: give the widths of all hidden layers, e.g. hidden=({hidden},)."
+        )
+    check_sizes(
+        {"features": features, "classes": classes, **{f"hidden[{i}]": w for i, w in enumerate(hidden)}}
+    )
     return from_flax(
         _Perceptron(features, tuple(hidden), classes), loss="cross_entropy", sample=_vector(features)
     )

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, perhaps
 from evenhand.types import Array, PyTree
 
 __all__ = [
@@ -188,7 +188,8 @@ def resolve(loss: Loss) -> PerRow:
     if loss not in _LOSSES:
         names = ", ".join(f'"{name}"' for name in _LOSSES)
         raise EvenhandError(
-            f'There is no loss named "{loss}"; give one of {names}, or a function (outputs, y) -> (rows,).'
+            f'There is no loss named "{loss}"{perhaps(loss, _LOSSES)}; give one of {names}, or a function '
+            "(outputs, y) -> (rows,)."
         )
     return _LOSSES[loss]
 

@@ -9,7 +9,7 @@ from jax import lax
 
 from evenhand.errors import EvenhandError
 from evenhand.models._adapters import from_flax
-from evenhand.models._layers import glorot_uniform, zeros
+from evenhand.models._layers import check_sizes, glorot_uniform, zeros
 from evenhand.types import Array, Model
 
 __all__ = ["lstm"]
@@ -52,6 +52,7 @@ def lstm(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers:
     Source: Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018; Li et al., *Federated
     Optimization in Heterogeneous Networks*, MLSys 2020 (Shakespeare).
     """
+    check_sizes({"vocabulary": vocabulary, "embedding": embedding, "hidden": hidden, "layers": layers})
     module = _CharacterLSTM(vocabulary, embedding, hidden, layers)
     return from_flax(module, loss="cross_entropy", sample=jnp.zeros((1, 2), jnp.int32))
 

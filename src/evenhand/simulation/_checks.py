@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, expect, whole_number
+from evenhand.simulation._size import check_size
 from evenhand.streams import MAX_ROUNDS
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, Model
@@ -56,24 +57,17 @@ def check_numbers(
 
 def check_parts(algorithm: object, data: object, systems: object, attack: object) -> None:
     """Each part is what its argument's name says; the likeliest slips get their cure."""
-    expected = (
-        ("algorithm", algorithm, Algorithm, "make one, e.g. eh.algorithms.fedavg(model, ...)"),
-        (
-            "data",
-            data,
-            FederatedDataset,
-            "make one, e.g. eh.data.load(...) or eh.data.from_arrays(x, y, client)",
-        ),
-        ("systems", systems, Systems | None, "make one, e.g. eh.systems.stragglers(0.5)"),
-        ("attack", attack, Attack | None, "make one, e.g. eh.types.Attack(fraction=0.2, ...)"),
+    expect("algorithm", algorithm, Algorithm, "eh.algorithms.fedavg(model, ...)")
+    expect(
+        "data", data, FederatedDataset, "eh.data.load(...), or eh.data.from_arrays(x, y, client) of arrays"
     )
-    for name, value, kind, cure in expected:
-        if not isinstance(value, kind):
-            raise EvenhandError(f"simulate() got {type(value).__name__} {value!r:.60} as its {name}: {cure}.")
+    expect("systems", systems, Systems | None, "eh.systems.stragglers(0.5)")
+    expect("attack", attack, Attack | None, "eh.types.Attack(fraction=0.2, ...)")
 
 
 def check_model(model: Model, data: FederatedDataset) -> None:
-    """The model takes the data's rows and gives one loss per row."""
+    """The model fits the machine, takes the data's rows and gives one loss per row."""
+    check_size(model, data)
     x, y = jnp.asarray(data.train.x[:2]), jnp.asarray(data.train.y[:2])
 
     def losses(x: Array, y: Array) -> Array:

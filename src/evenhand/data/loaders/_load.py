@@ -15,7 +15,7 @@ from evenhand.data.loaders._leaf import holds_leaf, leaf_dataset
 from evenhand.data.loaders._npz import load_npz
 from evenhand.data.loaders._options import Encode, Options
 from evenhand.data.loaders._parquet import load_parquet
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, perhaps
 
 __all__ = ["NAMES", "load"]
 
@@ -95,13 +95,22 @@ def load(
     path = Path(source)
     if not path.exists():
         raise EvenhandError(
-            f"{path}: no such file or folder, nor one of the built-in names {', '.join(NAMES)}: check the "
-            "spelling."
+            f"{path}: no such file or folder{_perhaps(path)}, nor one of the built-in names {', '.join(NAMES)}: check "
+            "the spelling."
         )
     try:
         return _folder(path, options) if path.is_dir() else _file(path, options)
     except OSError as error:
         raise EvenhandError(f"{path}: cannot be read ({error.strerror}): check its permissions.") from None
+
+
+def _perhaps(path: Path) -> str:
+    """A built-in name like the path, or an entry of its folder."""
+    try:
+        entries = [str(path.parent / entry.name) for entry in path.parent.iterdir()]
+    except OSError:
+        entries = []
+    return perhaps(str(path), NAMES) or perhaps(str(path), sorted(entries))
 
 
 def _file(path: Path, options: Options) -> FederatedDataset:

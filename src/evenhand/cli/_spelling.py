@@ -1,0 +1,243 @@
+"""Misspelt words: what each option takes, read off the dataclasses, and one sentence about what is something else."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from tyro.conf import Positional
+
+from evenhand.cli._methods import METHODS
+from evenhand.errors import EvenhandError, nearest, perhaps
+
+__all__ = ["HELP", "Takes", "options_of", "ordered"]
+
+HELP = ("-h", "--help")
+
+_METHODS = {method.name: method for method in METHODS}
+_POSITIONAL = get_args(Positional[int])[1]
+_NUMBER = re.compile(r"-(\.?\d.*|inf|nan)")
+
+
+class Takes(NamedTuple):
+    """What stands after an option, or in a command's own place.
+
+    Attributes:
+      kinds: types and words, such as ``(int, "all")``; empty: it is a switch, and nothing does.
+      many: whether there may be several.
+      needed: whether there must be one.
+    """
+
+    kinds: tuple[Any, ...]
+    many: bool = False
+    needed: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """The words among the kinds."""
+        return [kind for kind in self.kinds if isinstance(kind, str)]
+
+    def __str__(self) -> str:
+        if len(self.words) == len(self.kinds) > 1:
+            return f"one of {', '.join(self.words)}"
+        named = {int: "a whole number", float: "a number"}
+        types = [named.get(kind, "a value") for kind in self.kinds if not isinstance(kind, str)]
+        return " or ".join(types + self.words)
+
+    def fits(self, text: str) -> bool:
+        """Whether ``text`` can be read as one of the kinds."""
+        return any(_reads(text, kind) for kind in self.kinds)
+
+
+Options: TypeAlias = Mapping[str, Takes]
+
+
+@cache
+def options_of(command: type) -> Options:
+    """What a command, or a method, takes: its options as they are typed, those of the dataclasses in it included.
+
+    Places come under their names in capitals.
+    """
+    found: dict[str, Takes] = {}
+    hints = get_type_hints(command, include_extras=True)
+    for field in dataclasses.fields(command):
+        hint = hints[field.name]
+        marks: tuple[Any, ...] = getattr(hint, "__metadata__", ())
+        kinds, needed = tuple(_kinds(hint)), field.default is dataclasses.MISSING
+        if any(dataclasses.is_dataclass(kind) for kind in kinds):
+            if len(kinds) == 1:  # not the methods, of which there is a choice
+                found |= options_of(kinds[0])
+            continue
+        many = any(get_origin(kind) is tuple for kind in kinds)
+        if _POSITIONAL in marks:
+            found[field.name.upper()] = Takes(kinds, many, needed)
+        else:
+            name = field.name if kinds or field.default is not True else f"no-{field.name}"
+            found["--" + name.replace("_", "-")] = Takes(kinds, many)
+    return found
+
+
+def ordered(words: Sequence[str], commands: Mapping[str, type], *, repeats: bool = False) -> list[str]:
+    """The words of one of the ``commands``, its method before its options.
+
+    Args:
+      words: what stands after ``evenhand``.
+      commands: name -> dataclass.
+      repeats: an option may be given again, and the last one counts.
+
+    Raises:
+      EvenhandError: a command, method, option or kind of value that there is not.
+    """
+    command = words[0]
+    if command not in commands:
+        raise EvenhandError(_no_command(command, commands))
+    methods = {name: options_of(method) for name, method in _METHODS.items()} if command == "run" else {}
+    own = options_of(commands[command])
+    everything = {**own, **{name: takes for options in methods.values() for name, takes in options.items()}}
+    given, places = _sorted(words, everything)
+    at = next((place for place in places if words[place] in methods), None)
+    method = None if at is None else words[at]
+    loose = [words[place] for place in places if place != at]
+    asked, from_file = any(name in HELP for name, _ in given), any(name == "--config" for name, _ in given)
+    if methods and method is None and (loose or not (asked or from_file)):
+        raise EvenhandError(_no_method(loose))
+    known = everything if method is None else {**own, **methods[method]}
+    if not asked:
+        name = command if method is None else method
+        others = methods or {other: options_of(cls) for other, cls in commands.items()}
+        found = [*_slips(given, known, others, name, repeats=repeats), *_misplaced(loose, known, name)]
+        if found:
+            whose = command if method is None else f"{command} {method}"
+            raise EvenhandError(f"{found[0]}: see `evenhand {whose} --help`.")
+    return list(words) if at is None else [command, words[at], *words[1:at], *words[at + 1 :]]
+
+
+def _sorted(words: Sequence[str], known: Options) -> tuple[list[tuple[str, str | None]], list[int]]:
+    """The options with what stands after them, and the places of the other words but the first."""
+    given: list[tuple[str, str | None]] = []
+    places: list[int] = []
+    at = 1
+    while at < len(words):
+        word, at = words[at], at + 1
+        if not _is_option(word):
+            places.append(at - 1)
+            continue
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        # What follows an option that there is not was meant for it, unless it is a method.
+        takes = known.get(name, Takes((str,)))
+        count = 0 if equals else len(takes.kinds[:1])
+        while count and at < len(words) and not _is_option(words[at]):
+            if name not in known and words[at] in _METHODS:
+                break
+            equals, value, at, count = "=", words[at], at + 1, count if takes.many else 0
+        given.append((name, value if equals else None))
+    return given, places
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not _NUMBER.fullmatch(word)
+
+
+def _slips(
+    given: Iterable[tuple[str, str | None]],
+    known: Options,
+    others: Mapping[str, Options],
+    name: str,
+    *,
+    repeats: bool,
+) -> Iterable[str]:
+    """What is wrong with the options of ``name``, clauses of a sentence."""
+    seen: set[str] = set()
+    for option, value in given:
+        if option not in known:
+            yield _unknown(option, known, others, name)
+        elif not (takes := known[option]).kinds:
+            if value is not None:
+                yield f"{option} is a switch, so leave {'=' + value!r:.40} out"
+        elif not value:
+            yield f"{option} needs {takes} after it"
+        elif not takes.fits(value):
+            yield f"{option} takes {takes}, not {value!r:.40}{perhaps(value, takes.words)}"
+        elif option in seen and not repeats:
+            yield f"{option} is given twice, so leave one of them out"
+        seen.add(option)
+
+
+def _unknown(option: str, known: Options, others: Mapping[str, Options], name: str) -> str:
+    owners = [other for other, options in others.items() if option in options]
+    if owners:
+        return f"{name} has no {option}, which is an option of {_listed(owners)}"
+    return f"{name} has no option {option}{perhaps(option, _named(known))}"
+
+
+def _misplaced(loose: Sequence[str], known: Options, name: str) -> Iterable[str]:
+    """What is wrong with the words that are no options, clauses of a sentence."""
+    place = next((place for place in known if place.isupper()), None)
+    takes = Takes(()) if place is None else known[place]
+    if takes.needed and not loose:
+        yield f"{name} needs {place} after it"
+    for i, word in enumerate(loose):
+        if place is None or (i and not takes.many):
+            yield f"The word {word!r:.40} is left over{perhaps(word.partition('=')[0], _named(known))}"
+        elif not takes.many and not takes.fits(word):
+            yield f"{name} takes {takes}, not {word!r:.40}{perhaps(word, takes.words)}"
+
+
+def _named(known: Options) -> list[str]:
+    return [name for name in known if name.startswith("--")]
+
+
+def _no_command(word: str, commands: Iterable[str]) -> str:
+    meant = nearest(word, [*commands, "help", "--help", "--version"])
+    if meant is None and (method := nearest(word, _METHODS)):
+        meant = f"run {method}"
+    told = f" among {', '.join(commands)}" if meant is None else f" (perhaps you meant `evenhand {meant}`)"
+    return f"There is no command {word!r:.40}{told}: see `evenhand --help`."
+
+
+def _no_method(loose: Sequence[str]) -> str:
+    if not loose:
+        return "run needs the name of a method, such as `evenhand run fedavg`: see `evenhand list methods`."
+    word = next((word for word in loose if nearest(word, _METHODS)), loose[0])
+    told = perhaps(word, _METHODS) or f" among {', '.join(_METHODS)}"
+    return f"There is no method {word!r:.40}{told}: see `evenhand list methods`."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The types and words that a type hint allows, bool and None apart."""
+    match get_origin(hint):
+        case origin if origin is Annotated:
+            return _kinds(get_args(hint)[0])
+        case origin if origin is Union or origin is UnionType:
+            return [kind for part in get_args(hint) for kind in _kinds(part)]
+        case origin if origin is Literal:
+            return list(get_args(hint))
+        case _:
+            return [] if hint in (NoneType, bool) else [hint]
+
+
+def _reads(text: str, kind: Any) -> bool:
+    if isinstance(kind, str):
+        return text == kind
+    if kind is int:
+        return re.fullmatch(r"[+-]?[0-9]{1,30}", text) is not None
+    if kind is float:
+        return "_" not in text and _is_float(text)
+    return True
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

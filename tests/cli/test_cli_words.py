@@ -1,0 +1,271 @@
+"""What a person mistypes, and what is told: one sentence that names the word, what goes there and a help that works."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_cli_errors import refused
+
+from evenhand.cli import main
+from evenhand.cli._compare import Compare
+from evenhand.cli._list import List
+from evenhand.cli._methods import METHODS
+from evenhand.cli._report import Report
+from evenhand.cli._resume import Resume
+from evenhand.cli._run import Run
+from evenhand.cli._spelling import Takes, options_of
+
+COMMANDS: dict[str, dict[str, Takes]] = {
+    **{f"run {method.name}": {**options_of(Run), **options_of(method)} for method in METHODS},
+    "resume runs/a": options_of(Resume),
+    "compare runs/a": options_of(Compare),
+    "report runs/a": options_of(Report),
+    "list": options_of(List),
+}
+MACHINE_TALK = re.compile(
+    r"literal|argument|instantiat|[│╭╰─]|\\b(int|float|str|bool|None|NoneType|PosixPath)\\b|\\{|Error"
+)
+
+
+def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert not end.value.code
+    shown = capsys.readouterr()
+    assert not shown.err
+    return shown.out
+
+
+@pytest.mark.parametrize("command", ["run fedavg", "run delta-fl", "resume", "compare", "report", "list"])
+def test_the_options_that_are_checked_are_those_of_the_help(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = help_of([*command.split(), "--help"], capsys)
+    known = next(options for name, options in COMMANDS.items() if name.startswith(command))
+    # At the beginning of a line of the box.
+    assert set(re.findall(r"│ (--[\w-]+)", shown)) == {name for name in known if name.startswith("--")}
+    switches = re.findall(r"│ (--[\w-]+) {2,}", shown)
+    assert set(switches) == {name for name, takes in known.items() if not takes.kinds}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_tells_what_it_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    helps: set[str] = set()
+    tried = 0
+    for option, takes in COMMANDS[command].items():
+        if not option.startswith("--"):
+            continue
+        wrong = [[option]] if takes.kinds else [[f"{option}=yes"], [option, option]]
+        if takes.kinds:
+            wrong += [[f"{option}="], [option, "--quiet"]]
+        if int in takes.kinds:
+            wrong += [[option, "1.5"], [option, "1e3"], [option, "1_000"], [option, "9" * 5000]]
+        if {int, float} & set(takes.kinds) or takes.words:
+            right = "0.5" if float in takes.kinds else takes.words[0] if takes.words else "3"
+            wrong += [[option, "abc"], [f"{option}=soon"], [option, "None"], [option, right, option, right]]
+        if float in takes.kinds:
+            wrong += [[option, "1_0"], [option, "1,5"]]
+        for words in wrong:
+            told = refused([*command.split(), *words], capsys)
+            assert option in told, told
+            assert not MACHINE_TALK.search(told), told
+            assert told.count(". ") == 0
+            assert len(told) < 300, told
+            helps |= set(re.findall(r"see `evenhand ([^`]+)`", told))
+            tried += 1
+    assert tried > 5 or command == "list"
+    place = command.removesuffix(" runs/a")
+    assert helps <= {f"{place} --help"}
+    for words in helps:
+        assert f"usage: evenhand {place}" in help_of(words.split(), capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            "dance",
+            "There is no command 'dance' among run, resume, compare, report, list, completion: see `evenhand ",
+        ),
+        ("lst", "There is no command 'lst' (perhaps you meant `evenhand list`): see `evenhand --help`."),
+        ("fedavg", "There is no command 'fedavg' (perhaps you meant `evenhand run fedavg`): see "),
+        ("--verison", "(perhaps you meant `evenhand --version`)"),
+        ("help nonsense", "There is no command 'nonsense'"),
+        (
+            "run",
+            "run needs the name of a method, such as `evenhand run fedavg`: see `evenhand list methods`.",
+        ),
+        (
+            "run FedAvg",
+            "There is no method 'FedAvg' (perhaps you meant fedavg): see `evenhand list methods`.",
+        ),
+        ("run fed-avg", "(perhaps you meant fedavg)"),
+        ("run fedporx --help", "(perhaps you meant fedprox)"),
+        ("run --rounds 3 fedsomething", "There is no method 'fedsomething' among fedavg, fedprox, "),
+        (
+            "run --rond 3 fedavg",
+            "fedavg has no option --rond (perhaps you meant --rounds): see `evenhand run fedavg",
+        ),
+        (
+            "run --rond fedavg",
+            "fedavg has no option --rond (perhaps you meant --rounds): see `evenhand run fedavg",
+        ),
+        ("run fedavg --epoch 3", "(perhaps you meant --epochs)"),
+        ("run fedavg --batchsize 3", "(perhaps you meant --batch-size)"),
+        ("run fedavg -rounds 3", "(perhaps you meant --rounds)"),
+        ("run fedavg rounds=3", "The word 'rounds=3' is left over (perhaps you meant --rounds): see "),
+        ("run fedavg --bogus", "fedavg has no option --bogus: see `evenhand run fedavg --help`."),
+        (
+            "run fedavg --epochs 1.5",
+            "--epochs takes a whole number, not '1.5': see `evenhand run fedavg --help`.",
+        ),
+        ("run fedavg --cohort 2.5", "--cohort takes a whole number or all, not '2.5': see "),
+        ("run fedavg --checkpoint soon", "--checkpoint takes a number or off, not 'soon': see "),
+        ("run fedavg --lr", "--lr needs a number after it: see `evenhand run fedavg --help`."),
+        ("run fedavg --lr --seed 3", "--lr needs a number after it: see "),
+        ("run fedavg --lr 1 --lr 2", "--lr is given twice, so leave one of them out: see "),
+        ("run fedavg --eval_every 1 --eval-every 2", "--eval-every is given twice"),
+        ("run fedavg --regression=yes", "--regression is a switch, so leave '=yes' out: see "),
+        ("run fedavg --model sofmax", "lstm, not 'sofmax' (perhaps you meant softmax): see "),
+        ("run fedavg --cohort al", "(perhaps you meant all)"),
+        ("run fedavg --data digit", "digit: no such file or folder (perhaps you meant digits), nor one "),
+        ("run fedavg --data Digits", "(perhaps you meant digits)"),
+        ("run fedavg --data minst", "(perhaps you meant mnist)"),
+        ("run fedavg --data nothing-like-it", "nothing-like-it: no such file or folder, nor one"),
+        ("resume", "resume needs RUN after it: see `evenhand resume --help`."),
+        ("resume a b", "The word 'b' is left over: see `evenhand resume --help`."),
+        ("resume a --lr 3", "resume has no --lr, which is an option of run: see `evenhand resume --help`."),
+        ("list food", "list takes one of all, methods, aggregators, attacks, data, models, not 'food': see "),
+        ("list mehtods", "(perhaps you meant methods)"),
+        ("compare --clients -3 a", "--clients -3: give a whole number from 0 "),
+        (
+            "completion fish",
+            "completion takes one of bash, zsh, tcsh, not 'fish': see `evenhand completion --help`.",
+        ),
+        ("run fedprox --mu -1", "evenhand: --mu -1.0: the proximal weight"),
+        ("run fedavg --hidden 0 --model mlp", "evenhand: --hidden 0: give a whole number from 1 "),
+    ],
+)
+def test_slips(
+    words: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sentence in refused(words.split(), capsys)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_options_of_another_method_are_told_whose_they_are(
+    method: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {other.name: set(options_of(other)) for other in METHODS}
+    foreign = set().union(*own.values()) - own[method.name]
+    assert len(foreign) > 10
+    for option in foreign:
+        told = refused(["run", method.name, option, "1"], capsys)
+        of = re.fullmatch(
+            rf"evenhand: {method.name} has no {option}, which is an option of (.*): see .*\n", told
+        )
+        assert of, told
+        assert set(re.split(r", | and ", of[1])) == {
+            other for other, options in own.items() if option in options
+        }
+
+
+def test_a_misspelt_path_gets_the_nearest_entry_of_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("visits.csv", "prices.csv"):
+        (tmp_path / name).write_text("")
+    told = refused(["run", "fedavg", "--data", str(tmp_path / "vists.csv")], capsys)
+    assert f"(perhaps you meant {tmp_path / 'visits.csv'})" in told
+    assert "perhaps" not in refused(["run", "fedavg", "--data", str(tmp_path / "other.npz")], capsys)
+    assert "perhaps" not in refused(["run", "fedavg", "--data", str(tmp_path / "no" / "where.csv")], capsys)
+
+
+def test_slips_in_a_configuration_name_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.json"
+    path.write_text('{"method": {"name": "fedavg", "mu": 1.0}, "options": {"rounds": 3}}')
+    told = refused(["run", "--config", str(path)], capsys)
+    assert told.startswith(
+        f"evenhand: {path}: fedavg has no --mu, which is an option of fedprox and feddane: "
+    )
+    path.write_text('{"method": {"name": "fedavg"}, "options": {"rounds": "many"}}')
+    assert f"{path}: --rounds takes a whole number, not 'many'" in refused(
+        ["run", "--config", str(path)], capsys
+    )
+    # What the file says may be said again, once.
+    again = refused(["run", "--config", str(path), "--lr", "1", "--lr", "2"], capsys)
+    assert "--lr is given twice" in again
+
+
+def test_the_method_may_come_after_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # A value that is a method's name is still a value.
+    out = tmp_path / "afl"
+    words = ["run", "--out", str(out), "--data-seed", "-1", "--mu", "1", "fedprox"]
+    assert "--data-seed must be" in refused(words, capsys)
+    assert "fedavg has no --mu" in refused(["run", "--mu", "1", "--out", "fedprox", "fedavg"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("", "usage: evenhand [-h] {run,"),
+        ("help", "usage: evenhand [-h] {run,"),
+        ("-h", "usage: evenhand [-h] {run,"),
+        ("help run", "usage: evenhand run [-h] "),
+        ("help run fedprox", "usage: evenhand run fedprox [-h] "),
+        ("help compare", "usage: evenhand compare [-h] "),
+        ("run fedprox --rounds x --help", "usage: evenhand run fedprox [-h] "),
+    ],
+)
+def test_help(words: str, usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = help_of(words.split(), capsys)
+    assert shown.startswith(usage)
+    assert ("evenhand --version" in shown and "completion" in shown) == (" [-h] {run," in usage)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_scripts_are_of_their_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    shown = capsys.readouterr()
+    assert not shown.err
+    assert "evenhand" in shown.out
+    assert "examples:" not in shown.out
+    if shutil.which(shell) and shell != "tcsh":
+        checked = subprocess.run([shell, "-n"], input=shown.out, text=True, capture_output=True, check=False)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["completion", "bash"])
+    (tmp_path / "evenhand.bash").write_text(capsys.readouterr().out)
+
+    def completed(*words: str) -> set[str]:
+        function = "$(complete -p evenhand | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
+        line = " ".join(f"'{word}'" for word in words)
+        script = f"""
+            source evenhand.bash
+            COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; COMP_LINE="{" ".join(words)}"; COMP_POINT=${{#COMP_LINE}}
+            {function} evenhand '{words[-1]}' '{words[-2]}'
+            printf '%s\\n' "${{COMPREPLY[@]}}"
+        """
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, text=True, capture_output=True, check=True
+        )
+        return set(done.stdout.split())
+
+    assert {"run", "resume", "compare", "report", "list", "completion"} <= completed("evenhand", "")
+    assert completed("evenhand", "run", "fedp") == {"fedprox", "fedprox-adaptive"}
+    assert "--mu" in completed("evenhand", "run", "fedprox", "--m")
+    assert "--mu" not in completed("evenhand", "run", "fedavg", "--m")
+    assert "softmax" in completed("evenhand", "run", "fedavg", "--model", "s")
