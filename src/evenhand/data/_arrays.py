@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data._memory import copied
+from evenhand.data._text import number
 from evenhand.errors import EvenhandError
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "class_labels",
     "client_codes",
     "element",
+    "number",
     "numbers_or_names",
     "read_only",
     "whole_numbers",
@@ -101,7 +103,8 @@ def as_labels(values: npt.ArrayLike, source: str, place: Place | None = None, *,
 
 def numbers_or_names(values: NDArray, source: str, place: Place) -> NDArray:
     """Cells of a text file: float64 if all spell numbers, unchanged if none does; a mixture is refused."""
-    numeric = np.array([_is_number(text) for text in values.tolist()], bool)
+    spelled = [number(text) for text in values.tolist()]
+    numeric = np.array([value is not None for value in spelled], bool)
     if not numeric.any():
         return values
     if not numeric.all():
@@ -111,7 +114,7 @@ def numbers_or_names(values: NDArray, source: str, place: Place) -> NDArray:
         raise EvenhandError(
             f"{source}: {place(row)} {what} where other rows hold numbers: write only numbers, or only names."
         )
-    return values.astype(np.float64)
+    return np.array(spelled, np.float64)
 
 
 def whole_numbers(values: NDArray, source: str, place: Place) -> NDArray:
@@ -250,14 +253,6 @@ def _first(bad: NDArray) -> int:
 
 def _value(array: NDArray, bad: NDArray) -> Any:
     return array[bad].reshape(-1)[0].item()
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_integer(text: str) -> bool:
