@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MISSING", "is_missing", "name_fault", "number", "numbers"]
+__all__ = ["DIGITS", "LONGEST", "MISSING", "is_missing", "name_fault", "number", "numbers"]
 
 MISSING = frozenset(
     ["", "nan", "NaN", "NAN", "-nan", "None", "null", "NULL", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaT"]
 )
 """How programs write that there is no value; none of these names a client."""
 
-_LONGEST = 1000
-"""Characters of a name; a longer one is no name but a text in the wrong place, and breaks every table."""
+LONGEST = 255
+"""Characters of a name; a longer one is a text in the wrong place, and in an array each row takes its space."""
+
+DIGITS = 640
+"""Python converts integers of so many digits to and from text under any setting; longer ones stay text."""
 
 
 def number(text: str) -> float | None:
@@ -69,7 +72,7 @@ def name_fault(text: str) -> str | None:
     """
     if "\0" in text:
         return "has a NUL character in it"
-    if len(text) > _LONGEST:
+    if len(text) > LONGEST:
         return f"is {len(text)} characters long"
     if not text.isascii():
         try:

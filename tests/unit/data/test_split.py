@@ -84,7 +84,9 @@ def test_without_fractions_the_order_of_rows_is_kept() -> None:
         ([b"b", b"a", b"c", b"b"], ("a", "b", "c")),
         (["-1", "01", "1", "1"], ("-1", "01", "1")),
         ([True, False, True, True], ("False", "True")),
-        (np.array(["x", 3, "x", 3], dtype=object), ("3", "x")),
+        (np.array(["x", "b", "x", "b"], dtype=object), ("b", "x")),
+        (np.array([10, 9, 2, 10], dtype=object), ("2", "9", "10")),
+        (["1" * 200, "2", "9", "1"], ("1", "2", "9", "1" * 200)),
         (np.array(["2020-01-02", "2020-01-01"] * 2, "datetime64[D]"), ("2020-01-01", "2020-01-02")),
     ],
 )

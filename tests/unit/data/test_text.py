@@ -63,13 +63,13 @@ def test_not_missing(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"), [("a\0", "NUL"), ("\ud800", "surrogate"), ("x" * 1001, "1001 characters")]
+    ("text", "fault"), [("a\0", "NUL"), ("\ud800", "surrogate"), ("x" * 256, "256 characters")]
 )
 def test_names_that_cannot_be_shown(text: str, fault: str) -> None:
     assert fault in str(name_fault(text))
 
 
-@pytest.mark.parametrize("text", ["ann", "Łódź", "[/]", "=1+1", "\U0001f600", "x" * 1000])
+@pytest.mark.parametrize("text", ["ann", "Łódź", "[/]", "=1+1", "\U0001f600", "x" * 255])
 def test_names_that_can(text: str) -> None:
     assert name_fault(text) is None
 
