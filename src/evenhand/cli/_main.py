@@ -57,6 +57,7 @@ _OPTIONS = {
     "client=NAME": "--client-column NAME",
     "label=NAME": "--label-column NAME",
     "clients=N": "--clients N",
+    "features_array=NAME": "--features-array NAME",
     "features=NAMES": "features=NAMES in Python",
 }
 """Arguments that the library's sentences advise, as they are spelled here."""

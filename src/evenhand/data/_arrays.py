@@ -21,6 +21,7 @@ __all__ = [
     "as_array",
     "as_features",
     "as_labels",
+    "check_form",
     "class_labels",
     "client_codes",
     "element",
@@ -63,21 +64,21 @@ def as_array(values: npt.ArrayLike, source: str, what: str) -> NDArray:
         ) from None
     if array.dtype.kind == "O":
         array = _of_objects(array, source, what)
-    check_dtype(array.dtype, source, what)
-    if array.ndim == 0:
-        raise EvenhandError(f"{source}: {what} is a single value: give one entry per row.")
-    if 0 in array.shape[1:]:
-        raise EvenhandError(
-            f"{source}: {what} has the shape {array.shape}, so its rows are empty: give each at least one entry."
-        )
+    check_form(array.shape, array.dtype, source, what)
     return np.char.decode(array, "utf-8", "backslashreplace") if array.dtype.kind == "S" else array
 
 
-def check_dtype(dtype: np.dtype[Any], source: str, what: str) -> None:
-    """Refuses what is neither numbers nor booleans nor text of a name's length."""
+def check_form(shape: tuple[int, ...], dtype: np.dtype[Any], source: str, what: str) -> None:
+    """Refuses an array that is not one of rows with numbers, booleans or names in them."""
     if dtype.kind not in "biufUS":
         kind = "mixed or missing values" if dtype.kind == "O" else f"values of dtype {str(dtype)[:40]}"
         raise EvenhandError(f"{source}: {what} holds {kind}: write plain numbers or plain text.")
+    if not shape:
+        raise EvenhandError(f"{source}: {what} is a single value: give one entry per row.")
+    if 0 in shape[1:]:
+        raise EvenhandError(
+            f"{source}: {what} has the shape {shape}, so its rows are empty: give each at least one entry."
+        )
     if dtype.itemsize == 0:
         raise EvenhandError(f"{source}: {what} holds only empty texts: write plain numbers or plain text.")
     if dtype.kind in "US":

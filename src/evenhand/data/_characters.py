@@ -22,7 +22,7 @@ def encode_characters(text: str) -> NDArray:
       text: any string.
 
     Raises:
-      EvenhandError: a character is not among the 80.
+      EvenhandError: ``text`` is not a string, or a character is not among the 80.
 
     Source: Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018.
 
@@ -30,6 +30,10 @@ def encode_characters(text: str) -> NDArray:
       >>> encode_characters("Ay, me")
       array([25, 77,  8,  1, 65, 57], dtype=int32)
     """
+    if not isinstance(text, str):
+        raise EvenhandError(
+            f"a value of type {type(text).__name__} is not text: encode only rows of text by their characters."
+        )
     try:
         return np.array([_TOKENS[character] for character in text], np.int32)
     except KeyError as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DIGITS", "LONGEST", "MISSING", "is_missing", "name_fault", "number", "numbers"]
+__all__ = ["DIGITS", "LONGEST", "MISSING", "first_repeated", "is_missing", "name_fault", "number", "numbers"]
 
 MISSING = frozenset(
     ["", "nan", "NaN", "NAN", "-nan", "None", "null", "NULL", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaT"]
@@ -79,4 +79,14 @@ def name_fault(text: str) -> str | None:
             text.encode()
         except UnicodeEncodeError:
             return "has half of a surrogate pair in it, which is not Unicode text"
+    return None
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    """The first name that occurred before, or None."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
     return None

@@ -119,7 +119,7 @@ def test_labels_of_any_kind() -> None:
         ({"y": [0, 1]}, "x has 3 rows, y 2 and client 3"),
         ({"client": [0, 1]}, "y 3 and client 2"),
         ({"client": [0, 1, float("nan")]}, "client[2]"),
-        ({"client": np.array([0, None, 2], dtype=object)}, "client[1] has no client id"),
+        ({"client": np.array([0, None, 2], dtype=object)}, "client[1] is None, which is not a client id"),
         ({"client": ["a", "", "b"]}, "client[1] has no client id"),
         ({"client": [[0], [1], [2]]}, "2 axes"),
         ({"x": [[1.0], [2.0, 3.0], [4.0]]}, "ragged"),
