@@ -30,14 +30,14 @@ def encode_characters(text: str) -> NDArray:
       >>> encode_characters("Ay, me")
       array([25, 77,  8,  1, 65, 57], dtype=int32)
     """
-    if not isinstance(text, str):
-        raise EvenhandError(
-            f"a value of type {type(text).__name__} is not text: encode only rows of text by their characters."
-        )
     try:
         return np.array([_TOKENS[character] for character in text], np.int32)
     except KeyError as error:
         raise EvenhandError(
             f"character {error.args[0]!r} is not among the {len(ALPHABET)} of the LEAF Shakespeare alphabet: "
             "replace it, or encode with a function of your own."
+        ) from None
+    except TypeError:
+        raise EvenhandError(
+            f"a row of type {type(text).__name__} is not text: leave the encoding out where rows are numbers."
         ) from None

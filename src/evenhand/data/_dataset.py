@@ -67,7 +67,7 @@ class FederatedDataset:
 
     Raises:
       EvenhandError: a client without training rows, rows without entries, a client id or class name that is
-        blank or cannot be shown, offsets that do not fit the rows, a NaN or an infinity,
+        empty or cannot be shown, offsets that do not fit the rows, a NaN or an infinity,
         a negative class number, features of unlike shape or kind in the splits, or a repeated client id.
 
     Example:
@@ -176,7 +176,7 @@ def _check_together(data: FederatedDataset) -> None:
         raise EvenhandError(f"{data.name}: there are no clients: give at least one with a training row.")
     for title, names in (("client id", ids), ("class name", data.classes or ())):
         for name in names:
-            fault = name_fault(name) if name.strip() else "is blank"
+            fault = name_fault(name) if name else "is empty"
             if fault is not None:
                 raise EvenhandError(f"{data.name}: {title} {name[:40]!r} {fault}: give another name.")
     twice = first_repeated(ids)

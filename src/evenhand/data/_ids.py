@@ -71,7 +71,9 @@ def _of_objects(values: Iterable[Any], source: str, place: Place) -> tuple[NDArr
     if all(issubclass(kind, numbers.Real) for kind in kinds):
         array = np.array(ids)
         if array.dtype.kind == "O":
-            row = next((row for row, value in enumerate(ids) if abs(value) >= 2**63), 0)
+            row = next(
+                (row for row, value in enumerate(ids) if isinstance(value, int) and abs(value) >= 2**63), 0
+            )
             raise _inexact(source, place(row))
         return _of_numbers(array, source, place)
     row = next((row for row, value in enumerate(ids) if not isinstance(value, str)), None)

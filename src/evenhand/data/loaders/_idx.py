@@ -6,8 +6,9 @@ import gzip
 import math
 import zlib
 from collections.abc import Callable
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -126,7 +127,7 @@ def _read(path: Path, check: Callable[[tuple[int, ...]], None]) -> NDArray:
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
-def _header(path: Path, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _header(path: Path, file: BufferedIOBase) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """The shape and the kind of numbers that a file promises."""
     head = file.read(4)
     if len(head) < 4 or head[:2] != b"\x00\x00" or head[2] not in _DTYPES or not 1 <= head[3] <= 4:
@@ -140,7 +141,7 @@ def _header(path: Path, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]
     return tuple(np.frombuffer(size, ">u4").tolist()), np.dtype(_DTYPES[head[2]])
 
 
-def _at_most(file: BinaryIO, size: int) -> bytearray:
+def _at_most(file: BufferedIOBase, size: int) -> bytearray:
     """The next ``size`` bytes or all that are left: the memory grows with what comes, not with what is promised."""
     content = bytearray()
     while len(content) < size:
