@@ -181,7 +181,7 @@ def numbers_or_names(values: NDArray, source: str, place: Place) -> NDArray:
     if not numeric.all():
         row = first_bad(~numeric)
         text = values[row].item()
-        what = f"is {text!r}" if text else "is empty"
+        what = f"is {text[:40]!r}" if text else "is empty"
         raise EvenhandError(
             f"{source}: {place(row)} {what} where other rows hold numbers: write only numbers, or only names."
         )
@@ -220,10 +220,12 @@ def class_labels(
     if regression:
         if values.dtype.kind == "U":
             raise EvenhandError(
-                f"{source}: {place(0)} is {values.reshape(-1)[0].item()!r}, not a number: give numbers as "
+                f"{source}: {place(0)} is {values.reshape(-1)[0].item()[:40]!r}, not a number: give numbers as "
                 "targets, or leave regression out."
             )
-        return float32(values.astype(np.float64), source, place), None
+        with np.errstate(invalid="ignore"):  # a signalling NaN, which is refused in a moment
+            wide = values.astype(np.float64)
+        return float32(wide, source, place), None
     if values.dtype.kind == "U":
         if (values == "").any():
             raise EvenhandError(

@@ -99,6 +99,10 @@ def _members(path: Path) -> Generator[tuple[zipfile.ZipFile, dict[str, zipfile.Z
                 raise EvenhandError(
                     f"{path}: array {name[:40]!r} occurs twice: write it again with numpy.savez."
                 )
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise EvenhandError(
+                    f"{path}: array {name[:40]!r} is packed as NumPy never packs: write it again with numpy.savez."
+                )
             members[name] = member
         yield archive, members
 
