@@ -21,10 +21,9 @@ FORMATS: dict[str, Callable[[random.Random, Path], Path]] = {
 
 
 def write(seed: int, folder: Path) -> tuple[str, Path, dict[str, Any]]:
-    """File number ``seed`` in a new ``folder``: its format, its path, and the options to load it with."""
+    """File number ``seed`` in an empty ``folder``: its format, its path, and the options to load it with."""
     name = list(FORMATS)[seed % len(FORMATS)]
     rng = random.Random(seed)
-    folder.mkdir()
     path = FORMATS[name](rng, folder)
     options: dict[str, Any] = rng.choice([{}, {}, {}, {}, {}, {"clients": 3}, {"regression": True}])
     return name, path, options

@@ -1,4 +1,6 @@
-"""``python -m fuzz FIRST LAST FOLDER``: loads files FIRST to LAST - 1; one JSON object a file on stdout.
+"""``python -m fuzz FOLDER FIRST LAST`` loads fuzzed files FIRST to LAST - 1; without numbers, the hostile ones.
+
+One JSON object a file on stdout.
 
 A process of its own, so that its peak memory is theirs and a crash of it can be told from a failure.
 """
@@ -15,23 +17,27 @@ import traceback
 import warnings
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import fuzz
 from evenhand.data import load
 from evenhand.errors import EvenhandError
+from fuzz.hostile import HOSTILE
 
 _SECONDS = 10
 
 
+class _TooSlow(BaseException):
+    """Not an error that a reader could take for one of its own."""
+
+
 def _alarm(number: int, frame: FrameType | None) -> None:
-    raise TimeoutError(f"over {_SECONDS} s")
+    raise _TooSlow(f"over {_SECONDS} s")
 
 
-def attempt(seed: int, folder: Path) -> dict[str, object]:
+def attempt(name: str, path: Path, options: dict[str, Any]) -> dict[str, object]:
     """What became of one file."""
-    with warnings.catch_warnings(action="ignore"):
-        name, path, options = fuzz.write(seed, folder)
-    found: dict[str, object] = {"seed": seed, "format": name, "path": str(path), "options": options}
+    found: dict[str, object] = {"name": name, "options": options}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     signal.alarm(_SECONDS)
@@ -39,7 +45,7 @@ def attempt(seed: int, folder: Path) -> dict[str, object]:
         data = load(path, **options)
         found |= {"outcome": "loaded", "said": repr(data)}
     except EvenhandError as error:
-        found |= {"outcome": "refused", "said": str(error).replace(str(folder), "")}
+        found |= {"outcome": "refused", "said": str(error).replace(str(path.parent), "")}
     except BaseException:
         found |= {"outcome": "traceback", "said": traceback.format_exc()}
     finally:
@@ -53,10 +59,18 @@ def main() -> None:
     """Loads the files that the arguments name."""
     warnings.simplefilter("error")
     signal.signal(signal.SIGALRM, _alarm)
-    first, last, root = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    for seed in range(first, last):
-        folder = root / f"file{seed}"
-        sys.stdout.write(json.dumps(attempt(seed, folder)) + "\n")
+    root = Path(sys.argv[1])
+    root.mkdir(exist_ok=True)
+    names = range(int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 2 else HOSTILE
+    for name in names:
+        folder = root / "files"
+        folder.mkdir()
+        with warnings.catch_warnings(action="ignore"):
+            if isinstance(name, int):
+                found = attempt(*fuzz.write(name, folder))
+            else:
+                found = attempt("hostile", HOSTILE[name][0](folder), {})
+        sys.stdout.write(json.dumps({"file": name, **found}) + "\n")
         sys.stdout.flush()
         shutil.rmtree(folder)
 

@@ -12,7 +12,7 @@ from evenhand.errors import EvenhandError
 __all__ = ["check_file", "check_unpacked", "kind_of", "readable"]
 
 _LARGE = 2**28
-_DENSE = 250
+_DENSE = 200
 """A file of more than ``_LARGE`` bytes that shrinks to a part in so many is nobody's measurements."""
 
 _KINDS = {
@@ -35,7 +35,7 @@ def kind_of(path: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as error:
-        raise EvenhandError(f"{path}: cannot be read ({error.strerror}): name a file that can.") from None
+        raise EvenhandError(f"{path} cannot be read ({error.strerror}): name a file that can.") from None
     except ValueError:  # a NUL, or half of a surrogate pair
         raise EvenhandError(f"{str(path)!r}: no file can have this name: check the spelling.") from None
 
@@ -50,7 +50,7 @@ def check_file(path: Path) -> None:
     if not kind:
         raise EvenhandError(f"{path}: no such file: check the spelling.")
     if kind != "a file":
-        raise EvenhandError(f"{path}: is {kind}, not a file: name a file, or copy the data into one.")
+        raise EvenhandError(f"{path} is {kind}, not a file: name a file, or copy the data into one.")
 
 
 def check_unpacked(path: Path, size: int, cure: str) -> None:
@@ -70,7 +70,7 @@ def readable(path: Path) -> Generator[None]:
     except OSError as error:
         where = path if error.filename is None else error.filename
         raise EvenhandError(
-            f"{where}: cannot be read ({error.strerror or error}): check its permissions."
+            f"{where} cannot be read ({error.strerror or error}): check its permissions."
         ) from None
     except MemoryError:
-        raise EvenhandError(f"{path}: does not fit into memory: use a smaller file.") from None
+        raise EvenhandError(f"{path} does not fit into memory: use a smaller file.") from None
