@@ -22,7 +22,9 @@ def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) ->
     except TypeError:
         raise EvenhandError(f"{name}={value!r}: give a whole number.") from None
     if not least <= number <= most:
-        raise EvenhandError(f"{name}={value}: give a whole number from {least} to {most}.")
+        # Python refuses to write integers of more than 4,300 digits.
+        shown = str(number) if abs(number) < 10**100 else "a number of more than 100 digits"
+        raise EvenhandError(f"{name}={shown}: give a whole number from {least} to {most}.")
     return number
 
 

@@ -44,7 +44,7 @@ def test_malformed_data(variant: str, tmp_path: Path, capsys: pytest.CaptureFixt
         ("--data synthetic:1", "write synthetic:ALPHA,BETA"),
         ("--data synthetic:one,two", "write synthetic:ALPHA,BETA"),
         ("--data synthetic:-1,1", "alpha"),
-        ("--clients 0", "--clients must be at least 1"),
+        ("--clients 0", "--clients 0: give a whole number"),
         ("--alpha 0", "alpha"),
         ("--test-fraction 1", "--test-fraction must"),
         ("--rounds -1", "rounds"),

@@ -44,6 +44,8 @@ class DataOptions:
     """the column (or .npz array) that says whose row it is"""
     label_column: str = "label"
     """the column (or .npz array) to predict; all other columns are features"""
+    features_array: str | None = None
+    """the .npz array of features, where it is not x"""
     regression: bool = False
     """labels are real numbers, not classes"""
     text: bool = False
@@ -70,6 +72,7 @@ class DataOptions:
             self.data,
             client=self.client_column,
             label=self.label_column,
+            features_array=self.features_array,
             regression=self.regression,
             test_fraction=self.test_fraction,
             seed=self.data_seed,

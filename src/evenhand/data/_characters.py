@@ -22,7 +22,7 @@ def encode_characters(text: str) -> NDArray:
       text: any string.
 
     Raises:
-      EvenhandError: a character is not among the 80.
+      EvenhandError: ``text`` is not a string, or a character is not among the 80.
 
     Source: Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018.
 
@@ -36,4 +36,8 @@ def encode_characters(text: str) -> NDArray:
         raise EvenhandError(
             f"character {error.args[0]!r} is not among the {len(ALPHABET)} of the LEAF Shakespeare alphabet: "
             "replace it, or encode with a function of your own."
+        ) from None
+    except TypeError:
+        raise EvenhandError(
+            f"a row of type {type(text).__name__} is not text: leave the encoding out where rows are numbers."
         ) from None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenhand.data._arrays import NDArray, as_features, as_labels, read_only
+from evenhand.data._text import first_repeated, name_fault
 from evenhand.errors import EvenhandError
 
 __all__ = ["FederatedDataset", "Split"]
@@ -65,7 +66,8 @@ class FederatedDataset:
       classes: the names of classes 0, 1, 2, ... where the source had names; None otherwise.
 
     Raises:
-      EvenhandError: a client without training rows, offsets that do not fit the rows, a NaN or an infinity,
+      EvenhandError: a client without training rows, rows without entries, a client id or class name that is
+        empty or cannot be shown, offsets that do not fit the rows, a NaN or an infinity,
         a negative class number, features of unlike shape or kind in the splits, or a repeated client id.
 
     Example:
@@ -91,6 +93,8 @@ class FederatedDataset:
         """Replace what was given by its checked, read-only form."""
         ids = tuple(str(name) for name in self.client_ids)
         object.__setattr__(self, "client_ids", ids)
+        if self.classes is not None:
+            object.__setattr__(self, "classes", tuple(str(name) for name in self.classes))
         object.__setattr__(self, "train", _checked(self.train, "train", len(ids), self.name))
         object.__setattr__(self, "valid", _checked(self.valid, "valid", len(ids), self.name))
         object.__setattr__(self, "test", _checked(self.test, "test", len(ids), self.name))
@@ -170,8 +174,13 @@ def _check_together(data: FederatedDataset) -> None:
     ids, train = data.client_ids, data.train
     if not ids:
         raise EvenhandError(f"{data.name}: there are no clients: give at least one with a training row.")
-    if len(set(ids)) != len(ids):
-        twice = next(name for name in ids if ids.count(name) > 1)
+    for title, names in (("client id", ids), ("class name", data.classes or ())):
+        for name in names:
+            fault = name_fault(name) if name else "is empty"
+            if fault is not None:
+                raise EvenhandError(f"{data.name}: {title} {name[:40]!r} {fault}: give another name.")
+    twice = first_repeated(ids)
+    if twice is not None:
         raise EvenhandError(f"{data.name}: client id {twice!r} occurs twice: merge the two, or rename one.")
     if train.sizes.min() < 1:
         k = int(np.argmin(train.sizes))

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 import zlib
 
 import numpy as np
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import whole_number
 
 __all__ = ["generator"]
+
+_LARGEST = 2**128 - 1
+"""NumPy takes seeds of any size, but nobody means one of millions of digits."""
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
     """A generator for ``purpose``; a partition and a split with the same seed draw from different streams."""
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise EvenhandError(f"seed must be a whole number of at least 0, not {seed!r}.")
-    return np.random.default_rng([number, zlib.crc32(purpose.encode())])
+    return np.random.default_rng([whole_number("seed", seed, 0, _LARGEST), zlib.crc32(purpose.encode())])

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import heapq
-import math
-import operator
-
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.data._arrays import NDArray, client_codes
+from evenhand.data._arrays import NDArray, as_array, client_codes
+from evenhand.data._deal import (
+    check_clients,
+    classes,
+    deal,
+    no_empty_client,
+    row_count,
+    rows_of_classes,
+    shard_counts,
+    spread,
+)
 from evenhand.data._random import generator
 from evenhand.errors import EvenhandError
 
 __all__ = ["by_column", "dirichlet", "iid", "matching", "quantity", "shards"]
+
+_WIDEST = 1e6
+"""Standard deviation of log sizes; one client has all the rows long before that."""
 
 
 def iid(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
@@ -35,8 +44,8 @@ def iid(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
       >>> np.bincount(iid(10, clients=4))
       array([3, 3, 2, 2])
     """
-    n = _rows(rows)
-    _check_clients(n, clients)
+    n = row_count(rows)
+    check_clients(n, clients)
     return generator(seed, "partition.iid").permutation(np.arange(n) % clients)
 
 
@@ -72,17 +81,17 @@ def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> ND
       >>> spread[0] < spread[1]
       True
     """
-    codes = _classes(y)
-    _check_clients(len(codes), clients)
+    codes = classes(y)
+    check_clients(len(codes), clients)
     if not 0 < alpha <= 1e9:
         raise EvenhandError(f"alpha must be positive and at most 1e9, not {alpha}.")
     random = generator(seed, "partition.dirichlet")
     client = np.empty(len(codes), np.int64)
-    for label in range(int(codes.max()) + 1):
-        rows = random.permutation(np.flatnonzero(codes == label))
+    for members in rows_of_classes(codes):
+        rows = random.permutation(members)
         shares = random.dirichlet(np.full(clients, float(alpha)))
-        client[rows] = _spread(len(rows), shares)
-    return _no_empty_client(client, clients, random)
+        client[rows] = spread(len(rows), shares)
+    return no_empty_client(client, clients, random)
 
 
 def shards(y: npt.ArrayLike, clients: int, classes_per_client: int, seed: int = 0) -> NDArray:
@@ -116,15 +125,15 @@ def shards(y: npt.ArrayLike, clients: int, classes_per_client: int, seed: int = 
       >>> {len(set(y[client == k])) for k in range(20)}
       {2}
     """
-    codes = _classes(y)
-    _check_clients(len(codes), clients)
+    codes = classes(y)
+    check_clients(len(codes), clients)
     counts = np.bincount(codes)
-    pieces = _shard_counts(counts, clients, classes_per_client)
+    pieces = shard_counts(counts, clients, classes_per_client)
     random = generator(seed, "partition.shards")
-    holders = _deal(pieces, clients, classes_per_client, random)
+    holders = deal(pieces, clients, classes_per_client, random)
     client = np.empty(len(codes), np.int64)
-    for label, owners in enumerate(holders):
-        rows = random.permutation(np.flatnonzero(codes == label))
+    for members, owners in zip(rows_of_classes(codes), holders, strict=True):
+        rows = random.permutation(members)
         for owner, piece in zip(owners, np.array_split(rows, len(owners)), strict=True):
             client[piece] = owner
     return client
@@ -153,14 +162,14 @@ def quantity(rows: int | npt.ArrayLike, clients: int, sigma: float, seed: int = 
       >>> int(sizes.sum()), bool(sizes.max() > 5 * np.median(sizes))
       (1000, True)
     """
-    n = _rows(rows)
-    _check_clients(n, clients)
-    if not (math.isfinite(sigma) and sigma >= 0):
-        raise EvenhandError(f"sigma must be finite and at least 0, not {sigma}.")
+    n = row_count(rows)
+    check_clients(n, clients)
+    if not 0 <= sigma <= _WIDEST:
+        raise EvenhandError(f"sigma must be finite and at least 0, and at most {_WIDEST:g}, not {sigma}.")
     random = generator(seed, "partition.quantity")
     logs = sigma * random.standard_normal(clients)
     weights = np.exp(logs - logs.max())
-    client = np.concatenate([np.arange(clients), _spread(n - clients, weights / weights.sum())])
+    client = np.concatenate([np.arange(clients), spread(n - clients, weights / weights.sum())])
     return random.permutation(client)
 
 
@@ -202,7 +211,14 @@ def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed
       >>> matching([0, 0, 1, 1], [0, 0, 1, 1], [1, 0, 1])
       array([1, 0, 1])
     """
-    labels, owner, fresh = np.asarray(y), np.asarray(client), np.asarray(new_y)
+    labels, owner, fresh = (
+        as_array(v, "matching", n) for v, n in ((y, "y"), (client, "client"), (new_y, "new_y"))
+    )
+    if len(labels) != len(owner) or owner.dtype.kind not in "iu" or not len(owner) or owner.min() < 0:
+        raise EvenhandError(
+            f"matching: client has {len(owner)} entries of {owner.dtype} for {len(labels)} labels: give each row "
+            "in y the number of its client, from 0."
+        )
     clients = int(owner.max()) + 1
     random = generator(seed, "partition.matching")
     result = np.empty(len(fresh), np.int64)
@@ -210,90 +226,5 @@ def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed
         owners = owner[labels == label]
         shares = np.bincount(owners if len(owners) else owner, minlength=clients)
         rows = random.permutation(np.flatnonzero(fresh == label))
-        result[rows] = _spread(len(rows), shares / shares.sum())
+        result[rows] = spread(len(rows), shares / shares.sum())
     return result
-
-
-def _rows(rows: int | npt.ArrayLike) -> int:
-    array = np.asarray(rows)
-    if array.ndim:
-        return len(array)
-    if array.dtype.kind not in "iu":
-        raise EvenhandError(f"rows must be a whole number or an array with one entry per row, not {rows!r}.")
-    return int(array)
-
-
-def _classes(y: npt.ArrayLike) -> NDArray:
-    labels = np.asarray(y)
-    if labels.ndim != 1:
-        raise EvenhandError(f"y has {labels.ndim} axes: give one class label per row to partition by label.")
-    return np.unique(labels, return_inverse=True)[1]
-
-
-def _check_clients(rows: int, clients: int) -> None:
-    try:
-        number = operator.index(clients)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise EvenhandError(f"clients must be a whole number of at least 1, not {clients!r}.")
-    if number > rows:
-        raise EvenhandError(f"{rows} rows are too few for {clients} clients: give each at least one row.")
-
-
-def _spread(rows: int, shares: NDArray) -> NDArray:
-    """``(rows,)`` client numbers in ascending order, client ``k`` about ``shares[k] * rows`` times."""
-    ends = np.rint(np.cumsum(shares) * rows).astype(np.int64)
-    ends[-1] = rows
-    return np.repeat(np.arange(len(shares)), np.diff(ends, prepend=0))
-
-
-def _no_empty_client(client: NDArray, clients: int, random: np.random.Generator) -> NDArray:
-    sizes = np.bincount(client, minlength=clients)
-    for k in np.flatnonzero(sizes == 0).tolist():
-        donor = int(np.argmax(sizes))
-        client[random.choice(np.flatnonzero(client == donor))] = k
-        sizes[donor] -= 1
-        sizes[k] = 1
-    return client
-
-
-def _shard_counts(counts: NDArray, clients: int, each: int) -> NDArray:
-    """Shards per class: about equal ones, at most one per client, ``clients * each`` in all."""
-    if not 1 <= each <= len(counts):
-        raise EvenhandError(
-            f"classes_per_client must be between 1 and the {len(counts)} classes, not {each}."
-        )
-    total = clients * each
-    most = np.minimum(counts, clients)
-    if total < len(counts):
-        raise EvenhandError(
-            f"{clients} clients with {each} classes each cannot hold {len(counts)} classes: use more clients "
-            "or more classes per client."
-        )
-    if total > most.sum():
-        raise EvenhandError(
-            f"the rows are too few to give {clients} clients {each} classes each: use fewer clients or fewer "
-            "classes per client."
-        )
-    pieces = np.ones(len(counts), np.int64)
-    heap = [(-count / 2, label) for label, count in enumerate(counts.tolist()) if most[label] > 1]
-    heapq.heapify(heap)
-    for _ in range(total - len(counts)):
-        _, label = heapq.heappop(heap)
-        pieces[label] += 1
-        if pieces[label] < most[label]:
-            heapq.heappush(heap, (-counts[label].item() / (pieces[label].item() + 1), label))
-    return pieces
-
-
-def _deal(pieces: NDArray, clients: int, each: int, random: np.random.Generator) -> list[list[int]]:
-    """Who gets a shard of each class; taking the classes with most shards left always works out."""
-    left = pieces.astype(np.float64)
-    holders: list[list[int]] = [[] for _ in pieces]
-    for k in random.permutation(clients).tolist():
-        chosen = np.argsort(left + random.random(len(left)) / 2)[-each:]
-        left[chosen] -= 1
-        for label in chosen.tolist():
-            holders[label].append(k)
-    return holders

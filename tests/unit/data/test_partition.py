@@ -149,9 +149,9 @@ def test_labels_may_be_names() -> None:
     ("call", "words"),
     [
         (lambda: partition.iid(3, 4), "3 rows are too few for 4 clients"),
-        (lambda: partition.iid(3.5, 2), "rows must be a whole number"),
-        (lambda: partition.iid(3, 0), "clients must be a whole number of at least 1"),
-        (lambda: partition.iid(3, 1.5), "clients must be a whole number"),  # pyright: ignore[reportArgumentType]
+        (lambda: partition.iid(3.5, 2), "rows=3.5: give a whole number"),
+        (lambda: partition.iid(3, 0), "clients=0: give a whole number from 1"),
+        (lambda: partition.iid(3, 1.5), "clients=1.5: give a whole number"),  # pyright: ignore[reportArgumentType]
         (lambda: partition.dirichlet([0, 1], 2, 0.0), "alpha must be positive"),
         (lambda: partition.dirichlet([0, 1], 2, float("nan")), "alpha must be positive"),
         (lambda: partition.dirichlet([[0, 1]], 1, 1.0), "y has 2 axes"),

@@ -9,6 +9,7 @@ import numpy as np
 from evenhand.data._arrays import NDArray, class_labels
 from evenhand.data._dataset import FederatedDataset
 from evenhand.data._split import Rows, check_fractions
+from evenhand.data.loaders._files import kind_of, readable
 from evenhand.data.loaders._leaf_file import User, read_users
 from evenhand.data.loaders._options import Encode, Options, unpooled
 from evenhand.errors import EvenhandError
@@ -67,7 +68,8 @@ def load_leaf(
         encode=encode,
     )
     check_fractions(test_fraction, valid_fraction)
-    return leaf_dataset(Path(train), None if test is None else Path(test), options)
+    with readable(Path(train)):
+        return leaf_dataset(Path(train), None if test is None else Path(test), options)
 
 
 def holds_leaf(folder: Path) -> bool:
@@ -108,9 +110,10 @@ def _json_files(folder: Path) -> list[Path]:
 
 def _read(path: Path, encode: Encode | None) -> dict[str, User]:
     """All users of a file or folder, by name."""
-    if not path.exists():
+    kind = kind_of(path)
+    if not kind:
         raise EvenhandError(f"{path}: no such file or folder: check the spelling.")
-    files = _json_files(path) if path.is_dir() else [path]
+    files = _json_files(path) if kind == "a folder" else [path]
     if not files:
         raise EvenhandError(f"{path}: the folder holds no .json files: name one that does.")
     users: dict[str, User] = {}
@@ -165,5 +168,5 @@ def _labels(users: list[User], regression: bool, source: Path) -> tuple[NDArray,
 
 
 def _rows(users: list[User], labels: NDArray) -> Rows:
-    names = np.repeat(np.array([user.name for user in users], str), [len(user.y) for user in users])
+    names = np.repeat(np.array([user.name for user in users], object), [len(user.y) for user in users])
     return Rows(np.concatenate([user.x for user in users]), labels, names)

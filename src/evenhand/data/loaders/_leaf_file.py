@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from evenhand.data._arrays import NDArray, as_array, as_features
+from evenhand.data._text import first_repeated, is_missing, name_fault
+from evenhand.data.loaders._files import check_file
 from evenhand.data.loaders._options import Encode
 from evenhand.errors import EvenhandError
 
@@ -51,7 +53,7 @@ def read_users(file: Path, encode: Encode | None) -> list[User]:
         user = _read_user(file, name, data[name], encode)
         if samples is not None and samples[position] != len(user.y):
             raise EvenhandError(
-                f"{file}: user {name!r} has {len(user.y)} rows but num_samples says {samples[position]}: "
+                f"{file}: user {name!r} has {len(user.y)} rows but num_samples says {str(samples[position])[:40]}: "
                 "correct num_samples, or restore the rows."
             )
         users.append(user)
@@ -77,12 +79,16 @@ def _features(source: str, x: list[Any], encode: Encode | None) -> NDArray:
         except EvenhandError as error:
             raise EvenhandError(f"{source}: {error}") from None
         return as_features(encoded, source)
+    # Texts may be of any length: they must not become an array.
+    text = next((entry for entry in x if isinstance(entry, str)), None)
+    if text is not None:
+        raise EvenhandError(
+            f"{source}: x holds text such as {text[:20]!r}: say how to turn it into numbers with "
+            "encode=FUNCTION, for LEAF's Shakespeare encode=evenhand.data.encode_characters."
+        )
     values = as_array(x, source, "x")
     if values.dtype.kind == "U":
-        raise EvenhandError(
-            f"{source}: x holds text such as {values.reshape(-1)[0].item()[:20]!r}: say how to turn it into "
-            "numbers with encode=FUNCTION, for LEAF's Shakespeare encode=evenhand.data.encode_characters."
-        )
+        raise EvenhandError(f"{source}: x holds text, not numbers: encode it as numbers first.")
     return as_features(values.astype(np.float32 if values.dtype.kind in "iu" else values.dtype), source)
 
 
@@ -90,16 +96,22 @@ def _parse(file: Path) -> Json:
     """The top level of a file, checked."""
     tree = _json(file)
     if not isinstance(tree, dict) or not {"users", "user_data"} <= tree.keys():
-        raise EvenhandError(f"{file}: no LEAF file: write the keys users, num_samples and user_data.")
+        raise EvenhandError(
+            f"{file}: the file is not in LEAF's layout: write the keys users, num_samples and user_data."
+        )
     names, data = tree["users"], tree["user_data"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise EvenhandError(f"{file}: users is no list of names: write one, such as ['ann', 'bob'].")
+        raise EvenhandError(f"{file}: users is not a list of names: write one, such as ['ann', 'bob'].")
     if not isinstance(data, dict):
-        raise EvenhandError(f"{file}: user_data is no object: write one with an entry for each user.")
+        raise EvenhandError(f"{file}: user_data is not an object: write one with an entry for each user.")
     if not names:
         raise EvenhandError(f"{file}: there are no users: list at least one, with rows.")
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    for name in names:
+        fault = "is not a client id" if is_missing(name) else name_fault(name)
+        if fault is not None:
+            raise EvenhandError(f"{file}: user {name[:40]!r} {fault}: give the user another name.")
+    twice = first_repeated(names)
+    if twice is not None:
         raise EvenhandError(f"{file}: user {twice!r} is listed twice in users: merge the two, or rename one.")
     strangers = data.keys() - set(names)
     if strangers:
@@ -110,23 +122,26 @@ def _parse(file: Path) -> Json:
 
 
 def _json(file: Path) -> Any:
+    check_file(file)
     try:
         return json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=_distinct)
     except _TwiceError as error:
         raise EvenhandError(
-            f"{file}: key {error.args[0]!r} occurs twice: merge the two, or rename one."
+            f"{file}: key {error.args[0][:40]!r} occurs twice: merge the two, or rename one."
         ) from None
     except OSError as error:
         raise EvenhandError(f"{file}: cannot be read ({error.strerror}): check its permissions.") from None
     except UnicodeDecodeError:
         raise EvenhandError(f"{file}: the file is not UTF-8 text: save it as JSON in UTF-8.") from None
-    except (ValueError, RecursionError) as error:
-        place = "the file"
-        if isinstance(error, json.JSONDecodeError):
-            place = f"line {error.lineno}, column {error.colno}"
+    except json.JSONDecodeError as error:
         raise EvenhandError(
-            f"{file}: {place} is no JSON, or the file is truncated: write or copy it again."
+            f"{file}: line {error.lineno}, column {error.colno} is not JSON, or the file is truncated: write or "
+            "copy it again."
         ) from None
+    except RecursionError:
+        raise EvenhandError(f"{file}: lists are nested too deeply: write one list per row.") from None
+    except ValueError:  # Python reads no integer of more than 4,300 digits
+        raise EvenhandError(f"{file}: a number has thousands of digits: write a shorter one.") from None
 
 
 class _TwiceError(Exception):

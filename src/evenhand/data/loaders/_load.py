@@ -10,12 +10,13 @@ from evenhand.data._split import check_fractions
 from evenhand.data.loaders._csv import load_csv
 from evenhand.data.loaders._digits import load_digits
 from evenhand.data.loaders._download import SOURCES, download
+from evenhand.data.loaders._files import check_file, kind_of, readable
 from evenhand.data.loaders._idx import is_idx, load_idx, load_idx_folder
 from evenhand.data.loaders._leaf import holds_leaf, leaf_dataset
 from evenhand.data.loaders._npz import load_npz
 from evenhand.data.loaders._options import Encode, Options
 from evenhand.data.loaders._parquet import load_parquet
-from evenhand.errors import EvenhandError, perhaps
+from evenhand.errors import EvenhandError, perhaps, whole_number
 
 __all__ = ["NAMES", "load"]
 
@@ -36,6 +37,7 @@ def load(
     clients: int | None = None,
     alpha: float = 0.5,
     encode: Encode | None = None,
+    features_array: str | None = None,
 ) -> FederatedDataset:
     """A federated data set from a built-in name, a file or a folder.
 
@@ -62,6 +64,7 @@ def load(
       source: what to load.
       client: column or array of client ids.
       label: column or array of labels; in ``.npz`` files ``y`` serves, too.
+      features_array: the array of features in an ``.npz`` file; None: ``x``.
       features: the table columns to use; None: all others.
       regression: labels are real-valued targets.
       test_fraction: share of each client's rows for testing, where the source has no test part of its own.
@@ -82,26 +85,39 @@ def load(
       <FederatedDataset 'digits': 10 clients, ... rows, x float32 (64,), 10 classes>
     """
     check_fractions(test_fraction, valid_fraction)
-    if clients is not None and clients < 1:
-        raise EvenhandError(f"clients must be at least 1, not {clients}.")
+    if clients is not None:
+        whole_number("clients", clients, 1)
     options = Options(
-        client, label, features, regression, test_fraction, valid_fraction, seed, clients, alpha, encode
+        client,
+        label,
+        features,
+        regression,
+        test_fraction,
+        valid_fraction,
+        seed,
+        clients,
+        alpha,
+        encode,
+        features_array,
     )
     name = str(source)
+    if features_array is not None and not name.lower().endswith(".npz"):
+        raise EvenhandError(
+            f"{name}: only .npz files have arrays to choose from: leave features_array={features_array!r} out."
+        )
     if name == "digits":
         return load_digits(options)
     if name in SOURCES:
         return load_idx_folder(download(name, SOURCES[name]), options)
     path = Path(source)
-    if not path.exists():
+    kind = kind_of(path)
+    if not kind:
         raise EvenhandError(
             f"{path}: no such file or folder{_perhaps(path)}, nor one of the built-in names {', '.join(NAMES)}: check "
             "the spelling."
         )
-    try:
-        return _folder(path, options) if path.is_dir() else _file(path, options)
-    except OSError as error:
-        raise EvenhandError(f"{path}: cannot be read ({error.strerror}): check its permissions.") from None
+    with readable(path):
+        return _folder(path, options) if kind == "a folder" else _file(path, options)
 
 
 def _perhaps(path: Path) -> str:
@@ -114,6 +130,7 @@ def _perhaps(path: Path) -> str:
 
 
 def _file(path: Path, options: Options) -> FederatedDataset:
+    check_file(path)
     if is_idx(path.name):
         return load_idx(path, options)
     match path.suffix.lower():

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import tokenize
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,94 +9,69 @@ import numpy as np
 from evenhand.data._arrays import NDArray, as_array, as_features, class_labels, client_codes, element
 from evenhand.data._dataset import FederatedDataset
 from evenhand.data._split import Rows
-from evenhand.data.loaders._options import Options, Pool, listing, pooled, unpooled
+from evenhand.data.loaders._npz_file import array_names, read_arrays
+from evenhand.data.loaders._options import DEFAULT_LABEL, Options, Pool, listing, pooled, unpooled
 from evenhand.errors import EvenhandError
 
 __all__ = ["load_npz"]
 
-# What NumPy and zipfile raise on damaged archives; pickles are refused by allow_pickle=False with a
-# ValueError.
-_DAMAGE = (
-    ValueError,
-    OSError,
-    EOFError,
-    KeyError,
-    RuntimeError,
-    MemoryError,
-    SyntaxError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-
 
 def load_npz(path: Path, options: Options) -> FederatedDataset:
     """The data set of an archive; pixels, uint8 of three or more axes, become float32 in [0, 1]."""
-    arrays = _arrays(path, options)
-    split = "x" not in arrays and "x_train" in arrays
-    suffix = "_train" if split else ""
-    _column(path, arrays, "x" + suffix)
-    label = next((name for name in (options.label, "y") if name + suffix in arrays), "y")
-    owned = options.client + suffix in arrays
-    if not owned and options.clients is None:
+    there = array_names(path)
+    feature = options.features_array or "x"
+    split = feature not in there and f"{feature}_train" in there
+    suffixes = ("",) if not split else ("_train", "_test") if f"{feature}_test" in there else ("_train",)
+    label = options.label
+    if label == DEFAULT_LABEL and label + suffixes[0] not in there:
+        label = "y"
+    roles = [feature, label]
+    if options.client + suffixes[0] in there:
+        roles.append(options.client)
+    elif options.clients is None:
         raise EvenhandError(
-            f"{path}: there is no array {options.client + suffix!r} of client ids among "
-            f"{listing(list(arrays))}: add it (evenhand.data.partition can make one) or name it with "
-            "client=NAME, or spread the rows over N clients with clients=N."
+            f"{path}: there is no array {options.client + suffixes[0]!r} of client ids among {listing(there)}: "
+            "add it (evenhand.data.partition can make one) or name it with client=NAME, or spread the rows over "
+            "N clients with clients=N."
         )
-    suffixes = (suffix, "_test") if split and "x_test" in arrays else (suffix,)
-    xs = [_features(path, arrays, "x" + one) for one in suffixes]
-    ys = [_column(path, arrays, label + one) for one in suffixes]
-    names = [label + one for one in suffixes]
-    labels, classes = _labels(path, ys, names, options)
-    if not owned:
-        test = Pool(xs[1], labels[1]) if len(suffixes) > 1 else None
-        return pooled(path, Pool(xs[0], labels[0]), test, classes, options, options.clients or 1)
-    clients = [_client(path, arrays, options.client + one) for one in suffixes]
-    parts = [Rows(*columns) for columns in zip(xs, labels, clients, strict=True)]
-    return unpooled(path, parts[0], parts[1] if len(parts) > 1 else None, classes, options)
+    _check_roles(path, roles)
+    parts = [[role + suffix for role in roles] for suffix in suffixes]
+    for name in (name for part in parts for name in part if name not in there):
+        raise EvenhandError(
+            f"{path}: there is no array {name!r} among {listing(there)}: save arrays named x, y and client, or "
+            "name them with features_array=NAME, label=NAME and client=NAME."
+        )
+    return _dataset(path, parts, read_arrays(path, parts), options)
 
 
-def _arrays(path: Path, options: Options) -> dict[str, NDArray]:
-    """The arrays that can play a part."""
-    if not path.stat().st_size:
-        raise EvenhandError(f"{path}: the file is empty: write it again with numpy.savez.")
-    if not zipfile.is_zipfile(path):
-        raise EvenhandError(f"{path}: no NumPy archive, or a truncated one: write it with numpy.savez.")
-    roles = ("x", "y", options.label, options.client)
-    wanted = [role + suffix for role in dict.fromkeys(roles) for suffix in ("", "_train", "_test")]
-    found: dict[str, NDArray] = {}
-    name = ""
-    try:
-        # Opened here because NumPy leaves a file that it opened itself open when the archive is damaged.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            for name in archive.files:
-                found[name] = archive[name] if name in wanted else np.empty(0)
-    except _DAMAGE as error:
-        where = f"array {name!r}" if name else "the archive"
-        if "allow_pickle" in str(error):
+def _check_roles(path: Path, roles: list[str]) -> None:
+    for role in roles:
+        if roles.count(role) > 1:
             raise EvenhandError(
-                f"{path}: {where} holds Python objects: save numbers or plain text (no dtype=object)."
-            ) from None
-        raise EvenhandError(f"{path}: {where} is damaged: write it again with numpy.savez.") from None
-    return found
+                f"{path}: array {role!r} cannot be two of features, labels and client ids: name another one "
+                "with features_array=NAME, label=NAME or client=NAME."
+            )
 
 
-def _column(path: Path, arrays: dict[str, NDArray], name: str) -> NDArray:
-    if name not in arrays:
-        raise EvenhandError(
-            f"{path}: there is no array {name!r} among {listing(list(arrays))}: save arrays named x, y and "
-            "client."
-        )
-    return as_array(arrays[name], str(path), f"array {name!r}")
+def _dataset(
+    path: Path, parts: list[list[str]], arrays: dict[str, NDArray], options: Options
+) -> FederatedDataset:
+    xs = [_features(path, arrays[part[0]], part[0]) for part in parts]
+    names = [part[1] for part in parts]
+    ys = [as_array(arrays[name], str(path), f"array {name!r}") for name in names]
+    labels, classes = _labels(path, ys, names, options)
+    if len(parts[0]) == 2:
+        test = Pool(xs[1], labels[1]) if len(parts) > 1 else None
+        return pooled(path, Pool(xs[0], labels[0]), test, classes, options, options.clients or 1)
+    clients = [_client(path, arrays[part[2]], part[2]) for part in parts]
+    rows = [Rows(*columns) for columns in zip(xs, labels, clients, strict=True)]
+    return unpooled(path, rows[0], rows[1] if len(rows) > 1 else None, classes, options)
 
 
-def _features(path: Path, arrays: dict[str, NDArray], name: str) -> NDArray:
-    values = _column(path, arrays, name)
-    if values.dtype == np.uint8 and values.ndim >= 3:
-        return values.astype(np.float32) / np.float32(255)
-    return as_features(values, str(path), element(name), what=f"array {name!r}")
+def _features(path: Path, given: NDArray, name: str) -> NDArray:
+    if given.dtype == np.uint8 and given.ndim >= 3:
+        return np.divide(given, np.float32(255), dtype=np.float32)
+    return as_features(given, str(path), element(name), what=f"array {name!r}")
 
 
 def _labels(
@@ -119,7 +90,7 @@ def _labels(
     return np.split(labels, [first])[: len(columns)], classes
 
 
-def _client(path: Path, arrays: dict[str, NDArray], name: str) -> NDArray:
-    values = _column(path, arrays, name)
+def _client(path: Path, given: NDArray, name: str) -> NDArray:
+    values = as_array(given, str(path), f"array {name!r}")
     client_codes(values, str(path), name)
     return values

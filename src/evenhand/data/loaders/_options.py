@@ -15,16 +15,20 @@ from evenhand.data._dataset import FederatedDataset
 from evenhand.data._split import Rows, build
 from evenhand.errors import EvenhandError
 
-__all__ = ["Encode", "Options", "Pool", "listing", "pooled", "unpooled"]
+__all__ = ["DEFAULT_LABEL", "Encode", "Options", "Pool", "listing", "pooled", "unpooled"]
 
 Encode: TypeAlias = Callable[[Any], npt.ArrayLike]
+
+DEFAULT_LABEL = "label"
+_SHOWN = 40
+"""Characters of a name in a list of names."""
 
 
 class Options(NamedTuple):
     """The keyword arguments of :func:`evenhand.data.load`."""
 
     client: str = "client"
-    label: str = "label"
+    label: str = DEFAULT_LABEL
     features: Sequence[str] | None = None
     regression: bool = False
     test_fraction: float = 0.2
@@ -33,6 +37,7 @@ class Options(NamedTuple):
     clients: int | None = None
     alpha: float = 0.5
     encode: Encode | None = None
+    features_array: str | None = None
 
 
 class Pool(NamedTuple):
@@ -44,7 +49,7 @@ class Pool(NamedTuple):
 
 def listing(names: Sequence[str]) -> str:
     """The first few of ``names`` for an error message."""
-    shown = ", ".join(repr(name) for name in names[:6])
+    shown = ", ".join(repr(name if len(name) <= _SHOWN else name[:_SHOWN] + "...") for name in names[:6])
     return shown + (", ..." if len(names) > 6 else "")
 
 

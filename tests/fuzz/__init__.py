@@ -1,0 +1,29 @@
+"""Files that nobody should have to load: valid small ones with their structure changed, each from one number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fuzz.archives import idx, npz
+from fuzz.leaf import leaf
+from fuzz.tables import csv, parquet_table
+
+FORMATS: dict[str, Callable[[random.Random, Path], Path]] = {
+    "csv": csv,
+    "parquet": parquet_table,
+    "npz": npz,
+    "leaf": leaf,
+    "idx": idx,
+}
+
+
+def write(seed: int, folder: Path) -> tuple[str, Path, dict[str, Any]]:
+    """File number ``seed`` in an empty ``folder``: its format, its path, and the options to load it with."""
+    name = list(FORMATS)[seed % len(FORMATS)]
+    rng = random.Random(seed)
+    path = FORMATS[name](rng, folder)
+    options: dict[str, Any] = rng.choice([{}, {}, {}, {}, {}, {"clients": 3}, {"regression": True}])
+    return name, path, options

@@ -1,0 +1,78 @@
+"""``python -m fuzz FOLDER FIRST LAST`` loads fuzzed files FIRST to LAST - 1; without numbers, the hostile ones.
+
+One JSON object a file on stdout.
+
+A process of its own, so that its peak memory is theirs and a crash of it can be told from a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import fuzz
+from evenhand.data import load
+from evenhand.errors import EvenhandError
+from fuzz.hostile import HOSTILE
+
+_SECONDS = 10
+
+
+class _TooSlow(BaseException):
+    """Not an error that a reader could take for one of its own."""
+
+
+def _alarm(number: int, frame: FrameType | None) -> None:
+    raise _TooSlow(f"over {_SECONDS} s")
+
+
+def attempt(name: str, path: Path, options: dict[str, Any]) -> dict[str, object]:
+    """What became of one file."""
+    found: dict[str, object] = {"name": name, "options": options}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    signal.alarm(_SECONDS)
+    try:
+        data = load(path, **options)
+        found |= {"outcome": "loaded", "said": repr(data)}
+    except EvenhandError as error:
+        found |= {"outcome": "refused", "said": str(error).replace(str(path.parent), "")}
+    except BaseException:
+        found |= {"outcome": "traceback", "said": traceback.format_exc()}
+    finally:
+        signal.alarm(0)
+    found["seconds"] = time.perf_counter() - start
+    found["megabytes"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1000
+    return found
+
+
+def main() -> None:
+    """Loads the files that the arguments name."""
+    warnings.simplefilter("error")
+    signal.signal(signal.SIGALRM, _alarm)
+    root = Path(sys.argv[1])
+    root.mkdir(exist_ok=True)
+    names = range(int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 2 else HOSTILE
+    for name in names:
+        folder = root / "files"
+        folder.mkdir()
+        with warnings.catch_warnings(action="ignore"):
+            if isinstance(name, int):
+                found = attempt(*fuzz.write(name, folder))
+            else:
+                found = attempt("hostile", HOSTILE[name][0](folder), {})
+        sys.stdout.write(json.dumps({"file": name, **found}) + "\n")
+        sys.stdout.flush()
+        shutil.rmtree(folder)
+
+
+main()
