@@ -9,6 +9,7 @@ import gzip
 import json
 import struct
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -211,11 +212,11 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
     "csv with a long line": (_csv("ann,3,4,1", "ann,3,4,1,9"), "line 3 has 5 cells"),
     "csv with an empty cell": (_csv("3,4", "3,"), "line 3, column 'b' is empty"),
     "csv with text as a feature": (_csv("5,6", "five,6"), "line 4, column 'a' holds 'five'"),
-    "csv with nan": (_csv("7,8", "7,nan"), "line 5, column 'b' holds nan"),
+    "csv with nan": (_csv("7,8", "7,nan"), "line 5, column 'b' is empty or NaN"),
     "csv with infinity": (_csv("7,8", "inf,8"), "line 5, column 'a' holds inf"),
     "csv with a number beyond 32 bits": (_csv("7,8", "7e99,8"), "line 5, column 'a' holds 7e+99"),
     "csv with a negative label": (
-        _csv("ann,3,4,1", "ann,3,4,-1"),
+        _csv("ann,3,4,1", "ann,3,4,-12345"),
         "line 3, column 'label' is the negative label -1",
     ),
     "csv with a fractional label": (_csv("ann,3,4,1", "ann,3,4,1.5"), "regression=True"),
@@ -224,7 +225,7 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
         "line 3, column 'label' is 123456",
     ),
     "csv with a huge label": (_csv("ann,3,4,1", "ann,3,4,1e30"), "out of range"),
-    "csv with mixed labels": (_csv("ann,3,4,1", "ann,3,4,cat"), "line 3, column 'label' is 'cat'"),
+    "csv with mixed labels": (_csv("ann,3,4,1", "ann,3,4,cat"), "line 3, column 'label' holds 'cat'"),
     "csv with an empty label": (_csv("ann,3,4,1", "ann,3,4,"), "line 3, column 'label' is empty"),
     "csv with an empty client": (_csv("bob,5", ",5"), "line 4, column 'client' is empty"),
     "csv with a repeated column": (_csv("a,b", "a,a"), "column 'a' twice"),
@@ -239,12 +240,15 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
     ),
     # Parquet
     "parquet without client column": (_parquet(client=None), "client column 'client'"),
-    "parquet with text as a feature": (_parquet(v=["1", "2", "x", "4"]), "column 'v' holds string"),
+    "parquet with dates as a feature": (
+        _parquet(v=[date(2020, 1, i) for i in range(1, 5)]),
+        "column 'v' holds dates",
+    ),
     "parquet with a gap": (_parquet(v=[1.0, None, 3.0, 4.0]), "row 1, column 'v' is empty"),
-    "parquet with nan": (_parquet(v=[1.0, 2.0, float("nan"), 4.0]), "row 2, column 'v' holds nan"),
+    "parquet with nan": (_parquet(v=[1.0, 2.0, float("nan"), 4.0]), "row 2, column 'v' is empty or NaN"),
     "parquet with lists": (_parquet(v=[[1.0], [2.0], [3.0], [4.0]]), "column 'v' holds list"),
-    "parquet that is truncated": (_truncated(_parquet(), 0.5), "no Parquet file"),
-    "parquet that is text": (_text("table.parquet", GOOD_CSV), "no Parquet file"),
+    "parquet that is truncated": (_truncated(_parquet(), 0.5), "not a Parquet file"),
+    "parquet that is text": (_text("table.parquet", GOOD_CSV), "not a Parquet file"),
     # npz
     "npz without x": (_npz(x=None), "array 'x'"),
     "npz without y": (_npz(y=None), "array 'y'"),

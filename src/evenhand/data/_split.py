@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from evenhand.data._dataset import FederatedDataset, Split
 from evenhand.data._random import generator
 from evenhand.errors import EvenhandError
 
-__all__ = ["Rows", "build", "check_fractions", "from_arrays"]
+__all__ = ["Assignment", "Rows", "assign", "build", "check_fractions", "from_arrays"]
 
 
 class Rows(NamedTuple):
@@ -37,6 +37,25 @@ class Rows(NamedTuple):
     x: NDArray
     y: NDArray
     client: NDArray
+
+
+class Assignment(NamedTuple):
+    """Which rows are whose, and for what.
+
+    Attributes:
+      ids: the clients.
+      codes: each row's client, ``(n,)``.
+      parts: row numbers of training, validation and test, each grouped by client.
+    """
+
+    ids: tuple[str, ...]
+    codes: NDArray
+    parts: tuple[NDArray, NDArray, NDArray]
+
+    def offsets(self, part: int) -> NDArray:
+        """Where each client's rows begin in a part, ``(K + 1,)``."""
+        sizes = np.bincount(self.codes[self.parts[part]], minlength=len(self.ids))
+        return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def from_arrays(
@@ -81,6 +100,11 @@ def from_arrays(
       >>> data.client_ids, data.train.sizes, data.test.sizes
       (('a', 'b'), array([3, 3]), array([2, 2]))
     """
+    if isinstance(getattr(x, "columns", getattr(x, "column_names", None)), Sized):
+        raise EvenhandError(
+            f"{name}: x is a table, a {type(x).__name__}: give the whole table to evenhand.data.from_frame, or its "
+            "numbers alone, x.to_numpy(float)."
+        )
     features = as_features(x, name)
     labels = as_array(y, name, "y")
     if labels.dtype.kind == "U" and classes is None:
@@ -125,6 +149,22 @@ def build(
         test_codes = np.array([position[client] for client in test_ids], np.int64)[test_codes]
         splits[2] = _gather(test, test_codes, np.argsort(test_codes, kind="stable"), len(ids))
     return FederatedDataset(splits[0], splits[1], splits[2], ids, name, classes)
+
+
+def assign(
+    client: NDArray, *, name: str, what: str, test_fraction: float, valid_fraction: float, seed: int
+) -> Assignment:
+    """Splits each client's rows, of which only the clients' ids are looked at.
+
+    Args:
+      client: ``(n,)`` ids of any dtype.
+      name: what the data set is called.
+      what: what the ids are called in errors.
+      test_fraction: as in :func:`from_arrays`; so are the others.
+    """
+    check_fractions(test_fraction, valid_fraction)
+    codes, ids = client_codes(client, name, what)
+    return Assignment(ids, codes, _parts(codes, len(ids), test_fraction, valid_fraction, seed))
 
 
 def check_fractions(test_fraction: float, valid_fraction: float) -> None:
