@@ -42,6 +42,8 @@ class Place(NamedTuple):
         if not self.resumed:
             _folder.claim(self.folder, checkpoint=self.config["options"]["checkpoint"] != "off")
         _folder.write_json(self.folder / _folder.CONFIG, self.config)
+        if run.data.features is not None:
+            _folder.write_json(self.folder / _folder.FEATURES, run.data.features.to_json())
         _folder.write_metrics(self.folder, run.history)
 
 

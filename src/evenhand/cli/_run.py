@@ -12,7 +12,7 @@ from rich.console import Console
 from tyro.conf import arg
 
 from evenhand.cli._config import changes, configuration
-from evenhand.cli._data import DataOptions
+from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._folder import CHECKPOINT, check_free
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._methods import Method
@@ -67,6 +67,8 @@ class Run:
         folder = self._default_folder() if self.out is None else self.out
         check_free(folder, overwrite=self.overwrite)
         data = self.data.load()
+        if not self.quiet:
+            print("".join(f"{sentence}\n" for sentence in remarks(data)), end="", file=sys.stderr)
         config = self.recorded(data)
         if self.config is not None and not self.quiet:
             for sentence in changes(self.config, config):

@@ -3,7 +3,7 @@
 from evenhand.data import loaders, partition
 from evenhand.data._characters import encode_characters
 from evenhand.data._dataset import FederatedDataset, Split
-from evenhand.data._features import Column, Features
+from evenhand.data._features import Column, Features, Fill
 from evenhand.data._split import from_arrays
 from evenhand.data._synthetic import synthetic
 from evenhand.data.loaders import encode_table, from_frame, load, load_features, load_leaf
@@ -12,6 +12,7 @@ __all__ = [
     "Column",
     "Features",
     "FederatedDataset",
+    "Fill",
     "Split",
     "encode_characters",
     "encode_table",

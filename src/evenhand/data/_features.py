@@ -82,27 +82,34 @@ class Features(NamedTuple):
         """The names of all inputs, e.g. ``("age", "region = north", "region = south")``."""
         return tuple(name for column in self.columns for name in column.inputs)
 
+    @property
+    def scaled(self) -> tuple[str, ...]:
+        """The columns of numbers that do not enter as they are."""
+        as_is = (0.0, 1.0)
+        return tuple(column.name for column in self.columns if (column.mean, column.deviation) != as_is)
+
     def describe(self) -> str:
-        """One or two sentences for a person."""
+        """Some sentences for a person."""
         numbers = [column for column in self.columns if column.kind == "number"]
         texts = [f"{column.name} ({len(column.categories)})" for column in self.columns if column.categories]
-        scaled = [column for column in numbers if (column.mean, column.deviation) != (0.0, 1.0)]
         constant = [column.name for column in numbers if column.deviation == 0]
         parts: list[str] = []
-        if scaled:
-            parts.append(
-                f"{_columns(len(scaled), 'of numbers')} standardised by the mean and deviation of the training rows"
-            )
-        if len(numbers) > len(scaled):
-            parts.append(f"{_columns(len(numbers) - len(scaled), 'of numbers')} left unscaled")
+        if self.scaled:
+            how = "standardised by the mean and deviation of the training rows"
+            parts.append(f"{_columns(len(self.scaled), 'of numbers')} {how}")
+        if len(numbers) > len(self.scaled):
+            what = "of zeros and ones" if self.standardized else "of numbers"
+            parts.append(f"{_columns(len(numbers) - len(self.scaled), what)} left unscaled")
         if texts:
             parts.append(f"{_columns(len(texts), 'of text')} one-hot encoded: {_some(texts)}")
         sentences = [f"Features: {'; '.join(parts)}."]
         if constant:
-            sentences.append(f"The training rows are all alike in {_some(constant)}, so this is not used.")
+            sentences.append(
+                f"All training rows are alike in {_some(constant)}, which is therefore not used."
+            )
         filled = [column.name for column in self.columns if column.fill is not None]
         if filled:
-            sentences.append("Empty cells are filled with what the training rows say.")
+            sentences.append("Empty cells are filled from the training rows.")
         return " ".join(sentences)
 
     def to_json(self) -> dict[str, Any]:

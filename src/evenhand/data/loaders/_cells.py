@@ -159,7 +159,8 @@ def _flags(series: Series) -> Series:
 
 
 def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) -> None:
-    codes, names = series.values, series.categories or ()
+    codes = series.values
+    names: tuple[str, ...] = series.categories or ()
     used = np.unique(codes[codes >= 0])
     texts = [names[code] for code in used.tolist()]
     if len(texts) > MOST_CATEGORIES:

@@ -88,10 +88,10 @@ def add_block(
             _add(source, columns[i], cells[i], lines)
         return
     block = block.reshape(len(numeric), len(lines))
-    empty = np.isnan(block).all(axis=1)
-    for i, values, is_empty in zip(numeric, block, empty.tolist(), strict=True):
-        columns[i].parts.append(values)
-        if not is_empty:
+    seen = np.isfinite(block).any(axis=1)
+    for position, i in enumerate(numeric):
+        columns[i].parts.append(block[position])
+        if seen[position]:
             columns[i].kind = _NUMBER
 
 

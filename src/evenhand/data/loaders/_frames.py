@@ -28,13 +28,13 @@ class Frame(NamedTuple):
       names: of its columns, as text.
       series: ``(column's name) -> `` its numbers or text.
       ids: ``(column's name) -> `` what it holds as client ids, ``""`` or NaN where it is empty.
-      index: names that are in the index of a pandas table and not among its columns.
+      hidden: names that are in the index of a pandas table and not among its columns.
     """
 
     names: list[str]
     series: Callable[[str], Series]
     ids: Callable[[str], NDArray]
-    index: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
 
 
 def library(frame: object) -> str | None:

@@ -110,7 +110,7 @@ def from_frame(
 
 def _check_index(source: str, frame: Frame, options: Options) -> None:
     for column in (options.label, *options.together):
-        if column in frame.index:
+        if column in frame.hidden:
             raise EvenhandError(
                 f"{source}: {column!r} is in the index and not a column: give frame.reset_index() instead."
             )

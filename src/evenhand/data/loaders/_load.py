@@ -98,7 +98,7 @@ def load(
     check_fractions(test_fraction, valid_fraction)
     if clients is not None and clients < 1:
         raise EvenhandError(f"clients must be at least 1, not {clients}.")
-    if not isinstance(source, str | Path):
+    if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  (people try)
         raise EvenhandError(
             f"load reads files, not {type(source).__name__} objects: give a table in memory to "
             "evenhand.data.from_frame, and arrays to evenhand.data.from_arrays."
