@@ -104,6 +104,7 @@ def _finish(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
         "seconds": run.info["seconds"],
         "examples_per_second": run.info["examples_per_second"],
         "padded": run.info["padded"],
+        "by_class": view.info["by_class"],
     }
     for split, metrics in view.clients.items():
         summary[split] = {metric: statistics(view, split, metric) for metric in metrics}

@@ -106,7 +106,7 @@ def from_arrays(
             "numbers alone, x.to_numpy(float)."
         )
     features = as_features(x, name)
-    labels = as_array(y, name, "y")
+    labels = as_array(_plain(y), name, "y")
     if labels.dtype.kind == "U" and classes is None:
         labels, found = class_labels(labels, name, element("y"), regression=False)
     else:
@@ -177,6 +177,14 @@ def check_fractions(test_fraction: float, valid_fraction: float) -> None:
             f"test_fraction {test_fraction} and valid_fraction {valid_fraction} leave nothing for training: "
             "make their sum less than 1."
         )
+
+
+def _plain(values: npt.ArrayLike) -> npt.ArrayLike:
+    """Objects that are all text, as a column of pandas gives them, as an array of text."""
+    array = np.asarray(values) if hasattr(values, "__array__") else values
+    if isinstance(array, np.ndarray) and array.dtype.kind == "O" and array.size:
+        return array.astype(str) if all(isinstance(value, str) for value in array.flat) else array
+    return array
 
 
 def _codes(rows: Rows, name: str, what: str) -> tuple[NDArray, tuple[str, ...]]:
