@@ -9,6 +9,7 @@ import gzip
 import json
 import struct
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +204,20 @@ def _rows(content: dict, user: str, x: list, y: list) -> None:
     content["num_samples"][content["users"].index(user)] = len(y)
 
 
+def _promising_parquet(rows: bytes) -> Builder:
+    """A file of 4 rows whose metadata count ``rows``, a Thrift number, of them."""
+
+    def build(folder: Path) -> Path:
+        path = _parquet()(folder)
+        content = path.read_bytes()
+        length = int.from_bytes(content[-8:-4], "little")
+        footer = content[-8 - length : -8].replace(b"\x16\x08", b"\x16" + rows, 1)
+        path.write_bytes(content[: -8 - length] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+        return path
+
+    return build
+
+
 _WITH_CURE: dict[str, tuple[Builder, str]] = {
     # CSV
     "csv without client column": (_csv("client,", "who,"), "client column 'client'"),
@@ -211,11 +226,11 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
     "csv with a long line": (_csv("ann,3,4,1", "ann,3,4,1,9"), "line 3 has 5 cells"),
     "csv with an empty cell": (_csv("3,4", "3,"), "line 3, column 'b' is empty"),
     "csv with text as a feature": (_csv("5,6", "five,6"), "line 4, column 'a' holds 'five'"),
-    "csv with nan": (_csv("7,8", "7,nan"), "line 5, column 'b' holds nan"),
+    "csv with nan": (_csv("7,8", "7,nan"), "line 5, column 'b' is empty or NaN"),
     "csv with infinity": (_csv("7,8", "inf,8"), "line 5, column 'a' holds inf"),
     "csv with a number beyond 32 bits": (_csv("7,8", "7e99,8"), "line 5, column 'a' holds 7e+99"),
     "csv with a negative label": (
-        _csv("ann,3,4,1", "ann,3,4,-1"),
+        _csv("ann,3,4,1", "ann,3,4,-12345"),
         "line 3, column 'label' is the negative label -1",
     ),
     "csv with a fractional label": (_csv("ann,3,4,1", "ann,3,4,1.5"), "regression=True"),
@@ -224,7 +239,7 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
         "line 3, column 'label' is 123456",
     ),
     "csv with a huge label": (_csv("ann,3,4,1", "ann,3,4,1e30"), "out of range"),
-    "csv with mixed labels": (_csv("ann,3,4,1", "ann,3,4,cat"), "line 3, column 'label' is 'cat'"),
+    "csv with mixed labels": (_csv("ann,3,4,1", "ann,3,4,cat"), "line 3, column 'label' holds 'cat'"),
     "csv with an empty label": (_csv("ann,3,4,1", "ann,3,4,"), "line 3, column 'label' is empty"),
     "csv with an empty client": (_csv("bob,5", ",5"), "line 4, column 'client' is empty"),
     "csv with a repeated column": (_csv("a,b", "a,a"), "column 'a' twice"),
@@ -233,18 +248,72 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
     "csv with only a header": (_text("table.csv", "client,a,label\n"), "no rows"),
     "csv that is empty": (_text("table.csv", ""), "the file is empty"),
     "csv with an open quote": (_csv("bob,7", '"bob,7'), "quotes"),
+    "csv with an underscore in a number": (_csv("5,6", "1_000,6"), "line 4, column 'a' holds '1_000'"),
+    "csv with decimal commas": (
+        _text("table.csv", "client;a;label\nann;1,5;0\nbob;2,5;1\n"),
+        "line 2, column 'a' holds '1,5': write a point",
+    ),
+    "csv with a decimal comma among numbers": (
+        _text("table.csv", 'client,a,label\nann,1,0\nbob,"2,5",1\n'),
+        "line 3, column 'a' holds '2,5': write a point",
+    ),
+    "csv with dates": (
+        _text("table.csv", "client,a,label\nann,2020-01-31,0\nbob,2020-02-29 10:00,1\n"),
+        "column 'a' holds dates such as '2020-01-31'",
+    ),
+    "csv with an id as a feature": (
+        _text("table.csv", "client,a,label\n" + "".join(f"ann,row{i},{i % 2}\n" for i in range(50))),
+        "column 'a' holds 50 different texts such as 'row0'",
+    ),
+    "csv with free text over many lines": (
+        _text("table.csv", "client,a,label\n" + "".join(f"ann,row{i % 2500},0\n" for i in range(20_000))),
+        "different texts such as 'row0'",
+    ),
+    "csv with a number among text": (
+        _text("table.csv", "client,a,label\nann,x,0\nbob,7,1\n"),
+        "line 2, column 'a' holds 'x' where other rows hold numbers",
+    ),
+    "csv with a number after much text": (
+        _text("table.csv", "client,a,label\n" + "ann,x,0\n" * 9000 + "bob,7,1\n"),
+        "line 9002, column 'a' holds '7' where other rows hold text",
+    ),
+    "csv with NUL characters": (_text("table.csv", GOOD_CSV.replace("bob,5", "b\0b,5")), "NUL characters"),
+    "csv in UTF-16": (_bytes("table.csv", GOOD_CSV.encode("utf-16-le")), "NUL characters"),
+    "csv in UTF-16 with its mark": (_bytes("table.csv", GOOD_CSV.encode("utf-16")), "not UTF-8"),
+    "csv with a quote that is never closed": (
+        _text("table.csv", GOOD_CSV + '"' + "ann,1,2,0\n" * 50_000),
+        "what begins in line 6 is not CSV",
+    ),
+    "csv with a cell of a megabyte": (_csv("3,4", "3" * 10**6 + ",4"), "what begins in line 3 is not CSV"),
+    "csv with a client called null": (_csv("bob,5", "null,5"), "line 4, column 'client' is 'null'"),
+    "csv with a column that is empty throughout": (
+        _text("table.csv", "client,a,label\nann,,0\nbob,,1\n"),
+        "line 2, column 'a' is empty",
+    ),
     "csv in another encoding": (
         _bytes("table.csv", GOOD_CSV.replace("ann", "anné").encode("latin-1")),
         "UTF-8",
     ),
     # Parquet
     "parquet without client column": (_parquet(client=None), "client column 'client'"),
-    "parquet with text as a feature": (_parquet(v=["1", "2", "x", "4"]), "column 'v' holds string"),
+    "parquet with dates as a feature": (
+        _parquet(v=[date(2020, 1, i) for i in range(1, 5)]),
+        "column 'v' holds dates",
+    ),
     "parquet with a gap": (_parquet(v=[1.0, None, 3.0, 4.0]), "row 1, column 'v' is empty"),
-    "parquet with nan": (_parquet(v=[1.0, 2.0, float("nan"), 4.0]), "row 2, column 'v' holds nan"),
+    "parquet with nan": (_parquet(v=[1.0, 2.0, float("nan"), 4.0]), "row 2, column 'v' is empty or NaN"),
     "parquet with lists": (_parquet(v=[[1.0], [2.0], [3.0], [4.0]]), "column 'v' holds list"),
-    "parquet that is truncated": (_truncated(_parquet(), 0.5), "no Parquet file"),
-    "parquet that is text": (_text("table.parquet", GOOD_CSV), "no Parquet file"),
+    "parquet with a client that is NaN": (
+        _parquet(client=[1.0, float("nan"), 2.0, 2.0]),
+        "row 1, column 'client' is",
+    ),
+    "parquet that promises more rows": (_promising_parquet(b"\x0a"), "promises 5 rows and holds 4"),
+    "parquet that promises 500 billion rows": (
+        _promising_parquet(b"\x80\x80\x80\x80\x80\x20"),
+        "do not fit into the memory",
+    ),
+    "parquet that is truncated": (_truncated(_parquet(), 0.5), "not a Parquet file"),
+    "parquet that is text": (_text("table.parquet", GOOD_CSV), "not a Parquet file"),
     # npz
     "npz without x": (_npz(x=None), "array 'x'"),
     "npz without y": (_npz(y=None), "array 'y'"),

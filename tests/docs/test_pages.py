@@ -14,6 +14,7 @@ MARKED = re.compile(r"<!-- test -->\n```python\n(.*?)```", re.DOTALL)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     text = page.read_text(encoding="utf-8")
     blocks = MARKED.findall(text)
     assert len(blocks) == text.count("```python"), f"{page.name} has a block that no test runs."

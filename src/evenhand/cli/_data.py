@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from tyro.conf import arg
 
 from evenhand import data as federated
-from evenhand.data import FederatedDataset
+from evenhand.data import FederatedDataset, Fill
 from evenhand.data.loaders._load import NAMES
 from evenhand.errors import EvenhandError
 
-__all__ = ["SOURCES", "DataOptions", "fingerprint"]
+__all__ = ["SOURCES", "DataOptions", "fingerprint", "remarks"]
 
 _LI, _LECUN = "Li et al., MLSys 2020", "LeCun et al., 1998"
 
@@ -25,13 +27,16 @@ SOURCES = (
     ("synthetic:A,B", "Synthetic(α, β): each client labels Gaussian rows by a model of its own.", _LI),
     ("synthetic:iid", "The same with one model and one distribution for all clients.", _LI),
     ("FOLDER", "LEAF: train/*.json and test/*.json, or one folder of JSON files.", "Caldas et al., 2018"),
-    ("FILE.csv", "A table with a client column and a label column; also .parquet.", ""),
+    ("FILE.csv", "A table with client columns, a label column and features; also .tsv, .parquet.", ""),
     ("FILE.npz", "Arrays x, y and client.", ""),
     ("*-ubyte[.gz]", "IDX images and labels, over clients by Dirichlet(alpha).", _LECUN),
 )
 """Name, what it is, source."""
 
 _SYNTHETIC_CLIENTS = 30
+_LARGE_TARGETS = 100.0
+"""Deviation of real targets from which on the usual step sizes diverge."""
+_ALL, _NONE = "(default: all others)", "(default: none)"
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,21 @@ class DataOptions:
     data: str = "digits"
     """digits, mnist, fashion-mnist, synthetic:ALPHA,BETA, synthetic:iid, or a path: `evenhand list data`"""
     client_column: str = "client"
-    """the column (or .npz array) that says whose row it is"""
+    """the column (or .npz array) that says whose row it is; A,B: a client for each combination of two columns"""
     label_column: str = "label"
     """the column (or .npz array) to predict; all other columns are features"""
     features_array: str | None = None
     """the .npz array of features, where it is not x"""
+    features: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_ALL)] = None
+    """tables: the columns to learn from; a name with a comma in it stands in double quotes"""
+    drop: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
+    """tables: columns to leave out"""
+    categorical: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
+    """tables: columns whose numbers are categories, such as codes of regions"""
+    fill: Annotated[Fill | None, arg(help_behavior_hint="(default: empty cells are refused)")] = None
+    """tables: what an empty cell of a feature counts as; text under mean and median: a category of its own"""
+    no_standardize: bool = False
+    """tables: leave numbers as they are; else they get mean 0 and deviation 1 over the training rows"""
     regression: bool = False
     """labels are real numbers, not classes"""
     text: bool = False
@@ -67,12 +82,19 @@ class DataOptions:
         """
         kind, _, parameters = self.data.partition(":")
         if kind == "synthetic":
+            self._check_no_table()
             return self._synthetic(parameters)
+        client = _names("--client-column", self.client_column)
         return federated.load(
             self.data,
-            client=self.client_column,
+            client=client[0] if len(client) == 1 else client,
             label=self.label_column,
             features_array=self.features_array,
+            features=None if self.features is None else _names("--features", self.features),
+            drop=_names("--drop", self.drop or ""),
+            categorical=_names("--categorical", self.categorical or ""),
+            fill=self.fill,
+            standardize=not self.no_standardize,
             regression=self.regression,
             test_fraction=self.test_fraction,
             seed=self.data_seed,
@@ -85,6 +107,17 @@ class DataOptions:
         """The same with an absolute path, so that it means the same from everywhere."""
         path = Path(self.data)
         return self if self.data in NAMES or not path.exists() else replace(self, data=str(path.resolve()))
+
+    def _check_no_table(self) -> None:
+        given = {
+            "--features": self.features,
+            "--drop": self.drop,
+            "--categorical": self.categorical,
+            "--fill": self.fill,
+            "--no-standardize": self.no_standardize,
+        }
+        for option in (option for option, value in given.items() if value):
+            raise EvenhandError(f"{option} is for tables, and --data {self.data} is none: leave it out.")
 
     def _synthetic(self, parameters: str) -> FederatedDataset:
         iid = parameters == "iid"
@@ -103,6 +136,34 @@ class DataOptions:
             iid=iid,
             test_fraction=self.test_fraction,
         )
+
+
+def remarks(data: FederatedDataset) -> list[str]:
+    """What a person should know about a table before training on it."""
+    if data.features is None:
+        return []
+    found = [
+        data.features.describe()
+        + (" --no-standardize leaves numbers as they are." if data.features.scaled else "")
+    ]
+    if data.num_classes is None:
+        deviation = float(np.std(data.train.y, dtype=np.float64))
+        if deviation > _LARGE_TARGETS:
+            found.append(
+                f"The targets have a deviation of {deviation:.3g} and are not standardised: divide them by about "
+                "that, or choose a very small --lr."
+            )
+    return found
+
+
+def _names(option: str, text: str) -> list[str]:
+    """``a,"b, c"`` as the two names it lists."""
+    try:
+        return [name.strip() for name in next(csv.reader([text], skipinitialspace=True, strict=True), [])]
+    except csv.Error:
+        raise EvenhandError(
+            f"{option} {text} is not a list of names: write A,B,C, and close all quotes."
+        ) from None
 
 
 def fingerprint(data: FederatedDataset) -> str:

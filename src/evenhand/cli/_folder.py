@@ -2,6 +2,8 @@
 
 * ``config.json``: the method, every option, the versions and a fingerprint of the data;
   ``evenhand run --config`` makes the same run from it.
+* ``features.json``: only of tables: how their columns became the inputs of the model;
+  :func:`evenhand.data.load_features` reads it.
 * ``metrics.jsonl``: one JSON object per evaluation, appended as the run goes.
 * ``clients.csv``: one line per client.
 * ``params.npz``: the parameters of the global model, by names such as ``dense/kernel``;
@@ -33,6 +35,7 @@ __all__ = [
     "CHECKPOINT",
     "CLIENTS",
     "CONFIG",
+    "FEATURES",
     "METRICS",
     "PARAMS",
     "REPORT",
@@ -48,6 +51,7 @@ __all__ = [
 ]
 
 CONFIG = "config.json"
+FEATURES = "features.json"
 METRICS = "metrics.jsonl"
 CLIENTS = "clients.csv"
 PARAMS = "params.npz"
@@ -55,7 +59,7 @@ SUMMARY = "summary.json"
 REPORT = "report.html"
 CHECKPOINT = "checkpoint"
 
-_FILES = (CONFIG, METRICS, CLIENTS, PARAMS, SUMMARY, REPORT)
+_FILES = (CONFIG, FEATURES, METRICS, CLIENTS, PARAMS, SUMMARY, REPORT)
 
 Vector = np.ndarray[Any, np.dtype[Any]]
 

@@ -99,7 +99,6 @@ _ARGUMENTS = {
     "regression=True": "--regression",
     "client=NAME": "--client-column NAME",
     "label=NAME": "--label-column NAME",
-    "features=NAMES": "features=NAMES in Python",
     "fraction=": "--stragglers ",
     "seed must": "--data-seed must",
     "seconds=": "--checkpoint ",

@@ -42,6 +42,8 @@ class Place(NamedTuple):
         if not self.resumed:
             _folder.claim(self.folder, checkpoint=self.config["options"]["checkpoint"] != "off")
         _folder.write_json(self.folder / _folder.CONFIG, self.config)
+        if run.data.features is not None:
+            _folder.write_json(self.folder / _folder.FEATURES, run.data.features.to_json())
         _folder.write_metrics(self.folder, run.history)
 
 
@@ -102,6 +104,7 @@ def _finish(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
         "seconds": run.info["seconds"],
         "examples_per_second": run.info["examples_per_second"],
         "padded": run.info["padded"],
+        "by_class": view.info["by_class"],
     }
     for split, metrics in view.clients.items():
         summary[split] = {metric: statistics(view, split, metric) for metric in metrics}

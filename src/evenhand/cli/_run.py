@@ -12,7 +12,7 @@ from rich.console import Console
 from tyro.conf import arg
 
 from evenhand.cli._config import changes, configuration, flat
-from evenhand.cli._data import DataOptions
+from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._folder import CHECKPOINT, check_free
 from evenhand.cli._idle import check_labels, idle
 from evenhand.cli._local import LocalOptions
@@ -69,10 +69,12 @@ class Run:
         check_free(folder, overwrite=self.overwrite)
         check_labels(self.data)
         data = self.data.load()
+        if not self.quiet:
+            print("".join(f"{sentence}\n" for sentence in remarks(data)), end="", file=sys.stderr)
         config = self.recorded(data)
-        remarks = idle(flat(self), flat(Run(self.method)), data)
-        remarks += [] if self.config is None else changes(self.config, config)
-        for sentence in [] if self.quiet else remarks:
+        doubts = idle(flat(self), flat(Run(self.method)), data)
+        doubts += [] if self.config is None else changes(self.config, config)
+        for sentence in [] if self.quiet else doubts:
             print(f"evenhand: {sentence}", file=sys.stderr)
         return self.train(data, Place(folder, config, resumed=False))
 

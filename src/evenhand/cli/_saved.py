@@ -55,6 +55,7 @@ def load_run(folder: Path) -> SavedRun:
             "seconds": summary["seconds"],
             "examples_per_second": summary.get("examples_per_second"),
             "padded": summary.get("padded"),
+            "by_class": summary.get("by_class"),
             "command": f"evenhand run --config {folder / CONFIG}",
             "versions": config["versions"],
         }

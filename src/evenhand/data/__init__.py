@@ -3,16 +3,23 @@
 from evenhand.data import loaders, partition
 from evenhand.data._characters import encode_characters
 from evenhand.data._dataset import FederatedDataset, Split
+from evenhand.data._features import Column, Features, Fill
 from evenhand.data._split import from_arrays
 from evenhand.data._synthetic import synthetic
-from evenhand.data.loaders import load, load_leaf
+from evenhand.data.loaders import encode_table, from_frame, load, load_features, load_leaf
 
 __all__ = [
+    "Column",
+    "Features",
     "FederatedDataset",
+    "Fill",
     "Split",
     "encode_characters",
+    "encode_table",
     "from_arrays",
+    "from_frame",
     "load",
+    "load_features",
     "load_leaf",
     "loaders",
     "partition",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenhand.data._arrays import NDArray, as_features, as_labels, read_only
+from evenhand.data._features import Features
 from evenhand.data._text import first_repeated, name_fault
 from evenhand.errors import EvenhandError
 
@@ -64,6 +65,7 @@ class FederatedDataset:
       client_ids: one distinct name per client, in the order of the splits.
       name: what it is called in reports and errors.
       classes: the names of classes 0, 1, 2, ... where the source had names; None otherwise.
+      features: how the columns of a table became ``x``, for :func:`evenhand.data.encode_table`; None for others.
 
     Raises:
       EvenhandError: a client without training rows, rows without entries, a client id or class name that is
@@ -88,6 +90,7 @@ class FederatedDataset:
     client_ids: tuple[str, ...]
     name: str = "data"
     classes: tuple[str, ...] | None = None
+    features: Features | None = None
 
     def __post_init__(self) -> None:
         """Replace what was given by its checked, read-only form."""
@@ -120,7 +123,7 @@ class FederatedDataset:
         return self.train.x.shape[1:]
 
     def describe(self) -> str:
-        """A few lines for a person: clients, and rows per client with their mean and standard deviation."""
+        """A few lines for a person: clients, rows per client with their mean and standard deviation, features."""
         splits = (("train", self.train), ("valid", self.valid), ("test", self.test))
         lines = [
             f"{self.name}: {self.num_clients} clients, x {self.train.x.dtype} {self.feature_shape}, "
@@ -133,6 +136,8 @@ class FederatedDataset:
                 ""
                 f"{title:<7}{split.rows:>9}{sizes.mean():>10.1f}{sizes.std():>10.1f}{sizes.min():>8}{sizes.max():>8}"
             )
+        if self.features is not None:
+            lines.append(self.features.describe())
         return "\n".join(lines)
 
     def __repr__(self) -> str:

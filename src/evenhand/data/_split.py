@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from evenhand.data._dataset import FederatedDataset, Split
 from evenhand.data._random import generator
 from evenhand.errors import EvenhandError
 
-__all__ = ["Rows", "build", "check_fractions", "from_arrays"]
+__all__ = ["Assignment", "Rows", "assign", "build", "check_fractions", "from_arrays"]
 
 
 class Rows(NamedTuple):
@@ -37,6 +37,25 @@ class Rows(NamedTuple):
     x: NDArray
     y: NDArray
     client: NDArray
+
+
+class Assignment(NamedTuple):
+    """Which rows are whose, and for what.
+
+    Attributes:
+      ids: the clients.
+      codes: each row's client, ``(n,)``.
+      parts: row numbers of training, validation and test, each grouped by client.
+    """
+
+    ids: tuple[str, ...]
+    codes: NDArray
+    parts: tuple[NDArray, NDArray, NDArray]
+
+    def offsets(self, part: int) -> NDArray:
+        """Where each client's rows begin in a part, ``(K + 1,)``."""
+        sizes = np.bincount(self.codes[self.parts[part]], minlength=len(self.ids))
+        return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def from_arrays(
@@ -81,8 +100,13 @@ def from_arrays(
       >>> data.client_ids, data.train.sizes, data.test.sizes
       (('a', 'b'), array([3, 3]), array([2, 2]))
     """
+    if isinstance(getattr(x, "columns", getattr(x, "column_names", None)), Sized):
+        raise EvenhandError(
+            f"{name}: x is a table, a {type(x).__name__}: give the whole table to evenhand.data.from_frame, or its "
+            "numbers alone, x.to_numpy(float)."
+        )
     features = as_features(x, name)
-    labels = as_array(y, name, "y")
+    labels = as_array(_plain(y), name, "y")
     if labels.dtype.kind == "U" and classes is None:
         labels, found = class_labels(labels, name, element("y"), regression=False)
     else:
@@ -127,6 +151,22 @@ def build(
     return FederatedDataset(splits[0], splits[1], splits[2], ids, name, classes)
 
 
+def assign(
+    client: NDArray, *, name: str, what: str, test_fraction: float, valid_fraction: float, seed: int
+) -> Assignment:
+    """Splits each client's rows, of which only the clients' ids are looked at.
+
+    Args:
+      client: ``(n,)`` ids of any dtype.
+      name: what the data set is called.
+      what: what the ids are called in errors.
+      test_fraction: as in :func:`from_arrays`; so are the others.
+    """
+    check_fractions(test_fraction, valid_fraction)
+    codes, ids = client_codes(client, name, what)
+    return Assignment(ids, codes, _parts(codes, len(ids), test_fraction, valid_fraction, seed))
+
+
 def check_fractions(test_fraction: float, valid_fraction: float) -> None:
     """Both in [0, 1), and something left for training."""
     for title, value in (("test_fraction", test_fraction), ("valid_fraction", valid_fraction)):
@@ -137,6 +177,14 @@ def check_fractions(test_fraction: float, valid_fraction: float) -> None:
             f"test_fraction {test_fraction} and valid_fraction {valid_fraction} leave nothing for training: "
             "make their sum less than 1."
         )
+
+
+def _plain(values: npt.ArrayLike) -> npt.ArrayLike:
+    """Objects that are all text, as a column of pandas gives them, as an array of text."""
+    array = np.asarray(values) if hasattr(values, "__array__") else values
+    if isinstance(array, np.ndarray) and array.dtype.kind == "O" and array.size:
+        return array.astype(str) if all(isinstance(value, str) for value in array.flat) else array
+    return array
 
 
 def _codes(rows: Rows, name: str, what: str) -> tuple[NDArray, tuple[str, ...]]:

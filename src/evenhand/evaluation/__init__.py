@@ -3,7 +3,7 @@
 The figures of the report are in :mod:`evenhand.evaluation.figures`.
 """
 
-from evenhand.evaluation._classes import ClassMetrics, class_spread, summarize_classes
+from evenhand.evaluation._classes import ClassMetrics, by_class, class_spread, summarize_classes
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
 from evenhand.evaluation._flat import Prepared, evaluate, mean_loss, per_client, prepare
 from evenhand.evaluation._levels import Levels, serve_by_level
@@ -20,6 +20,7 @@ __all__ = [
     "RunView",
     "angle",
     "best",
+    "by_class",
     "class_spread",
     "dissimilarity",
     "entropy",

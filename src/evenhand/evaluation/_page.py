@@ -7,6 +7,7 @@ from importlib import resources
 
 from evenhand._version import __version__
 from evenhand.evaluation import _sections as sections
+from evenhand.evaluation._class_table import class_table
 from evenhand.evaluation._gallery import gallery
 from evenhand.evaluation._html import escape
 from evenhand.evaluation._tables import summary
@@ -26,6 +27,7 @@ def page(runs: Sequence[RunView], title: str | None) -> str:
         gallery(subject),
         summary(subject),
         sections.worst_clients(subject),
+        class_table(runs),
         sections.time(subject),
         sections.settings(subject),
         sections.reproduce(subject),

@@ -39,7 +39,8 @@ class RunView(NamedTuple):
       info: what is known about the run itself.  Understood, and all optional: ``"rounds"``, ``"cohort"``,
         ``"seed"``, ``"data"`` and ``"method"`` (names), ``"seconds"`` (activity -> seconds),
         ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"``
-        (the line that runs it again), ``"versions"`` (package -> version).
+        (the line that runs it again), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
+        :func:`~evenhand.evaluation.by_class` gives).
       config: every setting of the run, possibly nested.
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits whose rows
         have classes, and not for runs that were saved before it was measured.

@@ -18,6 +18,7 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import (
     ClassMetrics,
     RunView,
+    by_class,
     class_spread,
     is_higher_better,
     summarize,
@@ -156,7 +157,12 @@ class Run:
         ids = ids if who is None else tuple(ids[k] for k in who)
         sizes = {name: rows for name, rows in split_sizes(self.data, who).items() if rows.any()}
         clients = {name: self.clients[name] for name in sizes}
-        info = {**self.info, "seed": self.seed}
+        named = {
+            split: by_class(found, self.data.classes, self.data.num_classes or 0)
+            for split, found in self.classes.items()
+            if split in sizes
+        }
+        info = {**self.info, "seed": self.seed, "by_class": named}
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
         return RunView(title, self.history, sizes, ids, clients, info, config or {}, classes)
 

@@ -1,6 +1,8 @@
-"""Readers of files, folders and built-in data sets."""
+"""Readers of files, folders, tables in memory and built-in data sets."""
 
+from evenhand.data.loaders._encode import encode_table, load_features
+from evenhand.data.loaders._from_frame import from_frame
 from evenhand.data.loaders._leaf import load_leaf
 from evenhand.data.loaders._load import NAMES, load
 
-__all__ = ["NAMES", "load", "load_leaf"]
+__all__ = ["NAMES", "encode_table", "from_frame", "load", "load_features", "load_leaf"]

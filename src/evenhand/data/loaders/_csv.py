@@ -1,30 +1,27 @@
-"""CSV tables, converted block by block so that a large file is never in memory as text."""
+"""Tables of text with commas, semicolons, tabs or bars, read block by block: never is all of it in memory as text."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TextIO
 
-import numpy as np
-
-from evenhand.data._arrays import NDArray, Place, numbers_or_names
 from evenhand.data._dataset import FederatedDataset
+from evenhand.data.loaders._csv_columns import CellColumn, add_block
 from evenhand.data.loaders._options import Options
-from evenhand.data.loaders._table import (
-    Columns,
-    Table,
-    choose_columns,
-    finite_block,
-    not_a_number,
-    table_dataset,
-)
+from evenhand.data.loaders._table import Table, choose_columns, table_dataset
 from evenhand.errors import EvenhandError
 
-__all__ = ["load_csv"]
+__all__ = ["header_of", "load_csv", "read_cells"]
 
-_ROWS = 8192
+_SEPARATORS = (",", ";", "\t", "|")
+_ROWS, _CELLS = 8192, 2**19
+"""Most rows and most cells, about, that are text at a time."""
+_LONGEST = 2**26
+"""Characters of a line; a longer one is a file of another kind."""
 
 
 class _Reader(Protocol):
@@ -42,84 +39,103 @@ class _Block(NamedTuple):
 
 
 def load_csv(path: Path, options: Options) -> FederatedDataset:
-    """The data set of a comma-separated UTF-8 table with a header line."""
+    """The data set of a UTF-8 table with a header line."""
+    columns = choose_columns(str(path), header_of(path), options)
+    cells = {
+        name: CellColumn(name, fixed=name in options.categorical, feature=True) for name in columns.features
+    }
+    cells |= {name: CellColumn(name, fixed=True) for name in columns.client}
+    cells[columns.label] = CellColumn(columns.label)
+    lines = read_cells(path, list(cells.values()))
+    table = Table(
+        tuple(cells[name].series(str(path), lines) for name in columns.features),
+        cells[columns.label].series(str(path), lines),
+        tuple(cells[name].ids() for name in columns.client),
+        lambda row: f"line {lines[row]}",
+    )
+    return table_dataset(str(path), columns, table, options)
+
+
+def header_of(path: Path) -> list[str]:
+    """The names of the columns."""
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, strict=True, skipinitialspace=True)
-        try:
-            names = [name.strip() for name in next(reader, [])]
-            if not names:
-                raise EvenhandError(
-                    f"{path}: the file is empty: write a header line and a line for each row."
-                )
-            columns = choose_columns(path, names, options)
-            table = _read(path, reader, names, columns)
-        except csv.Error as error:
-            raise EvenhandError(
-                f"{path}: line {reader.line_num} is no CSV ({error}): repair its quotes or write the file "
-                "again."
-            ) from None
-        except UnicodeDecodeError:
-            raise EvenhandError(f"{path}: the file is not UTF-8 text: save it as CSV in UTF-8.") from None
-    return table_dataset(path, columns, table, options)
+        for names, _ in _rows(path, file):
+            return [name.strip() for name in names]
+    raise EvenhandError(f"{path}: the file is empty: write a header line and a line for each row.")
 
 
-def _read(path: Path, reader: _Reader, names: list[str], columns: Columns) -> Table:
-    at = {name: position for position, name in enumerate(names)}
-    wanted = [at[name] for name in columns.features]
-    features: list[NDArray] = [np.empty((0, len(wanted)), np.float32)]
+def read_cells(path: Path, columns: Sequence[CellColumn]) -> list[int]:
+    """Fills the columns, and gives the line of each row."""
     lines: list[int] = []
-    labels: list[str] = []
-    clients: list[str] = []
-    for block in _blocks(path, reader, len(names)):
-        by_column = list(zip(*block.cells, strict=True))
-        features.append(_numbers(path, [by_column[j] for j in wanted], columns.features, block.lines))
-        lines += block.lines
-        labels += [cell.strip() for cell in by_column[at[columns.label]]]
-        if columns.client is not None:
-            clients += [cell.strip() for cell in by_column[at[columns.client]]]
-    client = None if columns.client is None else np.array(clients, str)
-    where = f"column {columns.label!r}"
-    label = numbers_or_names(np.array(labels, str), str(path), lambda row: f"line {lines[row]}, {where}")
-    return Table(np.concatenate(features), label, client, _line(lines))
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = _rows(path, file)
+        names = [name.strip() for name in next(rows)[0]]
+        at = {name: position for position, name in enumerate(names)}
+        wanted = [at[column.name] for column in columns]
+        for block in _blocks(path, rows, len(names)):
+            by_column = list(zip(*block.cells, strict=True))
+            add_block(str(path), columns, [by_column[j] for j in wanted], block.lines)
+            lines += block.lines
+    return lines
 
 
-def _blocks(path: Path, reader: _Reader, width: int) -> Iterator[_Block]:
+def _blocks(path: Path, rows: Iterator[tuple[list[str], int]], width: int) -> Iterator[_Block]:
+    most = max(1, min(_ROWS, _CELLS // width))
     block = _Block([], [])
-    for row in reader:
-        if not row:
-            continue
+    for row, line in rows:
         if len(row) != width:
             raise EvenhandError(
-                f"{path}: line {reader.line_num} has {len(row)} cells but the header {width}: complete the "
-                "line, or quote cells that hold commas."
+                f"{path}: line {line} has {len(row)} cells but the header {width}: complete the line, or quote "
+                "cells that hold commas."
             )
         block.cells.append(row)
-        block.lines.append(reader.line_num)
-        if len(block.lines) == _ROWS:
+        block.lines.append(line)
+        if len(block.lines) == most:
             yield block
             block = _Block([], [])
     if block.lines:
         yield block
 
 
-def _numbers(path: Path, cells: list[tuple[str, ...]], names: tuple[str, ...], lines: list[int]) -> NDArray:
-    block = np.empty((len(lines), len(names)))
-    for j, column in enumerate(cells):
-        try:
-            block[:, j] = np.fromiter(map(float, column), np.float64, len(column))
-        except ValueError:
-            i = next(i for i, cell in enumerate(column) if not _is_number(cell))
-            raise not_a_number(path, f"line {lines[i]}", names[j], column[i]) from None
-    return finite_block(path, block, names, _line(lines))
-
-
-def _line(lines: list[int]) -> Place:
-    return lambda row: f"line {lines[row]}"
-
-
-def _is_number(cell: str) -> bool:
+def _rows(path: Path, file: TextIO) -> Iterator[tuple[list[str], int]]:
+    """The cells of each row, the header's first, and the number of its last line; blank lines are left out."""
+    line = 0
     try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+        lines = enumerate(_lines(path, file))
+        before, first = next(((i, text) for i, text in lines if text.strip()), (0, ""))
+        reader: _Reader = csv.reader(
+            chain([first], (text for _, text in lines)),
+            delimiter=_separator(first),
+            strict=True,
+            skipinitialspace=True,
+        )
+        for row in reader:
+            line = before + reader.line_num
+            if row:
+                yield row, line
+    except csv.Error as error:
+        raise EvenhandError(
+            f"{path}: what begins in line {line + 1} is not CSV ({error}): close its quotes, or write the file "
+            "again."
+        ) from None
+    except UnicodeDecodeError:
+        raise EvenhandError(f"{path}: the file is not UTF-8 text: save it as CSV in UTF-8.") from None
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    while line := file.readline(_LONGEST):
+        if len(line) == _LONGEST:
+            raise EvenhandError(
+                f"{path}: a line is longer than {_LONGEST:,} characters: name a file of lines, one for each row."
+            )
+        if "\0" in line:
+            raise EvenhandError(
+                f"{path}: the file holds NUL characters, which text never does: save it as CSV in UTF-8."
+            )
+        yield line
+
+
+def _separator(header: str) -> str:
+    """The mark that stands most often between the names of a header line; a comma where none does."""
+    bare = re.sub(r'"[^"]*"', "", header)
+    return max(_SEPARATORS, key=bare.count)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evenhand.data._dataset import FederatedDataset
+from evenhand.data._features import Fill
 from evenhand.data._split import check_fractions
 from evenhand.data.loaders._csv import load_csv
 from evenhand.data.loaders._digits import load_digits
@@ -14,7 +15,7 @@ from evenhand.data.loaders._files import check_file, kind_of, readable
 from evenhand.data.loaders._idx import is_idx, load_idx, load_idx_folder
 from evenhand.data.loaders._leaf import holds_leaf, leaf_dataset
 from evenhand.data.loaders._npz import load_npz
-from evenhand.data.loaders._options import Encode, Options
+from evenhand.data.loaders._options import Encode, Options, several
 from evenhand.data.loaders._parquet import load_parquet
 from evenhand.errors import EvenhandError, perhaps, whole_number
 
@@ -23,13 +24,19 @@ __all__ = ["NAMES", "load"]
 NAMES = ("digits", *SOURCES)
 """The names that :func:`load` knows beside files and folders."""
 
+_TABLES = (".csv", ".tsv", ".parquet", ".pq")
+
 
 def load(
     source: str | Path,
     *,
-    client: str = "client",
+    client: str | Sequence[str] = "client",
     label: str = "label",
     features: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    fill: Fill | None = None,
+    standardize: bool = True,
     regression: bool = False,
     test_fraction: float = 0.2,
     valid_fraction: float = 0.0,
@@ -41,31 +48,38 @@ def load(
 ) -> FederatedDataset:
     """A federated data set from a built-in name, a file or a folder.
 
-    ==================================
-    ========================================================================= ``"digits"``
-       1,797 real handwritten digits, ``x`` (64,); ships with scikit-learn ``"mnist"``, ``"fashion-mnist"``
-       downloaded once, checked and cached, ``x`` (28, 28)
-    ``*.csv``, ``*.parquet``            a header; a client column, a label column, all others numeric features
-    ``*.npz``                           arrays ``x``, ``y``, ``client``, or ``x_train`` ... and ``x_test`` ...
-    ``*.json``, a folder of them        LEAF, see :func:`evenhand.data.load_leaf`; ``train/`` and ``test/``
-                                        may be sub-folders
-    ``*-images-idx3-ubyte[.gz]``        IDX with its labels file beside it, or a folder with train and t10k
-    files ==================================
-    =========================================================================
+    * ``"digits"``: 1,797 real handwritten digits, ``x`` (64,); they ship with scikit-learn.
+    * ``"mnist"``, ``"fashion-mnist"``: downloaded once, checked and cached, ``x`` (28, 28).
+    * ``*.csv``, ``*.tsv``, ``*.parquet``: a table with a header, see below.
+    * ``*.npz``: arrays ``x``, ``y``, ``client``, or ``x_train``, ... and ``x_test``, ...
+    * ``*.json`` or a folder of them: LEAF, see :func:`evenhand.data.load_leaf`; ``train/`` and ``test/`` may be
+      sub-folders.
+    * ``*-images-idx3-ubyte[.gz]``: IDX with its labels file beside it; or a folder with train and t10k files.
+
+    A table has one row per example: one or several columns that say whose row it is, a column with the label, and
+    features in the others.  A column of text becomes one input per text, a column of numbers is standardised by the
+    mean and the deviation of the training rows of all clients together (0/1 columns stay as they are), and
+    ``features`` of the data set says how.  Cells are separated by commas, semicolons, tabs or bars, as the header is.
 
     Rows without client ids (the built-in names, IDX, and others when ``clients`` is given) are spread over
     clients by :func:`evenhand.data.partition.dirichlet`, real targets evenly.  Test rows that the source
     keeps apart stay test rows, pooled ones in the class shares of each client's training rows.
 
-    Class labels are whole numbers from 0 (4.0 counts as 4) or text, which is numbered in sorted order and
-    kept in ``classes``.
+    Class labels are whole numbers from 0 (4.0 counts as 4), or text, which is numbered in sorted order and kept in
+    ``classes``; so are the whole numbers of a table that do not start at 0, such as -1 and 1.
 
     Args:
       source: what to load.
-      client: column or array of client ids.
+      client: column or array of client ids; several columns of a table make a client of each combination, called
+        ``"north / A"``.
       label: column or array of labels; in ``.npz`` files ``y`` serves, too.
       features_array: the array of features in an ``.npz`` file; None: ``x``.
-      features: the table columns to use; None: all others.
+      features: the columns of a table to learn from; None: all others.
+      drop: columns of a table to leave out.
+      categorical: columns of a table whose numbers are categories, such as codes of regions.
+      fill: what an empty cell of a table's features counts as: the ``"mean"`` or ``"median"`` of the column's training
+        rows (text: a category of its own), or their ``"most-frequent"`` value; None: it is refused.
+      standardize: whether the numbers of a table get mean 0 and deviation 1.
       regression: labels are real-valued targets.
       test_fraction: share of each client's rows for testing, where the source has no test part of its own.
       valid_fraction: share of each client's rows, or training rows, for validation.
@@ -87,8 +101,14 @@ def load(
     check_fractions(test_fraction, valid_fraction)
     if clients is not None:
         whole_number("clients", clients, 1)
+    if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  (people try)
+        raise EvenhandError(
+            f"load reads files, not {type(source).__name__} objects: give a table in memory to "
+            "evenhand.data.from_frame, and arrays to evenhand.data.from_arrays."
+        )
+    together = several(client)
     options = Options(
-        client,
+        together[0] if together else "",
         label,
         features,
         regression,
@@ -99,7 +119,14 @@ def load(
         alpha,
         encode,
         features_array,
+        together,
+        drop,
+        categorical,
+        fill,
+        standardize,
     )
+    if Path(source).suffix.lower() not in _TABLES:
+        _check_no_table(str(source), options)
     name = str(source)
     if features_array is not None and not name.lower().endswith(".npz"):
         raise EvenhandError(
@@ -134,7 +161,7 @@ def _file(path: Path, options: Options) -> FederatedDataset:
     if is_idx(path.name):
         return load_idx(path, options)
     match path.suffix.lower():
-        case ".csv":
+        case ".csv" | ".tsv":
             return load_csv(path, options)
         case ".parquet" | ".pq":
             return load_parquet(path, options)
@@ -144,9 +171,25 @@ def _file(path: Path, options: Options) -> FederatedDataset:
             return leaf_dataset(path, None, options)
         case suffix:
             raise EvenhandError(
-                f"{path}: the suffix {suffix!r} is unknown: give .csv, .parquet, .npz, LEAF .json or IDX "
+                f"{path}: the suffix {suffix!r} is unknown: give .csv, .tsv, .parquet, .npz, LEAF .json or IDX "
                 "(*-images-idx3-ubyte, with or without .gz)."
             )
+
+
+def _check_no_table(source: str, options: Options) -> None:
+    """Refuses what only tables understand."""
+    given = {
+        "features": options.features is not None,
+        "drop": bool(options.drop),
+        "categorical": bool(options.categorical),
+        "fill": options.fill is not None,
+        "standardize": not options.standardize,
+        "several client columns": len(options.together) != 1,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        raise EvenhandError(
+            f"{source}: {name} is for tables (.csv, .tsv, .parquet), and this is none: leave it out."
+        )
 
 
 def _folder(path: Path, options: Options) -> FederatedDataset:

@@ -12,10 +12,11 @@ import numpy.typing as npt
 from evenhand.data import partition
 from evenhand.data._arrays import NDArray
 from evenhand.data._dataset import FederatedDataset
+from evenhand.data._features import Fill
 from evenhand.data._split import Rows, build
 from evenhand.errors import EvenhandError
 
-__all__ = ["DEFAULT_LABEL", "Encode", "Options", "Pool", "listing", "pooled", "unpooled"]
+__all__ = ["DEFAULT_LABEL", "Encode", "Options", "Pool", "listing", "owners", "pooled", "several", "unpooled"]
 
 Encode: TypeAlias = Callable[[Any], npt.ArrayLike]
 
@@ -25,7 +26,10 @@ _SHOWN = 40
 
 
 class Options(NamedTuple):
-    """The keyword arguments of :func:`evenhand.data.load`."""
+    """The keyword arguments of :func:`evenhand.data.load`.
+
+    Where ``client`` may name several columns, ``together`` has them all and ``client`` the first.
+    """
 
     client: str = "client"
     label: str = DEFAULT_LABEL
@@ -38,6 +42,11 @@ class Options(NamedTuple):
     alpha: float = 0.5
     encode: Encode | None = None
     features_array: str | None = None
+    together: tuple[str, ...] = ("client",)
+    drop: Sequence[str] = ()
+    categorical: Sequence[str] = ()
+    fill: Fill | None = None
+    standardize: bool = True
 
 
 class Pool(NamedTuple):
@@ -51,6 +60,22 @@ def listing(names: Sequence[str]) -> str:
     """The first few of ``names`` for an error message."""
     shown = ", ".join(repr(name if len(name) <= _SHOWN else name[:_SHOWN] + "...") for name in names[:6])
     return shown + (", ..." if len(names) > 6 else "")
+
+
+def several(names: str | Sequence[str]) -> tuple[str, ...]:
+    """The names in an option that takes one name or several."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def owners(path: Path | str, y: NDArray, clients: int, options: Options) -> NDArray:
+    """Clients for rows that have none, ``(n,)``: Dirichlet by class, evenly for real targets."""
+    if clients > len(y):
+        raise EvenhandError(
+            f"{path}: {len(y)} rows are too few for {clients} clients: ask for fewer with clients=N."
+        )
+    if _by_class(y):
+        return partition.dirichlet(y, clients, options.alpha, options.seed)
+    return partition.iid(y, clients, options.seed)
 
 
 def unpooled(
@@ -82,19 +107,15 @@ def pooled(
             raise EvenhandError(
                 f"{path}: there are {len(part.x)} rows but {len(part.y)} labels: give one label for each row."
             )
-    if clients > len(train.x):
-        raise EvenhandError(
-            f"{path}: {len(train.x)} rows are too few for {clients} clients: ask for fewer with clients=N."
-        )
-    by_class = train.y.dtype.kind == "i" and train.y.ndim == 1
-    if by_class:
-        owner = partition.dirichlet(train.y, clients, options.alpha, options.seed)
-    else:
-        owner = partition.iid(train.y, clients, options.seed)
+    owner = owners(path, train.y, clients, options)
     rows = Rows(train.x, train.y, owner)
     if test is None:
         return unpooled(path, rows, None, classes, options)
     # Real targets count as one class: every client gets test rows in proportion to its training rows.
-    kinds = (train.y, test.y) if by_class else (np.zeros(len(train.y)), np.zeros(len(test.y)))
+    kinds = (train.y, test.y) if _by_class(train.y) else (np.zeros(len(train.y)), np.zeros(len(test.y)))
     fresh = partition.matching(kinds[0], owner, kinds[1], options.seed)
     return unpooled(path, rows, Rows(test.x, test.y, fresh), classes, options)
+
+
+def _by_class(y: NDArray) -> bool:
+    return y.dtype.kind == "i" and y.ndim == 1

@@ -2,79 +2,88 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from evenhand.data._arrays import NDArray
 from evenhand.data._dataset import FederatedDataset
+from evenhand.data.loaders._arrow import arrow_table, check_types
 from evenhand.data.loaders._options import Options
-from evenhand.data.loaders._table import Columns, Table, choose_columns, finite_block, table_dataset
+from evenhand.data.loaders._table import choose_columns, table_dataset
 from evenhand.errors import EvenhandError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow import parquet
 
-__all__ = ["load_parquet"]
+__all__ = ["load_parquet", "parquet_names", "read_parquet"]
+
+_CELL = 16
+"""Bytes of memory that a cell needs at least, as read and as an input of the model."""
 
 
 def load_parquet(path: Path, options: Options) -> FederatedDataset:
     """The data set of a Parquet table with plain columns."""
+    source = str(path)
+    columns = choose_columns(source, parquet_names(path), options)
+    table = read_parquet(path, columns.features, [columns.label, *columns.client])
+    return table_dataset(source, columns, arrow_table(source, columns, table), options)
+
+
+def parquet_names(path: Path) -> list[str]:
+    """The names of the columns."""
+    with _opened(path) as file:
+        return list(file.schema_arrow.names)
+
+
+def read_parquet(path: Path, features: Sequence[str], others: Sequence[str] = ()) -> pa.Table:
+    """Some columns, those of features checked for their types before they are read.
+
+    Raises:
+      EvenhandError: the file is damaged, holds other rows than it says, or more than fit into memory.
+    """
+    import pyarrow as pa
+
+    with _opened(path) as file:
+        check_types(str(path), features, file.schema_arrow)
+        names = [*features, *others]
+        rows = file.metadata.num_rows
+        if rows * len(names) * _CELL > _memory():
+            raise EvenhandError(
+                f"{path}: {rows:,} rows of {len(names):,} columns do not fit into the memory of this machine: write "
+                "fewer rows, or name fewer columns with features=NAMES (--features)."
+            )
+        # Read in batches, because space for all rows that the file claims to hold might not exist.
+        schema = pa.schema([file.schema_arrow.field(name) for name in names])
+        table = pa.Table.from_batches(list(file.iter_batches(columns=names)), schema)
+        if table.num_rows != rows:
+            raise EvenhandError(
+                f"{path}: the file promises {rows:,} rows and holds {table.num_rows:,}: write or copy it again."
+            )
+        return table
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[parquet.ParquetFile]:
     try:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
         raise EvenhandError(f"{path}: Parquet needs pyarrow: pip install 'evenhand[parquet]'.") from None
     try:
-        columns = choose_columns(path, list(parquet.read_schema(path).names), options)
-        wanted = [*columns.features, columns.label, *([] if columns.client is None else [columns.client])]
-        table = _table(path, columns, parquet.read_table(path, columns=list(dict.fromkeys(wanted))))
+        with parquet.ParquetFile(path) as file:
+            yield file
     except (pa.ArrowException, OSError, UnicodeDecodeError):
-        raise EvenhandError(f"{path}: no Parquet file, or a damaged one: write or copy it again.") from None
-    return table_dataset(path, columns, table, options)
-
-
-def _table(path: Path, columns: Columns, table: pa.Table) -> Table:
-    features = np.empty((table.num_rows, len(columns.features)))
-    for j, name in enumerate(columns.features):
-        features[:, j] = _numbers(path, name, table.column(name))
-    return Table(
-        finite_block(path, features, columns.features, _row),
-        _entries(path, columns.label, table.column(columns.label)),
-        None if columns.client is None else _entries(path, columns.client, table.column(columns.client)),
-        _row,
-    )
-
-
-def _row(row: int) -> str:
-    return f"row {row}"
-
-
-def _numbers(path: Path, name: str, column: pa.ChunkedArray) -> NDArray:
-    from pyarrow import types
-
-    kind = column.type
-    _no_gaps(path, name, column)
-    if types.is_decimal(kind):
-        return np.array([float(value) for value in column.to_pylist()])
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise EvenhandError(
-            f"{path}: column {name!r} holds {kind}, not numbers: encode the column as numbers, or name the "
-            "columns to use with features=NAMES."
-        )
-    return column.to_numpy()
+            f"{path}: this is not a Parquet file, or a damaged one: write or copy it again."
+        ) from None
 
 
-def _entries(path: Path, name: str, column: pa.ChunkedArray) -> NDArray:
-    _no_gaps(path, name, column)
-    values = np.array(column.to_pylist())
-    if values.dtype.kind not in "biufU" or values.ndim != 1:
-        raise EvenhandError(f"{path}: column {name!r} holds {column.type}: write plain numbers or text.")
-    return values
-
-
-def _no_gaps(path: Path, name: str, column: pa.ChunkedArray) -> None:
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        raise EvenhandError(f"{path}: row {row}, column {name!r} is empty: fill it in or drop the row.")
+def _memory() -> int:
+    """Bytes of memory of the machine, where the system says."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 2**63

@@ -1,125 +1,224 @@
-"""Tables with named columns, from whatever file: one of clients, one of labels, the rest features."""
+"""Tables with named columns, from whatever source: some of clients, one of labels, the rest features."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, get_args
 
 import numpy as np
 
-from evenhand.data._arrays import NDArray, class_labels, client_codes
-from evenhand.data._dataset import FederatedDataset
-from evenhand.data._split import Rows
-from evenhand.data.loaders._options import Options, Pool, listing, pooled, unpooled
+from evenhand.data._arrays import NDArray
+from evenhand.data._dataset import FederatedDataset, Split
+from evenhand.data._features import Fill, Series, encode, fit
+from evenhand.data._split import assign
+from evenhand.data._text import is_missing
+from evenhand.data.loaders._cells import label_classes, prepared, show
+from evenhand.data.loaders._options import Options, listing, owners
 from evenhand.errors import EvenhandError
 
-__all__ = ["Columns", "Table", "choose_columns", "finite_block", "not_a_number", "table_dataset"]
+__all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"]
 
 
 class Columns(NamedTuple):
-    """The columns that are read; ``client`` is None where rows are to be spread over clients."""
+    """The columns that are read; ``client`` is empty where rows are to be spread over clients."""
 
     features: tuple[str, ...]
     label: str
-    client: str | None
+    client: tuple[str, ...]
 
 
 class Table(NamedTuple):
     """A table as read.
 
     Attributes:
-      features: finite float32 ``(n, d)``.
-      label: ``(n,)`` text or numbers.
-      client: ``(n,)`` ids, or None.
-      row: row number -> where it is in the file, ``line 5``.
+      features: the columns to predict from.
+      label: the column to predict.
+      client: ids ``(n,)`` of any dtype, one array for each client column.
+      row: row number -> where it is in the source, ``line 5``.
     """
 
-    features: NDArray
-    label: NDArray
-    client: NDArray | None
+    features: tuple[Series, ...]
+    label: Series
+    client: tuple[NDArray, ...]
     row: Callable[[int], str]
 
 
-def choose_columns(path: Path, names: list[str], options: Options) -> Columns:
-    """Which column is what, from the header alone."""
+def check_header(source: str, names: Sequence[str]) -> None:
+    """Refuses a nameless column, and two of one name."""
+    seen: set[str] = set()
     for position, name in enumerate(names, start=1):
         if not name:
             raise EvenhandError(
-                f"{path}: column {position} has no name in the header: name it, or drop it (a row index that "
+                f"{source}: column {position} has no name in the header: name it, or drop it (a row index that "
                 "pandas wrote goes away with index=False)."
             )
-        if names.index(name) != position - 1:
-            raise EvenhandError(f"{path}: the header names column {name!r} twice: rename one of the two.")
-    if options.label not in names:
+        if name in seen:
+            raise EvenhandError(f"{source}: the header names column {name!r} twice: rename one of the two.")
+        seen.add(name)
+
+
+def choose_columns(source: str, names: Sequence[str], options: Options) -> Columns:
+    """Which column is what, from the header alone."""
+    check_header(source, names)
+    known = frozenset(names)
+    if options.label not in known:
         raise EvenhandError(
-            f"{path}: there is no label column {options.label!r} among {listing(names)}: say which it is "
-            "with label=NAME."
+            f"{source}: there is no label column {options.label!r} among {listing(names)}: say which it is "
+            "with label=NAME (--label-column NAME)."
         )
-    client = options.client if options.client in names else None
-    if client is None and options.clients is None:
-        raise EvenhandError(
-            f"{path}: there is no client column {options.client!r} among {listing(names)}: say which it is "
-            "with client=NAME, or spread the rows over N clients with clients=N."
-        )
-    taken = {options.label, client}
+    client = _client_columns(source, names, known, options)
+    taken = {options.label: "label", **dict.fromkeys(client, "client")}
+    for option, given in (("drop", options.drop), ("categorical", options.categorical)):
+        _check_names(source, names, known, option, given)
+        for name in given:
+            if name in taken:
+                raise EvenhandError(
+                    f"{source}: {name!r} is the {taken[name]} column, which is no feature anyway: leave it out of "
+                    f"{option} (--{option})."
+                )
     if options.features is None:
-        features = tuple(name for name in names if name not in taken)
+        leave = {*taken, *options.drop}
+        features = tuple(name for name in names if name not in leave)
     else:
         features = tuple(options.features)
-        for name in features:
-            if name not in names:
-                raise EvenhandError(
-                    f"{path}: there is no feature column {name!r} among {listing(names)}: correct "
-                    "features=NAMES."
-                )
+        _check_features(source, names, known, features, taken, options)
     if not features:
         raise EvenhandError(
-            f"{path}: there are no feature columns beside {listing(names)}: add at least one."
+            f"{source}: there are no feature columns beside {listing(names)}: add at least one."
         )
     return Columns(features, options.label, client)
 
 
-def not_a_number(path: Path, where: str, name: str, cell: str) -> EvenhandError:
-    """The error for a feature cell that is empty or text."""
-    if not cell.strip():
-        return EvenhandError(f"{path}: {where}, column {name!r} is empty: fill it in or drop the row.")
-    return EvenhandError(
-        f"{path}: {where}, column {name!r} holds {cell[:40]!r}, which is not a number: encode the column as "
-        "numbers, or name the columns to use with features=NAMES."
-    )
-
-
-def finite_block(path: Path, block: NDArray, names: tuple[str, ...], row: Callable[[int], str]) -> NDArray:
-    """``(n, d)`` numbers as finite float32."""
-    with np.errstate(over="ignore"):
-        small = block.astype(np.float32)
-    bad = ~np.isfinite(small)
-    if bad.any():
-        i, j = np.argwhere(bad)[0].tolist()
-        raise EvenhandError(
-            f"{path}: {row(i)}, column {names[j]!r} holds {block[i, j]}, which is no finite 32-bit number: "
-            "repair it or drop the row."
-        )
-    return small
-
-
-def table_dataset(path: Path, columns: Columns, table: Table, options: Options) -> FederatedDataset:
+def table_dataset(source: str, columns: Columns, table: Table, options: Options) -> FederatedDataset:
     """The data set of a table."""
-    if not len(table.features):
-        raise EvenhandError(f"{path}: the table has a header but no rows: add at least one for each client.")
-
-    def label_place(i: int) -> str:
-        return f"{table.row(i)}, column {columns.label!r}"
-
-    labels, classes = class_labels(table.label, str(path), label_place, regression=options.regression)
-    if table.client is None:
-        return pooled(path, Pool(table.features, labels), None, classes, options, options.clients or 1)
-    if table.client.dtype.kind == "U" and (table.client == "").any():
-        i = int(np.argmax(table.client == ""))
+    rows = len(table.label.values)
+    if not rows:
         raise EvenhandError(
-            f"{path}: {table.row(i)}, column {columns.client!r} is empty: give the row a client id or drop "
-            "it."
+            f"{source}: the table has a header but no rows: add at least one for each client."
         )
-    client_codes(table.client, str(path), f"column {columns.client!r}")
-    return unpooled(path, Rows(table.features, labels, table.client), None, classes, options)
+    if options.fill not in (None, *get_args(Fill)):
+        raise EvenhandError(f"fill={options.fill!r} is unknown: choose one of {', '.join(get_args(Fill))}.")
+    y, classes = label_classes(source, table.label, table.row, regression=options.regression)
+    y.setflags(write=False)
+    own = tuple(
+        prepared(source, series, table.row, categorical=series.name in options.categorical, fill=options.fill)
+        for series in table.features
+    )
+    client = _clients(source, columns, table)
+    if client is None:
+        client = owners(source, y, options.clients or 1, options)
+    of = assign(
+        client,
+        name=source,
+        what=f"column {' / '.join(columns.client)!r}",
+        test_fraction=options.test_fraction,
+        valid_fraction=options.valid_fraction,
+        seed=options.seed,
+    )
+    features = fit(own, of.parts[0], source, standardize=options.standardize, fill=options.fill)
+    train, valid, test = (
+        Split(encode(features, own, part, source), y[part], of.offsets(i)) for i, part in enumerate(of.parts)
+    )
+    return FederatedDataset(train, valid, test, of.ids, source, classes, features)
+
+
+def _client_columns(
+    source: str, names: Sequence[str], known: frozenset[str], options: Options
+) -> tuple[str, ...]:
+    absent = [name for name in options.together if name not in known]
+    if len(absent) == len(options.together) and options.clients is not None:
+        return ()
+    if absent or not options.together:
+        comma = (
+            "; a name with a comma in it needs double quotes around it" if len(options.together) > 1 else ""
+        )
+        missing = f"client column {absent[0]!r}" if absent else "client column named"
+        raise EvenhandError(
+            f"{source}: there is no {missing} among {listing(names)}: say which it is "
+            f"with client=NAME (--client-column NAME{comma}), or spread the rows over N clients with clients=N."
+        )
+    if options.label in options.together:
+        raise EvenhandError(
+            f"{source}: column {options.label!r} is named both as the label and as a client column: name another "
+            "for one of the two."
+        )
+    if len(set(options.together)) < len(options.together):
+        raise EvenhandError(f"{source}: a client column is named twice: name each once.")
+    return options.together
+
+
+def _check_names(
+    source: str, names: Sequence[str], known: frozenset[str], option: str, given: Sequence[str]
+) -> None:
+    if isinstance(given, str):
+        raise EvenhandError(f"{option}={given!r} is one piece of text: give a list of names, [{given!r}].")
+    for name in given:
+        if name not in known:
+            raise EvenhandError(
+                f"{source}: there is no column {name!r} among {listing(names)}: correct {option}=NAMES "
+                f"(--{option})."
+            )
+
+
+def _check_features(
+    source: str,
+    names: Sequence[str],
+    known: frozenset[str],
+    features: tuple[str, ...],
+    taken: dict[str, str],
+    options: Options,
+) -> None:
+    if isinstance(options.features, str):
+        _check_names(source, names, known, "features", options.features)
+    for position, name in enumerate(features):
+        if name not in known:
+            raise EvenhandError(
+                f"{source}: there is no feature column {name!r} among {listing(names)}: correct "
+                "features=NAMES (--features)."
+            )
+        if name in taken:
+            raise EvenhandError(
+                f"{source}: column {name!r} is the {taken[name]} column and cannot be a feature, too: take it out "
+                "of features=NAMES (--features)."
+            )
+        if name in options.drop:
+            raise EvenhandError(
+                f"{source}: column {name!r} is both a feature and to be dropped: name it in one of the two."
+            )
+        if name in features[:position]:
+            raise EvenhandError(f"{source}: feature column {name!r} is named twice: name it once.")
+
+
+def _clients(source: str, columns: Columns, table: Table) -> NDArray | None:
+    """A client's name for each row; None where rows have no clients."""
+    if not table.client:
+        return None
+    parts: list[tuple[list[str], NDArray]] = []
+    for name, ids in zip(columns.client, table.client, strict=True):
+        values, codes = np.unique(ids, return_inverse=True)
+        texts = [_spelled(value) for value in values.tolist()]
+        for position, text in enumerate(texts):
+            if is_missing(text):
+                what = "is empty" if not text.strip() else f"is {show(text)}"
+                where = table.row(int(np.argmax(codes == position)))
+                raise EvenhandError(
+                    f"{source}: {where}, column {name!r} {what}: give the row a client id or drop it."
+                )
+        parts.append((texts, codes))
+    if len(parts) == 1:
+        return table.client[0]
+    combined, codes = np.unique(np.stack([codes for _, codes in parts]), axis=1, return_inverse=True)
+    names = [
+        " / ".join(texts[code] for (texts, _), code in zip(parts, combination, strict=True))
+        for combination in combined.T
+    ]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise EvenhandError(
+            f"{source}: two different clients would both be called {twice!r}: rename values that have ' / ' in them."
+        )
+    return np.array(names)[codes.reshape(-1)]
+
+
+def _spelled(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,0 +1,269 @@
+"""Columns of a table made inputs of a model: fitted on the training rows, applied to any rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from evenhand.data._arrays import NDArray
+from evenhand.errors import EvenhandError
+
+__all__ = ["MISSING_CATEGORY", "Column", "Features", "Fill", "Series", "encode", "fit"]
+
+Fill: TypeAlias = Literal["mean", "median", "most-frequent"]
+
+MISSING_CATEGORY = "(missing)"
+"""What an empty cell of text counts as, where empty cells are filled by a mean or a median."""
+
+
+class Series(NamedTuple):
+    """One column of a table as read.
+
+    Attributes:
+      name: the column's name.
+      values: numbers as float64 ``(n,)``, NaN where a cell is empty; or, for text, positions in ``categories``,
+        -1 where a cell is empty.
+      categories: the distinct texts; None for numbers.
+    """
+
+    name: str
+    values: NDArray
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def missing(self) -> NDArray:
+        """Which cells are empty, ``(n,)``."""
+        return np.isnan(self.values) if self.categories is None else self.values < 0
+
+
+class Column(NamedTuple):
+    """How one column of a table becomes inputs of a model.
+
+    Attributes:
+      name: the column's name.
+      kind: ``"number"`` is one input, ``(value - mean) / deviation``; ``"category"`` is one input per category,
+        1 for the row's own and 0 for the others.
+      mean: of the training rows; 0 where numbers are left as they are.
+      deviation: likewise, and 1; 0 where all training rows are alike, and then the input is 0 for every row.
+      categories: those of the training rows, sorted; a text that is none of them is 0 everywhere.
+      fill: what an empty cell counts as; None: empty cells are refused.
+    """
+
+    name: str
+    kind: Literal["number", "category"]
+    mean: float = 0.0
+    deviation: float = 1.0
+    categories: tuple[str, ...] = ()
+    fill: float | str | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the column's inputs."""
+        if self.kind == "number":
+            return (self.name,)
+        return tuple(f"{self.name} = {category}" for category in self.categories)
+
+
+class Features(NamedTuple):
+    """What was fitted on the training rows of a table, in the order of the model's inputs.
+
+    Attributes:
+      columns: one for each column of the table that is used.
+      standardized: whether numbers were to be standardised.
+    """
+
+    columns: tuple[Column, ...]
+    standardized: bool
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of all inputs, e.g. ``("age", "region = north", "region = south")``."""
+        return tuple(name for column in self.columns for name in column.inputs)
+
+    @property
+    def scaled(self) -> tuple[str, ...]:
+        """The columns of numbers that do not enter as they are."""
+        as_is = (0.0, 1.0)
+        return tuple(column.name for column in self.columns if (column.mean, column.deviation) != as_is)
+
+    def describe(self) -> str:
+        """Some sentences for a person."""
+        numbers = [column for column in self.columns if column.kind == "number"]
+        texts = [f"{column.name} ({len(column.categories)})" for column in self.columns if column.categories]
+        constant = [column.name for column in numbers if column.deviation == 0]
+        parts: list[str] = []
+        if self.scaled:
+            how = "standardised by the mean and deviation of the training rows"
+            parts.append(f"{_columns(len(self.scaled), 'of numbers')} {how}")
+        if len(numbers) > len(self.scaled):
+            what = "of zeros and ones" if self.standardized else "of numbers"
+            parts.append(f"{_columns(len(numbers) - len(self.scaled), what)} left unscaled")
+        if texts:
+            parts.append(f"{_columns(len(texts), 'of text')} one-hot encoded: {_some(texts)}")
+        sentences = [f"Features: {'; '.join(parts)}."]
+        if constant:
+            sentences.append(
+                f"All training rows are alike in {_some(constant)}, which is therefore not used."
+            )
+        filled = [column.name for column in self.columns if column.fill is not None]
+        if filled:
+            sentences.append("Empty cells are filled from the training rows.")
+        return " ".join(sentences)
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``features.json`` holds; :meth:`from_json` reads it back."""
+        columns: list[dict[str, Any]] = []
+        for column in self.columns:
+            entry: dict[str, Any] = {"name": column.name, "kind": column.kind}
+            if column.kind == "number":
+                entry |= {"mean": column.mean, "deviation": column.deviation}
+            else:
+                entry["categories"] = list(column.categories)
+            columns.append({**entry, "fill": column.fill})
+        return {"standardized": self.standardized, "columns": columns, "inputs": list(self.inputs)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Features:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+          KeyError, TypeError, ValueError: ``value`` is something else.
+        """
+        columns: list[Column] = []
+        for entry in value["columns"]:
+            name, fill = str(entry["name"]), entry["fill"]
+            if entry["kind"] == "number":
+                fill = None if fill is None else float(fill)
+                columns.append(
+                    Column(name, "number", float(entry["mean"]), float(entry["deviation"]), fill=fill)
+                )
+            elif entry["kind"] == "category":
+                categories = tuple(str(category) for category in entry["categories"])
+                columns.append(Column(name, "category", categories=categories, fill=fill))
+            else:
+                raise ValueError(f"unknown kind {entry['kind']!r}")
+        return Features(tuple(columns), bool(value["standardized"]))
+
+
+def fit(
+    table: Sequence[Series], rows: NDArray, source: str, *, standardize: bool, fill: Fill | None
+) -> Features:
+    """Finds means, deviations, categories and what fills empty cells, from some rows alone.
+
+    Numbers that are all 0 or 1 are left as they are, like the inputs of a category.
+
+    Args:
+      table: the columns.
+      rows: positions of the training rows.
+      source: what the table is called in errors.
+      standardize: whether numbers get mean 0 and deviation 1 over ``rows``.
+      fill: what an empty cell counts as.  ``"mean"`` and ``"median"`` are those of the column, and empty text
+        becomes a category of its own; ``"most-frequent"`` is the most frequent value of either.
+
+    Raises:
+      EvenhandError: a column is empty in all of ``rows``.
+    """
+    columns: list[Column] = []
+    for series in table:
+        values = series.values[rows]
+        if series.missing[rows].all():
+            raise EvenhandError(
+                f"{source}: column {series.name!r} is empty in every training row: leave it out with "
+                f"drop={[series.name]!r} (--drop {series.name})."
+            )
+        if series.categories is None:
+            columns.append(_number_column(series.name, values, standardize, fill))
+        else:
+            columns.append(_category_column(series.name, values, series.categories, fill))
+    return Features(tuple(columns), standardize)
+
+
+def encode(features: Features, table: Sequence[Series], rows: NDArray, source: str) -> NDArray:
+    """The inputs of some rows, float32 ``(len(rows), inputs)``.
+
+    Args:
+      features: what was fitted.
+      table: the same columns in the same order.
+      rows: positions of the rows.
+      source: what the table is called in errors.
+    """
+    x = np.zeros((len(rows), len(features.inputs)), np.float32)
+    at = 0
+    for column, series in zip(features.columns, table, strict=True):
+        if column.kind == "number":
+            with np.errstate(over="ignore"):
+                x[:, at] = _scaled(column, series.values[rows])
+            if not np.isfinite(x[:, at]).all():
+                raise EvenhandError(
+                    f"{source}: column {column.name!r} has cells beyond the range of a 32-bit number once they "
+                    "are standardised: repair them or drop the column."
+                )
+        else:
+            own = _positions(column, series)[series.values[rows]]
+            known = np.flatnonzero(own >= 0)
+            x[known, at + own[known]] = 1.0
+        at += len(column.inputs)
+    return x
+
+
+def _number_column(name: str, values: NDArray, standardize: bool, fill: Fill | None) -> Column:
+    present = values[~np.isnan(values)]
+    filler = None if fill is None else _filler(present, fill)
+    if not standardize:
+        return Column(name, "number", fill=filler)
+    values = present if filler is None else np.where(np.isnan(values), filler, values)
+    if values.min() == values.max():
+        return Column(name, "number", float(values[0]), 0.0, fill=filler)
+    if not (np.abs(values - 0.5) != 0.5).any():
+        return Column(name, "number", fill=filler)
+    shift = values[0]  # so that a large offset costs no digits
+    mean = float(shift + np.mean(values - shift))
+    return Column(name, "number", mean, float(np.sqrt(np.mean((values - mean) ** 2))), fill=filler)
+
+
+def _filler(present: NDArray, fill: Fill) -> float:
+    if fill == "mean":
+        return float(np.mean(present))
+    if fill == "median":
+        return float(np.median(present))
+    found, counts = np.unique(present, return_counts=True)
+    return float(found[np.argmax(counts)])
+
+
+def _category_column(name: str, codes: NDArray, categories: tuple[str, ...], fill: Fill | None) -> Column:
+    counts = np.bincount(codes[codes >= 0], minlength=len(categories))
+    present = sorted(categories[i] for i in np.flatnonzero(counts))
+    if fill is None:
+        return Column(name, "category", categories=tuple(present))
+    if fill == "most-frequent":
+        most = min(category for category, n in zip(categories, counts, strict=True) if n == counts.max())
+        return Column(name, "category", categories=tuple(present), fill=most)
+    if (codes < 0).any() and MISSING_CATEGORY not in present:
+        present.append(MISSING_CATEGORY)
+    return Column(name, "category", categories=tuple(present), fill=MISSING_CATEGORY)
+
+
+def _scaled(column: Column, values: NDArray) -> NDArray:
+    if column.deviation == 0:
+        return np.zeros(len(values))
+    if column.fill is not None:
+        values = np.where(np.isnan(values), column.fill, values)
+    return (values - column.mean) / column.deviation
+
+
+def _positions(column: Column, series: Series) -> NDArray:
+    """The input of each text of ``series``, and, last, of an empty cell; -1 for none."""
+    own = {category: position for position, category in enumerate(column.categories)}
+    positions = [own.get(text, -1) for text in series.categories or ()]
+    empty = -1 if column.fill is None else own.get(str(column.fill), -1)
+    return np.array([*positions, empty], np.int64)
+
+
+def _columns(count: int, of: str) -> str:
+    return f"{count:,} column{'' if count == 1 else 's'} {of}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")

@@ -1,0 +1,193 @@
+"""What the cells of one column mean: numbers, categories, classes, or something that is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from evenhand.data._arrays import NDArray, class_labels
+from evenhand.data._features import Fill, Series
+from evenhand.errors import EvenhandError
+
+__all__ = [
+    "BOOLEANS",
+    "MOST_CATEGORIES",
+    "as_categories",
+    "dates",
+    "label_classes",
+    "mixed",
+    "prepared",
+    "show",
+    "too_many",
+]
+
+Row: TypeAlias = Callable[[int], str]
+
+BOOLEANS = ("False", "True")
+"""The categories of a column of booleans."""
+MOST_CATEGORIES = 1000
+"""Distinct texts of a feature column; more make a model of ids."""
+
+_FEW = 20
+_LARGEST_CLASS = 10_000
+_DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}([T ].*)?")
+_COMMA = re.compile(r"[+-]?\d[\d.]*(,\d+)+")
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def prepared(
+    source: str, series: Series, row: Row, *, categorical: bool, fill: Fill | None, known: bool = False
+) -> Series:
+    """A feature column as numbers within the range of float32, or as a few categories.
+
+    Args:
+      source: what the table is called in errors.
+      series: the column as read.
+      row: row number -> where it is.
+      categorical: numbers are categories, too, and texts need not look like categories.
+      fill: None: an empty cell is refused.
+      known: the categories are known already, so that it does not matter how many others there are.
+    """
+    if categorical:
+        series = as_categories(series)
+    elif series.categories is not None:
+        series = _flags(series)
+    missing = series.missing
+    if fill is None and missing.any():
+        raise EvenhandError(
+            f"{source}: {row(int(np.argmax(missing)))}, column {series.name!r} is empty or NaN: drop the row, or "
+            "say how to fill it with fill='mean' (--fill mean, median or most-frequent)."
+        )
+    if series.categories is None:
+        bad = ~missing & ~(np.abs(series.values) <= _LARGEST)
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise EvenhandError(
+                f"{source}: {row(i)}, column {series.name!r} holds {series.values[i]}, which is not a finite "
+                "32-bit number: repair it or drop the row."
+            )
+    elif not known:
+        _check_texts(source, series, row, categorical=categorical)
+    return series
+
+
+def as_categories(series: Series) -> Series:
+    """Numbers as the texts that spell them, whole ones without a point; text unchanged."""
+    if series.categories is not None:
+        return series
+    present = ~np.isnan(series.values)
+    values, codes = np.unique(series.values[present], return_inverse=True)
+    all_codes = np.full(len(series.values), -1, np.int32)
+    all_codes[present] = codes
+    texts = (str(int(value)) if value.is_integer() else repr(value) for value in values.tolist())
+    return Series(series.name, all_codes, tuple(texts))
+
+
+def label_classes(
+    source: str, label: Series, row: Row, *, regression: bool
+) -> tuple[NDArray, tuple[str, ...] | None]:
+    """Class numbers or real targets, and the names of the classes where they have some.
+
+    Text is numbered in sorted order.  Whole numbers that start anywhere but at 0, such as -1 and 1, are names.
+    """
+
+    def place(i: int) -> str:
+        return f"{row(i)}, column {label.name!r}"
+
+    if label.missing.any():
+        raise EvenhandError(
+            f"{source}: {place(int(np.argmax(label.missing)))} is empty: fill it in or drop the row."
+        )
+    if label.categories is None:
+        names = None if regression else _named_numbers(label.values)
+        if names is None:
+            return class_labels(label.values, source, place, regression=regression)
+        values, codes = names
+        return codes.astype(np.int32), tuple(str(int(value)) for value in values)
+    used, first, codes = np.unique(label.values, return_index=True, return_inverse=True)
+    texts = np.array([label.categories[code] for code in used.tolist()], str)
+    numbers, classes = class_labels(texts, source, lambda i: place(int(first[i])), regression=regression)
+    return numbers[codes], classes
+
+
+def mixed(source: str, where: str, name: str, cell: str, others: str, *, feature: bool) -> EvenhandError:
+    """The error for a cell that is not of its column's kind, numbers or text."""
+    if _COMMA.fullmatch(cell.strip()):
+        return _decimal_comma(source, where, name, cell)
+    cure = "write only numbers, or only text, in the column"
+    if feature:
+        cure += "; if its numbers are categories, too, name it in categorical=NAMES (--categorical)"
+    return EvenhandError(
+        f"{source}: {where}, column {name!r} holds {show(cell)} where other rows hold {others}: {cure}."
+    )
+
+
+def too_many(source: str, name: str, texts: Sequence[str]) -> EvenhandError:
+    """The error for a column whose texts are no categories."""
+    if all(_DATE.fullmatch(text) for text in texts[:100]):
+        return dates(source, name, f"dates such as {show(texts[0])}")
+    return EvenhandError(
+        f"{source}: column {name!r} holds {len(texts):,} different texts such as {show(texts[0])}, an id or free "
+        f"text rather than categories: leave it out with drop=NAMES (--drop), or group them into at most "
+        f"{MOST_CATEGORIES:,}."
+    )
+
+
+def dates(source: str, name: str, what: str) -> EvenhandError:
+    """The error for a column of dates."""
+    return EvenhandError(
+        f"{source}: column {name!r} holds {what}: turn them into numbers first, such as days since a date, or "
+        "leave the column out with drop=NAMES (--drop)."
+    )
+
+
+def show(text: str) -> str:
+    """A cell in quotes, cut where it is long."""
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")
+
+
+def _flags(series: Series) -> Series:
+    """Booleans as numbers: 0 for false and 1 for true."""
+    texts = [text.lower() for text in series.categories or ()]
+    if not texts or not set(texts) <= {"false", "true"}:
+        return series
+    values = np.array([*(float(text == "true") for text in texts), np.nan])
+    return Series(series.name, values[series.values])
+
+
+def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) -> None:
+    codes = series.values
+    names = () if series.categories is None else series.categories
+    used = np.unique(codes[codes >= 0])
+    texts = [names[code] for code in used.tolist()]
+    if len(texts) > MOST_CATEGORIES:
+        raise too_many(source, series.name, texts)
+    if categorical or not texts:
+        return
+    if all(_COMMA.fullmatch(text) for text in texts):
+        where = row(int(np.argmax(codes == used[0])))
+        raise _decimal_comma(source, where, series.name, texts[0])
+    if all(_DATE.fullmatch(text) for text in texts):
+        raise dates(source, series.name, f"dates such as {show(texts[0])}")
+    if len(texts) > max(_FEW, len(codes) // 2):
+        raise too_many(source, series.name, texts)
+
+
+def _decimal_comma(source: str, where: str, name: str, cell: str) -> EvenhandError:
+    return EvenhandError(
+        f"{source}: {where}, column {name!r} holds {show(cell)}: write a point for the decimals, and nothing "
+        "between the thousands."
+    )
+
+
+def _named_numbers(values: NDArray) -> tuple[list[float], NDArray] | None:
+    """Distinct whole numbers and each row's position among them, if they do not start at 0."""
+    if not np.isfinite(values).all() or (values != np.rint(values)).any():
+        return None
+    if not len(values) or values.min() == 0 or np.abs(values).max() >= _LARGEST_CLASS:
+        return None
+    distinct, codes = np.unique(values, return_inverse=True)
+    return distinct.tolist(), codes

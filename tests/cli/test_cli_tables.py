@@ -1,0 +1,135 @@
+"""Tables on the command line: which columns, what becomes of them, and what the run folder keeps of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evenhand.cli import main
+from evenhand.data import encode_table, load_features
+
+TABLE = "region,group,income,code,work,smoker,repaid\n" + "".join(
+    f"{'north' if i % 2 else 'south'},{'A' if i % 3 else 'B'},{1000 * (i * 7 % 11)},{i % 2 + 4},"
+    f"{'job' if i % 4 else ''},{i % 2},{'yes' if i % 5 else 'no'}\n"
+    for i in range(60)
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "people.csv"
+    path.write_text(TABLE)
+    return path
+
+
+def train(*words: str, data: str = "people.csv", out: str = "runs/a") -> int:
+    return main(
+        ["run", "fedavg", "--data", data, "--label-column", "repaid", "--rounds", "1", "--out", out, *words]
+    )
+
+
+def config(folder: str = "runs/a") -> dict:
+    return json.loads((Path(folder) / "config.json").read_text())
+
+
+def test_columns_and_what_becomes_of_them(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--client-column", "region,group", "--drop", "smoker", "--categorical", "code", "--fill", "mean"]
+    assert train(*words) == 0
+    told = capsys.readouterr().err
+    assert "Features: 1 column of numbers standardised by the mean and deviation of the training rows" in told
+    assert "one-hot encoded: code (2), work (2). Empty cells are filled from the training rows." in told
+    assert "--no-standardize leaves numbers as they are" in told
+    assert [line.split(",")[0] for line in Path("runs/a/clients.csv").read_text().splitlines()[1:]] == [
+        "north / A",
+        "north / B",
+        "south / A",
+        "south / B",
+    ]
+    features = load_features("runs/a")
+    assert features.inputs == ("income", "code = 4", "code = 5", "work = job", "work = (missing)")
+    kernel = np.load("runs/a/params.npz")["kernel"]
+    assert encode_table(table, features=features).shape == (60, len(kernel))
+
+    # The same from the file of settings, under another name.
+    assert main(["run", "--config", "runs/a", "--out", "runs/b", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    assert (Path("runs/b/features.json")).read_text() == Path("runs/a/features.json").read_text()
+    np.testing.assert_array_equal(np.load("runs/b/params.npz")["kernel"], kernel)
+    assert main(["resume", "runs/a", "--rounds", "2"]) == 0
+    assert load_features("runs/a") == features
+
+
+def test_numbers_as_they_are(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        train("--client-column", "region", "--features", "smoker, income", "--no-standardize", "--lr", "1e-9")
+        == 0
+    )
+    told = capsys.readouterr().err
+    assert "Features: 2 columns of numbers left unscaled." in told
+    assert "--no-standardize" not in told
+    assert [column.deviation for column in load_features("runs/a").columns] == [1.0, 1.0]
+    assert main(["run", "--config", "runs/a", "--out", "runs/b", "--quiet"]) == 0
+    assert load_features("runs/b") == load_features("runs/a")
+    # A run on other data that takes the folder over leaves no features of this one behind.
+    words = ["run", "fedavg", "--data", "synthetic:iid", "--clients", "3", "--rounds", "1", "--quiet"]
+    assert main([*words, "--out", "runs/a", "--overwrite"]) == 0
+    assert not Path("runs/a/features.json").exists()
+
+
+def test_classes_are_called_by_their_names(table: Path) -> None:
+    assert train("--client-column", "region", "--features", "income", "--quiet") == 0
+    summary = json.loads(Path("runs/a/summary.json").read_text())
+    classes = summary["by_class"]["test"]
+    assert [entry["class"] for entry in classes] == ["no", "yes"]
+    assert sum(entry["rows"] for entry in classes) == 12
+    right = sum(entry["rows"] * (entry["accuracy"] or 0) for entry in classes)
+    assert right / 12 == pytest.approx(summary["test"]["accuracy"]["weighted_mean"])
+    report = Path("runs/a/report.html").read_text()
+    assert "Class by class" in report and '<th scope="row">yes</th>' in report
+    assert main(["report", "runs/a"]) == 0
+    assert "Class by class" in Path("runs/a/report.html").read_text()
+    assert main(["compare", "runs/a", "runs/a", "--out", "c.html"]) == 0
+    assert "Class by class" not in Path("c.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--features", "repaid"], "'repaid' is the label column and cannot be a feature"),
+        (["--features", "region"], "'region' is the client column and cannot be a feature"),
+        (["--drop", "wealth"], "there is no column 'wealth'"),
+        (["--categorical", 'a,"b'], "is not a list of names: write A,B,C, and close all quotes"),
+        (["--fill", "zero"], "zero"),
+        (["--client-column", "region,town"], "no client column 'town'"),
+        ([], "column 'work' is empty or NaN: drop the row, or say how to fill it"),
+        (["--data", "digits", "--drop", "work"], "digits: drop is for tables"),
+        (
+            ["--data", "synthetic:1,1", "--fill", "mean"],
+            "--fill is for tables, and --data synthetic:1,1 is none",
+        ),
+    ],
+)
+def test_one_sentence(words: list[str], said: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--client-column", "region", *words) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_names_with_commas_stand_in_quotes(table: Path) -> None:
+    table.write_text('"last, first",v,w,repaid\nann,1,2,0\nann,3,1,1\nbob,5,2,0\nbob,5,2,0\n')
+    assert train("--client-column", '"last, first"', "--features", '"v", w', "--quiet") == 0
+    assert load_features("runs/a").inputs == ("v", "w")
+
+
+def test_large_targets_are_told(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--client-column", "region", "--label-column", "income", "--features", "smoker", "--regression"]
+    assert train(*words, "--lr", "1e-9") == 0
+    assert "The targets have a deviation of 3" in (told := capsys.readouterr().err) and "small --lr" in told
+    table.write_text(table.read_text().replace("000,", ","))
+    assert train(*words, "--overwrite") == 0
+    assert "The targets" not in capsys.readouterr().err

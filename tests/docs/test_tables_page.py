@@ -1,0 +1,62 @@
+"""docs/tables.md: its shell makes the commands that it seems to, and they do what it says."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from evenhand.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
+PEOPLE = ROOT / "examples" / "people.csv"
+
+
+def commands(folder: Path) -> list[list[str]]:
+    """What the page's shell blocks call ``evenhand`` with, after each of them made the folder that it is to write."""
+    blocks = "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
+    make = 'while [ "$1" != --out ]; do shift; done; mkdir -p "$2"'
+    stand_in = f'evenhand() {{ printf "%q " "$@"; echo; if [ "$1" = run ]; then {make}; fi; }}\n'
+    said = subprocess.run(["bash", "-ec", stand_in + blocks], cwd=folder, capture_output=True, text=True)
+    return [shlex.split(line) for line in said.stdout.splitlines()]
+
+
+def test_the_file_is_what_its_script_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / "people.py"), run_name="__main__")
+    assert (tmp_path / "people.csv").read_bytes() == PEOPLE.read_bytes()
+    assert "people.csv: 1293 people" in capsys.readouterr().out
+    assert PEOPLE.stat().st_size < 100_000
+    head = "".join(f"{line}\n" for line in PEOPLE.read_text().splitlines()[:4])
+    assert head in PAGE and "1,293" in PAGE
+
+
+def test_the_page_trains_and_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three methods on two of the three seeds, with one round each: about ten seconds of compiling."""
+    said = commands(tmp_path)
+    runs, (compare,) = [words for words in said if words[0] == "run"], [w for w in said if w[0] == "compare"]
+    assert len(runs) == 9
+    assert {words[1] for words in runs} == {"fedavg", "qfedavg", "term"}
+    assert sorted(compare[1:10]) == sorted(words[words.index("--out") + 1] for words in runs)
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here" / "examples").symlink_to(ROOT / "examples")
+    for words in runs:
+        if words[words.index("--seed") + 1] != "2":
+            assert main([*words, "--rounds", "1"]) == 0
+            told = capsys.readouterr()
+            assert told.err.split(" --no-stand")[0].strip() in " ".join(PAGE.split())
+    assert main([word for word in compare if not word.endswith("-2")]) == 0
+    told = capsys.readouterr().out
+    assert "north / A" in told and "fedavg" in told
+    assert (tmp_path / "here" / "runs" / "compare.html").exists()

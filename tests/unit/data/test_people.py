@@ -1,0 +1,211 @@
+"""Tables as people have them: text, several client columns, labels that are words or signs, other separators."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from evenhand.data import FederatedDataset, load
+from evenhand.errors import EvenhandError
+
+PEOPLE = """region,group,income,score,smoker,repaid
+north,A,30000,1.5,yes,yes
+north,B,20000,2.5,no,no
+south,A,50000,3.5,no,yes
+north,A,10000,4.5,yes,no
+south,A,60000,5.5,no,no
+south,A,70000,6.5,no,no
+"""
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    path = tmp_path / "people.csv"
+    path.write_text(PEOPLE)
+    return path
+
+
+def people_data(path: Path, **options: object) -> FederatedDataset:
+    return load(path, **{"client": ["region", "group"], "label": "repaid", "test_fraction": 0.0, **options})
+
+
+def test_text_is_one_hot_encoded_and_numbers_are_standardised(people: Path) -> None:
+    data = people_data(people)
+    assert data.client_ids == ("north / A", "north / B", "south / A")
+    assert data.classes == ("no", "yes")
+    assert data.features.inputs == ("income", "score", "smoker = no", "smoker = yes")
+    np.testing.assert_allclose(data.train.x[:, :2].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(data.train.x[:, :2].std(0), 1, atol=1e-6)
+    np.testing.assert_array_equal(data.train.x[:, 2:], [[0, 1], [0, 1], [1, 0], [1, 0], [1, 0], [1, 0]])
+    assert "2 columns of numbers standardised" in data.describe()
+    assert "smoker (2)" in data.describe()
+
+
+def test_features_are_chosen_and_dropped(people: Path) -> None:
+    assert people_data(people, features=["score"]).features.inputs == ("score",)
+    assert people_data(people, drop=["smoker", "income"]).features.inputs == ("score",)
+    assert people_data(people, client="region").features.inputs[:2] == ("group = A", "group = B")
+    inputs = people_data(people, features=["score"], categorical=["score"], standardize=False).features.inputs
+    assert inputs == tuple(f"score = {i}.5" for i in range(1, 7))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"features": ["repaid"]}, "'repaid' is the label column and cannot be a feature"),
+        ({"features": ["group"]}, "'group' is the client column and cannot be a feature"),
+        ({"features": ["score", "score"]}, "named twice"),
+        ({"features": ["age"]}, "no feature column 'age'"),
+        ({"features": "score"}, r"give a list of names, \['score'\]"),
+        ({"features": ["score"], "drop": ["score"]}, "both a feature and to be dropped"),
+        ({"features": []}, "no feature columns"),
+        ({"drop": ["age"]}, "no column 'age'.*--drop"),
+        ({"drop": ["repaid"]}, "is the label column, which is no feature anyway"),
+        ({"drop": "score"}, "give a list of names"),
+        ({"categorical": ["group"]}, "is the client column"),
+        ({"categorical": ["age"]}, "no column 'age'.*--categorical"),
+        ({"client": ["region", "team"]}, "no client column 'team'.*double quotes"),
+        ({"client": ["region", "team"], "clients": 2}, "no client column 'team'"),
+        ({"client": ["region", "region"]}, "named twice"),
+        ({"client": ["region", "repaid"]}, "both as the label and as a client column"),
+        ({"client": []}, "no client column named"),
+        ({"fill": "zero"}, "fill='zero' is unknown: choose one of mean, median, most-frequent"),
+    ],
+)
+def test_columns_that_do_not_go_together(options: dict[str, object], words: str, people: Path) -> None:
+    with pytest.raises(EvenhandError, match=words):
+        people_data(people, **options)
+
+
+def test_rows_are_spread_where_neither_client_column_exists(people: Path) -> None:
+    data = people_data(people, client=["town", "team"], clients=2, regression=False)
+    assert data.num_clients == 2
+    assert "region = north" in data.features.inputs
+
+
+def test_two_clients_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,v,label\nx / y,z,1,0\nx,y / z,2,1\n")
+    with pytest.raises(EvenhandError, match="both be called 'x / y / z'"):
+        load(path, client=["a", "b"])
+
+
+def test_numbers_that_are_clients_together(tmp_path: Path) -> None:
+    table = pa.table({"a": [1.0, 2.0], "b": [True, False], "v": [1, 2], "label": [0, 1]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    assert load(tmp_path / "t.parquet", client=["a", "b"]).client_ids == ("1 / True", "2 / False")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "y"),
+    [
+        (["-1", "1", "-1"], ("-1", "1"), [0, 1, 0]),
+        (["yes", "no", "no"], ("no", "yes"), [1, 0, 0]),
+        (["True", "False", "True"], ("False", "True"), [1, 0, 1]),
+        (["2", "10", "9"], ("2", "9", "10"), [0, 2, 1]),
+        (["0", "2", "1.0"], None, [0, 2, 1]),
+    ],
+)
+def test_labels_that_are_words_or_signs(
+    labels: list[str], classes: tuple[str, ...] | None, y: list[int], tmp_path: Path
+) -> None:
+    rows = "".join(f"a,{i},{label}\n" for i, label in enumerate(labels))
+    (tmp_path / "t.csv").write_text("client,v,label\n" + rows)
+    data = load(tmp_path / "t.csv", test_fraction=0.0)
+    assert data.classes == classes
+    assert data.train.y.tolist() == y
+    if labels[0] == "True":
+        parquet.write_table(
+            pa.table({"client": ["a"] * 3, "v": [0, 1, 2], "label": [True, False, True]}),
+            tmp_path / "t.parquet",
+        )
+        assert load(tmp_path / "t.parquet", test_fraction=0.0).classes == classes
+
+
+def test_negative_targets_stay_targets(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,v,label\na,1,-1\na,2,1\n")
+    data = load(tmp_path / "t.csv", test_fraction=0.0, regression=True)
+    assert (data.train.y.tolist(), data.classes) == ([-1.0, 1.0], None)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+def test_separators_and_line_ends(separator: str, ending: str, people: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.tsv"
+    text = "\n \n".join(PEOPLE.split("\n", 1)) if ending == "\n" else PEOPLE
+    other.write_bytes(
+        text.replace("\n \n", "\n").replace(",", separator).replace("\n", ending).encode("utf-8-sig")
+    )
+    one, two = people_data(people), people_data(other)
+    assert one.client_ids == two.client_ids
+    np.testing.assert_array_equal(one.train.x, two.train.x)
+
+
+def test_separators_in_quotes_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('\n\n"a;b;c;d",client,label\n"1",x,0\n')
+    data = load(tmp_path / "t.csv", test_fraction=0.0, standardize=False)
+    assert data.features.inputs == ("a;b;c;d",)
+    (tmp_path / "t.csv").write_text('\n\n"a;b;c;d",client,label\n"z1_0",x,0\n7,y,0\n')
+    with pytest.raises(EvenhandError, match="line 4, column 'a;b;c;d' holds 'z1_0'"):
+        load(tmp_path / "t.csv")
+
+
+def test_empty_cells_are_refused_with_a_cure_or_filled(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("client,v,w,label\na,1,x,0\na,NA,x,1\na,3,,0\na,5,y,1\n")
+    with pytest.raises(EvenhandError, match=r"line 3, column 'v' is empty.*--fill mean"):
+        load(path)
+    data = load(path, fill="mean", test_fraction=0.0, standardize=False)
+    assert data.features.inputs == ("v", "w = x", "w = y", "w = (missing)")
+    np.testing.assert_array_equal(data.train.x, [[1, 1, 0, 0], [3, 1, 0, 0], [3, 0, 0, 1], [5, 0, 1, 0]])
+    assert "filled" in data.describe()
+
+
+def test_a_column_that_is_empty_at_first_is_what_it_turns_out_to_be(tmp_path: Path) -> None:
+    rows = ["a,,,0"] * 9000 + ["a,1.5,x,0", "a,2.5,,0"]
+    (tmp_path / "t.csv").write_text("\n".join(["client,v,w,label", *rows]))
+    data = load(tmp_path / "t.csv", fill="most-frequent", test_fraction=0.0, standardize=False)
+    assert data.features.inputs == ("v", "w = x")
+    assert data.train.x[-2:].tolist() == [[1.5, 1], [2.5, 1]]
+
+
+def test_codes_that_are_categories_keep_their_spelling(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,code,label\na,01,0\na,1,1\na,A1,0\n")
+    with pytest.raises(EvenhandError, match=r"'A1' where other rows hold numbers.*--categorical"):
+        load(tmp_path / "t.csv")
+    data = load(tmp_path / "t.csv", categorical=["code"])
+    assert data.features.inputs[0] == "code = 01"
+
+
+def test_dates_are_categories_where_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,day,label\na,2020-01-31,0\na,2020-01-31,1\n")
+    assert load(tmp_path / "t.csv", categorical=["day"]).features.inputs == ("day = 2020-01-31",)
+
+
+def test_options_of_tables_are_refused_elsewhere() -> None:
+    for options in (
+        {"features": ["a"]},
+        {"drop": ["a"]},
+        {"categorical": ["a"]},
+        {"fill": "mean"},
+        {"standardize": False},
+        {"client": ["a", "b"]},
+    ):
+        with pytest.raises(EvenhandError, match=r"digits: .* is for tables"):
+            load("digits", **options)
+
+
+def test_many_columns_take_seconds(tmp_path: Path) -> None:
+    """The header alone took ten seconds when each name was looked for among all others."""
+    names = [f"c{i}" for i in range(40_000)]
+    row = ",".join(["0.5", "1.5"] * 20_000)
+    (tmp_path / "t.csv").write_text(f"client,label,{','.join(names)}\na,0,{row}\na,1,{row}\n")
+    start = time.process_time()
+    data = load(tmp_path / "t.csv")
+    assert time.process_time() - start < 5
+    assert data.feature_shape == (40_000,)
