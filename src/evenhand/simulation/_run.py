@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import (
     ClassMetrics,
+    Finding,
     RunView,
+    blank_loss,
     class_spread,
+    feature_scales,
+    findings,
     is_higher_better,
     summarize,
     summarize_classes,
@@ -74,6 +79,22 @@ class Run:
     def params(self) -> Params:
         """The global parameters."""
         return self.algorithm.global_params(self.state.server)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What a reader must know before believing the numbers, the worst first: that training diverged, that the model
+        never moved, that it only guesses, or that the features are on unlike scales; empty where all is well.
+
+        The rules and their thresholds stand at :func:`evenhand.evaluation.findings`.
+        """
+        return findings(
+            self.history,
+            per_round=self.per_round,
+            classes=self.classes,
+            blank=blank_loss(self.data),
+            class_names=self.data.classes,
+            scales=feature_scales(self.data),
+        )
 
     def personal_params(self, k: int) -> Params:
         """The parameters that the client at position ``k`` is served, adapted to its rows where the method does that;
@@ -158,7 +179,7 @@ class Run:
         clients = {name: self.clients[name] for name in sizes}
         info = {**self.info, "seed": self.seed}
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
-        return RunView(title, self.history, sizes, ids, clients, info, config or {}, classes)
+        return RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)
 
     def report(self, path: str | Path, title: str = "run") -> Path:
         """Writes one self-contained HTML page about this run and returns its path."""

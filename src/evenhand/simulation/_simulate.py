@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from evenhand.data import FederatedDataset
+from evenhand.errors import EvenhandWarning
+from evenhand.evaluation import feature_scales
 from evenhand.simulation._checkpoint import Checkpoint, Checkpoints, identity
 from evenhand.simulation._checks import check_model, check_numbers
 from evenhand.simulation._progress import Progress
@@ -66,6 +69,10 @@ def simulate(
     Raises:
       EvenhandError: a number out of range, or parts that do not go together.
 
+    Warns:
+      EvenhandWarning: before the first round, that features are on unlike scales; after the last one, each other of
+        :attr:`Run.findings`: training diverged, nothing changed, or the model only guesses.
+
     Example:
       >>> import evenhand as eh, optax
       >>> data = eh.data.load("digits", clients=10)
@@ -91,7 +98,13 @@ def simulate(
         eval_clients=eval_clients,
         stream=stream,
     )
-    return deque(runs, maxlen=1).pop()
+    if isinstance(data, FederatedDataset) and (unlike := feature_scales(data)) is not None:
+        warnings.warn(unlike.sentence, EvenhandWarning, stacklevel=2)
+    run = deque(runs, maxlen=1).pop()
+    for finding in run.findings:
+        if finding.kind != "scales":
+            warnings.warn(finding.sentence, EvenhandWarning, stacklevel=2)
+    return run
 
 
 def iterate(
@@ -113,7 +126,8 @@ def iterate(
 ) -> Iterator[Run]:
     """As :func:`simulate`, but hands out the :class:`Run` so far at each evaluation, the first at round 0.
 
-    Use it to watch a run, to stop it early, or to keep what there is when it is interrupted.
+    Use it to watch a run, to stop it early, or to keep what there is when it is interrupted.  It warns of nothing: see
+    :attr:`Run.findings`.
 
     Example:
       >>> import evenhand as eh, optax
