@@ -130,7 +130,9 @@ def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
     console.print(overview(of))
     swung = swing(run.history, of.split, of.metric)
     if swung is not None:
-        console.print(f"The {of.split} {of.metric} is not settled. {swung.sentence}", soft_wrap=True)
+        console.print(
+            f"This is not settled: the {of.split} {of.metric} {swung.text}.", soft_wrap=True, markup=False
+        )
     done = int(run.history["round"][-1])
     if interrupted:
         resume = f", and `evenhand resume {folder}` goes on" if (folder / _folder.CHECKPOINT).is_dir() else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,6 +131,19 @@ class FederatedDataset:
                 f"{title:<7}{split.rows:>9}{sizes.mean():>10.1f}{sizes.std():>10.1f}{sizes.min():>8}{sizes.max():>8}"
             )
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """A table of rows per client, for notebooks."""
+        head = "".join(f"<th>{name}</th>" for name in ("", "total", "mean", "std", "least", "most"))
+        rows = "".join(
+            f"<tr><th>{title}</th><td>{split.rows:,}</td><td>{sizes.mean():,.1f}</td><td>{sizes.std():,.1f}</td>"
+            f"<td>{sizes.min():,}</td><td>{sizes.max():,}</td></tr>\n"
+            for title, split in (("train", self.train), ("valid", self.valid), ("test", self.test))
+            for sizes in (split.sizes,)
+        )
+        shape = f"x {self.train.x.dtype} {self.feature_shape}, {_targets(self)}"
+        title = html.escape(f"{self.name}: {self.num_clients:,} clients, {shape}; rows per client")
+        return f"<table>\n<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>"
 
     def __repr__(self) -> str:
         """One line."""

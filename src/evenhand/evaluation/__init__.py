@@ -9,6 +9,7 @@ from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexa
 from evenhand.evaluation._findings import blank_loss, feature_scales, findings
 from evenhand.evaluation._flat import Prepared, evaluate, mean_loss, per_client, prepare
 from evenhand.evaluation._levels import Levels, serve_by_level
+from evenhand.evaluation._notebook import Summary, run_html
 from evenhand.evaluation._personal import evaluate_personal
 from evenhand.evaluation._report import write_report
 from evenhand.evaluation._summary import angle, best, entropy, jain, kl_to_uniform, summarize, worst
@@ -21,6 +22,7 @@ __all__ = [
     "Levels",
     "Prepared",
     "RunView",
+    "Summary",
     "Swing",
     "angle",
     "best",
@@ -40,6 +42,7 @@ __all__ = [
     "mean_loss",
     "per_client",
     "prepare",
+    "run_html",
     "serve_by_level",
     "summarize",
     "summarize_classes",

@@ -36,17 +36,18 @@ class Swing(NamedTuple):
     metric: str
 
     @property
-    def sentence(self) -> str:
-        """For a person."""
+    def text(self) -> str:
+        """What the metric did, for a person."""
         size = f"{100 * self.size:.1f} points" if is_share(self.metric) else f"{self.size:.3g}"
-        return f"It went up and down by {size} between rounds {self.first} and {self.last}."
+        return f"went up and down by {size} between rounds {self.first} and {self.last}"
 
 
 def swing(history: Mapping[str, npt.NDArray[Any]], split: str, metric: str) -> Swing | None:
     """How much the last rounds swing, if that is not small against what is claimed of the last one.
 
     The rule: of the evaluations after round 0 the last fifth counts, three at least; a swing of an accuracy counts from
-    1 point on, and of any other metric from 5 % of its last value on.  It is that of the mean over rows.
+    1 point on, and of any other metric from 5 % of its last value on.  It is that of the mean over clients where the
+    history has one (``"test_accuracy_mean"``), else over rows.
 
     Returns:
       None where it is smaller than that, where fewer than three evaluations are known, or where one is not finite.
@@ -54,12 +55,13 @@ def swing(history: Mapping[str, npt.NDArray[Any]], split: str, metric: str) -> S
     Example:
       >>> import numpy as np
       >>> noisy = {"round": np.arange(6), "test_accuracy": np.array([0.1, 0.5, 0.7, 0.80, 0.75, 0.83])}
-      >>> swing(noisy, "test", "accuracy").sentence
-      'It went up and down by 5.0 points between rounds 3 and 5.'
+      >>> swing(noisy, "test", "accuracy").text
+      'went up and down by 5.0 points between rounds 3 and 5'
       >>> swing(noisy | {"test_accuracy": np.linspace(0, 1, 6)}, "test", "accuracy") is None
       True
     """
-    values = np.asarray(history.get(f"{split}_{metric}", []), np.float64)
+    over_rows = history.get(f"{split}_{metric}", [])
+    values = np.asarray(history.get(f"{split}_{metric}_mean", over_rows), np.float64)
     after = np.asarray(history["round"]) > 0 if len(values) else np.zeros(0, bool)
     count = max(_FEWEST, int(np.sum(after)) // _PART)
     rounds, values = np.asarray(history["round"])[: len(values)][after][-count:], values[after][-count:]

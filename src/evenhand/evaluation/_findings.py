@@ -82,8 +82,8 @@ def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> 
     first = 1 + int(np.max(np.flatnonzero(finite < _WORSE * floor), initial=0))
     text = (
         f"Training diverged: the training loss rose from {_text(loss[lowest])} at round {rounds[lowest]} to "
-        f"{_text(loss[-1])} at round {rounds[-1]}, and from round {rounds[first]} on it is at least "
-        f"{_WORSE:g} times what it was at best or what a model that knows nothing has."
+        f"{_text(loss[-1])} at round {rounds[-1]}, and from round {rounds[first]} on it stayed at "
+        f"{_text(_WORSE * floor)} or more."
     )
     return Finding("diverged", f"{text} {_slower(scaled=scaled, at_once=first <= 1)}")
 
@@ -113,7 +113,7 @@ def _unmoved(history: Mapping[str, NDArray], per_round: Mapping[str, NDArray]) -
     if loss == 0 or any(np.any(np.abs(x - x[0]) > _STILL * np.abs(x[0])) for x in columns):
         return None
     norms = [values for name, values in per_round.items() if name.startswith("update_norm")]
-    text = f"The model did not move: after {rounds} rounds the training loss is {_text(loss)}, as it was before the first"
+    text = f"The model did not move: after {rounds} rounds the training loss is {_text(loss)}, as before the first"
     if norms and not any(np.any(values) for values in norms):
         text += (
             ", and every update had norm 0. Check that the clients' step is not 0, that the loss depends on the "
@@ -157,8 +157,9 @@ def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) 
     allowed = share + math.sqrt(share * (1 - share) / n)
     if n >= _ROWS and accuracy <= allowed and np.mean(right / counts) <= _LEARNT / len(there):
         text = (
-            f"The model is no better than a guess: its accuracy over all {SPLIT_NAMES[split]} rows is {100 * accuracy:.1f} %, and "
-            f"always answering {told[most]}, their most frequent class, gives {100 * share:.1f} %."
+            f"The model is no better than a guess: its accuracy over all {SPLIT_NAMES[split]} rows is "
+            f"{100 * accuracy:.1f} %, and always answering {told[most]}, their most frequent class, gives "
+            f"{100 * share:.1f} %."
         )
         return Finding("guessing", f"{text} {cure}")
     return None

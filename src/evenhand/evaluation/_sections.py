@@ -47,7 +47,8 @@ def notice(subject: Subject) -> str:
     several = len(subject.runs) > 1
     boxes: list[str] = []
     for name, run in zip(subject.names, subject.runs, strict=True):
-        title = f"{'Diverged' if diverged(run) else 'Read with care'}{f': {name}' if several else ''}"
+        title = "Do not rely on these numbers" if diverged(run) else "Read these numbers with care"
+        title += f": {name}" if several else ""
         body = "".join(f"<p>{escape(finding.sentence)}</p>\n" for finding in run.findings)
         if body:
             boxes.append(f'<aside class="notice">\n<h2>{escape(title)}</h2>\n{body}</aside>')
@@ -62,9 +63,9 @@ def headline(subject: Subject) -> str:
         return _lead(f"Training diverged: the {subject.what} is not a finite number.")
     if len(stats) == 1:
         swung = swing(subject.runs[0].history, subject.split, metric)
-        told = "" if swung is None else f" {swung.sentence}"
+        told = "" if swung is None else f" It is not settled: the {subject.what} {swung.text}."
         return _lead(_sentence(subject, stats[0]) + told) + _cards(stats[0], metric)
-    sound = [not diverged(run) for run in subject.runs]
+    sound = [not diverged(run) and math.isfinite(mean) for run, mean in zip(subject.runs, means, strict=True)]
     if not any(sound):
         return _lead("All of these runs diverged, so none serves anybody best.") + ranking(subject)
     pick = max if is_higher_better(metric) else min

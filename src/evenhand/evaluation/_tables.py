@@ -17,7 +17,7 @@ from evenhand.evaluation._view import (
     statistics,
 )
 
-__all__ = ["ranking", "spread", "summary"]
+__all__ = ["ranking", "shown", "spread", "summary"]
 
 
 class Statistic(NamedTuple):
@@ -136,6 +136,11 @@ def ranking(subject: Subject) -> str:
     head = ["Run", "Mean over clients", "Worst 10 %", "Best 10 %", "Spread (std)"]
     caption = f"{subject.what} per client; the best of each column is bold".capitalize()
     return table(caption, head, rows, "numbers")
+
+
+def shown(stats: Mapping[str, float], metric: str) -> list[list[str]]:
+    """The name and the text of each statistic that is known."""
+    return [[row.name, _shown(stats[row.key], row, metric)] for row in _measured([stats])]
 
 
 def summary(subject: Subject) -> str:

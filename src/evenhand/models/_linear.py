@@ -38,7 +38,8 @@ def linear_regression(features: int, *, outputs: int = 1) -> Model:
       >>> model.losses(model.apply(model.init(jax.random.key(0)), x), y)
       Array([1., 9.], dtype=float32)
     """
-    return from_flax(Affine(features, outputs, zeros), loss="squared_error", sample=_vector(features))
+    model = from_flax(Affine(features, outputs, zeros), loss="squared_error", sample=_vector(features))
+    return model._replace(name=f"linear_regression(features={features}, outputs={outputs})")
 
 
 def softmax_regression(features: int, *, classes: int) -> Model:
@@ -61,7 +62,8 @@ def softmax_regression(features: int, *, classes: int) -> Model:
       610
     """
     module = Affine(features, classes, glorot_uniform)
-    return from_flax(module, loss="cross_entropy", sample=_vector(features))
+    model = from_flax(module, loss="cross_entropy", sample=_vector(features))
+    return model._replace(name=f"softmax_regression(features={features}, classes={classes})")
 
 
 class Margin(NamedTuple):
@@ -122,7 +124,8 @@ def svm(features: int, *, regularization: float = 0.01) -> Model:
     def right(outputs: Margin, y: Array) -> Array:
         return binary_accuracy(outputs.score, y)
 
-    return from_functions(init=linear.init, apply=apply, losses=losses, metrics={"accuracy": right})
+    model = from_functions(init=linear.init, apply=apply, losses=losses, metrics={"accuracy": right})
+    return model._replace(name=f"svm(features={features}, regularization={regularization:g})")
 
 
 def mlp(features: int, *, classes: int, hidden: Sequence[int] = (128,)) -> Model:
@@ -145,9 +148,10 @@ def mlp(features: int, *, classes: int, hidden: Sequence[int] = (128,)) -> Model
       >>> sorted(jax.eval_shape(model.init, jax.random.key(0)))
       ['dense_0', 'dense_1', 'output']
     """
-    return from_flax(
+    model = from_flax(
         _Perceptron(features, tuple(hidden), classes), loss="cross_entropy", sample=_vector(features)
     )
+    return model._replace(name=f"mlp(features={features}, classes={classes}, hidden={tuple(hidden)})")
 
 
 class _Perceptron(nn.Module):

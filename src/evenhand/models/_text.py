@@ -53,7 +53,8 @@ def lstm(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers:
     Optimization in Heterogeneous Networks*, MLSys 2020 (Shakespeare).
     """
     module = _CharacterLSTM(vocabulary, embedding, hidden, layers)
-    return from_flax(module, loss="cross_entropy", sample=jnp.zeros((1, 2), jnp.int32))
+    model = from_flax(module, loss="cross_entropy", sample=jnp.zeros((1, 2), jnp.int32))
+    return model._replace(name=f"lstm({vocabulary}, embedding={embedding}, hidden={hidden}, layers={layers})")
 
 
 class _CharacterLSTM(nn.Module):
