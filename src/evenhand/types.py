@@ -141,6 +141,7 @@ class OfLosses(Protocol):
 
     def __call__(self, losses: Array, weights: Array | None = None) -> Array:
         """The function's value."""
+        ...
 
 
 class Risk(NamedTuple):
@@ -233,8 +234,8 @@ class Phase(NamedTuple):
       report: ``(message, client_state, data) -> Report``, before the work.
       work: ``(message, client_state, data, key) -> (delta, client_state)``, the local training.
       aggregator: reduces the uploads to one direction.
-      server: ``(server_state, direction, reported, key) -> (server_state, info)``; ``reported``, an int32 scalar, is
-        how many uploads there were; ``info`` maps names to scalars that are only reported.
+      server: ``(server_state, direction, reported, key) -> (server_state, info)``; ``reported``, int32, is the number
+        of uploads; ``info`` maps names to scalars that are only reported.
       fresh_cohort: draw new clients before this phase rather than keep those of the phase before.
       effort: ``data -> Effort`` of the work, so that clients of like effort train side by side; None: a step per row.
     """
@@ -255,17 +256,16 @@ class Algorithm(NamedTuple):
     Attributes:
       model: what it trains.
       init: ``(params, num_clients) -> server_state``.
-      phases: the exchanges of one round, in order.
+      phases: the exchanges of one round.
       global_params: ``server_state -> params``.
       sampling: how cohorts are drawn.
       init_client: ``params -> client_state`` of a client never seen before; ``()`` for stateless methods.
       personal_params: ``(server_state, client_state) -> params`` that a client is served; None: the global ones.
       partial_work: whether a straggler's partial work is aggregated (FedProx) or dropped (FedAvg).
-      observe: ``(server_state, train_loss) -> server_state``, called before each round with the training loss of the
-        global parameters over all clients; None: that loss is not computed.
+      observe: ``(server_state, train_loss) -> server_state``, before each round; None: that loss is not computed.
       adapt: ``(params, data, key) -> params``, what a client makes of the model that it is served, on its training
-        rows, before it uses it and is evaluated with it (finetuning); None: it uses the model as it is.
-      name: for people, with what sets it apart from its kin: ``"fedprox(mu=0.1)"``.
+        rows, before it is evaluated with it (finetuning); None: it uses the model as it is.
+      name: for people, ``"fedprox(mu=0.1)"``.
     """
 
     model: Model

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandWarning
-from evenhand.evaluation import feature_scales
 from evenhand.simulation._checkpoint import Checkpoint, Checkpoints, identity
 from evenhand.simulation._checks import check_model, check_numbers
 from evenhand.simulation._progress import Progress
@@ -98,13 +96,19 @@ def simulate(
         eval_clients=eval_clients,
         stream=stream,
     )
-    if isinstance(data, FederatedDataset) and (unlike := feature_scales(data)) is not None:
-        warnings.warn(unlike.sentence, EvenhandWarning, stacklevel=2)
-    run = deque(runs, maxlen=1).pop()
-    for finding in run.findings:
-        if finding.kind != "scales":
-            warnings.warn(finding.sentence, EvenhandWarning, stacklevel=2)
+    run = next(runs)
+    _warn(run, before=True)
+    for run in runs:  # noqa: B007  (the last one is the result, and no other is kept)
+        pass
+    _warn(run, before=False)
     return run
+
+
+def _warn(run: Run, *, before: bool) -> None:
+    """Tells what is wrong with the data before the first round, and with the run after the last."""
+    for finding in run.findings:
+        if (finding.kind == "scales") == before:
+            warnings.warn(finding.sentence, EvenhandWarning, stacklevel=3)
 
 
 def iterate(
