@@ -1,17 +1,24 @@
-"""The one exception that says: the input is at fault, not the program; and what its sentences are made with."""
+"""The exception for input at fault, the warning for a result that is not what it seems, and how both are worded."""
 
 import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import FunctionType, UnionType
 
-__all__ = ["EvenhandError", "expect", "nearest", "perhaps", "whole_number"]
+__all__ = ["EvenhandError", "EvenhandWarning", "expect", "nearest", "perhaps", "whole_number"]
 
 
 class EvenhandError(ValueError):
     """Bad input, told in one sentence: what is wrong, where, and what to do.
 
     The command line prints the sentence and exits with 2; in Python it is a ``ValueError``.
+    """
+
+
+class EvenhandWarning(UserWarning):
+    """What a reader must know before believing a run's numbers, told in one sentence: it diverged, say.
+
+    To silence these alone: ``warnings.simplefilter("ignore", evenhand.errors.EvenhandWarning)``.
     """
 
 

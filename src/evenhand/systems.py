@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from evenhand import permutation
 from evenhand.errors import EvenhandError
+from evenhand.naming import short
 from evenhand.streams import Purpose, client_stream, stream
 from evenhand.types import Array, Key
 
@@ -29,6 +30,7 @@ class Systems(NamedTuple):
 
     fast: Callable[[int], int]
     draw: Callable[[Key, Array], tuple[Array, Array]]
+    __repr__ = short
 
 
 def stragglers(fraction: float) -> Systems:

@@ -1,13 +1,11 @@
 r"""The types every method, aggregator and attack is written in.
 
-A federated method is a value, not a subclass: a factory closes over the hyper-parameters and returns a
-NamedTuple of pure functions.  The same value is run by the compiled engine, by its readable twin and over a
-network, so every function here obeys one set of laws.
+A federated method is a value, not a subclass: a factory closes over the hyper-parameters and returns a NamedTuple of
+pure functions.  The compiled engine and its readable twin run the same value, so every function obeys one set of laws.
 
 **Laws.**
 
-* *Pure.*  The same arguments give the same result, arguments are never written to, and all randomness comes
-  from a key that is passed in.
+* *Pure.*  The same arguments give the same result, arguments are not written to, randomness comes from a key passed in.
 * *Traceable.*  Arguments may be JAX tracers: no branch on a value, no shape that depends on one.
 * *Closed.*  States keep their tree structure, shapes and dtypes from one round to the next.
 * *Untrusted.*  Everything in an :class:`Upload` was said by a client and may be a lie, a NaN or an infinity.
@@ -22,6 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
+
+from evenhand.naming import short
 
 __all__ = [
     "Aggregator",
@@ -64,6 +64,7 @@ class Model(NamedTuple):
       losses: ``(outputs, y) -> (rows,)`` float, one loss per row, each depending on its own row only.
       metrics: name -> ``(outputs, y) -> (rows,)`` float, e.g. ``{"accuracy": ...}``; may be empty.
       apply_train: ``(params, x, key) -> outputs`` when training differs from evaluation (dropout); None: ``apply``.
+      name: for people.
     """
 
     init: Callable[[Key], Params]
@@ -71,13 +72,14 @@ class Model(NamedTuple):
     losses: Callable[[PyTree, Array], Array]
     metrics: Mapping[str, Callable[[PyTree, Array], Array]]
     apply_train: Callable[[Params, Array, Key], PyTree] | None = None
+    name: str = ""
+    __repr__ = short
 
 
 class ClientData(NamedTuple):
     """One client's training rows, as its local work sees them: a window on flat arrays, never a padded copy.
 
-    The client's rows are ``x[start : start + size]``.  ``start``, ``size`` and ``progress`` may be tracers;
-    ``capacity`` is a Python int known when the program is compiled.
+    The client's rows are ``x[start : start + size]``.  All but ``capacity``, a Python int, may be tracers.
 
     Attributes:
       x: rows of one or many clients, ``(rows, ...)``.
@@ -112,8 +114,7 @@ class Upload(NamedTuple):
     """All that crosses the wire from a client to the server.  Everything in it is untrusted.
 
     Attributes:
-      delta: what is to be aggregated: parameters after minus before local work, or a tree holding that and
-        more (SCAFFOLD sends a pair, FedDane first sends a gradient).
+      delta: what is aggregated: parameters after minus before local work, or that and more (SCAFFOLD sends a pair).
       weight: as in :class:`Report`, or what :attr:`Sum.weigh` made of it.
       loss: as in :class:`Report`.
     """
@@ -157,6 +158,7 @@ class Risk(NamedTuple):
 
     value: OfLosses
     weights: OfLosses
+    __repr__ = short
 
 
 class Sum(NamedTuple):
@@ -182,6 +184,7 @@ class Sum(NamedTuple):
     needs_loss: bool = False
     passes: int = 1
     sensitivity: float | None = None
+    __repr__ = short
 
 
 class Stack(NamedTuple):
@@ -198,6 +201,7 @@ class Stack(NamedTuple):
     init: Callable[[PyTree, int], State]
     apply: Callable[[Upload, State, Key], tuple[PyTree, State]]
     needs_loss: bool = False
+    __repr__ = short
 
 
 Aggregator: TypeAlias = Sum | Stack
@@ -210,7 +214,7 @@ class Sampling(NamedTuple):
       draw: ``(key, sizes, m) -> (m,)`` int32 client ids, given all clients' training sizes ``(N,)``.
       weight: ``n_k -> weight`` of a drawn client.
       repeats: whether a client can be drawn twice in one cohort.
-      tabulate: ``sizes -> table``, what the draws of all rounds share and one need not make anew; and with it
+      tabulate: ``sizes -> table``, what the draws of all rounds share, and with it
       look_up: ``(key, table, m) -> (m,)``, the very ids that ``draw`` gives.  None, both of them: ``draw`` is all.
     """
 
@@ -219,6 +223,7 @@ class Sampling(NamedTuple):
     repeats: bool = False
     tabulate: Callable[[Array], PyTree] | None = None
     look_up: Callable[[Key, PyTree, int], Array] | None = None
+    __repr__ = short
 
 
 class Phase(NamedTuple):
@@ -229,11 +234,10 @@ class Phase(NamedTuple):
       report: ``(message, client_state, data) -> Report``, before the work.
       work: ``(message, client_state, data, key) -> (delta, client_state)``, the local training.
       aggregator: reduces the uploads to one direction.
-      server: ``(server_state, direction, reported, key) -> (server_state, info)``; ``reported``, an int32 scalar, is
-        how many uploads there were; ``info`` maps names to scalars that are only reported.
+      server: ``(server_state, direction, reported, key) -> (server_state, info)``; ``reported``, int32, is the number
+        of uploads; ``info`` maps names to scalars that are only reported.
       fresh_cohort: draw new clients before this phase rather than keep those of the phase before.
-      effort: ``data -> Effort`` of the work, so that the engine can train clients of like effort side by side;
-        None: one step, of one row, per row of the client.
+      effort: ``data -> Effort`` of the work, so that clients of like effort train side by side; None: a step per row.
     """
 
     broadcast: Callable[[State, Array], PyTree]
@@ -243,6 +247,7 @@ class Phase(NamedTuple):
     server: Callable[[State, PyTree, Array, Key], tuple[State, Info]]
     fresh_cohort: bool = False
     effort: Callable[[ClientData], Effort] | None = None
+    __repr__ = short
 
 
 class Algorithm(NamedTuple):
@@ -251,17 +256,16 @@ class Algorithm(NamedTuple):
     Attributes:
       model: what it trains.
       init: ``(params, num_clients) -> server_state``.
-      phases: the exchanges of one round, in order.
+      phases: the exchanges of one round.
       global_params: ``server_state -> params``.
       sampling: how cohorts are drawn.
       init_client: ``params -> client_state`` of a client never seen before; ``()`` for stateless methods.
-      personal_params: ``(server_state, client_state) -> params`` that a client is served and evaluated with;
-        None: everybody gets the global ones.
+      personal_params: ``(server_state, client_state) -> params`` that a client is served; None: the global ones.
       partial_work: whether a straggler's partial work is aggregated (FedProx) or dropped (FedAvg).
-      observe: ``(server_state, train_loss) -> server_state``, called before each round with the training loss of
-        the global parameters over all clients; None: that loss is not computed.
+      observe: ``(server_state, train_loss) -> server_state``, before each round; None: that loss is not computed.
       adapt: ``(params, data, key) -> params``, what a client makes of the model that it is served, on its training
-        rows, before it uses it and is evaluated with it (finetuning); None: it uses the model as it is.
+        rows, before it is evaluated with it (finetuning); None: it uses the model as it is.
+      name: for people, ``"fedprox(mu=0.1)"``.
     """
 
     model: Model
@@ -274,6 +278,8 @@ class Algorithm(NamedTuple):
     partial_work: bool = False
     observe: Callable[[State, Array], State] | None = None
     adapt: Callable[[Params, ClientData, Key], Params] | None = None
+    name: str = ""
+    __repr__ = short
 
 
 class Attack(NamedTuple):
@@ -281,8 +287,8 @@ class Attack(NamedTuple):
 
     Attributes:
       fraction: share of the clients that lie, rounded down to whole clients.
-      rows: ``(x_k, y_k, rng) -> (x_k, y_k)`` poisons a liar's training rows once, before the run, as NumPy
-        arrays of the same shapes; None: its rows are clean.
+      rows: ``(x_k, y_k, rng) -> (x_k, y_k)`` poisons a liar's training rows once, before the run, as NumPy arrays of
+        the same shapes; None: its rows are clean.
       upload: ``(delta, key) -> delta`` replaces what a liar sends; None: it sends what it computed.
       report: ``(report, key) -> report`` replaces the weight and the loss that a liar tells; None: it tells the truth.
     """
@@ -291,3 +297,4 @@ class Attack(NamedTuple):
     rows: Callable[[Any, Any, Any], tuple[Any, Any]] | None = None
     upload: Callable[[PyTree, Key], PyTree] | None = None
     report: Callable[[Report, Key], Report] | None = None
+    __repr__ = short

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -143,20 +144,66 @@ def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr()
     assert "worst" in shown.out
     assert f"Report: {tmp_path / 'a' / 'report.html'}" in shown.out
-    assert "round 4 of 4, loss" in shown.err
+    assert re.search(r"round 4 of 4, loss \d\S*, test accuracy \d+\.\d %\n", shown.err)
     assert "digits: 6 clients, 1,435 training and 362 test rows" in shown.out
     assert run(tmp_path / "b", "fedavg", "--rounds", "0") == 0
     assert capsys.readouterr() == ("", "")
 
 
+def test_divergence_is_said_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in QUICK if word != "--quiet"]
+    out, sound = tmp_path / "a", tmp_path / "b"
+    assert main(["run", "fedavg", *words, "--lr", "1e9", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Training diverged: the training loss rose from 2.3")
+    (finding,) = read(out / "summary.json")["findings"]
+    assert finding["kind"] == "diverged"
+    page = (out / "report.html").read_text()
+    assert page.index(finding["sentence"]) < page.index("The average client")
+    assert main(["run", "fedavg", *words, "--lr", "0.01", "--out", str(sound)]) == 0
+    assert "diverged" not in capsys.readouterr().out
+    assert read(sound / "summary.json")["findings"] == []
+    assert "notice" not in (sound / "report.html").read_text().split("</style>")[1]
+    assert main(["compare", str(out), str(sound), "--out", str(tmp_path / "both.html")]) == 0
+    shown = capsys.readouterr().out
+    assert finding["sentence"] in shown
+    assert "*" not in next(line for line in shown.splitlines() if re.match(r" fedavg .*1e\+?0?9|.*/a ", line))
+    assert finding["sentence"] in (tmp_path / "both.html").read_text()
+
+
 @pytest.mark.usefixtures("no_figures")
-def test_divergence_is_said_and_stays_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_accuracy_that_is_not_a_number_is_none_in_the_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [word for word in QUICK if word != "--quiet"]
     out = tmp_path / "a"
     assert main(["run", "fedavg", *words, "--server-lr", "3e38", "--lr", "1e3", "--out", str(out)]) == 0
-    assert "Training diverged" in capsys.readouterr().out
+    assert "Training diverged: the training loss is not a finite number" in capsys.readouterr().out
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["train_loss"] is None
+    assert last["test_accuracy"] is None
+    assert read(out / "summary.json")["test"]["accuracy"]["mean"] is None
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_unlike_scales_are_told_first_and_a_guess_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(
+        tmp_path / "raw.npz",
+        x=np.stack([np.linspace(3e4, 9e4, 240), np.linspace(0, 1, 240)], axis=1),
+        y=np.arange(240) % 4 // 3,
+        client=np.arange(240) // 60,
+    )
+    words = ["--data", str(tmp_path / "raw.npz"), "--rounds", "1", "--lr", "1e-9"]
+    assert main(["run", "fedavg", *words, "--out", str(tmp_path / "a")]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.startswith("Features are on unlike scales, from column 1 (about")
+    assert "Features are" not in shown.out
+    assert shown.out.startswith("The model ")
+    kinds = [finding["kind"] for finding in read(tmp_path / "a" / "summary.json")["findings"]]
+    assert kinds[1:] == ["scales"]
+    assert kinds[0] in {"guessing", "unmoved"}
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -57,4 +57,6 @@ def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
         solver=gradient_step(model, gamma_w),
         sampling=uniform(weighted=False),
     )
-    return averaged(method, initial=False)
+    return averaged(method, initial=False)._replace(
+        name=f"afl(gamma_w={gamma_w:g}, gamma_lambda={gamma_lambda:g})"
+    )

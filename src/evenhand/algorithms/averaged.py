@@ -89,6 +89,7 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
     *before, final = method.phases
     personal = method.personal_params
     return method._replace(
+        name=f"averaged({method.name or 'method'})",
         init=init,
         phases=(*(wrap(phase, last=False) for phase in before), wrap(final, last=True)),
         global_params=lambda state: state.mean,

@@ -94,7 +94,7 @@ def delta_fl(
         sampling=sampling,
         keep_partial=keep_partial,
         solver=solver,
-    )
+    )._replace(name=f"delta_fl(theta={theta:g})")
 
 
 def _risk(theta: float, nu: float, filtered: bool, strict: bool) -> Risk:

@@ -81,4 +81,5 @@ def fedavg(
         global_params=_rounds.global_params,
         sampling=sampling,
         partial_work=keep_partial,
+        name="fedavg",
     )

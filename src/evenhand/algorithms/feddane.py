@@ -105,6 +105,7 @@ def feddane(
         global_params=_rounds.global_params,
         sampling=sampling,
         partial_work=keep_partial,
+        name=f"feddane(mu={mu:g})",
     )
 
 

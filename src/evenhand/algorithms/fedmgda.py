@@ -70,4 +70,4 @@ def fedmgda(
         sampling=sampling,
         keep_partial=keep_partial,
         solver=solver,
-    )
+    )._replace(name=f"fedmgda(epsilon={epsilon:g})")

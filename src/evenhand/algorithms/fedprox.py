@@ -79,4 +79,5 @@ def fedprox(
         global_params=_rounds.global_params,
         sampling=sampling,
         partial_work=keep_partial,
+        name=f"fedprox(mu={mu:g})",
     )

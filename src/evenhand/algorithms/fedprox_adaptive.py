@@ -109,6 +109,7 @@ def fedprox_adaptive(
         sampling=sampling,
         partial_work=keep_partial,
         observe=observe,
+        name=f"fedprox_adaptive(mu0={mu0:g})",
     )
 
 

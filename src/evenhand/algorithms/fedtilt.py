@@ -106,7 +106,7 @@ def fedtilt(
         solver=solver(client_opt),
         aggregator=mean() if tilt_server == 0 else drift_tilted(tilt_server, steps=server_steps),
         sampling=uniform(weighted=False),
-    )
+    )._replace(name=f"fedtilt(tilts {tilt_class:g}, {tilt_sample:g}, {tilt_server:g}; prox_mu={prox_mu:g})")
     if prox_mu == math.inf:
         return method
     personal = solver(client_opt if personal_opt is None else personal_opt)

@@ -77,7 +77,7 @@ def qfedavg(
         sampling=sampling,
         keep_partial=keep_partial,
         solver=solver,
-    )
+    )._replace(name=f"qfedavg(q={q:g}, lipschitz={lipschitz:g})")
 
 
 def qfedsgd(
@@ -118,7 +118,9 @@ def qfedsgd(
         raise EvenhandError(f"qfedsgd(step_size={step_size}): the step must be a finite number above 0.")
     fair = aggregators.qfedavg(q, lipschitz) if step_size is None else aggregators.loss_powers(q)
     local_step = 1.0 / lipschitz if step_size is None else step_size
-    return fedavg(model, aggregator=fair, solver=gradient_step(model, local_step), sampling=sampling)
+    method = fedavg(model, aggregator=fair, solver=gradient_step(model, local_step), sampling=sampling)
+    step = f"lipschitz={lipschitz:g}" if step_size is None else f"step_size={step_size:g}"
+    return method._replace(name=f"qfedsgd(q={q:g}, {step})")
 
 
 def gradient_step(model: Model, step_size: float) -> local.Solver:

@@ -106,5 +106,7 @@ def qmaml(
         return Report(sampling.weight(data.size), local.full_loss(model, *adapted(message.params, data)))
 
     return method._replace(
-        phases=(phase._replace(report=report),), adapt=finetuned if finetune_steps > 0 else None
+        phases=(phase._replace(report=report),),
+        adapt=finetuned if finetune_steps > 0 else None,
+        name=f"qmaml(q={q:g}, step_size={step_size:g})",
     )

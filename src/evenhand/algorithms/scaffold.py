@@ -134,4 +134,5 @@ def scaffold(
         sampling=sampling,
         init_client=tree.zeros_like,
         partial_work=keep_partial,
+        name="scaffold",
     )

@@ -67,6 +67,7 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
         )
 
     return first._replace(
+        name=f"side_by_side({', '.join(names)})",
         model=model_in_parts(first.model, names),
         init=lambda params, clients: each_part(lambda method, one: method.init(one, clients), each, params),
         phases=each_part(lambda *phases: phase_in_parts(phases, names), *(method.phases for method in each)),

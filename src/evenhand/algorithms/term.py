@@ -88,7 +88,7 @@ def term(
         sampling=sampling,
         keep_partial=keep_partial,
         solver=solver,
-    )
+    )._replace(name=f"term(t={t:g})")
     if not summed:
         return method
     (phase,) = method.phases

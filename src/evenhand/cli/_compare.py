@@ -40,6 +40,9 @@ class Compare:
         views = _distinct(saved)
         of = subject(views)
         console = Console(highlight=False)
+        for name, view in zip(of.names, views, strict=True):
+            for finding in view.findings:
+                console.print(f"{name}: {finding.sentence}", style="yellow", soft_wrap=True, markup=False)
         console.print(overview(of))
         for sentence in _remarks(saved):
             console.print(sentence, soft_wrap=True)

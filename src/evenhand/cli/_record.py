@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.console import Console
 from evenhand.cli import _folder
 from evenhand.cli._saved import load_run
 from evenhand.cli._tables import overview, subject
-from evenhand.evaluation import write_clients_csv, write_report
+from evenhand.evaluation import latest, swing, write_clients_csv, write_report
 from evenhand.evaluation._view import statistics
 from evenhand.simulation import Run
 from evenhand.simulation._signals import uninterrupted
@@ -69,8 +68,8 @@ def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) 
                     _folder.append_metrics(folder, run.history)
                 before, last = last, run
             if not console.is_terminal and _tenth(run, rounds) > _tenth(before, rounds):
-                done, loss = int(run.history["round"][-1]), float(run.history["train_loss"][-1])
-                console.print(f"round {done} of {rounds}, loss {loss:.4g}")
+                row = {name: float(values[-1]) for name, values in run.history.items()}
+                console.print(f"round {int(row['round'])} of {rounds}, {latest(row)}")
     except KeyboardInterrupt:
         interrupted = True
     if last is None:
@@ -105,6 +104,7 @@ def _finish(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
         "examples_per_second": run.info["examples_per_second"],
         "padded": run.info["padded"],
         "by_class": view.info["by_class"],
+        "findings": [finding._asdict() for finding in run.findings],
     }
     for split, metrics in view.clients.items():
         summary[split] = {metric: statistics(view, split, metric) for metric in metrics}
@@ -124,14 +124,21 @@ def _write_params(path: Path, params: Params) -> None:
 
 def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
     console = Console(highlight=False)
+    of = subject([load_run(folder).view])
+    for finding in run.findings:
+        if finding.kind != "scales":  # said before the training
+            console.print(finding.sentence, style="yellow", soft_wrap=True, markup=False)
     rows = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test rows"
     console.print(f"{run.data.name}: {run.data.num_clients} clients, {rows}", soft_wrap=True, markup=False)
-    console.print(overview(subject([load_run(folder).view])))
-    done, loss = int(run.history["round"][-1]), float(run.history["train_loss"][-1])
+    console.print(overview(of))
+    swung = swing(run.history, of.split, of.metric)
+    if swung is not None:
+        console.print(
+            f"This is not settled: the {of.split} {of.metric} {swung.text}.", soft_wrap=True, markup=False
+        )
+    done = int(run.history["round"][-1])
     if interrupted:
         resume = f", and `evenhand resume {folder}` goes on" if (folder / _folder.CHECKPOINT).is_dir() else ""
         stopped = f"Stopped after round {done} of {rounds}; the folder holds what was done{resume}."
         console.print(stopped, soft_wrap=True, markup=False)
-    if not math.isfinite(loss):
-        console.print("[yellow]Training diverged: try a smaller --lr or --server-lr.[/]", soft_wrap=True)
     console.print(f"Report: {folder / _folder.REPORT}", soft_wrap=True, markup=False)

@@ -20,6 +20,7 @@ from evenhand.cli._methods import Method
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._record import Place, record
 from evenhand.data import FederatedDataset
+from evenhand.evaluation import feature_scales
 from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import stragglers
 
@@ -92,6 +93,8 @@ class Run:
         model = self.model.build(data)
         algorithm = self.method.build(model, self.local, data)
         console = Console(stderr=True, quiet=self.quiet, highlight=False)
+        if (unlike := feature_scales(data)) is not None:
+            console.print(unlike.sentence, style="yellow", soft_wrap=True, markup=False)
         checkpoint = None
         if self.checkpoint != "off":
             checkpoint = Checkpoint(place.folder / CHECKPOINT, self.checkpoint, fresh=not place.resumed)

@@ -10,7 +10,7 @@ import numpy as np
 
 from evenhand.cli._folder import CLIENTS, CONFIG, SUMMARY, read_json, read_metrics
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import RunView
+from evenhand.evaluation import Finding, RunView
 from evenhand.evaluation._classes import CLASS_COLUMNS
 from evenhand.evaluation._view import SPLITS
 
@@ -68,6 +68,9 @@ def load_run(folder: Path) -> SavedRun:
             info=info,
             config={"method": method, **options},
             classes={split: found for split in SPLITS if (found := _classes(columns, split))},
+            findings=tuple(
+                Finding(found["kind"], str(found["sentence"])) for found in summary.get("findings", ())
+            ),
         )
         return SavedRun(folder, view, bool(summary["interrupted"]), str(data["fingerprint"]))
     except (KeyError, TypeError):

@@ -13,6 +13,7 @@ from rich.table import Table
 from evenhand.evaluation import RunView
 from evenhand.evaluation._view import (
     client_values,
+    diverged,
     headline_split,
     is_higher_better,
     is_share,
@@ -67,7 +68,8 @@ def overview(of: Subject) -> Group:
     for _, title in _COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
     found = [statistics(run, of.split, of.metric) for run in of.runs]
-    cells = [_starred([stats[key] for stats in found], key, of.metric) for key, _ in _COLUMNS]
+    sound = [not diverged(run) for run in of.runs]
+    cells = [_starred([stats[key] for stats in found], key, of.metric, sound) for key, _ in _COLUMNS]
     for name, *row in zip(of.names, *cells, strict=True):
         table.add_row(name, *row)
     return Group(f"[bold]{of.split} {of.metric} over clients{percent}", table)
@@ -105,15 +107,15 @@ def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _starred(values: Sequence[float], key: str, metric: str) -> list[str]:
-    """The column as text, the best value marked unless all are alike."""
-    finite = [value for value in values if np.isfinite(value)]
+def _starred(values: Sequence[float], key: str, metric: str, sound: Sequence[bool]) -> list[str]:
+    """The column as text, the best value of a run that did not diverge marked unless all are alike."""
+    finite = [value for value, known in zip(values, sound, strict=True) if known and np.isfinite(value)]
     choose = max if is_higher_better(metric) and key not in _EVENNESS else min
     best = choose(finite) if finite and min(finite) < max(finite) else None
     texts = (_text(value, key, metric) for value in values)
     return [
-        f"[bold green]{text}*[/]" if value == best else f"{text} "
-        for value, text in zip(values, texts, strict=True)
+        f"[bold green]{text}*[/]" if value == best and known else f"{text} "
+        for value, text, known in zip(values, texts, sound, strict=True)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -139,6 +140,19 @@ class FederatedDataset:
         if self.features is not None:
             lines.append(self.features.describe())
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """A table of rows per client, for notebooks."""
+        head = "".join(f"<th>{name}</th>" for name in ("", "total", "mean", "std", "least", "most"))
+        rows = "".join(
+            f"<tr><th>{title}</th><td>{split.rows:,}</td><td>{sizes.mean():,.1f}</td><td>{sizes.std():,.1f}</td>"
+            f"<td>{sizes.min():,}</td><td>{sizes.max():,}</td></tr>\n"
+            for title, split in (("train", self.train), ("valid", self.valid), ("test", self.test))
+            for sizes in (split.sizes,)
+        )
+        shape = f"x {self.train.x.dtype} {self.feature_shape}, {_targets(self)}"
+        title = html.escape(f"{self.name}: {self.num_clients:,} clients, {shape}; rows per client")
+        return f"<table>\n<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>"
 
     def __repr__(self) -> str:
         """One line."""

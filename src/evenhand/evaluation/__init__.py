@@ -4,38 +4,50 @@ The figures of the report are in :mod:`evenhand.evaluation.figures`.
 """
 
 from evenhand.evaluation._classes import ClassMetrics, by_class, class_spread, summarize_classes
+from evenhand.evaluation._course import Swing, latest, swing
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
+from evenhand.evaluation._findings import blank_loss, feature_scales, findings
 from evenhand.evaluation._flat import Prepared, evaluate, mean_loss, per_client, prepare
 from evenhand.evaluation._levels import Levels, serve_by_level
+from evenhand.evaluation._notebook import Summary, run_html
 from evenhand.evaluation._personal import evaluate_personal
 from evenhand.evaluation._report import write_report
 from evenhand.evaluation._summary import angle, best, entropy, jain, kl_to_uniform, summarize, worst
-from evenhand.evaluation._view import RunView, is_higher_better, write_clients_csv
+from evenhand.evaluation._view import Finding, RunView, is_higher_better, write_clients_csv
 
 __all__ = [
     "ClassMetrics",
     "Dissimilarity",
+    "Finding",
     "Levels",
     "Prepared",
     "RunView",
+    "Summary",
+    "Swing",
     "angle",
     "best",
+    "blank_loss",
     "by_class",
     "class_spread",
     "dissimilarity",
     "entropy",
     "evaluate",
     "evaluate_personal",
+    "feature_scales",
+    "findings",
     "inexactness",
     "is_higher_better",
     "jain",
     "kl_to_uniform",
+    "latest",
     "mean_loss",
     "per_client",
     "prepare",
+    "run_html",
     "serve_by_level",
     "summarize",
     "summarize_classes",
+    "swing",
     "worst",
     "write_clients_csv",
     "write_report",

@@ -23,6 +23,7 @@ def page(runs: Sequence[RunView], title: str | None) -> str:
     heading = title or _heading(subject)
     parts = [
         f"<header>\n<h1>{escape(heading)}</h1>\n{sections.facts(subject)}\n</header>",
+        sections.notice(subject),
         sections.headline(subject),
         gallery(subject),
         summary(subject),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evenhand.evaluation._course import swing
 from evenhand.evaluation._html import Cell, bar, escape, number, swatch, table, value
 from evenhand.evaluation._tables import ranking, spread
 from evenhand.evaluation._view import (
@@ -14,12 +15,13 @@ from evenhand.evaluation._view import (
     RunView,
     Subject,
     client_values,
+    diverged,
     is_higher_better,
     is_share,
     statistics,
 )
 
-__all__ = ["facts", "headline", "reproduce", "settings", "time", "worst_clients"]
+__all__ = ["facts", "headline", "notice", "reproduce", "settings", "time", "worst_clients"]
 
 _WORST = 10
 
@@ -40,6 +42,19 @@ def facts(subject: Subject) -> str:
     return f'<p class="facts">{text}</p>'
 
 
+def notice(subject: Subject) -> str:
+    """What a reader must know before believing the numbers: a box for each run that something is wrong with."""
+    several = len(subject.runs) > 1
+    boxes: list[str] = []
+    for name, run in zip(subject.names, subject.runs, strict=True):
+        title = "Do not rely on these numbers" if diverged(run) else "Read these numbers with care"
+        title += f": {name}" if several else ""
+        body = "".join(f"<p>{escape(finding.sentence)}</p>\n" for finding in run.findings)
+        if body:
+            boxes.append(f'<aside class="notice">\n<h2>{escape(title)}</h2>\n{body}</aside>')
+    return "\n".join(boxes)
+
+
 def headline(subject: Subject) -> str:
     """The result in a sentence and in a few numbers, or in a ranking."""
     metric, stats = subject.metric, [statistics(run, subject.split, subject.metric) for run in subject.runs]
@@ -47,15 +62,19 @@ def headline(subject: Subject) -> str:
     if not any(map(math.isfinite, means)):
         return _lead(f"Training diverged: the {subject.what} is not a finite number.")
     if len(stats) == 1:
-        return _lead(_sentence(subject, stats[0])) + _cards(stats[0], metric)
+        swung = swing(subject.runs[0].history, subject.split, metric)
+        told = "" if swung is None else f" It is not settled: the {subject.what} {swung.text}."
+        return _lead(_sentence(subject, stats[0]) + told) + _cards(stats[0], metric)
+    sound = [not diverged(run) and math.isfinite(mean) for run, mean in zip(subject.runs, means, strict=True)]
+    if not any(sound):
+        return _lead("All of these runs diverged, so none serves anybody best.") + ranking(subject)
     pick = max if is_higher_better(metric) else min
     winners: list[tuple[str, str]] = []
     for key in ("mean", "worst10"):
-        top = pick(s[key] for s in stats if math.isfinite(s[key]))
+        known = [s[key] if well else math.nan for s, well in zip(stats, sound, strict=True)]
+        top = pick(x for x in known if math.isfinite(x))
         leaders = [
-            n
-            for n, s in zip(subject.names, stats, strict=True)
-            if value(s[key], metric) == value(top, metric)
+            n for n, x in zip(subject.names, known, strict=True) if value(x, metric) == value(top, metric)
         ]
         winners.append((" and ".join(leaders), value(top, metric)))
     (mean, mean_text), (tail, tail_text) = winners

@@ -11,12 +11,13 @@ from evenhand.evaluation._view import (
     SPLIT_NAMES,
     SPLITS,
     Subject,
+    diverged,
     is_higher_better,
     is_share,
     statistics,
 )
 
-__all__ = ["ranking", "spread", "summary"]
+__all__ = ["ranking", "shown", "spread", "summary"]
 
 
 class Statistic(NamedTuple):
@@ -117,7 +118,10 @@ def ranking(subject: Subject) -> str:
     runs, metric = subject.runs, subject.metric
     stats = [statistics(run, subject.split, metric) for run in runs]
     keys = ("mean", "worst10", "best10", "std")
-    best = {row.key: _best([s[row.key] for s in stats], row, metric) for row in _SUMMARY if row.key in keys}
+    sound = [not diverged(run) for run in runs]
+    best = {
+        row.key: _best([s[row.key] for s in stats], row, metric, sound) for row in _SUMMARY if row.key in keys
+    }
     highest = max((s[key] for s in stats for key in keys[:3] if math.isfinite(s[key])), default=1.0)
     top = 1.0 if is_share(metric) else max(highest, 1e-30)
     rows: list[list[str | Cell]] = []
@@ -132,6 +136,11 @@ def ranking(subject: Subject) -> str:
     head = ["Run", "Mean over clients", "Worst 10 %", "Best 10 %", "Spread (std)"]
     caption = f"{subject.what} per client; the best of each column is bold".capitalize()
     return table(caption, head, rows, "numbers")
+
+
+def shown(stats: Mapping[str, float], metric: str) -> list[list[str]]:
+    """The name and the text of each statistic that is known."""
+    return [[row.name, _shown(stats[row.key], row, metric)] for row in _measured([stats])]
 
 
 def summary(subject: Subject) -> str:
@@ -166,7 +175,8 @@ def _statistics(subject: Subject, metric: str, splits: Sequence[str]) -> str:
     rows: list[list[str | Cell]] = []
     for row in _measured(found):
         values = [s.get(row.key, math.nan) for s in found]
-        best = _best(values, row, metric) if several else set[int]()
+        sound = [not diverged(run) for run, _ in columns]
+        best = _best(values, row, metric, sound) if several else set[int]()
         texts = [escape(_shown(x, row, metric)) for x in values]
         cells = [Cell(text, "number best" if i in best else "number") for i, text in enumerate(texts)]
         rows.append([row.name, *cells])
@@ -216,9 +226,10 @@ def _shown(x: float, row: Statistic, metric: str) -> str:
     return f"{number(x)}{'' if row.kind == '°' else ' '}{row.kind}".strip()
 
 
-def _best(values: Sequence[float], row: Statistic, metric: str) -> set[int]:
-    """Which of several runs are best in a statistic; none where all that have it are equal."""
+def _best(values: Sequence[float], row: Statistic, metric: str, sound: Sequence[bool]) -> set[int]:
+    """Which of several runs are best in a statistic; none where all that have it are equal, and none that diverged."""
     sign = row.even or (1 if is_higher_better(metric) else -1)
+    values = [x if known else math.nan for x, known in zip(values, sound, strict=True)]
     texts = [_shown(x, row, metric) for x in values]
     finite = [sign * x for x in values if math.isfinite(x)]
     shown = [text for text, x in zip(texts, values, strict=True) if math.isfinite(x)]

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation._classes import CLASS_COLUMNS, summarize_classes
 from evenhand.evaluation._summary import summarize
 
-__all__ = ["RunView", "write_clients_csv"]
+__all__ = ["Finding", "RunView", "diverged", "write_clients_csv"]
 
 SPLITS = ("train", "valid", "test")
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
@@ -23,6 +23,22 @@ SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 _LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
 
 NDArray = npt.NDArray[Any]
+
+
+Kind: TypeAlias = Literal["diverged", "unmoved", "guessing", "scales"]
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with a run.
+
+    Attributes:
+      kind: ``"diverged"``, ``"unmoved"`` (nothing was learnt because nothing changed), ``"guessing"`` (the model does
+        no better than one answer for everybody) or ``"scales"`` (of the features).
+      sentence: what it is, since when, how much, and what to try; plain text, of one or more sentences.
+    """
+
+    kind: Kind
+    sentence: str
 
 
 class RunView(NamedTuple):
@@ -44,6 +60,7 @@ class RunView(NamedTuple):
       config: every setting of the run, possibly nested.
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits whose rows
         have classes, and not for runs that were saved before it was measured.
+      findings: what a reader must know before believing the numbers, the worst first.
     """
 
     title: str
@@ -54,6 +71,12 @@ class RunView(NamedTuple):
     info: Mapping[str, Any]
     config: Mapping[str, Any]
     classes: Mapping[str, Mapping[str, NDArray]] = MappingProxyType({})
+    findings: Sequence[Finding] = ()
+
+
+def diverged(run: RunView) -> bool:
+    """Whether training has failed, so that none of the run's numbers may be called the best."""
+    return any(finding.kind == "diverged" for finding in run.findings)
 
 
 def write_clients_csv(path: str | Path, view: RunView) -> None:

@@ -14,6 +14,7 @@ from jax import lax
 from evenhand import permutation
 from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.local._passes import full_gradient, losses_of, rows_at
+from evenhand.naming import short
 from evenhand.types import Array, ClientData, Effort, Key, Model, Params, PyTree, Risk
 
 __all__ = ["RowRisk", "Sgd", "Solver", "effort_of", "sgd", "step_per_row"]
@@ -42,6 +43,7 @@ class Sgd(NamedTuple):
 
     solve: Solver
     effort: Callable[[ClientData], Effort]
+    __repr__ = short
 
     def __call__(
         self, params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation

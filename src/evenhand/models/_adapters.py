@@ -110,7 +110,8 @@ def from_flax(
             "argument train and pass deterministic=not train to its Dropout layers."
         ) from error
     chosen = default_metrics(row_loss) if metrics is None else metrics
-    return Model(functions.init, functions.apply, row_loss, dict(chosen), functions.apply_train)
+    name = type(module).__name__ if isinstance(module, nn.Module) else ""
+    return Model(functions.init, functions.apply, row_loss, dict(chosen), functions.apply_train, name)
 
 
 class _Functions(NamedTuple):

@@ -45,7 +45,8 @@ def cnn_femnist(classes: int = 62, *, hidden: int = 512) -> Model:
     """
     check_sizes({"classes": classes, "hidden": hidden})
     module = _PooledCNN((28, 28, 1), hidden, classes)
-    return from_flax(module, loss="cross_entropy", sample=jnp.zeros((1, 28, 28, 1), jnp.float32))
+    model = from_flax(module, loss="cross_entropy", sample=jnp.zeros((1, 28, 28, 1), jnp.float32))
+    return model._replace(name=f"cnn_femnist({classes}, hidden={hidden})")
 
 
 def cnn_femnist_dropout(classes: int = 62) -> Model:
@@ -67,7 +68,7 @@ def cnn_femnist_dropout(classes: int = 62) -> Model:
 
     Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021 (EMNIST character recognition).
     """
-    return _dropout_cnn((28, 28, 1), classes)
+    return _dropout_cnn((28, 28, 1), classes)._replace(name=f"cnn_femnist_dropout({classes})")
 
 
 def cnn_cifar(classes: int = 10) -> Model:
@@ -87,7 +88,7 @@ def cnn_cifar(classes: int = 10) -> Model:
       >>> sum(leaf.size for leaf in jax.tree.leaves(params))
       1626442
     """
-    return _dropout_cnn((32, 32, 3), classes)
+    return _dropout_cnn((32, 32, 3), classes)._replace(name=f"cnn_cifar({classes})")
 
 
 def _dropout_cnn(shape: _Shape, classes: int) -> Model:

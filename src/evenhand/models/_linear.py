@@ -39,7 +39,8 @@ def linear_regression(features: int, *, outputs: int = 1) -> Model:
       Array([1., 9.], dtype=float32)
     """
     check_sizes({"features": features, "outputs": outputs})
-    return from_flax(Affine(features, outputs, zeros), loss="squared_error", sample=_vector(features))
+    model = from_flax(Affine(features, outputs, zeros), loss="squared_error", sample=_vector(features))
+    return model._replace(name=f"linear_regression(features={features}, outputs={outputs})")
 
 
 def softmax_regression(features: int, *, classes: int) -> Model:
@@ -63,7 +64,8 @@ def softmax_regression(features: int, *, classes: int) -> Model:
     """
     check_sizes({"features": features, "classes": classes})
     module = Affine(features, classes, glorot_uniform)
-    return from_flax(module, loss="cross_entropy", sample=_vector(features))
+    model = from_flax(module, loss="cross_entropy", sample=_vector(features))
+    return model._replace(name=f"softmax_regression(features={features}, classes={classes})")
 
 
 class Margin(NamedTuple):
@@ -125,7 +127,8 @@ def svm(features: int, *, regularization: float = 0.01) -> Model:
     def right(outputs: Margin, y: Array) -> Array:
         return binary_accuracy(outputs.score, y)
 
-    return from_functions(init=linear.init, apply=apply, losses=losses, metrics={"accuracy": right})
+    model = from_functions(init=linear.init, apply=apply, losses=losses, metrics={"accuracy": right})
+    return model._replace(name=f"svm(features={features}, regularization={regularization:g})")
 
 
 def mlp(features: int, *, classes: int, hidden: Sequence[int] = (128,)) -> Model:
@@ -155,9 +158,10 @@ def mlp(features: int, *, classes: int, hidden: Sequence[int] = (128,)) -> Model
     check_sizes(
         {"features": features, "classes": classes, **{f"hidden[{i}]": w for i, w in enumerate(hidden)}}
     )
-    return from_flax(
+    model = from_flax(
         _Perceptron(features, tuple(hidden), classes), loss="cross_entropy", sample=_vector(features)
     )
+    return model._replace(name=f"mlp(features={features}, classes={classes}, hidden={tuple(hidden)})")
 
 
 class _Perceptron(nn.Module):

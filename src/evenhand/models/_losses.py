@@ -66,7 +66,7 @@ def cross_entropy(outputs: Array, y: Array) -> Array:
 def accuracy(outputs: Array, y: Array) -> Array:
     """1 where the largest logit is the label's, else 0; shapes and errors as in :func:`cross_entropy`.
 
-    Of equal logits the first counts as the largest.  A row with a NaN is wrong.
+    Of equal logits the first counts as the largest.  A row with a NaN among its logits has no answer, and gives NaN.
 
     Example:
       >>> import jax.numpy as jnp
@@ -77,8 +77,8 @@ def accuracy(outputs: Array, y: Array) -> Array:
     logits, labels = _classes("accuracy", outputs, y)
     right = jnp.argmax(logits, axis=-1).astype(jnp.int32) == labels
     # argmax stops at the first NaN, so a diverged model would be credited with class 0.
-    sound = ~jnp.any(jnp.isnan(logits), axis=-1)
-    return _mean_over_rest((right & sound).astype(logits.dtype))
+    unknown = jnp.any(jnp.isnan(logits), axis=-1)
+    return _mean_over_rest(jnp.where(unknown, jnp.nan, right.astype(logits.dtype)))
 
 
 def squared_error(outputs: Array, y: Array) -> Array:
@@ -154,7 +154,7 @@ def logistic(outputs: Array, y: Array) -> Array:
 
 
 def binary_accuracy(outputs: Array, y: Array) -> Array:
-    """1 where the score has the label's sign, else 0; a score of 0 or NaN is wrong; arguments as in
+    """1 where the score has the label's sign, else 0; a score of 0 is wrong, and NaN gives NaN; arguments as in
     :func:`hinge`.
 
     Example:
@@ -164,7 +164,7 @@ def binary_accuracy(outputs: Array, y: Array) -> Array:
       Array([1., 0., 0.], dtype=float32)
     """
     scores, signs = _signed("binary_accuracy", outputs, y)
-    return (signs * scores > 0).astype(scores.dtype)
+    return jnp.where(jnp.isnan(scores), jnp.nan, (signs * scores > 0).astype(scores.dtype))
 
 
 _LOSSES: Mapping[str, PerRow] = {

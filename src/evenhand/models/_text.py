@@ -54,7 +54,8 @@ def lstm(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers:
     """
     check_sizes({"vocabulary": vocabulary, "embedding": embedding, "hidden": hidden, "layers": layers})
     module = _CharacterLSTM(vocabulary, embedding, hidden, layers)
-    return from_flax(module, loss="cross_entropy", sample=jnp.zeros((1, 2), jnp.int32))
+    model = from_flax(module, loss="cross_entropy", sample=jnp.zeros((1, 2), jnp.int32))
+    return model._replace(name=f"lstm({vocabulary}, embedding={embedding}, hidden={hidden}, layers={layers})")
 
 
 class _CharacterLSTM(nn.Module):

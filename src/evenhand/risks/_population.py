@@ -26,6 +26,7 @@ def risk(value: Callable[[Array, Array], Array], weigh: Weigh) -> Risk:
     def each(losses: Array, weights: Array | None = None) -> Array:
         return weigh(*population(losses, weights))
 
+    whole.__qualname__, each.__qualname__ = value.__qualname__, weigh.__qualname__  # for their reprs
     return Risk(whole, each)
 
 

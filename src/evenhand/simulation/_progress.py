@@ -15,7 +15,7 @@ _SECONDS = 0.5
 
 
 class Progress:
-    """Shows round, rate, time left and the latest training loss; does nothing where ``show`` is false."""
+    """Shows round, rate, time left and the latest loss and accuracy; does nothing where ``show`` is false."""
 
     def __init__(self, rounds: int, show: bool) -> None:
         columns = (
@@ -24,10 +24,10 @@ class Progress:
             BarColumn(bar_width=None),
             TextColumn("{task.fields[rate]:.1f} rounds/s"),
             TimeRemainingColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
+            TextColumn("{task.fields[latest]}", markup=False),
         )
         self._bar = RichProgress(*columns, console=Console(stderr=True), transient=True, disable=not show)
-        self._task = self._bar.add_task("rounds", total=rounds, rate=0.0, loss=float("nan"))
+        self._task = self._bar.add_task("rounds", total=rounds, rate=0.0, latest="")
         self._show = show
         self._begin = time.perf_counter()
         self._first: int | None = None
@@ -52,12 +52,12 @@ class Progress:
             return 2**31
         return max(1, int(self._rate() * _SECONDS))
 
-    def update(self, done: int, loss: float) -> None:
-        """Moves the bar; the first call says where the run begins."""
+    def update(self, done: int, latest: str) -> None:
+        """Moves the bar; the first call says where the run begins, and ``latest`` what was last measured."""
         if self._first is None:
             self._first, self._begin = done, time.perf_counter()
         self._done = done
-        self._bar.update(self._task, completed=done, rate=self._rate(), loss=loss)
+        self._bar.update(self._task, completed=done, rate=self._rate(), latest=latest)
 
     def _rate(self) -> float:
         return (self._done - (self._first or 0)) / max(time.perf_counter() - self._begin, 1e-9)

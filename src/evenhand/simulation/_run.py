@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,16 @@ from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import (
     ClassMetrics,
+    Finding,
     RunView,
+    Summary,
+    blank_loss,
     by_class,
     class_spread,
+    feature_scales,
+    findings,
     is_higher_better,
+    run_html,
     summarize,
     summarize_classes,
     write_report,
@@ -32,6 +39,9 @@ from evenhand.types import Algorithm, Params
 __all__ = ["Run"]
 
 NDArray = npt.NDArray[Any]
+
+_SHOWN = 24
+"""Numbers of the latest evaluation that fit on a screen."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,6 +85,22 @@ class Run:
     def params(self) -> Params:
         """The global parameters."""
         return self.algorithm.global_params(self.state.server)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What a reader must know before believing the numbers, the worst first: that training diverged, that the model
+        never moved, that it only guesses, or that the features are on unlike scales; empty where all is well.
+
+        The rules and their thresholds stand at :func:`evenhand.evaluation.findings`.
+        """
+        return findings(
+            self.history,
+            per_round=self.per_round,
+            classes=self.classes,
+            blank=blank_loss(self.data),
+            class_names=self.data.classes,
+            scales=feature_scales(self.data),
+        )
 
     def personal_params(self, k: int) -> Params:
         """The parameters that the client at position ``k`` is served, adapted to its rows where the method does that;
@@ -129,12 +155,14 @@ class Run:
         who = found.clients if self.evaluated is None else self.evaluated[found.clients]
         return ClassMetrics(who.copy(), *(part.copy() for part in found[1:]))
 
-    def summary(self, split: str = "test", metric: str | None = None) -> dict[str, float]:
+    def summary(self, split: str = "test", metric: str | None = None) -> Summary:
         r"""How good and how even a metric is over the clients; see :func:`evenhand.evaluation.summarize`.
 
         For the accuracy of a model of classes also how evenly the classes within each client are served, see
         :func:`evenhand.evaluation.summarize_classes`: ``"class_spread"`` (:math:`\mu_\sigma`), ``"class_spread_std"``
         (:math:`\sigma_\sigma`) and ``"worst_class"``, the lowest accuracy of any class at any client.
+
+        The result is a dict, which a notebook shows as a table.
 
         Args:
           split: as in :meth:`client_metrics`.
@@ -149,7 +177,7 @@ class Run:
         found = summarize(values[name], sizes, higher_is_better=is_higher_better(name))
         if name == "accuracy" and split in self.classes:
             found |= summarize_classes(class_spread(self.classes[split], len(sizes)))
-        return found
+        return Summary(found, name)
 
     def view(self, title: str = "run", config: Mapping[str, Any] | None = None) -> RunView:
         """What reports and figures need to know about this run, its evaluated clients alone."""
@@ -164,7 +192,7 @@ class Run:
         }
         info = {**self.info, "seed": self.seed, "by_class": named}
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
-        return RunView(title, self.history, sizes, ids, clients, info, config or {}, classes)
+        return RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)
 
     def report(self, path: str | Path, title: str = "run") -> Path:
         """Writes one self-contained HTML page about this run and returns its path."""
@@ -176,8 +204,16 @@ class Run:
 
     def __repr__(self) -> str:
         final = {name: float(values[-1]) for name, values in self.history.items()}
-        told = ", ".join(f"{name}={value:.4g}" for name, value in final.items() if not np.isnan(value))
-        return f"Run({told})"
+        known = [f"{name}={value:.4g}" for name, value in final.items() if not np.isnan(value)]
+        more = [f"and {len(known) - _SHOWN} more"] if len(known) > _SHOWN else []
+        told = ", ".join([self._title(), *known[:_SHOWN], *more])
+        return "\n".join([f"Run({told})", *(f"  {finding.sentence}" for finding in self.findings)])
+
+    def _repr_html_(self) -> str:
+        return run_html(self.view(self._title()))
+
+    def _title(self) -> str:
+        return f"{self.algorithm.name or 'a method'} on {self.data.name}"
 
 
 def primary_metric(metrics: Mapping[str, Any]) -> str:

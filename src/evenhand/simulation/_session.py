@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
+from evenhand.evaluation import latest
 from evenhand.simulation import _engine
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._checks import check_first_losses
@@ -58,7 +59,7 @@ class Session:
             state, done, self.history, self.per_round, self.seconds = found
             state = everywhere(self.program.mesh, state)
         served = self._evaluate(state, done, record=found is None)
-        progress.update(done, self._loss())
+        progress.update(done, self._latest())
         yield self._snapshot(state, done, served, None)
         if done < rounds:
             state = self._train("compile", state, done, 0)
@@ -68,9 +69,9 @@ class Session:
                 count = min(until - done, progress.next_count(), self.program.buffer)
                 state = self._train("train", state, done, count)
                 done += count
-                progress.update(done, self._loss())
+                progress.update(done, self._latest())
             served = self._evaluate(state, done, record=True)
-            progress.update(done, self._loss())
+            progress.update(done, self._latest())
             due = checkpoints is not None and checkpoints.due(last=done == rounds)
             yield self._snapshot(state, done, served, checkpoints if due else None)
 
@@ -159,8 +160,8 @@ class Session:
             "examples_per_second": told[ROWS] / self.seconds["train"] if self.seconds["train"] else 0.0,
         }
 
-    def _loss(self) -> float:
-        return self.history[-1].get("train_loss", float("nan"))
+    def _latest(self) -> str:
+        return latest(self.history[-1])
 
     def _columns(self) -> dict[str, NDArray]:
         names = dict.fromkeys(name for row in self.history for name in row)

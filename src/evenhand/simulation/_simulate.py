@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from evenhand.data import FederatedDataset
+from evenhand.errors import EvenhandWarning
 from evenhand.simulation._checkpoint import Checkpoint, Checkpoints, identity
 from evenhand.simulation._checks import check_model, check_numbers
 from evenhand.simulation._progress import Progress
@@ -66,6 +67,10 @@ def simulate(
     Raises:
       EvenhandError: a number out of range, or parts that do not go together.
 
+    Warns:
+      EvenhandWarning: before the first round, that features are on unlike scales; after the last one, each other of
+        :attr:`Run.findings`: training diverged, nothing changed, or the model only guesses.
+
     Example:
       >>> import evenhand as eh, optax
       >>> data = eh.data.load("digits", clients=10)
@@ -91,7 +96,19 @@ def simulate(
         eval_clients=eval_clients,
         stream=stream,
     )
-    return deque(runs, maxlen=1).pop()
+    run = next(runs)
+    _warn(run, before=True)
+    for run in runs:  # noqa: B007  (the last one is the result, and no other is kept)
+        pass
+    _warn(run, before=False)
+    return run
+
+
+def _warn(run: Run, *, before: bool) -> None:
+    """Tells what is wrong with the data before the first round, and with the run after the last."""
+    for finding in run.findings:
+        if (finding.kind == "scales") == before:
+            warnings.warn(finding.sentence, EvenhandWarning, stacklevel=3)
 
 
 def iterate(
@@ -113,7 +130,8 @@ def iterate(
 ) -> Iterator[Run]:
     """As :func:`simulate`, but hands out the :class:`Run` so far at each evaluation, the first at round 0.
 
-    Use it to watch a run, to stop it early, or to keep what there is when it is interrupted.
+    Use it to watch a run, to stop it early, or to keep what there is when it is interrupted.  It warns of nothing: see
+    :attr:`Run.findings`.
 
     Example:
       >>> import evenhand as eh, optax

@@ -1,0 +1,41 @@
+"""Short texts for values that are made of functions, whose addresses say nothing to anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+__all__ = ["short"]
+
+
+def short(self: Any) -> str:
+    """A NamedTuple of functions on a line or two: its name where it has one, else what its functions are called.
+
+    Parts that are as the class has them by default are left out.
+
+    Example:
+      >>> import evenhand as eh
+      >>> eh.aggregators.mean()
+      Sum(init=mean.init, lift=mean.lift, lower=mean.lower)
+      >>> eh.models.softmax_regression(features=64, classes=10)
+      <Model softmax_regression(features=64, classes=10)>
+    """
+    kind, parts, defaults = type(self).__name__, self._asdict(), self._field_defaults
+    if parts.get("name"):
+        return f"<{kind} {parts['name']}>"
+    told = [
+        f"{name}={_text(part)}"
+        for name, part in parts.items()
+        if not (name in defaults and defaults[name] is part)
+    ]
+    return f"{kind}({', '.join(told)})"
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, partial):
+        return _text(part.func)
+    if isinstance(part, Mapping):
+        return f"{{{', '.join(map(str, part))}}}"
+    name = getattr(part, "__qualname__", None)
+    return repr(part) if name is None else str(name).replace("<locals>.", "")

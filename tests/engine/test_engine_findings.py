@@ -1,0 +1,142 @@
+"""What a run says of itself when it failed: in Python, in its repr and in a notebook; and nothing when it did not."""
+
+import dataclasses
+import io
+import json
+import pickle
+import re
+import warnings
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from rich.console import Console
+
+import evenhand as eh
+from evenhand.errors import EvenhandWarning
+from evenhand.types import Attack
+
+MODEL = eh.testing.toy_model()
+DATA = eh.testing.toy_data()
+
+
+def method(step, model=MODEL):
+    return eh.algorithms.fedavg(model, client_opt=optax.sgd(step), epochs=2, batch_size=4)
+
+
+def run_of(algorithm, data=DATA, **options):
+    """The run, and what was warned of."""
+    options = {"rounds": 6, "cohort": 4, "eval_every": 2, "seed": 2} | options
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run = eh.simulate(algorithm, data, **options)
+    assert all(w.category is EvenhandWarning and w.filename == __file__ for w in told)
+    return run, [str(w.message) for w in told]
+
+
+@pytest.fixture(scope="module")
+def diverged():
+    return run_of(method(1e9))
+
+
+def test_divergence_is_warned_of_once_in_a_class_that_can_be_filtered(diverged):
+    run, told = diverged
+    assert [finding.kind for finding in run.findings] == ["diverged"]
+    assert told == [run.findings[0].sentence]
+    with pytest.warns(EvenhandWarning, match="diverged"):
+        eh.simulate(method(1e9), DATA, rounds=6, cohort=4, eval_every=2, seed=2)
+
+
+def test_a_sound_run_says_nothing_and_neither_does_the_initial_model():
+    run, told = run_of(method(0.1))
+    assert run.findings == ()
+    assert told == []
+    assert run_of(method(1e9), rounds=0)[1] == []
+
+
+def test_what_a_generator_hands_out_knows_its_findings_and_warns_of_nothing():
+    kinds = [
+        [finding.kind for finding in run.findings]
+        for run in eh.simulation.iterate(method(1e9), DATA, rounds=6, cohort=4, eval_every=2, seed=2)
+    ]
+    assert kinds == [[], ["diverged"], ["diverged"], ["diverged"]]
+
+
+def test_nobody_reported_and_nothing_changed():
+    stalled, told = run_of(method(0.1), systems=eh.systems.stragglers(1.0))
+    assert [finding.kind for finding in stalled.findings] == ["unmoved"]
+    assert "no client reported" in told[0]
+    silence = Attack(1.0, upload=lambda delta, key: jax.tree.map(jnp.zeros_like, delta))
+    assert "norm 0" in run_of(method(0.1), attack=silence)[1][0]
+    assert "larger step" in run_of(method(1e-9))[1][0]
+
+
+def test_an_accuracy_from_outputs_that_are_not_numbers_is_not_a_number():
+    model = eh.models.softmax_regression(4, classes=3)
+    run, told = run_of(method(1e38, model))
+    assert "not a finite number" in told[0]
+    assert np.isnan(run.summary()["mean"])
+    assert np.isnan(run.client_metrics()["accuracy"]).any()
+    assert np.isnan(run.history["test_accuracy"][-1])
+
+
+def test_unlike_scales_are_told_before_the_first_round():
+    x = DATA.train.x * np.array([1, 1, 1, 5e4], np.float32)
+    unlike = eh.data.FederatedDataset(DATA.train._replace(x=x), DATA.valid, DATA.test, DATA.client_ids)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(
+            EvenhandWarning, match="unlike scales"
+        ):  # before any round, of which there are many
+            eh.simulate(method(1e-9), unlike, rounds=10**7, cohort=4)
+    first = next(eh.simulation.iterate(method(0.1), unlike, rounds=1))
+    assert [finding.kind for finding in first.findings] == ["scales"]
+
+
+def test_the_repr_fits_a_screen_and_tells_what_is_wrong(diverged):
+    text = repr(diverged[0])
+    assert "Run(fedavg on data, round=6, train_loss=" in text
+    assert "\n  Training diverged" in text
+    assert len(text) < 1500
+    many = {f"other{k}": np.ones(4) for k in range(200)}
+    wide = dataclasses.replace(diverged[0], history={**diverged[0].history, **many})
+    assert "more)" in repr(wide)
+    assert len(repr(wide)) < 1500
+
+
+def test_a_summary_is_a_dict_that_a_notebook_shows_with_the_reports_numbers(diverged):
+    run = run_of(method(0.1))[0]
+    summary = run.summary()
+    assert isinstance(summary, dict)
+    assert summary == dict(summary) == json.loads(json.dumps(summary))
+    copied = pickle.loads(pickle.dumps(summary))
+    assert (copied, copied.metric) == (summary, "accuracy")
+    html = summary._repr_html_()
+    assert "Mean over clients" in html
+    assert f"{100 * summary['mean']:.1f}\u202f%" in html
+    assert "Loss over clients" in run.summary(metric="loss")._repr_html_()
+
+
+def test_a_run_in_a_notebook_tells_what_is_wrong_and_is_escaped(diverged):
+    html = diverged[0]._repr_html_()
+    assert "<strong>Training diverged" in html
+    named = eh.data.FederatedDataset(DATA.train, DATA.valid, DATA.test, DATA.client_ids, "<b>x</b>")
+    run, _ = run_of(method(0.1), named)
+    html = run._repr_html_()
+    assert "&lt;b&gt;x&lt;/b&gt;" in html
+    assert "<b>" not in html
+    assert "strong" not in html
+    assert f"{100 * run.summary()['worst10']:.1f}\u202f%" in html
+    assert "test accuracy" in html
+    assert "training loss" in html
+
+
+def test_the_bar_tells_loss_and_accuracy(monkeypatch):
+    screen = io.StringIO()
+    console = partial(Console, file=screen, force_terminal=True, width=120)
+    monkeypatch.setattr("evenhand.simulation._progress.Console", lambda stderr: console())
+    eh.simulate(method(0.1), DATA, rounds=2, cohort=4, seed=2, progress=True)
+    assert re.search(r"loss \d\.\d+, test accuracy \d+\.\d %", screen.getvalue())

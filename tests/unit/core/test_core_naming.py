@@ -1,0 +1,76 @@
+"""Reprs of what is made of functions: a name, or what the functions are called, never an address."""
+
+import optax
+import pytest
+
+import evenhand as eh
+
+MODEL = eh.models.softmax_regression(4, classes=3)
+WORK = {"client_opt": optax.sgd(0.1), "epochs": 1, "batch_size": 4}
+A = eh.algorithms
+PROX = A.fedprox(MODEL, mu=0.1, **WORK)
+
+METHODS = {
+    "fedavg": A.fedavg(MODEL, **WORK),
+    "fedprox(mu=0.1)": PROX,
+    "fedprox_adaptive(mu0=1)": A.fedprox_adaptive(MODEL, mu0=1.0, **WORK),
+    "scaffold": A.scaffold(MODEL, **WORK),
+    "feddane(mu=0.5)": A.feddane(MODEL, mu=0.5, **WORK),
+    "qfedavg(q=2, lipschitz=10)": A.qfedavg(MODEL, q=2.0, lipschitz=10.0, **WORK),
+    "qfedsgd(q=2, lipschitz=10)": A.qfedsgd(MODEL, q=2.0, lipschitz=10.0),
+    "qfedsgd(q=2, step_size=0.1)": A.qfedsgd(MODEL, q=2.0, lipschitz=10.0, step_size=0.1),
+    "qmaml(q=1, step_size=0.1)": A.qmaml(MODEL, q=1.0, step_size=0.1),
+    "delta_fl(theta=0.5)": A.delta_fl(MODEL, theta=0.5, **WORK),
+    "afl(gamma_w=0.1, gamma_lambda=0.2)": A.afl(MODEL, gamma_w=0.1, gamma_lambda=0.2),
+    "fedmgda(epsilon=0.1)": A.fedmgda(MODEL, **WORK),
+    "fedtilt(tilts 1, 2, 0; prox_mu=0.01)": A.fedtilt(MODEL, tilt_class=1.0, tilt_sample=2.0, **WORK),
+    "term(t=1)": A.term(MODEL, t=1.0, **WORK),
+    "averaged(fedprox(mu=0.1))": A.averaged(PROX),
+    "side_by_side(a, b)": A.side_by_side(
+        {"a": A.fedavg(MODEL, **WORK), "b": PROX._replace(partial_work=False)}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_shows_its_name_and_what_sets_it_apart(name):
+    assert repr(METHODS[name]) == f"<Algorithm {name}>"
+
+
+def test_every_method_is_among_those():
+    shown = {name.split("(")[0] for name in METHODS}
+    assert shown == set(A.__all__)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (MODEL, "<Model softmax_regression(features=4, classes=3)>"),
+        (eh.models.linear_regression(4), "<Model linear_regression(features=4, outputs=1)>"),
+        (eh.models.svm(4), "<Model svm(features=4, regularization=0.01)>"),
+        (eh.models.mlp(4, classes=3, hidden=[5]), "<Model mlp(features=4, classes=3, hidden=(5,))>"),
+        (eh.aggregators.mean(), "Sum(init=mean.init, lift=mean.lift, lower=mean.lower)"),
+        (eh.aggregators.min_norm(0.1), "Stack(init=min_norm.<lambda>, apply=min_norm.apply)"),
+        (eh.risks.tilted(1.0), "Risk(value=tilted.value, weights=tilted.weigh)"),
+        (eh.sampling.uniform(), "Sampling(draw=_uniform.draw, weight=_rows)"),
+        (eh.local.sgd(MODEL, **WORK), "Sgd(solve=sgd.solve, effort=sgd.effort)"),
+        (eh.systems.stragglers(0.5), "Systems(fast=_stragglers.fast, draw=_stragglers.draw)"),
+        (eh.types.Attack(0.2, upload=lambda delta, key: delta), "Attack(fraction=0.2, upload=<lambda>)"),
+    ],
+)
+def test_a_part_shows_what_its_functions_are_called(value, text):
+    assert repr(value) == text
+
+
+def test_what_has_no_name_shows_its_parts_on_a_few_lines_and_no_address():
+    text = repr(PROX._replace(name="", model=eh.testing.toy_model()))
+    assert len(text) < 600
+    assert " at 0x" not in text
+    assert "init=fedprox.<lambda>" in text
+    assert "metrics={accuracy}" in text
+
+
+def test_values_still_compare_and_hash_as_tuples():
+    assert eh.sampling.uniform() == eh.sampling.uniform()
+    assert hash(eh.sampling.uniform()) == hash(eh.sampling.uniform())
+    assert eh.sampling.uniform() != eh.sampling.uniform(weighted=False)

@@ -1,0 +1,289 @@
+"""What is said of a run that failed, and not said of one that did not: each rule on both sides of its threshold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from evenhand.data import FederatedDataset, Split
+from evenhand.evaluation import ClassMetrics, Finding, blank_loss, feature_scales, findings, latest, swing
+
+BLANK = math.log(10)
+SCALES = Finding("scales", "Features are on unlike scales.")
+
+
+def history(*train, test=None, rounds=None):
+    rounds = np.arange(len(train)) if rounds is None else np.array(rounds)
+    return {"round": rounds, "train_loss": np.array(train, float)} | (
+        {} if test is None else {"test_loss": np.array(test, float)}
+    )
+
+
+def found(history, *, per_round=None, classes=None, blank=BLANK, names=None, scales=None):
+    told = findings(
+        history,
+        per_round=per_round or {},
+        classes=classes or {},
+        blank=blank,
+        class_names=names,
+        scales=scales,
+    )
+    assert all(finding.sentence.endswith(".") for finding in told)
+    return told
+
+
+def kinds(*args, **kwargs):
+    return [finding.kind for finding in found(*args, **kwargs)]
+
+
+# --- diverged ----------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_no_number_is_a_divergence_from_the_round_on_that_it_stays_so():
+    nan, inf = math.nan, math.inf
+    (finding,) = found(history(2.3, 1.0, nan, 5.0, nan, nan, rounds=[0, 10, 20, 30, 40, 50]))
+    assert finding.kind == "diverged"
+    assert "training loss is not a finite number from round 40 on; at round 30 it was 5" in finding.sentence
+    assert kinds(history(2.3, inf)) == ["diverged"]
+    assert kinds(history(2.3, nan, 1.0)) == []
+    (finding,) = found(history(2.3, 1.0, test=[2.3, nan]))
+    assert "the test loss is not" in finding.sentence
+
+
+def test_a_loss_that_rises_is_a_divergence_from_three_times_the_floor_on():
+    least = 3 * BLANK
+    assert kinds(history(2.3, least, least, least)) == ["diverged"]
+    assert kinds(history(2.3, least, least, 0.999 * least)) == []
+    # One that starts high must rise from there; one that falls first, from where it was lowest.
+    assert kinds(history(24.0, 60.0, 70.0, 71.9)) == []
+    assert kinds(history(24.0, 72.0, 400.0, 8326.0)) == ["diverged"]
+    assert kinds(history(24.0, 4.0, 12.0, 13.0, 12.0)) == ["diverged"]
+    assert kinds(history(24.0, 4.0, 11.9, 13.0, 12.0)) == []
+
+
+def test_one_bad_evaluation_is_a_swing_unless_it_is_a_hundred_times_the_floor():
+    assert kinds(history(2.3, 1.0, 1.0, 100.1 * BLANK)) == ["diverged"]
+    assert kinds(history(2.3, 1.0, 1.0, 99.9 * BLANK)) == []
+    assert kinds(history(2.3, 1e9, 1.0, 0.9)) == []
+
+
+def test_a_loss_near_zero_may_rise_to_what_a_model_without_knowledge_has():
+    assert kinds(history(1e-9, 1e-3, 1.0, 2.0, 6.0)) == []
+    assert kinds(history(0.0, 1e-12, 1e-11, 1e-12), blank=1e-6) == []
+    assert kinds(history(1e-9, 0.1, 0.1, 0.1), blank=1e-3) == ["diverged"]
+
+
+def test_it_is_said_when_how_far_and_what_to_try():
+    (finding,) = found(history(24.0, 20.0, 90.0, 900.0, 8326.0, rounds=[0, 5, 10, 15, 20]))
+    assert "from 20 at round 5 to 8,326 at round 20, and from round 10 on it stayed at 60" in finding.sentence
+    assert "a smaller step" in finding.sentence
+    assert "a hundred times smaller" in found(history(2.3, 1e9, 1e9))[0].sentence
+    assert "one scale" not in finding.sentence
+    first, second = found(history(2.3, 1e9, 1e9), scales=SCALES)
+    assert "Bring the features to one scale first" in first.sentence
+    assert second == SCALES
+
+
+# --- never moved -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_has_not_moved_where_no_loss_has_changed_by_a_hundred_thousandth():
+    assert kinds(history(2.0, 2.0 + 1.9e-5, 2.0)) == ["unmoved"]
+    assert kinds(history(2.0, 2.0 + 2.1e-5, 2.0)) == []
+    assert kinds(history(2.0, 2.0, test=[3.0, 3.0])) == ["unmoved"]
+    assert kinds(history(2.0, 2.0, test=[3.0, 3.1])) == []
+    assert kinds(history(0.0, 0.0)) == []  # nothing to learn
+    assert kinds(history(2.0)) == kinds(history(2.0, 2.0, rounds=[0, 0])) == []  # nothing tried
+
+
+def test_why_a_model_has_not_moved_is_told_where_it_is_known():
+    still = history(2.0, 2.0)
+    nobody = {"reported": np.zeros(4), "update_norm": np.zeros(0)}
+    assert "no client reported in any of the 1 rounds" in found(still, per_round=nobody)[0].sentence
+    some = {"reported": np.array([0.0, 1.0]), "update_norm": np.zeros(2)}
+    assert "every update had norm 0" in found(still, per_round=some)[0].sentence
+    small = {"reported": np.ones(2), "update_norm (a)": np.full(2, 1e-12)}
+    assert "Try a larger step" in found(still, per_round=small)[0].sentence
+    assert kinds(history(0.0, 0.0), per_round=nobody) == ["unmoved"]
+    assert kinds(history(2.0, 1.0), per_round=some) == []
+
+
+# --- guessing ----------------------------------------------------------------------------------------------------
+
+
+def cells(counts, accuracy):
+    """Two clients with half of the rows each."""
+    counts, accuracy = np.array(counts), np.array(accuracy, float)
+    number = np.arange(len(counts))
+    both = (np.repeat([0, 1], len(counts)), np.tile(number, 2), np.tile(counts / 2, 2), np.tile(accuracy, 2))
+    return ClassMetrics(*both)
+
+
+LEARNT = history(2.3, 1.0)
+
+
+def test_one_answer_for_everybody_is_found_from_twenty_rows_on():
+    one = {"test": cells([6, 14], [0, 1])}
+    (finding,) = found(LEARNT, classes=one)
+    assert finding.kind == "guessing"
+    assert "one answer, class 1, for all 20 test rows, the most frequent one" in finding.sentence
+    assert "“sold”" in found(LEARNT, classes=one, names=("kept", "sold"))[0].sentence
+    rare = found(LEARNT, classes={"test": cells([6, 14], [1, 0])})[0].sentence
+    assert "class 0" in rare
+    assert "most frequent" not in rare
+    assert kinds(LEARNT, classes={"test": cells([6, 12], [0, 1])}) == []
+    assert kinds(LEARNT, classes={"test": cells([10, 14], [0.1, 1])}) == []
+    assert kinds(LEARNT, classes={"test": cells([0, 40], [0, 1])}) == []  # one class only
+    assert kinds(history(2.3), classes=one) == []  # not trained
+
+
+def test_no_better_than_the_most_frequent_class_within_the_noise_of_a_hundred_rows():
+    # The most frequent class has a share of 0.6, with a standard error of 0.049: up to 0.649 it may be a guess.
+    assert kinds(LEARNT, classes={"test": cells([40, 60], [0.10, 1.0])}) == ["guessing"]
+    assert kinds(LEARNT, classes={"test": cells([40, 60], [0.14, 1.0])}) == []
+    assert kinds(LEARNT, classes={"test": cells([36, 54], [0.10, 1.0])}) == []  # 90 rows
+    (finding,) = found(LEARNT, classes={"test": cells([400, 600], [0.5, 0.5])})
+    assert "50.0 %, and always answering class 1, their most frequent class, gives 60.0 %" in finding.sentence
+
+
+def test_a_fair_model_that_gives_up_rows_for_the_rare_class_is_not_said_to_guess():
+    assert kinds(LEARNT, classes={"test": cells([50, 950], [0.8, 0.9])}) == []
+    # The classes' accuracies come to 1.2 times those of a guess, 0.5.
+    assert kinds(LEARNT, classes={"test": cells([500, 500], [0.19, 0.8])}) == ["guessing"]
+    assert kinds(LEARNT, classes={"test": cells([50, 950], [0.31, 0.9])}) == []
+    assert kinds(LEARNT, classes={"test": cells([50, 950], [0.29, 0.9])}) == ["guessing"]
+
+
+def test_guesses_are_looked_for_on_test_rows_or_what_stands_in_for_them():
+    good, bad = cells([100, 100], [0.9, 0.9]), cells([100, 100], [0, 1])
+    assert kinds(LEARNT, classes={"train": bad, "test": good}) == []
+    assert kinds(LEARNT, classes={"train": good, "valid": bad}) == ["guessing"]
+    assert "training rows" in found(LEARNT, classes={"train": bad, "test": cells([], [])})[0].sentence
+    nan = cells([100, 100], [math.nan, 1])
+    assert kinds(LEARNT, classes={"test": nan}) == []
+
+
+def test_the_first_cause_is_told_alone():
+    bad = {"test": cells([100, 100], [0, 1])}
+    assert kinds(history(2.3, 2.3), classes=bad) == ["unmoved"]
+    assert kinds(history(2.3, 1e9), classes=bad, scales=SCALES) == ["diverged", "scales"]
+    assert kinds(LEARNT, classes=bad, scales=SCALES) == ["guessing", "scales"]
+    assert kinds(LEARNT, scales=SCALES) == ["scales"]
+
+
+# --- features and labels -----------------------------------------------------------------------------------------
+
+
+def data(x, y=None):
+    x = np.asarray(x)
+    y = np.zeros(len(x), int) if y is None else np.asarray(y)
+    none = Split(x[:0], y[:0], np.array([0, 0]))
+    return FederatedDataset(Split(x, y, np.array([0, len(x)])), none, none, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ((1.0, 999.0), None),
+        ((1.0, 1001.0), "unlike scales, from column 0 (about 1) to column 1 (about 1,001)"),
+        ((0.1, 99.0), None),
+        ((0.1, 101.0), "from column 0 (about 0.1) to column 1 (about 101)"),
+        ((500.0, 1001.0), "far from the scale of 1: column 1 (about 1,001)"),
+        ((0.5, 0.00099), "far from the scale of 1: column 1 (about 0.00099)"),
+        ((0.5, 0.00101), None),
+        ((0.0, 5.0), None),
+    ],
+)
+def test_scales_a_thousand_apart_or_away_from_one_are_told(columns, told):
+    finding = feature_scales(data(np.tile(columns, (8, 1)) * np.array([[1], [-1]] * 4)))
+    assert (finding is None) == (told is None)
+    if finding is not None:
+        assert finding.kind == "scales"
+        assert told in finding.sentence
+
+
+def test_columns_are_called_by_their_names_and_rare_values_are_no_small_scale():
+    x = np.ones((1000, 2))
+    assert "from age (about 1) to income" in feature_scales(data(x * [1, 5e4]), ("age", "income")).sentence
+    x[1:, 1] = 0.0
+    assert feature_scales(data(x)) is None
+
+
+def test_images_are_one_feature_and_tokens_have_no_scale():
+    image = np.ones((4, 2, 2))
+    image[:, 0, 0] = 1e-5
+    assert feature_scales(data(image)) is None
+    assert "the features (about 2,000)" in feature_scales(data(np.full((4, 2, 2), 2e3))).sentence
+    assert feature_scales(data(np.full((4, 2), 5000))) is None
+
+
+def test_of_many_rows_a_sample_is_looked_at():
+    class Counted(np.ndarray):
+        taken = 0
+
+        def __getitem__(self, item):
+            found = super().__getitem__(item)
+            Counted.taken += found.size
+            return found
+
+    whole = data(np.ones((50_000, 3), np.float32))
+    x = whole.train.x.view(Counted)
+    object.__setattr__(whole, "train", whole.train._replace(x=x))
+    assert feature_scales(whole) is None
+    assert 0 < Counted.taken <= 1024 * 3
+
+
+def test_the_loss_of_a_model_without_knowledge():
+    x = np.ones((4, 1))
+    assert blank_loss(data(x, [0, 1, 9, 3])) == pytest.approx(math.log(10))
+    assert blank_loss(data(x, [0, 0, 0, 0])) == pytest.approx(math.log(2))
+    assert blank_loss(data(x, [2.0, -2.0, 2.0, -2.0])) == pytest.approx(4.0)
+    assert blank_loss(data(x, np.zeros(4))) == 1e-6
+
+
+# --- the last rounds ---------------------------------------------------------------------------------------------
+
+
+def accuracy(*values, name="test_accuracy"):
+    return {"round": np.arange(len(values)) * 10, name: np.array(values, float)}
+
+
+def test_a_swing_is_what_goes_up_and_comes_down():
+    told = swing(accuracy(0.1, 0.5, 0.80, 0.76, 0.83), "test", "accuracy")
+    assert (told.first, told.last) == (20, 40)
+    assert told.size == pytest.approx(0.04)
+    assert swing(accuracy(0.1, 0.5, 0.6, 0.7, 0.8), "test", "accuracy") is None  # a trend
+    assert swing(accuracy(0.1, 0.8, 0.7, 0.6, 0.5), "test", "accuracy") is None
+    assert swing(accuracy(0.1, 0.5, 0.800, 0.791, 0.83), "test", "accuracy") is None  # below a point
+    assert swing(accuracy(0.1, 0.5, 0.800, 0.789, 0.83), "test", "accuracy") is not None
+    assert swing(accuracy(0.9, 0.1, 0.9), "test", "accuracy") is None  # two evaluations after round 0
+    assert swing(accuracy(0.1, 0.8, math.nan, 0.8), "test", "accuracy") is None
+    assert swing(accuracy(0.1, 0.2, 0.1), "test", "loss") is None  # not known
+
+
+def test_a_swing_is_that_of_the_last_fifth_and_of_the_mean_over_clients_where_it_is_known():
+    early = [0.0, 0.2, 0.9, 0.1, *[0.8] * 16]
+    assert swing(accuracy(*early), "test", "accuracy") is None
+    late = [0.0, *[0.8] * 16, 0.5, 0.8, 0.8]  # of 19 evaluations after round 0, the last three
+    assert swing(accuracy(*late), "test", "accuracy") is None
+    late = [0.0, *[0.8] * 16, 0.7, 0.5, 0.8, 0.8]  # of 20, the last four
+    told = swing(accuracy(*late), "test", "accuracy")
+    assert (told.first, told.size) == (170, pytest.approx(0.2))
+    both = accuracy(0.1, 0.8, 0.6, 0.8) | accuracy(0.1, 0.5, 0.4, 0.5, name="test_accuracy_mean")
+    assert swing(both, "test", "accuracy").size == pytest.approx(0.1)
+
+
+def test_the_swing_of_a_loss_counts_from_a_twentieth_of_it():
+    assert swing(accuracy(9, 1.00, 0.96, 1.00, name="test_loss"), "test", "loss") is None
+    assert swing(accuracy(9, 1.00, 0.94, 1.00, name="test_loss"), "test", "loss").text.startswith(
+        "went up and down by 0.06 between"
+    )
+
+
+def test_latest_tells_the_accuracy_of_test_rows_or_of_what_there_is():
+    assert latest({"train_loss": 0.5}) == "loss 0.5"
+    assert latest({"train_loss": 0.5, "train_accuracy": 0.25}) == "loss 0.5, training accuracy 25.0 %"
+    row = {"train_loss": 0.5, "train_accuracy": 0.25, "valid_accuracy": 0.5, "test_accuracy": 0.125}
+    assert latest(row) == "loss 0.5, test accuracy 12.5 %"
