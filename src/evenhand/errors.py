@@ -1,14 +1,21 @@
-"""The one exception that says: the input is at fault, not the program."""
+"""The exception that says: the input is at fault, not the program; and the warning: the result is not what it seems."""
 
 import operator
 
-__all__ = ["EvenhandError", "whole_number"]
+__all__ = ["EvenhandError", "EvenhandWarning", "whole_number"]
 
 
 class EvenhandError(ValueError):
     """Bad input, told in one sentence: what is wrong, where, and what to do.
 
     The command line prints the sentence and exits with 2; in Python it is a ``ValueError``.
+    """
+
+
+class EvenhandWarning(UserWarning):
+    """What a reader must know before believing a run's numbers, told in one sentence: it diverged, say.
+
+    To silence these alone: ``warnings.simplefilter("ignore", evenhand.errors.EvenhandWarning)``.
     """
 
 

@@ -20,6 +20,7 @@ FILES = {
     "clients.csv",
     "params.npz",
     "summary.json",
+    "checksums.json",
     "report.html",
     "checkpoint",
 }
@@ -72,7 +73,7 @@ def test_ctrl_c_leaves_a_usable_folder(tmp_path: Path, capsys: pytest.CaptureFix
         process.communicate()  # closes the pipes
     assert process.returncode == 130
     assert "Traceback" not in complaints
-    assert "Stopped after round" in shown and f"`evenhand resume {out}` goes on" in shown
+    assert "Stopped after round" in shown and f"`evenhand resume {out}` continues" in shown
 
     assert {path.name for path in out.iterdir()} == FILES
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

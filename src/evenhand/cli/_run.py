@@ -13,7 +13,7 @@ from tyro.conf import arg
 
 from evenhand.cli._config import changes, configuration
 from evenhand.cli._data import DataOptions
-from evenhand.cli._folder import CHECKPOINT, check_free
+from evenhand.cli._folder import CHECKPOINT, free
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._methods import Method
 from evenhand.cli._models import ModelOptions
@@ -65,13 +65,13 @@ class Run:
     def execute(self) -> int:
         """Trains, writes the run folder and returns the exit code."""
         folder = self._default_folder() if self.out is None else self.out
-        check_free(folder, overwrite=self.overwrite)
-        data = self.data.load()
-        config = self.recorded(data)
-        if self.config is not None and not self.quiet:
-            for sentence in changes(self.config, config):
-                print(f"evenhand: {sentence}", file=sys.stderr)
-        return self.train(data, Place(folder, config, resumed=False))
+        with free(folder, overwrite=self.overwrite):
+            data = self.data.load()
+            config = self.recorded(data)
+            if self.config is not None and not self.quiet:
+                for sentence in changes(self.config, config):
+                    print(f"evenhand: {sentence}", file=sys.stderr)
+            return self.train(data, Place(folder, config, resumed=False))
 
     @property
     def every(self) -> int:
