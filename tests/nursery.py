@@ -76,13 +76,32 @@ class Child(NamedTuple):
         return status
 
 
-def _simulate(folder: str, result: str) -> int:
+METHODS = ("scaffold", "fedtilt", "fedadam", "qmaml", "afl")
+"""Unlike in what they keep: a state at each client, models of their own, moments of the server, an adaptation to each
+client, and weights of all clients."""
+
+
+def _method(name: str):
+    model, work = eh.testing.toy_model(), {"client_opt": optax.sgd(0.1), "epochs": 100, "batch_size": 4}
+    match name:
+        case "scaffold":
+            return eh.algorithms.scaffold(model, **work)
+        case "fedtilt":
+            return eh.algorithms.fedtilt(
+                model, tilt_server=0.5, tilt_sample=0.5, personal_opt=optax.sgd(0.1), **work
+            )
+        case "fedadam":
+            return eh.algorithms.fedavg(model, server_opt=eh.server_opt.fedadam(0.01), **work)
+        case "qmaml":
+            return eh.algorithms.qmaml(model, q=1.0, step_size=0.05)
+        case "afl":
+            return eh.algorithms.afl(model, gamma_w=0.05, gamma_lambda=0.01)
+
+
+def _simulate(folder: str, result: str, method: str = "scaffold", rounds: int = SETTINGS["rounds"]) -> int:
     """One run to its end; its bits go to ``result``."""
-    method = eh.algorithms.scaffold(
-        eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=100, batch_size=4
-    )
-    checkpoint = folder or None
-    run = eh.simulate(method, eh.testing.toy_data(), checkpoint=checkpoint, **SETTINGS)
+    settings = {**SETTINGS, "rounds": rounds}
+    run = eh.simulate(_method(method), eh.testing.toy_data(), checkpoint=folder or None, **settings)
     leaves = {f"leaf {i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(run.state))}
     columns = {f"history {name}": values for name, values in run.history.items()}
     rounds = {f"round {name}": values for name, values in run.per_round.items()}

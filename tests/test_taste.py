@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": _BASE,
     "systems": _BASE,
     "server_opt": _BASE,
+    "lock": {"errors"},
     "data": {"errors", "types"},
     "models": {"errors", "types"},
     "risks": {"errors", "types"},
@@ -48,9 +49,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "centralized": _WORK | {"risks"},
     "algorithms": _WORK | {"risks", "aggregators"},
     "evaluation": _METHODS | {"data", "models", "_version"},
-    "simulation": _MEASURED,
+    "simulation": _MEASURED | {"lock"},
     "testing": _MEASURED | {"simulation"},
-    "cli": _MEASURED | {"simulation", "testing", "_version"},
+    "cli": _MEASURED | {"simulation", "testing", "lock", "_version"},
 }
 NUMPY_RANDOM = {"BitGenerator", "Generator", "PCG64", "Philox", "SeedSequence", "default_rng"}
 Rule = Callable[[str, str], list[str]]

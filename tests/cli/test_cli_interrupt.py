@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run with exit code 130 and a folder that can be used."""
+"""Ctrl-C and SIGTERM end a run with exit code 130 or 143 and a folder that can be used."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from pathlib import Path
 
 import pytest
 
+import evenhand
 from evenhand.cli import main
 
+COMMAND = "import sys; from evenhand_command import main; print('ready', flush=True); sys.exit(main())"
 FILES = {
     "config.json",
     "metrics.jsonl",
     "clients.csv",
     "params.npz",
     "summary.json",
+    "checksums.json",
     "report.html",
     "checkpoint",
 }
 
 
-def _interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
+def _interrupt(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> tuple[str, str]:
     """Presses Ctrl-C, and again if nothing happens: Python drops one that arrives inside a destructor."""
     for _ in range(3):
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         try:
             return process.communicate(timeout=90)
         except subprocess.TimeoutExpired:
@@ -36,7 +39,10 @@ def _interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
     raise AssertionError("Ctrl-C was pressed three times in vain.")
 
 
-def test_ctrl_c_leaves_a_usable_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_a_usable_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
+) -> None:
     out = tmp_path / "a"
     words = [
         "run",
@@ -66,13 +72,13 @@ def test_ctrl_c_leaves_a_usable_folder(tmp_path: Path, capsys: pytest.CaptureFix
         until = time.monotonic() + 200
         while not (metrics.exists() and metrics.read_text().count("\n") >= 5) and time.monotonic() < until:
             time.sleep(0.05)
-        shown, complaints = _interrupt(process)
+        shown, complaints = _interrupt(process, number)
     finally:
         process.kill()
         process.communicate()  # closes the pipes
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "Traceback" not in complaints
-    assert "Stopped after round" in shown and f"`evenhand resume {out}` goes on" in shown
+    assert "Stopped after round" in shown and f"`evenhand resume {out}` continues" in shown
 
     assert {path.name for path in out.iterdir()} == FILES
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -103,3 +109,28 @@ def test_ctrl_c_leaves_a_usable_folder(tmp_path: Path, capsys: pytest.CaptureFix
     assert longer[:-2] == lines
     ended = json.loads((out / "summary.json").read_text())
     assert (ended["rounds"], ended["interrupted"]) == (summary["rounds"] + 2, False)
+
+
+def test_ctrl_c_while_importing_is_quiet(thorough: bool) -> None:
+    words = ["run", "fedavg", "--rounds", "0", "--out", "/dev/null"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(evenhand.__file__).parents[1])}
+    for seconds in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.6, 2.0, 3.0) if thorough else (0.1, 0.6):
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        signal.signal(signal.SIGINT, before)
+        try:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(seconds)
+            shown, complaints = _interrupt(process)
+        finally:
+            process.kill()
+        assert shown == ""
+        # A fast machine may be through, and have refused the folder.
+        assert (process.returncode, complaints.count("\n")) in {(130, 0), (2, 1)}
+        assert "Traceback" not in complaints

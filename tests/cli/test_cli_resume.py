@@ -13,9 +13,12 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
+from evenhand.cli._checksums import check
+from evenhand.simulation._checkpoint import resealed
 
 ROUNDS, EVERY = 6, 2
 NAMES = ("config.json", "metrics.jsonl", "clients.csv", "params.npz")
+RESULTS = {*NAMES, "summary.json", "report.html", "checksums.json", "checkpoint"}
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +55,15 @@ def stopped(finished: Path, folder: Path) -> Path:
     shutil.rmtree(folder / "checkpoint" / str(ROUNDS))
     for name in ("clients.csv", "params.npz", "summary.json", "report.html"):
         (folder / name).unlink()
+    sums = json.loads((folder / "checksums.json").read_text())
+    (folder / "checksums.json").write_text(json.dumps({"config.json": sums["config.json"]}))
     return folder
 
 
 def assert_same_folder(one: Path, other: Path) -> None:
-    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()} == RESULTS
+    assert check(one) == check(other)
+    assert check(one).results == "sealed" and not check(one).damaged and not check(one).is_edited
     for name in NAMES:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
@@ -110,8 +117,7 @@ def test_the_state_and_not_the_seed_alone_is_what_is_gone_on_from(finished: Path
     folder = stopped(finished, tmp_path / "a")
     (folder / "checkpoint" / "4").rename(folder / "checkpoint" / "2")
     about = folder / "checkpoint" / "2" / "about" / "metadata"
-    assert '"done": 4' in about.read_text()
-    about.write_text(about.read_text().replace('"done": 4', '"done": 2'))
+    about.write_text(json.dumps(resealed({**json.loads(about.read_text()), "done": 2})))
     assert main(["resume", str(folder), "--quiet"]) == 0
     with pytest.raises(AssertionError):
         assert_same_folder(folder, finished)
@@ -144,8 +150,6 @@ def test_more_rounds_train_further(
     shutil.copytree(finished, folder)
     assert main(["resume", str(folder), "--rounds", "10", "--quiet"]) == 0
     assert_same_folder(folder, longer)
-    sentence = refused(["resume", str(folder), "--rounds", "8"], capsys)
-    assert "has 10 rounds done, more than rounds=8" in sentence
 
 
 def test_the_default_number_of_evaluations_stays_when_rounds_are_added(table: Path, tmp_path: Path) -> None:
@@ -156,11 +160,101 @@ def test_the_default_number_of_evaluations_stays_when_rounds_are_added(table: Pa
     assert_same_folder(tmp_path / "a", tmp_path / "b")
 
 
-def test_short_runs_save_nothing_and_off_keeps_no_place(table: Path, tmp_path: Path) -> None:
-    run(tmp_path / "short", table, "--checkpoint", "10")
-    assert list((tmp_path / "short" / "checkpoint").iterdir()) == []
-    run(tmp_path / "off", table, "--checkpoint", "off")
-    assert not (tmp_path / "off" / "checkpoint").exists()
+def test_short_runs_keep_their_last_state(table: Path, tmp_path: Path) -> None:
+    run(tmp_path / "short", table, "--checkpoint", "1000")
+    assert {path.name for path in (tmp_path / "short" / "checkpoint").iterdir()} == {str(ROUNDS)}
+    assert main(["resume", str(tmp_path / "short"), "--rounds", "10", "--quiet"]) == 0
+    run(tmp_path / "long", table, "--checkpoint", "1000", "--rounds", "10")
+    assert_same_folder(tmp_path / "short", tmp_path / "long")
+
+
+def test_off_keeps_no_state(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "off"
+    run(folder, table, "--checkpoint", "off")
+    assert not (folder / "checkpoint").exists()
+    before = contents(folder)
+    sentence = refused(["resume", str(folder), "--rounds", "10"], capsys)
+    assert "has no checkpoint" in sentence and f"--config {folder} --rounds 10 --out NEW" in sentence
+    assert contents(folder) == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def without_checkpoint(finished: Path, folder: Path) -> Path:
+    """A short run of an earlier version: finished, with a place for states and none in it."""
+    shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("checksums.json", "checkpoint"))
+    (folder / "checkpoint").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("rounds", [2, 5, 10])
+def test_a_finished_run_without_a_state_is_never_trained_over(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rounds: int
+) -> None:
+    folder = without_checkpoint(finished, tmp_path / "a")
+    before = contents(folder)
+    sentence = refused(["resume", str(folder), "--rounds", str(rounds)], capsys)
+    assert ("has 6 rounds done already" if rounds < ROUNDS else "has no checkpoint") in sentence
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_fewer_rounds_are_refused(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_finished: bool
+) -> None:
+    folder = tmp_path / "a"
+    shutil.copytree(finished, folder) if is_finished else stopped(finished, folder)
+    before = contents(folder)
+    sentence = refused(["resume", str(folder), "--rounds", "5"], capsys)
+    assert "has 6 rounds done already, more than the 5 asked for" in sentence
+    # As many rounds as are saved would still throw away what the metrics say of later ones.
+    refused(["resume", str(folder), "--rounds", "4"], capsys)
+    assert contents(folder) == before
+
+
+def test_a_configuration_that_asks_for_fewer_rounds_now_loses_nothing(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a"
+    shutil.copytree(finished, folder)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"rounds": 6', '"rounds": 4'))
+    before = contents(folder)
+    assert "has 6 rounds done already" in refused(["resume", str(folder)], capsys)
+    assert contents(folder) == before
+
+
+def test_old_results_stay_readable_until_the_new_ones_are_whole(
+    finished: Path,
+    table: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    longer, folder = tmp_path / "longer", tmp_path / "a"
+    run(longer, table, "--rounds", "10")
+    shutil.copytree(finished, folder)
+    main(["compare", str(finished)])
+    before = capsys.readouterr()
+
+    def killed(*whatever: object, **named: object) -> None:
+        raise SystemExit(9)
+
+    monkeypatch.setattr("evenhand.cli._record._finish", killed)
+    with pytest.raises(SystemExit):
+        main(["resume", str(folder), "--rounds", "10", "--quiet"])
+    monkeypatch.undo()
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 6
+    capsys.readouterr()
+    assert main(["compare", str(folder)]) == 0
+    after = capsys.readouterr()
+    assert after.out == before.out
+    assert "was stopped in that: these are its last whole results" in after.err and before.err == ""
+    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+    assert main(["resume", str(folder), "--quiet"]) == 0
+    assert_same_folder(folder, longer)
 
 
 def test_overwrite_begins_anew(finished: Path, table: Path, tmp_path: Path) -> None:
@@ -188,8 +282,10 @@ def test_the_parameters_are_those_that_the_metrics_are_of(finished: Path, table:
         ("{", "is not JSON"),
         ("\x80garbage", "is not JSON"),
         ("[]", "holds no JSON object"),
-        ("{}", "is no configuration of a run"),
+        ("{}", "is not the configuration of a run"),
         ('{"method": {"name": "fedavg"}, "options": {"rounds": "many"}}', "config.json is damaged: "),
+        ('{"method": {"name": "fedavg"}, "options": {"help": true}}', "is not the configuration of a run"),
+        ('{"method": {"name": "--help"}, "options": {}}', "is not the configuration of a run"),
         ('{"method": {"name": "nobody"}, "options": {}}', "config.json is damaged: "),
         ('{"method": {"name": "fedavg"}, "options": {"rounds": 9}}', "are not those that"),
     ],
@@ -205,14 +301,14 @@ def test_a_damaged_configuration(
 def test_nothing_to_go_on_from(
     finished: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "nowhere is no run folder" in refused(["resume", str(tmp_path / "nowhere")], capsys)
-    assert "is no run folder" in refused(["resume", str(tmp_path)], capsys)
-    assert "is no run folder" in refused(["resume", str(table)], capsys)
+    assert "nowhere is not a run folder" in refused(["resume", str(tmp_path / "nowhere")], capsys)
+    assert "is not a run folder" in refused(["resume", str(tmp_path)], capsys)
+    assert "is not a run folder" in refused(["resume", str(table)], capsys)
     folder = stopped(finished, tmp_path / "a")
     shutil.rmtree(folder / "checkpoint" / "4" / "state")
     assert "is damaged" in refused(["resume", str(folder)], capsys)
     shutil.rmtree(folder / "checkpoint")
-    assert "has no checkpoint to go on from" in refused(["resume", str(folder)], capsys)
+    assert "has no checkpoint to continue from" in refused(["resume", str(folder)], capsys)
 
 
 def test_data_that_are_gone_or_changed(

@@ -20,6 +20,7 @@ FILES = {
     "clients.csv",
     "params.npz",
     "summary.json",
+    "checksums.json",
     "report.html",
     "checkpoint",
 }

@@ -1,8 +1,10 @@
 """A run that dies goes on from its checkpoint, and ends with the same bits as one that never died."""
 
+import errno
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -14,8 +16,9 @@ import orbax.checkpoint
 import pytest
 
 import evenhand as eh
+from evenhand.errors import EvenhandWarning
 from evenhand.simulation import Checkpoint
-from evenhand.simulation._checkpoint import Checkpoints
+from evenhand.simulation._checkpoint import Checkpoints, resealed
 
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
@@ -122,7 +125,17 @@ def test_the_checkpoint_of_another_array_in_the_method_is_refused(tmp_path):
 
 
 def kept(folder):
-    return sorted(int(path.name) for path in folder.glob("*"))
+    names = {path.name for path in folder.iterdir()} - {".lock"}
+    assert names == {str(done) for done in Checkpoint(folder).saved()}
+    return Checkpoint(folder).saved()
+
+
+def forged(step, **changes):
+    """Changes what is saved beside the arrays, as nobody could tell by the checksum."""
+    path = step / "about" / "metadata"
+    about = json.loads(path.read_text())
+    assert changes.keys() <= about.keys()
+    path.write_text(json.dumps(resealed({**about, **changes})))
 
 
 def test_the_last_two_states_are_kept_and_nothing_before_the_first_round(tmp_path):
@@ -144,9 +157,9 @@ def test_states_are_saved_no_more_often_than_asked(tmp_path, monkeypatch):
     # A save takes 3 s by this clock, so that the next one waits for 2 * 3 s; the last state is saved anyway.
     assert saved == [2, 6, 10, 14]
     saved.clear()
-    # Shorter as a whole than the time between two saves.
+    # A run that is shorter than the time between two saves can still be trained further.
     eh.simulate(METHOD, DATA, checkpoint=Checkpoint(tmp_path / "short", seconds=10**5), **SETTINGS)
-    assert saved == [] and not (tmp_path / "short").exists()
+    assert saved == Checkpoint(tmp_path / "short").saved() == [12]
     for seconds in (-1.0, float("nan"), float("inf")):
         with pytest.raises(eh.EvenhandError, match="seconds="):
             eh.simulate(METHOD, DATA, checkpoint=Checkpoint(tmp_path, seconds=seconds), **SETTINGS)
@@ -173,6 +186,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_is_one_sentence(tmp_path):
         eh.simulate(METHOD, DATA, checkpoint=folder, **{**SETTINGS, "rounds": 2})
         assert (folder / "2" / damage).exists()
         (folder / "2" / damage).write_text(nonsense)
+        assert kept(folder) == [2]
         with pytest.raises(
             eh.EvenhandError, match=rf"{folder} is damaged \(.*delete what is in it"
         ) as caught:
@@ -185,9 +199,7 @@ def test_the_comparison_sees_a_wrong_number_of_rounds(whole, tmp_path):
     eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 6})
     shutil.rmtree(tmp_path / "4")
     (tmp_path / "6").rename(tmp_path / "4")
-    about = tmp_path / "4" / "about" / "metadata"
-    assert '"done": 6' in about.read_text()
-    about.write_text(about.read_text().replace('"done": 6', '"done": 4'))
+    forged(tmp_path / "4", done=4)
     tampered = eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS)
     with pytest.raises(AssertionError):
         assert_same_run(tampered, whole)
@@ -207,3 +219,88 @@ def test_the_comparison_sees_one_bit_of_the_state(whole, tmp_path):
     other = Checkpoints(Checkpoint(tmp_path, fresh=True), run.state, lambda: identity)
     other.save(found)
     assert_same_run(eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS), whole)
+
+
+@pytest.fixture(scope="module")
+def two_states(tmp_path_factory):
+    """The states after rounds 4 and 6."""
+    folder = tmp_path_factory.mktemp("two")
+    eh.simulate(METHOD, DATA, checkpoint=folder, **{**SETTINGS, "rounds": 6})
+    return folder
+
+
+def damaged_history(step):
+    path = step / "about" / "metadata"
+    digit = re.search(r'"test_loss": \d+\.\d{3}(\d)', path.read_text()).start(1)
+    text = path.read_text()
+    path.write_text(text[:digit] + str((int(text[digit]) + 1) % 10) + text[digit + 1 :])
+
+
+def damaged_state(step):
+    """As nothing but the checksum can tell: the arrays of another run, in files that are whole."""
+    shutil.rmtree(step / "state")
+    other = step.parent.parent / "other"
+    eh.simulate(METHOD, DATA, checkpoint=other, **{**SETTINGS, "seed": 4, "rounds": 6})
+    shutil.copytree(other / "6" / "state", step / "state")
+
+
+def of_another_round(step):
+    forged(step, done=5)
+
+
+@pytest.mark.parametrize("damage", [damaged_history, damaged_state, of_another_round])
+def test_damage_is_seen_and_the_state_before_it_leads_to_the_same_bits(whole, two_states, tmp_path, damage):
+    folder = tmp_path / "run"
+    shutil.copytree(two_states, folder)
+    damage(folder / "6")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    runs = eh.simulation.iterate(METHOD, DATA, checkpoint=folder, **SETTINGS)
+    with pytest.warns(EvenhandWarning, match=r"after round 6, is damaged \(.*from the one after round 4"):
+        assert next(runs).info["rounds"] == 4
+    # Nothing goes before there is something better.
+    assert {path: path.read_bytes() for path in before} == before
+    assert next(runs).info["rounds"] == 6 and kept(folder) == [4, 6]
+    assert_same_run(list(runs)[-1], whole)
+    for step in (folder / "10", folder / "12"):
+        damaged_history(step)
+    with pytest.raises(eh.EvenhandError, match=r"is damaged \(what is beside the arrays"):
+        eh.simulate(METHOD, DATA, checkpoint=folder, **SETTINGS)
+
+
+def test_a_checkpoint_without_checksums_is_read_with_a_word(whole, two_states, tmp_path):
+    """As earlier versions wrote it, which did not save how many clients are evaluated either."""
+    shutil.copytree(two_states, tmp_path / "run")
+    for path in (tmp_path / "run").glob("*/about/metadata"):
+        about = {name: value for name, value in json.loads(path.read_text()).items() if "sha256" not in name}
+        del about["identity"]["eval_clients"]
+        path.write_text(json.dumps(about))
+    with pytest.warns(EvenhandWarning, match="by an earlier version of Evenhand, without checksums"):
+        run = eh.simulate(METHOD, DATA, checkpoint=tmp_path / "run", **SETTINGS)
+    assert_same_run(run, whole)
+    # A checksum that is damaged itself is not an old one.
+    for path in (tmp_path / "run").glob("*/about/metadata"):
+        path.write_text(path.read_text().replace('"sha256":', '"sha257":'))
+    with pytest.raises(eh.EvenhandError, match="is damaged"):
+        eh.simulate(METHOD, DATA, checkpoint=tmp_path / "run", **SETTINGS)
+
+
+def test_other_evaluated_clients_are_another_run(tmp_path):
+    eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 2})
+    with pytest.raises(eh.EvenhandError, match="its eval_clients is None, not 3"):
+        eh.simulate(METHOD, DATA, checkpoint=tmp_path, eval_clients=3, **SETTINGS)
+
+
+def test_a_full_disk_is_one_sentence_and_the_last_state_stays(whole, tmp_path, monkeypatch):
+    def full(manager, step, **how):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    first = eh.simulation.iterate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS)
+    assert [next(first).info["rounds"] for _ in range(3)] == [0, 2, 4]
+    monkeypatch.setattr(orbax.checkpoint.CheckpointManager, "save", full)
+    words = rf"after round 6 could not be saved in {tmp_path} \(.*No space left on device.*make room"
+    with pytest.raises(eh.EvenhandError, match=words):
+        next(first)
+    monkeypatch.undo()
+    runs = list(eh.simulation.iterate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS))
+    assert runs[0].info["rounds"] == 4
+    assert_same_run(runs[-1], whole)

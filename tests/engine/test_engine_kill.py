@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -10,19 +11,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from nursery import Child, Nursery
+from nursery import METHODS, Child, Nursery
 
 # Kept between test runs, and apart: an entry that a kill left half-written is nobody else's.
 CACHE = Path(__file__).parents[2] / ".jax_cache" / "nursery"
 START, SAVE = 1.0, 0.05  # seconds, about: from a new process to its first save, and that save
 STAGES = {"before the first save", "before the next save", "in a save", "between saves"}
 ROUNDS = 12
+FURTHER = 20
+"""Rounds of a simulation that has ended before it is trained further."""
 COMMAND = (
     "run fedprox --mu 0.1 --clients 4 --cohort 2 --stragglers 0.5 --seed 3 "
     f"--rounds {ROUNDS} --eval-every 1 --checkpoint 0 --overwrite --out run"
@@ -37,28 +41,40 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="module")
-def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``whole.npz`` and ``run/``, which nobody touched."""
+def methods(thorough: bool) -> tuple[str, ...]:
+    return METHODS if thorough else METHODS[:1]
+
+
+@pytest.fixture(scope="module")
+def whole(nursery: Nursery, methods: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``METHOD.npz`` of each method, and ``run/``, which nobody touched."""
     folder = tmp_path_factory.mktemp("whole")
-    children = (
-        nursery.start("simulate", folder="", result=str(folder / "whole.npz")),
-        nursery.start("command", folder=str(folder), words=COMMAND),
-    )
-    assert [child.wait() for child in children] == [0, 0]
+    children = [nursery.start("command", folder=str(folder), words=COMMAND)]
+    for method in methods:
+        result = str(folder / f"{method}.npz")
+        children.append(nursery.start("simulate", folder="", result=result, method=method))
+    assert {child.wait() for child in children} == {0}
     return folder
 
 
 @pytest.fixture(scope="module")
-def chains(nursery: Nursery, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Chain]:
-    """Two chains of killed simulations and one of killed commands, all at once."""
-    folders = [tmp_path_factory.mktemp("chain") for _ in range(3)]
-    jobs = (
-        lambda: killed_simulations(nursery, folders[0], 10, random.Random(0)),
-        lambda: killed_simulations(nursery, folders[1], 10, random.Random(1)),
-        lambda: killed_commands(nursery, folders[2], 4, random.Random(2)),
-    )
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        return [job.result() for job in [pool.submit(job) for job in jobs]]
+def chains(
+    nursery: Nursery, whole: Path, methods: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Chain]:
+    """Chains of killed simulations and commands, some at once: from the start, and of runs trained further."""
+    kills = 10 if len(methods) == 1 else 5
+    jobs: dict[str, Callable[[Path, random.Random], Chain]] = {}
+    for method in methods:
+        for further in (0, FURTHER):
+            jobs[f"{method} after {further}"] = partial(killed_simulations, nursery, method, kills, further)
+    jobs["command"] = partial(killed_commands, nursery, COMMAND)
+    jobs["command further"] = partial(killed_commands, nursery, [*COMMAND, "--rounds", str(ROUNDS // 2)])
+    with ThreadPoolExecutor(3) as pool:
+        running = {
+            name: pool.submit(job, tmp_path_factory.mktemp("chain"), random.Random(seed))
+            for seed, (name, job) in enumerate(jobs.items())
+        }
+        return {name: job.result() for name, job in running.items()}
 
 
 class Chain(NamedTuple):
@@ -111,14 +127,22 @@ def kill_again_and_again(
     return hit
 
 
-def killed_simulations(nursery: Nursery, folder: Path, kills: int, rng: random.Random) -> Chain:
-    """Kills runs until there were enough kills; each run is allowed to end after its last one."""
+def killed_simulations(
+    nursery: Nursery, method: str, kills: int, further: int, folder: Path, rng: random.Random
+) -> Chain:
+    """Kills runs until there were enough kills; each run is allowed to end after its last one.
+
+    Runs that are trained ``further`` had ended before with so many rounds.
+    """
     hit, results = Counter[str](), list[Path]()
     while hit.total() < kills:
         checkpoint, result = folder / f"checkpoint {len(results)}", folder / f"{len(results)}.npz"
+        names = {"folder": str(checkpoint), "result": str(result), "method": method}
+        if further:
+            assert nursery.start("simulate", rounds=further, **names).wait() == 0
 
-        def start(checkpoint: Path = checkpoint, result: Path = result) -> Child:
-            return nursery.start("simulate", folder=str(checkpoint), result=str(result))
+        def start(names: dict[str, str] = names) -> Child:
+            return nursery.start("simulate", **names)
 
         hit += kill_again_and_again(start, checkpoint, kills - hit.total(), rng)
         assert start().wait() == 0
@@ -126,15 +150,20 @@ def killed_simulations(nursery: Nursery, folder: Path, kills: int, rng: random.R
     return Chain(hit, results)
 
 
-def killed_commands(nursery: Nursery, folder: Path, kills: int, rng: random.Random) -> Chain:
-    """Kills ``evenhand`` some times in training and once while it writes its results, then lets it end."""
-    run = folder / "run"
+def killed_commands(nursery: Nursery, command: list[str], folder: Path, rng: random.Random) -> Chain:
+    """Kills ``evenhand`` four times in training and once while it writes its results, then lets it end.
+
+    A command of fewer rounds ends in peace, and is killed while it is trained further.
+    """
+    run, resume = folder / "run", ["resume", "run", "--rounds", str(ROUNDS)]
+    if command is not COMMAND:
+        assert nursery.start("command", folder=str(folder), words=command).wait() == 0
 
     def start() -> Child:
-        words = ["resume", "run"] if (run / "config.json").exists() else COMMAND
+        words = resume if (run / "config.json").exists() else command
         return nursery.start("command", folder=str(folder), words=words)
 
-    hit = kill_again_and_again(start, run / "checkpoint", kills, rng)
+    hit = kill_again_and_again(start, run / "checkpoint", 4, rng)
     child = start()
     until(child, lambda: newest(run / "checkpoint") == ROUNDS)
     time.sleep(rng.uniform(0.0, START))
@@ -154,27 +183,34 @@ def assert_same_arrays(one: Path, other: Path) -> None:
 def contents(folder: Path) -> dict[str, bytes]:
     """The files of a run folder, clocks aside."""
     found = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    summary = json.loads(found["summary.json"])
+    summary, sums = json.loads(found["summary.json"]), json.loads(found["checksums.json"])
+    assert sums.pop("summary.json")["sha256"] == hashlib.sha256(found["summary.json"]).hexdigest()
     del summary["seconds"], summary["examples_per_second"]
     time_section = re.compile(rb"<section>\n<h2>Where the time went</h2>.*?</section>", re.DOTALL)
     found["report.html"], count = time_section.subn(b"", found["report.html"])
     assert count == 1
-    return found | {"summary.json": json.dumps(summary).encode()}
+    return found | {"summary.json": json.dumps(summary).encode(), "checksums.json": json.dumps(sums).encode()}
 
 
-def test_twenty_kills_leave_every_bit_of_a_simulation(chains: list[Chain], whole: Path) -> None:
-    for chain in chains[:2]:
-        for result in chain.results:
-            assert_same_arrays(result, whole / "whole.npz")
-    hit = chains[0].hit + chains[1].hit
-    assert hit.total() >= 20
+def test_kills_leave_every_bit_of_a_simulation(
+    chains: dict[str, Chain], whole: Path, methods: tuple[str, ...]
+) -> None:
+    hit = Counter[str]()
+    for name, chain in chains.items():
+        method = name.split()[0]
+        if method in methods:
+            hit += chain.hit
+            for result in chain.results:
+                assert_same_arrays(result, whole / f"{method}.npz")
+    assert hit.total() >= (20 if len(methods) == 1 else 50)
     assert set(hit) == STAGES
 
 
+@pytest.mark.parametrize("name", ["command", "command further"])
 def test_a_command_that_is_killed_leaves_the_folder_of_one_that_was_not(
-    chains: list[Chain], whole: Path
+    name: str, chains: dict[str, Chain], whole: Path
 ) -> None:
-    hit, [folder] = chains[2]
+    hit, [folder] = chains[name]
     assert contents(folder) == contents(whole / "run")
     assert hit.total() >= 4
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -182,13 +218,14 @@ def test_a_command_that_is_killed_leaves_the_folder_of_one_that_was_not(
 
 
 def test_the_comparisons_see_a_bit(whole: Path, tmp_path: Path) -> None:
-    with np.load(whole / "whole.npz") as file:
+    with np.load(whole / "scaffold.npz") as file:
         arrays = dict(file)
     arrays["leaf 0"] = np.nextafter(arrays["leaf 0"], np.float32(np.inf))
     np.savez(tmp_path / "other.npz", **arrays)
     with pytest.raises(AssertionError):
-        assert_same_arrays(tmp_path / "other.npz", whole / "whole.npz")
-    for name in ("config.json", "metrics.jsonl", "clients.csv", "params.npz", "summary.json", "report.html"):
+        assert_same_arrays(tmp_path / "other.npz", whole / "scaffold.npz")
+    # The checksum of the summary, which clocks are in, is compared with the file.
+    for name in ("config.json", "metrics.jsonl", "clients.csv", "params.npz", "report.html"):
         folder = tmp_path / name
         shutil.copytree(whole / "run", folder)
         changed = (folder / name).read_bytes().replace(b"3", b"4")

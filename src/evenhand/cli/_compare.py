@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ class Compare:
                 "There is nothing to compare: name run folders, e.g. `evenhand compare runs/a runs/b`."
             )
         saved = [load_run(folder) for folder in self.runs]
+        for remark in (remark for run in saved for remark in run.remarks):
+            print(f"evenhand: {remark}", file=sys.stderr)
         views = _distinct(saved)
         of = subject(views)
         console = Console(highlight=False)

@@ -13,7 +13,7 @@ import numpy
 
 from evenhand._version import __version__
 from evenhand.cli._data import fingerprint
-from evenhand.cli._folder import CONFIG, read_json
+from evenhand.cli._folder import CONFIG, dict_in, read_json
 from evenhand.cli._methods import METHODS, Method
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
@@ -50,9 +50,9 @@ def configuration(method: Method, options: Any, data: FederatedDataset) -> dict[
 def changes(path: Path, config: Mapping[str, Any]) -> list[str]:
     """Why a run of ``config``, made from the file ``path``, may give other numbers than that file's."""
     old = read_json(_file(path))
-    if old.get("data", {}).get("fingerprint") != config["data"]["fingerprint"]:
+    if dict_in(old, "data").get("fingerprint") != config["data"]["fingerprint"]:
         return [f"The data are not those of {path}, so the numbers will differ."]
-    versions = old.get("versions", {})
+    versions = dict_in(old, "versions")
     moved = [name for name, version in config["versions"].items() if versions.get(name) != version]
     if moved:
         return [f"{', '.join(moved)} changed since {path} was written: the last digits may differ."]
@@ -106,9 +106,13 @@ def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
       EvenhandError: the file is missing, no JSON, or no configuration of a run.
     """
     config = read_json(path)
-    method, options = config.get("method"), config.get("options")
-    if not isinstance(method, dict) or not isinstance(options, dict) or "name" not in method:
-        raise EvenhandError(f"{path} is no configuration of a run: name the config.json of a run folder.")
+    method, options = dict_in(config, "method"), config.get("options")
+    is_method = isinstance(name := method.get("name"), str) and not name.startswith("-")
+    # A call for help would be answered, and the process would end as if all were well.
+    if not is_method or not isinstance(options, dict) or "help" in {*method, *options}:
+        raise EvenhandError(
+            f"{path} is not the configuration of a run: name the config.json of a run folder."
+        )
     return method, options
 
 

@@ -9,8 +9,11 @@
 * ``params.npz``: the parameters of the global model, by names such as ``dense/kernel``;
   ``flax.traverse_util.unflatten_dict(dict(numpy.load(path)), sep="/")`` is what ``Model.apply`` takes.
 * ``summary.json``: how the run ended, and the summary over clients of each metric.
+* ``checksums.json``: length and SHA-256 of each file above, see :mod:`evenhand.cli._checksums`.
 * ``report.html``: the figures; it is written last, so that a folder which has it is whole.
-* ``checkpoint/``: the latest state, which ``evenhand resume`` goes on from; empty before the first save.
+* ``checkpoint/``: the latest states, with checksums of their own, which ``evenhand resume`` continues from; empty
+  before the first save.  Every run that ends by itself saves its last state, unless ``--checkpoint off``.
+* ``.lock``: while a process trains there; a second one is refused, and reading is not.
 
 A number that is not finite is ``null`` in the JSON files, and one that does not exist before the first round is left
 out at round 0.  Each file is replaced in one step: a kill at any moment leaves the old one or the new one.
@@ -22,17 +25,21 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from evenhand.errors import EvenhandError
+from evenhand.lock import LOCK, held
+from evenhand.simulation import Checkpoint
 
 __all__ = [
     "CHECKPOINT",
+    "CHECKSUMS",
     "CLIENTS",
     "CONFIG",
     "FEATURES",
@@ -41,13 +48,16 @@ __all__ = [
     "REPORT",
     "SUMMARY",
     "append_metrics",
-    "check_free",
     "claim",
+    "dict_in",
+    "free",
+    "json_text",
+    "last_round",
+    "metrics_text",
     "read_json",
     "read_metrics",
     "replacing",
-    "write_json",
-    "write_metrics",
+    "write_text",
 ]
 
 CONFIG = "config.json"
@@ -57,20 +67,33 @@ CLIENTS = "clients.csv"
 PARAMS = "params.npz"
 SUMMARY = "summary.json"
 REPORT = "report.html"
+CHECKSUMS = "checksums.json"
 CHECKPOINT = "checkpoint"
 
-_FILES = (CONFIG, FEATURES, METRICS, CLIENTS, PARAMS, SUMMARY, REPORT)
+_FILES = (CONFIG, CHECKSUMS, FEATURES, METRICS, CLIENTS, PARAMS, SUMMARY, REPORT)
+
+_LONGEST_JSON = 2**24
+"""Bytes; what ``evenhand run`` writes has a few thousand."""
+_DEEPEST_JSON, _LONGEST_NUMBER = 20, 20
 
 Vector = np.ndarray[Any, np.dtype[Any]]
 
 
-def check_free(folder: Path, *, overwrite: bool) -> None:
-    """Refuses a folder that holds something, unless it may be overwritten."""
+@contextmanager
+def free(folder: Path, *, overwrite: bool) -> Generator[None]:
+    """Holds a folder for a new run; one that holds something is refused, unless it may be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise EvenhandError(f"--out {folder} is a file: name a folder that is new or empty.")
-    if not overwrite and folder.is_dir() and any(folder.iterdir()):
-        resume = f", or go on with `evenhand resume {folder}`" if (folder / CHECKPOINT).is_dir() else ""
-        raise EvenhandError(f"--out {folder} is not empty: name another folder, or add --overwrite{resume}.")
+    with held(folder):
+        if not overwrite and any(path.name != LOCK for path in folder.iterdir()):
+            resume = f", or continue by `evenhand resume {folder}`" if (folder / CONFIG).exists() else ""
+            raise EvenhandError(
+                f"--out {folder} is not empty: name another folder, or add --overwrite{resume}."
+            )
+        foreign = not (folder / CONFIG).exists() and Checkpoint(folder / CHECKPOINT).saved()
+        if foreign:
+            raise EvenhandError(f"{folder / CHECKPOINT} is not of a run of `evenhand run`: move it away.")
+        yield
 
 
 def claim(folder: Path, *, checkpoint: bool) -> None:
@@ -81,42 +104,65 @@ def claim(folder: Path, *, checkpoint: bool) -> None:
       checkpoint: whether the run keeps a checkpoint in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    old = folder / f".{CHECKPOINT}.old"
-    if (folder / CONFIG).exists() and (folder / CHECKPOINT).is_dir():  # else it was no run that put it there
-        os.replace(folder / CHECKPOINT, old)  # in one step: half a checkpoint must never be taken for one
+    place, old = folder / CHECKPOINT, folder / f".{CHECKPOINT}.old"
     if old.is_dir():
         shutil.rmtree(old)
+    if (folder / CONFIG).exists() and place.is_dir():  # else it was no run that put it there
+        old.mkdir()
+        for part in place.iterdir():
+            if part.name != LOCK:
+                os.replace(part, old / part.name)  # in one step: half a state must never be taken for one
     for name in _FILES:
         (folder / name).unlink(missing_ok=True)
+    if old.is_dir():
+        shutil.rmtree(old)
     if checkpoint:
-        (folder / CHECKPOINT).mkdir(exist_ok=True)
+        place.mkdir(exist_ok=True)
 
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
     """A path to write to, whose file takes the place of ``path`` once it is whole."""
     temporary = path.with_name(f".{path.name}.part")
-    yield temporary
-    os.replace(temporary, path)
+    try:
+        with _naming(path):
+            yield temporary
+            os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """``value`` as indented JSON; NaN and infinities become null."""
-    text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """The system's complaint about a file that cannot be written says which."""
+    try:
+        yield
+    except OSError as error:
+        raise EvenhandError(f"{path} could not be written: {error.strerror or error}.") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces the file in one step."""
     with replacing(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def write_metrics(folder: Path, history: Mapping[str, Vector]) -> None:
+def json_text(value: Mapping[str, Any]) -> str:
+    """``value`` as indented JSON; NaN and infinities become null."""
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def metrics_text(history: Mapping[str, Vector]) -> str:
     """All evaluations so far, each as :func:`append_metrics` writes it."""
-    count = len(history["round"])
-    with replacing(folder / METRICS) as temporary:
-        temporary.write_text("".join(_line(history, i) for i in range(count)), encoding="utf-8")
+    return "".join(_line(history, i) for i in range(len(history["round"])))
 
 
 def append_metrics(folder: Path, history: Mapping[str, Vector]) -> None:
     """The last evaluation as one line, on disk when this returns."""
-    with (folder / METRICS).open("a", encoding="utf-8") as file:
+    path = folder / METRICS
+    with _naming(path), path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(_line(history, -1))
 
 
@@ -129,39 +175,108 @@ def _line(history: Mapping[str, Vector], index: int) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``."""
-    if not path.exists():
+    if not path.is_file():
         raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
-    return _object(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    if path.stat().st_size > _LONGEST_JSON:
+        raise EvenhandError(f"{path} is not what `evenhand run` writes, for it is too long: restore it.")
+    value = _object(path.read_bytes(), str(path), parse_int=_short, parse_float=_finite)
+    if _is_deeper(value, _DEEPEST_JSON):
+        raise EvenhandError(
+            f"{path} is not what `evenhand run` writes, for it is nested too deeply: restore it."
+        )
+    return value
 
 
-def read_metrics(folder: Path) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-    """The columns of ``metrics.jsonl``, ``(evaluations,)`` each; NaN where a value is null or absent."""
+def read_metrics(folder: Path, length: int | None = None) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    """The columns of ``metrics.jsonl``, ``(evaluations,)`` each; NaN where a value is null or absent.
+
+    Args:
+      folder: the run folder.
+      length: how many bytes of the file count; None: all.
+    """
     path = folder / METRICS
-    if not path.exists():
+    if not path.is_file():
         raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    with path.open("rb") as file:
+        lines = file.read(-1 if length is None else length).splitlines()
     rows = [_object(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise EvenhandError(f"{path} holds no evaluation: repeat the run.")
     names = dict.fromkeys(name for row in rows for name in row)
+    if "round" not in names:
+        raise EvenhandError(f"{path} names no rounds: restore it or repeat the run.")
+    return {
+        name: np.array([_number(row.get(name), f"{path}: {name}") for row in rows], np.float64)
+        for name in names
+    }
+
+
+def last_round(folder: Path) -> int:
+    """The last round that there are metrics of, 0 if there is none; what a kill left of a line does not count."""
+    path = folder / METRICS
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    for line in reversed(lines):
+        with suppress(EvenhandError):
+            match _object(line, str(path)):
+                case {"round": int(number)}:
+                    return number
+                case _:
+                    pass
+    return 0
+
+
+def _number(value: Any, where: str) -> float:
+    if value is None:
+        return float("nan")
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
+        raise EvenhandError(f"{where} is not a number ({value!s:.40}): restore it or repeat the run.")
+    return float(value)
+
+
+def _object(
+    text: bytes,
+    where: str,
+    parse_int: Callable[[str], int] | None = None,
+    parse_float: Callable[[str], float] | None = None,
+) -> dict[str, Any]:
     try:
-        return {name: np.array([_number(row.get(name)) for row in rows], np.float64) for name in names}
-    except (TypeError, ValueError) as error:
-        raise EvenhandError(f"{path} holds a value that is no number ({error}): repeat the run.") from None
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)
-
-
-def _object(text: str, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
+        value = json.loads(
+            text.decode(), parse_constant=_finite, parse_int=parse_int, parse_float=parse_float
+        )
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: not JSON, not UTF-8, or numbers of 5,000 digits
         raise EvenhandError(f"{where} is not JSON ({error}): restore it or repeat the run.") from None
     if not isinstance(value, dict):
         raise EvenhandError(f"{where} holds no JSON object: restore it or repeat the run.")
-    return value
+    return cast(dict[str, Any], value)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    parts: Iterable[Any] = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    )
+    return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
+
+
+def _short(digits: str) -> int:
+    if len(digits) > _LONGEST_NUMBER:
+        raise ValueError(f"{digits[:20]}... is too long")
+    return int(digits)
+
+
+def _finite(text: str) -> float:
+    """Python would read NaN and Infinity, which are not JSON, and 1e999 as one."""
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text:.20} is not a finite number")
+    return float(text)
+
+
+def dict_in(of: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The object under ``name``, empty if there is none."""
+    value = of.get(name)
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def _plain(value: Any) -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import tyro
 from tyro.conf import Positional, subcommand
@@ -23,7 +26,7 @@ from evenhand.cli._resume import Resume
 from evenhand.cli._run import Run
 from evenhand.cli._spelling import HELP, options_of, ordered
 from evenhand.cli._words import STYLE, in_one_sentence
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, EvenhandWarning
 
 __all__ = ["main", "parse"]
 
@@ -113,14 +116,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: what stands after ``evenhand``; None: what the process was started with.
 
     Returns:
-      0 if all went well, 2 for bad input (one sentence about it is on stderr), 130 after Ctrl-C.
+      0 if all went well, 2 for bad input (one sentence about it is on stderr), 130 after Ctrl-C, 143 after SIGTERM,
+      which ends a run just as orderly.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    terminated: list[int] = []
     try:
         if words == ["--version"]:
             print(f"evenhand {__version__}")
             return 0
-        return parse(words).execute()
+        with _terminable(terminated), _warnings_as_sentences():
+            code = parse(words).execute()
+            return 143 if terminated else code
     except EvenhandError as error:
         return _complain(str(error))
     except BrokenPipeError:
@@ -130,7 +137,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(f"{error.filename or 'A file'}: {error.strerror or error}.")
     except KeyboardInterrupt:
-        return 130
+        return 143 if terminated else 130
+
+
+@contextmanager
+def _terminable(terminated: list[int]) -> Generator[None]:
+    """SIGTERM is Ctrl-C, but is noted in ``terminated``."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        terminated.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _warnings_as_sentences() -> Generator[None]:
+    """The library's warnings, without the line of code that they are about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EvenhandWarning)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if issubclass(category, EvenhandWarning):
+                print(f"evenhand: {message}", file=sys.stderr)
+            else:
+                others(message, category, *where)
+
+        warnings.showwarning = show
+        yield
 
 
 def parse(words: Sequence[str]) -> Run | Resume | Compare | Report | List | Completion:

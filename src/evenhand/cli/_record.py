@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from evenhand.cli import _folder
+from evenhand.cli import _checksums, _folder
 from evenhand.cli._saved import load_run
 from evenhand.cli._tables import overview, subject
 from evenhand.evaluation import latest, swing, write_clients_csv, write_report
@@ -29,21 +29,28 @@ class Place(NamedTuple):
     Attributes:
       folder: the run folder.
       config: what ``config.json`` shall hold.
-      resumed: whether the run goes on from what the folder holds already.
+      resumed: whether the run continues from what the folder holds already.
+      remarks: what is said once the run is known to begin.
     """
 
     folder: Path
     config: Mapping[str, Any]
     resumed: bool
+    remarks: tuple[str, ...] = ()
 
     def begin(self, run: Run) -> None:
         """Writes what stands there before the next round; of a run that was killed, the lines beyond go."""
+        for remark in self.remarks:
+            print(f"evenhand: {remark}", file=sys.stderr)
         if not self.resumed:
             _folder.claim(self.folder, checkpoint=self.config["options"]["checkpoint"] != "off")
-        _folder.write_json(self.folder / _folder.CONFIG, self.config)
+        config, metrics = _folder.json_text(self.config), _folder.metrics_text(run.history)
+        _checksums.begin(self.folder, config=config, metrics=metrics)
+        _folder.write_text(self.folder / _folder.CONFIG, config)
         if run.data.features is not None:
-            _folder.write_json(self.folder / _folder.FEATURES, run.data.features.to_json())
-        _folder.write_metrics(self.folder, run.history)
+            features = _folder.json_text(run.data.features.to_json())
+            _folder.write_text(self.folder / _folder.FEATURES, features)
+        _folder.write_text(self.folder / _folder.METRICS, metrics)
 
 
 def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) -> int:
@@ -90,6 +97,8 @@ def _tenth(run: Run | None, rounds: int) -> int:
 def _finish(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
     done, view = int(run.history["round"][-1]), run.view()
     (folder / _folder.REPORT).unlink(missing_ok=True)
+    _checksums.reopen(folder)
+    _folder.write_text(folder / _folder.METRICS, _folder.metrics_text(run.history))
     with _folder.replacing(folder / _folder.CLIENTS) as temporary:
         write_clients_csv(temporary, view)
     with _folder.replacing(folder / _folder.PARAMS) as temporary:
@@ -108,7 +117,8 @@ def _finish(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
     }
     for split, metrics in view.clients.items():
         summary[split] = {metric: statistics(view, split, metric) for metric in metrics}
-    _folder.write_json(folder / _folder.SUMMARY, summary)
+    _folder.write_text(folder / _folder.SUMMARY, _folder.json_text(summary))
+    _checksums.seal(folder)
     with _folder.replacing(folder / _folder.REPORT) as temporary:
         write_report(temporary, [load_run(folder).view])
 
@@ -138,7 +148,9 @@ def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
         )
     done = int(run.history["round"][-1])
     if interrupted:
-        resume = f", and `evenhand resume {folder}` goes on" if (folder / _folder.CHECKPOINT).is_dir() else ""
+        resume = (
+            f", and `evenhand resume {folder}` continues" if (folder / _folder.CHECKPOINT).is_dir() else ""
+        )
         stopped = f"Stopped after round {done} of {rounds}; the folder holds what was done{resume}."
         console.print(stopped, soft_wrap=True, markup=False)
     console.print(f"Report: {folder / _folder.REPORT}", soft_wrap=True, markup=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from evenhand.cli._folder import REPORT
+from evenhand.cli._folder import REPORT, replacing
 from evenhand.cli._saved import load_run
 from evenhand.evaluation import write_report
 
@@ -27,5 +28,10 @@ class Report:
     def execute(self) -> int:
         """Writes the page and returns the exit code."""
         path = self.run / REPORT if self.out is None else self.out
-        print(write_report(path, [load_run(self.run).view]))
+        saved = load_run(self.run)
+        for remark in saved.remarks:
+            print(f"evenhand: {remark}", file=sys.stderr)
+        with replacing(path) as temporary:
+            write_report(temporary, [saved.view])
+        print(path)
         return 0

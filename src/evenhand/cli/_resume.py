@@ -1,8 +1,10 @@
-"""``evenhand resume``: a run that was stopped goes on, and ends as if it had not been."""
+"""``evenhand resume``: a run that was stopped continues, and ends as if it had not been.
+
+It never trains fewer rounds over more, and results that are damaged are made again from the checkpoint.
+"""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -10,21 +12,33 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional, arg
 
+from evenhand.cli._checksums import Condition, check
 from evenhand.cli._config import changes, spelled
 from evenhand.cli._data import fingerprint
-from evenhand.cli._folder import CHECKPOINT, CONFIG, REPORT, SUMMARY, read_json
+from evenhand.cli._folder import (
+    CHECKPOINT,
+    CHECKSUMS,
+    CONFIG,
+    REPORT,
+    SUMMARY,
+    dict_in,
+    last_round,
+    read_json,
+)
 from evenhand.cli._record import Place
 from evenhand.cli._run import Run
 from evenhand.cli._spelling import ordered
 from evenhand.cli._words import STYLE, in_one_sentence
 from evenhand.errors import EvenhandError
+from evenhand.lock import held
+from evenhand.simulation import Checkpoint
 
 __all__ = ["Resume"]
 
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run that was stopped or killed, to the same numbers in the end."""
+    """Continue a run that was stopped or killed, to the same numbers in the end."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """a folder written by `evenhand run`"""
@@ -37,38 +51,69 @@ class Resume:
 
     def execute(self) -> int:
         """Trains on, completes the run folder and returns the exit code."""
+        if not (self.run / CONFIG).is_file():
+            raise EvenhandError(f"{self.run} is not a run folder: name one that `evenhand run` wrote.")
+        with held(self.run):
+            return self._resume()
+
+    def _resume(self) -> int:
         path = self.run / CONFIG
-        if not path.is_file():
-            raise EvenhandError(f"{self.run} is no run folder: name one that `evenhand run` wrote.")
         before = _restored(path)
         run = replace(before, quiet=self.quiet)
         if self.rounds is not None and self.rounds != before.rounds:
             # Evaluated as often as before, whatever that number would have led to.
             run = replace(run, rounds=self.rounds, eval_every=before.every)
-        done = _finished(self.run)
-        if done is not None and done == run.rounds:
-            if not self.quiet:
-                print(f"{self.run} is finished, with {done} rounds done: --rounds {2 * done} trains further.")
-            return 0
-        if run.checkpoint == "off" or not (self.run / CHECKPOINT).is_dir():
+        condition = check(self.run)
+        ended = _ended(self.run, condition)
+        # A run that has not ended has done no more than was asked for, whatever a damaged line says.
+        most = max(ended or 0, min(last_round(self.run), before.rounds))
+        if run.rounds < most:
             raise EvenhandError(
-                f"{self.run} has no checkpoint to go on from: repeat the run by "
-                f"`evenhand run --config {self.run} --out NEW`."
+                f"{self.run} has {most} rounds done already, more than the {run.rounds} asked for: ask for more, or "
+                f"train so few in another folder by `evenhand run --config {self.run} --rounds {run.rounds} --out NEW`."
             )
-        return self._train(path, run)
+        if (
+            ended is not None
+            and ended == run.rounds
+            and (self.run / REPORT).exists()
+            and not condition.damaged
+        ):
+            if not self.quiet:
+                print(
+                    f"{self.run} is finished, with {ended} rounds done: --rounds {2 * ended} trains further."
+                )
+            return 0
+        place = self.run / CHECKPOINT
+        if (
+            run.checkpoint == "off"
+            or not place.is_dir()
+            or (ended is not None and not Checkpoint(place).saved())
+        ):
+            raise EvenhandError(
+                f"{self.run} has no checkpoint to continue from: repeat the run by "
+                f"`evenhand run --config {self.run} --rounds {run.rounds} --out NEW`."
+            )
+        return self._train(path, run, self._remarks(condition))
 
-    def _train(self, path: Path, run: Run) -> int:
+    def _remarks(self, condition: Condition) -> list[str]:
+        path, remarks = self.run / CONFIG, list[str]()
+        if condition.is_edited and not self.quiet:
+            remarks.append(f"{path} was changed since it was written: what it says now counts.")
+        for name in condition.damaged[:1]:
+            remarks.append(f"{self.run / name} is damaged: the results are made again from the checkpoint.")
+        return remarks
+
+    def _train(self, path: Path, run: Run, remarks: list[str]) -> int:
         data = run.data.load()
-        if read_json(path).get("data", {}).get("fingerprint") != fingerprint(data):
+        if dict_in(read_json(path), "data").get("fingerprint") != fingerprint(data):
             raise EvenhandError(
                 f"The data {run.data.data} are not those that {self.run} was trained on: restore them, or begin "
                 f"anew by `evenhand run --config {self.run} --out NEW`."
             )
         config = run.recorded(data)
         if not self.quiet:
-            for sentence in changes(path, config):
-                print(f"evenhand: {sentence}", file=sys.stderr)
-        return run.train(data, Place(self.run, config, resumed=True))
+            remarks = [*remarks, *changes(path, config)]
+        return run.train(data, Place(self.run, config, resumed=True, remarks=tuple(remarks)))
 
 
 def _restored(path: Path) -> Run:
@@ -81,12 +126,13 @@ def _restored(path: Path) -> Run:
         raise EvenhandError(f"{path} is damaged: {error}") from None
 
 
-def _finished(folder: Path) -> int | None:
+def _ended(folder: Path, condition: Condition) -> int | None:
     """How many rounds the run was finished with, or None if it was not."""
-    if not (folder / REPORT).exists():
+    if condition.results == "none" or {SUMMARY, CHECKSUMS} & set(condition.damaged):
         return None
     try:
         summary = read_json(folder / SUMMARY)
     except EvenhandError:
         return None  # it will be written again
-    return None if summary.get("interrupted") else summary.get("rounds")
+    rounds = summary.get("rounds")
+    return None if summary.get("interrupted") or not isinstance(rounds, int) else rounds

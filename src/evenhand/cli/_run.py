@@ -13,7 +13,7 @@ from tyro.conf import arg
 
 from evenhand.cli._config import changes, configuration, flat
 from evenhand.cli._data import DataOptions, remarks
-from evenhand.cli._folder import CHECKPOINT, check_free
+from evenhand.cli._folder import CHECKPOINT, free
 from evenhand.cli._idle import check_labels, idle
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._methods import Method
@@ -67,17 +67,17 @@ class Run:
     def execute(self) -> int:
         """Trains, writes the run folder and returns the exit code."""
         folder = self._default_folder() if self.out is None else self.out
-        check_free(folder, overwrite=self.overwrite)
-        check_labels(self.data)
-        data = self.data.load()
-        if not self.quiet:
-            print("".join(f"{sentence}\n" for sentence in remarks(data)), end="", file=sys.stderr)
-        config = self.recorded(data)
-        doubts = idle(flat(self), flat(Run(self.method)), data)
-        doubts += [] if self.config is None else changes(self.config, config)
-        for sentence in [] if self.quiet else doubts:
-            print(f"evenhand: {sentence}", file=sys.stderr)
-        return self.train(data, Place(folder, config, resumed=False))
+        with free(folder, overwrite=self.overwrite):
+            check_labels(self.data)
+            data = self.data.load()
+            config = self.recorded(data)
+            if not self.quiet:
+                print("".join(f"{sentence}\n" for sentence in remarks(data)), end="", file=sys.stderr)
+                doubts = idle(flat(self), flat(Run(self.method)), data)
+                doubts += [] if self.config is None else changes(self.config, config)
+                for sentence in doubts:
+                    print(f"evenhand: {sentence}", file=sys.stderr)
+            return self.train(data, Place(folder, config, resumed=False))
 
     @property
     def every(self) -> int:

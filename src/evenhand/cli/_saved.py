@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.cli._folder import CLIENTS, CONFIG, SUMMARY, read_json, read_metrics
+from evenhand.cli._checksums import check
+from evenhand.cli._folder import CHECKSUMS, CLIENTS, CONFIG, SUMMARY, read_json, read_metrics
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding, RunView
 from evenhand.evaluation._classes import CLASS_COLUMNS
@@ -27,56 +29,113 @@ class SavedRun(NamedTuple):
       view: what is shown of it.
       interrupted: whether Ctrl-C ended it before its last round.
       fingerprint: of the data; runs with equal fingerprints had equal data.
+      remarks: what a reader of the numbers should know about the folder, in sentences.
     """
 
     folder: Path
     view: RunView
     interrupted: bool
     fingerprint: str
+    remarks: tuple[str, ...] = ()
 
 
 def load_run(folder: Path) -> SavedRun:
     """The run in ``folder``.
 
     Raises:
-      EvenhandError: a file is missing or damaged.
+      EvenhandError: there are no results yet, or a file is missing or damaged.
     """
-    config, summary = read_json(folder / CONFIG), read_json(folder / SUMMARY)
-    history = read_metrics(folder)
-    ids, columns = _read_clients(folder / CLIENTS)
-    try:
-        method, options, data = config["method"], config["options"], config["data"]
-        info = {
-            "method": method["name"],
-            "data": data["name"],
-            "rounds": summary["rounds"],
-            "cohort": summary["cohort"],
-            "seed": options["seed"],
-            "seconds": summary["seconds"],
-            "examples_per_second": summary.get("examples_per_second"),
-            "padded": summary.get("padded"),
-            "by_class": summary.get("by_class"),
-            "command": f"evenhand run --config {folder / CONFIG}",
-            "versions": config["versions"],
-        }
-        view = RunView(
-            title=_title(method),
-            history=history,
-            sizes={split: columns[f"{split}_rows"] for split in SPLITS if f"{split}_rows" in columns},
-            client_ids=ids,
-            clients={split: _metrics(columns, split) for split in SPLITS},
-            info=info,
-            config={"method": method, **options},
-            classes={split: found for split in SPLITS if (found := _classes(columns, split))},
-            findings=tuple(
-                Finding(found["kind"], str(found["sentence"])) for found in summary.get("findings", ())
-            ),
+    config = _known(folder / CONFIG, read_json(folder / CONFIG), _CONFIG)
+    condition = check(folder)
+    if condition.results == "none":
+        raise EvenhandError(
+            f"{folder} has no results yet: a run trains there, or was stopped, and `evenhand resume {folder}` "
+            f"continues it."
         )
-        return SavedRun(folder, view, bool(summary["interrupted"]), str(data["fingerprint"]))
+    if condition.damaged:
+        raise EvenhandError(
+            f"{folder / condition.damaged[0]} is damaged, for it does not match {CHECKSUMS}: "
+            f"`evenhand resume {folder}` makes the results again from the checkpoint."
+        )
+    summary = _known(folder / SUMMARY, read_json(folder / SUMMARY), _SUMMARY)
+    history = read_metrics(folder, condition.length)
+    ids, columns = _read_clients(folder / CLIENTS)
+    view = RunView(
+        title=_title(config["method"]),
+        history=history,
+        sizes={split: columns[f"{split}_rows"] for split in SPLITS if f"{split}_rows" in columns},
+        client_ids=ids,
+        clients={split: _metrics(columns, split) for split in SPLITS},
+        info=_info(folder, config, summary),
+        config={"method": config["method"], **config["options"]},
+        classes={split: found for split in SPLITS if (found := _classes(columns, split))},
+        findings=_findings(folder / SUMMARY, summary.get("findings", [])),
+    )
+    remarks = tuple(condition.remarks(folder))
+    return SavedRun(folder, view, summary["interrupted"], config["data"]["fingerprint"], remarks)
+
+
+def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "method": config["method"]["name"],
+        "data": config["data"]["name"],
+        "rounds": summary["rounds"],
+        "cohort": summary["cohort"],
+        "seed": config["options"]["seed"],
+        "seconds": summary["seconds"],
+        "examples_per_second": summary.get("examples_per_second"),
+        "padded": summary.get("padded"),
+        "by_class": summary.get("by_class"),
+        "command": f"evenhand run --config {folder / CONFIG}",
+        "versions": config["versions"],
+    }
+
+
+def _findings(path: Path, found: Any) -> tuple[Finding, ...]:
+    """None in a folder that was written before they were looked for."""
+    try:
+        return tuple(Finding(each["kind"], str(each["sentence"])) for each in found)
     except (KeyError, TypeError):
         raise EvenhandError(
-            f"{folder}: {CONFIG} or {SUMMARY} is not what `evenhand run` writes: repeat the run."
+            f"{path} is not what `evenhand run` writes (findings): restore it or repeat the run."
         ) from None
+
+
+_CONFIG = {
+    "method": (dict,),
+    "method.name": (str,),
+    "options": (dict,),
+    "options.seed": (int,),
+    "data": (dict,),
+    "data.name": (str,),
+    "data.fingerprint": (str,),
+    "versions": (dict,),
+    "versions.*": (str,),
+}
+_SUMMARY = {
+    "rounds": (int,),
+    "cohort": (int,),
+    "interrupted": (bool,),
+    "seconds": (dict,),
+    "seconds.*": (int, float),
+    "examples_per_second": (int, float, NoneType),
+    "padded": (int, float, NoneType),
+    "by_class": (dict, NoneType),
+}
+"""What these files must hold, and of which type; ``*`` stands for every name."""
+
+
+def _known(path: Path, of: dict[str, Any], expected: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    """``of``, whose values are of the types that are relied on."""
+    for name, kinds in expected.items():
+        outer, _, inner = name.rpartition(".")
+        within = of[outer] if outer else of
+        for value in within.values() if inner == "*" else [within.get(inner)]:
+            if type(value) not in kinds:
+                raise EvenhandError(
+                    f"{path} is not what `evenhand run` writes ({name} is {value!r:.40}): restore it or repeat the run."
+                )
+    return of
 
 
 _SILENT = {("server_lr", 1.0), ("nu", 0.0), ("tilt_server", 0.0)}
@@ -113,10 +172,13 @@ def _class_columns(columns: dict[str, Vector], split: str) -> tuple[str, ...]:
 
 def _read_clients(path: Path) -> tuple[tuple[str, ...], dict[str, Vector]]:
     """The clients' ids, and each other column as ``(K,)`` float64 with NaN for an empty field."""
-    if not path.exists():
+    if not path.is_file():
         raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
-    with path.open(newline="", encoding="utf-8") as file:
-        header, *lines = list(csv.reader(file)) or [[]]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *lines = list(csv.reader(file, strict=True)) or [[]]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise EvenhandError(f"{path} is not a table in UTF-8 ({error}): repeat the run.") from None
     if not lines:
         raise EvenhandError(f"{path} holds no client: repeat the run.")
     for number, line in enumerate(lines, 2):
@@ -127,6 +189,6 @@ def _read_clients(path: Path) -> tuple[tuple[str, ...], dict[str, Vector]]:
     try:
         table = np.array([[float(field or "nan") for field in line[1:]] for line in lines], np.float64)
     except ValueError as error:
-        raise EvenhandError(f"{path} holds a field that is no number ({error}): repeat the run.") from None
+        raise EvenhandError(f"{path} holds a field that is not a number ({error}): repeat the run.") from None
     columns = table.reshape(len(lines), len(header) - 1).T
     return tuple(line[0] for line in lines), dict(zip(header[1:], columns, strict=True))

@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from functools import cached_property, partial
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
-from evenhand.simulation._engine import one_round
-from evenhand.simulation._hoist import inner_constants
-from evenhand.simulation._liars import liars_of, poisoned
-from evenhand.simulation._round import RoundState, Rows
-from evenhand.simulation._setup import Setup
+from evenhand.errors import EvenhandError, EvenhandWarning
+from evenhand.lock import held
+from evenhand.simulation._round import RoundState
 from evenhand.simulation._signals import uninterrupted
-from evenhand.types import Attack, ClientData, Key, Params
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
 
-__all__ = ["Checkpoint", "Checkpoints", "Snapshot", "identity"]
+__all__ = ["Checkpoint", "Checkpoints", "Snapshot", "resealed"]
 
 NDArray = npt.NDArray[Any]
 
-_ABOUT = ("identity", "done", "history", "per_round", "dtypes", "seconds")
+_ABOUT = {"identity", "done", "history", "per_round", "dtypes", "seconds"}
 """What is saved beside the arrays."""
-
-_SAMPLE = 2**12
-"""Rows by which data are told apart; all of them may be more than fits into memory."""
-_LIARS = 4
-"""Liars by whose rows attacks are told apart."""
+_STATE, _ALL = "sha256 of the state", "sha256"
+"""Checksums: of the arrays, and of that and everything else."""
 
 
 class Snapshot(NamedTuple):
@@ -65,19 +59,25 @@ class Snapshot(NamedTuple):
 class Checkpoint(NamedTuple):
     """Where a run keeps its latest state, and how often it is saved.
 
+    The last two states are kept, each with a checksum of all that is in it.  Where the newest is damaged, the run
+    continues from the one before it, to the same numbers in the end, and a warning says so; where both are, it is
+    refused.  A folder is one process's at a time: a second one that runs in it is refused.
+
     Attributes:
-      folder: the place; it is made when the first state is saved.
+      folder: the place; it is made when the run begins.
       seconds: time between two saves, longer in proportion where a save takes more than one second, so that saving
-        stays below a share ``1 / seconds`` of the time.  A state is saved at an evaluation, and after the last round
-        unless the whole run was shorter than this.  0: at each evaluation.
-      fresh: begin anew, replacing the checkpoint of an earlier run, rather than go on from it.
+        stays below a share ``1 / seconds`` of the time.  A state is saved at an evaluation, and after the last round,
+        however short the run was, so that more rounds can be added to it.  0: at each evaluation.
+      fresh: begin anew, replacing the checkpoint of an earlier run, rather than continue from it.
 
     Example:
       >>> import tempfile, evenhand as eh, optax
       >>> data, model = eh.testing.toy_data(), eh.testing.toy_model()
       >>> method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=5)
-      >>> place = Checkpoint(tempfile.mkdtemp(), seconds=0.0)
+      >>> place = Checkpoint(tempfile.mkdtemp())
       >>> run = eh.simulate(method, data, rounds=2, eval_every=1, checkpoint=place)
+      >>> place.saved()
+      [2]
       >>> longer = eh.simulation.iterate(method, data, rounds=4, eval_every=1, checkpoint=place)
       >>> [run.info["rounds"] for run in longer]
       [2, 3, 4]
@@ -86,6 +86,12 @@ class Checkpoint(NamedTuple):
     folder: str | Path
     seconds: float = 10.0
     fresh: bool = False
+
+    def saved(self) -> list[int]:
+        """How many rounds were done in each state that is there, ascending."""
+        folder = Path(self.folder)
+        found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        return sorted(int(name) for name in found if re.fullmatch("0|[1-9][0-9]{0,9}", name))
 
 
 class Checkpoints:
@@ -104,7 +110,12 @@ class Checkpoints:
         if not 0.0 <= self._place.seconds < math.inf:
             raise EvenhandError(f"Checkpoint(seconds={self._place.seconds}): give a number of at least 0.")
         _check_writable(self._folder)
-        self._saved_at, self._cost, self._kept = monotonic(), 0.0, False
+        self._saved_at, self._cost = monotonic(), 0.0
+        self._stale = self._place.saved() if self._place.fresh else []
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keeps other processes out of the folder; of those of one run, the first does it for all."""
+        return held(self._folder) if jax.process_index() == 0 else nullcontext()
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
@@ -112,81 +123,92 @@ class Checkpoints:
 
     @cached_property
     def _manager(self) -> CheckpointManager:
-        # Imported here: it takes half a second, and most runs are over before their first save.
+        # Imported here: it takes half a second, and not every run keeps its state.
         import orbax.checkpoint as ocp
 
         self._folder.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )
-        manager = ocp.CheckpointManager(self._folder, options=options)
-        if self._place.fresh:
-            for step in manager.all_steps():
-                manager.delete(step)
-        return manager
+        return ocp.CheckpointManager(self._folder, options=options)
 
     def load(self) -> Snapshot | None:
-        """The latest snapshot, or None if there is none yet."""
-        if self._place.fresh or not self._folder.exists():
+        """The latest snapshot that is whole, or None if there is none yet."""
+        steps = self._place.saved()[::-1]
+        if self._place.fresh or not steps:
             return None
-        step = self._manager.latest_step()
-        if step is None:
-            return None
-        about = self._about(step)
-        for name, value in self._identity.items():
-            if about["identity"].get(name) != value:
-                raise EvenhandError(
-                    f"The checkpoint in {self._folder} is of another run (its {name} is "
-                    f"{about['identity'].get(name)}, not {value}): give another folder, or delete that one."
+        identity, reasons = self._identity, list[str]()
+        for step in steps:
+            try:
+                found, is_old = self._read(step, identity)
+            except EvenhandError:
+                raise
+            except Exception as error:  # orbax and its stores raise whatever they like about damaged files
+                reasons.append(_first_line(error))
+                continue
+            if reasons:
+                self._stale = steps[: len(reasons)]
+                _warn(
+                    f"The newest state in {self._folder}, after round {steps[0]}, is damaged ({reasons[0]}): the run "
+                    f"continues from the one after round {step}."
                 )
+            if is_old:
+                _warn(
+                    f"The checkpoint in {self._folder} was written by an earlier version of Evenhand, without "
+                    f"checksums: damage to it would not be noticed."
+                )
+            return found
+        raise EvenhandError(
+            f"The checkpoint in {self._folder} is damaged ({reasons[0]}): delete what is in it to begin anew."
+        )
+
+    def _read(self, step: int, identity: Mapping[str, Any]) -> tuple[Snapshot, bool]:
+        """The snapshot, in NumPy's arrays, for the devices of the run that saved it may be gone; and whether it has no
+        checksums, as those of earlier versions."""
+        import orbax.checkpoint as ocp
+
+        about = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
+        is_old = set(about) == _ABOUT
+        if not is_old and about[_ALL] != resealed(about)[_ALL]:
+            raise ValueError("what is beside the arrays does not match its checksum")
+        saved = about["identity"]
+        for name, value in identity.items():
+            if name in saved and saved[name] != value:  # what earlier versions did not save is not compared
+                raise EvenhandError(
+                    f"The checkpoint in {self._folder} is of another run (its {name} is {saved[name]}, not {value}): "
+                    f"give another folder, or delete that one."
+                )
+        leaves, structure = jax.tree.flatten(self._like)
+        like = {str(i): np.empty(leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)}
+        wanted = ocp.args.Composite(state=ocp.args.StandardRestore(like))
+        arrays = self._manager.restore(step, args=wanted)["state"]
+        if not is_old and about[_STATE] != _checksum(arrays):
+            raise ValueError("its arrays do not match their checksum")
+        if about["done"] != step:
+            raise ValueError(f"it says that {about['done']} rounds are done")
         per_round = {
             name: np.array(values, np.dtype(about["dtypes"][name]))
             for name, values in about["per_round"].items()
         }
-        self._kept = True
-        return Snapshot(self._state(step), about["done"], about["history"], per_round, about["seconds"])
-
-    def _about(self, step: int) -> dict[str, Any]:
-        import orbax.checkpoint as ocp
-
-        with self._readable():
-            about = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))[
-                "about"
-            ]
-            return {name: about[name] for name in _ABOUT}
-
-    def _state(self, step: int) -> RoundState:
-        """As NumPy arrays: the devices of the run that saved it may be gone."""
-        import orbax.checkpoint as ocp
-
-        leaves, structure = jax.tree.flatten(self._like)
-        like = {str(i): np.empty(leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)}
-        with self._readable():
-            wanted = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-            arrays = self._manager.restore(step, args=wanted)["state"]
-        return jax.tree.unflatten(structure, [arrays[str(i)] for i in range(len(leaves))])
-
-    @contextmanager
-    def _readable(self) -> Generator[None]:
-        try:
-            yield
-        except Exception as error:  # orbax and its stores raise whatever they like about damaged files
-            reason = f"{error}".strip().partition("\n")[0][:200]
-            raise EvenhandError(
-                f"The checkpoint in {self._folder} is damaged ({reason}): delete what is in it to begin anew."
-            ) from error
+        state = jax.tree.unflatten(structure, [arrays[str(i)] for i in range(len(leaves))])
+        return Snapshot(state, step, about["history"], per_round, about["seconds"]), is_old
 
     def due(self, *, last: bool) -> bool:
         """Whether it is time to save; ``last``: after the last round."""
         # Clocks of several processes differ, and all of them must save together.
         seconds = self._place.seconds if jax.process_count() == 1 else 0.0
-        return (last and self._kept) or monotonic() - self._saved_at >= seconds * max(1.0, self._cost)
+        return last or monotonic() - self._saved_at >= seconds * max(1.0, self._cost)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Writes a snapshot; when this returns, it is there, whole."""
+        """Writes a snapshot; when this returns, it is there, whole.
+
+        Raises:
+          EvenhandError: it cannot be written, as when the disk is full; the last one is still there then.
+        """
         import orbax.checkpoint as ocp
 
         begin = monotonic()
+        arrays = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(snapshot.state))}
         about = {
             "identity": self._identity,
             "done": snapshot.done,
@@ -194,15 +216,57 @@ class Checkpoints:
             "per_round": {name: values.tolist() for name, values in snapshot.per_round.items()},
             "dtypes": {name: str(values.dtype) for name, values in snapshot.per_round.items()},
             "seconds": snapshot.seconds,
+            _STATE: _checksum(arrays),
         }
-        arrays = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(snapshot.state))}
-        whole = ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about))
+        whole = ocp.args.Composite(
+            state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(resealed(about))
+        )
         # Threads of the store that are left behind by Ctrl-C complain on the user's screen.
         with uninterrupted():
-            self._manager.save(snapshot.done, args=whole, force=True)
-            self._manager.wait_until_finished()
+            try:
+                self._drop_stale()
+                self._manager.save(snapshot.done, args=whole, force=True)
+                self._manager.wait_until_finished()
+            except Exception as error:  # orbax and its stores raise whatever they like about a full disk
+                raise EvenhandError(
+                    f"The state after round {snapshot.done} could not be saved in {self._folder} "
+                    f"({_first_line(error)}): make room and run again; "
+                    f"that continues from the last state that was saved."
+                ) from error
         self._saved_at = monotonic()
-        self._cost, self._kept = self._saved_at - begin, True
+        self._cost = self._saved_at - begin
+
+    def _drop_stale(self) -> None:
+        """Damaged and foreign states go when there is a better one to write, and no earlier."""
+        listed = self._manager.all_steps()
+        for step in self._stale:
+            if step in listed:
+                self._manager.delete(step)
+            elif jax.process_index() == 0:  # too damaged for orbax to see, or gone already
+                shutil.rmtree(self._folder / str(step), ignore_errors=True)
+        self._stale = []
+
+
+def resealed(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What is saved beside the arrays, with the checksum that it must have."""
+    rest = {name: value for name, value in about.items() if name != _ALL}
+    return {**rest, _ALL: hashlib.sha256(json.dumps(rest).encode()).hexdigest()}
+
+
+def _checksum(arrays: Mapping[str, NDArray]) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    return (f"{error}".strip() or type(error).__name__).partition("\n")[0][:200]
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, EvenhandWarning, stacklevel=5)  # the line that called simulate()
 
 
 def _check_writable(folder: Path) -> None:
@@ -210,60 +274,3 @@ def _check_writable(folder: Path) -> None:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise EvenhandError(f"No checkpoint can be kept in {folder}: {there} is no folder to write to.")
-
-
-def identity(setup: Setup, data: FederatedDataset, seed: int) -> dict[str, Any]:
-    """What must be equal for a run to go on from a checkpoint."""
-    digest = hashlib.sha256()
-    for split in (data.train, data.valid, data.test):
-        rows = np.linspace(0, split.rows - 1, min(split.rows, _SAMPLE)).astype(np.int64)
-        for part in (split.offsets, split.y, split.x[rows]):
-            digest.update(np.ascontiguousarray(part).tobytes())
-    return {
-        "seed": seed,
-        "cohort": setup.program.cohort,
-        "data": digest.hexdigest()[:16],
-        "attack": _lies(setup.program.attack, data, seed),
-        "method (with its settings, systems and attack)": _fingerprint(setup),
-    }
-
-
-def _fingerprint(setup: Setup) -> str:
-    """Of the computation that one round is, every constant in it included; addresses in memory left out.
-
-    The lanes and devices are left out too: they change rounding only, and a run may move to another machine.
-    """
-    program = setup.program._replace(lanes=1, mesh=None)
-    state, rows = jax.eval_shape(lambda *values: values, setup.state, setup.rows)  # the arrays may be gone
-
-    digest, adapt = hashlib.sha256(), program.algorithm.adapt
-    traced = [jax.make_jaxpr(partial(one_round, program))(state, rows, setup.root, jnp.int32(0))]
-    if adapt is not None:
-
-        def adapted(state: RoundState, rows: Rows, key: Key) -> Params:
-            data = ClientData(
-                rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), program.capacity
-            )
-            return adapt(program.algorithm.global_params(state.server), data, key)
-
-        traced.append(jax.make_jaxpr(adapted)(state, rows, setup.root))
-    for each in traced:
-        digest.update(re.sub(r"0x[0-9a-f]+", "", str(each)).encode())
-        for constant in inner_constants(each):
-            digest.update(constant)
-    return digest.hexdigest()[:16]
-
-
-def _lies(attack: Attack | None, data: FederatedDataset, seed: int) -> str:
-    """Of who lies, and of the poisoned rows of the first of them; uploads and reports are in the computation."""
-    if attack is None:
-        return "none"
-    liars = liars_of(attack, len(data.train.sizes), seed)
-    digest = hashlib.sha256(liars.tobytes())
-    if attack.rows is None:
-        return digest.hexdigest()[:16]
-    for client in np.flatnonzero(liars)[:_LIARS]:
-        rows = slice(*data.train.offsets[client : client + 2])
-        for part in poisoned(attack.rows, data.train.x[rows], data.train.y[rows], seed, int(client)):
-            digest.update(np.ascontiguousarray(part).tobytes())
-    return digest.hexdigest()[:16]

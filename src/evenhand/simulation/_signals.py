@@ -1,4 +1,4 @@
-"""Ctrl-C, at a moment when nothing is half done."""
+"""Ctrl-C and SIGTERM, at a moment when nothing is half done."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from contextlib import contextmanager
 
 __all__ = ["uninterrupted"]
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 @contextmanager
 def uninterrupted() -> Generator[None]:
-    """Holds Ctrl-C back until what is within is whole; only the main thread can, and only it gets Ctrl-C."""
+    """Holds Ctrl-C and SIGTERM back until what is within is whole; only the main thread can, and only it gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    held: list[int] = []
+    before = [signal.signal(number, lambda number, frame: held.append(number)) for number in _SIGNALS]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed:
-        raise KeyboardInterrupt
+        for number, handler in zip(_SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+    for number in held[:1]:
+        signal.raise_signal(number)

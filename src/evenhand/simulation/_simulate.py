@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandWarning
-from evenhand.simulation._checkpoint import Checkpoint, Checkpoints, identity
+from evenhand.simulation._checkpoint import Checkpoint, Checkpoints
 from evenhand.simulation._checks import check_model, check_numbers
+from evenhand.simulation._identity import identity
 from evenhand.simulation._progress import Progress
 from evenhand.simulation._run import Run
 from evenhand.simulation._session import Session
@@ -52,9 +54,9 @@ def simulate(
       attack: what liars among the clients do.
       systems: stragglers, e.g. ``eh.systems.stragglers(0.9)``.
       checkpoint: a folder that keeps the run's latest state, saved at each evaluation after round 0; or a
-        :class:`evenhand.simulation.Checkpoint`, to save less often.  A run that finds a state there goes on from it
+        :class:`evenhand.simulation.Checkpoint`, to save less often.  A run that finds a state there continues from it
         and ends with the same bits as one that was never interrupted; ask for more rounds to train further.  The
-        checkpoint of another run is refused.
+        checkpoint of another run is refused, and so is a folder that another process runs in.
       progress: show a live bar.
       lanes: clients trained side by side on a device; None: chosen from device, model and clients' sizes.
       devices: over how many devices a cohort is spread; None: all there are.  The result depends on ``lanes`` and
@@ -162,6 +164,7 @@ def iterate(
     session = Session(setup, data, seed, eval_clients)
     checkpoints = None
     if checkpoint is not None:
-        checkpoints = Checkpoints(checkpoint, setup.state, partial(identity, setup, data, seed))
-    with Progress(rounds, progress) as bar:
+        checkpoints = Checkpoints(checkpoint, setup.state, partial(identity, setup, data, seed, eval_clients))
+    alone = nullcontext() if checkpoints is None else checkpoints.held()
+    with alone, Progress(rounds, progress) as bar:
         yield from session.run(setup.state, rounds, eval_every, checkpoints, bar)

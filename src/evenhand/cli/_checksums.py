@@ -1,0 +1,163 @@
+"""``checksums.json``: whether the files of a run folder are those that the run wrote.
+
+It names ``config.json`` alone while the first results are being made, and all files once they are whole.  A run that is
+trained further keeps the checksums of its old results, and they can be read, until the new ones are written; of
+``metrics.jsonl``, which grows meanwhile, the old results are the first lines.
+
+Damaged numbers are refused, and so is a damaged ``checksums.json``; ``evenhand resume`` makes them anew from the
+checkpoint.  A person may have changed ``config.json`` on purpose: that is told, and the checkpoint refuses what does
+not fit it.  Folders of earlier versions have no checksums, which is told too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+from evenhand.cli._folder import (
+    CHECKSUMS,
+    CLIENTS,
+    CONFIG,
+    FEATURES,
+    METRICS,
+    PARAMS,
+    SUMMARY,
+    json_text,
+    read_json,
+    write_text,
+)
+from evenhand.errors import EvenhandError
+
+__all__ = ["Condition", "begin", "check", "reopen", "seal"]
+
+_RESULTS = (METRICS, CLIENTS, PARAMS, SUMMARY)
+
+
+class _Sum(NamedTuple):
+    length: int
+    sha256: str
+
+
+class Condition(NamedTuple):
+    """What a run folder is worth.
+
+    Attributes:
+      results: ``"none"`` yet; ``"sealed"``: checked; ``"unchecked"``: they have no checksums.
+      damaged: the files that are not as the run wrote them.
+      is_edited: ``config.json`` is not as it was written.
+      length: how much of ``metrics.jsonl`` the results are of; None: all.
+      is_longer: more of it has been written since.
+    """
+
+    results: Literal["none", "sealed", "unchecked"]
+    damaged: tuple[str, ...] = ()
+    is_edited: bool = False
+    length: int | None = None
+    is_longer: bool = False
+
+    def remarks(self, folder: Path) -> list[str]:
+        """What a reader of the results should know, in sentences."""
+        remarks: list[str] = []
+        if self.results == "unchecked":
+            remarks.append(
+                f"{folder} has no {CHECKSUMS} (an earlier version of Evenhand wrote it), so damage would go unnoticed."
+            )
+        if self.is_edited:
+            remarks.append(f"{folder / CONFIG} was changed after `evenhand` wrote it.")
+        if self.is_longer:
+            remarks.append(
+                f"{folder} is being trained further, or was stopped in that: these are its last whole results."
+            )
+        return remarks
+
+
+def begin(folder: Path, *, config: str, metrics: str) -> None:
+    """Before ``config.json`` and ``metrics.jsonl`` are replaced; old results stay if ``metrics`` begins with theirs."""
+    sums = _read(folder) or {}
+    old, text = sums.get(METRICS), metrics.encode()
+    if old is None or old != _of(text[: old.length]):
+        sums = {}
+    _write(folder, {**sums, CONFIG: _of(config.encode())})
+
+
+def reopen(folder: Path) -> None:
+    """Before the results are replaced: there are none until they are sealed."""
+    _write(folder, {CONFIG: _config_sum(folder)})
+
+
+def seal(folder: Path) -> None:
+    """After the results are whole."""
+    names = [*_RESULTS, *([FEATURES] if (folder / FEATURES).exists() else [])]
+    sums = {name: _of_file(folder / name, (folder / name).stat().st_size) for name in names}
+    _write(folder, {CONFIG: _config_sum(folder), **sums})
+
+
+def check(folder: Path) -> Condition:
+    """What the run folder is worth; it has a ``config.json``."""
+    if not (folder / CHECKSUMS).exists():
+        return Condition("unchecked" if (folder / SUMMARY).exists() else "none")
+    sums = _read(folder)
+    if sums is None:
+        return Condition("sealed", damaged=(CHECKSUMS,))
+    sizes = {name: path.stat().st_size if (path := folder / name).is_file() else -1 for name in sums}
+    wrong = {
+        name
+        for name, of in sums.items()
+        if sizes[name] < of.length
+        or (sizes[name] > of.length and name != METRICS)
+        or _of_file(folder / name, of.length) != of
+    }
+    edited, damaged = CONFIG in wrong, tuple(name for name in sums if name in wrong - {CONFIG})
+    if METRICS not in sums:
+        return Condition("none", is_edited=edited)
+    length = sums[METRICS].length
+    return Condition("sealed", damaged, edited, length, sizes[METRICS] > length)
+
+
+def _config_sum(folder: Path) -> _Sum:
+    """As it was written, and not as somebody has changed it meanwhile."""
+    sums = _read(folder)
+    if sums is None:
+        raise EvenhandError(
+            f"{folder / CHECKSUMS} was damaged while the run was writing there: `evenhand resume {folder}` "
+            f"completes it."
+        )
+    return sums[CONFIG]
+
+
+def _read(folder: Path) -> dict[str, _Sum] | None:
+    """None if it is missing or damaged."""
+    try:
+        found = read_json(folder / CHECKSUMS)
+    except EvenhandError:
+        return None
+    sums: dict[str, _Sum] = {}
+    for name, value in found.items():
+        match value:
+            case {"bytes": int(length), "sha256": str(sha256)} if (
+                len(cast(dict[str, Any], value)) == 2 and length >= 0
+            ):
+                sums[name] = _Sum(length, sha256)
+            case _:
+                return None
+    return sums if set(sums) - {FEATURES} in ({CONFIG}, {CONFIG, *_RESULTS}) else None
+
+
+def _write(folder: Path, sums: Mapping[str, _Sum]) -> None:
+    value = {name: {"bytes": of.length, "sha256": of.sha256} for name, of in sums.items()}
+    write_text(folder / CHECKSUMS, json_text(value))
+
+
+def _of(data: bytes) -> _Sum:
+    return _Sum(len(data), hashlib.sha256(data).hexdigest())
+
+
+def _of_file(path: Path, length: int) -> _Sum:
+    digest, left = hashlib.sha256(), length
+    with path.open("rb") as file:
+        while left > 0 and (chunk := file.read(min(left, 2**20))):
+            digest.update(chunk)
+            left -= len(chunk)
+    return _Sum(length, digest.hexdigest())

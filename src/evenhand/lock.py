@@ -1,0 +1,108 @@
+"""A folder is one process's at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from evenhand.errors import EvenhandError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+__all__ = ["LOCK", "held"]
+
+LOCK = ".lock"
+"""The file in a folder whose lock is held; it says who holds it, and goes when the folder is let go."""
+
+_TRIES = 1000
+_TAKEN = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
+
+
+@contextmanager
+def held(folder: str | Path) -> Generator[None]:
+    """Keeps other processes out of a folder while what is within runs.
+
+    The lock is the operating system's: it dies with its process, however that ends, and a child of the process does
+    not inherit it.  It does not keep its own process out.  Where a file system has no locks, there is no protection.
+
+    Args:
+      folder: made if it does not exist, and removed afterwards, with the parents made for it, if it is empty then.
+
+    Raises:
+      EvenhandError: another process holds the folder.
+
+    Example:
+      >>> import tempfile
+      >>> from pathlib import Path
+      >>> folder = Path(tempfile.mkdtemp()) / "runs" / "a"
+      >>> with held(folder):
+      ...     print([path.name for path in folder.iterdir()])
+      ['.lock']
+      >>> folder.parent.exists()
+      False
+    """
+    folder = Path(folder).absolute()
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    file = _taken(folder)
+    try:
+        yield
+    finally:
+        path = folder / LOCK
+        if sys.platform == "win32":  # which removes no file that is open
+            file.close()
+        with suppress(OSError):
+            path.unlink()
+        file.close()
+        for empty in made:
+            with suppress(OSError):
+                empty.rmdir()
+
+
+def _taken(folder: Path) -> BinaryIO:
+    """The lock's file, open; the lock is ours until it is closed."""
+    path = folder / LOCK
+    for _ in range(_TRIES):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            file = path.open("a+b")
+        except FileNotFoundError:  # somebody who had made the folder removed it just now
+            continue
+        try:
+            _lock(file)
+        except OSError as error:
+            if error.errno in _TAKEN:
+                file.seek(0)
+                holder = file.read(200).decode(errors="replace").strip() or "another process"
+                file.close()
+                raise EvenhandError(
+                    f"{folder} is in use by {holder}: wait until that has ended, or name another folder."
+                ) from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                file.flush()
+                return file
+        file.close()  # who held it removed it just now
+    raise EvenhandError(f"{folder} is in use by other processes, one after another: name another folder.")
+
+
+if sys.platform == "win32":
+
+    def _lock(file: BinaryIO) -> None:
+        file.seek(2**30)  # nobody could read what is locked, and the holder's name is to be read
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+
+else:
+
+    def _lock(file: BinaryIO) -> None:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,85 @@
+"""What tells one run from another, so that none continues from the checkpoint of another."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evenhand.data import FederatedDataset
+from evenhand.simulation._engine import one_round
+from evenhand.simulation._hoist import inner_constants
+from evenhand.simulation._liars import liars_of, poisoned
+from evenhand.simulation._round import RoundState, Rows
+from evenhand.simulation._setup import Setup
+from evenhand.types import Attack, ClientData, Key, Params
+
+__all__ = ["identity"]
+
+_SAMPLE = 2**12
+"""Rows by which data are told apart; all of them may be more than fits into memory."""
+_LIARS = 4
+"""Liars by whose rows attacks are told apart."""
+
+
+def identity(setup: Setup, data: FederatedDataset, seed: int, eval_clients: int | None) -> dict[str, Any]:
+    """What must be equal for a run to continue from a checkpoint."""
+    digest = hashlib.sha256()
+    for split in (data.train, data.valid, data.test):
+        rows = np.linspace(0, split.rows - 1, min(split.rows, _SAMPLE)).astype(np.int64)
+        for part in (split.offsets, split.y, split.x[rows]):
+            digest.update(np.ascontiguousarray(part).tobytes())
+    return {
+        "seed": seed,
+        "cohort": setup.program.cohort,
+        "eval_clients": eval_clients,
+        "data": digest.hexdigest()[:16],
+        "attack": _lies(setup.program.attack, data, seed),
+        "method (with its settings, systems and attack)": _fingerprint(setup),
+    }
+
+
+def _fingerprint(setup: Setup) -> str:
+    """Of the computation that one round is, every constant in it included; addresses in memory left out.
+
+    The lanes and devices are left out too: they change rounding only, and a run may move to another machine.
+    """
+    program = setup.program._replace(lanes=1, mesh=None)
+    state, rows = jax.eval_shape(lambda *values: values, setup.state, setup.rows)  # the arrays may be gone
+
+    digest, adapt = hashlib.sha256(), program.algorithm.adapt
+    traced = [jax.make_jaxpr(partial(one_round, program))(state, rows, setup.root, jnp.int32(0))]
+    if adapt is not None:
+
+        def adapted(state: RoundState, rows: Rows, key: Key) -> Params:
+            data = ClientData(
+                rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), program.capacity
+            )
+            return adapt(program.algorithm.global_params(state.server), data, key)
+
+        traced.append(jax.make_jaxpr(adapted)(state, rows, setup.root))
+    for each in traced:
+        digest.update(re.sub(r"0x[0-9a-f]+", "", str(each)).encode())
+        for constant in inner_constants(each):
+            digest.update(constant)
+    return digest.hexdigest()[:16]
+
+
+def _lies(attack: Attack | None, data: FederatedDataset, seed: int) -> str:
+    """Of who lies, and of the poisoned rows of the first of them; uploads and reports are in the computation."""
+    if attack is None:
+        return "none"
+    liars = liars_of(attack, len(data.train.sizes), seed)
+    digest = hashlib.sha256(liars.tobytes())
+    if attack.rows is None:
+        return digest.hexdigest()[:16]
+    for client in np.flatnonzero(liars)[:_LIARS]:
+        rows = slice(*data.train.offsets[client : client + 2])
+        for part in poisoned(attack.rows, data.train.x[rows], data.train.y[rows], seed, int(client)):
+            digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,187 @@
+"""Two processes in one folder: one works, and the other gets one sentence and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand.cli import main
+from evenhand.cli._checksums import check
+from evenhand.lock import LOCK, held
+from nursery import Child, Nursery
+
+CACHE = Path(__file__).parents[2] / ".jax_cache" / "nursery"
+SETTINGS = "--clients 4 --cohort 2 --seed 3 --eval-every 1 --checkpoint 0 --rounds"
+HOLDER = """
+import sys
+from evenhand.lock import held
+with held(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    found = Nursery(CACHE)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def holder() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that hold folders, ended with the test."""
+    running: list[subprocess.Popen[str]] = []
+    yield running
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def held_elsewhere(folder: Path, running: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(eh.__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    running.append(process)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_that_is_held_is_refused_and_the_lock_dies_with_its_process(
+    tmp_path: Path, holder: list[subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "a"
+    run = ["run", "fedavg", *SETTINGS.split(), "1", "--quiet", "--out", str(folder)]
+    other = held_elsewhere(folder, holder)
+    for words in (run, [*run, "--overwrite"]):
+        assert main(words) == 2
+        shown = capsys.readouterr()
+        assert shown.err.startswith(f"evenhand: {folder} is in use by process {other.pid} on ")
+        assert shown.err.count("\n") == 1 and shown.out == ""
+    assert {path.name for path in folder.iterdir()} == {LOCK}
+    other.kill()
+    other.wait()
+    assert main(run) == 0
+    assert not (folder / LOCK).exists()
+    before = contents(folder)
+    other = held_elsewhere(folder, holder)
+    before[Path(LOCK)] = (folder / LOCK).read_bytes()
+    for words in (["resume", str(folder), "--rounds", "2"], [*run, "--overwrite"], run):
+        assert main(words) == 2
+        assert "is in use by process" in capsys.readouterr().err
+        assert contents(folder) == before
+    # Reading goes on as ever.
+    assert main(["compare", str(folder)]) == 0
+    assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
+    other.communicate()
+    assert {path.name for path in folder.iterdir()} == {name.parts[0] for name in before} - {LOCK}
+
+
+def test_a_simulation_in_a_folder_that_is_held_is_refused(
+    tmp_path: Path, holder: list[subprocess.Popen[str]]
+) -> None:
+    method = eh.algorithms.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, batch_size=5)
+    other = held_elsewhere(tmp_path / "place", holder)
+    with pytest.raises(eh.EvenhandError, match=rf"place is in use by process {other.pid} on "):
+        eh.simulate(method, eh.testing.toy_data(), rounds=1, checkpoint=tmp_path / "place")
+    assert {path.name for path in (tmp_path / "place").iterdir()} == {LOCK}
+
+
+def test_a_child_does_not_inherit_the_lock(tmp_path: Path, holder: list[subprocess.Popen[str]]) -> None:
+    forking = HOLDER.replace(
+        "    print(", "    import os\n    if not os.fork(): sys.stdin.read(); os._exit(0)\n    print("
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(eh.__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", forking, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    holder.append(process)
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(eh.EvenhandError, match="is in use"), held(tmp_path):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with held(tmp_path):  # though the child, which waits for its input, is still there
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_made_to_be_held_goes_if_nothing_was_written(tmp_path: Path) -> None:
+    with held(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b" / LOCK).exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- processes that compete ---------------------------------------------------------------------------------------
+
+
+def raced(nursery: Nursery, folder: Path, first: str, second: str, delay: float) -> list[int]:
+    """The exit codes of two commands, the second started a while after the first."""
+    children: list[Child] = [nursery.start("command", folder=str(folder), words=first.split())]
+    time.sleep(delay)
+    children.append(nursery.start("command", folder=str(folder), words=second.split()))
+    return [child.wait() for child in children]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "delays"),
+    [
+        (
+            f"run fedavg {SETTINGS} 6 --out run",
+            f"run fedavg {SETTINGS} 6 --out run",
+            (0.0, 0.1, 0.2, 0.3, 0.5),
+        ),
+        ("resume run --rounds 12", "resume run --rounds 12", (0.0, 0.05, 0.1, 0.2, 0.3)),
+        ("resume run --rounds 12", "resume run --rounds 20", (0.0, 0.05, 0.1, 0.2, 0.3)),
+        (
+            f"run fedavg {SETTINGS} 40 --out run",
+            f"run fedprox {SETTINGS} 2 --out run --overwrite",
+            (0.1, 0.3, 0.5, 0.7, 1.0),
+        ),
+    ],
+    ids=["run and run", "resume and resume", "resume further and further", "run and overwrite"],
+)
+def test_one_of_two_processes_works_and_the_other_is_refused(
+    first: str, second: str, delays: tuple[float, ...], nursery: Nursery, tmp_path: Path, thorough: bool
+) -> None:
+    start = f"run fedavg {SETTINGS} 6 --out run"
+    if first.startswith("resume"):
+        assert main([*start.split()[:-1], str(tmp_path / "start"), "--quiet"]) == 0
+    for trial, delay in enumerate(delays if thorough else delays[1:2]):
+        folder = tmp_path / str(trial)
+        folder.mkdir()
+        if first.startswith("resume"):
+            shutil.copytree(tmp_path / "start", folder / "run")
+        codes = raced(nursery, folder, first, second, delay)
+        assert sorted(codes) == [0, 2]
+        winner = (first, second)[codes.index(0)]
+        rounds = int((winner + " --rounds 6").split("--rounds ")[1].split()[0])
+        lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+        assert len(lines) == rounds + 1 == len(set(lines))
+        condition = check(folder / "run")
+        assert condition.results == "sealed" and not condition.damaged and not condition.is_edited
+        assert not list(folder.rglob(LOCK))
+        assert eh.simulation.Checkpoint(folder / "run" / "checkpoint").saved() == [rounds - 1, rounds]
