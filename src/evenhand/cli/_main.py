@@ -19,6 +19,7 @@ from evenhand.cli._resume import Resume
 from evenhand.cli._run import Run
 from evenhand.cli._words import STYLE, in_one_sentence
 from evenhand.errors import EvenhandError
+from evenhand.text import visible
 
 __all__ = ["main", "parse"]
 
@@ -118,5 +119,5 @@ def parse(words: Sequence[str]) -> Run | Resume | Compare | Report | List:
 def _complain(sentence: str) -> int:
     for argument, option in _OPTIONS.items():
         sentence = sentence.replace(argument, option)
-    print(f"evenhand: {sentence}", file=sys.stderr)
+    print(f"evenhand: {visible(sentence)}", file=sys.stderr)
     return 2

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from evenhand.cli import _folder
 from evenhand.cli._saved import load_run
-from evenhand.cli._tables import overview, subject
-from evenhand.evaluation import write_clients_csv, write_report
+from evenhand.cli._tables import overview
+from evenhand.cli._terminal import say
+from evenhand.evaluation import compare, write_clients_csv, write_report
 from evenhand.evaluation._view import statistics
 from evenhand.simulation import Run
 from evenhand.simulation._signals import uninterrupted
@@ -122,13 +123,13 @@ def _write_params(path: Path, params: Params) -> None:
 def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
     console = Console(highlight=False)
     rows = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test rows"
-    console.print(f"{run.data.name}: {run.data.num_clients} clients, {rows}", soft_wrap=True, markup=False)
-    console.print(overview(subject([load_run(folder).view])))
+    say(console, f"{run.data.name}: {run.data.num_clients} clients, {rows}")
+    console.print(overview(compare(load_run(folder).view)))
     done, loss = int(run.history["round"][-1]), float(run.history["train_loss"][-1])
     if interrupted:
         resume = f", and `evenhand resume {folder}` goes on" if (folder / _folder.CHECKPOINT).is_dir() else ""
         stopped = f"Stopped after round {done} of {rounds}; the folder holds what was done{resume}."
-        console.print(stopped, soft_wrap=True, markup=False)
+        say(console, stopped)
     if not math.isfinite(loss):
-        console.print("[yellow]Training diverged: try a smaller --lr or --server-lr.[/]", soft_wrap=True)
-    console.print(f"Report: {folder / _folder.REPORT}", soft_wrap=True, markup=False)
+        say(console, "Training diverged: try a smaller --lr or --server-lr.", "yellow")
+    say(console, f"Report: {folder / _folder.REPORT}")

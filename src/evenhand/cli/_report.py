@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 from evenhand.cli._folder import REPORT
 from evenhand.cli._saved import load_run
 from evenhand.evaluation import write_report
+from evenhand.text import visible
 
 __all__ = ["Report"]
 
@@ -27,5 +28,5 @@ class Report:
     def execute(self) -> int:
         """Writes the page and returns the exit code."""
         path = self.run / REPORT if self.out is None else self.out
-        print(write_report(path, [load_run(self.run).view]))
+        print(visible(write_report(path, [load_run(self.run).view])))
         return 0

@@ -17,6 +17,7 @@ from evenhand.cli._record import Place
 from evenhand.cli._run import Run
 from evenhand.cli._words import STYLE, in_one_sentence
 from evenhand.errors import EvenhandError
+from evenhand.text import visible
 
 __all__ = ["Resume"]
 
@@ -47,7 +48,9 @@ class Resume:
         done = _finished(self.run)
         if done is not None and done == run.rounds:
             if not self.quiet:
-                print(f"{self.run} is finished, with {done} rounds done: --rounds {2 * done} trains further.")
+                print(
+                    f"{visible(self.run)} is finished, with {done} rounds done: --rounds {2 * done} trains further."
+                )
             return 0
         if run.checkpoint == "off" or not (self.run / CHECKPOINT).is_dir():
             raise EvenhandError(
@@ -66,7 +69,7 @@ class Resume:
         config = run.recorded(data)
         if not self.quiet:
             for sentence in changes(path, config):
-                print(f"evenhand: {sentence}", file=sys.stderr)
+                print(f"evenhand: {visible(sentence)}", file=sys.stderr)
         return run.train(data, Place(self.run, config, resumed=True))
 
 

@@ -21,6 +21,7 @@ from evenhand.cli._record import Place, record
 from evenhand.data import FederatedDataset
 from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import stragglers
+from evenhand.text import visible
 
 __all__ = ["Run"]
 
@@ -70,7 +71,7 @@ class Run:
         config = self.recorded(data)
         if self.config is not None and not self.quiet:
             for sentence in changes(self.config, config):
-                print(f"evenhand: {sentence}", file=sys.stderr)
+                print(f"evenhand: {visible(sentence)}", file=sys.stderr)
         return self.train(data, Place(folder, config, resumed=False))
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import RunView
 from evenhand.evaluation._classes import CLASS_COLUMNS
 from evenhand.evaluation._view import SPLITS
+from evenhand.text import spreadsheet_name
 
 __all__ = ["SavedRun", "load_run"]
 
@@ -52,10 +54,11 @@ def load_run(folder: Path) -> SavedRun:
             "rounds": summary["rounds"],
             "cohort": summary["cohort"],
             "seed": options["seed"],
+            "fingerprint": str(data["fingerprint"]),
             "seconds": summary["seconds"],
             "examples_per_second": summary.get("examples_per_second"),
             "padded": summary.get("padded"),
-            "command": f"evenhand run --config {folder / CONFIG}",
+            "command": f"evenhand run --config {shlex.quote(str(folder / CONFIG))}",
             "versions": config["versions"],
         }
         view = RunView(
@@ -111,7 +114,7 @@ def _read_clients(path: Path) -> tuple[tuple[str, ...], dict[str, Vector]]:
     """The clients' ids, and each other column as ``(K,)`` float64 with NaN for an empty field."""
     if not path.exists():
         raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8", errors="surrogatepass") as file:
         header, *lines = list(csv.reader(file)) or [[]]
     if not lines:
         raise EvenhandError(f"{path} holds no client: repeat the run.")
@@ -125,4 +128,6 @@ def _read_clients(path: Path) -> tuple[tuple[str, ...], dict[str, Vector]]:
     except ValueError as error:
         raise EvenhandError(f"{path} holds a field that is no number ({error}): repeat the run.") from None
     columns = table.reshape(len(lines), len(header) - 1).T
-    return tuple(line[0] for line in lines), dict(zip(header[1:], columns, strict=True))
+    return tuple(spreadsheet_name(line[0]) for line in lines), dict(
+        zip(map(spreadsheet_name, header[1:]), columns, strict=True)
+    )

@@ -1,8 +1,9 @@
-"""What a model does for each client, how evenly, and a report about it.
+"""What a model does for each client, how evenly, and reports, figures and comparisons about it.
 
-The figures of the report are in :mod:`evenhand.evaluation.figures`.
+The figures are in :mod:`evenhand.evaluation.figures`, which loads matplotlib when the first of them is drawn.
 """
 
+from evenhand.evaluation import figures
 from evenhand.evaluation._classes import ClassMetrics, class_spread, summarize_classes
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
 from evenhand.evaluation._flat import Prepared, evaluate, mean_loss, per_client, prepare
@@ -11,30 +12,38 @@ from evenhand.evaluation._personal import evaluate_personal
 from evenhand.evaluation._report import write_report
 from evenhand.evaluation._summary import angle, best, entropy, jain, kl_to_uniform, summarize, worst
 from evenhand.evaluation._view import RunView, is_higher_better, write_clients_csv
+from evenhand.evaluation.comparison import Comparison, Method, caution, compare, may_win, verdict
 
 __all__ = [
     "ClassMetrics",
+    "Comparison",
     "Dissimilarity",
     "Levels",
+    "Method",
     "Prepared",
     "RunView",
     "angle",
     "best",
+    "caution",
     "class_spread",
+    "compare",
     "dissimilarity",
     "entropy",
     "evaluate",
     "evaluate_personal",
+    "figures",
     "inexactness",
     "is_higher_better",
     "jain",
     "kl_to_uniform",
+    "may_win",
     "mean_loss",
     "per_client",
     "prepare",
     "serve_by_level",
     "summarize",
     "summarize_classes",
+    "verdict",
     "worst",
     "write_clients_csv",
     "write_report",

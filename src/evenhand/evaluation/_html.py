@@ -14,9 +14,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from evenhand.evaluation import _draw as draw
-from evenhand.evaluation._view import is_share
+from evenhand.text import visible
 
-__all__ = ["Cell", "bar", "details", "escape", "number", "percent", "svg", "swatch", "table", "value"]
+__all__ = ["Cell", "bar", "details", "escape", "svg", "swatch", "table"]
 
 _VARIABLES = {
     draw.INK: "var(--ink)",
@@ -34,32 +34,10 @@ class Cell(NamedTuple):
 
 
 def escape(text: object) -> str:
-    """Any text, with all that HTML would take for markup made harmless."""
-    return html.escape(str(text), quote=True)
-
-
-def number(x: float, digits: int = 4) -> str:
-    """A number to some significant digits; a dash where there is none."""
-    if math.isnan(x):
-        return "–"
-    if math.isinf(x):
-        return "∞" if x > 0 else "−∞"
-    if x == 0:
-        return "0"
-    if 1e-4 <= abs(x) < 1e6:
-        places = max(0, digits - 1 - math.floor(math.log10(abs(x))))
-        return f"{x:,.{min(places, 6)}f}".replace("-", "−")
-    return f"{x:.{digits - 1}e}".replace("-", "−")
-
-
-def percent(x: float) -> str:
-    """A share in percent."""
-    return f"{100 * x:.1f}\u202f%" if math.isfinite(x) else "–"
-
-
-def value(x: float, metric: str) -> str:
-    """A value of a metric."""
-    return percent(x) if is_share(metric) else number(x)
+    """Any text, with all that HTML would take for markup made harmless and nothing hidden but what isolates a name."""
+    parts = re.split("([\u2068\u2069])", str(text))
+    shown = (part if i % 2 else visible(part) for i, part in enumerate(parts))
+    return html.escape("".join(shown), quote=True)
 
 
 def bar(text: str, share: float, colour: int = 0) -> Cell:
