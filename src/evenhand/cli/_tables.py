@@ -28,6 +28,9 @@ _COLUMNS = (
 _EVENNESS = ("variance", "angle")
 """Less is better, whatever the metric."""
 
+_MOST_COLUMNS = 6
+"""So many methods stand side by side in a table of clients; the others in a further one below."""
+
 _MOST_HEADS, _WIDEST_HEAD = 4, 24
 """More methods than that, or longer names, are numbered, and the table of clients names them by number."""
 
@@ -54,17 +57,23 @@ def client_table(of: Comparison, count: int) -> Group:
     sign = 1 if is_higher_better(of.metric) else -1
     order = np.argsort(sign * values[0], kind="stable")
     shown = [int(k) for k in order if not np.isnan(values[0, k])][:count]
-    table = _table()
-    table.add_column("client", overflow="fold")
-    table.add_column(f"{of.split}\nrows", justify="right")
-    for i, name in enumerate(of.names):
-        table.add_column(named(str(i + 1) if _numbered(of) else name), justify="right", overflow="fold")
-    for k in shown:
-        rows = f"{int(first.sizes[of.split][k])}" if of.split in first.sizes else ""
-        table.add_row(named(first.client_ids[k]), rows, *(_text(v, "mean", of) for v in values[:, k]))
+    tables: list[Table] = []
+    for begin in range(0, len(of.methods), _MOST_COLUMNS):
+        methods = range(begin, min(begin + _MOST_COLUMNS, len(of.methods)))
+        table = _table()
+        table.add_column("client", overflow="fold")
+        table.add_column(f"{of.split}\nrows", justify="right")
+        for i in methods:
+            head = str(i + 1) if _numbered(of) else of.names[i]
+            table.add_column(named(head), justify="right", overflow="fold", min_width=5)
+        for k in shown:
+            rows = f"{int(first.sizes[of.split][k])}" if of.split in first.sizes else ""
+            numbers = (_text(values[i, k], "mean", of) for i in methods)
+            table.add_row(named(first.client_ids[k]), rows, *numbers)
+        tables.append(table)
     under = f"method 1, {of.names[0]}" if _numbered(of) else of.names[0]
     title = f"{of.split} {of.metric} of the {len(shown)} clients worst off under {under}"
-    return Group(named(title + _over_seeds(of), "bold"), table)
+    return Group(named(title + _over_seeds(of), "bold"), *tables)
 
 
 def tally(of: Comparison) -> str:

@@ -100,13 +100,28 @@ def svg(figure: Figure, name: str, title: str, note: str, alt: str) -> str:
     text = re.sub(r'\sid="([^"]+)"', rf' id="{name}-\1"', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
     text = re.sub(r"#[0-9a-f]{6}\b", lambda match: _VARIABLES.get(match[0], match[0]), text)
-    text = re.sub(r"\n\s*", "\n", text)
+    text = re.sub(r"<[^>]+>", lambda tag: _shorter(tag[0]), re.sub(r"\n\s*", "\n", text))
+    text = re.sub(r"<g>\n(<[^g/][^>]*/>\n)</g>\n", r"\1", text)
     box = _attribute(text, "viewBox")
     opening = f'<svg viewBox="{box}" role="img" aria-label="{escape(alt)}" class="plot"'
     opening += ' xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
     text = opening + text[text.index(">") + 1 :]
     caption = f"<figcaption><strong>{escape(title)}</strong> {escape(note)}</figcaption>"
     return f"<figure>\n{caption}\n{text}</figure>"
+
+
+def _shorter(tag: str) -> str:
+    """A tag without what shows nothing: tenths of a point are all that can be seen, and the page has its own fonts."""
+    tag = re.sub(r"font-family: [^;\"]*;? ?|", "", tag)
+    tag = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", tag)
+    if tag.startswith("<g id="):
+        tag = re.sub(r' id="[^"]*"', "", tag)
+    tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
+    return re.sub(r'(?<= )d="([^"]*)"', lambda path: f'd="{_short_path(path[1])}"', tag)
+
+
+def _short_path(path: str) -> str:
+    return re.sub(r"\s*([A-Za-z])\s*", r"\1", re.sub(r"(\.\d)\d+|\.0+\b", r"\1", path)).strip()
 
 
 def _attribute(text: str, name: str) -> Any:

@@ -23,6 +23,9 @@ _WIDTH, _HEIGHT = 4.4, 3.1
 _LONGEST_END = 18
 """So many letters fit beside the axes, in the wider fonts that browsers have."""
 
+_FARTHEST_END = 0.1
+"""A label may stand so far from its line's end, as a share of the axes' height."""
+
 _LETTERS = 64
 """What a row of a legend holds, with 6 for each line's sample."""
 
@@ -59,7 +62,9 @@ def panels(names: Sequence[str], x: str, y: str) -> tuple[Figure, list[Axes]]:
         every[len(names) - 1].tick_params(labelbottom=True)
         grid[-2, -1].tick_params(labelbottom=True)
     for i, (axes, name) in enumerate(zip(every, names, strict=False)):
-        title(axes, name, draw.look(i)[0], 30 if columns == 2 else 60)
+        title(axes, name, draw.look(i)[0], 24 if columns == 2 else 60)
+        if columns == 2:
+            axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.yaxis.set_major_locator(MaxNLocator(3))
     return figure, every[: len(names)]
 
@@ -70,14 +75,16 @@ def title(axes: Axes, name: str, colour: str, most: int) -> None:
 
 
 def label_ends(figure: Figure, axes: Axes, ends: Sequence[End]) -> None:
-    """Each line's name where it ends; a legend above where the names are too long for that."""
-    if max((len(end.name) for end in ends), default=0) > _LONGEST_END:
-        legend(figure, axes)
-        return
+    """Each line's name where it ends; a legend above where the names are too long or the ends too close for that."""
     axes.autoscale_view()
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = np.array([to_axes.transform((end.x, end.y))[1] for end in ends])
-    for end, y in zip(ends, _apart(heights, gap=0.07), strict=True):
+    placed = _apart(heights, gap=0.07)
+    too_far = np.abs(placed - heights).max(initial=0) > _FARTHEST_END
+    if too_far or max((len(end.name) for end in ends), default=0) > _LONGEST_END:
+        legend(figure, axes)
+        return
+    for end, y in zip(ends, placed, strict=True):
         axes.text(
             *(1.02, float(y), draw.short(end.name)),
             transform=axes.transAxes,

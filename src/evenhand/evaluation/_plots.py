@@ -31,7 +31,7 @@ MEDIANS_FROM = 40
 """With so many clients, a scatter gets a line of medians."""
 
 _DASHED = (0, (2, 1.5))
-_IN_A_PANEL, _BEHIND = 120, 40
+_IN_A_PANEL, _BEHIND = 100, 25
 """How many points a line has in a small panel: its own, and those of the others."""
 
 NDArray = npt.NDArray[np.float64]
@@ -159,8 +159,11 @@ def size_scatter(of: Comparison) -> Figure:
 
 def series(of: Comparison, key: str) -> Figure:
     """See :func:`evenhand.evaluation.figures.series`."""
-    lines = [_by_round(method, key) for method in of.methods]
-    return _compared(of, lines, "", "round", draw.short(key.replace("_", " ")))
+    known = tuple(method for method in of.methods if np.isfinite(_by_round(method, key).mean).any())
+    of = of._replace(methods=known or of.methods)
+    return _compared(
+        of, [_by_round(method, key) for method in of.methods], "", "round", draw.short(key.replace("_", " "))
+    )
 
 
 def _compared(of: Comparison, lines: list[Lines], metric: str, x: str, y: str) -> Figure:
