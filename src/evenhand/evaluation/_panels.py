@@ -23,7 +23,7 @@ _WIDTH, _HEIGHT = 4.4, 3.1
 _LONGEST_END = 18
 """So many letters fit beside the axes, in the wider fonts that browsers have."""
 
-_FARTHEST_END = 0.1
+_FARTHEST_END = 0.05
 """A label may stand so far from its line's end, as a share of the axes' height."""
 
 _LETTERS = 64
@@ -39,15 +39,18 @@ class End(NamedTuple):
     colour: str
 
 
-def one() -> tuple[Figure, Axes]:
+def one(x: str, y: str) -> tuple[Figure, Axes]:
     """A figure of one pair of axes."""
     with rc_context(draw.STYLE):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-        return figure, figure.subplots()
+        axes = figure.subplots()
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    return figure, axes
 
 
-def panels(names: Sequence[str], x: str, y: str) -> tuple[Figure, list[Axes]]:
-    """A panel for each name, on the same scales: three rows at most, or two columns."""
+def panels(names: Sequence[str], colours: Sequence[str], x: str, y: str) -> tuple[Figure, list[Axes]]:
+    """A panel for each name, in its colour and on the same scales: three rows at most, or two columns."""
     columns = 1 if len(names) <= MOST_SHARED else 2
     rows = -(-len(names) // columns)
     with rc_context(draw.STYLE):
@@ -61,8 +64,8 @@ def panels(names: Sequence[str], x: str, y: str) -> tuple[Figure, list[Axes]]:
         axes.set_axis_off()
         every[len(names) - 1].tick_params(labelbottom=True)
         grid[-2, -1].tick_params(labelbottom=True)
-    for i, (axes, name) in enumerate(zip(every, names, strict=False)):
-        title(axes, name, draw.look(i)[0], 24 if columns == 2 else 60)
+    for axes, name, colour in zip(every, names, colours, strict=False):
+        title(axes, name, colour, 24 if columns == 2 else 60)
         if columns == 2:
             axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.yaxis.set_major_locator(MaxNLocator(3))

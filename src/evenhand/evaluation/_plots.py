@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -57,8 +58,8 @@ def learning_curve(of: Comparison) -> Figure:
     metric, split = of.metric, of.split
     lines = [_by_round(method, _key(of, split), f"{split}_{metric}_worst10") for method in of.methods]
     if len(of.methods) > 1:
-        return _compared(of, lines, metric, "round", draw.label(metric, split))
-    figure, axes = panels.one()
+        return _compared(dict(enumerate(lines)), of, metric, "round", draw.label(metric, split))
+    figure, axes = panels.one("round", draw.label(metric, None))
     own, method, ends = lines[0], of.methods[0], list[panels.End]()
     for other, colour in (("valid", draw.PALETTE[2]), ("train", draw.MUTED)):
         if other != split:
@@ -70,8 +71,6 @@ def learning_curve(of: Comparison) -> Figure:
         low, high = (_by_round(method, f"{split}_{metric}_{tail}10").mean for tail in ("worst", "best"))
     draw.band(axes, own.x, low, high, metric, colour)
     draw.line(axes, own.x, own.mean, metric, colour, "-", SPLIT_NAMES[split])
-    axes.set_xlabel("round")
-    axes.set_ylabel(draw.label(metric, None))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     draw.log_if_wide(axes)
     panels.label_ends(figure, axes, [*ends, *_end(own.x, own.mean, metric, SPLIT_NAMES[split], colour)])
@@ -85,13 +84,7 @@ def client_histogram(of: Comparison) -> Figure:
     everyone = np.concatenate([x for method in values for x in method])
     edges = draw.edges(everyone, metric, max(x.size for method in values for x in method))
     label = draw.label(metric, of.split)
-    if several:
-        figure, every = panels.panels(of.names, label, "clients")
-    else:
-        figure, axes = panels.one()
-        axes.set_xlabel(label)
-        axes.set_ylabel("clients")
-        every = [axes]
+    figure, every = _one_or_panels(of, label, "clients")
     for i, axes in enumerate(every):
         counts = np.mean([np.histogram(x, edges)[0] for x in values[i]], axis=0)
         left, width = draw.scaled(edges[:-1], metric), np.diff(draw.scaled(edges, metric))
@@ -114,20 +107,14 @@ def client_histogram(of: Comparison) -> Figure:
 
 def client_curve(of: Comparison) -> Figure:
     """See :func:`evenhand.evaluation.figures.client_curve`."""
-    lines = [_served(method, of) for method in of.methods]
-    return _compared(of, lines, of.metric, "clients, worst served first (%)", draw.label(of.metric, of.split))
+    lines = {i: _served(method, of) for i, method in enumerate(of.methods)}
+    return _compared(lines, of, of.metric, "clients, worst served first (%)", draw.label(of.metric, of.split))
 
 
 def size_scatter(of: Comparison) -> Figure:
     """See :func:`evenhand.evaluation.figures.size_scatter`."""
     metric, names = of.metric, ("training rows of the client", draw.label(of.metric, of.split))
-    if len(of.methods) > 1:
-        figure, every = panels.panels(of.names, *names)
-    else:
-        figure, axes = panels.one()
-        axes.set_xlabel(names[0])
-        axes.set_ylabel(names[1])
-        every = [axes]
+    figure, every = _one_or_panels(of, *names)
     points = [_sizes_and_values(method, of) for method in of.methods]
     for i, (axes, (sizes, values)) in enumerate(zip(every, points, strict=True)):
         few = values.size <= 150
@@ -159,66 +146,61 @@ def size_scatter(of: Comparison) -> Figure:
 
 def series(of: Comparison, key: str) -> Figure:
     """See :func:`evenhand.evaluation.figures.series`."""
-    known = tuple(method for method in of.methods if np.isfinite(_by_round(method, key).mean).any())
-    of = of._replace(methods=known or of.methods)
-    return _compared(
-        of, [_by_round(method, key) for method in of.methods], "", "round", draw.short(key.replace("_", " "))
-    )
+    lines = {i: _by_round(method, key) for i, method in enumerate(of.methods)}
+    known = {i: line for i, line in lines.items() if np.isfinite(line.mean).any()}
+    return _compared(known or lines, of, "", "round", draw.short(key.replace("_", " ")))
 
 
-def _compared(of: Comparison, lines: list[Lines], metric: str, x: str, y: str) -> Figure:
-    """A line per method: all on the same axes, or each in a panel before those of the others."""
-    by_round, shared = x == "round", len(lines) <= panels.MOST_SHARED
-    figure, every = panels.panels(of.names, x, y) if not shared else _one(x, y, len(lines))
-    ends: list[panels.End] = []
-    for i, own in enumerate(lines):
-        axes, (colour, style) = every[i % len(every)], draw.look(i)
-        if not by_round:
+def _compared(lines: Mapping[int, Lines], of: Comparison, metric: str, x: str, y: str) -> Figure:
+    """A line per method, by its place: all on the same axes, or each in a panel before those of the others."""
+    names, looks = [of.names[i] for i in lines], [draw.look(i) for i in lines]
+    shared, clients = len(lines) <= panels.MOST_SHARED, x != "round"
+    if shared:
+        figure, axes = panels.one(x, y)
+        every = [axes]
+    else:
+        figure, every = panels.panels(names, [colour for colour, _ in looks], x, y)
+    for axes in every:
+        if clients:
             axes.set_xlim(0, 100)
-            if i < len(every):
-                axes.axvspan(0, 10, color=draw.GRID, linewidth=0)
+            axes.axvspan(0, 10, color=draw.GRID, linewidth=0)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(6 if shared else 4, integer=True))
+    ends: list[panels.End] = []
+    for k, (i, own) in enumerate(lines.items()):
+        axes, (colour, style) = every[k % len(every)], looks[k]
         if not shared:
-            style = "-"
-            for other in lines[:i] + lines[i + 1 :]:
-                draw.line(
-                    axes,
-                    other.x,
-                    other.mean,
-                    metric,
-                    draw.MUTED,
-                    "-",
-                    "",
-                    width=0.8,
-                    alpha=0.35,
-                    most=_BEHIND,
-                )
+            _behind(axes, [other for j, other in lines.items() if j != i], metric)
+        most = draw.MOST_POINTS if shared else _IN_A_PANEL
+        if own.thin is not None:
+            draw.line(axes, own.x, own.thin, metric, colour, _DASHED, "", width=1.1, most=most)
         if len(of.methods[i].runs) > 1:
             draw.band(axes, own.x, own.low, own.high, metric, colour)
-        if own.thin is not None:
-            draw.line(axes, own.x, own.thin, metric, colour, _DASHED, "", width=1.1, most=_points(shared))
-        name = of.names[i] if len(lines) > 1 else ""
-        marker = draw.MARKERS[i % 6] if not by_round else "o"
-        draw.line(axes, own.x, own.mean, metric, colour, style, name, marker=marker, most=_points(shared))
+        name, marker = names[k] if len(of.methods) > 1 else "", draw.MARKERS[i % 6] if clients else "o"
+        draw.line(
+            axes, own.x, own.mean, metric, colour, style if shared else "-", name, marker=marker, most=most
+        )
         ends += _end(own.x, own.mean, metric, name, colour) if name else []
         if not shared and not np.isfinite(own.mean).any():
             _say_nothing(axes)
-    if by_round:
-        every[0].xaxis.set_major_locator(MaxNLocator(6 if shared else 4, integer=True))
     draw.log_if_wide(*every)
     if shared:
         panels.label_ends(figure, every[0], ends)
     return figure
 
 
-def _one(x: str, y: str, lines: int) -> tuple[Figure, list[Axes]]:
-    figure, axes = panels.one()
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+def _one_or_panels(of: Comparison, x: str, y: str) -> tuple[Figure, list[Axes]]:
+    if len(of.methods) > 1:
+        return panels.panels(of.names, [draw.look(i)[0] for i in range(len(of.methods))], x, y)
+    figure, axes = panels.one(x, y)
     return figure, [axes]
 
 
-def _points(shared: bool) -> int:
-    return draw.MOST_POINTS if shared else _IN_A_PANEL
+def _behind(axes: Axes, others: Sequence[Lines], metric: str) -> None:
+    """The lines of the other methods, in grey."""
+    for other in others:
+        how = (metric, draw.MUTED, "-", "")
+        draw.line(axes, other.x, other.mean, *how, width=0.8, alpha=0.35, most=_BEHIND)
 
 
 def _end(x: NDArray, y: NDArray, metric: str, name: str, colour: str) -> list[panels.End]:
