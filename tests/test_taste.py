@@ -22,12 +22,13 @@ ROOT = Path(evenhand.__file__).parent
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 # Who may import whom, bottom up; everybody may import what is under their own name.
-_BASE = {"errors", "naming", "types", "tree", "permutation", "programs", "streams"}
+_BASE = {"errors", "naming", "text", "types", "tree", "permutation", "programs", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "aggregators", "algorithms"}
 _MEASURED = _METHODS | {"centralized", "data", "models", "evaluation"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "text": set(),
     "_platform": set(),
     "_version": set(),
     "naming": set(),

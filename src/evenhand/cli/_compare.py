@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +9,11 @@ from typing import Annotated
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from evenhand.cli._saved import SavedRun, load_run
-from evenhand.cli._tables import client_table, overview, subject, tally
+from evenhand.cli._saved import load_run
+from evenhand.cli._tables import client_table, overview, tally
+from evenhand.cli._terminal import remark, say
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.evaluation import RunView, write_report
+from evenhand.evaluation import Comparison, caution, compare, verdict, write_report
 
 __all__ = ["Compare"]
 
@@ -38,39 +37,30 @@ class Compare:
                 "There is nothing to compare: name run folders, e.g. `evenhand compare runs/a runs/b`."
             )
         saved = [load_run(folder) for folder in self.runs]
-        for remark in (remark for run in saved for remark in run.remarks):
-            print(f"evenhand: {remark}", file=sys.stderr)
-        views = _distinct(saved)
-        of = subject(views)
+        for sentence in (sentence for run in saved for sentence in run.remarks):
+            remark(sentence)
+        of = compare([run.view for run in saved])
         console = Console(highlight=False)
-        for name, view in zip(of.names, views, strict=True):
-            for finding in view.findings:
-                console.print(f"{name}: {finding.sentence}", style="yellow", soft_wrap=True, markup=False)
+        for name, run in of.named_runs:
+            for finding in run.findings:
+                say(console, f"{name}: {finding.sentence}", "yellow")
         console.print(overview(of))
-        for sentence in _remarks(saved):
-            console.print(sentence, soft_wrap=True)
-        if self.clients > 0 and len({tuple(view.client_ids) for view in views}) == 1:
+        if len(of.methods) > 1:
+            say(console, verdict(of), "yellow" if of.obstacles else "")
+        for sentence in _remarks(of):
+            say(console, sentence)
+        stopped = [str(run.folder) for run in saved if run.interrupted]
+        if stopped:
+            say(console, f"Interrupted before its last round: {', '.join(stopped)}.", "yellow")
+        if self.clients > 0 and of.same_clients:
             console.print(client_table(of, self.clients))
-            if len(views) == 2:
-                console.print(tally(of), soft_wrap=True)
+            if len(of.methods) == 2 and not of.obstacles:
+                say(console, tally(of))
         if self.out is not None:
-            console.print(f"Report: {write_report(self.out, views)}", soft_wrap=True, markup=False)
+            say(console, f"Report: {write_report(self.out, [run.view for run in saved])}")
         return 0
 
 
-def _distinct(saved: Sequence[SavedRun]) -> list[RunView]:
-    """The views under titles that tell them apart: the folders' names where the methods are alike."""
-    titles = [run.view.title for run in saved]
-    if len(set(titles)) == len(titles):
-        return [run.view for run in saved]
-    return [run.view._replace(title=str(run.folder)) for run in saved]
-
-
-def _remarks(saved: Sequence[SavedRun]) -> list[str]:
-    remarks = ["* best of its column"] if len(saved) > 1 else []
-    if len({run.fingerprint for run in saved}) > 1:
-        remarks.append("[yellow]These runs were not made on the same data: their numbers do not compare.[/]")
-    stopped = [str(run.folder) for run in saved if run.interrupted]
-    if stopped:
-        remarks.append(f"[yellow]Interrupted before its last round: {', '.join(stopped)}.[/]")
-    return remarks
+def _remarks(of: Comparison) -> list[str]:
+    noise = caution(of)
+    return [f"* best of its column. {noise}" if of.seeds == 1 else f"{noise}"] if noise else []

@@ -169,7 +169,7 @@ def _names(option: str, text: str) -> list[str]:
 def fingerprint(data: FederatedDataset) -> str:
     """A hash of every number in the data set and of the clients' names."""
     digest = hashlib.blake2b(digest_size=16)
-    digest.update("\n".join(data.client_ids).encode())
+    digest.update("\n".join(data.client_ids).encode(errors="surrogatepass"))
     for split in (data.train, data.valid, data.test):
         for array in split:
             digest.update(f"{array.dtype}{array.shape}".encode())

@@ -151,7 +151,9 @@ def write_text(path: Path, text: str) -> None:
 
 def json_text(value: Mapping[str, Any]) -> str:
     """``value`` as indented JSON; NaN and infinities become null."""
-    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    # File names may hold bytes that are not text, which Python keeps as lone surrogates: JSON has an escape for them.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def metrics_text(history: Mapping[str, Vector]) -> str:

@@ -25,6 +25,7 @@ from evenhand.cli._report import Report
 from evenhand.cli._resume import Resume
 from evenhand.cli._run import Run
 from evenhand.cli._spelling import HELP, options_of, ordered
+from evenhand.cli._terminal import remark
 from evenhand.cli._words import STYLE, in_one_sentence
 from evenhand.errors import EvenhandError, EvenhandWarning
 
@@ -167,7 +168,7 @@ def _warnings_as_sentences() -> Generator[None]:
 
         def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
             if issubclass(category, EvenhandWarning):
-                print(f"evenhand: {message}", file=sys.stderr)
+                remark(str(message))
             else:
                 others(message, category, *where)
 
@@ -219,5 +220,5 @@ def _complain(sentence: str) -> int:
             rf"(?<![-\w.'\"]){option[2:].replace('-', '_')}(=(?=\S)| (?=must ))", f"{option} ", sentence
         )
     sentence = re.sub(r"\w+\((--[\w-]+ [^()]*)\):", r"\1:", sentence)
-    print(f"evenhand: {sentence}", file=sys.stderr)
+    remark(sentence)
     return 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +12,9 @@ from rich.console import Console
 
 from evenhand.cli import _checksums, _folder
 from evenhand.cli._saved import load_run
-from evenhand.cli._tables import overview, subject
-from evenhand.evaluation import latest, swing, write_clients_csv, write_report
+from evenhand.cli._tables import overview
+from evenhand.cli._terminal import remark, say
+from evenhand.evaluation import compare, latest, swing, write_clients_csv, write_report
 from evenhand.evaluation._view import statistics
 from evenhand.simulation import Run
 from evenhand.simulation._signals import uninterrupted
@@ -40,8 +40,8 @@ class Place(NamedTuple):
 
     def begin(self, run: Run) -> None:
         """Writes what stands there before the next round; of a run that was killed, the lines beyond go."""
-        for remark in self.remarks:
-            print(f"evenhand: {remark}", file=sys.stderr)
+        for sentence in self.remarks:
+            remark(sentence)
         if not self.resumed:
             _folder.claim(self.folder, checkpoint=self.config["options"]["checkpoint"] != "off")
         config, metrics = _folder.json_text(self.config), _folder.metrics_text(run.history)
@@ -80,7 +80,7 @@ def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) 
     except KeyboardInterrupt:
         interrupted = True
     if last is None:
-        print("evenhand: Stopped before the first evaluation, so nothing was written.", file=sys.stderr)
+        remark("Stopped before the first evaluation, so nothing was written.")
         return 130
     with uninterrupted():
         _finish(folder, last, rounds, interrupted=interrupted)
@@ -134,23 +134,21 @@ def _write_params(path: Path, params: Params) -> None:
 
 def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
     console = Console(highlight=False)
-    of = subject([load_run(folder).view])
+    of = compare(load_run(folder).view)
     for finding in run.findings:
         if finding.kind != "scales":  # said before the training
-            console.print(finding.sentence, style="yellow", soft_wrap=True, markup=False)
+            say(console, finding.sentence, "yellow")
     rows = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test rows"
-    console.print(f"{run.data.name}: {run.data.num_clients} clients, {rows}", soft_wrap=True, markup=False)
+    say(console, f"{run.data.name}: {run.data.num_clients} clients, {rows}")
     console.print(overview(of))
     swung = swing(run.history, of.split, of.metric)
     if swung is not None:
-        console.print(
-            f"This is not settled: the {of.split} {of.metric} {swung.text}.", soft_wrap=True, markup=False
-        )
+        say(console, f"This is not settled: the {of.split} {of.metric} {swung.text}.")
     done = int(run.history["round"][-1])
     if interrupted:
         resume = (
             f", and `evenhand resume {folder}` continues" if (folder / _folder.CHECKPOINT).is_dir() else ""
         )
         stopped = f"Stopped after round {done} of {rounds}; the folder holds what was done{resume}."
-        console.print(stopped, soft_wrap=True, markup=False)
-    console.print(f"Report: {folder / _folder.REPORT}", soft_wrap=True, markup=False)
+        say(console, stopped)
+    say(console, f"Report: {folder / _folder.REPORT}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,9 @@ from tyro.conf import Positional, arg
 
 from evenhand.cli._folder import REPORT, replacing
 from evenhand.cli._saved import load_run
+from evenhand.cli._terminal import remark
 from evenhand.evaluation import write_report
+from evenhand.text import visible
 
 __all__ = ["Report"]
 
@@ -29,9 +30,9 @@ class Report:
         """Writes the page and returns the exit code."""
         path = self.run / REPORT if self.out is None else self.out
         saved = load_run(self.run)
-        for remark in saved.remarks:
-            print(f"evenhand: {remark}", file=sys.stderr)
+        for sentence in saved.remarks:
+            remark(sentence)
         with replacing(path) as temporary:
             write_report(temporary, [saved.view])
-        print(path)
+        print(visible(path))
         return 0

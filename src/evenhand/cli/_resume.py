@@ -32,6 +32,7 @@ from evenhand.cli._words import STYLE, in_one_sentence
 from evenhand.errors import EvenhandError
 from evenhand.lock import held
 from evenhand.simulation import Checkpoint
+from evenhand.text import visible
 
 __all__ = ["Resume"]
 
@@ -80,7 +81,7 @@ class Resume:
         ):
             if not self.quiet:
                 print(
-                    f"{self.run} is finished, with {ended} rounds done: --rounds {2 * ended} trains further."
+                    f"{visible(self.run)} is finished, with {ended} rounds done: --rounds {2 * ended} trains further."
                 )
             return 0
         place = self.run / CHECKPOINT

@@ -19,10 +19,12 @@ from evenhand.cli._local import LocalOptions
 from evenhand.cli._methods import Method
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._record import Place, record
+from evenhand.cli._terminal import remark, say
 from evenhand.data import FederatedDataset
 from evenhand.evaluation import feature_scales
 from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import stragglers
+from evenhand.text import visible
 
 __all__ = ["Run"]
 
@@ -72,11 +74,12 @@ class Run:
             data = self.data.load()
             config = self.recorded(data)
             if not self.quiet:
-                print("".join(f"{sentence}\n" for sentence in remarks(data)), end="", file=sys.stderr)
+                for sentence in remarks(data):
+                    print(visible(sentence), file=sys.stderr)
                 doubts = idle(flat(self), flat(Run(self.method)), data)
                 doubts += [] if self.config is None else changes(self.config, config)
                 for sentence in doubts:
-                    print(f"evenhand: {sentence}", file=sys.stderr)
+                    remark(sentence)
             return self.train(data, Place(folder, config, resumed=False))
 
     @property
@@ -94,7 +97,7 @@ class Run:
         algorithm = self.method.build(model, self.local, data)
         console = Console(stderr=True, quiet=self.quiet, highlight=False)
         if (unlike := feature_scales(data)) is not None:
-            console.print(unlike.sentence, style="yellow", soft_wrap=True, markup=False)
+            say(console, unlike.sentence, "yellow")
         checkpoint = None
         if self.checkpoint != "off":
             checkpoint = Checkpoint(place.folder / CHECKPOINT, self.checkpoint, fresh=not place.resumed)

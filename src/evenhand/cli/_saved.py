@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding, RunView
 from evenhand.evaluation._classes import CLASS_COLUMNS
 from evenhand.evaluation._view import SPLITS
+from evenhand.text import spreadsheet_name
 
 __all__ = ["SavedRun", "load_run"]
 
@@ -82,11 +84,12 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "rounds": summary["rounds"],
         "cohort": summary["cohort"],
         "seed": config["options"]["seed"],
+        "fingerprint": config["data"]["fingerprint"],
         "seconds": summary["seconds"],
         "examples_per_second": summary.get("examples_per_second"),
         "padded": summary.get("padded"),
         "by_class": summary.get("by_class"),
-        "command": f"evenhand run --config {folder / CONFIG}",
+        "command": f"evenhand run --config {shlex.quote(str(folder / CONFIG))}",
         "versions": config["versions"],
     }
 
@@ -175,7 +178,7 @@ def _read_clients(path: Path) -> tuple[tuple[str, ...], dict[str, Vector]]:
     if not path.is_file():
         raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8", errors="surrogatepass") as file:
             header, *lines = list(csv.reader(file, strict=True)) or [[]]
     except (UnicodeDecodeError, csv.Error) as error:
         raise EvenhandError(f"{path} is not a table in UTF-8 ({error}): repeat the run.") from None
@@ -191,4 +194,6 @@ def _read_clients(path: Path) -> tuple[tuple[str, ...], dict[str, Vector]]:
     except ValueError as error:
         raise EvenhandError(f"{path} holds a field that is not a number ({error}): repeat the run.") from None
     columns = table.reshape(len(lines), len(header) - 1).T
-    return tuple(line[0] for line in lines), dict(zip(header[1:], columns, strict=True))
+    return tuple(spreadsheet_name(line[0]) for line in lines), dict(
+        zip(map(spreadsheet_name, header[1:]), columns, strict=True)
+    )

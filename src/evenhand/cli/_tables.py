@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from rich import box
+from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
-from evenhand.evaluation import RunView
-from evenhand.evaluation._view import (
-    client_values,
-    diverged,
-    headline_split,
-    is_higher_better,
-    is_share,
-    labels,
-    primary_metric,
-    statistics,
-)
+from evenhand.cli._terminal import named
+from evenhand.evaluation import Comparison, is_higher_better
 
-__all__ = ["Subject", "client_table", "overview", "subject", "tally"]
+__all__ = ["client_table", "overview", "tally"]
 
 _COLUMNS = (
     ("mean", "mean"),
@@ -35,93 +28,106 @@ _COLUMNS = (
 _EVENNESS = ("variance", "angle")
 """Less is better, whatever the metric."""
 
+_MOST_COLUMNS = 6
+"""So many methods stand side by side in a table of clients; the others in a further one below."""
 
-class Subject(NamedTuple):
-    """What is compared: some runs under distinct names, by one metric on one split."""
-
-    runs: Sequence[RunView]
-    names: Sequence[str]
-    metric: str
-    split: str
-
-    @property
-    def values(self) -> np.ndarray:
-        """``(runs, K)``; only for runs with the same clients."""
-        return np.stack([client_values(run, self.split, self.metric) for run in self.runs])
+_MOST_HEADS, _WIDEST_HEAD = 4, 24
+"""More methods than that, or longer names, are numbered, and the table of clients names them by number."""
 
 
-def subject(runs: Sequence[RunView]) -> Subject:
-    """The metric and the split that say most about ``runs``.
-
-    Raises:
-      EvenhandError: they have no metric in common.
-    """
-    metric = primary_metric(runs)
-    return Subject(runs, labels(runs), metric, headline_split(runs, metric))
-
-
-def overview(of: Subject) -> Group:
-    """One line per run; the best of each column carries a star."""
-    percent = ", %" + (" (variance: %²)" if is_share(of.metric) else "") if is_share(of.metric) else ""
+def overview(of: Comparison) -> Group:
+    """One row per method; the best of each column carries a star, where the comparison allows one."""
+    percent = ", %" + (" (variance: %²)" if of.is_share else "") if of.is_share else ""
+    seeds = f"; ± over {of.seeds} seeds" if of.seeds > 1 else ""
     table = _table()
     table.add_column("method", overflow="fold")
     for _, title in _COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
-    found = [statistics(run, of.split, of.metric) for run in of.runs]
-    sound = [not diverged(run) for run in of.runs]
-    cells = [_starred([stats[key] for stats in found], key, of.metric, sound) for key, _ in _COLUMNS]
-    for name, *row in zip(of.names, *cells, strict=True):
-        table.add_row(name, *row)
-    return Group(f"[bold]{of.split} {of.metric} over clients{percent}", table)
+    found = [method.statistics(of.split, of.metric) for method in of.methods]
+    columns = [_starred(of, [stats[key] for stats in found], key) for key, _ in _COLUMNS]
+    for i, (method, *row) in enumerate(zip(of.methods, *columns, strict=True)):
+        number = f"{i + 1}  " if _numbered(of) else ""
+        table.add_row(named(number + method.name), *row)
+    return Group(named(f"{of.split} {of.metric} over clients{percent}{seeds}", "bold"), table)
 
 
-def client_table(of: Subject, count: int) -> Group:
-    """The ``count`` clients that the first run serves worst, one line each."""
-    values, first = of.values, of.runs[0]
+def client_table(of: Comparison, count: int) -> Group:
+    """The ``count`` clients that the first method serves worst, one line each; means over seeds."""
+    values, first = _served(of), of.runs[0]
     sign = 1 if is_higher_better(of.metric) else -1
     order = np.argsort(sign * values[0], kind="stable")
     shown = [int(k) for k in order if not np.isnan(values[0, k])][:count]
-    table = _table()
-    table.add_column("client", overflow="fold")
-    table.add_column(f"{of.split}\nrows", justify="right")
-    for name in of.names:
-        table.add_column(name, justify="right", overflow="fold")
-    for k in shown:
-        rows = f"{int(first.sizes[of.split][k])}" if of.split in first.sizes else ""
-        table.add_row(first.client_ids[k], rows, *(_text(v, "mean", of.metric) for v in values[:, k]))
-    title = f"{of.split} {of.metric} of the {len(shown)} clients worst off under {of.names[0]}"
-    return Group(f"[bold]{title}", table)
+    tables: list[Table] = []
+    for begin in range(0, len(of.methods), _MOST_COLUMNS):
+        methods = range(begin, min(begin + _MOST_COLUMNS, len(of.methods)))
+        table = _table()
+        table.add_column("client", overflow="fold")
+        table.add_column(f"{of.split}\nrows", justify="right")
+        for i in methods:
+            head = str(i + 1) if _numbered(of) else of.names[i]
+            table.add_column(named(head), justify="right", overflow="fold", min_width=5)
+        for k in shown:
+            rows = f"{int(first.sizes[of.split][k])}" if of.split in first.sizes else ""
+            numbers = (_text(values[i, k], "mean", of) for i in methods)
+            table.add_row(named(first.client_ids[k]), rows, *numbers)
+        tables.append(table)
+    under = f"method 1, {of.names[0]}" if _numbered(of) else of.names[0]
+    title = f"{of.split} {of.metric} of the {len(shown)} clients worst off under {under}"
+    return Group(named(title + _over_seeds(of), "bold"), *tables)
 
 
-def tally(of: Subject) -> str:
-    """How many clients the second of two runs serves better than the first."""
-    first, second = of.values
+def tally(of: Comparison) -> str:
+    """How many clients the second of two methods serves better than the first; with several seeds, in each of them."""
+    first, second = (method.clients(of.split, of.metric) for method in of.methods)
     gain = second - first if is_higher_better(of.metric) else first - second
-    better, worse, equal = (int(np.sum(test)) for test in (gain > 0, gain < 0, gain == 0))
+    better, worse = (int(np.sum((sign * gain > 0).all(axis=0))) for sign in (1, -1))
+    known = int(np.sum(~np.isnan(gain).any(axis=0)))
+    one, other = of.names
+    if of.seeds == 1:
+        return f"{other} serves {better} clients better than {one}, {worse} worse and {known - better - worse} alike."
     return (
-        f"{of.names[1]} serves {better} clients better than {of.names[0]}, {worse} worse and {equal} alike."
+        f"In each of {of.seeds} seeds, {other} serves {better} clients better than {one} and {worse} worse; "
+        f"for the other {known - better - worse} that depends on the seed."
     )
+
+
+def _served(of: Comparison) -> np.ndarray:
+    """``(methods, K)``, means over seeds; only for runs with the same clients."""
+    return np.stack([np.mean(method.clients(of.split, of.metric), axis=0) for method in of.methods])
+
+
+def _numbered(of: Comparison) -> bool:
+    return len(of.methods) > 1 and (
+        len(of.methods) > _MOST_HEADS or max(map(cell_len, of.names)) > _WIDEST_HEAD
+    )
+
+
+def _over_seeds(of: Comparison) -> str:
+    return f" (means over {of.seeds} seeds)" if of.seeds > 1 else ""
 
 
 def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _starred(values: Sequence[float], key: str, metric: str, sound: Sequence[bool]) -> list[str]:
-    """The column as text, the best value of a run that did not diverge marked unless all are alike."""
-    finite = [value for value, known in zip(values, sound, strict=True) if known and np.isfinite(value)]
-    choose = max if is_higher_better(metric) and key not in _EVENNESS else min
-    best = choose(finite) if finite and min(finite) < max(finite) else None
-    texts = (_text(value, key, metric) for value in values)
-    return [
-        f"[bold green]{text}*[/]" if value == best and known else f"{text} "
-        for value, text, known in zip(values, texts, sound, strict=True)
-    ]
+def _starred(of: Comparison, values: Sequence[np.ndarray], key: str) -> list[Text]:
+    """The column as text, the best marked, the deviation over seeds below."""
+    sign = 1 if is_higher_better(of.metric) and key not in _EVENNESS else -1
+    texts = [_text(float(np.mean(x)), key, of) for x in values]
+    best = of.winners(values, texts, sign)
+    cells: list[Text] = []
+    for i, (x, text) in enumerate(zip(values, texts, strict=True)):
+        cell = Text(f"{text}*", "bold green") if i in best else Text(f"{text} ")
+        if of.seeds > 1:
+            deviation = _text(float(np.std(x, ddof=1)), key, of, digits=2) if len(x) > 1 else "–"
+            cell = Text.assemble(cell, (f"\n±{deviation} ", "dim"))
+        cells.append(cell)
+    return cells
 
 
-def _text(value: float, key: str, metric: str) -> str:
-    if np.isnan(value):
+def _text(value: float, key: str, of: Comparison, digits: int = 4) -> str:
+    if math.isnan(value):
         return "–"
-    if key == "angle" or not is_share(metric):
-        return f"{value:.4g}"
+    if key == "angle" or not of.is_share:
+        return f"{value:.{digits}g}"
     return f"{value * (1e4 if key == 'variance' else 1e2):.1f}"

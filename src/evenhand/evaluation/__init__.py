@@ -1,8 +1,9 @@
-"""What a model does for each client, how evenly, and a report about it.
+"""What a model does for each client, how evenly, and reports, figures and comparisons about it.
 
-The figures of the report are in :mod:`evenhand.evaluation.figures`.
+The figures are in :mod:`evenhand.evaluation.figures`, which loads matplotlib when the first of them is drawn.
 """
 
+from evenhand.evaluation import figures
 from evenhand.evaluation._classes import ClassMetrics, by_class, class_spread, summarize_classes
 from evenhand.evaluation._course import Swing, latest, swing
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
@@ -14,12 +15,15 @@ from evenhand.evaluation._personal import evaluate_personal
 from evenhand.evaluation._report import write_report
 from evenhand.evaluation._summary import angle, best, entropy, jain, kl_to_uniform, summarize, worst
 from evenhand.evaluation._view import Finding, RunView, is_higher_better, write_clients_csv
+from evenhand.evaluation.comparison import Comparison, Method, caution, compare, may_win, verdict
 
 __all__ = [
     "ClassMetrics",
+    "Comparison",
     "Dissimilarity",
     "Finding",
     "Levels",
+    "Method",
     "Prepared",
     "RunView",
     "Summary",
@@ -28,18 +32,22 @@ __all__ = [
     "best",
     "blank_loss",
     "by_class",
+    "caution",
     "class_spread",
+    "compare",
     "dissimilarity",
     "entropy",
     "evaluate",
     "evaluate_personal",
     "feature_scales",
+    "figures",
     "findings",
     "inexactness",
     "is_higher_better",
     "jain",
     "kl_to_uniform",
     "latest",
+    "may_win",
     "mean_loss",
     "per_client",
     "prepare",
@@ -48,6 +56,7 @@ __all__ = [
     "summarize",
     "summarize_classes",
     "swing",
+    "verdict",
     "worst",
     "write_clients_csv",
     "write_report",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evenhand.evaluation._html import bar, percent, table
+from evenhand.evaluation._html import bar, table
+from evenhand.evaluation._numbers import percent
 from evenhand.evaluation._view import SPLITS, RunView
 
 __all__ = ["class_table"]

@@ -14,9 +14,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from evenhand.evaluation import _draw as draw
-from evenhand.evaluation._view import is_share
+from evenhand.text import visible
 
-__all__ = ["Cell", "bar", "details", "escape", "number", "percent", "svg", "swatch", "table", "value"]
+__all__ = ["Cell", "bar", "details", "escape", "svg", "swatch", "table"]
 
 _VARIABLES = {
     draw.INK: "var(--ink)",
@@ -34,32 +34,10 @@ class Cell(NamedTuple):
 
 
 def escape(text: object) -> str:
-    """Any text, with all that HTML would take for markup made harmless."""
-    return html.escape(str(text), quote=True)
-
-
-def number(x: float, digits: int = 4) -> str:
-    """A number to some significant digits; a dash where there is none."""
-    if math.isnan(x):
-        return "–"
-    if math.isinf(x):
-        return "∞" if x > 0 else "−∞"
-    if x == 0:
-        return "0"
-    if 1e-4 <= abs(x) < 1e6:
-        places = max(0, digits - 1 - math.floor(math.log10(abs(x))))
-        return f"{x:,.{min(places, 6)}f}".replace("-", "−")
-    return f"{x:.{digits - 1}e}".replace("-", "−")
-
-
-def percent(x: float) -> str:
-    """A share in percent."""
-    return f"{100 * x:.1f}\u202f%" if math.isfinite(x) else "–"
-
-
-def value(x: float, metric: str) -> str:
-    """A value of a metric."""
-    return percent(x) if is_share(metric) else number(x)
+    """Any text, with all that HTML would take for markup made harmless and nothing hidden but what isolates a name."""
+    parts = re.split("([\u2068\u2069])", str(text))
+    shown = (part if i % 2 else visible(part) for i, part in enumerate(parts))
+    return html.escape("".join(shown), quote=True)
 
 
 def bar(text: str, share: float, colour: int = 0) -> Cell:
@@ -122,13 +100,28 @@ def svg(figure: Figure, name: str, title: str, note: str, alt: str) -> str:
     text = re.sub(r'\sid="([^"]+)"', rf' id="{name}-\1"', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
     text = re.sub(r"#[0-9a-f]{6}\b", lambda match: _VARIABLES.get(match[0], match[0]), text)
-    text = re.sub(r"\n\s*", "\n", text)
+    text = re.sub(r"<[^>]+>", lambda tag: _shorter(tag[0]), re.sub(r"\n\s*", "\n", text))
+    text = re.sub(r"<g>\n(<[^g/][^>]*/>\n)</g>\n", r"\1", text)
     box = _attribute(text, "viewBox")
     opening = f'<svg viewBox="{box}" role="img" aria-label="{escape(alt)}" class="plot"'
     opening += ' xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
     text = opening + text[text.index(">") + 1 :]
     caption = f"<figcaption><strong>{escape(title)}</strong> {escape(note)}</figcaption>"
     return f"<figure>\n{caption}\n{text}</figure>"
+
+
+def _shorter(tag: str) -> str:
+    """A tag without what shows nothing: tenths of a point are all that can be seen, and the page has its own fonts."""
+    tag = re.sub(r"font-family: [^;\"]*;? ?|", "", tag)
+    tag = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", tag)
+    if tag.startswith("<g id="):
+        tag = re.sub(r' id="[^"]*"', "", tag)
+    tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
+    return re.sub(r'(?<= )d="([^"]*)"', lambda path: f'd="{_short_path(path[1])}"', tag)
+
+
+def _short_path(path: str) -> str:
+    return re.sub(r"\s*([A-Za-z])\s*", r"\1", re.sub(r"(\.\d)\d+|\.0+\b", r"\1", path)).strip()
 
 
 def _attribute(text: str, name: str) -> Any:

@@ -38,8 +38,8 @@ class Summary(dict[str, float]):
 
 def run_html(view: RunView) -> str:
     """What was run, what is wrong with it, and how well and how evenly it serves its clients on each split."""
-    from evenhand.evaluation._html import escape, table, value
-    from evenhand.evaluation._tables import spread
+    from evenhand.evaluation._html import escape, table
+    from evenhand.evaluation._numbers import spread, value
 
     metric = primary_metric([view])
     best = headline_split([view], metric)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import resources
 
 from evenhand._version import __version__
@@ -11,16 +10,17 @@ from evenhand.evaluation._class_table import class_table
 from evenhand.evaluation._gallery import gallery
 from evenhand.evaluation._html import escape
 from evenhand.evaluation._tables import summary
-from evenhand.evaluation._view import RunView, Subject, headline_split, labels, primary_metric
+from evenhand.evaluation._view import Runs
+from evenhand.evaluation.comparison import Comparison, compare
+from evenhand.text import isolated
 
 __all__ = ["page"]
 
 
-def page(runs: Sequence[RunView], title: str | None) -> str:
+def page(runs: Runs, title: str | None) -> str:
     """The whole page about the runs."""
-    metric = primary_metric(runs)
-    subject = Subject(runs, labels(runs), metric, headline_split(runs, metric))
-    heading = title or _heading(subject)
+    subject = compare(runs)
+    heading = _heading(subject) if title is None else title
     parts = [
         f"<header>\n<h1>{escape(heading)}</h1>\n{sections.facts(subject)}\n</header>",
         sections.notice(subject),
@@ -28,7 +28,7 @@ def page(runs: Sequence[RunView], title: str | None) -> str:
         gallery(subject),
         summary(subject),
         sections.worst_clients(subject),
-        class_table(runs),
+        class_table(subject.runs),
         sections.time(subject),
         sections.settings(subject),
         sections.reproduce(subject),
@@ -45,9 +45,10 @@ def page(runs: Sequence[RunView], title: str | None) -> str:
     )
 
 
-def _heading(subject: Subject) -> str:
-    if len(subject.runs) == 1:
+def _heading(subject: Comparison) -> str:
+    if len(subject.methods) == 1:
         return subject.names[0]
-    if len(subject.runs) > 3:
-        return f"Comparison of {len(subject.runs)} runs"
-    return "Comparison: " + ", ".join(subject.names)
+    word = "Side by side" if subject.obstacles else "Comparison"
+    if len(subject.methods) > 3 or sum(map(len, subject.names)) > 90:
+        return f"{word}: {len(subject.methods)} methods"
+    return f"{word}: {', '.join(map(isolated, subject.names))}"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from evenhand.errors import EvenhandError
-from evenhand.evaluation._view import RunView
+from evenhand.evaluation._view import Runs, views
 
 __all__ = ["write_report"]
 
 
-def write_report(path: str | Path, runs: Sequence[RunView], *, title: str | None = None) -> Path:
+def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> Path:
     """Writes a page on how well and how evenly the runs serve their clients.
 
     The page needs nothing but itself: figures are inline, there are no scripts, and nothing is ever fetched.
@@ -19,8 +17,10 @@ def write_report(path: str | Path, runs: Sequence[RunView], *, title: str | None
 
     Args:
       path: the file to write; its folder is made if need be.
-      runs: one run, or several to be compared.
-      title: the page's heading; None: the titles of the runs.
+      runs: one run, or several to be compared: a :class:`~evenhand.simulation.Run` or its view, a list of them, or
+        names and the run or runs (one per seed) that go by each.  Runs that are equal but for their seeds are shown as
+        one method; see :func:`~evenhand.evaluation.compare`.
+      title: the page's heading; None: the names of the methods.
 
     Returns:
       The path.
@@ -28,11 +28,10 @@ def write_report(path: str | Path, runs: Sequence[RunView], *, title: str | None
     Raises:
       EvenhandError: no run, or runs without a metric in common.
     """
-    if not runs:
-        raise EvenhandError("There is no run to report on: give at least one.")
+    every = views(runs)
     from evenhand.evaluation._page import page  # matplotlib takes long to load, and only a report needs it
 
-    text, path = page(list(runs), title), Path(path)
+    text, path = page(every, title), Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from evenhand.evaluation._html import Cell, bar, details, escape, number, swatch, table, value
-from evenhand.evaluation._view import (
-    SPLIT_NAMES,
-    SPLITS,
-    Subject,
-    diverged,
-    is_higher_better,
-    is_share,
-    statistics,
-)
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["ranking", "shown", "spread", "summary"]
+from evenhand.evaluation._html import Cell, bar, details, escape, swatch, table
+from evenhand.evaluation._numbers import number, spread, value
+from evenhand.evaluation._view import SPLIT_NAMES, SPLITS, is_higher_better, is_share
+from evenhand.evaluation.comparison import Comparison
+
+__all__ = ["ranking", "shown", "summary"]
+
+NDArray = npt.NDArray[np.float64]
 
 
 class Statistic(NamedTuple):
@@ -108,34 +108,43 @@ _SUMMARY = (
 )
 
 
-def spread(x: float, metric: str) -> str:
-    """A standard deviation: of shares in percentage points."""
-    return f"{number(100 * x, 3)} points" if is_share(metric) else number(x)
-
-
-def ranking(subject: Subject) -> str:
-    """One row per run, with the numbers that decide between them."""
-    runs, metric = subject.runs, subject.metric
-    stats = [statistics(run, subject.split, metric) for run in runs]
+def ranking(subject: Comparison) -> str:
+    """One row per method, with the numbers that decide between them."""
+    metric = subject.metric
+    stats = [method.statistics(subject.split, metric) for method in subject.methods]
+    rows_of = {row.key: row for row in _SUMMARY}
     keys = ("mean", "worst10", "best10", "std")
-    sound = [not diverged(run) for run in runs]
-    best = {
-        row.key: _best([s[row.key] for s in stats], row, metric, sound) for row in _SUMMARY if row.key in keys
-    }
-    highest = max((s[key] for s in stats for key in keys[:3] if math.isfinite(s[key])), default=1.0)
-    top = 1.0 if is_share(metric) else max(highest, 1e-30)
-    rows: list[list[str | Cell]] = []
-    for i, (name, found) in enumerate(zip(subject.names, stats, strict=True)):
-        cells = [bar(value(found[key], metric), found[key] / top, i) for key in keys[:3]]
-        cells.append(Cell(escape(spread(found["std"], metric)), "number"))
-        marked = [
-            cell._replace(classes=f"{cell.classes} best") if i in best[key] else cell
-            for key, cell in zip(keys, cells, strict=True)
+    means = [float(np.mean(s[key])) for s in stats for key in keys[:3]]
+    top = 1.0 if is_share(metric) else max([x for x in means if math.isfinite(x)] or [1.0])
+    columns: list[list[Cell]] = []
+    for key in keys:
+        values = [s[key] for s in stats]
+        texts = [_over_seeds(x, rows_of[key], metric) for x in values]
+        best = _best(subject, values, rows_of[key])
+        cells = [
+            Cell(escape(text), "number")
+            if key == "std"
+            else bar(text, float(np.mean(x)) / max(top, 1e-30), i)
+            for i, (text, x) in enumerate(zip(texts, values, strict=True))
         ]
-        rows.append([Cell(swatch(i) + escape(name)), *marked])
-    head = ["Run", "Mean over clients", "Worst 10 %", "Best 10 %", "Spread (std)"]
-    caption = f"{subject.what} per client; the best of each column is bold".capitalize()
-    return table(caption, head, rows, "numbers")
+        columns.append(
+            [c._replace(classes=f"{c.classes} best") if i in best else c for i, c in enumerate(cells)]
+        )
+    several = subject.seeds > 1
+    rows: list[list[str | Cell]] = []
+    for i, (method, *cells) in enumerate(zip(subject.methods, *columns, strict=True)):
+        seeds = [str(len(method.runs))] if several else []
+        rows.append([Cell(swatch(i) + escape(method.name)), *(Cell(n, "number") for n in seeds), *cells])
+    head = [
+        "Method",
+        *(["Seeds"] if several else []),
+        "Mean over clients",
+        "Worst 10 %",
+        "Best 10 %",
+        "Spread (std)",
+    ]
+    best = "" if subject.obstacles else "; the best of each column is bold"
+    return table(f"{subject.what} per client{best}".capitalize(), head, rows, "numbers")
 
 
 def shown(stats: Mapping[str, float], metric: str) -> list[list[str]]:
@@ -143,9 +152,9 @@ def shown(stats: Mapping[str, float], metric: str) -> list[list[str]]:
     return [[row.name, _shown(stats[row.key], row, metric)] for row in _measured([stats])]
 
 
-def summary(subject: Subject) -> str:
-    """All statistics of all metrics: a column per run, or of a single run per split."""
-    several = len(subject.runs) > 1
+def summary(subject: Comparison) -> str:
+    """All statistics of all metrics: a column per method, or of a single one per split."""
+    several = len(subject.methods) > 1
     first, *rest = [
         (metric, splits)
         for metric in (subject.metric, *_others(subject))
@@ -159,49 +168,50 @@ def summary(subject: Subject) -> str:
         parts.append(
             details(f"The same for: {metric.replace('_', ' ')}{where}", _statistics(subject, metric, splits))
         )
+    found = [method.statistics(first[1][0], first[0]) for method in subject.methods]
     terms = "\n".join(
         f"<dt>{escape(row.name)}</dt><dd>{escape(row.meaning[:1].upper() + row.meaning[1:])}.</dd>"
-        for row in _measured([statistics(run, first[1][0], first[0]) for run in subject.runs])
+        for row in _measured(found)
     )
     parts.append(details("What these numbers mean", f'<dl class="terms">\n{terms}\n</dl>'))
     return "\n".join([*parts, "</section>"])
 
 
-def _statistics(subject: Subject, metric: str, splits: Sequence[str]) -> str:
-    """A column per run and split; in a comparison there is one split only."""
-    columns = [(run, split) for split in splits for run in subject.runs]
-    found = [statistics(run, split, metric) for run, split in columns]
-    several = len(subject.runs) > 1
+def _statistics(subject: Comparison, metric: str, splits: Sequence[str]) -> str:
+    """A column per method and split; in a comparison there is one split only."""
+    found = [method.statistics(split, metric) for split in splits for method in subject.methods]
+    several = len(subject.methods) > 1
+    about = subject._replace(metric=metric, split=splits[0])
     rows: list[list[str | Cell]] = []
     for row in _measured(found):
-        values = [s.get(row.key, math.nan) for s in found]
-        sound = [not diverged(run) for run, _ in columns]
-        best = _best(values, row, metric, sound) if several else set[int]()
-        texts = [escape(_shown(x, row, metric)) for x in values]
+        values = [s.get(row.key, np.array([math.nan])) for s in found]
+        best = _best(about, values, row) if several else set[int]()
+        texts = [escape(_over_seeds(x, row, metric)) for x in values]
         cells = [Cell(text, "number best" if i in best else "number") for i, text in enumerate(texts)]
         rows.append([row.name, *cells])
     name = metric.replace("_", " ")
     if several:
-        caption = f"{SPLIT_NAMES[splits[0]]} {name} per client at the end of the runs; the best is bold"
+        caption = f"{SPLIT_NAMES[splits[0]]} {name} per client at the end of the runs"
+        caption += "" if subject.obstacles else "; the best is bold"
         head = list(subject.names)
     else:
         caption, head = f"{name} per client at the end of the run", [f"{SPLIT_NAMES[s]} rows" for s in splits]
     return table(caption.capitalize(), ["", *head], rows, "numbers narrow")
 
 
-def _measured(found: Sequence[Mapping[str, float]]) -> list[Statistic]:
+def _measured(found: Sequence[Mapping[str, object]]) -> list[Statistic]:
     """The statistics that some run has: not all metrics, nor all saved runs, tell classes apart."""
     return [row for row in _SUMMARY if any(row.key in known for known in found)]
 
 
-def _splits(subject: Subject, metric: str) -> list[str]:
+def _splits(subject: Comparison, metric: str) -> list[str]:
     """The splits that some run has numbers for, the report's own first."""
     known = [s for s in SPLITS if any(metric in run.clients.get(s, {}) for run in subject.runs)]
     filled = [s for s in known if any(any(run.sizes.get(s, [1])) for run in subject.runs)]
     return sorted(filled or known, key=lambda split: split != subject.split)
 
 
-def _others(subject: Subject) -> list[str]:
+def _others(subject: Comparison) -> list[str]:
     """The further metrics that all runs have, in the order of the first run."""
     names = [metric for metrics in subject.runs[0].clients.values() for metric in metrics]
     return [
@@ -226,14 +236,20 @@ def _shown(x: float, row: Statistic, metric: str) -> str:
     return f"{number(x)}{'' if row.kind == '°' else ' '}{row.kind}".strip()
 
 
-def _best(values: Sequence[float], row: Statistic, metric: str, sound: Sequence[bool]) -> set[int]:
-    """Which of several runs are best in a statistic; none where all that have it are equal, and none that diverged."""
-    sign = row.even or (1 if is_higher_better(metric) else -1)
-    values = [x if known else math.nan for x, known in zip(values, sound, strict=True)]
-    texts = [_shown(x, row, metric) for x in values]
-    finite = [sign * x for x in values if math.isfinite(x)]
-    shown = [text for text, x in zip(texts, values, strict=True) if math.isfinite(x)]
-    if row.key == "clients" or not finite or (len(shown) > 1 and len(set(shown)) == 1):
+def _over_seeds(values: NDArray, row: Statistic, metric: str) -> str:
+    """The mean over seeds and, where there are several, how far they spread."""
+    text = _shown(float(np.mean(values)), row, metric)
+    if len(values) < 2 or not np.isfinite(values).all() or row.key == "clients":
+        return text
+    share = {"value": 100.0, "spread": 100.0, "square": 1e4}.get(row.kind, 1.0) if is_share(metric) else 1.0
+    figure = re.match(r"[\d.,e−-]+", text)
+    end = figure.end() if figure else len(text)
+    return f"{text[:end]} ± {number(share * float(np.std(values, ddof=1)), 2)}{text[end:]}"
+
+
+def _best(subject: Comparison, values: Sequence[NDArray], row: Statistic) -> set[int]:
+    """Which methods are best in a statistic; see :meth:`Comparison.winners`."""
+    if row.key == "clients":
         return set()
-    winner = texts[[sign * x for x in values].index(max(finite))]
-    return {i for i, text in enumerate(texts) if text == winner}
+    sign = row.even or (1 if is_higher_better(subject.metric) else -1)
+    return subject.winners(values, [_shown(float(np.mean(x)), row, subject.metric) for x in values], sign)

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,9 @@ import numpy.typing as npt
 from evenhand.errors import EvenhandError
 from evenhand.evaluation._classes import CLASS_COLUMNS, summarize_classes
 from evenhand.evaluation._summary import summarize
+from evenhand.text import spreadsheet_cell
 
-__all__ = ["Finding", "RunView", "diverged", "write_clients_csv"]
+__all__ = ["Finding", "RunView", "Runs", "Viewable", "diverged", "write_clients_csv"]
 
 SPLITS = ("train", "valid", "test")
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
@@ -47,13 +48,14 @@ class RunView(NamedTuple):
     Attributes:
       title: a short name, such as that of the method.
       history: equal-length arrays, ``"round"`` among them; the others are ``"<split>_<metric>"``, such as
-        ``"test_accuracy"``, optionally with ``"_worst10"`` or ``"_best10"`` behind, or whatever else was
-        recorded.  NaN where there is no number.
+        ``"test_accuracy"``, over rows, optionally with ``"_mean"``, ``"_worst10"`` or ``"_best10"`` behind, over
+        clients, or whatever else was recorded.  NaN where there is no number.
       sizes: rows per client, ``(K,)``, of the splits ``"train"``, ``"valid"`` and ``"test"`` that exist.
       client_ids: the clients' names, ``K`` of them.
       clients: split -> metric -> ``(K,)``, at the end of the run; NaN for a client without rows.
       info: what is known about the run itself.  Understood, and all optional: ``"rounds"``, ``"cohort"``,
-        ``"seed"``, ``"data"`` and ``"method"`` (names), ``"seconds"`` (activity -> seconds),
+        ``"seed"``, ``"data"`` and ``"method"`` (names), ``"fingerprint"`` (equal for equal data), ``"seconds"``
+        (activity -> seconds),
         ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"``
         (the line that runs it again), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
         :func:`~evenhand.evaluation.by_class` gives).
@@ -79,12 +81,50 @@ def diverged(run: RunView) -> bool:
     return any(finding.kind == "diverged" for finding in run.findings)
 
 
+class Viewable(Protocol):
+    """What has a :class:`RunView`: a :class:`~evenhand.simulation.Run`."""
+
+    def view(self) -> RunView:
+        """All that reports and figures know about it."""
+        ...
+
+
+Runs: TypeAlias = RunView | Viewable | Sequence[RunView | Viewable] | Mapping[str, "Runs"]
+"""A run, several, or names with the run or runs that go by each."""
+
+ANONYMOUS = "run"
+"""The title of a run that was given none."""
+
+
+def views(runs: Runs) -> list[RunView]:
+    """Every run's view; under its name where it has one.
+
+    Raises:
+      EvenhandError: there is no run.
+    """
+    found = _views(runs)
+    if not found:
+        raise EvenhandError("There is no run to report on: give at least one.")
+    return found
+
+
+def _views(runs: Runs) -> list[RunView]:
+    if isinstance(runs, RunView):
+        return [runs]
+    if isinstance(runs, Mapping):
+        return [view._replace(title=name) for name, of in runs.items() for view in _views(of)]
+    if isinstance(runs, Sequence):
+        return [view for run in runs for view in _views(run)]
+    return [runs.view()]
+
+
 def write_clients_csv(path: str | Path, view: RunView) -> None:
     """Writes one line per client: its id, its rows in each split, and each metric in each split.
 
     Where rows have classes, also how many a client has rows of in each split (``"test_classes"``), how its accuracies
     spread over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`.  A metric that a client does not
-    have, because it has no rows in that split, is an empty field.
+    have, because it has no rows in that split, is an empty field.  A name that a spreadsheet would take for a formula
+    stands behind a ``'``; :func:`evenhand.text.spreadsheet_name` gives it back.
     """
     splits = [split for split in SPLITS if split in view.sizes or split in view.clients]
     columns = {
@@ -97,10 +137,12 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
             columns[f"{split}_{metric}"] = ["" if np.isnan(v) else format(v, ".9g") for v in values]
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    # A lone surrogate, which no text should hold but which JSON can spell, is kept as it is.
+    with path.open("w", newline="", encoding="utf-8", errors="surrogatepass") as file:
         writer = csv.writer(file)
-        writer.writerow(["client", *columns])
-        writer.writerows(zip(view.client_ids, *columns.values(), strict=True))
+        writer.writerow(["client", *map(spreadsheet_cell, columns)])
+        names = map(spreadsheet_cell, view.client_ids)
+        writer.writerows(zip(names, *columns.values(), strict=True))
 
 
 def is_higher_better(metric: str) -> bool:
@@ -147,29 +189,6 @@ def statistics(run: RunView, split: str, metric: str) -> dict[str, float]:
     if metric == "accuracy" and split in run.classes:
         found |= summarize_classes(run.classes[split])
     return found
-
-
-def labels(runs: Sequence[RunView]) -> list[str]:
-    """The runs' titles, numbered where they would be mistaken for one another."""
-    titles = [run.title for run in runs]
-    return [
-        title if titles.count(title) == 1 else f"{title} ({titles[: i + 1].count(title)})"
-        for i, title in enumerate(titles)
-    ]
-
-
-class Subject(NamedTuple):
-    """What a report is about: some runs, one metric, one split."""
-
-    runs: Sequence[RunView]
-    names: Sequence[str]
-    metric: str
-    split: str
-
-    @property
-    def what(self) -> str:
-        """The metric on its split, in words."""
-        return f"{SPLIT_NAMES[self.split]} {self.metric}"
 
 
 def _has(run: RunView, metric: str) -> bool:

@@ -184,7 +184,9 @@ class Evaluation:
                 columns[f"{split}_{name}"] = float(np.average(values[has], weights=sizes[has]))
             name = primary_metric(metrics)
             over = summarize(metrics[name], sizes, higher_is_better=is_higher_better(name))
-            columns |= {f"{split}_{name}_{what}": over[what] for what in ("worst10", "best10", "variance")}
+            columns |= {
+                f"{split}_{name}_{what}": over[what] for what in ("mean", "worst10", "best10", "variance")
+            }
             if split in served.classes:
                 over = summarize_classes(class_spread(served.classes[split], len(sizes)))
                 columns |= {f"{split}_{what}": over[what] for what in ("class_spread", "worst_class")}

@@ -53,9 +53,10 @@ class Run:
       data: the clients.
       seed: the run's seed.
       history: equal-length arrays, one entry per evaluation: ``"round"``; ``"<split>_<metric>"``, the mean over all
-        rows of the split, each client with the model it is served; ``"test_<metric>_worst10"``, ``"_best10"`` and
-        ``"_variance"`` over clients for the primary metric; ``"test_class_spread"`` and ``"test_worst_class"``, as in
-        :meth:`summary`; and what the method tells about its latest round, NaN before the first one.
+        rows of the split, each client with the model it is served; ``"test_<metric>_mean"``,
+        ``"_worst10"``, ``"_best10"`` and ``"_variance"`` over clients for the primary metric; ``"test_class_spread"``
+        and ``"test_worst_class"``, as in :meth:`summary`; and what the method tells about its latest round, NaN before
+        the first one.
       per_round: what the method tells about each round, ``(rounds,)`` each, e.g. ``"update_norm"``; and, where weights
         are made of losses, ``"effective_cohort"``, how many clients of equal weight would be as many.
       info: ``"rounds"`` done; ``"cohort"``; ``"lanes"`` and ``"devices"``; ``"floats"``, how many numbers a client gets

@@ -1,0 +1,82 @@
+"""Names that others chose, made safe to show in a terminal, a page or a figure, and to keep in a spreadsheet."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+__all__ = ["isolated", "spreadsheet_cell", "spreadsheet_name", "visible"]
+
+_JOINERS = "\u200c\u200d"  # a part of emoji, and of words in Persian and Hindi
+_ISOLATES = "\u2068\u2069"
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_RIGHT_TO_LEFT = frozenset({"R", "AL", "AN"})
+
+_FORMULA = r"(?:[=@\t\r\n]|[+-](?!\d+(?:\.\d+)?\Z))"
+_QUOTE = re.compile(rf"'*{_FORMULA}")
+_QUOTED = re.compile(rf"'+{_FORMULA}")
+
+
+def visible(text: object) -> str:
+    r"""A text in which nothing is hidden and nothing acts: what cannot be seen is written as an escape.
+
+    Control characters (escape codes of terminals and line breaks among them), characters that turn the direction of
+    writing, other invisible ones and lone surrogates become ``\x1b``, ``\u202e`` and the like.  Letters of all
+    scripts, wide characters and emoji stay as they are, and so do the joiners inside emoji and words.  Markup is not
+    touched: give the result to what does not interpret any.
+
+    Args:
+      text: anything; its ``str`` is shown.
+
+    Example:
+      >>> print(visible("[bold]north\x1b[31m\nside"))
+      [bold]north\x1b[31m\nside
+    """
+    return "".join(_escaped(c) if _is_hidden(c) else c for c in str(text))
+
+
+def isolated(text: object) -> str:
+    """:func:`visible` text for the middle of a sentence: writing from right to left does not turn what follows it.
+
+    Only text with letters of such a script is put between the two invisible characters that isolate it; a terminal
+    that does not know them would show them, so that this is for pages.
+
+    Example:
+      >>> isolated("north"), isolated("צפון") == "\\u2068צפון\\u2069"
+      ('north', True)
+    """
+    shown = visible(text)
+    if any(unicodedata.bidirectional(c) in _RIGHT_TO_LEFT for c in shown):
+        return f"{_ISOLATES[0]}{shown}{_ISOLATES[1]}"
+    return shown
+
+
+def spreadsheet_cell(name: str) -> str:
+    """A name for a cell of a CSV file that no spreadsheet takes for a formula: behind ``'`` where it might be.
+
+    That is where it begins with ``=``, ``@``, a tab or a line break, or with ``+`` or ``-`` and is not a number; and
+    where it begins with ``'`` before one of these, so that :func:`spreadsheet_name` gives every name back.
+
+    Example:
+      >>> spreadsheet_cell("=SUM(A1)"), spreadsheet_cell("-5"), spreadsheet_cell("north")
+      ("'=SUM(A1)", '-5', 'north')
+    """
+    return f"'{name}" if _QUOTE.match(name) else name
+
+
+def spreadsheet_name(cell: str) -> str:
+    """The name that :func:`spreadsheet_cell` made a cell of.
+
+    Example:
+      >>> spreadsheet_name("'=SUM(A1)"), spreadsheet_name("'s-Gravenhage")
+      ('=SUM(A1)', "'s-Gravenhage")
+    """
+    return cell[1:] if _QUOTED.match(cell) else cell
+
+
+def _is_hidden(c: str) -> bool:
+    return c not in _JOINERS and unicodedata.category(c) in _HIDDEN
+
+
+def _escaped(c: str) -> str:
+    return c.encode("unicode_escape", "surrogatepass").decode("ascii")
