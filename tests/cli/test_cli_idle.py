@@ -71,7 +71,7 @@ def test_tables(told, tmp_path: Path) -> None:
         "--clients 7": f"{whose}, which makes 3 clients.",
         "--alpha 0.3": f"{whose}.",
     }
-    assert told("--data t.csv --label-column x --regression --client-column label --test-fraction 0.3") == {}
+    assert told("--data t.csv --test-fraction 0.3 --data-seed 2") == {}
     # Without a column of clients the rows are spread, and those with real labels evenly.
     rows = [f"{i},{i % 2}" for i in range(18)]
     (tmp_path / "rows.csv").write_text("\n".join(["x,label", *rows]))
