@@ -47,13 +47,18 @@ def test_the_options_that_are_checked_are_those_of_the_help(
     shown = help_of([*command.split(), "--help"], capsys)
     known = next(options for name, options in COMMANDS.items() if name.startswith(command))
     # At the beginning of a line of the box.
-    assert set(re.findall(r"│ (--[\w-]+)", shown)) == {name for name in known if name.startswith("--")}
-    switches = re.findall(r"│ (--[\w-]+) {2,}", shown)
+    assert set(re.findall(r"(?m)^[│| ]{0,4}(--[a-z][\w-]*)", shown)) == {
+        name for name in known if name.startswith("--")
+    }
+    switches = re.findall(r"(?m)^[│| ]{0,4}(--[a-z][\w-]*) {2,}", shown)
     assert set(switches) == {name for name, takes in known.items() if not takes.kinds}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_tells_what_it_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_tells_what_it_takes(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     helps: set[str] = set()
     tried = 0
     for option, takes in COMMANDS[command].items():
@@ -77,7 +82,7 @@ def test_every_option_tells_what_it_takes(command: str, capsys: pytest.CaptureFi
             assert len(told) < 300, told
             helps |= set(re.findall(r"see `evenhand ([^`]+)`", told))
             tried += 1
-    assert tried > 5 or command == "list"
+    assert tried >= 3 or command == "list"
     place = command.removesuffix(" runs/a")
     assert helps <= {f"{place} --help"}
     for words in helps:
@@ -144,7 +149,7 @@ def test_every_option_tells_what_it_takes(command: str, capsys: pytest.CaptureFi
         ("compare --clients -3 a", "--clients -3: give a whole number from 0 "),
         (
             "completion fish",
-            "completion takes one of bash, zsh, tcsh, not 'fish': see `evenhand completion --help`.",
+            "completion takes one of bash, zsh, not 'fish': see `evenhand completion --help`.",
         ),
         ("run fedprox --mu -1", "evenhand: --mu -1.0: the proximal weight"),
         ("run fedavg --hidden 0 --model mlp", "evenhand: --hidden 0: give a whole number from 1 "),
@@ -233,14 +238,14 @@ def test_help(words: str, usage: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert ("evenhand --version" in shown and "completion" in shown) == (" [-h] {run," in usage)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_completion_scripts_are_of_their_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     shown = capsys.readouterr()
     assert not shown.err
     assert "evenhand" in shown.out
     assert "examples:" not in shown.out
-    if shutil.which(shell) and shell != "tcsh":
+    if shutil.which(shell):
         checked = subprocess.run([shell, "-n"], input=shown.out, text=True, capture_output=True, check=False)
         assert (checked.returncode, checked.stderr) == (0, "")
 
@@ -268,4 +273,3 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert completed("evenhand", "run", "fedp") == {"fedprox", "fedprox-adaptive"}
     assert "--mu" in completed("evenhand", "run", "fedprox", "--m")
     assert "--mu" not in completed("evenhand", "run", "fedavg", "--m")
-    assert "softmax" in completed("evenhand", "run", "fedavg", "--model", "s")

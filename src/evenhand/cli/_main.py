@@ -71,7 +71,7 @@ _EXAMPLES = {
 class Completion:
     """Print a script that lets a shell complete the commands and options of evenhand."""
 
-    shell: Positional[Literal["bash", "zsh", "tcsh"]]
+    shell: Positional[Literal["bash", "zsh"]]
     """the shell that reads it"""
 
     def execute(self) -> int:

@@ -156,6 +156,8 @@ def _slips(
     for option, value in given:
         if option not in known:
             yield _unknown(option, known, others, name)
+        elif option in seen and not repeats:
+            yield f"{option} is given twice, so leave one of them out"
         elif not (takes := known[option]).kinds:
             if value is not None:
                 yield f"{option} is a switch, so leave {'=' + value!r:.40} out"
@@ -163,8 +165,6 @@ def _slips(
             yield f"{option} needs {takes} after it"
         elif not takes.fits(value):
             yield f"{option} takes {takes}, not {value!r:.40}{perhaps(value, takes.words)}"
-        elif option in seen and not repeats:
-            yield f"{option} is given twice, so leave one of them out"
         seen.add(option)
 
 

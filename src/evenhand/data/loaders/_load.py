@@ -17,7 +17,7 @@ from evenhand.data.loaders._leaf import holds_leaf, leaf_dataset
 from evenhand.data.loaders._npz import load_npz
 from evenhand.data.loaders._options import Encode, Options, several
 from evenhand.data.loaders._parquet import load_parquet
-from evenhand.errors import EvenhandError, perhaps, whole_number
+from evenhand.errors import EvenhandError, nearest, whole_number
 
 __all__ = ["NAMES", "load"]
 
@@ -149,11 +149,14 @@ def load(
 
 def _perhaps(path: Path) -> str:
     """A built-in name like the path, or an entry of its folder."""
-    try:
-        entries = [str(path.parent / entry.name) for entry in path.parent.iterdir()]
-    except OSError:
-        entries = []
-    return perhaps(str(path), NAMES) or perhaps(str(path), sorted(entries))
+    meant = nearest(str(path), NAMES)
+    if meant is None:
+        try:
+            meant = nearest(path.name, sorted(entry.name for entry in path.parent.iterdir()))
+        except OSError:
+            return ""
+        meant = None if meant is None else str(path.parent / meant)
+    return "" if meant is None else f" (perhaps you meant {meant})"
 
 
 def _file(path: Path, options: Options) -> FederatedDataset:

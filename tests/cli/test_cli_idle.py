@@ -1,0 +1,124 @@
+"""Options that change nothing on the data at hand: each is told in one line, with the reason, and no others are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_cli_errors import refused
+
+from evenhand.cli import main
+from evenhand.cli._run import Run
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> object:
+    """``words -> {option: why it has no effect}`` of a run that stops before it trains."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Run, "train", lambda *_: 0)
+
+    def of(words: str) -> dict[str, str]:
+        assert main(["run", "fedavg", *words.split()]) == 0
+        shown = capsys.readouterr()
+        assert not shown.out
+        lines = [
+            line.removeprefix("evenhand: ").partition(" has no effect: ") for line in shown.err.splitlines()
+        ]
+        assert all(why.endswith(".") for _, _, why in lines)
+        return {option: why for option, _, why in lines}
+
+    return of
+
+
+def table(folder: Path) -> None:
+    rows = [f"{client},{i},{i % 2}" for client in "abc" for i in range(6)]
+    (folder / "t.csv").write_text("\n".join(["client,x,label", *rows]))
+
+
+def test_pictures_without_columns(told) -> None:
+    found = told(
+        "--client-column a --label-column b --text --hidden 3 --cohort 1000 --eval-clients 99 --lanes 31"
+    )
+    assert found == {
+        "--client-column a": "digits has no columns to choose from.",
+        "--label-column b": "digits has no columns to choose from.",
+        "--text": "digits is not LEAF data, which alone hold text.",
+        "--hidden 3": "only --model mlp has such a layer.",
+        "--cohort 1000": "there are 30 clients, all of which take part in each round.",
+        "--eval-clients 99": "there are 30 clients, all of which are evaluated.",
+        "--lanes 31": "a round trains 30 at most.",
+    }
+    assert told("--cohort 5 --lanes 6 --stragglers 0.05") == {
+        "--lanes 6": "a round trains 5 at most.",
+        "--stragglers 0.05": "0.05 of a cohort of 5 rounds to nobody.",
+    }
+
+
+def test_what_counts_is_not_told(told) -> None:
+    assert told("") == {}
+    assert told("--cohort 30 --eval-clients 30 --lanes 30 --stragglers 0.5 --hidden 9 --model mlp") == {}
+    assert told("--clients 12 --alpha 0.2 --test-fraction 0.3 --data-seed 4 --seed 3 --lr 1 --steps 2") == {}
+    assert told("--data synthetic:1,1 --clients 5 --test-fraction 0.3 --data-seed 4") == {}
+    assert told("--cohort 1000 --quiet") == {}
+
+
+def test_tables(told, tmp_path: Path) -> None:
+    table(tmp_path)
+    whose = "the rows of t.csv say whose they are"
+    assert told("--data t.csv --clients 7 --alpha 0.3") == {
+        "--clients 7": f"{whose}, which makes 3 clients.",
+        "--alpha 0.3": f"{whose}.",
+    }
+    assert told("--data t.csv --test-fraction 0.3 --data-seed 2") == {}
+    # Without a column of clients the rows are spread, and those with real labels evenly.
+    rows = [f"{i},{i % 2}" for i in range(18)]
+    (tmp_path / "rows.csv").write_text("\n".join(["x,label", *rows]))
+    assert told("--data rows.csv --clients 2 --alpha 0.3 --data-seed 2") == {}
+    assert told("--data rows.csv --clients 2 --alpha 0.3 --regression") == {
+        "--alpha 0.3": "rows with real labels, as those of rows.csv, are spread evenly."
+    }
+
+
+def test_a_test_part_of_its_own(told, tmp_path: Path) -> None:
+    arrays = {"x": np.ones((6, 2)), "y": np.array([0, 1] * 3), "client": np.arange(6) // 2}
+    np.savez(tmp_path / "one.npz", **arrays)
+    np.savez(
+        tmp_path / "two.npz", **{name + part: a for name, a in arrays.items() for part in ("_train", "_test")}
+    )
+    assert told("--data one.npz --test-fraction 0.3 --data-seed 2") == {}
+    assert told("--data two.npz --test-fraction 0.3 --data-seed 2") == {
+        "--test-fraction 0.3": "two.npz has a test part of its own.",
+        "--data-seed 2": "two.npz has its clients and its test part, so that nothing is drawn.",
+    }
+    users = {
+        "users": ["a"],
+        "num_samples": [4],
+        "user_data": {"a": {"x": [[0.0], [1.0]] * 2, "y": [0, 1] * 2}},
+    }
+    for part in ("train", "test"):
+        (tmp_path / "leaf" / part).mkdir(parents=True)
+        (tmp_path / "leaf" / part / "u.json").write_text(json.dumps(users))
+    assert list(told("--data leaf --test-fraction 0.3 --alpha 2 --client-column x")) == [
+        "--client-column x",
+        "--alpha 2.0",
+        "--test-fraction 0.3",
+    ]
+    assert told("--data leaf/train --test-fraction 0.3") == {}
+
+
+def test_synthetic_data_take_alpha_from_their_name(told) -> None:
+    assert told("--data synthetic:1,1 --alpha 2") == {
+        "--alpha 2.0": "synthetic data take theirs from their name, --data synthetic:ALPHA,BETA."
+    }
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist", "synthetic:1,1"])
+def test_regression_on_classes_is_refused(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sentence = refused(["run", "fedavg", "--regression", "--data", data], capsys)
+    assert f"those of {data} are classes: leave it out" in sentence
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,211 @@
+"""Sentences about things in the wrong place, and what a misspelt word was meant to be."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand.errors import expect, nearest, perhaps
+
+METHODS = ["fedavg", "fedprox", "feddane", "delta-fl", "qfedavg", "afl", "term"]
+MODEL = eh.models.softmax_regression(3, classes=2)
+SGD = optax.sgd(0.1)
+
+
+class Module:
+    """As if torch had made it: what it comes from is read off the name of its module."""
+
+    __module__ = "torch.nn.modules.module"
+
+
+class Net(Module):
+    """A user's own, in a module of another name."""
+
+
+class Linen(nn.Module):
+    """A flax module."""
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("FedAvg", "fedavg"),
+        ("fed-avg", "fedavg"),
+        ("fed_prox", "fedprox"),
+        ("fedporx", "fedprox"),
+        ("deltafl", "delta-fl"),
+        ("Delta FL", "delta-fl"),
+        ("fedavgg", "fedavg"),
+        ("tern", "term"),
+        ("krum", None),
+        ("fed", None),
+        ("sgd", None),
+        ("a", None),
+        ("", None),
+        ("averaging", None),
+    ],
+)
+def test_nearest(word: str, meant: str | None) -> None:
+    assert nearest(word, METHODS) == meant
+    assert perhaps(word, METHODS) == ("" if meant is None else f" (perhaps you meant {meant})")
+
+
+def test_nearest_of_nothing() -> None:
+    assert nearest("fedavg", []) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (0.1, "part=0.1: give a value such as 3."),
+        ("x" * 100, "part='" + "x" * 59 + ": give"),
+        (Module(), "part= got an instance of torch's Module: "),
+        (Net(), "part= got an instance of torch's Net: "),
+        (Net, "part= got torch's class Net itself: "),
+        (Linen(), "part= got an instance of flax's Linen: "),
+        (np.ones(3), "part= got an instance of numpy's ndarray: "),
+        (jnp.ones(3), "part= got an instance of jax"),
+        (MODEL, "part= got an instance of evenhand's Model: "),
+        (dict, "part= got the class dict itself: "),
+        (optax.sgd, "part= got the function sgd itself, not what it returns: "),
+        (None, "part=None: "),
+    ],
+)
+def test_what_is_told_of_a_part_of_the_wrong_kind(value: object, told: str) -> None:
+    expect("part", 3, int, "3")
+    with pytest.raises(eh.EvenhandError) as error:
+        expect("part", value, int, "3")
+    assert str(error.value).startswith(told)
+    assert str(error.value).endswith(": give a value such as 3.")
+
+
+A, C = eh.algorithms, eh.centralized
+DESCENT = {"client_opt": SGD, "epochs": 1}
+FACTORIES = {
+    "fedavg": lambda model, opt: A.fedavg(model, client_opt=opt, epochs=1),
+    "fedprox": lambda model, opt: A.fedprox(model, mu=1.0, client_opt=opt, epochs=1),
+    "fedprox_adaptive": lambda model, opt: A.fedprox_adaptive(model, mu0=0.0, client_opt=opt, epochs=1),
+    "feddane": lambda model, opt: A.feddane(model, mu=1.0, client_opt=opt, epochs=1),
+    "scaffold": lambda model, opt: A.scaffold(model, client_opt=opt, epochs=1),
+    "qfedavg": lambda model, opt: A.qfedavg(model, q=1.0, lipschitz=1.0, client_opt=opt, epochs=1),
+    "qfedsgd": lambda model, opt: A.qfedsgd(model, q=1.0, lipschitz=1.0),
+    "afl": lambda model, opt: A.afl(model, gamma_w=0.1, gamma_lambda=0.1),
+    "term": lambda model, opt: A.term(model, t=1.0, client_opt=opt, epochs=1),
+    "delta_fl": lambda model, opt: A.delta_fl(model, theta=0.5, client_opt=opt, epochs=1),
+    "fedtilt": lambda model, opt: A.fedtilt(model, tilt_class=1.0, client_opt=opt, epochs=1),
+    "fedmgda": lambda model, opt: A.fedmgda(model, epsilon=0.1, client_opt=opt, epochs=1),
+    "qmaml": lambda model, opt: A.qmaml(model, q=1.0, step_size=0.1),
+    "batch": lambda model, opt: C.batch(model, eh.risks.mean(), optimiser=opt),
+    "stochastic": lambda model, opt: C.stochastic(model, t=1.0, rate=0.5, batch_size=2, optimiser=opt),
+    "grouped": lambda model, opt: C.grouped(
+        model, groups=[0, 1], t=1.0, tau=0.0, rate=0.5, batch_size=2, optimiser=opt
+    ),
+}
+ONE_STEP = {"qfedsgd", "afl", "qmaml"}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_every_factory_refuses_a_model_and_an_optimiser_of_others(name: str) -> None:
+    FACTORIES[name](MODEL, SGD)
+    for model in (Net(), Net, Linen(), eh.models.mlp, "mlp"):
+        with pytest.raises(eh.EvenhandError, match=r"^model=.*: give a value such as eh\.models\."):
+            FACTORIES[name](model, SGD)
+    for opt in (Net(), Module, 0.1, optax.sgd, "sgd") if name not in ONE_STEP else ():
+        with pytest.raises(
+            eh.EvenhandError, match=r"^(client_opt|optimiser)=.*: give a value such as optax\.sgd\("
+        ):
+            FACTORIES[name](MODEL, opt)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: A.fedavg(MODEL, **DESCENT, server_opt=0.1),
+            "server_opt=0.1: give a value such as optax.sgd",
+        ),
+        (
+            lambda: A.fedavg(MODEL, **DESCENT, sampling=eh.sampling.uniform),
+            "sampling= got the function uniform",
+        ),
+        (lambda: A.fedavg(MODEL, solver=SGD), "solver= got an instance of optax's .* eh.local.sgd"),
+        (lambda: A.fedtilt(MODEL, tilt_class=1.0, **DESCENT, personal_opt=0.1), "client_opt=0.1"),
+        (lambda: A.averaged(MODEL), "method= got an instance of evenhand's Model: .* eh.algorithms.fedavg"),
+        (lambda: A.side_by_side({"a": A.fedavg}), "method= got the function fedavg itself"),
+        (
+            lambda: C.fit(MODEL, [[1.0]], [0], steps=1),
+            "solver= got an instance of evenhand's Model: .* eh.centralized.batch",
+        ),
+        (lambda: eh.simulate(A.fedavg, (1, 2), rounds=1), "algorithm= got the function fedavg itself"),
+        (lambda: eh.simulate(Net(), (1, 2), rounds=1), "algorithm= got an instance of torch's Net"),
+        (
+            lambda: eh.simulate(A.fedavg(MODEL, **DESCENT), (1, 2), rounds=1),
+            r"data=\(1, 2\): .* eh.data.from_arrays",
+        ),
+        (
+            lambda: eh.simulate(A.fedavg(MODEL, **DESCENT), Net(), rounds=1),
+            "data= got an instance of torch's Net",
+        ),
+        (
+            lambda: eh.models.from_flax(Linen, loss="hinge", sample=jnp.ones((1, 2))),
+            r"an instance, Linen\(...\)",
+        ),
+        (
+            lambda: eh.models.from_flax(Linen(), loss="CrossEntropy", sample=jnp.ones((1, 2))),
+            r'"CrossEntropy" \(perhaps you meant cross_entropy\)',
+        ),
+    ],
+)
+def test_things_in_the_wrong_place_get_the_right_call(make, words: str) -> None:
+    with pytest.raises(eh.EvenhandError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("size", [2**31, 10**12, 0, -1, 2.5])
+def test_sizes_that_nothing_can_have_are_refused_before_memory_is_asked_for(size) -> None:
+    m = eh.models
+    for name, make in [
+        ("features", lambda: m.softmax_regression(size, classes=2)),
+        ("classes", lambda: m.softmax_regression(3, classes=size)),
+        ("features", lambda: m.linear_regression(size)),
+        ("outputs", lambda: m.linear_regression(3, outputs=size)),
+        ("features", lambda: m.svm(size)),
+        ("features", lambda: m.mlp(size, classes=2)),
+        ("classes", lambda: m.mlp(3, classes=size)),
+        (r"hidden\[1\]", lambda: m.mlp(3, classes=2, hidden=(4, size))),
+        ("classes", lambda: m.cnn_femnist(size)),
+        ("hidden", lambda: m.cnn_femnist(hidden=size)),
+        ("classes", lambda: m.cnn_femnist_dropout(size)),
+        ("classes", lambda: m.cnn_cifar(size)),
+        ("vocabulary", lambda: m.lstm(size)),
+        ("embedding", lambda: m.lstm(embedding=size)),
+        ("hidden", lambda: m.lstm(hidden=size)),
+        ("layers", lambda: m.lstm(layers=size)),
+    ]:
+        with pytest.raises(eh.EvenhandError, match=rf"^{name}={size}: give a whole number"):
+            make()
+
+
+def test_widths_of_layers_are_several() -> None:
+    with pytest.raises(eh.EvenhandError, match=r"hidden=\(5,\)"):
+        eh.models.mlp(3, classes=2, hidden=5)
+
+
+def test_a_model_larger_than_the_machine_is_refused_with_its_number_of_parameters() -> None:
+    data = eh.data.from_arrays(np.ones((4, 3), np.float32), np.array([0, 1, 0, 1]), [0, 0, 1, 1])
+    wide = A.fedavg(eh.models.mlp(3, classes=2, hidden=(10**9, 10**5)), client_opt=SGD, epochs=1)
+    parameters = 4 * 10**9 + 10**14 + 10**5 + 2 * 10**5 + 2
+    with pytest.raises(
+        eh.EvenhandError, match=f"has {parameters:,} parameters, .* GiB at least.*: give a smaller one"
+    ):
+        eh.simulate(wide, data, rounds=0)
+    odd = eh.data.from_arrays(np.ones((4, 3), np.float32), np.array([0, 1, 0, 2**31 - 2]), [0, 0, 1, 1])
+    many = A.fedavg(eh.models.mlp(3, classes=odd.num_classes, hidden=(10**5,)), client_opt=SGD, epochs=1)
+    with pytest.raises(
+        eh.EvenhandError, match=r"its 2,147,483,647 classes are .* so number the labels from 0"
+    ):
+        eh.simulate(many, odd, rounds=0)
