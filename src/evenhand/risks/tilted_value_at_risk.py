@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.core import Tracer
-from scipy.optimize import minimize_scalar
-from scipy.special import logsumexp
 
 from evenhand.errors import EvenhandError
 from evenhand.risks._population import at, check_tail, risk
@@ -94,6 +92,8 @@ class _Losses(NamedTuple):
 
     def bounds(self, t: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The bound above the floor at each tilt, none of them 0; infinity where it says nothing or cannot be told."""
+        from scipy.special import logsumexp  # half a second of importing, which most processes need not spend
+
         powers = t[:, None] * self.above[None]
         if self.rest == 0.0:
             return (logsumexp(powers, b=self.p[None], axis=1) - math.log(self.theta)) / t
@@ -141,6 +141,8 @@ def _tivar(
 
 def _best_tilt(part: _Losses, width: float) -> float:
     """The tilt with the least bound; plus or minus infinity where that is a limit."""
+    from scipy.optimize import minimize_scalar
+
     if width == 0.0:
         return math.inf
     nodes = np.concatenate([-_NODES[::-1], _NODES]) / width
