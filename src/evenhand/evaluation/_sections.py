@@ -63,7 +63,7 @@ def headline(subject: Subject) -> str:
         return _lead(f"Training diverged: the {subject.what} is not a finite number.")
     if len(stats) == 1:
         swung = swing(subject.runs[0].history, subject.split, metric)
-        told = "" if swung is None else f" It is not settled: the {subject.what} {swung.text}."
+        told = "" if swung is None else f" This is not settled: the {subject.what} {swung.text}."
         return _lead(_sentence(subject, stats[0]) + told) + _cards(stats[0], metric)
     sound = [not diverged(run) and math.isfinite(mean) for run, mean in zip(subject.runs, means, strict=True)]
     if not any(sound):

@@ -363,7 +363,7 @@ def test_the_headline_of_one_run_tells_its_swing(tmp_path):
     noisy = view("x", [0.9, 0.7])
     noisy = noisy._replace(history=accuracy(0.1, 0.8, 0.7, 0.8))
     assert (
-        "It is not settled: the test accuracy went up and down by 10.0 points"
+        "This is not settled: the test accuracy went up and down by 10.0 points"
         in words(tmp_path / "a", noisy)[1]
     )
     steady = noisy._replace(history=accuracy(0.1, 0.7, 0.75, 0.8))
