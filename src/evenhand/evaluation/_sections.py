@@ -66,7 +66,7 @@ def headline(subject: Comparison) -> str:
     if not np.isfinite(stats["mean"]).any():
         return _lead(f"Training diverged: the {subject.what} is not a finite number.")
     swung = swing(first.runs[0].history, subject.split, metric) if len(first.runs) == 1 else None
-    told = "" if swung is None else f" It is not settled: the {subject.what} {swung.text}."
+    told = "" if swung is None else f" This is not settled: the {subject.what} {swung.text}."
     return _lead(_sentence(subject, first) + told) + _cards(first, subject)
 
 

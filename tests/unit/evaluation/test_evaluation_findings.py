@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from evenhand.cli._tables import overview, subject
 from evenhand.data import FederatedDataset, Split
-from evenhand.evaluation import ClassMetrics, Finding, blank_loss, feature_scales, findings, latest, swing
+from evenhand.evaluation import (
+    ClassMetrics,
+    Finding,
+    RunView,
+    blank_loss,
+    feature_scales,
+    findings,
+    latest,
+    swing,
+    write_report,
+)
 
 BLANK = math.log(10)
 SCALES = Finding("scales", "Features are on unlike scales.")
@@ -287,3 +301,70 @@ def test_latest_tells_the_accuracy_of_test_rows_or_of_what_there_is():
     assert latest({"train_loss": 0.5, "train_accuracy": 0.25}) == "loss 0.5, training accuracy 25.0 %"
     row = {"train_loss": 0.5, "train_accuracy": 0.25, "valid_accuracy": 0.5, "test_accuracy": 0.125}
     assert latest(row) == "loss 0.5, test accuracy 12.5 %"
+
+
+# --- where they are shown ----------------------------------------------------------------------------------------
+
+
+def view(title, accuracy, *told):
+    values = np.array(accuracy, float)
+    metrics = {"loss": 1 - values, "accuracy": values}
+    past = {"round": np.array([0, 1]), "test_accuracy": np.array([0.1, values.mean()])}
+    sizes = {"train": np.full(len(values), 9), "test": np.full(len(values), 9)}
+    ids = [f"c{k}" for k in range(len(values))]
+    return RunView(title, past, sizes, ids, {"train": metrics, "test": metrics}, {}, {}, {}, told)
+
+
+LOST = Finding("diverged", "Training diverged: from <2> & on.")
+CARE = Finding("guessing", "The model is no better than a guess.")
+
+
+def words(path, *views):
+    text = write_report(path, views).read_text().split("</style>")[1]
+    return text, html.unescape(re.sub(r"<[^>]+>", " ", text))
+
+
+def test_a_page_begins_with_what_is_wrong_and_says_nothing_of_a_sound_run(tmp_path):
+    text, _ = words(tmp_path / "a.html", view("x", [0.9, 0.8], LOST, SCALES))
+    box = text.index('<aside class="notice">')
+    assert text.index("</header>") < box < text.index('class="lead"')
+    assert "Do not rely on these numbers" in text
+    assert "from &lt;2&gt; &amp; on." in text
+    assert SCALES.sentence in text
+    text, _ = words(tmp_path / "a.html", view("x", [0.9, 0.8], CARE))
+    assert "Read these numbers with care" in text
+    assert "notice" not in words(tmp_path / "a.html", view("x", [0.9, 0.8]))[0]
+
+
+def test_a_run_that_diverged_is_never_the_best(tmp_path):
+    lost, sound = view("lost", [0.9, 0.9], LOST), view("sound", [0.5, 0.7])
+    text, shown = words(tmp_path / "a.html", lost, sound)
+    assert "Do not rely on these numbers: lost" in shown
+    assert not re.search(r"best by lost", shown)
+    best = re.findall(r'class="number best">(?:<[^>]+>)*([^<]*)', text)
+    assert best
+    assert not [cell for cell in best if cell.startswith("90.0")]
+    text, _ = words(tmp_path / "a.html", lost._replace(findings=()), sound)
+    assert [cell for cell in re.findall(r'best">(?:<[^>]+>)*([^<]*)', text) if cell.startswith("90.0")]
+    _, shown = words(tmp_path / "a.html", lost, lost._replace(title="too"))
+    assert "served best" not in shown
+
+
+@pytest.mark.parametrize(("told", "starred"), [([LOST], "sound"), ([], "lost"), ([CARE], "lost")])
+def test_a_run_that_diverged_gets_no_star(capsys, told, starred):
+    runs = [view("lost", [0.9, 0.9], *told), view("sound", [0.5, 0.7]), view("poor", [0.1, 0.6])]
+    Console(width=80).print(overview(subject(runs)))
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if "*" in line]
+    assert lines
+    assert [line.split()[0] for line in lines] == [starred]
+
+
+def test_the_headline_of_one_run_tells_its_swing(tmp_path):
+    noisy = view("x", [0.9, 0.7])
+    noisy = noisy._replace(history=accuracy(0.1, 0.8, 0.7, 0.8))
+    assert (
+        "This is not settled: the test accuracy went up and down by 10.0 points"
+        in words(tmp_path / "a", noisy)[1]
+    )
+    steady = noisy._replace(history=accuracy(0.1, 0.7, 0.75, 0.8))
+    assert "settled" not in words(tmp_path / "a", steady)[1]
