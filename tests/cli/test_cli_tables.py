@@ -26,6 +26,12 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the page out, which takes as long as the training, where a test is not about it."""
+    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+
+
 def train(*words: str, data: str = "people.csv", out: str = "runs/a") -> int:
     return main(
         ["run", "fedavg", "--data", data, "--label-column", "repaid", "--rounds", "1", "--out", out, *words]
@@ -36,7 +42,9 @@ def config(folder: str = "runs/a") -> dict:
     return json.loads((Path(folder) / "config.json").read_text())
 
 
-def test_columns_and_what_becomes_of_them(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_and_what_becomes_of_them(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--client-column", "region,group", "--drop", "smoker", "--categorical", "code", "--fill", "mean"]
     assert train(*words) == 0
     told = capsys.readouterr().err
@@ -63,7 +71,7 @@ def test_columns_and_what_becomes_of_them(table: Path, capsys: pytest.CaptureFix
     assert load_features("runs/a") == features
 
 
-def test_numbers_as_they_are(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_as_they_are(no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         train("--client-column", "region", "--features", "smoker, income", "--no-standardize", "--lr", "1e-9")
         == 0
@@ -120,13 +128,13 @@ def test_one_sentence(words: list[str], said: str, table: Path, capsys: pytest.C
     assert not Path("runs").exists()
 
 
-def test_names_with_commas_stand_in_quotes(table: Path) -> None:
+def test_names_with_commas_stand_in_quotes(no_figures: None, table: Path) -> None:
     table.write_text('"last, first",v,w,repaid\nann,1,2,0\nann,3,1,1\nbob,5,2,0\nbob,5,2,0\n')
     assert train("--client-column", '"last, first"', "--features", '"v", w', "--quiet") == 0
     assert load_features("runs/a").inputs == ("v", "w")
 
 
-def test_large_targets_are_told(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_large_targets_are_told(no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--client-column", "region", "--label-column", "income", "--features", "smoker", "--regression"]
     assert train(*words, "--lr", "1e-9") == 0
     assert "The targets have a deviation of 3" in (told := capsys.readouterr().err) and "small --lr" in told

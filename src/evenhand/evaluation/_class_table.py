@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evenhand.evaluation._html import bar, table
+from evenhand.evaluation._html import Cell, bar, table
 from evenhand.evaluation._numbers import percent
 from evenhand.evaluation._view import SPLITS, RunView
 
@@ -21,10 +21,10 @@ def class_table(runs: Sequence[RunView]) -> str:
     rows = [
         [
             str(entry["class"]),
-            f"{entry['rows']:,}",
-            f"{entry['clients']:,}",
+            Cell(f"{entry['rows']:,}", "number"),
+            Cell(f"{entry['clients']:,}", "number"),
             *(
-                "–" if entry[key] is None else bar(percent(entry[key]), entry[key])
+                Cell("–", "number") if entry[key] is None else bar(percent(entry[key]), entry[key])
                 for key in ("accuracy", "worst")
             ),
         ]

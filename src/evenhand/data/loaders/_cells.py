@@ -160,7 +160,7 @@ def _flags(series: Series) -> Series:
 
 def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) -> None:
     codes = series.values
-    names = () if series.categories is None else series.categories
+    names = list(series.categories or ())
     used = np.unique(codes[codes >= 0])
     texts = [names[code] for code in used.tolist()]
     if len(texts) > MOST_CATEGORIES:

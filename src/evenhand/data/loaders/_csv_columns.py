@@ -88,7 +88,7 @@ def add_block(
             _add(source, columns[i], cells[i], lines)
         return
     block = block.reshape(len(numeric), len(lines))
-    seen = [not empty for empty in np.isnan(block).all(axis=1).tolist()]
+    seen = np.count_nonzero(~np.isnan(block), axis=1)
     for position, i in enumerate(numeric):
         columns[i].parts.append(block[position])
         if seen[position]:

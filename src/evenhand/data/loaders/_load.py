@@ -125,6 +125,10 @@ def load(
         fill,
         standardize,
     )
+    return _from(source, options)
+
+
+def _from(source: str | Path, options: Options) -> FederatedDataset:
     if Path(source).suffix.lower() not in _TABLES:
         _check_no_table(str(source), options)
     name = str(source)
