@@ -24,7 +24,8 @@ class QFedAvg:
     paper: ClassVar[str] = "Li et al., ICLR 2020"
 
     q: float = 1.0
-    """how much high losses count; 0: none, and clients are drawn by their rows"""
+    """how much high losses count; 0: none, and clients are drawn by their rows; a large q wants more
+    --rounds"""
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
@@ -40,7 +41,7 @@ class QFedSGD:
     paper: ClassVar[str] = "Li et al., ICLR 2020"
 
     q: float = 1.0
-    """how much high losses count"""
+    """how much high losses count; a large q wants more --rounds"""
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
@@ -94,8 +95,8 @@ class DeltaFL:
     """ν, strength of the smoothing; 0: none"""
     filtered: bool = False
     """whole clients whose loss is above the quantile, rather than exact weights"""
-    strict: bool = True
-    """--no-strict, with --filtered: also clients whose loss equals the quantile, as the paper prints it"""
+    strict: Annotated[bool, arg(help_behavior_hint="(default: they do not)")] = True
+    """with --filtered: clients whose loss equals the quantile count too, as the paper prints it"""
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
@@ -172,7 +173,7 @@ class QMAML:
     paper: ClassVar[str] = "Li et al., ICLR 2020"
 
     q: float = 0.1
-    """how much high losses count; 0 is first-order MAML"""
+    """how much high losses count; 0 is first-order MAML; a large q wants more --rounds"""
     finetune_steps: int = 5
     """steps that a client takes on its own rows before it is evaluated; 0: the start itself is"""
 

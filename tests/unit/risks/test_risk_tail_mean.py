@@ -59,6 +59,7 @@ def test_a_strict_tail_without_any_loss_above_is_those_at_the_quantile() -> None
         ([2.0, 2.0, 2.0], [1.0, 2.0, 0.0], [1 / 3, 2 / 3, 0.0]),
         ([1.0, 3.0, 3.0], [1.0, 2.0, 6.0], [0.0, 0.25, 0.75]),
         ([1.0, 2.0, 9.0], [1.0, 1.0, 0.0], [0.0, 1.0, 0.0]),
+        ([-2.0, -1.0, 9.0], [1.0, 1.0, 0.0], [0.0, 1.0, 0.0]),
     ):
         found = measure(tail_mean(0.4, strict=True), f, rows)
         np.testing.assert_allclose(found.weights, expected, atol=1e-14)
