@@ -132,9 +132,10 @@ def _from(source: str | Path, options: Options) -> FederatedDataset:
     if Path(source).suffix.lower() not in _TABLES:
         _check_no_table(str(source), options)
     name = str(source)
-    if features_array is not None and not name.lower().endswith(".npz"):
+    if options.features_array is not None and not name.lower().endswith(".npz"):
         raise EvenhandError(
-            f"{name}: only .npz files have arrays to choose from: leave features_array={features_array!r} out."
+            f"{name}: only .npz files have arrays to choose from: "
+            f"leave features_array={options.features_array!r} out."
         )
     if name == "digits":
         return load_digits(options)
