@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -125,7 +126,8 @@ def _terminable(terminated: list[int]) -> Generator[None]:
 
 @contextmanager
 def _warnings_as_sentences() -> Generator[None]:
-    """The library's warnings, without the line of code that they are about."""
+    """The library's warnings, without the line of code that they are about; those of orbax's log are its own affair."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("always", EvenhandWarning)
         others = warnings.showwarning

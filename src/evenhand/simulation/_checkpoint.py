@@ -140,7 +140,8 @@ class Checkpoints:
         identity, reasons = self._identity, list[str]()
         for step in steps:
             try:
-                found, is_old = self._read(step, identity)
+                with uninterrupted():  # as while saving
+                    found, is_old = self._read(step, identity)
             except EvenhandError:
                 raise
             except Exception as error:  # orbax and its stores raise whatever they like about damaged files
