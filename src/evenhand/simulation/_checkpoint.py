@@ -1,4 +1,4 @@
-"""Keeping a run on disk, so that it can go on after the process died."""
+"""Keeping a run on disk, so that it can continue after the process died."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STATE, _ALL = "sha256 of the state", "sha256"
 
 
 class Snapshot(NamedTuple):
-    """All that a run needs to go on as if nothing had happened.
+    """All that a run needs to continue as if nothing had happened.
 
     Attributes:
       state: what the next round starts from.
