@@ -34,7 +34,7 @@ _EXAMPLES = {
     "": """\
   evenhand run fedavg --data digits --rounds 50 --cohort 10 --out runs/a
   evenhand run fedprox --mu 0.1 --config runs/a --out runs/b
-  evenhand resume runs/a                           continues where it was stopped
+  evenhand resume runs/a                           continues where it stopped
   evenhand compare runs/a runs/b --out compare.html
   evenhand list methods""",
     "run": """\
