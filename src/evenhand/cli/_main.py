@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias
 
 import tyro
@@ -37,7 +39,7 @@ _EXAMPLES = {
     "": """\
   evenhand run fedavg --data digits --rounds 50 --cohort 10 --out runs/a
   evenhand run fedprox --mu 0.1 --config runs/a --out runs/b
-  evenhand resume runs/a                           goes on where it was stopped
+  evenhand resume runs/a                           continues where it stopped
   evenhand compare runs/a runs/b --out compare.html
   evenhand list methods
   evenhand help run                                as `evenhand run --help`
@@ -121,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       which ends a run just as orderly.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _hush_the_store()
     terminated: list[int] = []
     try:
         if words == ["--version"]:
@@ -139,6 +142,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error.filename or 'A file'}: {error.strerror or error}.")
     except KeyboardInterrupt:
         return 143 if terminated else 130
+
+
+def _hush_the_store() -> None:
+    """Where orbax fails, it raises, which becomes a sentence; its log and its threads need not add to it."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    sys.excepthook = _report_crash  # for good, as its threads end when they like
+
+
+def _report_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
+        sys.__excepthook__(kind, error, trace)
 
 
 @contextmanager

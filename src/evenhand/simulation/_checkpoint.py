@@ -1,4 +1,4 @@
-"""Keeping a run on disk, so that it can go on after the process died."""
+"""Keeping a run on disk, so that it can continue after the process died."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STATE, _ALL = "sha256 of the state", "sha256"
 
 
 class Snapshot(NamedTuple):
-    """All that a run needs to go on as if nothing had happened.
+    """All that a run needs to continue as if nothing had happened.
 
     Attributes:
       state: what the next round starts from.
@@ -140,7 +140,8 @@ class Checkpoints:
         identity, reasons = self._identity, list[str]()
         for step in steps:
             try:
-                found, is_old = self._read(step, identity)
+                with uninterrupted():  # as while saving
+                    found, is_old = self._read(step, identity)
             except EvenhandError:
                 raise
             except Exception as error:  # orbax and its stores raise whatever they like about damaged files

@@ -1,0 +1,299 @@
+"""Run folders that are damaged, edited or old: nothing is believed, and nothing is a traceback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import evenhand
+from evenhand.cli import main
+
+RESULTS = ("metrics.jsonl", "clients.csv", "params.npz", "summary.json")
+READ = ("config.json", "metrics.jsonl", "clients.csv", "summary.json")
+ODD = ["5", "null", "NaN", "1e999", "[]", "{}", '"x"', "true", "9" * 5000, "[" * 3000, "-1", "[1, [2]]"]
+ODD += ['{"a":' * 900 + "1" + "}" * 900, "9" * 19]
+RUN = ["run", "fedavg", "--data", "synthetic:1,1", "--clients", "3", "--cohort", "2", "--eval-every", "2"]
+RUN += ["--checkpoint", "0", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page takes as long as the training; it is made where a test says so."""
+    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+        out = tmp_path_factory.mktemp("finished") / "run"
+        assert main([*RUN, "--rounds", "4", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture
+def old(folder: Path) -> Path:
+    """A folder of an earlier version."""
+    (folder / "checksums.json").unlink()
+    return folder
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """Numbers without clocks."""
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["seconds"], summary["examples_per_second"]
+    found = {name: (folder / name).read_bytes() for name in RESULTS}
+    return found | {"summary.json": json.dumps(summary).encode()}
+
+
+def told(words: list[str], capsys: pytest.CaptureFixture[str], code: int) -> str:
+    """What is said on stderr: at most one sentence."""
+    capsys.readouterr()
+    assert main(words) == code
+    shown = capsys.readouterr().err
+    assert shown.count("\n") <= 1 and len(shown) < 800
+    return shown
+
+
+def with_one_digit_changed(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    place = rng.choice([i for i, byte in enumerate(data) if byte in b"0123456789"])
+    data[place] = ord("0") + (data[place] - ord("0") + rng.randint(1, 9)) % 10
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_digit_that_changed_is_refused_and_made_again(
+    name: str, finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_one_digit_changed(folder / name, random.Random(0))
+    for command in ("compare", "report"):
+        sentence = told([command, str(folder)], capsys, 2)
+        assert f"{folder / name} is damaged" in sentence and f"`evenhand resume {folder}`" in sentence
+    assert f"{folder / name} is damaged: the results are made again" in told(
+        ["resume", str(folder), "--quiet"], capsys, 0
+    )
+    assert results(folder) == results(finished)
+    assert told(["compare", str(folder)], capsys, 0) == ""
+
+
+@pytest.mark.parametrize("damage", ["{", "{}", '{"config.json": 5}', None])
+def test_checksums_that_are_damaged_themselves(
+    damage: str | None, finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "checksums.json"
+    if damage is None:
+        sums = json.loads(path.read_text())
+        del sums["params.npz"]
+        damage = json.dumps(sums)
+    path.write_text(damage)
+    assert "checksums.json is damaged" in told(["compare", str(folder)], capsys, 2)
+    assert "checksums.json is damaged" in told(["resume", str(folder), "--quiet"], capsys, 0)
+    assert results(folder) == results(finished)
+
+
+def test_a_configuration_that_was_edited_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"rounds": 4', '"rounds": 6'))
+    assert f"{path} was changed after" in told(["compare", str(folder)], capsys, 0)
+    assert f"{path} was changed" in told(["report", str(folder), "--out", str(folder / "x")], capsys, 0)
+    assert main(["resume", str(folder)]) == 0
+    assert f"{path} was changed since it was written: what it says now counts." in capsys.readouterr().err
+    assert told(["compare", str(folder)], capsys, 0) == ""
+
+
+def test_a_folder_of_an_earlier_version_is_read_with_a_word(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "has no checksums.json (an earlier version" in told(["compare", str(old)], capsys, 0)
+    assert told(["resume", str(old), "--rounds", "6", "--quiet"], capsys, 0) == ""
+    assert told(["compare", str(old)], capsys, 0) == ""
+
+
+def test_a_run_without_results_yet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sums = json.loads((folder / "checksums.json").read_text())
+    (folder / "checksums.json").write_text(json.dumps({"config.json": sums["config.json"]}))
+    assert "has no results yet" in told(["compare", str(folder)], capsys, 2)
+    (folder / "checksums.json").unlink()
+    (folder / "summary.json").unlink()
+    assert "has no results yet" in told(["report", str(folder)], capsys, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("clients.csv", b"client,train_rows\n\xff\xfe,3\n"),
+        ("clients.csv", b"\0"),
+        ("clients.csv", b"client,train_rows\n" + b'"' + b"x" * 200_000),
+        ("config.json", b"\xff"),
+        ("config.json", b" " * 2**24 + b"{}"),
+        ("metrics.jsonl", b"[1, 2]\n"),
+        ("metrics.jsonl", b'{"round": [0]}\n'),
+        ("metrics.jsonl", b'{"round": 0, "train_loss": NaN}\n'),
+        ("metrics.jsonl", b'{"train_loss": 1}\n'),
+        ("metrics.jsonl", b'{"round": 1' + b"0" * 400 + b"}\n"),
+        ("summary.json", b'{"rounds": ' + b"[" * 100_000),
+    ],
+)
+def test_odd_files(name: str, damage: bytes, old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (old / name).write_bytes(damage)
+    for command in ("compare", "report"):
+        assert name in told([command, str(old)], capsys, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("config.json", "versions"),
+        ("config.json", "versions.jax"),
+        ("config.json", "method"),
+        ("config.json", "method.name"),
+        ("config.json", "options"),
+        ("config.json", "options.seed"),
+        ("config.json", "data"),
+        ("config.json", "data.name"),
+        ("config.json", "data.fingerprint"),
+        ("summary.json", "rounds"),
+        ("summary.json", "cohort"),
+        ("summary.json", "interrupted"),
+        ("summary.json", "seconds"),
+        ("summary.json", "seconds.train"),
+        ("summary.json", "examples_per_second"),
+        ("summary.json", "padded"),
+    ],
+)
+def test_values_of_another_type(name: str, path: str, old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = json.loads((old / name).read_text())
+    *outer, last = path.split(".")
+    within = value[outer[0]] if outer else value
+    within[last] = [5]
+    (old / name).write_text(json.dumps(value))
+    sentence = told(["compare", str(old)], capsys, 2)
+    assert f"{old / name} is not what `evenhand run` writes ({path.replace('.jax', '.*')} is [5])" in (
+        sentence.replace(f"{path} is", f"{path.replace('.jax', '.*')} is").replace(
+            "seconds.* is", f"{path} is"
+        )
+    )
+
+
+def damaged(path: Path, rng: random.Random) -> None:
+    """A bit, a digit, an end or a value of the file is another."""
+    data = path.read_bytes()
+    match rng.choice(("bit", "digit", "end", "value", "all")):
+        case "bit":
+            place = rng.randrange(len(data))
+            path.write_bytes(data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :])
+        case "digit" if re.search(rb"\d", data):
+            with_one_digit_changed(path, rng)
+        case "value" if found := list(
+            re.finditer(rb'"[^"]*"|-?\d+(\.\d+)?|true|false|null|\{[^{}]*\}', data)
+        ):
+            match = rng.choice(found)
+            path.write_bytes(data[: match.start()] + rng.choice(ODD).encode() + data[match.end() :])
+        case "all":
+            path.unlink()
+        case _:
+            path.write_bytes(data[: rng.randrange(len(data))])
+
+
+def test_whatever_is_damaged_no_other_numbers_are_shown_or_made(
+    finished: Path, tmp_path: Path, thorough: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted(path.relative_to(finished) for path in finished.rglob("*") if path.is_file())
+    files.remove(Path("report.html"))
+    assert main(["compare", str(finished)]) == 0
+    table = capsys.readouterr().out
+    for seed in range(300 if thorough else 12):
+        rng = random.Random(seed)
+        folder = Path(shutil.copytree(finished, tmp_path / str(seed) / "run"))
+        (folder / "report.html").unlink()  # so that resume reads the checkpoint
+        name = rng.choice(files)
+        damaged(folder / name, rng)
+        is_config = name == Path("config.json")
+        code = main(["compare", str(folder)])
+        shown = capsys.readouterr()
+        assert code in (0, 2) and shown.err.count("\n") == (1 if code else len(shown.err) > 0), (seed, name)
+        assert code or is_config or shown.out == table, (seed, name)
+        assert code or not is_config or "was changed after" in shown.err, (seed, name)
+        code = main(["resume", str(folder), "--quiet"])
+        shown = capsys.readouterr().err
+        assert code in (0, 2) and shown.count("\n") <= 1, (seed, name, shown)
+        assert code or is_config or results(folder) == results(finished), (seed, name)
+        shutil.rmtree(folder)
+
+
+def test_whatever_is_damaged_in_an_old_folder_is_one_sentence(
+    finished: Path, tmp_path: Path, thorough: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(300 if thorough else 20):
+        rng = random.Random(seed)
+        folder = Path(shutil.copytree(finished, tmp_path / str(seed) / "run"))
+        (folder / "checksums.json").unlink()
+        damaged(folder / rng.choice(READ), rng)
+        for words in (["compare", str(folder)], ["resume", str(folder), "--rounds", "1"]):
+            code = main(words)
+            shown = capsys.readouterr().err
+            assert code in (0, 2) and shown.count("\n") == (1 if code else len(shown) > 0), (seed, shown)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "clients.csv", "params.npz", "summary.json", "report.html"])
+def test_a_full_disk_is_named_and_the_run_resumes(
+    name: str,
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replace = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if Path(target).name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(os, "replace", full)
+    sentence = told([*RUN, "--rounds", "4", "--out", str(out)], capsys, 2)
+    assert sentence == f"evenhand: {out / name} could not be written: No space left on device.\n"
+    assert not list(out.glob(".*"))
+    monkeypatch.setattr(os, "replace", replace)
+    if name != "config.json":
+        assert told(["resume", str(out), "--quiet"], capsys, 0) == ""
+        assert results(out) == results(finished)
+
+
+def test_files_that_may_not_grow(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real thing, in a process of its own, where the system lets no file be longer than the checkpoint needs."""
+    program = (
+        "import resource, sys; from evenhand.cli import main; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2500, resource.RLIM_INFINITY)); sys.exit(main(sys.argv[1:]))"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(evenhand.__file__).parents[1]),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # which would be a file that may not grow, too
+    }
+    out = tmp_path / "run"
+    words = [sys.executable, "-c", program, *RUN, "--rounds", "4", "--out", str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"evenhand: The state after round 2 could not be saved in {out}")
+    assert done.stderr.count("\n") == 1
+    assert told(["resume", str(out), "--quiet"], capsys, 0) == ""
+    assert results(out) == results(finished)
