@@ -19,7 +19,7 @@ NDArray = npt.NDArray[Any]
 
 _LOSSES = {f"{split}_loss": name for split, name in SPLIT_NAMES.items()}
 _WORSE, _MUCH_WORSE, _LATEST = 3.0, 100.0, 3
-_STILL = 1e-5
+_TINY, _STILL = 1e-6, 1e-5
 _ROWS_OF_ONE, _ROWS, _LEARNT = 20, 100, 1.2
 _APART = 1000.0
 _SAMPLE_ROWS, _SAMPLE_NUMBERS = 1024, 2**22
@@ -58,8 +58,9 @@ def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> 
     """The training loss ends far above where it was, or some loss is not a number.
 
     The rule: a loss of some split is NaN or infinite at the last evaluation; or, with the floor as the larger of the
-    lowest training loss of any evaluation and the loss of a model that knows nothing, each of the last three
-    evaluations after round 0 is 3 times the floor or more; or the last one is 100 times the floor or more.
+    lowest training loss of any evaluation and the loss of a model that knows nothing (where that is not known, the
+    loss at round 0; 1e-6 at least), each of the last three evaluations after round 0 is 3 times the floor or more; or
+    the last one is 100 times the floor or more.
 
     So a loss that starts near 0 may rise to what a model that knows nothing has, and three times that; a loss that a
     fair, robust or private method trades for something else may rise that far as well; and one bad round in the middle,
@@ -75,7 +76,7 @@ def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> 
                 text += f"; at round {rounds[first - 1]} it was {_text(column[first - 1])}"
             return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}")
     finite = np.where(np.isfinite(loss), loss, np.inf)
-    floor = max(float(np.min(finite)), blank)
+    floor = max(float(np.min(finite)), blank if blank > 0 else float(finite[0]), _TINY)
     if np.min(finite[1:][-_LATEST:]) < _WORSE * floor and finite[-1] < _MUCH_WORSE * floor:
         return None
     lowest = int(np.argmin(finite))
@@ -169,13 +170,14 @@ def blank_loss(data: FederatedDataset) -> float:
     """The loss, about, of a model that knows nothing: what no training should end far above.
 
     For ``C`` classes ``ln(C)``, the cross-entropy of equal chances, and ``ln(2)`` for fewer than 2.  For real targets
-    the mean of their squares, the squared error of answering 0, over a sample of the training rows, and 1e-6 at least.
+    the mean of their squares, the squared error of answering 0, over a sample of the training rows; 0, for not known,
+    where all of them are 0, since labels that say nothing are all that some models get.
     """
     classes = data.num_classes
     if classes is not None:
         return math.log(max(classes, 2))
     y = np.asarray(_some(data.train.y), np.float64)
-    return max(float(np.mean(np.square(y))), 1e-6)
+    return float(np.mean(np.square(y)))
 
 
 def feature_scales(data: FederatedDataset, names: Sequence[str] | None = None) -> Finding | None:

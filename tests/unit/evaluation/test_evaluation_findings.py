@@ -60,7 +60,9 @@ def test_a_loss_that_is_no_number_is_a_divergence_from_the_round_on_that_it_stay
     (finding,) = found(history(2.3, 1.0, nan, 5.0, nan, nan, rounds=[0, 10, 20, 30, 40, 50]))
     assert finding.kind == "diverged"
     assert "training loss is not a finite number from round 40 on; at round 30 it was 5" in finding.sentence
-    assert kinds(history(2.3, inf)) == ["diverged"]
+    assert "Try a smaller step" in finding.sentence
+    (finding,) = found(history(2.3, inf))
+    assert "a hundred times smaller" in finding.sentence
     assert kinds(history(2.3, nan, 1.0)) == []
     (finding,) = found(history(2.3, 1.0, test=[2.3, nan]))
     assert "the test loss is not" in finding.sentence
@@ -85,7 +87,8 @@ def test_one_bad_evaluation_is_a_swing_unless_it_is_a_hundred_times_the_floor():
 
 def test_a_loss_near_zero_may_rise_to_what_a_model_without_knowledge_has():
     assert kinds(history(1e-9, 1e-3, 1.0, 2.0, 6.0)) == []
-    assert kinds(history(0.0, 1e-12, 1e-11, 1e-12), blank=1e-6) == []
+    assert kinds(history(0.0, 1e-12, 1e-7, 2.9e-6), blank=0.0) == []
+    assert kinds(history(0.0, 3.1e-6, 3.1e-6, 3.1e-6), blank=0.0) == ["diverged"]
     assert kinds(history(1e-9, 0.1, 0.1, 0.1), blank=1e-3) == ["diverged"]
 
 
@@ -254,7 +257,13 @@ def test_the_loss_of_a_model_without_knowledge():
     assert blank_loss(data(x, [0, 1, 9, 3])) == pytest.approx(math.log(10))
     assert blank_loss(data(x, [0, 0, 0, 0])) == pytest.approx(math.log(2))
     assert blank_loss(data(x, [2.0, -2.0, 2.0, -2.0])) == pytest.approx(4.0)
-    assert blank_loss(data(x, np.zeros(4))) == 1e-6
+    assert blank_loss(data(x, np.zeros(4))) == 0.0
+
+
+def test_without_knowledge_of_the_labels_a_loss_must_rise_above_where_it_began():
+    assert kinds(history(2.0, 1e-9, 1e-5, 1e-5, 1e-5), blank=0.0) == []
+    assert kinds(history(2.0, 5.9, 5.9, 5.9), blank=0.0) == []
+    assert kinds(history(2.0, 6.1, 6.1, 6.1), blank=0.0) == ["diverged"]
 
 
 # --- the last rounds ---------------------------------------------------------------------------------------------
