@@ -76,7 +76,7 @@ def test_the_files_are_neither_all_good_nor_all_bad(found: list[dict[str, Any]])
     for name in fuzz.FORMATS:
         rows = [row for row in found if row["name"] == name]
         assert {row["outcome"] for row in rows} == {"loaded", "refused"}
-        assert len({row["said"].split(": ")[-1] for row in rows}) > 5
+        assert len({row["said"].split(": ")[-1] for row in rows}) >= 5
 
 
 def test_what_is_loaded_can_be_trained_on(

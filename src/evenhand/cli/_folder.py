@@ -100,7 +100,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """``value`` as indented JSON; NaN and infinities become null."""
     text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
     with replacing(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def write_metrics(folder: Path, history: Mapping[str, Vector]) -> None:

@@ -34,5 +34,5 @@ def write_report(path: str | Path, runs: Sequence[RunView], *, title: str | None
 
     text, path = page(list(runs), title), Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path

@@ -73,7 +73,7 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
             columns[f"{split}_{metric}"] = ["" if np.isnan(v) else format(v, ".9g") for v in values]
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow(["client", *columns])
         writer.writerows(zip(view.client_ids, *columns.values(), strict=True))
