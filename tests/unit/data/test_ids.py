@@ -39,8 +39,9 @@ X, Y = np.ones((3, 1)), [0, 1, 0]
         ([1, 2, 10**30], "client[2] is too large"),
         ([1, 2, -(10**5000)], "client[2] is too large"),
         ([1.0, 2.0, 2.0**53], "client[2] is too large"),
-        ([1j, 2j, 3j], "complex128"),
-        ([["a"], ["b", "c"], ["d"]], "ragged"),
+        (np.array([1j, 2j, 3j]), "complex128"),
+        ([1j, 2j, 3j], "type complex"),
+        ([["a"], ["b", "c"], ["d"]], "type list"),
         (["a\0", "a", "b"], "client[0] has a NUL"),
         (["a", "b", "\ud800"], "client[2] has half of a surrogate pair"),
         (["a", "b", "9" * 5000], "client[2] is 5000 characters long"),
@@ -80,7 +81,6 @@ def test_what_does(ids: Any, expected: tuple[str, ...]) -> None:
         ({"y": ["a", math.nan, "b"]}, "mixed or missing values"),
         ({"y": ["a", "b", "x" * 256]}, "a text of 256 characters"),
         ({"y": np.array(["a", "b", "x" * 256], object)}, "a text of 256 characters"),
-        ({"y": np.zeros(3, "S0")}, "only empty texts"),
         ({"y": ["a", "\ud800", "b"]}, "y[1] has half of a surrogate pair"),
         ({"y": ["a", "b\0c", "b"]}, "y[1] has a NUL"),
         ({"y": np.array([0, 1, 10**30], object)}, "out of range"),
@@ -158,5 +158,5 @@ def test_errors_of_the_system_are_sentences(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patched:
         patched.setattr(Path, "stat", closed)
         for read in (load, load_leaf):
-            with pytest.raises(EvenhandError, match=r"t\.json cannot be read \(Permission denied\)"):
+            with pytest.raises(EvenhandError, match=r"t\.json(/train)? cannot be read \(Permission denied\)"):
                 read(tmp_path / "t.json")

@@ -185,7 +185,7 @@ def test_labels_may_be_names() -> None:
         (lambda: partition.by_column(["a", ""]), "values[1]"),
         (lambda: partition.by_column(["a", "nan"]), "values[1] is 'nan', which is not a client id"),
         (lambda: partition.by_column([1.0, float("nan")]), "values[1] is nan"),
-        (lambda: partition.by_column([["a"], ["b", "c"]]), "ragged"),
+        (lambda: partition.by_column([["a"], ["b", "c"]]), "type list"),
         (lambda: partition.dirichlet([[0], [0, 1]], 1, 1.0), "ragged"),
         (lambda: partition.dirichlet([0, 1], 2, float("inf")), "alpha must be positive"),
         (lambda: partition.iid(10**12, 5), "rows=1000000000000: give a whole number"),
