@@ -1,4 +1,8 @@
-"""Whatever is in a file, ``load`` gives a data set or one sentence: nothing else, not slowly, not in gigabytes."""
+"""Whatever is in a file, ``load`` gives a data set or one sentence: nothing else, not slowly, not in gigabytes.
+
+Two processes read the files, so that their peak memory is that of the files; most of their ten seconds goes into
+starting, and into the one training run.
+"""
 
 from __future__ import annotations
 
