@@ -1,4 +1,8 @@
-"""Whatever is in a file, ``load`` gives a data set or one sentence: nothing else, not slowly, not in gigabytes."""
+"""Whatever is in a file, ``load`` gives a data set or one sentence: nothing else, not slowly, not in gigabytes.
+
+Two processes read the files, so that their peak memory is that of the files; most of their ten seconds goes into
+starting, and into the one training run.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +80,7 @@ def test_the_files_are_neither_all_good_nor_all_bad(found: list[dict[str, Any]])
     for name in fuzz.FORMATS:
         rows = [row for row in found if row["name"] == name]
         assert {row["outcome"] for row in rows} == {"loaded", "refused"}
-        assert len({row["said"].split(": ")[-1] for row in rows}) > 5
+        assert len({row["said"].split(": ")[-1] for row in rows}) >= 5
 
 
 def test_what_is_loaded_can_be_trained_on(

@@ -71,8 +71,12 @@ def flat(value: Any) -> dict[str, Any]:
 
 
 def _file(path: Path) -> Path:
-    """A run folder stands for its ``config.json``."""
-    return path / CONFIG if path.is_dir() else path
+    """A run folder stands for its ``config.json``; what is neither is refused: a pipe would be waited for."""
+    if path.is_dir():
+        path = path / CONFIG
+    if path.exists() and not path.is_file():
+        raise EvenhandError(f"{path} is not a file: name a run folder or the config.json of one.")
+    return path
 
 
 def with_config(words: Sequence[str]) -> list[str]:

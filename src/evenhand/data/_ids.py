@@ -13,7 +13,7 @@ from evenhand.data._numeric import NDArray, Place, first_bad
 from evenhand.data._text import DIGITS, is_missing, name_fault
 from evenhand.errors import EvenhandError
 
-__all__ = ["client_codes"]
+__all__ = ["client_codes", "id_array"]
 
 
 def client_codes(
@@ -28,15 +28,11 @@ def client_codes(
       place: where a row is; ``what[row]`` by default.
     """
     where = (lambda row: f"{what}[{row}]") if place is None else place
-    try:
-        ids = np.asarray(client)
-    except (ValueError, TypeError):
-        raise EvenhandError(f"{source}: {what} is ragged: give one client id per row.") from None
+    ids = id_array(client, source, what)
     if ids.ndim != 1:
         raise EvenhandError(f"{source}: {what} has {ids.ndim} axes: give one client id per row.")
     if ids.dtype.kind in "OUS":
-        # A list of unlike things becomes text in NumPy without a word: the things themselves are looked at.
-        return _of_objects(client if isinstance(client, list | tuple) else ids.tolist(), source, where)
+        return _of_objects(ids.tolist(), source, where)
     if ids.dtype.kind == "M":
         return _of_objects(ids.astype(str).tolist(), source, where)
     if ids.dtype.kind not in "biuf":
@@ -44,6 +40,14 @@ def client_codes(
             f"{source}: {what} holds {ids.dtype.name}: write client ids as whole numbers or text."
         )
     return _of_numbers(ids, source, where)
+
+
+def id_array(client: npt.ArrayLike, source: str, what: str = "client") -> NDArray:
+    """Ids as an array; those of a list stay what they are, where NumPy would make one text of unlike things."""
+    try:
+        return np.array(client, object) if isinstance(client, list | tuple) else np.asarray(client)
+    except (ValueError, TypeError):
+        raise EvenhandError(f"{source}: {what} is ragged: give one client id per row.") from None
 
 
 def _of_numbers(ids: NDArray, source: str, place: Place) -> tuple[NDArray, tuple[str, ...]]:
@@ -66,7 +70,7 @@ def _of_objects(values: Iterable[Any], source: str, place: Place) -> tuple[NDArr
     ]
     kinds = {type(value) for value in ids}
     for row, value in enumerate(ids if kinds != {str} else []):
-        if not isinstance(value, str) and is_missing(str(value)):
+        if not isinstance(value, str | int) and is_missing(str(value)):
             raise _no_id(source, place(row), str(value))
     if all(issubclass(kind, numbers.Real) for kind in kinds):
         array = np.array(ids)

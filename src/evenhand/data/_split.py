@@ -19,6 +19,7 @@ from evenhand.data._arrays import (
     element,
 )
 from evenhand.data._dataset import FederatedDataset, Split
+from evenhand.data._ids import id_array
 from evenhand.data._random import generator
 from evenhand.errors import EvenhandError
 
@@ -112,7 +113,7 @@ def from_arrays(
     else:
         labels, found = as_labels(labels, name), None if classes is None else tuple(classes)
     return build(
-        Rows(features, labels, np.asarray(client)),
+        Rows(features, labels, id_array(client, name)),
         None,
         name=name,
         classes=found,

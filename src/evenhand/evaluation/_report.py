@@ -33,5 +33,5 @@ def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> P
 
     text, path = page(every, title), Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path

@@ -40,6 +40,43 @@ class TestNpz:
         np.savez(tmp_path / "d.npz", x=x, target=y, writer=client)
         assert_same(load(tmp_path / "d.npz", client="writer", label="target"), from_arrays(x, y, client))
 
+    def test_features_can_be_named(self, tmp_path: Path) -> None:
+        x, y, client = table(30)
+        np.savez(tmp_path / "d.npz", x=np.zeros((5, 5)), pixels=x, y=y, client=client)
+        assert_same(load(tmp_path / "d.npz", features_array="pixels"), from_arrays(x, y, client))
+        parts = {"pixels": x, "y": y, "client": client}
+        arrays = {f"{name}_train": a[:20] for name, a in parts.items()}
+        arrays |= {f"{name}_test": a[20:] for name, a in parts.items()}
+        np.savez(tmp_path / "s.npz", **arrays)
+        data = load(tmp_path / "s.npz", features_array="pixels")
+        assert (data.train.rows, data.test.rows) == (20, 10)
+        with pytest.raises(EvenhandError, match="no array 'x' among"):
+            load(tmp_path / "s.npz")
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"features_array": "y"}, "array 'y' cannot be two of"),
+            ({"features_array": "client"}, "array 'client' cannot be two of"),
+            ({"label": "client"}, "array 'client' cannot be two of"),
+            ({"features_array": "pixels"}, "no array 'pixels' among 'x', 'y', 'client'"),
+            ({"label": "lable"}, "no array 'lable' among"),
+        ],
+    )
+    def test_each_array_has_one_part_to_play(
+        self, tmp_path: Path, options: dict[str, str], words: str
+    ) -> None:
+        x, y, client = table()
+        np.savez(tmp_path / "d.npz", x=x, y=y, client=client)
+        with pytest.raises(EvenhandError, match=words):
+            load(tmp_path / "d.npz", **options)  # pyright: ignore[reportArgumentType]
+
+    def test_features_are_named_in_archives_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text(malformed.GOOD_CSV)
+        for source in (tmp_path / "t.csv", tmp_path, "digits"):
+            with pytest.raises(EvenhandError, match=r"only \.npz files have arrays"):
+                load(source, features_array="a")
+
     def test_given_split_is_kept(self, tmp_path: Path) -> None:
         x, y, client = table(30)
         arrays = {"x_train": x[:20], "y_train": y[:20], "client_train": client[:20]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.data import partition
+from evenhand.data._deal import no_empty_client
 from evenhand.errors import EvenhandError
 
 
@@ -138,6 +140,26 @@ def test_seeds_decide(draw: Callable[[int], np.ndarray]) -> None:
     assert not np.array_equal(draw(5), draw(6))
 
 
+def test_as_many_clients_as_rows_take_a_second() -> None:
+    """Half of 50,000 clients are drawn no row at first; each search for one went through all rows."""
+    start = time.process_time()
+    client = partition.dirichlet(np.arange(50_000) % 10, 50_000, 0.1)
+    assert time.process_time() - start < 5
+    check_cover(client, 50_000, 50_000)
+
+
+def test_a_client_left_empty_gets_a_row_of_the_largest() -> None:
+    """The draws by the letter of the docstring."""
+    random, same = (np.random.default_rng(3) for _ in range(2))
+    client = np.random.default_rng(0).integers(0, 3, 40) * 7
+    expected = client.copy()
+    for k in range(30):
+        if k not in expected:
+            rows = np.flatnonzero(expected == np.bincount(expected).argmax())
+            expected[rows[same.integers(len(rows))]] = k
+    np.testing.assert_array_equal(no_empty_client(client, 30, random), expected)
+
+
 def test_labels_may_be_names() -> None:
     y = np.array(["b", "a"] * 20)
     np.testing.assert_array_equal(
@@ -161,6 +183,21 @@ def test_labels_may_be_names() -> None:
         (lambda: partition.shards(np.arange(9), 4, 2), "cannot hold 9 classes"),
         (lambda: partition.shards([0, 0, 0, 1], 3, 2), "too few to give 3 clients 2 classes"),
         (lambda: partition.by_column(["a", ""]), "values[1]"),
+        (lambda: partition.by_column(["a", "nan"]), "values[1] is 'nan', which is not a client id"),
+        (lambda: partition.by_column([1.0, float("nan")]), "values[1] is nan"),
+        (lambda: partition.by_column([["a"], ["b", "c"]]), "type list"),
+        (lambda: partition.dirichlet([[0], [0, 1]], 1, 1.0), "ragged"),
+        (lambda: partition.dirichlet([0, 1], 2, float("inf")), "alpha must be positive"),
+        (lambda: partition.iid(10**12, 5), "rows=1000000000000: give a whole number"),
+        (lambda: partition.iid(10**5000, 5), "rows=a number of more than 100 digits"),
+        (lambda: partition.iid(5, 10**5000), "clients=a number of more than 100 digits"),
+        (lambda: partition.iid(5, 2, 10**5000), "seed=a number of more than 100 digits"),
+        (lambda: partition.quantity(5, 2, 1e308), "sigma must be finite"),
+        (lambda: partition.shards([0, 1], 2, 1.5), "classes_per_client=1.5"),  # pyright: ignore[reportArgumentType]
+        (lambda: partition.matching([0, 1], [0], [1]), "client has 1 entries"),
+        (lambda: partition.matching([], [], [1]), "client has 0 entries"),
+        (lambda: partition.matching([0, 1], [0, -1], [1]), "number of its client, from 0"),
+        (lambda: partition.matching([0, 1], [0.0, 1.0], [1]), "number of its client, from 0"),
     ],
 )
 def test_the_impossible_is_refused(call: Callable[[], object], words: str) -> None:

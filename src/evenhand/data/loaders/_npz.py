@@ -22,6 +22,7 @@ def load_npz(path: Path, options: Options) -> FederatedDataset:
     feature = options.features_array or "x"
     split = feature not in there and f"{feature}_train" in there
     suffixes = ("",) if not split else ("_train", "_test") if f"{feature}_test" in there else ("_train",)
+    _check_there(path, there, feature + suffixes[0])
     label = options.label
     if label == DEFAULT_LABEL and label + suffixes[0] not in there:
         label = "y"
@@ -36,12 +37,18 @@ def load_npz(path: Path, options: Options) -> FederatedDataset:
         )
     _check_roles(path, roles)
     parts = [[role + suffix for role in roles] for suffix in suffixes]
-    for name in (name for part in parts for name in part if name not in there):
+    for part in parts:
+        for name in part:
+            _check_there(path, there, name)
+    return _dataset(path, parts, read_arrays(path, parts), options)
+
+
+def _check_there(path: Path, there: list[str], name: str) -> None:
+    if name not in there:
         raise EvenhandError(
             f"{path}: there is no array {name!r} among {listing(there)}: save arrays named x, y and client, or "
             "name them with features_array=NAME, label=NAME and client=NAME."
         )
-    return _dataset(path, parts, read_arrays(path, parts), options)
 
 
 def _check_roles(path: Path, roles: list[str]) -> None:
