@@ -43,6 +43,8 @@ def test_zeros_and_ones_stay_and_constants_vanish_even_where_other_rows_differ()
     features, x = fitted(numbers(0.1, 0.1, 0.1, 1e30), [0, 1, 2])
     assert x[:, 0].tolist() == [0, 0, 0, 0]
     assert "alike in v" in features.describe()
+    _, x = fitted(numbers(1, 1, 1, 0), [0, 1, 2])
+    assert x[:, 0].tolist() == [0, 0, 0, 0]
 
 
 def test_numbers_are_left_alone_when_asked() -> None:

@@ -199,7 +199,7 @@ def _clients(source: str, columns: Columns, table: Table) -> NDArray | None:
         texts = [_spelled(value) for value in values.tolist()]
         for position, text in enumerate(texts):
             if is_missing(text):
-                what = "is empty" if not text.strip() else f"is {show(text)}"
+                what = "is empty" if not text.strip() else f"is {show(text)}, which is not a client id"
                 where = table.row(int(np.argmax(codes == position)))
                 raise EvenhandError(
                     f"{source}: {where}, column {name!r} {what}: give the row a client id or drop it."
