@@ -231,12 +231,12 @@ def test_clients_csv(tmp_path: Path) -> None:
 
 
 def test_names_that_spreadsheets_and_terminals_would_act_on(tmp_path: Path) -> None:
-    names = ["=SUM(A1)", "-5", "-x", "\ud800", "a\x1b[31m\u202eb"]
+    names = ["a\x1b[31m\u202eb", "=SUM(A1)", "-5", "-x", "\ud800"]
     run = view("\ud800\x1b[1m", clients=5, client_ids=names, config={"\x07": "\udcff"})
     write_clients_csv(tmp_path / "clients.csv", run)
     with (tmp_path / "clients.csv").open(newline="", encoding="utf-8", errors="surrogatepass") as file:
         rows = list(csv.DictReader(file))
-    assert [row["client"] for row in rows] == ["'=SUM(A1)", "-5", "'-x", *names[3:]]
+    assert [row["client"] for row in rows] == [names[0], "'=SUM(A1)", "-5", "'-x", names[4]]
     text, page = report(tmp_path, run, run._replace(title="שלום"))
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\ud800-\udfff]", text)
     assert r"\x07" in page.text and r"\udcff" in page.text and r"a\x1b[31m\u202eb" in page.text
