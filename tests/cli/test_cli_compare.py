@@ -6,11 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import evenhand as eh
 from evenhand.cli import main
 from evenhand.cli._list import TOPICS
+from evenhand.cli._saved import load_run
 
 QUICK = ["--data", "digits", "--clients", "6", "--rounds", "2", "--quiet"]
 
@@ -20,10 +22,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     assert main(["run", "fedavg", *QUICK, "--out", str(root / "a")]) == 0
     assert main(["run", "fedprox", "--mu", "2", *QUICK, "--out", str(root / "b")]) == 0
-    assert (
-        main(["run", "fedavg", *QUICK, "--data-seed", "1", "--rounds", "0", "--out", str(root / "other")])
-        == 0
-    )
     return root
 
 
@@ -64,11 +62,81 @@ def test_compare_shows_the_worst_off_clients_of_the_first_run(
     assert first.split()[:2] == [data.client_ids[worst], str(data.test.sizes[worst])]
 
 
-def test_compare_warns_when_the_data_differ(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(runs / "a"), str(runs / "other")]) == 0
-    assert "not made on the same data" in capsys.readouterr().out
-    assert main(["compare", str(runs / "a"), str(runs / "b")]) == 0
-    assert "not made on the same data" not in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (["--data-seed", "1"], "data (data seed 0, 1)"),
+        (["--seed", "1"], "seeds (0; 1)"),
+        (["--cohort", "3"], "cohorts (6, 3)"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_runs_that_do_not_compare_are_only_shown(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], other: list[str], difference: str
+) -> None:
+    assert main(["run", "fedprox", *QUICK, *other, "--out", str(tmp_path / "b")]) == 0
+    page = tmp_path / "page.html"
+    assert main(["compare", str(runs / "a"), str(tmp_path / "b"), "--out", str(page)]) == 0
+    shown, text = capsys.readouterr().out, page.read_text()
+    assert f"side by side, not compared: they differ in their {difference}." in shown
+    assert f"side by side, not compared: they differ in their {difference}." in text
+    for claim in ("*", "better", "served best", "best of"):
+        assert claim not in shown
+    assert 'class="number best"' not in text and "served best" not in text
+
+
+def test_seeds_of_a_method_are_one_row(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeds = {"fedavg": [runs / "a", tmp_path / "a1"], "fedprox mu=2.0": [runs / "b", tmp_path / "b1"]}
+    assert main(["run", "fedavg", *QUICK, "--seed", "1", "--out", str(tmp_path / "a1")]) == 0
+    assert main(["run", "fedprox", "--mu", "2", *QUICK, "--seed", "1", "--out", str(tmp_path / "b1")]) == 0
+    folders = [folders[i] for i in (1, 0) for folders in seeds.values()]
+    assert main(["compare", *map(str, folders)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, two in seeds.items():
+        means = [100 * summary(folder)["test"]["accuracy"]["mean"] for folder in two]
+        at = next(i for i, line in enumerate(lines) if line.startswith(f" {name} "))
+        assert lines[at].removeprefix(f" {name}").split()[0].rstrip("*") == f"{np.mean(means):.1f}"
+        assert lines[at + 1].split()[0] == f"±{np.std(means, ddof=1):.1f}"
+    assert not [line for line in lines if str(tmp_path) in line or "seed 1" in line]
+    (told,) = [line for line in lines if line.startswith("In each of 2 seeds, fedprox mu=2.0 serves")]
+    gains = []
+    for first, second in zip(*seeds.values(), strict=True):
+        a, b = (load_run(folder).view.clients["test"]["accuracy"] for folder in (first, second))
+        gains.append(b - a)
+    better, worse = (int((sign * np.stack(gains) > 0).all(axis=0).sum()) for sign in (1, -1))
+    assert (
+        f"serves {better} clients better than fedavg and {worse} worse; for the other {6 - better - worse}"
+        in told
+    )
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["[/]", "[bold]b", "=1+1", "\x1b[31mred", ":smile:", "\u202eדרום"]
+    rng = np.random.default_rng(0)
+    table = tmp_path / "[red]\x1b[1m.csv"
+    rows = [f"{name},{x:.3f},{int(x > 0)}\n" for name in names for x in rng.normal(size=12)]
+    table.write_text("client,x,label\n" + "".join(rows), encoding="utf-8")
+    folders = [tmp_path / f"[{i}] [/bold] \x1b[31m" for i in range(2)]
+    for folder, method in zip(folders, ("fedavg", "fedprox"), strict=True):
+        assert main(["run", method, "--data", str(table), "--rounds", "1", "--out", str(folder)]) == 0
+    assert main(["compare", *map(str, folders), "--out", str(tmp_path / "page.html")]) == 0
+    assert main(["report", str(folders[0])]) == 0
+    assert main(["compare", str(folders[0] / "none")]) == 2
+    printed = capsys.readouterr()
+    for text in (
+        printed.out,
+        printed.err,
+        (tmp_path / "page.html").read_text(),
+        (folders[0] / "report.html").read_text(),
+    ):
+        assert not set("\x1b\u202e") & set(text)
+    lines = {line.split("  ")[0].strip() for line in printed.out.splitlines()}
+    assert {"[/]", "[bold]b", "=1+1", r"\x1b[31mred", ":smile:", r"\u202eדרום"} <= lines
+    assert r"[/bold] \x1b[31m" in printed.err and r"Report: " in printed.out
+    assert "'=1+1," in (folders[0] / "clients.csv").read_text(encoding="utf-8")
+    assert set(load_run(folders[0]).view.client_ids) == set(names)
 
 
 def test_report_makes_the_page_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,8 @@ def test_history_is_the_row_weighted_mean_of_the_clients(seven):
         for name, values in seven.client_metrics(split).items():
             expected = np.sum(values * sizes) / sizes.sum()
             assert seven.history[f"{split}_{name}"][-1] == pytest.approx(expected, rel=1e-12)
+        assert seven.history[f"{split}_accuracy_mean"][-1] == seven.summary(split)["mean"]
+    assert seven.history["train_accuracy_mean"][-1] != seven.history["train_accuracy"][-1]
     assert "valid_loss" not in seven.history
     assert np.isnan(seven.client_metrics("valid")["loss"]).all()
 

@@ -34,6 +34,32 @@ def test_python_blocks_and_the_command_on_their_file(
     assert (tmp_path / "runs" / "people" / "report.html").exists()
 
 
+def test_the_second_step_compares_what_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    quickstart = (ROOT / "scripts" / "quickstart").read_text(encoding="utf-8")
+    settings = re.search(r"settings=\((.*)\)", quickstart)
+    assert settings
+    first = [
+        "run",
+        "fedavg",
+        *shlex.split(settings[1]),
+        "--out",
+        "runs/quickstart/fedavg",
+        "--rounds",
+        "1",
+        "--quiet",
+    ]
+    assert main(first) == 0
+    start = README[README.index("## Start") : README.index("## Your own data")]
+    steps = [shlex.split(line, comments=True) for line in start.splitlines() if "runs/quickstart" in line]
+    assert [step[1] for step in steps] == ["run", "compare"]
+    for step in steps:
+        assert main([*step[1:], *(["--quiet"] if step[1] == "run" else [])]) == 0
+    assert "served best by" in capsys.readouterr().out
+
+
 def test_links_to_files_exist() -> None:
     root = Path(__file__).parents[2]
     links = re.findall(r"\]\((?!http)([^)#]+)\)", README)

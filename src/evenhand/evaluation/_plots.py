@@ -60,7 +60,7 @@ def learning_curve(of: Comparison) -> Figure:
     if len(of.methods) > 1:
         return _compared(dict(enumerate(lines)), of, metric, "round", draw.label(metric, split))
     figure, axes = panels.one("round", draw.label(metric, None))
-    own, method, ends = lines[0], of.methods[0], list[panels.End]()
+    method, own, ends = next(iter(of.methods)), lines[0], list[panels.End]()
     for other, colour in (("valid", draw.PALETTE[2]), ("train", draw.MUTED)):
         if other != split:
             side = _by_round(method, _key(of, other))

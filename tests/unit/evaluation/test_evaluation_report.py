@@ -13,49 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reported import view
 
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import RunView, figures, summarize, write_clients_csv, write_report
+from evenhand.evaluation import RunView, summarize, write_clients_csv, write_report
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = "<script>alert('x')</script> & \"$5$ _α 数"
-
-
-def view(
-    title: str = "fedavg", clients: int = 30, *, seed: int = 0, accuracy: bool = True, **changes: Any
-) -> RunView:
-    """A run with everything a report shows; the last client has no test rows."""
-    rng = np.random.default_rng(seed)
-    train = rng.integers(5, 400, clients)
-    test = np.maximum(train // 5, 1)
-    test[-1] = 0 if clients > 1 else test[-1]
-    loss = rng.gamma(2.0, 0.3, clients)
-    last = {"loss": np.where(test > 0, loss, np.nan), "accuracy": np.where(test > 0, np.exp(-loss), np.nan)}
-    first = {"loss": 0.9 * loss, "accuracy": np.exp(-0.9 * loss)}
-    rounds = np.arange(0, 51, 10)
-    history = {"round": rounds, "mu": 0.1 * rounds, "constant": np.ones(6)}
-    for split in ("train", "test"):
-        history |= {f"{split}_loss": np.exp(-rounds / 20), f"{split}_accuracy": 1 - np.exp(-rounds / 20) / 2}
-    history |= {"test_accuracy_worst10": 1 - np.exp(-rounds / 40), "test_accuracy_best10": np.full(6, 0.99)}
-    if not accuracy:
-        history = {key: values for key, values in history.items() if "accuracy" not in key}
-        del last["accuracy"], first["accuracy"]
-    info = {"rounds": 50, "cohort": 10, "seed": seed, "method": title, "data": "digits"}
-    info |= {
-        "seconds": {"compile": 1.5, "train": 2.5},
-        "command": f"evenhand run {title}",
-        "versions": {"jax": "0.10"},
-    }
-    made = RunView(
-        title=title,
-        history=history,
-        sizes={"train": train, "valid": np.zeros_like(train), "test": test},
-        client_ids=[f"user {k}" for k in range(clients)],
-        clients={"train": first, "test": last},
-        info=info,
-        config={"method": title, "mu": 0.1 + 0.2, "data": {"name": "digits", "clients": clients}},
-    )
-    return made._replace(**changes)
 
 
 class Page(HTMLParser):
@@ -201,6 +165,8 @@ def test_metrics_of_which_less_is_better(tmp_path: Path) -> None:
     good, bad = view("good", accuracy=False), view("bad", accuracy=False, seed=3)
     worse = {split: {"loss": 10 * good.clients[split]["loss"]} for split in good.clients}
     text, _ = report(tmp_path, bad._replace(clients=worse, sizes=good.sizes), good)
+    assert "served best by good" not in text and "differ in their seeds (3; 0)" in text
+    text, _ = report(tmp_path, good._replace(title="bad", clients=worse), good)
     assert "served best by good" in text
     assert "accuracy" not in text[text.index("<body>") :].replace("Accuracy", "accuracy")
 
@@ -248,83 +214,6 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_learning_curve_shows_the_history() -> None:
-    run = view()
-    (axes,) = figures.learning_curve([run], "accuracy", "test").axes
-    lines = {line.get_label(): line for line in axes.lines}
-    np.testing.assert_allclose(lines["test rows"].get_ydata(), 100 * run.history["test_accuracy"])
-    np.testing.assert_allclose(lines["test rows"].get_xdata(), run.history["round"])
-    assert len(axes.collections) == 1  # the band
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "accuracy (%)")
-    (axes,) = figures.learning_curve([run, view("b", seed=1)], "accuracy", "test").axes
-    assert len(axes.lines) == 4
-    assert not axes.collections
-
-
-def test_long_histories_are_thinned_but_keep_their_ends() -> None:
-    rounds = np.arange(20_000)
-    (axes,) = figures.series([view(history={"round": rounds, "mu": rounds * 0.5})], "mu").axes
-    x = np.asarray(axes.lines[0].get_xdata())
-    assert len(x) <= 500
-    assert (x[0], x[-1]) == (0, 19_999)
-
-
-@pytest.mark.parametrize("clients", [1, 30, 400])
-def test_histogram_holds_every_client(clients: int) -> None:
-    for metric in ("accuracy", "loss"):
-        run = view(clients=clients)
-        (axes,) = figures.client_histogram([run], metric, "test").axes
-        counted = sum(patch.get_height() for patch in axes.patches)
-        assert counted == np.isfinite(run.clients["test"][metric]).sum()
-    panels = figures.client_histogram([view(), view("b", seed=1), view("c", seed=2)], "accuracy", "test").axes
-    assert len(panels) == 3
-
-
-def test_published_bins_for_many_clients() -> None:
-    (axes,) = figures.client_histogram([view(clients=400)], "accuracy", "test").axes
-    widths = [patch.get_width() / 0.92 for patch in axes.patches]
-    np.testing.assert_allclose(widths, 100 / 39)
-
-
-def test_client_curve_starts_with_the_worst() -> None:
-    for metric, sign in (("accuracy", 1), ("loss", -1)):
-        (axes,) = figures.client_curve([view()], metric, "test").axes
-        y = sign * np.asarray(axes.lines[0].get_ydata())
-        assert len(y) == 29
-        assert (np.diff(y) >= 0).all()
-
-
-def test_scatter_has_every_client_and_medians_of_many() -> None:
-    (axes,) = figures.size_scatter([view()], "accuracy", "test").axes
-    assert [len(line.get_xdata()) for line in axes.lines] == [29]
-    run = view(clients=80)
-    (axes,) = figures.size_scatter([run], "accuracy", "test").axes
-    points, medians = axes.lines
-    assert (len(points.get_xdata()), len(medians.get_xdata())) == (79, 8)
-    assert axes.get_xscale() == "log"
-    np.testing.assert_array_equal(points.get_xdata(), run.sizes["train"][:-1])
-    alike = view(sizes={"train": np.full(30, 9), "test": np.full(30, 3)})
-    assert figures.size_scatter([alike], "accuracy", "test").axes[0].get_xscale() == "linear"
-
-
-def test_legends_tell_equal_titles_apart() -> None:
-    figure = figures.client_curve([view("a"), view("a", seed=1), view("_b$c$", seed=2)], "accuracy", "test")
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["a (1)", "a (2)", r" _b\$c\$"]
-
-
-def test_a_legend_of_four_methods_takes_two_lines() -> None:
-    """In one line, browsers with a wide font cut the last of these names off."""
-
-    def height(titles: list[str]) -> float:
-        runs = [view(title, seed=seed) for seed, title in enumerate(titles)]
-        return figures.client_curve(runs, "accuracy", "test").get_figheight()
-
-    one_line = height(["a", "b", "c", "d"])
-    assert height(["fedavg", "qfedavg q=1.0", "term t=1.0", "delta-fl theta=0.5"]) > one_line
-    assert height(["fedavg", "qfedavg q=1.0", "term t=1.0"]) == one_line
-
-
 def test_clients_csv(tmp_path: Path) -> None:
     run = view(clients=3, client_ids=["plain", 'with "quotes", and comma', "数"])
     write_clients_csv(tmp_path / "deep" / "clients.csv", run)
@@ -341,6 +230,38 @@ def test_clients_csv(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, run.clients["test"]["accuracy"][:2], rtol=1e-8)
 
 
+def test_names_that_spreadsheets_and_terminals_would_act_on(tmp_path: Path) -> None:
+    names = ["a\x1b[31m\u202eb", "=SUM(A1)", "-5", "-x", "\ud800"]
+    run = view("\ud800\x1b[1m", clients=5, client_ids=names, config={"\x07": "\udcff"})
+    write_clients_csv(tmp_path / "clients.csv", run)
+    with (tmp_path / "clients.csv").open(newline="", encoding="utf-8", errors="surrogatepass") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["client"] for row in rows] == [names[0], "'=SUM(A1)", "-5", "'-x", names[4]]
+    text, page = report(tmp_path, run, run._replace(title="שלום"))
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\ud800-\udfff]", text)
+    assert r"\x07" in page.text and r"\udcff" in page.text and r"a\x1b[31m\u202eb" in page.text
+    assert f"{chr(0x2068)}שלום{chr(0x2069)}" in "".join(page.text)
+
+
+def test_several_seeds_are_one_method(tmp_path: Path) -> None:
+    def seed(title: str, number: int, shift: float) -> RunView:
+        run = view(title)
+        moved = run.clients["test"]["accuracy"] * 0.8 + shift + 0.001 * number
+        clients = {"train": run.clients["train"], "test": {**run.clients["test"], "accuracy": moved}}
+        return run._replace(clients=clients, info={**run.info, "seed": number, "method": title})
+
+    runs = [seed(title, i, shift) for i in range(3) for title, shift in (("low", 0.0), ("high", 0.1))]
+    text, page = report(tmp_path, *runs)
+    (lead,) = re.findall(r'<p class="lead">(.*)</p>', text)
+    assert "served best by high" in lead and "the worst tenth of the clients too" in lead
+    assert "seed" not in lead
+    mean = [100 * np.nanmean(run.clients["test"]["accuracy"]) for run in runs[1::2]]
+    assert f"{np.mean(mean):.1f} ± 0.10\u202f%" in text
+    assert "Comparison: low, high" in page.text and "0, 1, 2" in text
+    single = report(tmp_path, *runs[1::2])[0]
+    assert f"{np.mean(mean):.1f}\u202f%, the worst tenth" in single and "(means over 3 seeds)" in single
+
+
 def test_training_does_not_load_matplotlib() -> None:
-    code = "import sys, evenhand.evaluation; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, evenhand; evenhand.evaluation.figures.series; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,147 @@
+"""Which runs are one method, which methods may be compared, and which of them is best by more than noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reported import view
+
+from evenhand.errors import EvenhandError
+from evenhand.evaluation import RunView, caution, compare, may_win, verdict
+
+OPTIONS = {"data": "digits", "alpha": 0.1, "data_seed": 0, "cohort": 10, "rounds": 50, "lr": 0.1, "lanes": 4}
+
+
+def run(title: str = "fedavg", *, gain: float = 0.0, **changes: Any) -> RunView:
+    """A run; changes go to the settings and to what is known of the run, under the same names."""
+    made = view(title)
+    accuracy = np.full(30, 0.5) + gain
+    accuracy[:3] -= 0.2
+    clients = {split: {**metrics, "accuracy": accuracy} for split, metrics in made.clients.items()}
+    told = {"seed": 0, **OPTIONS, **changes}
+    info = {
+        **made.info,
+        "method": title,
+        "fingerprint": f"{told['data']}-{told['alpha']}-{told['data_seed']}",
+    }
+    info |= {name: told[name] for name in ("seed", "cohort", "rounds", "fingerprint") if name in told}
+    config = {"method": {"name": title}, **{name: x for name, x in told.items() if name != "fingerprint"}}
+    return made._replace(clients=clients, info=info, config=config)
+
+
+def test_seeds_are_one_method_and_settings_are_not() -> None:
+    runs = [run(seed=2), run("fedprox", seed=0), run(seed=0), run(seed=1, lanes=8), run(seed=1, lr=0.5)]
+    found = compare(runs)
+    assert found.names == ["fedavg lr=0.1", "fedprox", "fedavg lr=0.5"]
+    assert [[view.info["seed"] for view in method.runs] for method in found.methods] == [[0, 1, 2], [0], [1]]
+    assert found.seeds == 3
+
+
+def test_data_drawn_anew_are_one_method_unless_they_changed_otherwise() -> None:
+    drawn = [run(seed=i, data_seed=i) for i in range(3)]
+    assert len(compare(drawn).methods) == 1
+    assert not compare(drawn).same_clients
+    assert not compare([*drawn, *(run("b", seed=i, data_seed=i) for i in range(3))]).obstacles
+    assert compare([*drawn, *(run("b", seed=i, data_seed=2 - i) for i in range(3))]).obstacles == (
+        "choice of which seed goes with which data",
+    )
+    changed = compare([run(seed=0), run(seed=1, fingerprint="edited")])
+    assert changed.names == ["fedavg (1)", "fedavg (2)"]
+    assert changed.obstacles[0] == "data"
+
+
+def test_a_repeated_run_counts_once() -> None:
+    found = compare([run(seed=0), run(seed=0), run(seed=1)])
+    assert [len(method.runs) for method in found.methods] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "obstacle"),
+    [
+        ({"alpha": 0.5}, "data (alpha 0.1, 0.5)"),
+        ({"data_seed": 1}, "data (data seed 0, 1)"),
+        ({"fingerprint": "other"}, "data"),
+        ({"seed": 1}, "seeds (0; 1)"),
+        ({"cohort": 30}, "cohorts (10, 30)"),
+        ({"rounds": 20}, "rounds (50, 20)"),
+        ({"stragglers": 0.9}, "shares of stragglers (0, 0.9)"),
+    ],
+)
+def test_what_must_be_equal(change: dict[str, Any], obstacle: str) -> None:
+    found = compare([run(), run("fedprox", gain=0.1, **change)])
+    assert found.obstacles == (obstacle,)
+    assert (
+        verdict(found) == f"These runs are shown side by side, not compared: they differ in their {obstacle}."
+    )
+    assert found.winners([np.array([0.5]), np.array([0.6])], ["1", "2"], 1) == set()
+    assert caution(found) == ""
+
+
+def test_evaluated_clients_must_be_equal() -> None:
+    other = run("fedprox")
+    other = other._replace(client_ids=[f"other {name}" for name in other.client_ids])
+    assert compare([run(), other]).obstacles == ("evaluated clients",)
+    unknown = [one._replace(info={}, config={}) for one in (run(), other)]
+    assert compare(unknown).obstacles == ("data",)
+
+
+@pytest.mark.parametrize("change", [{"lr": 0.5}, {"epochs": 5}, {"mu": 1.0}, {"model": "mlp"}])
+def test_what_is_compared(change: dict[str, Any]) -> None:
+    found = compare([run(), run("b", gain=0.1, **change)])
+    assert found.obstacles == ()
+    assert "served best by b (test accuracy 5" in verdict(found)
+    assert "One seed each proves little" in caution(found)
+
+
+def test_one_seed_each_marks_the_best_shown_number() -> None:
+    found = compare([run("a"), run("b"), run("c")])
+    values = [np.array([x]) for x in (0.5, 0.51, 0.52)]
+    assert found.winners(values, ["50", "51", "52"], 1) == {2}
+    assert found.winners(values, ["50", "51", "52"], -1) == {0}
+    assert found.winners(values, ["50", "52", "52"], 1) == {1, 2}
+    assert found.winners(values, ["52", "52", "52"], 1) == set()
+    assert compare([run("a")]).winners(values[:1], ["50"], 1) == set()
+
+
+def test_several_seeds_need_an_interval_above_zero() -> None:
+    found = compare([run(title, seed=i) for title in "abc" for i in range(3)])
+    noise = np.array([-0.1, 0.0, 0.1])
+    shifted = [0.5 + noise, 0.6 + noise + np.array([0, 0.01, 0]), 0.4 - noise]
+    assert found.winners(shifted[:2] + shifted[:1], ["", "", ""], 1) == {
+        1
+    }  # in pairs, the common noise cancels
+    assert found.winners(shifted, ["", "", ""], 1) == set()  # the third one's noise is its own
+    # Student's t: three differences of mean 1 and deviation s have the interval 1 -+ 2.484 s.
+    for deviation, sure in ((0.39, {1}), (0.41, set())):
+        difference = 1 + deviation * np.array([-1.0, 0.0, 1.0])
+        assert found.winners([np.zeros(3), difference, np.zeros(3)], ["", "", ""], 1) == sure
+        assert found.winners([np.zeros(3), -difference, np.zeros(3)], ["", "", ""], -1) == sure
+    assert "No method is better than all others by more than the noise of 3 seeds" in verdict(found)
+    assert "95 % interval" in caution(found)
+
+
+def test_a_run_that_is_not_finite_never_wins() -> None:
+    lost = run("lost", gain=0.3)
+    lost = lost._replace(clients={**lost.clients, "train": {"loss": np.full(30, np.inf)}})
+    assert may_win(run()) and not may_win(lost)
+    assert "served best by fedavg" in verdict(compare([run(), lost]))
+    assert verdict(compare([lost, lost._replace(title="too")])).startswith("Training diverged")
+
+
+def test_verdicts_on_the_mean_and_the_tail() -> None:
+    flat, spiky = run("flat"), run("spiky", gain=0.1)
+    even = np.full(30, 0.5)
+    flat = flat._replace(clients={"test": {"accuracy": even, "loss": even}, "train": {"loss": even}})
+    text = verdict(compare([flat, spiky]))
+    assert text.endswith("(test accuracy 57.9\u202f%), the worst tenth of the clients by flat (50.0\u202f%).")
+    assert "served best by \u2068בית\u2069 (" in verdict(compare([flat, spiky._replace(title="בית")]))
+
+
+def test_bare_runs_are_told_apart() -> None:
+    bare = [view("run")._replace(config={}, info={"seed": i}) for i in range(2)]
+    assert compare(bare).names == ["run (1)", "run (2)"]
+    assert compare({"fedavg": bare}).names == ["fedavg"]
+    with pytest.raises(EvenhandError, match="no run"):
+        compare({})

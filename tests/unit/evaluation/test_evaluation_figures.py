@@ -1,0 +1,179 @@
+"""The figures: what they draw, for one run, for a few methods and for many, and for many seeds of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reported import view
+
+from evenhand.errors import EvenhandError
+from evenhand.evaluation import RunView, figures
+
+
+def test_learning_curve_shows_the_history() -> None:
+    run = view()
+    (axes,) = figures.learning_curve(run, metric="accuracy", split="test").axes
+    lines = {line.get_label(): line for line in axes.lines}
+    np.testing.assert_allclose(lines["test"].get_ydata(), 100 * run.history["test_accuracy_mean"])
+    np.testing.assert_allclose(lines["test"].get_xdata(), run.history["round"])
+    assert {text.get_text() for text in axes.texts} == {"test", "training"}
+    assert len(axes.collections) == 1  # the band
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "accuracy (%)")
+    (axes,) = figures.learning_curve([run, view("b", seed=1)], metric="accuracy", split="test").axes
+    assert len(axes.lines) == 4
+    assert not axes.collections
+    old = run._replace(history={k: v for k, v in run.history.items() if not k.endswith("_mean")})
+    (axes,) = figures.learning_curve([old, run]).axes
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), 100 * run.history["test_accuracy"])
+
+
+def test_long_histories_are_thinned_but_keep_their_ends() -> None:
+    rounds = np.arange(20_000)
+    (axes,) = figures.series([view(history={"round": rounds, "mu": rounds * 0.5})], "mu").axes
+    x = np.asarray(axes.lines[0].get_xdata())
+    assert len(x) <= 500
+    assert (x[0], x[-1]) == (0, 19_999)
+
+
+@pytest.mark.parametrize("clients", [1, 30, 400])
+def test_histogram_holds_every_client(clients: int) -> None:
+    for metric in ("accuracy", "loss"):
+        run = view(clients=clients)
+        (axes,) = figures.client_histogram([run], metric=metric, split="test").axes
+        counted = sum(patch.get_height() for patch in axes.patches)
+        assert counted == np.isfinite(run.clients["test"][metric]).sum()
+    panels = figures.client_histogram(
+        [view(), view("b", seed=1), view("c", seed=2)], metric="accuracy", split="test"
+    ).axes
+    assert len(panels) == 3
+
+
+def test_published_bins_for_many_clients() -> None:
+    (axes,) = figures.client_histogram([view(clients=400)], metric="accuracy", split="test").axes
+    widths = [patch.get_width() / 0.92 for patch in axes.patches]
+    np.testing.assert_allclose(widths, 100 / 39)
+
+
+def test_client_curve_starts_with_the_worst() -> None:
+    for metric, sign in (("accuracy", 1), ("loss", -1)):
+        (axes,) = figures.client_curve([view()], metric=metric, split="test").axes
+        y = sign * np.asarray(axes.lines[0].get_ydata())
+        assert len(y) == 29
+        assert (np.diff(y) >= 0).all()
+
+
+def test_scatter_has_every_client_and_medians_of_many() -> None:
+    (axes,) = figures.size_scatter([view()], metric="accuracy", split="test").axes
+    assert [len(line.get_xdata()) for line in axes.lines] == [29]
+    run = view(clients=80)
+    (axes,) = figures.size_scatter(run, metric="accuracy", split="test").axes
+    points, medians = axes.lines
+    assert (len(points.get_xdata()), len(medians.get_xdata())) == (79, 8)
+    assert axes.get_xscale() == "log"
+    np.testing.assert_array_equal(points.get_xdata(), run.sizes["train"][:-1])
+    alike = view(sizes={"train": np.full(30, 9), "test": np.full(30, 3)})
+    assert figures.size_scatter([alike], metric="accuracy", split="test").axes[0].get_xscale() == "linear"
+
+
+def seeded(title: str, number: int, factor: float = 1.0) -> RunView:
+    """A run that differs from the others of its title by the seed, and by a factor of all it has recorded."""
+    run = view(title)
+    history = {key: values if key == "round" else factor * values for key, values in run.history.items()}
+    clients = {split: {name: factor * x for name, x in m.items()} for split, m in run.clients.items()}
+    return run._replace(history=history, clients=clients, info={**run.info, "seed": number})
+
+
+def test_few_methods_are_labelled_where_their_lines_end() -> None:
+    runs = [seeded("a", 0), seeded("b", 0, 0.8), seeded("_c$x$", 0, 0.6)]
+    figure = figures.learning_curve(runs)
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["a", "b", r" _c\$x\$"]
+    assert not figure.legends
+    heights = [text.get_position()[1] for text in axes.texts]
+    assert heights == sorted(heights, reverse=True) and min(-np.diff(heights)) >= 0.07 - 1e-9
+    long = [seeded("a method with a long name", 0), seeded("b", 0, 0.8)]
+    for crowded in (long, [seeded(name, 0) for name in "abc"]):  # names too long; lines that end in one place
+        figure = figures.learning_curve(crowded)
+        assert not figure.axes[0].texts
+        names = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert names == [run.title for run in crowded]
+
+
+def test_a_legend_of_long_names_takes_lines_of_its_own() -> None:
+    """In one line, browsers with a wide font cut the last of these names off."""
+
+    def height(titles: list[str]) -> float:
+        return figures.client_curve([seeded(title, 0) for title in titles]).get_figheight()
+
+    assert height(["fedprox_adaptive mu=1.0", "delta-fl theta=0.5", "qfedavg q=1.0"]) > height(
+        ["a", "b", "c"]
+    )
+
+
+@pytest.mark.parametrize("draw", [figures.learning_curve, figures.client_curve, figures.client_histogram])
+@pytest.mark.parametrize("count", [4, 5, 12])
+def test_many_methods_get_a_panel_each(draw: Any, count: int) -> None:
+    figure = draw([seeded(f"m{i}", 0, 1 - 0.05 * i) for i in range(count)])
+    shown = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title(loc="left") for axes in shown] == [f"m{i}" for i in range(count)]
+    assert len({axes.get_ylim() for axes in shown}) == len({axes.get_xlim() for axes in shown}) == 1
+    if draw is not figures.client_histogram:
+        widths = [sorted(line.get_linewidth() for line in axes.lines) for axes in shown]
+        assert all(found[: count - 1] == [0.8] * (count - 1) and found[-1] == 1.8 for found in widths)
+
+
+def test_several_seeds_are_a_mean_and_a_band() -> None:
+    runs = [seeded("a", i, factor) for i, factor in enumerate((1.0, 0.9, 0.5))]
+    (axes,) = figures.learning_curve(runs).axes
+    mean = 100 * 0.8 * runs[0].history["test_accuracy_mean"]
+    np.testing.assert_allclose(axes.lines[-1].get_ydata(), mean)
+    (band,) = axes.collections
+    corners = band.get_paths()[0].vertices[:, 1]
+    last = 100 * runs[0].history["test_accuracy_mean"][-1]
+    np.testing.assert_allclose(
+        (corners.min(), corners.max()), (50 * runs[0].history["test_accuracy_mean"][0], last)
+    )
+    (axes,) = figures.client_curve(runs).axes
+    served = np.sort(runs[0].clients["test"]["accuracy"][:-1])
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), 80 * served)
+    (axes,) = figures.client_histogram(runs).axes
+    assert sum(patch.get_height() for patch in axes.patches) == pytest.approx(29)
+    (axes,) = figures.size_scatter(runs).axes
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), 80 * runs[0].clients["test"]["accuracy"][:-1])
+
+
+def test_a_number_that_one_method_recorded_keeps_its_colour() -> None:
+    without = view("a")._replace(history={"round": np.arange(3.0)})
+    with_mu = view("b")
+    (axes,) = figures.series({"a": without, "b": with_mu}, "mu").axes
+    (line,) = axes.lines
+    assert line.get_color() == "#d55e00" and line.get_label() == "b"
+
+
+def test_runs_without_finite_values_say_so() -> None:
+    lost = seeded("lost", 0, np.nan)
+    figure = figures.learning_curve([lost, *(seeded(name, 0) for name in "abc")])
+    assert [text.get_text() for text in figure.axes[0].texts] == ["no finite values"]
+    assert not figure.axes[1].texts
+
+
+class Trained:
+    """What has a view, as a run of the engine does."""
+
+    def view(self) -> RunView:
+        return view()
+
+
+def test_what_figures_take() -> None:
+    for runs in (Trained(), [Trained()], {"one": Trained()}, view(), [view()], {"one": [view()]}):
+        assert len(figures.client_curve(runs).axes[0].lines) == 1
+    with pytest.raises(EvenhandError, match="no run to report on"):
+        figures.client_curve([])
+    with pytest.raises(EvenhandError, match=r"No run has a metric 'f1' on its test rows.*'accuracy'"):
+        figures.client_curve(view(), metric="f1")
+    with pytest.raises(EvenhandError, match="No run has a split 'dev'"):
+        figures.client_curve(view(), split="dev")
+    with pytest.raises(EvenhandError, match="No run has recorded 'nu'"):
+        figures.series(view(), "nu")
