@@ -190,7 +190,7 @@ def feature_scales(data: FederatedDataset, names: Sequence[str] | None = None) -
 
     Args:
       data: the clients' rows.
-      names: of the columns; None: they are called by their positions, from 0.
+      names: of the columns; None: those that a table gave them, else their positions, from 0.
     """
     if data.train.x.dtype.kind != "f":
         return None
@@ -205,6 +205,8 @@ def feature_scales(data: FederatedDataset, names: Sequence[str] | None = None) -
     low, high = int(np.argmin(scale)), int(np.argmax(scale))
     if max(scale[high], 1.0) / min(scale[low], 1.0) < _APART:
         return None
+    if names is None and data.features is not None:
+        names = data.features.inputs
     names = names if names is not None or not flat else [f"column {k}" for k in range(x.shape[1])]
     each = [
         f"{'the features' if names is None else names[columns[k]]} (about {_text(scale[k])})"
