@@ -67,7 +67,7 @@ def test_without_config_nothing_changes() -> None:
 )
 def test_json_that_is_no_configuration(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(eh.EvenhandError, match="no configuration of a run"):
+    with pytest.raises(eh.EvenhandError, match="not the configuration of a run"):
         with_config(["run", "--config", str(tmp_path)])
 
 

@@ -146,7 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _hush_the_store() -> None:
     """Where orbax fails, it raises, which becomes a sentence; its log and its threads need not add to it."""
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     sys.excepthook = _report_crash  # for good, as its threads end when they like
 
 
