@@ -169,6 +169,8 @@ def test_a_column_that_is_empty_at_first_is_what_it_turns_out_to_be(tmp_path: Pa
     data = load(tmp_path / "t.csv", fill="most-frequent", test_fraction=0.0, standardize=False)
     assert data.features.inputs == ("v", "w = x")
     assert data.train.x[-2:].tolist() == [[1.5, 1], [2.5, 1]]
+    data = load(tmp_path / "t.csv", fill="mean", test_fraction=0.0, standardize=False)
+    assert data.train.x[[0, -2]].tolist() == [[2.0, 0, 1], [1.5, 1, 0]]
 
 
 def test_codes_that_are_categories_keep_their_spelling(tmp_path: Path) -> None:
