@@ -164,7 +164,7 @@ def test_empty_cells_are_refused_with_a_cure_or_filled(tmp_path: Path) -> None:
 
 
 def test_a_column_that_is_empty_at_first_is_what_it_turns_out_to_be(tmp_path: Path) -> None:
-    rows = ["a,,,0"] * 9000 + ["a,1.5,x,0", "a,2.5,,0"]
+    rows = ["a,,,0"] * 8192 + ["a,1.5,x,0", "a,2.5,,0"]  # a block, and the next
     (tmp_path / "t.csv").write_text("\n".join(["client,v,w,label", *rows]))
     data = load(tmp_path / "t.csv", fill="most-frequent", test_fraction=0.0, standardize=False)
     assert data.features.inputs == ("v", "w = x")
