@@ -164,11 +164,13 @@ def test_empty_cells_are_refused_with_a_cure_or_filled(tmp_path: Path) -> None:
 
 
 def test_a_column_that_is_empty_at_first_is_what_it_turns_out_to_be(tmp_path: Path) -> None:
-    rows = ["a,,,0"] * 9000 + ["a,1.5,x,0", "a,2.5,,0"]
+    rows = ["a,,,0"] * 8192 + ["a,1.5,x,0", "a,2.5,,0"]  # a block, and the next
     (tmp_path / "t.csv").write_text("\n".join(["client,v,w,label", *rows]))
     data = load(tmp_path / "t.csv", fill="most-frequent", test_fraction=0.0, standardize=False)
     assert data.features.inputs == ("v", "w = x")
     assert data.train.x[-2:].tolist() == [[1.5, 1], [2.5, 1]]
+    data = load(tmp_path / "t.csv", fill="mean", test_fraction=0.0, standardize=False)
+    assert data.train.x[[0, -2]].tolist() == [[2.0, 0, 1], [1.5, 1, 0]]
 
 
 def test_codes_that_are_categories_keep_their_spelling(tmp_path: Path) -> None:
