@@ -247,6 +247,25 @@ def test_switched_off_gives_the_same_and_compiles_each_number(trained, monkeypat
     assert not np.array_equal(on, trained)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_trial_of_a_hoisted_program_is_the_trace_of_the_run(fresh, monkeypatch, devices):
+    traces = []
+
+    def counted(program):
+        hoisted = hoist(program)
+
+        def run(*arguments):
+            traces.append(1)
+            return hoisted.run(*arguments)
+
+        return hoisted._replace(run=run)
+
+    monkeypatch.setattr(_engine, "hoist", counted)
+    method = eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1), epochs=1, batch_size=4)
+    eh.simulate(method, DATA, rounds=2, cohort=4, eval_every=1, devices=devices)
+    assert len(traces) == 1
+
+
 # --- lowering ----------------------------------------------------------------------------------------------------
 
 

@@ -46,17 +46,23 @@ def run_rounds(
     arguments = (state, rows, root, np.int32(first), np.int32(count))
     leaves, structure = jax.tree.flatten(arguments)
     form = tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
+    places = [leaf.sharding if isinstance(leaf, jax.Array) else None for leaf in leaves]
     given = len(jax.tree.leaves(state))
-    compiled, numbers, constants, shapes = _prepared(_ById(program), structure, form, given, is_switched_on())
+    compiled, numbers, constants, shapes = _prepared(
+        _ById(program, places), structure, form, given, is_switched_on()
+    )
     results = compiled(numbers, constants, leaves[:given], leaves[given:])
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
 class _ById:
-    """A program as a key: its parts are values, but hold functions that do not compare."""
+    """A program as a key: its parts are values, but hold functions that do not compare.
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    With it goes where the leaves of its first arguments lie, which is no part of the key.
+    """
+
+    def __init__(self, program: Program, places: list[Any]) -> None:
+        self.program, self.places = program, places
         self._key = tuple(field if isinstance(field, int | Mesh) else id(field) for field in program)
 
     def __hash__(self) -> int:
@@ -92,15 +98,18 @@ def _prepared(
     def ready(hoisted: Hoisted) -> tuple[Any, Any, Any, Any]:
         compiled = _compiled(_ByKey(hoisted, program.mesh))
         numbers, constants = everywhere(program.mesh, (hoisted.values, list(hoisted.constants)))
-        compiled.trace(numbers, constants, leaves[:given], leaves[given:])
+        # On arguments as those of the call, so that it finds this trace.
+        placed = [
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+            for leaf, place in zip(leaves, identity.places, strict=True)
+        ]
+        compiled.trace(numbers, constants, placed[:given], placed[given:])
         return compiled, numbers, constants, shapes
 
     if hoisting:
         try:
             return ready(hoist(traced))
-        except (
-            Exception
-        ) as error:  # the rounds themselves have been traced: what fails is the walk through them
+        except Exception as error:  # the rounds have been traced: it is the walk through them that fails
             warn_of(error)
     return ready(unchanged(traced))
 
