@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data._numeric import NDArray, Place, first_bad
-from evenhand.data._text import DIGITS, is_missing, name_fault
+from evenhand.data._text import is_missing, name_fault
 from evenhand.errors import EvenhandError
 
 __all__ = ["client_codes", "id_array"]
@@ -120,4 +120,4 @@ def _no_id(source: str, where: str, value: str) -> EvenhandError:
 
 def _is_integer(text: str) -> bool:
     digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdigit() and len(digits) <= DIGITS
+    return digits.isascii() and digits.isdigit()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DIGITS", "LONGEST", "MISSING", "first_repeated", "is_missing", "name_fault", "number", "numbers"]
+__all__ = ["LONGEST", "MISSING", "first_repeated", "is_missing", "name_fault", "number", "numbers"]
 
 MISSING = frozenset(
     ["", "nan", "NaN", "NAN", "-nan", "None", "null", "NULL", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaT"]
@@ -17,9 +17,6 @@ MISSING = frozenset(
 
 LONGEST = 255
 """Characters of a name; a longer one is a text in the wrong place, and in an array each row takes its space."""
-
-DIGITS = 640
-"""Python converts integers of so many digits to and from text under any setting; longer ones stay text."""
 
 
 def number(text: str) -> float | None:
