@@ -208,3 +208,9 @@ def test_many_columns_take_seconds(tmp_path: Path) -> None:
     data = load(tmp_path / "t.csv")
     assert time.process_time() - start < 5
     assert data.feature_shape == (40_000,)
+
+
+def test_a_block_of_nan_decides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("\n".join(["client,w,label", *["a,nan,0"] * 8192, "a,x,0"]))
+    data = load(tmp_path / "t.csv", fill="mean", test_fraction=0.0)
+    assert data.features.inputs == ("w = x", "w = (missing)")
