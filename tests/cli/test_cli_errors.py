@@ -57,7 +57,7 @@ def test_malformed_data(variant: str, tmp_path: Path, capsys: pytest.CaptureFixt
         ("--lr nan", "--lr nan is not a step size"),
         ("--server-lr -1", "--server-lr -1.0"),
         ("--stragglers 1.5", "evenhand: --stragglers 1.5: "),
-        ("--data-seed -1", "--data-seed must"),
+        ("--data-seed -1", "--data-seed -1: give a whole number from 0"),
         ("--eval-every 0", "--eval-every 0: "),
         ("--checkpoint -1", "--checkpoint -1.0"),
         ("--lanes 0", "--lanes 0: "),

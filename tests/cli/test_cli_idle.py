@@ -24,7 +24,9 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         shown = capsys.readouterr()
         assert not shown.out
         lines = [
-            line.removeprefix("evenhand: ").partition(" has no effect: ") for line in shown.err.splitlines()
+            line.removeprefix("evenhand: ").partition(" has no effect: ")
+            for line in shown.err.splitlines()
+            if not line.startswith("Features: ")
         ]
         assert all(why.endswith(".") for _, _, why in lines)
         return {option: why for option, _, why in lines}

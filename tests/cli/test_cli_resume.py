@@ -18,7 +18,7 @@ from evenhand.simulation._checkpoint import resealed
 
 ROUNDS, EVERY = 6, 2
 NAMES = ("config.json", "metrics.jsonl", "clients.csv", "params.npz")
-RESULTS = {*NAMES, "summary.json", "report.html", "checksums.json", "checkpoint"}
+RESULTS = {*NAMES, "features.json", "summary.json", "report.html", "checksums.json", "checkpoint"}
 
 
 @pytest.fixture(autouse=True)

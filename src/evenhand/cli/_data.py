@@ -14,7 +14,7 @@ from tyro.conf import arg
 from evenhand import data as federated
 from evenhand.data import FederatedDataset, Fill
 from evenhand.data.loaders._load import NAMES
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, whole_number
 
 __all__ = ["SOURCES", "DataOptions", "fingerprint", "remarks"]
 
@@ -80,6 +80,7 @@ class DataOptions:
         Raises:
           EvenhandError: there is no such data, or it is malformed.
         """
+        whole_number("data_seed", self.data_seed, 0, 2**32 - 1)
         kind, _, parameters = self.data.partition(":")
         if kind == "synthetic":
             self._check_no_table()

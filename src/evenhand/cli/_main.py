@@ -106,7 +106,6 @@ _ARGUMENTS = {
     "client=NAME": "--client-column NAME",
     "label=NAME": "--label-column NAME",
     "fraction=": "--stragglers ",
-    "seed must": "--data-seed must",
     "seconds=": "--checkpoint ",
 }
 """Arguments that the library's sentences name, as they are spelled here; the others have their options' names."""
@@ -216,7 +215,7 @@ def _spelled_out(words: Sequence[str]) -> list[str]:
     if spelled == words:
         return words
     try:
-        return ordered(spelled, _COMMANDS, repeats=True)
+        return ordered(spelled, _COMMANDS)
     except EvenhandError as error:
         raise EvenhandError(f"{spelled[-1].removeprefix('--config=')}: {error}") from None
 

@@ -81,13 +81,12 @@ def options_of(command: type) -> Options:
     return found
 
 
-def ordered(words: Sequence[str], commands: Mapping[str, type], *, repeats: bool = False) -> list[str]:
-    """The words of one of the ``commands``, its method before its options.
+def ordered(words: Sequence[str], commands: Mapping[str, type]) -> list[str]:
+    """The words of one of the ``commands``, its method before its options; of an option given twice the last counts.
 
     Args:
       words: what stands after ``evenhand``.
       commands: name -> dataclass.
-      repeats: an option may be given again, and the last one counts.
 
     Raises:
       EvenhandError: a command, method, option or kind of value that there is not.
@@ -109,7 +108,7 @@ def ordered(words: Sequence[str], commands: Mapping[str, type], *, repeats: bool
     if not asked:
         name = command if method is None else method
         others = methods or {other: options_of(cls) for other, cls in commands.items()}
-        found = [*_slips(given, known, others, name, repeats=repeats), *_misplaced(loose, known, name)]
+        found = [*_slips(given, known, others, name), *_misplaced(loose, known, name)]
         if found:
             whose = command if method is None else f"{command} {method}"
             raise EvenhandError(f"{found[0]}: see `evenhand {whose} --help`.")
@@ -148,16 +147,11 @@ def _slips(
     known: Options,
     others: Mapping[str, Options],
     name: str,
-    *,
-    repeats: bool,
 ) -> Iterable[str]:
     """What is wrong with the options of ``name``, clauses of a sentence."""
-    seen: set[str] = set()
     for option, value in given:
         if option not in known:
             yield _unknown(option, known, others, name)
-        elif option in seen and not repeats:
-            yield f"{option} is given twice, so leave one of them out"
         elif not (takes := known[option]).kinds:
             if value is not None:
                 yield f"{option} is a switch, so leave {'=' + value!r:.40} out"
@@ -165,7 +159,6 @@ def _slips(
             yield f"{option} needs {takes} after it"
         elif not takes.fits(value):
             yield f"{option} takes {takes}, not {value!r:.40}{perhaps(value, takes.words)}"
-        seen.add(option)
 
 
 def _unknown(option: str, known: Options, others: Mapping[str, Options], name: str) -> str:
