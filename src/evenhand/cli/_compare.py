@@ -13,7 +13,7 @@ from evenhand.cli._saved import load_run
 from evenhand.cli._tables import client_table, overview, tally
 from evenhand.cli._terminal import remark, say
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.evaluation import Comparison, caution, compare, verdict, write_report
+from evenhand.evaluation import Comparison, caution, compare, may_win, verdict, write_report
 
 __all__ = ["Compare"]
 
@@ -54,7 +54,7 @@ class Compare:
             say(console, f"Interrupted before its last round: {', '.join(stopped)}.", "yellow")
         if self.clients > 0 and of.same_clients:
             console.print(client_table(of, self.clients))
-            if len(of.methods) == 2 and not of.obstacles:
+            if len(of.methods) == 2 and not of.obstacles and all(map(may_win, of.runs)):
                 say(console, tally(of))
         if self.out is not None:
             say(console, f"Report: {write_report(self.out, [run.view for run in saved])}")

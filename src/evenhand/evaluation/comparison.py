@@ -111,8 +111,8 @@ class Comparison(NamedTuple):
     def winners(self, values: Sequence[NDArray], texts: Sequence[str], sign: int) -> set[int]:
         """Which methods are best in a number by more than noise.
 
-        Nobody is where the comparison is not fair, where there is one method only, or where the run of a method may not
-        win (:func:`may_win`).  With one run each, the method with the best number is, and those that show the same,
+        Nobody is where the comparison is not fair, or where fewer than two methods are left that may win
+        (:func:`may_win`).  With one run each, the method with the best number is, and those that show the same,
         unless all do: what one seed can say.  With several seeds, a method is the best if the 95 % interval of its
         paired differences (Student's t over equal seeds) to every other method lies above 0.
 
@@ -126,7 +126,7 @@ class Comparison(NamedTuple):
             for i, method in enumerate(self.methods)
             if all(may_win(run) for run in method.runs) and np.isfinite(values[i]).all()
         ]
-        if self.obstacles or len(self.methods) < 2 or not able:
+        if self.obstacles or len(able) < 2:
             return set()
         top = max(able, key=lambda i: float(sign * np.mean(values[i])))
         if self.seeds == 1:
@@ -209,8 +209,12 @@ def verdict(of: Comparison) -> str:
 def _told(winners: Sequence[str], texts: Sequence[str], tail: str, of: Comparison) -> str:
     first, second = winners
     if not first and not second:
-        if not any(may_win(run) for run in of.runs):
-            return "All of these runs diverged, so none serves anybody best."
+        sound = [method.name for method in of.methods if all(may_win(run) for run in method.runs)]
+        if len(sound) < 2:
+            which = (
+                f"All methods but {isolated(sound[0])} diverged" if sound else "All of these runs diverged"
+            )
+            return f"{which}, so none is called the best."
         noise = f" by more than the noise of {of.seeds} seeds" if of.seeds > 1 else ""
         return f"No method is better than all others{noise}, for the average client or for {tail}."
     if not first:

@@ -126,8 +126,9 @@ def test_a_run_that_is_not_finite_never_wins() -> None:
     lost = run("lost", gain=0.3)
     lost = lost._replace(clients={**lost.clients, "train": {"loss": np.full(30, np.inf)}})
     assert may_win(run()) and not may_win(lost)
-    assert "served best by fedavg" in verdict(compare([run(), lost]))
-    assert verdict(compare([lost, lost._replace(title="too")])).startswith("Training diverged")
+    assert "served best by b" in verdict(compare([run("a"), lost, run("b", gain=0.1)]))
+    assert verdict(compare([run(), lost])) == "All methods but fedavg diverged, so none is called the best."
+    assert verdict(compare([lost, lost._replace(title="too")])).startswith("All of these runs diverged")
 
 
 def test_verdicts_on_the_mean_and_the_tail() -> None:

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from evenhand.cli._tables import overview, subject
+from evenhand.cli._tables import overview
 from evenhand.data import FederatedDataset, Split
 from evenhand.evaluation import (
     ClassMetrics,
     Finding,
     RunView,
     blank_loss,
+    compare,
     feature_scales,
     findings,
     latest,
@@ -346,23 +347,28 @@ def test_a_page_begins_with_what_is_wrong_and_says_nothing_of_a_sound_run(tmp_pa
 
 
 def test_a_run_that_diverged_is_never_the_best(tmp_path):
-    lost, sound = view("lost", [0.9, 0.9], LOST), view("sound", [0.5, 0.7])
-    text, shown = words(tmp_path / "a.html", lost, sound)
+    lost, sound, poor = view("lost", [0.9, 0.9], LOST), view("sound", [0.5, 0.7]), view("poor", [0.1, 0.6])
+    text, shown = words(tmp_path / "a.html", lost, sound, poor)
+    assert "best by sound" in shown
     assert "Do not rely on these numbers: lost" in shown
     assert not re.search(r"best by lost", shown)
     best = re.findall(r'class="number best">(?:<[^>]+>)*([^<]*)', text)
     assert best
     assert not [cell for cell in best if cell.startswith("90.0")]
-    text, _ = words(tmp_path / "a.html", lost._replace(findings=()), sound)
+    text, _ = words(tmp_path / "a.html", lost._replace(findings=()), sound, poor)
     assert [cell for cell in re.findall(r'best">(?:<[^>]+>)*([^<]*)', text) if cell.startswith("90.0")]
+    # Nobody is the best of one.
+    text, shown = words(tmp_path / "a.html", lost, sound)
+    assert "All methods but sound diverged, so none is called the best." in shown
+    assert 'class="number best"' not in text
     _, shown = words(tmp_path / "a.html", lost, lost._replace(title="too"))
-    assert "served best" not in shown
+    assert "All of these runs diverged, so none is called the best." in shown
 
 
 @pytest.mark.parametrize(("told", "starred"), [([LOST], "sound"), ([], "lost"), ([CARE], "lost")])
 def test_a_run_that_diverged_gets_no_star(capsys, told, starred):
     runs = [view("lost", [0.9, 0.9], *told), view("sound", [0.5, 0.7]), view("poor", [0.1, 0.6])]
-    Console(width=80).print(overview(subject(runs)))
+    Console(width=80).print(overview(compare(runs)))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if "*" in line]
     assert lines
     assert [line.split()[0] for line in lines] == [starred]
