@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.cli import main
+from evenhand.cli import _folder, main
 from evenhand.cli._checksums import check
 from evenhand.simulation._checkpoint import resealed
 
@@ -37,7 +37,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(out: Path, table: Path, *words: str) -> None:
-    settings = ["--cohort", "2", "--rounds", str(ROUNDS), "--eval-every", str(EVERY), "--checkpoint", "0"]
+    settings = ["--cohort", "2", "--eval-every", str(EVERY)]
+    for option, value in (("--rounds", str(ROUNDS)), ("--checkpoint", "0")):
+        settings += [] if option in words else [option, value]
     command = ["run", "scaffold", "--data", str(table), *settings, "--out", str(out), "--quiet", *words]
     assert main(command) == 0
 
@@ -112,6 +114,63 @@ def test_a_run_killed_before_its_first_save_begins_anew(finished: Path, tmp_path
     assert_same_folder(folder, finished)
 
 
+def interrupted(table: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C when round 4 is being evaluated, before any state was saved."""
+    append = _folder.append_metrics
+
+    def press(of: Path, history: dict[str, np.ndarray]) -> None:
+        append(of, history)
+        if history["round"][-1] == 4:
+            raise KeyboardInterrupt
+
+    words = ["--cohort", "2", "--rounds", str(ROUNDS), "--eval-every", str(EVERY), "--checkpoint", "1000"]
+    with monkeypatch.context() as patch:
+        patch.setattr(_folder, "append_metrics", press)
+        assert main(["run", "scaffold", "--data", str(table), *words, "--out", str(folder)]) == 130
+
+
+def test_ctrl_c_before_the_first_save(
+    finished: Path,
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "a"
+    interrupted(table, folder, monkeypatch)
+    assert f"`evenhand resume {folder}` continues" in capsys.readouterr().out
+    assert main(["resume", str(folder)]) == 0
+    assert "stopped before its first state was saved: the run begins anew" in capsys.readouterr().err
+    for name in ("metrics.jsonl", "clients.csv", "params.npz"):
+        assert (folder / name).read_bytes() == (finished / name).read_bytes(), name
+
+
+def test_an_edited_configuration_never_trains_fewer_rounds_over_those_of_an_interrupted_run(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a"
+    interrupted(table, folder, monkeypatch)
+    (folder / "checkpoint").mkdir(exist_ok=True)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace(f'"rounds": {ROUNDS}', '"rounds": 1'))
+    before = contents(folder)
+    assert "has 2 rounds done already, more than the 1" in refused(["resume", str(folder)], capsys)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("damage", ["summary.json", "clients.csv"])
+def test_damaged_results_without_a_state_are_not_made_again_from_nothing(
+    finished: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a"
+    shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("checkpoint"))
+    (folder / "checkpoint").mkdir()
+    (folder / damage).unlink()
+    before = contents(folder)
+    assert "has no checkpoint to continue from" in refused(["resume", str(folder)], capsys)
+    assert contents(folder) == before
+
+
 def test_the_state_and_not_the_seed_alone_is_what_is_gone_on_from(finished: Path, tmp_path: Path) -> None:
     """A round count that is wrong must show, or equal folders would prove nothing."""
     folder = stopped(finished, tmp_path / "a")
@@ -153,8 +212,8 @@ def test_more_rounds_train_further(
 
 
 def test_the_default_number_of_evaluations_stays_when_rounds_are_added(table: Path, tmp_path: Path) -> None:
-    words = ["run", "fedavg", "--data", str(table), "--quiet", "--rounds", "100"]
-    assert main([*words, "--out", str(tmp_path / "a")]) == 0
+    words = ["run", "fedavg", "--data", str(table), "--quiet"]
+    assert main([*words, "--rounds", "100", "--out", str(tmp_path / "a")]) == 0
     assert main(["resume", str(tmp_path / "a"), "--rounds", "104", "--quiet"]) == 0
     assert main([*words, "--rounds", "104", "--eval-every", "2", "--out", str(tmp_path / "b")]) == 0
     assert_same_folder(tmp_path / "a", tmp_path / "b")
@@ -307,8 +366,6 @@ def test_nothing_to_go_on_from(
     folder = stopped(finished, tmp_path / "a")
     shutil.rmtree(folder / "checkpoint" / "4" / "state")
     assert "is damaged" in refused(["resume", str(folder)], capsys)
-    shutil.rmtree(folder / "checkpoint")
-    assert "has no checkpoint to continue from" in refused(["resume", str(folder)], capsys)
 
 
 def test_data_that_are_gone_or_changed(

@@ -12,7 +12,7 @@
 * ``checksums.json``: length and SHA-256 of each file above, see :mod:`evenhand.cli._checksums`.
 * ``report.html``: the figures; it is written last, so that a folder which has it is whole.
 * ``checkpoint/``: the latest states, with checksums of their own, which ``evenhand resume`` continues from; empty
-  before the first save.  Every run that ends by itself saves its last state, unless ``--checkpoint off``.
+  or missing before the first save.  Every run that ends by itself saves its last state, unless ``--checkpoint off``.
 * ``.lock``: while a process trains there; a second one is refused, and reading is not.
 
 A number that is not finite is ``null`` in the JSON files, and one that does not exist before the first round is left

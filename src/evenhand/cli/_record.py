@@ -38,12 +38,17 @@ class Place(NamedTuple):
     resumed: bool
     remarks: tuple[str, ...] = ()
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the run keeps its state, or begins anew where it was stopped before the first save."""
+        return self.config["options"]["checkpoint"] != "off"
+
     def begin(self, run: Run) -> None:
         """Writes what stands there before the next round; of a run that was killed, the lines beyond go."""
         for sentence in self.remarks:
             remark(sentence)
         if not self.resumed:
-            _folder.claim(self.folder, checkpoint=self.config["options"]["checkpoint"] != "off")
+            _folder.claim(self.folder, checkpoint=self.is_resumable)
         config, metrics = _folder.json_text(self.config), _folder.metrics_text(run.history)
         _checksums.begin(self.folder, config=config, metrics=metrics)
         _folder.write_text(self.folder / _folder.CONFIG, config)
@@ -85,7 +90,7 @@ def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) 
     with uninterrupted():
         _finish(folder, last, rounds, interrupted=interrupted)
     if not console.quiet:
-        _tell(folder, last, rounds, interrupted=interrupted)
+        _tell(folder, last, rounds, interrupted=interrupted, resumable=place.is_resumable)
     return 130 if interrupted else 0
 
 
@@ -132,7 +137,7 @@ def _write_params(path: Path, params: Params) -> None:
         np.savez(file, allow_pickle=False, **arrays)
 
 
-def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
+def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool, resumable: bool) -> None:
     console = Console(highlight=False)
     of = compare(load_run(folder).view)
     for finding in run.findings:
@@ -146,9 +151,7 @@ def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
         say(console, f"This is not settled: the {of.split} {of.metric} {swung.text}.")
     done = int(run.history["round"][-1])
     if interrupted:
-        resume = (
-            f", and `evenhand resume {folder}` continues" if (folder / _folder.CHECKPOINT).is_dir() else ""
-        )
+        resume = f", and `evenhand resume {folder}` continues" if resumable else ""
         stopped = f"Stopped after round {done} of {rounds}; the folder holds what was done{resume}."
         say(console, stopped)
     say(console, f"Report: {folder / _folder.REPORT}")

@@ -5,6 +5,7 @@ It never trains fewer rounds over more, and results that are damaged are made ag
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -66,8 +67,10 @@ class Resume:
             run = replace(run, rounds=self.rounds, eval_every=before.every)
         condition = check(self.run)
         ended = _ended(self.run, condition)
-        # A run that has not ended has done no more than was asked for, whatever a damaged line says.
-        most = max(ended or 0, min(last_round(self.run), before.rounds))
+        # A run that has not ended has done no more than was asked for, whatever a damaged line says; what an edited
+        # configuration asks for says nothing about that.
+        limit = before.rounds if not condition.is_edited else sys.maxsize
+        most = max(ended or 0, min(last_round(self.run), limit))
         if run.rounds < most:
             raise EvenhandError(
                 f"{self.run} has {most} rounds done already, more than the {run.rounds} asked for: ask for more, or "
@@ -84,17 +87,16 @@ class Resume:
                     f"{visible(self.run)} is finished, with {ended} rounds done: --rounds {2 * ended} trains further."
                 )
             return 0
-        place = self.run / CHECKPOINT
-        if (
-            run.checkpoint == "off"
-            or not place.is_dir()
-            or (ended is not None and not Checkpoint(place).saved())
-        ):
+        saved = Checkpoint(self.run / CHECKPOINT).saved()
+        if run.checkpoint == "off" or (not saved and (ended is not None or condition.damaged)):
             raise EvenhandError(
                 f"{self.run} has no checkpoint to continue from: repeat the run by "
                 f"`evenhand run --config {self.run} --rounds {run.rounds} --out NEW`."
             )
-        return self._train(path, run, self._remarks(condition))
+        remarks = self._remarks(condition)
+        if not (saved or self.quiet):
+            remarks.append(f"{self.run} was stopped before its first state was saved: the run begins anew.")
+        return self._train(path, run, remarks)
 
     def _remarks(self, condition: Condition) -> list[str]:
         path, remarks = self.run / CONFIG, list[str]()
