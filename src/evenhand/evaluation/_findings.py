@@ -83,10 +83,11 @@ def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> 
     first = 1 + int(np.max(np.flatnonzero(finite < _WORSE * floor), initial=0))
     text = (
         f"Training diverged: the training loss rose from {_text(loss[lowest])} at round {rounds[lowest]} to "
-        f"{_text(loss[-1])} at round {rounds[-1]}, and from round {rounds[first]} on it stayed at "
-        f"{_text(_WORSE * floor)} or more."
+        f"{_text(loss[-1])} at round {rounds[-1]}"
     )
-    return Finding("diverged", f"{text} {_slower(scaled=scaled, at_once=first <= 1)}")
+    if first < len(loss) - 1:
+        text += f", and from round {rounds[first]} on it stayed at {_text(_WORSE * floor)} or more"
+    return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}")
 
 
 def _slower(*, scaled: bool, at_once: bool) -> str:

@@ -97,6 +97,8 @@ def test_it_is_said_when_how_far_and_what_to_try():
     (finding,) = found(history(24.0, 20.0, 90.0, 900.0, 8326.0, rounds=[0, 5, 10, 15, 20]))
     assert "from 20 at round 5 to 8,326 at round 20, and from round 10 on it stayed at 60" in finding.sentence
     assert "a smaller step" in finding.sentence
+    (finding,) = found(history(2.3, 900.0, rounds=[0, 20]))  # it can stay nowhere after its last round
+    assert "to 900 at round 20. Try" in finding.sentence
     assert "a hundred times smaller" in found(history(2.3, 1e9, 1e9))[0].sentence
     assert "one scale" not in finding.sentence
     first, second = found(history(2.3, 1e9, 1e9), scales=SCALES)
