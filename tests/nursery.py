@@ -155,6 +155,8 @@ if __name__ == "__main__":
     import numpy as np
     import optax
     import orbax.checkpoint as ocp
+
+    sys.modules["pandas"] = None  # scikit-learn would import it, with a thread of Arrow's
     import sklearn.datasets
 
     import evenhand as eh
