@@ -148,11 +148,22 @@ def _hush_the_store() -> None:
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     sys.excepthook = _report_crash  # for good, as its threads end when they like
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _report_unraisable
 
 
 def _report_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
+    if not _is_closed_loop(error):
         sys.__excepthook__(kind, error, trace)
+
+
+def _report_unraisable(about: sys.UnraisableHookArgs) -> None:
+    if not _is_closed_loop(about.exc_value):
+        sys.__unraisablehook__(about)
+
+
+def _is_closed_loop(error: BaseException | None) -> bool:
+    return isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
 
 
 @contextmanager
