@@ -184,7 +184,7 @@ def test_a_lie_in_the_report_is_drawn_anew_for_each_liar_and_round():
         ({"rounds": 1, "cohort": "x"}, "cohort='x': give a whole number"),
         ({"rounds": 1, "seed": -1}, "seed=-1"),
         ({"rounds": 1, "seed": 2**32}, "seed=4294967296"),
-        ({"rounds": 1, "systems": 0.5}, "got float 0.5 as its systems"),
+        ({"rounds": 1, "systems": 0.5}, "systems=0.5: give a value such as"),
         ({"rounds": 1, "attack": Attack(fraction=1.5)}, "fraction=1.5"),
     ],
 )
