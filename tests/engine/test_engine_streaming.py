@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand.data import FederatedDataset, Split, _arrays
+from evenhand.data import FederatedDataset, Split, _numeric
 from evenhand.evaluation import Prepared, evaluate_personal, per_client, prepare
 from evenhand.simulation import _rows
 from evenhand.simulation._program import over
@@ -83,6 +83,7 @@ METHODS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The model never moved")  # with nobody in its rounds
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("name", METHODS)
 def test_streamed_rows_give_the_bits_of_resident_ones(mapped, name):
@@ -92,6 +93,7 @@ def test_streamed_rows_give_the_bits_of_resident_ones(mapped, name):
     assert streamed.info["seconds"]["data"] > 0
 
 
+@pytest.mark.filterwarnings("ignore::evenhand.errors.EvenhandWarning")  # whatever rows it trains on
 @pytest.mark.usefixtures("small_blocks")
 def test_a_wrong_place_is_noticed_by_the_comparison(mapped, monkeypatch):
     right = _rows._moved
@@ -104,6 +106,7 @@ def test_a_wrong_place_is_noticed_by_the_comparison(mapped, monkeypatch):
         assert_same_bits(run(MEMORY), run(mapped))
 
 
+@pytest.mark.filterwarnings("ignore:Training diverged")
 @pytest.mark.usefixtures("small_blocks")
 def test_a_client_that_is_not_there_gives_no_number_rather_than_anothers(mapped, monkeypatch):
     right = _rows._cohorts
@@ -178,7 +181,7 @@ def test_a_memory_map_is_never_copied(mapped):
 
 @pytest.mark.parametrize("row", [0, 400, 852])
 def test_a_bad_number_is_found_in_whichever_slice_it_lies(monkeypatch, row):
-    monkeypatch.setattr(_arrays, "_SLICE", 160)  # ten rows
+    monkeypatch.setattr(_numeric, "_SLICE", 160)  # ten rows
     x, y, offsets = arrays(SIZES, 0)
     x[row, 2] = np.inf
     with pytest.raises(eh.EvenhandError, match=rf"train\.x\[{row}\] holds inf"):

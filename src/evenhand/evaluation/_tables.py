@@ -244,7 +244,10 @@ def _over_seeds(values: NDArray, row: Statistic, metric: str) -> str:
     share = {"value": 100.0, "spread": 100.0, "square": 1e4}.get(row.kind, 1.0) if is_share(metric) else 1.0
     figure = re.match(r"[\d.,e−-]+", text)
     end = figure.end() if figure else len(text)
-    return f"{text[:end]} ± {number(share * float(np.std(values, ddof=1)), 2)}{text[end:]}"
+    deviation = float(np.std(values, ddof=1))
+    if deviation < 1e-12 * float(np.max(np.abs(values))):
+        deviation = 0.0  # equal values, but for rounding
+    return f"{text[:end]} ± {number(share * deviation, 2)}{text[end:]}"
 
 
 def _best(subject: Comparison, values: Sequence[NDArray], row: Statistic) -> set[int]:

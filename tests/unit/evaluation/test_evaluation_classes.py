@@ -311,4 +311,4 @@ def test_the_report_and_the_table_of_clients_tell_it(tmp_path: Path) -> None:
         assert name not in without
     shown = spread(run.summary()["class_spread"], "accuracy")
     assert f'{names[0]}</th>\n<td class="number">{shown}</td>' in new
-    assert f'{names[0]}</th>\n<td class="number best">{shown}</td>\n<td class="number">–</td>' in both
+    assert f'{names[0]}</th>\n<td class="number">{shown}</td>\n<td class="number">–</td>' in both
