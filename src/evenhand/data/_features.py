@@ -171,7 +171,7 @@ def fit(
         if series.missing[rows].all():
             raise EvenhandError(
                 f"{source}: column {series.name!r} is empty in every training row: leave it out with "
-                f"drop={[series.name]!r} (--drop {series.name})."
+                f"drop={[series.name]!r}."
             )
         if series.categories is None:
             columns.append(_number_column(series.name, values, standardize, fill))

@@ -64,11 +64,11 @@ def test_features_are_chosen_and_dropped(people: Path) -> None:
         ({"features": "score"}, r"give a list of names, \['score'\]"),
         ({"features": ["score"], "drop": ["score"]}, "both a feature and to be dropped"),
         ({"features": []}, "no feature columns"),
-        ({"drop": ["age"]}, "no column 'age'.*--drop"),
+        ({"drop": ["age"]}, "no column 'age'.*drop="),
         ({"drop": ["repaid"]}, "is the label column, which is no feature anyway"),
         ({"drop": "score"}, "give a list of names"),
         ({"categorical": ["group"]}, "is the client column"),
-        ({"categorical": ["age"]}, "no column 'age'.*--categorical"),
+        ({"categorical": ["age"]}, "no column 'age'.*categorical="),
         ({"client": ["region", "team"]}, "no client column 'team'.*double quotes"),
         ({"client": ["region", "team"], "clients": 2}, "no client column 'team'"),
         ({"client": ["region", "region"]}, "named twice"),
@@ -82,10 +82,13 @@ def test_columns_that_do_not_go_together(options: dict[str, object], words: str,
         people_data(people, **options)
 
 
-def test_rows_are_spread_where_neither_client_column_exists(people: Path) -> None:
-    data = people_data(people, client=["town", "team"], clients=2, regression=False)
+def test_rows_are_spread_where_no_column_is_named(people: Path) -> None:
+    data = people_data(people, client=[], clients=2, regression=False)
     assert data.num_clients == 2
     assert "region = north" in data.features.inputs
+    # A column that was asked for and is not there is a slip, and not a wish to spread the rows.
+    with pytest.raises(EvenhandError, match=r"no client column 'town'.*with clients=N alone"):
+        people_data(people, client=["town", "team"], clients=2)
 
 
 def test_two_clients_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -155,7 +158,7 @@ def test_separators_in_quotes_do_not_count(tmp_path: Path) -> None:
 def test_empty_cells_are_refused_with_a_cure_or_filled(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("client,v,w,label\na,1,x,0\na,NA,x,1\na,3,,0\na,5,y,1\n")
-    with pytest.raises(EvenhandError, match=r"line 3, column 'v' is empty.*--fill mean"):
+    with pytest.raises(EvenhandError, match=r"line 3, column 'v' is empty.*fill=mean"):
         load(path)
     data = load(path, fill="mean", test_fraction=0.0, standardize=False)
     assert data.features.inputs == ("v", "w = x", "w = y", "w = (missing)")
@@ -175,7 +178,7 @@ def test_a_column_that_is_empty_at_first_is_what_it_turns_out_to_be(tmp_path: Pa
 
 def test_codes_that_are_categories_keep_their_spelling(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("client,code,label\na,01,0\na,1,1\na,A1,0\n")
-    with pytest.raises(EvenhandError, match=r"'A1' where other rows hold numbers.*--categorical"):
+    with pytest.raises(EvenhandError, match=r"'A1' where other rows hold numbers.*categorical="):
         load(tmp_path / "t.csv")
     data = load(tmp_path / "t.csv", categorical=["code"])
     assert data.features.inputs[0] == "code = 01"

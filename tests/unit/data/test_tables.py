@@ -107,7 +107,7 @@ def test_real_targets(tmp_path: Path) -> None:
     file = write_csv(tmp_path / "t.csv", ["client", "v", "label"], rows)
     data = load(file, regression=True, test_fraction=0.0)
     np.testing.assert_array_equal(data.train.y, np.float32([0.5, -1, 2]))
-    spread = load(file, client="nobody", features=["v"], regression=True, clients=3, test_fraction=0.0)
+    spread = load(file, client=[], features=["v"], regression=True, clients=3, test_fraction=0.0)
     np.testing.assert_array_equal(spread.train.sizes, [1, 1, 1])
     names = write_csv(tmp_path / "n.csv", ["client", "v", "label"], [["a", 1, "x"]])
     with pytest.raises(EvenhandError, match="not a number"):

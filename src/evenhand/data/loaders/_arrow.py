@@ -61,8 +61,8 @@ def arrow_series(source: str, name: str, column: pa.ChunkedArray) -> Series:
         return as_categories(arrow_series(source, name, column.cast(kind.value_type)))
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise EvenhandError(
-            f"{source}: column {name!r} holds {kind}, neither numbers nor text: leave it out with drop=NAMES "
-            "(--drop), or make plain columns of it."
+            f"{source}: column {name!r} holds {kind}, neither numbers nor text: leave it out with drop=NAMES, "
+            "or make plain columns of it."
         )
     return _text(name, column)
 

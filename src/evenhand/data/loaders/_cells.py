@@ -59,7 +59,7 @@ def prepared(
     if fill is None and missing.any():
         raise EvenhandError(
             f"{source}: {row(int(np.argmax(missing)))}, column {series.name!r} is empty or NaN: drop the row, or "
-            "say how to fill it with fill='mean' (--fill mean, median or most-frequent)."
+            "say how to fill it with fill=mean, fill=median or fill=most-frequent."
         )
     if series.categories is None:
         bad = ~missing & ~(np.abs(series.values) <= _LARGEST)
@@ -119,7 +119,7 @@ def mixed(source: str, where: str, name: str, cell: str, others: str, *, feature
         return _decimal_comma(source, where, name, cell)
     cure = "write only numbers, or only text, in the column"
     if feature:
-        cure += "; if its numbers are categories, too, name it in categorical=NAMES (--categorical)"
+        cure += "; if its numbers are categories, too, name it in categorical=NAMES"
     return EvenhandError(
         f"{source}: {where}, column {name!r} holds {show(cell)} where other rows hold {others}: {cure}."
     )
@@ -131,7 +131,7 @@ def too_many(source: str, name: str, texts: Sequence[str]) -> EvenhandError:
         return dates(source, name, f"dates such as {show(texts[0])}")
     return EvenhandError(
         f"{source}: column {name!r} holds {len(texts):,} different texts such as {show(texts[0])}, an id or free "
-        f"text rather than categories: leave it out with drop=NAMES (--drop), or group them into at most "
+        f"text rather than categories: leave it out with drop=NAMES, or group them into at most "
         f"{MOST_CATEGORIES:,}."
     )
 
@@ -140,7 +140,7 @@ def dates(source: str, name: str, what: str) -> EvenhandError:
     """The error for a column of dates."""
     return EvenhandError(
         f"{source}: column {name!r} holds {what}: turn them into numbers first, such as days since a date, or "
-        "leave the column out with drop=NAMES (--drop)."
+        "leave the column out with drop=NAMES."
     )
 
 

@@ -208,6 +208,6 @@ def _float(value: Any) -> float:
 
 def _neither(source: str, name: str, what: str) -> EvenhandError:
     return EvenhandError(
-        f"{source}: column {name!r} holds {what}, neither numbers nor text: leave it out with drop=NAMES (--drop), or "
+        f"{source}: column {name!r} holds {what}, neither numbers nor text: leave it out with drop=NAMES, or "
         "make plain columns of it."
     )

@@ -71,7 +71,7 @@ def load(
     Args:
       source: what to load.
       client: column or array of client ids; several columns of a table make a client of each combination, called
-        ``"north / A"``.
+        ``"north / A"``, and none of them (``[]``), with ``clients``, leaves it to the partition.
       label: column or array of labels; in ``.npz`` files ``y`` serves, too.
       features_array: the array of features in an ``.npz`` file; None: ``x``.
       features: the columns of a table to learn from; None: all others.

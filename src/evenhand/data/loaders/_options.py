@@ -16,11 +16,23 @@ from evenhand.data._features import Fill
 from evenhand.data._split import Rows, build
 from evenhand.errors import EvenhandError
 
-__all__ = ["DEFAULT_LABEL", "Encode", "Options", "Pool", "listing", "owners", "pooled", "several", "unpooled"]
+__all__ = [
+    "DEFAULT_CLIENT",
+    "DEFAULT_LABEL",
+    "Encode",
+    "Options",
+    "Pool",
+    "listing",
+    "owners",
+    "pooled",
+    "several",
+    "unpooled",
+]
 
 Encode: TypeAlias = Callable[[Any], npt.ArrayLike]
 
 DEFAULT_LABEL = "label"
+DEFAULT_CLIENT = ("client",)
 _SHOWN = 40
 """Characters of a name in a list of names."""
 
@@ -42,7 +54,7 @@ class Options(NamedTuple):
     alpha: float = 0.5
     encode: Encode | None = None
     features_array: str | None = None
-    together: tuple[str, ...] = ("client",)
+    together: tuple[str, ...] = DEFAULT_CLIENT
     drop: Sequence[str] = ()
     categorical: Sequence[str] = ()
     fill: Fill | None = None

@@ -53,7 +53,7 @@ def read_parquet(path: Path, features: Sequence[str], others: Sequence[str] = ()
         if rows * len(names) * _CELL > _memory():
             raise EvenhandError(
                 f"{path}: {rows:,} rows of {len(names):,} columns do not fit into the memory of this machine: write "
-                "fewer rows, or name fewer columns with features=NAMES (--features)."
+                "fewer rows, or name fewer columns with features=NAMES."
             )
         # Read in batches, because space for all rows that the file claims to hold might not exist.
         schema = pa.schema([file.schema_arrow.field(name) for name in names])

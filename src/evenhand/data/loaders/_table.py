@@ -13,7 +13,7 @@ from evenhand.data._features import Fill, Series, encode, fit
 from evenhand.data._split import assign
 from evenhand.data._text import is_missing
 from evenhand.data.loaders._cells import label_classes, prepared, show
-from evenhand.data.loaders._options import Options, listing, owners
+from evenhand.data.loaders._options import DEFAULT_CLIENT, Options, listing, owners
 from evenhand.errors import EvenhandError
 
 __all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"]
@@ -64,7 +64,7 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
     if options.label not in known:
         raise EvenhandError(
             f"{source}: there is no label column {options.label!r} among {listing(names)}: say which it is "
-            "with label=NAME (--label-column NAME)."
+            "with label=NAME."
         )
     client = _client_columns(source, names, known, options)
     taken = {options.label: "label", **dict.fromkeys(client, "client")}
@@ -74,7 +74,7 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
             if name in taken:
                 raise EvenhandError(
                     f"{source}: {name!r} is the {taken[name]} column, which is no feature anyway: leave it out of "
-                    f"{option} (--{option})."
+                    f"{option}=NAMES."
                 )
     if options.features is None:
         leave = {*taken, *options.drop}
@@ -126,16 +126,16 @@ def _client_columns(
     source: str, names: Sequence[str], known: frozenset[str], options: Options
 ) -> tuple[str, ...]:
     absent = [name for name in options.together if name not in known]
-    if len(absent) == len(options.together) and options.clients is not None:
+    asked = options.together not in ((), DEFAULT_CLIENT)
+    if len(absent) == len(options.together) and options.clients is not None and not asked:
         return ()
     if absent or not options.together:
-        comma = (
-            "; a name with a comma in it needs double quotes around it" if len(options.together) > 1 else ""
-        )
+        comma = ", in double quotes if it has a comma in it" if len(options.together) > 1 else ""
+        alone = " alone" if options.clients is not None else ""
         missing = f"client column {absent[0]!r}" if absent else "client column named"
         raise EvenhandError(
             f"{source}: there is no {missing} among {listing(names)}: say which it is "
-            f"with client=NAME (--client-column NAME{comma}), or spread the rows over N clients with clients=N."
+            f"with client=NAME{comma}, or spread the rows over N clients with clients=N{alone}."
         )
     if options.label in options.together:
         raise EvenhandError(
@@ -155,8 +155,7 @@ def _check_names(
     for name in given:
         if name not in known:
             raise EvenhandError(
-                f"{source}: there is no column {name!r} among {listing(names)}: correct {option}=NAMES "
-                f"(--{option})."
+                f"{source}: there is no column {name!r} among {listing(names)}: correct {option}=NAMES."
             )
 
 
@@ -174,12 +173,12 @@ def _check_features(
         if name not in known:
             raise EvenhandError(
                 f"{source}: there is no feature column {name!r} among {listing(names)}: correct "
-                "features=NAMES (--features)."
+                "features=NAMES."
             )
         if name in taken:
             raise EvenhandError(
                 f"{source}: column {name!r} is the {taken[name]} column and cannot be a feature, too: take it out "
-                "of features=NAMES (--features)."
+                "of features=NAMES."
             )
         if name in options.drop:
             raise EvenhandError(
