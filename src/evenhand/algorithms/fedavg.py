@@ -58,7 +58,7 @@ def fedavg(
       >>> import evenhand as eh, optax
       >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=4, seed=0, max_size=80)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> method = fedavg(model, client_opt=optax.sgd(0.01), epochs=1, batch_size=10)
+      >>> method = fedavg(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=10)
       >>> run = eh.simulate(method, data, rounds=3, cohort=2, seed=0)
       >>> bool(run.history["train_loss"][-1] < run.history["train_loss"][0])
       True

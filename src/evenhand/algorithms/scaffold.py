@@ -89,8 +89,8 @@ def scaffold(
       >>> import evenhand as eh, optax
       >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=4, seed=0, max_size=80)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> method = scaffold(model, client_opt=optax.sgd(0.01), epochs=1, batch_size=10)
-      >>> run = eh.simulate(method, data, rounds=2, cohort=2, seed=0)
+      >>> method = scaffold(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=10)
+      >>> run = eh.simulate(method, data, rounds=10, cohort=2, seed=0)
       >>> bool(run.per_round["control_norm"][-1] > 0)
       True
 

@@ -181,15 +181,15 @@ _MODEL = Model(
 _ROWS = np.array([-0.2, 0.2, 1.2], np.float32), np.array([0.0, 0.1, 0.0], np.float32)
 
 
-def _trace(solver: Solver, start: float, steps: int, rows: Any = _ROWS, log: float | None = None) -> Any:
-    """States from the first one, before any step, to the last; with a normaliser of one's own."""
+def _trace(solver: Solver, start: float, steps: int, rows: Any = _ROWS, risk: float | None = None) -> Any:
+    """States from the first one, before any step, to the last; with an estimate of one's own."""
     x, y = (jnp.asarray(part) for part in rows)
 
     def step(state: Any, number: Any) -> Any:
         return solver.step(state, x, y, number, jax.random.fold_in(jax.random.key(0), number)), state
 
     begin = solver.init(jnp.float32(start), x, y)
-    begin = begin if log is None else begin._replace(log=jnp.float32(log))
+    begin = begin if risk is None else begin._replace(risk=jnp.float32(risk))
     return jax.jit(lambda begin: jax.lax.scan(step, begin, jnp.arange(steps + 1)))(begin)[1]
 
 
@@ -245,7 +245,7 @@ def test_a_batch_of_everything_by_itself_is_batch_term() -> None:
     rows = tuple(part[1:] for part in _ROWS)
     solver = stochastic(_MODEL, t=1.5, rate=1.0, batch_size=2, optimiser=optax.sgd(0.1))
     x, y = (jnp.asarray(part) for part in rows)
-    state = solver.init(jnp.float32(0.0), x, y)._replace(log=jnp.float32(3.0))
+    state = solver.init(jnp.float32(0.0), x, y)._replace(risk=jnp.float32(2.0))
     keys = jax.random.split(jax.random.key(0), 400)
     found = np.array(jax.jit(jax.vmap(lambda key: solver.step(state, x, y, jnp.int32(0), key)))(keys).params)
     for risk, share in ((tilted(1.5), 0.5), (tilted(0.0), 0.0)):
@@ -258,9 +258,9 @@ def test_the_normaliser_lags_where_powers_fall(t: float) -> None:
     """Section 3.0: from losses of 9 to 0, by ``log(1 / (1 - rate))`` a step; where powers rise, at once."""
     nothing = np.zeros(1, np.float32), np.zeros(1, np.float32)
     solver = stochastic(_MODEL, t=t, rate=0.5, batch_size=1, optimiser=optax.sgd(0.0))
-    states = _trace(solver, 0.0, 4, nothing, log=9 * t)
+    states = _trace(solver, 0.0, 4, nothing, risk=9.0)
     if t > 0:
-        np.testing.assert_allclose(-np.diff(states.log), math.log(2), atol=1e-5)
+        np.testing.assert_allclose(-t * np.diff(states.risk), math.log(2), atol=1e-5)
         assert states.weight[1:].max() < 1e-9, "and all weights are next to nothing"
     else:
         np.testing.assert_allclose(states.weight[1:], [2, 4 / 3, 8 / 7, 16 / 15], rtol=1e-5)
@@ -289,7 +289,7 @@ def test_the_normaliser_of_the_analysed_schedule_lags() -> None:
         states = _trace(stochastic(model, t=t, optimiser=optax.sgd(size), **normaliser), 1.0, steps, row)
         theta = np.array(states.params, float)
         assert np.all(np.abs(theta) <= 1)
-        return np.exp(np.array(states.log, float) - t * losses(theta))[1:]
+        return np.exp(t * (np.array(states.risk, float) - losses(theta)))[1:]
 
     printed = max(k for k in range(1, 200) if k < 2 * math.e + math.e * m / k)
     found = ratios(printed, printed + 1)
