@@ -210,8 +210,6 @@ def damaged(path: Path, rng: random.Random) -> None:
             path.write_bytes(data[: rng.randrange(len(data))])
 
 
-# What is left of the store's tasks may be collected at any later time; the command itself drops their complaint.
-@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_whatever_is_damaged_no_other_numbers_are_shown_or_made(
     finished: Path, tmp_path: Path, thorough: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
