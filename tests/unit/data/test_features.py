@@ -184,3 +184,13 @@ def test_where_there_are_no_features_it_is_said(tmp_path: Path) -> None:
     (tmp_path / "t.xlsx").touch()
     with pytest.raises(EvenhandError, match=r"suffix '\.xlsx'"):
         encode_table(tmp_path / "t.xlsx", features=data().features)
+
+
+def test_an_empty_cell_in_new_rows_is_refused_with_a_cure_that_exists() -> None:
+    columns = {"client": ["a", "a"], "age": [50.0, 70.0], "label": [0, 1]}
+    features = from_frame(pa.table(columns), test_fraction=0.0).features
+    with pytest.raises(
+        EvenhandError, match="column 'age' is empty or NaN: drop the row, or fill it in"
+    ) as told:
+        encode_table(pa.table({"age": [50.0, None]}), features=features)
+    assert "fill=" not in str(told.value)

@@ -49,7 +49,8 @@ def prepared(
       row: row number -> where it is.
       categorical: numbers are categories, too, and texts need not look like categories.
       fill: None: an empty cell is refused.
-      known: the categories are known already, so that it does not matter how many others there are.
+      known: for a model that is trained already: it does not matter how many categories there are, and nothing can be
+        filled anew.
     """
     if categorical:
         series = as_categories(series)
@@ -57,9 +58,12 @@ def prepared(
         series = _flags(series)
     missing = series.missing
     if fill is None and missing.any():
+        cure = "say how to fill it with fill=mean, fill=median or fill=most-frequent"
+        if known:
+            cure = "fill it in, as the model was trained without a value for empty cells"
         raise EvenhandError(
             f"{source}: {row(int(np.argmax(missing)))}, column {series.name!r} is empty or NaN: drop the row, or "
-            "say how to fill it with fill=mean, fill=median or fill=most-frequent."
+            f"{cure}."
         )
     if series.categories is None:
         bad = ~missing & ~(np.abs(series.values) <= _LARGEST)

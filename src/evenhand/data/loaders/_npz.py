@@ -10,7 +10,15 @@ from evenhand.data._arrays import NDArray, as_array, as_features, class_labels, 
 from evenhand.data._dataset import FederatedDataset
 from evenhand.data._split import Rows
 from evenhand.data.loaders._npz_file import array_names, read_arrays
-from evenhand.data.loaders._options import DEFAULT_LABEL, Options, Pool, listing, pooled, unpooled
+from evenhand.data.loaders._options import (
+    DEFAULT_CLIENT,
+    DEFAULT_LABEL,
+    Options,
+    Pool,
+    listing,
+    pooled,
+    unpooled,
+)
 from evenhand.errors import EvenhandError
 
 __all__ = ["load_npz"]
@@ -29,7 +37,7 @@ def load_npz(path: Path, options: Options) -> FederatedDataset:
     roles = [feature, label]
     if options.client + suffixes[0] in there:
         roles.append(options.client)
-    elif options.clients is None:
+    elif options.clients is None or options.together not in ((), DEFAULT_CLIENT):
         raise EvenhandError(
             f"{path}: there is no array {options.client + suffixes[0]!r} of client ids among {listing(there)}: "
             "add it (evenhand.data.partition can make one) or name it with client=NAME, or spread the rows over "
