@@ -203,7 +203,9 @@ def verdict(of: Comparison) -> str:
         winners.append(listed([isolated(of.names[i]) for i in who]))
         texts.append(shown[who[0]] if who else "")
     tail = tail_name(min(float(np.min(s["clients"])) for s in found))
-    return _told(winners, texts, tail, of)
+    lost = [isolated(method.name) for method in of.methods if not all(map(may_win, method.runs))]
+    rest = f" Left out, since training diverged: {listed(lost)}." if lost and any(winners) else ""
+    return _told(winners, texts, tail, of) + rest
 
 
 def _told(winners: Sequence[str], texts: Sequence[str], tail: str, of: Comparison) -> str:

@@ -112,6 +112,8 @@ class TestNpz:
         assert (data.num_clients, data.train.rows, data.test.rows) == (4, 40, 20)
         with pytest.raises(EvenhandError, match="clients=N"):
             load(tmp_path / "d.npz")
+        with pytest.raises(EvenhandError, match="no array 'nobody_train' of client ids"):
+            load(tmp_path / "d.npz", client="nobody", clients=4)
         np.savez(tmp_path / "r.npz", x_train=x[:40], y_train=x[:40, 0], x_test=x[40:], y_test=x[40:, 0])
         real = load(tmp_path / "r.npz", clients=4, regression=True)
         np.testing.assert_array_equal(real.train.sizes, [10] * 4)
