@@ -390,3 +390,13 @@ def test_a_checkpoint_of_other_settings(
         (folder / "config.json").write_text(json.dumps(changed))
         assert sentence in refused(["resume", str(folder)], capsys)
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["round"] == ROUNDS
+
+
+def test_damage_to_what_was_fitted_on_a_table_is_seen(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    path = folder / "features.json"
+    path.write_text(path.read_text().replace('"mean"', '"maen"', 1))
+    assert main(["compare", str(folder)]) == 2
+    assert f"{path} is damaged" in capsys.readouterr().err

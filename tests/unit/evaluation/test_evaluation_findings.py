@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from evenhand.cli._tables import overview
-from evenhand.data import FederatedDataset, Split
+from evenhand.data import FederatedDataset, Split, load
 from evenhand.evaluation import (
     ClassMetrics,
     Finding,
@@ -385,3 +385,21 @@ def test_the_headline_of_one_run_tells_its_swing(tmp_path):
     )
     steady = noisy._replace(history=accuracy(0.1, 0.7, 0.75, 0.8))
     assert "settled" not in words(tmp_path / "a", steady)[1]
+
+
+def test_unlike_scales_go_by_the_names_that_a_table_gave(tmp_path):
+    path = tmp_path / "t.csv"
+    rows = [f"{'ab'[i % 2]},{i % 7},{50_000 + 9_000 * (i % 5)},{i % 2}" for i in range(40)]
+    path.write_text("\n".join(["client,age,income,label", *rows]))
+    assert "to income (about" in feature_scales(load(path, standardize=False)).sentence
+    assert feature_scales(load(path)) is None
+
+
+def test_a_deviation_over_seeds_that_is_rounding_is_none(tmp_path):
+    runs = [
+        view("x", [0.7 + shift, 0.7 + shift])._replace(info={"seed": seed})
+        for seed, shift in enumerate((0.0, 1e-16, 2e-16))
+    ]
+    other = [view("y", [0.5, 0.6])._replace(info={"seed": seed}) for seed in range(3)]
+    shown = words(tmp_path / "a.html", *runs, *other)[1]
+    assert "70.0 ± 0" in shown and not re.search(r"±\s*\d[\d.]*e", shown)
