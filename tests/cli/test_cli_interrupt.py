@@ -64,7 +64,8 @@ def test_a_signal_leaves_a_usable_folder(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"},  # as in this process
+        # One device, as in this process.
+        env={**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=4", "device_count=1")},
     )
     signal.signal(signal.SIGINT, before)
     try:

@@ -20,21 +20,38 @@ from evenhand.simulation._round import EXECUTED, ROWS, USEFUL, WORK, RoundState,
 from evenhand.streams import Purpose, stream
 from evenhand.types import Array, ClientData, Info, Key, Phase, PyTree, Report, Sum, Upload
 
-__all__ = ["run_rounds"]
+__all__ = ["Parts", "parts_of", "run_rounds"]
 
 
-class _Parts(NamedTuple):
-    """A phase as two compiled functions, since the twin need not be that slow: what a client and the server do."""
+class Parts(NamedTuple):
+    """A phase as two compiled functions, since the twin need not be that slow: what a client and the server do.
 
-    train: Callable[[PyTree, PyTree, Array, Array, Key], tuple[Report, PyTree, PyTree]]
+    Attributes:
+      train: ``(rows, message, client_state, client, progress, key) -> (report, delta, client_state)``.
+      serve: ``(server, aggregator_state, reports, deltas, ids, aggregator_key, server_key) -> (server,
+        aggregator_state, info)``.
+    """
+
+    train: Callable[[Rows, PyTree, PyTree, Array, Array, Key], tuple[Report, PyTree, PyTree]]
     serve: Callable[[PyTree, PyTree, Report, PyTree, Array, Key, Key], tuple[PyTree, PyTree, Info]]
 
 
+def parts_of(program: Program) -> list[Parts]:
+    """One for each phase."""
+    return [Parts(_client(program, phase), _server(phase)) for phase in program.algorithm.phases]
+
+
 def run_rounds(
-    program: Program, state: RoundState, rows: Rows, root: Key, first: int, count: int
+    program: Program,
+    state: RoundState,
+    rows: Rows,
+    root: Key,
+    first: int,
+    count: int,
+    parts: list[Parts] | None = None,
 ) -> tuple[RoundState, dict[str, Array]]:
-    """As :func:`evenhand.simulation._engine.run_rounds`."""
-    parts = [_Parts(_client(program, phase, rows), _server(phase)) for phase in program.algorithm.phases]
+    """As :func:`evenhand.simulation._engine.run_rounds`; ``parts`` are those of the program, if they are at hand."""
+    parts = parts_of(program) if parts is None else parts
     history: list[dict[str, Array]] = []
     for number in range(first, first + count):
         state, info = _one_round(program, parts, state, rows, root, number)
@@ -42,11 +59,11 @@ def run_rounds(
     return state, {name: jnp.stack([info[name] for info in history]) for name in history[0]}
 
 
-def _client(program: Program, phase: Phase, rows: Rows) -> Callable[..., tuple[Report, PyTree, PyTree]]:
+def _client(program: Program, phase: Phase) -> Callable[..., tuple[Report, PyTree, PyTree]]:
     """What one client does in a phase: report, then train."""
 
     def train(
-        message: PyTree, state: PyTree, client: Array, progress: Array, key: Key
+        rows: Rows, message: PyTree, state: PyTree, client: Array, progress: Array, key: Key
     ) -> tuple[Report, PyTree, PyTree]:
         start, size = rows.starts[client], rows.sizes[client]
         data = ClientData(rows.x, rows.y, start, size, progress, program.capacity)
@@ -75,7 +92,7 @@ def _server(phase: Phase) -> Callable[..., tuple[PyTree, PyTree, Info]]:
 
 
 def _one_round(
-    program: Program, parts: list[_Parts], state: RoundState, rows: Rows, root: Key, number: int
+    program: Program, parts: list[Parts], state: RoundState, rows: Rows, root: Key, number: int
 ) -> tuple[RoundState, dict[str, Array]]:
     algorithm, reported = program.algorithm, 0
     infos: dict[str, Array] = {name: jnp.float32(0.0) for name in WORK}
@@ -97,7 +114,7 @@ def _one_round(
         clients = state.clients
         for k, share in zip(ids, progress, strict=True):
             message, key = phase.broadcast(state.server, k), _round.work_key(root, number, streams, k)
-            report, delta, own = parts[index].train(message, tree.take(clients, k), k, share, key)
+            report, delta, own = parts[index].train(rows, message, tree.take(clients, k), k, share, key)
             clients = jax.tree.map(lambda kept, new, k=k: kept.at[k].set(new), clients, own)
             reports.append(report)
             deltas.append(delta)

@@ -16,7 +16,7 @@ from evenhand.simulation._round import EXECUTED, RoundState, Rows
 from evenhand.simulation._setup import device_rows
 from evenhand.systems import Systems
 from evenhand.testing._toy import toy_data
-from evenhand.types import Algorithm, ClientData, Phase, PyTree
+from evenhand.types import Algorithm, ClientData, PyTree
 
 __all__ = ["check_algorithm"]
 
@@ -73,16 +73,21 @@ def check_algorithm(
     if algorithm.adapt is not None:
         data_of_first = ClientData(*rows[:2], rows.starts[0], rows.sizes[0], jnp.float32(1.0), capacity)
         _same_form(algorithm.adapt(params, data_of_first, jax.random.key(0)), params, "adapt")
-    _check_privacy_of_rows(algorithm, state, rows)
+    alone = Program(algorithm, cohort, capacity, 1, systems, None, rounds)
+    parts = _reference.parts_of(alone)
+    _check_privacy_of_rows(algorithm, parts, state, rows)
 
     def run(count: int, how: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
-        side, among = how or (1, 1)
-        mesh = over(among)
-        program = Program(algorithm, cohort, capacity, side, systems, None, rounds, mesh)
-        # A copy: the engine takes the memory of its state over.
-        own, placed = everywhere(mesh, (jax.tree.map(jnp.copy, state), rows))
-        engine = _engine if how else _reference
-        end, infos = engine.run_rounds(program, own, placed, jax.random.key(seed), 0, count)
+        root = jax.random.key(seed)
+        if how is None:
+            end, infos = _reference.run_rounds(alone, state, rows, root, 0, count, parts)
+        else:
+            side, among = how
+            mesh = over(among)
+            # A copy: the engine takes the memory of its state over.
+            own, placed = everywhere(mesh, (jax.tree.map(jnp.copy, state), rows))
+            program = alone._replace(lanes=side, mesh=mesh)
+            end, infos = _engine.run_rounds(program, own, placed, root, 0, count)
         return here(end), {name: info[:count] for name, info in infos.items() if name != EXECUTED}
 
     ways = [(side, among) for among in devices for side in lanes]
@@ -100,32 +105,30 @@ def check_algorithm(
     assert _equal(copies, jax.tree.map(np.array, (params, rows))), "The method wrote to its arguments."
 
 
-def _check_privacy_of_rows(algorithm: Algorithm, state: RoundState, rows: Rows) -> None:
+def _check_privacy_of_rows(
+    algorithm: Algorithm, parts: list[_reference.Parts], state: RoundState, rows: Rows
+) -> None:
     """One client's uploads with everybody else's rows spoiled are what they were."""
     k = int(np.argmax(np.array(rows.sizes)))
     start, size = int(rows.starts[k]), int(rows.sizes[k])
     mine = (np.arange(rows.x.shape[0]) >= start) & (np.arange(rows.x.shape[0]) < start + size)
     mine = mine.reshape(-1, *(1,) * (rows.x.ndim - 1))
-    spoiled = np.where(mine, np.array(rows.x), -np.array(rows.x) - 1).astype(rows.x.dtype)
-
-    def data(x: Any) -> ClientData:
-        return ClientData(x, rows.y, rows.starts[k], rows.sizes[k], jnp.float32(1.0), size)
-
-    for phase in algorithm.phases:
-
-        def work(x: Any, phase: Phase = phase) -> PyTree:
-            message = phase.broadcast(state.server, jnp.int32(k))
-            own = tree.take(state.clients, jnp.int32(k))
-            return phase.report(message, own, data(x)), phase.work(message, own, data(x), jax.random.key(3))
-
-        work = jax.jit(work)
-        mine_only, others_spoiled = work(rows.x), work(spoiled)
+    x = jnp.asarray(np.where(mine, np.array(rows.x), -np.array(rows.x) - 1).astype(rows.x.dtype))
+    own = tree.take(state.clients, jnp.int32(k))
+    for phase, part in zip(algorithm.phases, parts, strict=True):
+        message = phase.broadcast(state.server, jnp.int32(k))
+        fixed = (message, own, jnp.int32(k), jnp.float32(1.0), jax.random.key(3))
+        mine_only, others_spoiled = (part.train(each, *fixed) for each in (rows, rows._replace(x=x)))
         assert np.all(np.array(mine_only[0].weight) >= 0), "A client reports a negative weight."
         assert _equal(mine_only, others_spoiled), "A client's upload depends on other clients' rows."
     if algorithm.adapt is not None:
+
+        def data(x: Any) -> ClientData:
+            return ClientData(x, rows.y, rows.starts[k], rows.sizes[k], jnp.float32(1.0), size)
+
         served, own_adapt = algorithm.global_params(state.server), algorithm.adapt
         adapt = jax.jit(lambda x: own_adapt(served, data(x), jax.random.key(3)))
-        assert _equal(adapt(rows.x), adapt(spoiled)), "A client adapts its model to other clients' rows."
+        assert _equal(adapt(rows.x), adapt(x)), "A client adapts its model to other clients' rows."
 
 
 def _check_absent(
