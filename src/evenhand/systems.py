@@ -47,7 +47,7 @@ def stragglers(fraction: float) -> Systems:
       fraction: share of the cohort that is slow, in [0, 1]; ``round(m * (1 - fraction))`` clients are fast.
 
     Raises:
-      EvenhandError: ``fraction`` is no number in [0, 1].
+      EvenhandError: ``fraction`` is not a number in [0, 1].
 
     Differs from the reference code, which draws from ``{1, ..., E - 1}`` and fails for ``E = 1``.
 

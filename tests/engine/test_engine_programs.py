@@ -118,6 +118,23 @@ def test_two_programs_are_never_taken_for_one(one, other):
     assert key(one) != key(other)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda factor, x: x.at[0].apply(lambda v: v * factor),
+        lambda factor, x: lax.reduce_window(x, 0.0, lambda a, b: a + factor * b, (2,), (1,), "VALID"),
+    ],
+    ids=["scatter", "window"],
+)
+def test_numbers_where_jax_needs_the_program_whole_stay_and_are_not_warned_of(function):
+    x = jnp.arange(4.0)
+    hoisted = [hoist(jax.make_jaxpr(partial(function, factor))(x)) for factor in (0.3, 0.7)]
+    assert hoisted[0].key != hoisted[1].key
+    for factor, one in zip((0.3, 0.7), hoisted, strict=True):
+        (result,) = one.run(jnp.asarray(one.values), one.constants, [x])
+        np.testing.assert_array_equal(result, function(factor, x))
+
+
 def test_programs_of_two_ways_to_draw_are_two():
     def draw(x):
         return x + jax.random.normal(jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)), ())

@@ -33,7 +33,7 @@ def drift_tilted(tilt: float, *, steps: int = 1) -> Stack:
       steps: 1: the one step of size 1/2; more: so many descending steps, from the broadcast model.
 
     Raises:
-      EvenhandError: ``tilt`` not finite, or ``steps`` no whole number from 1.
+      EvenhandError: ``tilt`` not finite, or ``steps`` not a whole number from 1.
 
     Edge cases: a single client gets all the weight.  Uploads with a number that is not finite are left out; reported
     weights are ignored.  One distance per client, over all its parameters together, in their float32: where

@@ -34,7 +34,7 @@ def qfedavg(q: float, lipschitz: float) -> Sum:
 
     Edge cases: 1e-10 is added to each loss; all powers are divided by the largest, which leaves the step as it is, so
     that no ``q`` overflows.  A loss below 0 counts as 0: for losses that can be negative, add a constant.  A client
-    whose loss, weight or change is no finite number is left out.  The step is shorter than a mean of the uploads, by
+    whose loss, weight or change is not a finite number is left out.  The step is shorter than a mean of the uploads, by
     the factor :math:`1 + q L \|\Delta\|^2 / F` where clients are alike: about ``1/q`` for large ``q``, and next to
     none if a client of loss 0 still moves while ``q < 1``, as the formula has it.  Sums are in the parameters' float32,
     where the reference code has float64: the powers' common factor is what needed the range.

@@ -22,7 +22,7 @@ def risk_weighted(risk: Risk) -> Sum:
     Args:
       risk: such as ``eh.risks.superquantile(0.5)`` (Delta-FL) or ``eh.risks.tilted(1.0)`` (TERM).
 
-    Edge cases: a client whose loss, weight or change is no finite number is left out, as is one of weight 0 or less,
+    Edge cases: a client whose loss, weight or change is not a finite number is left out, as is one of weight 0 or less,
     whatever it sends (a change whose norm overflows float32 is none either); without any client the direction is zero.
 
     Example:
@@ -48,12 +48,12 @@ def risk_weighted(risk: Risk) -> Sum:
 
 
 def trusted(reports: Report) -> Array:
-    """The reported weights, 0 for clients whose loss or weight is no finite number, or whose weight is below 0."""
+    """The reported weights, 0 for clients whose loss or weight is not a finite number, or whose weight is below 0."""
     sane = jnp.isfinite(reports.loss) & jnp.isfinite(reports.weight) & (reports.weight > 0)
     return jnp.where(sane, reports.weight, 0.0)
 
 
 def counted(upload: Upload, lifted: PyTree) -> PyTree:
-    """What is summed of an upload; nothing at all if it has no weight, or a change that is no finite number."""
+    """What is summed of an upload; nothing at all if it has no weight, or a change that is not a finite number."""
     sane = (upload.weight > 0) & jnp.isfinite(tree.norm(upload.delta))
     return tree.select(sane, lifted, tree.zeros_like(lifted))

@@ -74,7 +74,7 @@ def fit(
       go_on: an earlier fit to go on from, with the batches that would have come next.
 
     Raises:
-      EvenhandError: no rows, as many labels as rows are not there, or ``steps`` is no whole number from 0.
+      EvenhandError: no rows, as many labels as rows are not there, or ``steps`` is not a whole number from 0.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp, optax

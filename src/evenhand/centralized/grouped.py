@@ -63,7 +63,7 @@ def grouped(
       start: the estimates before a group is first drawn, 0 in the paper; None: 0 too, but its first batch replaces it.
 
     Raises:
-      EvenhandError: a number out of range, or groups that are no whole numbers from 0.
+      EvenhandError: a number out of range, or groups that are not whole numbers from 0.
 
     Edge cases: groups are drawn by adding Gumbel noise to :math:`t \tilde R_g + \log |g|`, which is right for any sign
     of ``t``; groups without rows are never drawn.

@@ -189,7 +189,7 @@ def numbers_or_names(values: NDArray, source: str, place: Place) -> NDArray:
 
 
 def whole_numbers(values: NDArray, source: str, place: Place) -> NDArray:
-    """Labels such as 4.0 as the integers they are; one that is no whole number is refused."""
+    """Labels such as 4.0 as the integers they are; one that is not a whole number is refused."""
     if values.dtype.kind != "f":
         return values
     float32(values, source, place)

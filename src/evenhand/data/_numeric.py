@@ -30,7 +30,7 @@ def float32(array: NDArray, source: str, place: Place) -> NDArray:
         bad = ~np.isfinite(small[rows])
         if bad.any():
             raise EvenhandError(
-                f"{source}: {place(first + first_bad(bad))} holds {bad_value(array[rows], bad)}, which is no "
+                f"{source}: {place(first + first_bad(bad))} holds {bad_value(array[rows], bad)}, which is not a "
                 "finite 32-bit number: repair it or drop the row."
             )
     return small

@@ -50,7 +50,7 @@ def findings(
     failed = _diverged(history, blank, scaled=scales is None) or _unmoved(history, per_round)
     if failed is not None:
         return failed, *known
-    guessing = _guessing(classes, class_names)
+    guessing = _one_class(classes.get("train"), class_names) or _guessing(classes, class_names)
     return known if guessing is None else (guessing, *known)
 
 
@@ -126,6 +126,21 @@ def _unmoved(history: Mapping[str, NDArray], per_round: Mapping[str, NDArray]) -
     return Finding("unmoved", text)
 
 
+def _one_class(cells: ClassMetrics | None, names: Sequence[str] | None) -> Finding | None:
+    """All training rows, 20 or more, are of one class."""
+    if cells is None or len(there := np.unique(cells.classes[cells.counts > 0])) != 1:
+        return None
+    if (rows := int(np.sum(cells.counts))) < _ROWS_OF_ONE:
+        return None
+    text = f"All {rows:,} training rows are of one class, {_called(there[0], names)}"
+    text += ": there is nothing to tell apart, and an accuracy of 100 % says nothing."
+    return Finding("guessing", f"{text} Check which column holds the labels, or add rows of other classes.")
+
+
+def _called(number: int, names: Sequence[str] | None) -> str:
+    return f"class {number}" if names is None else f"“{names[number]}”"
+
+
 def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) -> Finding | None:
     """The model does no better than one answer for everybody, on the test rows or whatever stands in for them.
 
@@ -149,7 +164,7 @@ def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) 
     if len(there) < 2 or not np.isfinite(right).all():
         return None
     most, share, accuracy = int(np.argmax(counts)), float(np.max(counts) / n), float(np.sum(right) / n)
-    told = [f"“{names[c]}”" if names is not None else f"class {c}" for c in there.tolist()]
+    told = [_called(c, names) for c in there.tolist()]
     cure = "Train for more rounds, change the step of the clients, or check that features and labels belong together."
     some = np.flatnonzero(right > 0.5)
     if n >= _ROWS_OF_ONE and len(some) == 1 and right[some[0]] > counts[some[0]] - 0.5:

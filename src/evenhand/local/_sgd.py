@@ -93,7 +93,7 @@ def sgd(
     where there is one epoch only or where work is counted in steps.
 
     Raises:
-      EvenhandError: not exactly one of ``epochs`` and ``steps``, or one that is no whole number from 1 to a million.
+      EvenhandError: not exactly one of ``epochs`` and ``steps``, or one that is not a whole number from 1 to a million.
     """
     expect("client_opt", client_opt, optax.GradientTransformation, "optax.sgd(0.1)")
     _check_work(epochs, steps, batch_size)

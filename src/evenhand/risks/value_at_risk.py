@@ -56,7 +56,7 @@ def kth_smallest(k: int) -> Risk:
       k: the rank, from 1.
 
     Raises:
-      EvenhandError: ``k`` is no whole number from 1.
+      EvenhandError: ``k`` is not a whole number from 1.
 
     Example:
       >>> import jax.numpy as jnp

@@ -26,7 +26,7 @@ from evenhand.types import Array
 
 __all__ = ["Hoisted", "hoist", "inner_constants", "is_switched_on", "unchanged", "warn_of"]
 
-_KEPT_WHOLE = {"remat2", "custom_linear_solve", "reduce"}
+_KEPT_WHOLE = {"remat2", "custom_linear_solve", "reduce", "reduce_window", "scatter", "select_and_scatter"}
 """Primitives whose programs are not entered, as JAX has them today: numbers in there compile anew."""
 
 

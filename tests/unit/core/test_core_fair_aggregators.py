@@ -54,7 +54,7 @@ def test_aggregators_that_shorten_keep_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("name", {**ALL, **SHORTER})
 def test_a_client_that_tells_nonsense_is_left_out(name: str) -> None:
-    """A loss, a weight or a change that is no number, or a weight below 0: the others decide, as if alone."""
+    """A loss, a weight or a change that is not a number, or a weight below 0: the others decide, as if alone."""
     aggregator = {**ALL, **SHORTER}[name]
     deltas = jnp.array([[1.0, 2.0], [0.5, -1.0], [2.0, 0.0]])
     losses = jnp.array([0.5, 2.0, 1.0])

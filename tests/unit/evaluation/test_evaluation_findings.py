@@ -159,6 +159,18 @@ def test_one_answer_for_everybody_is_found_from_twenty_rows_on():
     assert kinds(history(2.3), classes=one) == []  # not trained
 
 
+def test_training_rows_of_one_class_are_found_from_twenty_on():
+    one = {"train": cells([0, 20], [0, 1]), "test": cells([4, 4], [0, 1])}
+    (finding,) = found(LEARNT, classes=one)
+    assert finding.kind == "guessing"
+    assert (
+        "All 20 training rows are of one class, class 1: there is nothing to tell apart" in finding.sentence
+    )
+    assert "“sold”" in found(LEARNT, classes=one, names=("kept", "sold"))[0].sentence
+    assert kinds(LEARNT, classes={"train": cells([0, 18], [0, 1])}) == []
+    assert kinds(LEARNT, classes={"train": cells([2, 18], [1, 1])}) == []
+
+
 def test_no_better_than_the_most_frequent_class_within_the_noise_of_a_hundred_rows():
     # The most frequent class has a share of 0.6, with a standard error of 0.049: up to 0.649 it may be a guess.
     assert kinds(LEARNT, classes={"test": cells([40, 60], [0.10, 1.0])}) == ["guessing"]
