@@ -170,8 +170,9 @@ def test_clients_of_like_work_go_side_by_side():
 
 def test_default_lanes_keep_padding_rare_on_log_normal_sizes():
     sizes = np.minimum(np.exp(np.random.default_rng(0).normal(4, 2, 300)).astype(int) + 1, 5000)
-    x = np.zeros((sizes.sum(), DATA.train.x.shape[1]), np.float32)
-    data = eh.data.from_arrays(x, np.zeros(len(x), int), np.repeat(np.arange(300), sizes), test_fraction=0.0)
+    x = np.random.default_rng(1).normal(size=(sizes.sum(), DATA.train.x.shape[1])).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int32)
+    data = eh.data.from_arrays(x, y, np.repeat(np.arange(300), sizes), test_fraction=0.0)
     run = eh.simulate(fedprox(), data, rounds=2, cohort=100, eval_every=2)
     assert run.info["steps"]["executed"] <= 1.15 * run.info["steps"]["useful"]
     wide = eh.simulate(fedprox(), data, rounds=1, cohort=100, lanes=32)
