@@ -201,11 +201,12 @@ def summarize_classes(columns: Mapping[str, NDArray]) -> dict[str, float]:
     spread, worst = columns["class_spread"][has], columns["worst_class"][has]
     if not has.any():
         return dict.fromkeys(("class_spread", "class_spread_std", "worst_class"), float("nan"))
-    return {
-        "class_spread": float(np.mean(spread)),
-        "class_spread_std": float(np.std(spread - spread[0])),
-        "worst_class": float(np.min(worst)),
-    }
+    with np.errstate(invalid="ignore"):  # a table that somebody has damaged may hold infinities
+        return {
+            "class_spread": float(np.mean(spread)),
+            "class_spread_std": float(np.std(spread - spread[0])),
+            "worst_class": float(np.min(worst)),
+        }
 
 
 def by_class(metrics: ClassMetrics, names: Sequence[str] | None, number: int) -> list[dict[str, Any]]:

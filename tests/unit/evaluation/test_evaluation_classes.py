@@ -279,6 +279,13 @@ def test_what_is_handed_out_can_be_written_to() -> None:
     assert run.summary()["class_spread"] == before
 
 
+def test_infinities_of_a_damaged_table_are_not_a_number() -> None:
+    told = summarize_classes(
+        {"classes": np.ones(3), "class_spread": np.array([np.inf, 0.1, -np.inf]), "worst_class": np.zeros(3)}
+    )
+    assert np.isnan(told["class_spread"]) and np.isnan(told["class_spread_std"])
+
+
 def test_without_classes_there_is_no_accuracy_by_class() -> None:
     model = MODEL._replace(metrics={})
     run = eh.simulate(eh.algorithms.fedavg(model, **WORK), DATA, rounds=0)
