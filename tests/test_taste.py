@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems": _BASE,
     "server_opt": _BASE,
     "lock": {"errors"},
-    "data": {"errors", "types"},
+    "data": {"errors", "text", "types"},
     "models": {"errors", "types"},
     "risks": {"errors", "types"},
     "aggregators": _WORK | {"risks"},

@@ -85,10 +85,14 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     Example:
       >>> nearest("Fed-Porx", ["fedavg", "fedprox"])
       'fedprox'
+      >>> nearest("mpl", ["mlp", "svm"])
+      'mlp'
       >>> nearest("krum", ["fedavg", "fedprox"])
     """
-    folded = {_folded(name): name for name in known}
-    close = get_close_matches(_folded(word), folded, n=1, cutoff=_LIKENESS)
+    folded, slip = {_folded(name): name for name in known}, _folded(word)
+    close = get_close_matches(slip, folded, n=1, cutoff=_LIKENESS)
+    # Two swapped letters of a short word are more than that.
+    close += [name for name in folded if sorted(name) == sorted(slip)]
     return folded[close[0]] if close else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-__all__ = ["isolated", "spreadsheet_cell", "spreadsheet_name", "visible"]
+__all__ = ["counted", "isolated", "spreadsheet_cell", "spreadsheet_name", "visible"]
 
 _JOINERS = "\u200c\u200d"  # a part of emoji, and of words in Persian and Hindi
 _ISOLATES = "\u2068\u2069"
@@ -33,6 +33,17 @@ def visible(text: object) -> str:
       [bold]north\x1b[31m\nside
     """
     return "".join(_escaped(c) if _is_hidden(c) else c for c in str(text))
+
+
+def counted(count: int, what: str) -> str:
+    """``"1 client"``, ``"1,000 clients"``: ``what`` in the singular, of words that take an s, or es after one.
+
+    Example:
+      >>> counted(1, "class"), counted(2, "class"), counted(1000, "client")
+      ('1 class', '2 classes', '1,000 clients')
+    """
+    ending = "" if count == 1 else "es" if what.endswith("s") else "s"
+    return f"{count:,} {what}{ending}"
 
 
 def isolated(text: object) -> str:

@@ -18,6 +18,7 @@ from evenhand.evaluation import compare, latest, swing, write_clients_csv, write
 from evenhand.evaluation._view import statistics
 from evenhand.simulation import Run
 from evenhand.simulation._signals import uninterrupted
+from evenhand.text import counted
 from evenhand.types import Params
 
 __all__ = ["Place", "record"]
@@ -144,7 +145,7 @@ def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool, resumable: 
         if finding.kind != "scales":  # said before the training
             say(console, finding.sentence, "yellow")
     rows = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test rows"
-    say(console, f"{run.data.name}: {run.data.num_clients} clients, {rows}")
+    say(console, f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {rows}")
     console.print(overview(of))
     swung = swing(run.history, of.split, of.metric)
     if swung is not None:

@@ -12,6 +12,7 @@ from evenhand.data._arrays import NDArray, as_features, as_labels, read_only
 from evenhand.data._features import Features
 from evenhand.data._text import first_repeated, name_fault
 from evenhand.errors import EvenhandError
+from evenhand.text import counted
 
 __all__ = ["FederatedDataset", "Split"]
 
@@ -127,7 +128,7 @@ class FederatedDataset:
         """A few lines for a person: clients, rows per client with their mean and standard deviation, features."""
         splits = (("train", self.train), ("valid", self.valid), ("test", self.test))
         lines = [
-            f"{self.name}: {self.num_clients} clients, x {self.train.x.dtype} {self.feature_shape}, "
+            f"{self.name}: {counted(self.num_clients, 'client')}, x {self.train.x.dtype} {self.feature_shape}, "
             f"{_targets(self)}",
             f"{'rows':<7}{'total':>9}{'mean':>10}{'std':>10}{'least':>8}{'most':>8}  per client",
         ]
@@ -151,7 +152,7 @@ class FederatedDataset:
             for sizes in (split.sizes,)
         )
         shape = f"x {self.train.x.dtype} {self.feature_shape}, {_targets(self)}"
-        title = html.escape(f"{self.name}: {self.num_clients:,} clients, {shape}; rows per client")
+        title = html.escape(f"{self.name}: {counted(self.num_clients, 'client')}, {shape}; rows per client")
         return f"<table>\n<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>"
 
     def __repr__(self) -> str:
@@ -159,12 +160,13 @@ class FederatedDataset:
         rows = f"{self.train.rows} + {self.valid.rows} + {self.test.rows} rows"
         shape = f"x {self.train.x.dtype} {self.feature_shape}"
         return (
-            f"<FederatedDataset {self.name!r}: {self.num_clients} clients, {rows}, {shape}, {_targets(self)}>"
+            f"<FederatedDataset {self.name!r}: {counted(self.num_clients, 'client')}, {rows}, {shape}, "
+            f"{_targets(self)}>"
         )
 
 
 def _targets(data: FederatedDataset) -> str:
-    return "real targets" if data.num_classes is None else f"{data.num_classes} classes"
+    return "real targets" if data.num_classes is None else counted(data.num_classes, "class")
 
 
 def _checked(split: Split, title: str, clients: int, name: str) -> Split:

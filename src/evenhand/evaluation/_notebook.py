@@ -12,6 +12,7 @@ from evenhand.evaluation._view import (
     primary_metric,
     statistics,
 )
+from evenhand.text import counted
 
 __all__ = ["Summary", "run_html"]
 
@@ -52,7 +53,7 @@ def run_html(view: RunView) -> str:
                 [f"{SPLIT_NAMES[split]} {name.replace('_', ' ')}", *shown, spread(found["std"], name)]
             )
     rounds, cohort, seed = (view.info.get(name) for name in ("rounds", "cohort", "seed"))
-    facts = f"{len(view.client_ids):,} clients, {rounds} rounds, cohort {cohort}, seed {seed}"
+    facts = f"{counted(len(view.client_ids), 'client')}, {rounds} rounds, cohort {cohort}, seed {seed}"
     said = "".join(f"<p><strong>{escape(finding.sentence)}</strong></p>\n" for finding in view.findings)
     title = f"{'Diverged: ' if diverged(view) else ''}{view.title}"
     head = ["", "Mean over clients", "Worst 10 %", "Best 10 %", "Spread (std)"]

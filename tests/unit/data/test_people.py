@@ -74,6 +74,10 @@ def test_features_are_chosen_and_dropped(people: Path) -> None:
         ({"client": ["region", "region"]}, "named twice"),
         ({"client": ["region", "repaid"]}, "both as the label and as a client column"),
         ({"client": []}, "no client column named"),
+        ({"label": "Repaid"}, r"no label column 'Repaid' .*\(perhaps you meant 'repaid'\): say"),
+        ({"client": ["regoin"]}, r"no client column 'regoin' .*\(perhaps you meant 'region'\): say"),
+        ({"drop": ["socre"]}, r"no column 'socre' .*\(perhaps you meant 'score'\): correct drop="),
+        ({"features": ["socre"]}, r"no feature column 'socre' .*\(perhaps you meant 'score'\): correct"),
         ({"fill": "zero"}, "fill='zero' is unknown: choose one of mean, median, most-frequent"),
     ],
 )

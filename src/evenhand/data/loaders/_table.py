@@ -14,7 +14,7 @@ from evenhand.data._split import assign
 from evenhand.data._text import is_missing
 from evenhand.data.loaders._cells import label_classes, prepared, show
 from evenhand.data.loaders._options import DEFAULT_CLIENT, Options, listing, owners
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, nearest
 
 __all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"]
 
@@ -63,7 +63,7 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
     known = frozenset(names)
     if options.label not in known:
         raise EvenhandError(
-            f"{source}: there is no label column {options.label!r} among {listing(names)}: say which it is "
+            f"{source}: there is no label column {options.label!r} {_among(options.label, names)}: say which it is "
             "with label=NAME."
         )
     client = _client_columns(source, names, known, options)
@@ -133,8 +133,9 @@ def _client_columns(
         comma = ", in double quotes if it has a comma in it" if len(options.together) > 1 else ""
         alone = " alone" if options.clients is not None else ""
         missing = f"client column {absent[0]!r}" if absent else "client column named"
+        among = _among(absent[0], names) if absent else f"among {listing(names)}"
         raise EvenhandError(
-            f"{source}: there is no {missing} among {listing(names)}: say which it is "
+            f"{source}: there is no {missing} {among}: say which it is "
             f"with client=NAME{comma}, or spread the rows over N clients with clients=N{alone}."
         )
     if options.label in options.together:
@@ -147,6 +148,12 @@ def _client_columns(
     return options.together
 
 
+def _among(name: str, names: Sequence[str]) -> str:
+    """Which columns there are, and which of the first thousand may have been meant."""
+    meant = nearest(name, names[:1000])
+    return f"among {listing(names)}" + ("" if meant is None else f" (perhaps you meant {meant!r})")
+
+
 def _check_names(
     source: str, names: Sequence[str], known: frozenset[str], option: str, given: Sequence[str]
 ) -> None:
@@ -155,7 +162,7 @@ def _check_names(
     for name in given:
         if name not in known:
             raise EvenhandError(
-                f"{source}: there is no column {name!r} among {listing(names)}: correct {option}=NAMES."
+                f"{source}: there is no column {name!r} {_among(name, names)}: correct {option}=NAMES."
             )
 
 
@@ -172,7 +179,7 @@ def _check_features(
     for position, name in enumerate(features):
         if name not in known:
             raise EvenhandError(
-                f"{source}: there is no feature column {name!r} among {listing(names)}: correct "
+                f"{source}: there is no feature column {name!r} {_among(name, names)}: correct "
                 "features=NAMES."
             )
         if name in taken:
