@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from tasks import TASKS, Task, rows, with_real_sizes
 
 import evenhand as eh
@@ -72,11 +71,9 @@ class Rounds:
         """Federated averaging with the task's local work."""
         task = self.task
         return eh.algorithms.fedavg(
-            model,
-            client_opt=optax.sgd(task.lr),
-            epochs=None if task.steps else 1,
-            steps=task.steps,
-            batch_size=task.batch,
+            eh.local.sgd(
+                model, task.lr, epochs=None if task.steps else 1, steps=task.steps, batch_size=task.batch
+            )
         )
 
     def round(self, engine: ModuleType, count: int) -> dict[str, jax.Array]:

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from evenhand_rounds import dataset, network
 from rich.console import Console
 from rich.table import Table
@@ -31,27 +30,20 @@ LOSSES = "FedAvg and losses"
 def methods(task: Task) -> dict[str, eh.Algorithm]:
     """The methods with the task's local work."""
     model, rate = network(task), task.lr
-    local = {
-        "client_opt": optax.sgd(rate),
-        "epochs": None if task.steps else 1,
-        "steps": task.steps,
-        "batch_size": task.batch,
-    }
-    work = eh.local.sgd(model, **local)
+    epochs = None if task.steps else 1
+    work = eh.local.sgd(model, rate, epochs=epochs, steps=task.steps, batch_size=task.batch)
     asking = eh.aggregators.risk_weighted(eh.risks.mean())
     alg = eh.algorithms
     return {
-        "FedAvg": alg.fedavg(model, solver=work),
-        LOSSES: alg.fedavg(model, solver=work, aggregator=asking),
-        "q-FedAvg": alg.qfedavg(
-            model, q=1.0, lipschitz=1 / rate, solver=work, sampling=eh.sampling.uniform()
-        ),
-        "TERM": alg.term(model, t=1.0, solver=work),
-        "Delta-FL": alg.delta_fl(model, theta=0.5, solver=work),
-        "Delta-FL, smoothed": alg.delta_fl(model, theta=0.5, nu=0.1, solver=work),
-        "FedMGDA+ (no losses)": alg.fedmgda(model, epsilon=0.1, solver=work),
+        "FedAvg": alg.fedavg(work),
+        LOSSES: alg.fedavg(work, aggregator=asking),
+        "q-FedAvg": alg.qfedavg(work, q=1.0, lipschitz=1 / rate, sampling=eh.sampling.uniform()),
+        "TERM": alg.term(work, t=1.0),
+        "Delta-FL": alg.delta_fl(work, theta=0.5),
+        "Delta-FL, smoothed": alg.delta_fl(work, theta=0.5, nu=0.1),
+        "FedMGDA+ (no losses)": alg.fedmgda(work, epsilon=0.1),
         "FedTilt (no losses, two models)": alg.fedtilt(
-            model, classes=10, tilt_class=1.0, tilt_sample=0.5, tilt_server=0.5, **local
+            work, classes=10, tilt_class=1.0, tilt_sample=0.5, tilt_server=0.5
         ),
     }
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import optax
 
 import evenhand as eh
 
@@ -66,11 +65,11 @@ def begin(clients: int, options: argparse.Namespace) -> Timed:
     """The run up to its first evaluation."""
     train, test = (split(clients, rows, seed, options.rows) for rows, seed in ((ROWS, 1), (1, 2)))
     model = eh.models.softmax_regression(features=FEATURES, classes=CLASSES)
-    work = {"client_opt": optax.sgd(0.1), "epochs": 1, "batch_size": 10}
+    work = eh.local.sgd(model, 0.1, epochs=1, batch_size=10)
     start = time.perf_counter()
     none = eh.data.Split(test.x[:0], test.y[:0], np.zeros(clients + 1, np.int64))
     data = eh.data.FederatedDataset(train, none, test, tuple(map(str, range(clients))))
-    method = getattr(eh.algorithms, options.method)(model, **work)
+    method = getattr(eh.algorithms, options.method)(work)
     if options.sampling != "uniform":
         sampling = eh.sampling.proportional(replace=options.sampling == "proportional")
         method = method._replace(sampling=sampling)

@@ -10,7 +10,6 @@ import time
 BEGIN = time.perf_counter()
 
 import numpy as np  # noqa: E402
-import optax  # noqa: E402
 
 import evenhand as eh  # noqa: E402
 
@@ -26,7 +25,7 @@ x, y = rng.random((400, 28, 28, 1), np.float32), rng.integers(0, 62, 400)
 data = eh.data.from_arrays(
     x if task == "cnn" else x.reshape(400, -1), y, np.repeat(np.arange(20), 20), test_fraction=0.2
 )
-method = eh.algorithms.fedavg(MODELS[task](), client_opt=optax.sgd(0.05), steps=1, batch_size=20)
+method = eh.algorithms.fedavg(eh.local.sgd(MODELS[task](), 0.05, steps=1, batch_size=20))
 run = eh.simulate(method, data, rounds=1, cohort=10)
 spent = (time.perf_counter() - BEGIN, IMPORTED - BEGIN, run.info["seconds"]["compile"], time.process_time())
 print(" ".join(f"{seconds:.3f}" for seconds in spent))

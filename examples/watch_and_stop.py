@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import optax
-
 import evenhand as eh
 
 data = eh.data.load("digits", clients=20)
 model = eh.models.mlp(features=64, hidden=(32,), classes=10)
-method = eh.algorithms.fedprox(model, mu=0.01, client_opt=optax.sgd(0.1), epochs=2, batch_size=10)
+method = eh.algorithms.fedprox(eh.local.sgd(model, 0.1, epochs=2, batch_size=10), mu=0.01)
 
 for run in eh.simulation.iterate(method, data, rounds=200, cohort=10, eval_every=5):
     worst = run.history["test_accuracy_worst10"][-1]

@@ -82,16 +82,15 @@ client, and weights of all clients."""
 
 
 def _method(name: str):
-    model, work = eh.testing.toy_model(), {"client_opt": optax.sgd(0.1), "epochs": 100, "batch_size": 4}
+    model = eh.testing.toy_model()
+    work = eh.local.sgd(model, 0.1, epochs=100, batch_size=4)
     match name:
         case "scaffold":
-            return eh.algorithms.scaffold(model, **work)
+            return eh.algorithms.scaffold(work)
         case "fedtilt":
-            return eh.algorithms.fedtilt(
-                model, tilt_server=0.5, tilt_sample=0.5, personal_opt=optax.sgd(0.1), **work
-            )
+            return eh.algorithms.fedtilt(work, tilt_server=0.5, tilt_sample=0.5)
         case "fedadam":
-            return eh.algorithms.fedavg(model, server_opt=eh.server_opt.fedadam(0.01), **work)
+            return eh.algorithms.fedavg(work, server_opt=eh.server_opt.fedadam(0.01))
         case "qmaml":
             return eh.algorithms.qmaml(model, q=1.0, step_size=0.05)
         case "afl":
@@ -153,7 +152,6 @@ if __name__ == "__main__":
     import jax
     import matplotlib.pyplot as plt
     import numpy as np
-    import optax
     import orbax.checkpoint as ocp
 
     sys.modules["pandas"] = None  # scikit-learn would import it, with a thread of Arrow's

@@ -66,29 +66,29 @@ def methods(config: Config, setting: Setting, model: eh.Model) -> dict[str, eh.A
     """FedAvg and its rivals, all with the same local work and the same steps of the server."""
     rate, make = setting.learning_rate, eh.algorithms
 
-    def work(rate: float = rate, decay: float = setting.decay) -> dict[str, Any]:
+    def described(rate: float = rate, decay: float = setting.decay) -> tuple[eh.local.Work, dict[str, Any]]:
         # The server's step, because the clients' optimisers start anew in every round and do not see its number.
         optimiser = optax.sgd(1.0)
         if decay != 1.0:
             steps = jnp.array([1.0, decay, decay**2])
             optimiser = optax.sgd(lambda count: steps[3 * count // setting.rounds])
-        local = {"client_opt": optax.sgd(rate), "epochs": 1, "batch_size": setting.batch_size}
-        return {**local, "server_opt": optimiser}
+        work = eh.local.sgd(model, rate, epochs=1, batch_size=setting.batch_size)
+        return work, {"server_opt": optimiser}
 
     if config.tune:
-        tried = {f"FedAvg, {other:g}": work(other, 1.0) for other in setting.rates}
-        tried |= {f"FedAvg, {rate:g}, decay {decay:g}": work(rate, decay) for decay in setting.decays}
-        return {name: make.fedavg(model, **each) for name, each in tried.items()}
+        tried = {f"FedAvg, {other:g}": described(other, 1.0) for other in setting.rates}
+        tried |= {f"FedAvg, {rate:g}, decay {decay:g}": described(rate, decay) for decay in setting.decays}
+        return {name: make.fedavg(work, **server) for name, (work, server) in tried.items()}
     powers = {f"q-FFL, q={q:g}": q for q in config.qs} | {f"AFL (q={config.afl_q:g})": config.afl_q}
-    power, same = {"lipschitz": 1 / rate, "sampling": eh.sampling.uniform()}, work()
+    work, same = described()
+    alike = {**same, "sampling": eh.sampling.uniform()}
     return {
-        **{name: make.fedavg(model, **same) for name in ("FedAvg", "FedAvg-Sub")},
-        f"FedProx, mu={config.mu:g}": make.fedprox(model, mu=config.mu, **same),
-        f"Tilted-ERM, t={config.tilt:g}": make.term(model, t=config.tilt, **same),
-        **{name: make.qfedavg(model, q=q, **power, **same) for name, q in powers.items()},
+        **{name: make.fedavg(work, **same) for name in ("FedAvg", "FedAvg-Sub")},
+        f"FedProx, mu={config.mu:g}": make.fedprox(work, mu=config.mu, **same),
+        f"Tilted-ERM, t={config.tilt:g}": make.term(work, t=config.tilt, **same),
+        **{name: make.qfedavg(work, q=q, **alike) for name, q in powers.items()},
         **{
-            f"Delta-FL, theta={theta:g}": make.delta_fl(model, theta=theta, **same)
-            for theta in setting.thetas
+            f"Delta-FL, theta={theta:g}": make.delta_fl(work, theta=theta, **same) for theta in setting.thetas
         },
     }
 

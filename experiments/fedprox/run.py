@@ -77,21 +77,21 @@ def methods(config: Config) -> dict[str, eh.Algorithm]:
     """One object per method for the whole session, so that equal shapes are compiled once."""
     model = eh.models.softmax_regression(features=60, classes=10)
     descent = optax.sgd(config.learning_rate)
-    work = eh.local.sgd(model, client_opt=descent, epochs=config.epochs, batch_size=config.batch_size)
-    single = eh.local.sgd(model, client_opt=descent, epochs=1, batch_size=config.batch_size)
+    work = eh.local.sgd(model, descent, epochs=config.epochs, batch_size=config.batch_size)
+    single = eh.local.sgd(model, descent, epochs=1, batch_size=config.batch_size)
     by_size = eh.sampling.proportional()
     return {
-        "FedAvg": eh.algorithms.fedavg(model, solver=work),
-        "mu=0": eh.algorithms.fedprox(model, mu=0.0, solver=work),
-        "mu=1": eh.algorithms.fedprox(model, mu=1.0, solver=work),
-        "FedAvg, E=1": eh.algorithms.fedavg(model, solver=single),
-        "mu=0, E=1": eh.algorithms.fedprox(model, mu=0.0, solver=single),
-        "mu=1, E=1": eh.algorithms.fedprox(model, mu=1.0, solver=single),
-        "adaptive from 0": eh.algorithms.fedprox_adaptive(model, mu0=0.0, solver=work),
-        "adaptive from 1": eh.algorithms.fedprox_adaptive(model, mu0=1.0, solver=work),
-        "FedDane": eh.algorithms.feddane(model, mu=0.0, solver=work),
-        "mu=0, scheme A": eh.algorithms.fedprox(model, mu=0.0, solver=work, sampling=by_size),
-        "mu=1, scheme A": eh.algorithms.fedprox(model, mu=1.0, solver=work, sampling=by_size),
+        "FedAvg": eh.algorithms.fedavg(work),
+        "mu=0": eh.algorithms.fedprox(work, mu=0.0),
+        "mu=1": eh.algorithms.fedprox(work, mu=1.0),
+        "FedAvg, E=1": eh.algorithms.fedavg(single),
+        "mu=0, E=1": eh.algorithms.fedprox(single, mu=0.0),
+        "mu=1, E=1": eh.algorithms.fedprox(single, mu=1.0),
+        "adaptive from 0": eh.algorithms.fedprox_adaptive(work, mu0=0.0),
+        "adaptive from 1": eh.algorithms.fedprox_adaptive(work, mu0=1.0),
+        "FedDane": eh.algorithms.feddane(work, mu=0.0),
+        "mu=0, scheme A": eh.algorithms.fedprox(work, mu=0.0, sampling=by_size),
+        "mu=1, scheme A": eh.algorithms.fedprox(work, mu=1.0, sampling=by_size),
     }
 
 

@@ -30,11 +30,12 @@ _DISTURBED = {
 """Section IV-B2: 30 % of the rows, and of each 30 % of the pixels; or standard normal noise on pixels from 0 to 1."""
 
 
-def toy_methods(experiment: int, **work: Any) -> dict[str, eh.Algorithm]:
+def toy_methods(experiment: int, rate: float, *, prox_mu: float, **described: Any) -> dict[str, eh.Algorithm]:
     """FedTilt with the tilts of the anchors; experiment 3 with outliers (10 % of class 1's rows), and without."""
+    work = eh.local.sgd(_LOGISTIC, rate, **described)
     plain = {
         f"tau={tau:g}, lambda={lam:g}": eh.algorithms.fedtilt(
-            _LOGISTIC, classes=2, tilt_class=tau, tilt_sample=lam, **work
+            work, classes=2, tilt_class=tau, tilt_sample=lam, prox_mu=prox_mu
         )
         for tau, lam in ANCHORS[experiment]
     }
@@ -46,27 +47,26 @@ def toy_methods(experiment: int, **work: Any) -> dict[str, eh.Algorithm]:
 
 
 def mnist_methods(
-    setting: Setting, model: eh.Model, mus: tuple[float, ...], *, prox_mu: float, **work: Any
+    setting: Setting, work: eh.local.Work, mus: tuple[float, ...], *, prox_mu: float
 ) -> dict[str, eh.Algorithm]:
     """Ditto, which is FedTilt without tilts, and FedTilt with the tilts of the setting.
 
     Args:
       setting: decides about outliers, too.
-      model: what is trained.
+      work: the local work of all.
       mus: Ditto's.
       prox_mu: FedTilt's mu.
-      work: the local work of all.
     """
-    build = partial(eh.algorithms.fedtilt, model, classes=10, **work)
+    build = partial(eh.algorithms.fedtilt, work, classes=10)
     known = {f"Ditto, mu={mu:g}": build(prox_mu=mu) for mu in mus}
     for name, (tau, lam) in TILTS[setting].items():
         known[name] = build(tilt_class=tau, tilt_sample=lam, prox_mu=prox_mu)
     return {name: _outliers(setting)(method) for name, method in known.items()}
 
 
-def fedavg(setting: Setting, model: eh.Model, **work: Any) -> eh.Algorithm:
+def fedavg(setting: Setting, work: eh.local.Work) -> eh.Algorithm:
     """FedAvg over clients that count alike, with the setting's outliers."""
-    return _outliers(setting)(eh.algorithms.fedtilt(model, classes=10, prox_mu=math.inf, **work))
+    return _outliers(setting)(eh.algorithms.fedtilt(work, classes=10, prox_mu=math.inf))
 
 
 def _outliers(setting: Setting) -> Callable[[eh.Algorithm], eh.Algorithm]:

@@ -12,10 +12,9 @@ import sys
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-import optax
 import tyro
 from fedtilt_data import mnist, toy
 from fedtilt_measures import local_work, with_one_model, with_own_models, with_stacked_models
@@ -76,9 +75,9 @@ class Config:
 
 def toy_suite(config: Config) -> None:
     """The personal models' accuracies on clean rows, beside those of another implementation."""
-    work = {**_work(config, config.toy_epochs), "prox_mu": config.prox_mu}
+    described = {"epochs": config.toy_epochs, "batch_size": config.batch_size}
     for experiment in config.experiments:
-        known = toy_methods(experiment, **work)
+        known = toy_methods(experiment, config.learning_rate, prox_mu=config.prox_mu, **described)
         anchors = zip(known, ANCHORS[experiment].values(), strict=False)
         compare(
             config.out / f"toy_{experiment}.json",
@@ -99,12 +98,13 @@ def _toy_run(config: Config, experiment: int, method: eh.Algorithm, seed: int) -
 
 def mnist_suite(config: Config) -> None:
     """Tables II, III and VII, each saved after each seed."""
-    model, work = eh.models.mlp(784, classes=10, hidden=config.hidden), _work(config, config.epochs)
+    model = eh.models.mlp(784, classes=10, hidden=config.hidden)
+    work = eh.local.sgd(model, config.learning_rate, epochs=config.epochs, batch_size=config.batch_size)
     shape = {"rounds": config.rounds, "cohort": config.cohort, "eval_every": config.rounds}
     for setting in config.settings:
         mus = (config.prox_mu, *(config.ditto_mus if setting == "clean" else ()))
-        known = mnist_methods(setting, model, mus, prox_mu=config.prox_mu, **work)
-        tune = local_work(fedavg(setting, model, **work))
+        known = mnist_methods(setting, work, mus, prox_mu=config.prox_mu)
+        tune = local_work(fedavg(setting, work))
         found: dict[str, list[Measures]] = {"FedAvg (A)": [], "FedAvg (B)": []}
         for seed in range(config.seeds):
             data = mnist(config.data_dir, seed, config.clients, config.rows_per_class)
@@ -123,14 +123,6 @@ def mnist_suite(config: Config) -> None:
                 print(f"{setting}: {name}, seed {seed}: {run.info['seconds']['train']:.1f} s", flush=True)
             path = config.out / f"mnist_{setting}.json"
             collect(path, f"MNIST, {setting}", asdict(config), found, PAPER[setting])
-
-
-def _work(config: Config, epochs: int) -> dict[str, Any]:
-    return {
-        "client_opt": optax.sgd(config.learning_rate),
-        "epochs": epochs,
-        "batch_size": config.batch_size,
-    }
 
 
 def main(config: Config) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import optax
-
 import evenhand as eh
 
 __all__ = ["against_afl", "family"]
@@ -17,10 +15,10 @@ def family(powers: Sequence[float], step: float, *, epochs: int, batch_size: int
     All sums are plain, as in the reference code.
     """
     model = eh.models.softmax_regression(features=60, classes=10)
-    work = eh.local.sgd(model, client_opt=optax.sgd(step), epochs=epochs, batch_size=batch_size)
+    work = eh.local.sgd(model, step, epochs=epochs, batch_size=batch_size)
     alike = eh.sampling.uniform(weighted=False)
-    known = {f"q={q:g}": eh.algorithms.qfedavg(model, q=q, lipschitz=1 / step, solver=work) for q in powers}
-    return known | {"uniform sampling": eh.algorithms.fedavg(model, solver=work, sampling=alike)}
+    known = {f"q={q:g}": eh.algorithms.qfedavg(work, q=q, lipschitz=1 / step) for q in powers}
+    return known | {"uniform sampling": eh.algorithms.fedavg(work, sampling=alike)}
 
 
 def against_afl(

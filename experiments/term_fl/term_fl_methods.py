@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import optax
@@ -13,6 +14,7 @@ __all__ = ["agnostic", "chosen", "family", "fedavg", "on_sums"]
 
 _PENALISED = {"kernel": True, "bias": False}
 _TOLERANCE = 1.0
+_BY_ROWS = eh.sampling.proportional(replace=False)
 
 
 def family(
@@ -38,31 +40,32 @@ def family(
       running_tilts: the same, with the normaliser that is averaged over rounds.
       powers: q-FFL's q.
     """
-    model, work = _work(rate, features, batch_size)
-    term, qffl = eh.algorithms.term, eh.algorithms.qfedavg
-    sums, short = f"t={tilt:g}, sums", {"server_opt": optax.sgd(1 / cohort)}
-    on_sum = {"t": tilt, "summed": True, **work}
+    work = _work(rate, features, batch_size)
+    term, qffl = (
+        partial(make, work, sampling=_BY_ROWS) for make in (eh.algorithms.term, eh.algorithms.qfedavg)
+    )
+    sums, short = f"t={tilt:g}, sums", optax.sgd(1 / cohort)
+    on_sum = partial(term, t=tilt, summed=True)
     # The reference code's step along a sum over a batch, for the same effect.
     curvature = batch_size / rate
-    powers_of_sums = {q: on_sums(qffl(model, q=q, lipschitz=curvature, **work)) for q in powers}
+    powers_of_sums = {q: on_sums(qffl(q=q, lipschitz=curvature)) for q in powers}
     return {
-        "FedAvg": eh.algorithms.fedavg(model, **work),
-        f"FedAvg, step 1/{cohort}": eh.algorithms.fedavg(model, **work, **short),
-        **{f"q-FFL, q={q:g}": qffl(model, q=q, lipschitz=1 / rate, **work) for q in powers},
+        "FedAvg": eh.algorithms.fedavg(work, sampling=_BY_ROWS),
+        f"FedAvg, step 1/{cohort}": eh.algorithms.fedavg(work, sampling=_BY_ROWS, server_opt=short),
+        **{f"q-FFL, q={q:g}": qffl(q=q, lipschitz=1 / rate) for q in powers},
         **{f"q-FFL, q={q:g}, sums": method for q, method in powers_of_sums.items()},
-        **{f"TERM, t={t:g}": term(model, t=t, **work) for t in tilts},
-        f"TERM, {sums}": term(model, **on_sum),
-        f"TERM, {sums}, step 1/{cohort}": term(model, **on_sum, **short),
-        f"TERM reference, {sums}": term(model, reference=True, **on_sum),
-        f"TERM running, {sums}": term(model, running=0.5, **on_sum),
-        **{f"TERM running, t={t:g}": term(model, t=t, running=0.5, **work) for t in running_tilts},
+        **{f"TERM, t={t:g}": term(t=t) for t in tilts},
+        f"TERM, {sums}": on_sum(),
+        f"TERM, {sums}, step 1/{cohort}": on_sum(server_opt=short),
+        f"TERM reference, {sums}": on_sum(reference=True),
+        f"TERM running, {sums}": on_sum(running=0.5),
+        **{f"TERM running, t={t:g}": term(t=t, running=0.5) for t in running_tilts},
     }
 
 
 def fedavg(rate: float, *, features: int, batch_size: int) -> eh.Algorithm:
     """Federated averaging with the local work of :func:`family`."""
-    model, work = _work(rate, features, batch_size)
-    return eh.algorithms.fedavg(model, **work)
+    return eh.algorithms.fedavg(_work(rate, features, batch_size), sampling=_BY_ROWS)
 
 
 def agnostic(features: int, batch_size: int, *, gamma_w: float, gamma_lambda: float) -> eh.Algorithm:
@@ -110,7 +113,7 @@ def chosen(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, list
     return picked
 
 
-def _work(rate: float, features: int, batch_size: int) -> tuple[eh.Model, dict[str, Any]]:
+def _work(rate: float, features: int, batch_size: int) -> eh.local.Work:
     # The penalty is in the steps and not in the model's losses: the reference code does not tilt it, and a sum of it
     # over rows would count for more on large devices.
     model = eh.models.svm(features, regularization=0.0)
@@ -118,5 +121,4 @@ def _work(rate: float, features: int, batch_size: int) -> tuple[eh.Model, dict[s
         optax.add_decayed_weights(1 / batch_size, mask=_PENALISED),
         optax.sgd(rate),
     )
-    sampling = eh.sampling.proportional(replace=False)
-    return model, {"client_opt": optimiser, "epochs": 1, "batch_size": batch_size, "sampling": sampling}
+    return eh.local.sgd(model, optimiser, epochs=1, batch_size=batch_size)

@@ -13,7 +13,7 @@ With :math:`\Delta_t` the averaged client change:
 
 Unlike ``optax.adam`` there is no bias correction, and :math:`v` starts at :math:`\tau^2`.
 
-Use them as ``eh.algorithms.fedavg(model, server_opt=eh.server_opt.fedadam(0.1), ...)``.
+Use them as ``eh.algorithms.fedavg(work, server_opt=eh.server_opt.fedadam(0.1))``.
 
 Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, algorithm 2; server momentum: Hsu et al.,
 *Measuring the Effects of Non-Identical Data Distribution*, 2019.

@@ -17,7 +17,7 @@ from evenhand.cli._local import LocalOptions
 from evenhand.cli._main import parse
 from evenhand.cli._methods import METHODS
 from evenhand.cli._run import Run
-from evenhand.local import Solver
+from evenhand.local import Work
 from evenhand.types import Algorithm, ClientData, Key, Model, Params, Report, Upload
 
 MODEL = eh.models.linear_regression(features=2)
@@ -38,7 +38,7 @@ ROWS = ClientData(
 )
 
 
-def solver(
+def two_steps(
     params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
 ) -> tuple[Params, optax.OptState]:
     """Two steps of size 1 along a constant gradient, so that a correction shows."""
@@ -51,11 +51,14 @@ def solver(
     return params, state
 
 
-class Local(LocalOptions):
-    """Local work that is always the solver above."""
+work = Work(MODEL, two_steps)
 
-    def solver(self, model: Model) -> Solver:
-        return solver
+
+class Local(LocalOptions):
+    """Local work that is always the solver above, with the loss of real work where a method changes that."""
+
+    def work(self, model: Model) -> Work:
+        return super().work(model) if model is LABELS else Work(model, two_steps, step_size=self.lr)
 
 
 def two_rounds(algorithm: Algorithm) -> np.ndarray:
@@ -89,48 +92,42 @@ def _fedtilt(
 ) -> Algorithm:
     given = {"tilt_class": 1.0, "tilt_sample": 0.0, **more}
     epochs = 1 if steps is None else None
-    opt = optax.sgd(lr)
-    return algorithms.fedtilt(
-        LABELS, classes=6, client_opt=opt, epochs=epochs, steps=steps, batch_size=batch_size, **given
-    )
+    work = eh.local.sgd(LABELS, lr, epochs=epochs, steps=steps, batch_size=batch_size)
+    return algorithms.fedtilt(work, classes=6, **given)
 
 
 GIVEN = {
-    "fedavg --server-lr 0.7": algorithms.fedavg(MODEL, solver=solver, server_opt=optax.sgd(0.7)),
-    "fedprox --mu 0.4": algorithms.fedprox(MODEL, mu=0.4, solver=solver),
-    "fedprox --server-lr 0.7": algorithms.fedprox(MODEL, mu=1.0, solver=solver, server_opt=optax.sgd(0.7)),
-    "fedprox-adaptive --mu0 0.3": algorithms.fedprox_adaptive(MODEL, mu0=0.3, solver=solver),
-    "feddane --mu 0.4": algorithms.feddane(MODEL, mu=0.4, solver=solver),
-    "scaffold --server-lr 0.7": algorithms.scaffold(MODEL, solver=solver, server_opt=optax.sgd(0.7)),
+    "fedavg --server-lr 0.7": algorithms.fedavg(work, server_opt=optax.sgd(0.7)),
+    "fedprox --mu 0.4": algorithms.fedprox(work, mu=0.4),
+    "fedprox --server-lr 0.7": algorithms.fedprox(work, mu=1.0, server_opt=optax.sgd(0.7)),
+    "fedprox-adaptive --mu0 0.3": algorithms.fedprox_adaptive(work, mu0=0.3),
+    "feddane --mu 0.4": algorithms.feddane(work, mu=0.4),
+    "scaffold --server-lr 0.7": algorithms.scaffold(work, server_opt=optax.sgd(0.7)),
     "fedadam --server-lr 0.2 --b1 0.5 --b2 0.6 --tau 0.3": algorithms.fedavg(
-        MODEL, solver=solver, server_opt=server_opt.fedadam(0.2, b1=0.5, b2=0.6, tau=0.3)
+        work, server_opt=server_opt.fedadam(0.2, b1=0.5, b2=0.6, tau=0.3)
     ),
     "fedyogi --server-lr 0.2 --b1 0.5 --b2 0.6 --tau 0.3": algorithms.fedavg(
-        MODEL, solver=solver, server_opt=server_opt.fedyogi(0.2, b1=0.5, b2=0.6, tau=0.3)
+        work, server_opt=server_opt.fedyogi(0.2, b1=0.5, b2=0.6, tau=0.3)
     ),
     "fedadagrad --server-lr 0.2 --b1 0.5 --tau 0.3": algorithms.fedavg(
-        MODEL, solver=solver, server_opt=server_opt.fedadagrad(0.2, b1=0.5, tau=0.3)
+        work, server_opt=server_opt.fedadagrad(0.2, b1=0.5, tau=0.3)
     ),
     "fedavgm --server-lr 0.2 --momentum 0.5": algorithms.fedavg(
-        MODEL, solver=solver, server_opt=server_opt.fedavgm(0.2, momentum=0.5)
+        work, server_opt=server_opt.fedavgm(0.2, momentum=0.5)
     ),
-    "qfedavg --q 0.5": algorithms.qfedavg(MODEL, q=0.5, lipschitz=10.0, solver=solver),
-    "qfedavg --lr 0.2": algorithms.qfedavg(MODEL, q=1.0, lipschitz=5.0, solver=solver),
+    "qfedavg --q 0.5": algorithms.qfedavg(work, q=0.5, lipschitz=10.0),
+    "qfedavg --lr 0.2": algorithms.qfedavg(work, q=1.0, lipschitz=5.0),
     "qfedsgd --q 0.5 --lr 0.2": algorithms.qfedsgd(MODEL, q=0.5, lipschitz=5.0),
     "afl --gamma-lambda 0.3 --lr 0.2": algorithms.afl(MODEL, gamma_w=0.2, gamma_lambda=0.3),
-    "term --t 0.5": algorithms.term(MODEL, t=0.5, solver=solver),
-    "term --t -2": algorithms.term(MODEL, t=-2.0, solver=solver),
-    "term --running 0.5": algorithms.term(MODEL, t=1.0, running=0.5, solver=solver),
-    "delta-fl --theta 0.8": algorithms.delta_fl(MODEL, theta=0.8, solver=solver),
-    "delta-fl --nu 0.5": algorithms.delta_fl(MODEL, theta=0.5, nu=0.5, solver=solver),
-    "delta-fl --filtered": algorithms.delta_fl(MODEL, theta=0.5, filtered=True, solver=solver),
-    "delta-fl --filtered --no-strict": algorithms.delta_fl(
-        MODEL, theta=0.5, filtered=True, strict=False, solver=solver
-    ),
-    "fedmgda --epsilon 0.5": algorithms.fedmgda(MODEL, epsilon=0.5, solver=solver),
-    "fedmgda --server-lr 0.5": algorithms.fedmgda(
-        MODEL, epsilon=0.1, solver=solver, server_opt=optax.sgd(0.5)
-    ),
+    "term --t 0.5": algorithms.term(work, t=0.5),
+    "term --t -2": algorithms.term(work, t=-2.0),
+    "term --running 0.5": algorithms.term(work, t=1.0, running=0.5),
+    "delta-fl --theta 0.8": algorithms.delta_fl(work, theta=0.8),
+    "delta-fl --nu 0.5": algorithms.delta_fl(work, theta=0.5, nu=0.5),
+    "delta-fl --filtered": algorithms.delta_fl(work, theta=0.5, filtered=True),
+    "delta-fl --filtered --no-strict": algorithms.delta_fl(work, theta=0.5, filtered=True, strict=False),
+    "fedmgda --epsilon 0.5": algorithms.fedmgda(work, epsilon=0.5),
+    "fedmgda --server-lr 0.5": algorithms.fedmgda(work, epsilon=0.1, server_opt=optax.sgd(0.5)),
     "qmaml --q 2 --lr 0.2 --finetune-steps 2": algorithms.qmaml(
         MODEL, q=2.0, step_size=0.2, finetune_steps=2
     ),

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import optax
 import pytest
 
 import evenhand as eh
@@ -68,7 +67,7 @@ def test_a_run_leaves_its_files(folder: Path) -> None:
 def test_the_files_hold_what_simulate_gives(folder: Path) -> None:
     data = eh.data.load("digits", clients=6)
     model = eh.models.softmax_regression(features=64, classes=10)
-    method = eh.algorithms.fedprox(model, mu=0.5, client_opt=optax.sgd(0.05), epochs=1, batch_size=10)
+    method = eh.algorithms.fedprox(eh.local.sgd(model, 0.05, epochs=1, batch_size=10), mu=0.5)
     systems = eh.systems.stragglers(0.5)
     expected = eh.simulate(method, data, rounds=4, cohort=3, seed=3, eval_every=2, systems=systems)
 

@@ -10,34 +10,32 @@ from evenhand import tree
 from evenhand.types import Stack
 
 MODEL = eh.testing.toy_model()
-WORK = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
+WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
 
 METHODS = {
-    "fedavg": eh.algorithms.fedavg(MODEL, **WORK),
-    "fedavg, full batches": eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1, momentum=0.9), epochs=2),
+    "fedavg": eh.algorithms.fedavg(WORK),
+    "fedavg, full batches": eh.algorithms.fedavg(eh.local.sgd(MODEL, optax.sgd(0.1, momentum=0.9), epochs=2)),
     "fedavg, scheme A, FedYogi": eh.algorithms.fedavg(
-        MODEL, sampling=eh.sampling.proportional(), server_opt=eh.server_opt.fedyogi(0.1), **WORK
+        WORK, sampling=eh.sampling.proportional(), server_opt=eh.server_opt.fedyogi(0.1)
     ),
-    "fedprox": eh.algorithms.fedprox(MODEL, mu=0.5, client_opt=optax.sgd(0.1), steps=7, batch_size=4),
-    "fedprox_adaptive": eh.algorithms.fedprox_adaptive(MODEL, mu0=0.5, **WORK),
+    "fedprox": eh.algorithms.fedprox(eh.local.sgd(MODEL, 0.1, steps=7, batch_size=4), mu=0.5),
+    "fedprox_adaptive": eh.algorithms.fedprox_adaptive(WORK, mu0=0.5),
 }
 FAIR = {
-    "delta_fl": eh.algorithms.delta_fl(MODEL, theta=0.5, nu=0.1, **WORK),
-    "averaged": eh.algorithms.averaged(eh.algorithms.scaffold(MODEL, **WORK)),
-    "term, running": eh.algorithms.term(MODEL, t=1.0, running=0.5, summed=True, **WORK),
+    "delta_fl": eh.algorithms.delta_fl(WORK, theta=0.5, nu=0.1),
+    "averaged": eh.algorithms.averaged(eh.algorithms.scaffold(WORK)),
+    "term, running": eh.algorithms.term(WORK, t=1.0, running=0.5, summed=True),
     "qfedsgd": eh.algorithms.qfedsgd(MODEL, q=2.0, lipschitz=10.0, step_size=0.05),
     "afl": eh.algorithms.afl(MODEL, gamma_w=0.1, gamma_lambda=0.1),
-    "fedmgda": eh.algorithms.fedmgda(MODEL, epsilon=0.2, **WORK),
+    "fedmgda": eh.algorithms.fedmgda(WORK, epsilon=0.2),
     "qmaml": eh.algorithms.qmaml(MODEL, q=1.0, step_size=0.1),
-    "fedtilt": eh.algorithms.fedtilt(
-        MODEL, classes=3, tilt_class=2.0, tilt_sample=-1.0, tilt_server=0.5, **WORK
-    ),
+    "fedtilt": eh.algorithms.fedtilt(WORK, classes=3, tilt_class=2.0, tilt_sample=-1.0, tilt_server=0.5),
 }
 SLOW = {
     "fedavg": METHODS["fedavg"],
     "fedprox": METHODS["fedprox"],
-    "scaffold": eh.algorithms.scaffold(MODEL, **WORK),
-    "feddane": eh.algorithms.feddane(MODEL, mu=0.1, **WORK),
+    "scaffold": eh.algorithms.scaffold(WORK),
+    "feddane": eh.algorithms.feddane(WORK, mu=0.1),
 }
 
 

@@ -15,12 +15,12 @@ from evenhand.simulation import _adapted
 from evenhand.testing import toy_data, toy_model
 
 MODEL, DATA = toy_model(), toy_data()
-TUNE = local.sgd(MODEL, client_opt=optax.sgd(0.1), steps=3, batch_size=2)
-FEDAVG = eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1), epochs=1, batch_size=4)
+TUNE = local.sgd(MODEL, 0.1, steps=3, batch_size=2)
+FEDAVG = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4))
 
 
 def tuned(params, data, key):
-    return TUNE(params, data, key, optax.identity())[0]
+    return TUNE.solve(params, data, key, optax.identity())[0]
 
 
 def own_bias(method):
@@ -130,8 +130,10 @@ def test_a_checkpoint_knows_how_clients_adapt(tmp_path):
     method = METHODS["global"]
     run(method, checkpoint=tmp_path)
     assert run(method, checkpoint=tmp_path).info["rounds"] == 2
-    other = local.sgd(MODEL, client_opt=optax.sgd(0.2), steps=3, batch_size=2)
-    changed = method._replace(adapt=lambda params, data, key: other(params, data, key, optax.identity())[0])
+    other = local.sgd(MODEL, 0.2, steps=3, batch_size=2)
+    changed = method._replace(
+        adapt=lambda params, data, key: other.solve(params, data, key, optax.identity())[0]
+    )
     for another in (changed, method._replace(adapt=None)):
         with pytest.raises(eh.EvenhandError, match="another run"):
             run(another, checkpoint=tmp_path)

@@ -22,7 +22,7 @@ from evenhand.simulation._checkpoint import Checkpoints, resealed
 
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
-METHOD = eh.algorithms.scaffold(MODEL, client_opt=optax.sgd(0.1), epochs=2, batch_size=4)
+METHOD = eh.algorithms.scaffold(eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4))
 SETTINGS = {"rounds": 12, "cohort": 4, "eval_every": 2, "seed": 3}
 
 
@@ -88,7 +88,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path):
             eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, **other})
     with pytest.raises(eh.EvenhandError, match="2 rounds done, more than rounds=1"):
         eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 1})
-    faster = eh.algorithms.scaffold(MODEL, client_opt=optax.sgd(0.2), epochs=2, batch_size=4)
+    faster = eh.algorithms.scaffold(eh.local.sgd(MODEL, 0.2, epochs=2, batch_size=4))
     with pytest.raises(eh.EvenhandError, match=r"of another run .its method"):
         eh.simulate(faster, DATA, checkpoint=tmp_path, **SETTINGS)
     with pytest.raises(eh.EvenhandError, match=r"of another run .its method"):
@@ -117,7 +117,7 @@ def test_the_checkpoint_of_other_lies_is_refused(tmp_path, other):
 
 def test_the_checkpoint_of_another_array_in_the_method_is_refused(tmp_path):
     def scaffold(lr):
-        return eh.algorithms.scaffold(MODEL, client_opt=optax.sgd(jnp.float32(lr)), epochs=2, batch_size=4)
+        return eh.algorithms.scaffold(eh.local.sgd(MODEL, optax.sgd(jnp.float32(lr)), epochs=2, batch_size=4))
 
     eh.simulate(scaffold(0.1), DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 2})
     with pytest.raises(eh.EvenhandError, match=r"of another run .its method"):

@@ -8,7 +8,6 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import evenhand as eh
@@ -21,7 +20,7 @@ DATA = eh.testing.toy_data()
 
 
 def fedprox(lr=0.1, mu=0.3, model=MODEL):
-    return eh.algorithms.fedprox(model, mu=mu, client_opt=optax.sgd(lr), epochs=2, batch_size=4)
+    return eh.algorithms.fedprox(eh.local.sgd(model, lr, epochs=2, batch_size=4), mu=mu)
 
 
 def compilations(method, **settings):
@@ -54,7 +53,7 @@ def test_other_numbers_compile_nothing_and_are_heeded(first, method, settings):
 
 
 def test_other_programs_compile(first):
-    more_work = eh.algorithms.fedprox(MODEL, mu=0.3, client_opt=optax.sgd(0.1), epochs=3, batch_size=4)
+    more_work = eh.algorithms.fedprox(eh.local.sgd(MODEL, 0.1, epochs=3, batch_size=4), mu=0.3)
     assert compilations(more_work)[0] == 1
     assert compilations(fedprox(), cohort=3)[0] == 1
     assert compilations(fedprox(mu=1.0))[0] == 1, "a factor of 1 is the compiler's to know"

@@ -4,7 +4,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import evenhand as eh
@@ -13,7 +12,7 @@ from evenhand.streams import Purpose, stream
 from evenhand.types import Stack
 
 MODEL = eh.testing.toy_model()
-WORK = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
+WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
 COHORT = 11
 
 
@@ -25,12 +24,12 @@ def _median():
 
 
 METHODS = {
-    "fedavg": eh.algorithms.fedavg(MODEL, **WORK),
-    "fedavg, median": eh.algorithms.fedavg(MODEL, aggregator=_median(), **WORK),
-    "fedprox": eh.algorithms.fedprox(MODEL, mu=0.5, **WORK),
-    "fedprox_adaptive": eh.algorithms.fedprox_adaptive(MODEL, mu0=0.5, **WORK),
-    "feddane": eh.algorithms.feddane(MODEL, mu=0.1, **WORK),
-    "scaffold": eh.algorithms.scaffold(MODEL, **WORK),
+    "fedavg": eh.algorithms.fedavg(WORK),
+    "fedavg, median": eh.algorithms.fedavg(WORK, aggregator=_median()),
+    "fedprox": eh.algorithms.fedprox(WORK, mu=0.5),
+    "fedprox_adaptive": eh.algorithms.fedprox_adaptive(WORK, mu0=0.5),
+    "feddane": eh.algorithms.feddane(WORK, mu=0.1),
+    "scaffold": eh.algorithms.scaffold(WORK),
 }
 
 
@@ -99,7 +98,7 @@ def test_convolutions_agree_at_all_lanes_on_one_and_four_devices():
     x, y = rng.normal(size=(60, 12, 12, 1)).astype(np.float32), rng.integers(0, 3, 60)
     data = eh.data.from_arrays(x, y, np.repeat(np.arange(6), [4, 6, 8, 10, 12, 20]), test_fraction=0.0)
     model = eh.models.from_flax(Network(), loss="cross_entropy", sample=x[:1])
-    method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.3), epochs=1, batch_size=4)
+    method = eh.algorithms.fedavg(eh.local.sgd(model, 0.3, epochs=1, batch_size=4))
 
     def trained(lanes, devices):
         run = eh.simulate(method, data, rounds=2, cohort=5, lanes=lanes, devices=devices)

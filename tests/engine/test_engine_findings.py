@@ -11,7 +11,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from rich.console import Console
 
@@ -24,7 +23,7 @@ DATA = eh.testing.toy_data()
 
 
 def method(step, model=MODEL):
-    return eh.algorithms.fedavg(model, client_opt=optax.sgd(step), epochs=2, batch_size=4)
+    return eh.algorithms.fedavg(eh.local.sgd(model, step, epochs=2, batch_size=4))
 
 
 def run_of(algorithm, data=DATA, **options):

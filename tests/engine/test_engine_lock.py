@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import optax
 import pytest
 
 import evenhand as eh
@@ -99,7 +98,7 @@ def test_a_folder_that_is_held_is_refused_and_the_lock_dies_with_its_process(
 def test_a_simulation_in_a_folder_that_is_held_is_refused(
     tmp_path: Path, holder: list[subprocess.Popen[str]]
 ) -> None:
-    method = eh.algorithms.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, batch_size=5)
+    method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=5))
     other = held_elsewhere(tmp_path / "place", holder)
     with pytest.raises(eh.EvenhandError, match=rf"place is in use by process {other.pid} on "):
         eh.simulate(method, eh.testing.toy_data(), rounds=1, checkpoint=tmp_path / "place")

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import optax
 
 import evenhand as eh
 
@@ -20,7 +19,7 @@ jax.config.update("jax_compilation_cache_dir", sys.argv[3])
 jax.distributed.initialize(f"localhost:{sys.argv[2]}", num_processes=2, process_id=int(sys.argv[1]))
 import numpy as np, optax
 import evenhand as eh
-method = eh.algorithms.scaffold(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=2, batch_size=4)
+method = eh.algorithms.scaffold(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=2, batch_size=4))
 run = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3)
 told = {"devices": run.info["devices"], "w": np.ravel(run.params["w"]).tolist()}
 told["loss"] = run.history["test_loss"].tolist()
@@ -45,7 +44,7 @@ def test_two_processes_agree_with_one():
     told = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
     assert told[0] == told[1] and told[0]["devices"] == 4
 
-    method = eh.algorithms.scaffold(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=2, batch_size=4)
+    method = eh.algorithms.scaffold(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=2, batch_size=4))
     alone = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3)
     np.testing.assert_allclose(told[0]["w"], np.ravel(alone.params["w"]), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(told[0]["loss"], alone.history["test_loss"], rtol=1e-5)

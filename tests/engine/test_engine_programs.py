@@ -6,7 +6,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax import lax
 from jax.extend.core import Primitive, jaxpr_as_fun
@@ -53,7 +52,7 @@ def key(function, x=ONE):
 def train(lr=0.1, model=MODEL):
     """How many programs a run adds, and its parameters."""
     before = _engine._compiled.cache_info().misses
-    method = eh.algorithms.fedavg(model, client_opt=optax.sgd(lr), epochs=1, batch_size=4)
+    method = eh.algorithms.fedavg(eh.local.sgd(model, lr, epochs=1, batch_size=4))
     run = eh.simulate(method, DATA, rounds=2, cohort=4)
     return _engine._compiled.cache_info().misses - before, np.array(run.params["w"])
 
@@ -278,7 +277,7 @@ def test_the_trial_of_a_hoisted_program_is_the_trace_of_the_run(fresh, monkeypat
         return hoisted._replace(run=run)
 
     monkeypatch.setattr(_engine, "hoist", counted)
-    method = eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1), epochs=1, batch_size=4)
+    method = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4))
     eh.simulate(method, DATA, rounds=2, cohort=4, eval_every=1, devices=devices)
     assert len(traces) == 1
 

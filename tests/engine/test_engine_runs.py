@@ -14,7 +14,7 @@ from evenhand.types import Attack, Stack
 
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
-METHOD = eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1), epochs=2, batch_size=4)
+METHOD = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4))
 
 
 def bits(run):
@@ -130,9 +130,7 @@ _STACKED = Stack(
 def test_a_liar_that_boasts_of_its_weight_dominates_the_mean(aggregator):
     """With deltas d_k and weights 1, but 100 of the liar's: (sum_k d_k + 99 d_liar) / 105."""
     method = eh.algorithms.fedavg(
-        MODEL,
-        client_opt=optax.sgd(0.1),
-        epochs=2,
+        eh.local.sgd(MODEL, 0.1, epochs=2),
         aggregator=aggregator,
         sampling=eh.sampling.uniform(weighted=False),
     )
@@ -156,11 +154,7 @@ def test_a_lie_in_the_report_is_drawn_anew_for_each_liar_and_round():
         lambda uploads, state, key: (jax.tree.map(lambda leaf: leaf[0] * 0, uploads.delta), uploads.weight),
     )
     method = eh.algorithms.fedavg(
-        MODEL,
-        client_opt=optax.sgd(0.1),
-        epochs=1,
-        aggregator=note,
-        sampling=eh.sampling.uniform(weighted=False),
+        eh.local.sgd(MODEL, 0.1, epochs=1), aggregator=note, sampling=eh.sampling.uniform(weighted=False)
     )
     attack = Attack(
         fraction=0.5, report=lambda report, key: report._replace(weight=2 + jax.random.uniform(key))
@@ -195,7 +189,7 @@ def test_numbers_out_of_range_get_a_sentence(wrong, words):
 
 def test_a_stateful_method_refuses_to_draw_a_client_twice():
     method = eh.algorithms.scaffold(
-        MODEL, client_opt=optax.sgd(0.1), epochs=1, sampling=eh.sampling.proportional(replace=True)
+        eh.local.sgd(MODEL, 0.1, epochs=1), sampling=eh.sampling.proportional(replace=True)
     )
     with pytest.raises(eh.EvenhandError, match="sample without replacement"):
         eh.simulate(method, DATA, rounds=1)
@@ -232,7 +226,7 @@ def test_data_that_do_not_fit_the_model_get_a_sentence(data, words):
 
 def test_reduced_losses_get_a_sentence():
     model = MODEL._replace(losses=lambda outputs, y: MODEL.losses(outputs, y).mean())
-    method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1)
+    method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))
     with pytest.raises(eh.EvenhandError, match="one number per row"):
         eh.simulate(method, DATA, rounds=1)
 
@@ -249,7 +243,7 @@ def test_reduced_losses_get_a_sentence():
 )
 def test_traffic_is_counted_in_models(method, down, up):
     """d = 15 parameters; each upload carries one weight besides.  FedDane's second broadcast repeats the model."""
-    made = method(MODEL, client_opt=optax.sgd(0.1), epochs=1)
+    made = method(eh.local.sgd(MODEL, 0.1, epochs=1))
     floats = eh.simulate(made, DATA, rounds=0).info["floats"]
     exchanges = len(made.phases)
     assert floats == {"down": 15 * down, "up": 15 * up + exchanges}
@@ -259,21 +253,21 @@ def test_traffic_is_counted_in_models(method, down, up):
     ("make", "words"),
     [
         (
-            lambda: eh.algorithms.fedavg(MODEL, client_opt=optax.sgd, epochs=1),
+            lambda: eh.algorithms.fedavg(eh.local.sgd(MODEL, optax.sgd, epochs=1)),
             "client_opt= got the function sgd itself",
         ),
         (
-            lambda: eh.algorithms.fedavg(MODEL, client_opt=0.1, epochs=1),
-            "client_opt=0.1: give a value such as optax.sgd",
+            lambda: eh.algorithms.fedavg(eh.local.sgd(MODEL, -0.1, epochs=1)),
+            "got the step -0.1: give a finite number >= 0",
         ),
-        (lambda: eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1), epochs=1.5), "epochs=1.5"),
+        (lambda: eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1.5)), "epochs=1.5"),
         (
-            lambda: eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(0.1), epochs=1, batch_size=2**31),
+            lambda: eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=2**31)),
             "batch_size=",
         ),
         (
             lambda: eh.algorithms.scaffold(
-                MODEL, client_opt=optax.sgd(0.1), epochs=1, aggregator=eh.aggregators.mean
+                eh.local.sgd(MODEL, 0.1, epochs=1), aggregator=eh.aggregators.mean
             ),
             "aggregator= got the function mean itself, .* give a value such as eh.aggregators.mean",
         ),

@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import evenhand as eh
@@ -39,7 +38,7 @@ def _data(clients, test_fraction=0.0):
 
 
 def _method(model, **more):
-    return eh.algorithms.fedavg(model, client_opt=optax.sgd(0.01), steps=2, batch_size=1, **more)
+    return eh.algorithms.fedavg(eh.local.sgd(model, 0.01, steps=2, batch_size=1), **more)
 
 
 def _traced(method, data, **settings):
@@ -131,7 +130,7 @@ def test_a_second_process_finds_its_programs_compiled(tmp_path):
         "import evenhand as eh, jax, optax\n"
         "events = []\n"
         "jax.monitoring.register_event_listener(lambda event, **_: events.append(event))\n"
-        "method = eh.algorithms.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, batch_size=4)\n"
+        "method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))\n"
         "eh.simulate(method, eh.testing.toy_data(), rounds=2, cohort=3)\n"
         "print(*(sum(e.endswith('/cache_' + kind) for e in events) for kind in ('hits', 'misses')))\n"
     )

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import evenhand as eh
@@ -15,8 +14,8 @@ from evenhand.simulation._setup import set_up
 from evenhand.types import Attack
 
 MODEL = eh.testing.toy_model()
-WORK = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
-FEDAVG = eh.algorithms.fedavg(MODEL, **WORK)
+WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
+FEDAVG = eh.algorithms.fedavg(WORK)
 SIZES = np.random.default_rng(3).integers(1, 30, 60)
 CLIENTS = len(SIZES)
 
@@ -72,13 +71,13 @@ def run(data, method=FEDAVG, **options):
 
 METHODS = {
     "fedavg": (FEDAVG, {"systems": eh.systems.stragglers(0.5)}),
-    "repeats": (eh.algorithms.fedavg(MODEL, sampling=eh.sampling.proportional(), **WORK), {}),
+    "repeats": (eh.algorithms.fedavg(WORK, sampling=eh.sampling.proportional()), {}),
     "distinct": (
-        eh.algorithms.fedavg(MODEL, sampling=eh.sampling.proportional(replace=False), **WORK),
+        eh.algorithms.fedavg(WORK, sampling=eh.sampling.proportional(replace=False)),
         {"devices": 4},
     ),
-    "feddane": (eh.algorithms.feddane(MODEL, mu=0.1, **WORK), {"systems": eh.systems.stragglers(0.5)}),
-    "scaffold": (eh.algorithms.scaffold(MODEL, **WORK), {"devices": 4}),
+    "feddane": (eh.algorithms.feddane(WORK, mu=0.1), {"systems": eh.systems.stragglers(0.5)}),
+    "scaffold": (eh.algorithms.scaffold(WORK), {"devices": 4}),
     "nobody": (FEDAVG, {"systems": eh.systems.stragglers(1.0)}),
 }
 
@@ -189,7 +188,7 @@ def test_a_bad_number_is_found_in_whichever_slice_it_lies(monkeypatch, row):
 
 
 def test_methods_that_look_at_all_rows_say_so(mapped):
-    method = eh.algorithms.fedprox_adaptive(MODEL, mu0=0.5, **WORK)
+    method = eh.algorithms.fedprox_adaptive(WORK, mu0=0.5)
     with pytest.raises(eh.EvenhandError, match="stream=False"):
         run(mapped, method)
     assert run(mapped, method, stream=False).info["rounds"] == 11

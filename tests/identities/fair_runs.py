@@ -4,71 +4,68 @@ from __future__ import annotations
 
 import math
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
-import optax
 from identity_runs import DATA, MODEL, flat
 
 import evenhand as eh
-from evenhand.algorithms.qfedavg import gradient_step
 from evenhand.types import Algorithm
 
-WORK: dict[str, Any] = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
-STEP: dict[str, Any] = {"solver": gradient_step(MODEL, 0.1)}
+WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
+STEP = eh.local.sgd(MODEL, 0.1, steps=1)
 """One gradient over all rows, for what differs in the aggregation alone: it compiles fast."""
 ALIKE = eh.sampling.uniform(weighted=False)
 alg = eh.algorithms
-_tilt = partial(alg.fedtilt, MODEL, classes=3, **WORK)
+_tilt = partial(alg.fedtilt, WORK, classes=3)
 
 
-def row_tilt(t: float) -> eh.local.Solver:
+def row_tilt(t: float) -> eh.local.Work:
     """Local work on the tilted loss of each batch."""
-    return eh.local.sgd(MODEL, risk=eh.risks.tilted(t), **WORK)
+    return eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4, risk=eh.risks.tilted(t))
 
 
 METHODS: dict[str, Algorithm] = {
-    "fedavg": alg.fedavg(MODEL, **STEP),
-    "fedavg, clients alike": alg.fedavg(MODEL, sampling=ALIKE, **STEP),
-    "fedavg, batches": alg.fedavg(MODEL, sampling=ALIKE, **WORK),
-    "fedprox 0.5, clients alike": alg.fedprox(MODEL, mu=0.5, sampling=ALIKE, **WORK),
-    "fedavg, rows tilted 2": alg.fedavg(MODEL, sampling=ALIKE, solver=row_tilt(2.0)),
-    "fedavg, rows tilted 0": alg.fedavg(MODEL, sampling=ALIKE, solver=row_tilt(0.0)),
-    "q 0": alg.qfedavg(MODEL, q=0.0, lipschitz=10.0, sampling=ALIKE, **STEP),
-    "q 0, by rows": alg.qfedavg(MODEL, q=0.0, lipschitz=3.0, sampling=eh.sampling.uniform(), **STEP),
-    "q 1": alg.qfedavg(MODEL, q=1.0, lipschitz=10.0, sampling=ALIKE, **STEP),
-    "t 0": alg.term(MODEL, t=0.0, **STEP),
-    "t 1e-6": alg.term(MODEL, t=1e-6, **STEP),
-    "t 1": alg.term(MODEL, t=1.0, **STEP),
-    "t 0, running": alg.term(MODEL, t=0.0, running=0.5, **STEP),
-    "t 0, reference": alg.term(MODEL, t=0.0, reference=True, **STEP),
-    "t 1, newest only": alg.term(MODEL, t=1.0, running=1.0, **STEP),
-    "t inf": alg.term(MODEL, t=math.inf, **STEP),
-    "t 1000": alg.term(MODEL, t=1000.0, **STEP),
-    "theta 1": alg.delta_fl(MODEL, theta=1.0, **STEP),
-    "theta 1, filtered": alg.delta_fl(MODEL, theta=1.0, filtered=True, **STEP),
-    "theta 1, smoothed": alg.delta_fl(MODEL, theta=1.0, nu=0.3, **STEP),
-    "theta 0.5": alg.delta_fl(MODEL, theta=0.5, **STEP),
-    "theta 0.5, filtered": alg.delta_fl(MODEL, theta=0.5, filtered=True, **STEP),
-    "theta 0.5, alike": alg.delta_fl(MODEL, theta=0.5, sampling=ALIKE, **STEP),
-    "theta 0.5, filtered, alike": alg.delta_fl(MODEL, theta=0.5, filtered=True, sampling=ALIKE, **STEP),
+    "fedavg": alg.fedavg(STEP),
+    "fedavg, clients alike": alg.fedavg(STEP, sampling=ALIKE),
+    "fedavg, batches": alg.fedavg(WORK, sampling=ALIKE),
+    "fedprox 0.5, clients alike": alg.fedprox(WORK, mu=0.5, sampling=ALIKE),
+    "fedavg, rows tilted 2": alg.fedavg(row_tilt(2.0), sampling=ALIKE),
+    "fedavg, rows tilted 0": alg.fedavg(row_tilt(0.0), sampling=ALIKE),
+    "q 0": alg.qfedavg(STEP, q=0.0, lipschitz=10.0, sampling=ALIKE),
+    "q 0, by rows": alg.qfedavg(STEP, q=0.0, lipschitz=3.0, sampling=eh.sampling.uniform()),
+    "q 1": alg.qfedavg(STEP, q=1.0, lipschitz=10.0, sampling=ALIKE),
+    "t 0": alg.term(STEP, t=0.0),
+    "t 1e-6": alg.term(STEP, t=1e-6),
+    "t 1": alg.term(STEP, t=1.0),
+    "t 0, running": alg.term(STEP, t=0.0, running=0.5),
+    "t 0, reference": alg.term(STEP, t=0.0, reference=True),
+    "t 1, newest only": alg.term(STEP, t=1.0, running=1.0),
+    "t inf": alg.term(STEP, t=math.inf),
+    "t 1000": alg.term(STEP, t=1000.0),
+    "theta 1": alg.delta_fl(STEP, theta=1.0),
+    "theta 1, filtered": alg.delta_fl(STEP, theta=1.0, filtered=True),
+    "theta 1, smoothed": alg.delta_fl(STEP, theta=1.0, nu=0.3),
+    "theta 0.5": alg.delta_fl(STEP, theta=0.5),
+    "theta 0.5, filtered": alg.delta_fl(STEP, theta=0.5, filtered=True),
+    "theta 0.5, alike": alg.delta_fl(STEP, theta=0.5, sampling=ALIKE),
+    "theta 0.5, filtered, alike": alg.delta_fl(STEP, theta=0.5, filtered=True, sampling=ALIKE),
     "theta 0.5, as printed, alike": alg.delta_fl(
-        MODEL, theta=0.5, filtered=True, strict=False, sampling=ALIKE, **STEP
+        STEP, theta=0.5, filtered=True, strict=False, sampling=ALIKE
     ),
-    "theta 0.6, filtered, alike": alg.delta_fl(MODEL, theta=0.6, filtered=True, sampling=ALIKE, **STEP),
-    "theta 0.5, hardly smoothed": alg.delta_fl(MODEL, theta=0.5, nu=1e-4, **STEP),
-    "theta 0.5, all smoothed": alg.delta_fl(MODEL, theta=0.5, nu=1e6, **STEP),
-    "theta 0.01": alg.delta_fl(MODEL, theta=0.01, **STEP),
-    "theta 0.01, nu 1": alg.delta_fl(MODEL, theta=0.01, nu=1.0, **STEP),
+    "theta 0.6, filtered, alike": alg.delta_fl(STEP, theta=0.6, filtered=True, sampling=ALIKE),
+    "theta 0.5, hardly smoothed": alg.delta_fl(STEP, theta=0.5, nu=1e-4),
+    "theta 0.5, all smoothed": alg.delta_fl(STEP, theta=0.5, nu=1e6),
+    "theta 0.01": alg.delta_fl(STEP, theta=0.01),
+    "theta 0.01, nu 1": alg.delta_fl(STEP, theta=0.01, nu=1.0),
     "tilts 0": _tilt(),
     "tilts 0, mu 2": _tilt(prox_mu=2.0),
     "tilts 0, mu 0": _tilt(prox_mu=0.0),
     "tilts 0, mu inf": _tilt(prox_mu=math.inf),
     "tilts 0, tied": _tilt(prox_mu=0.5, tied=True),
-    "tilts 0, own step": _tilt(personal_opt=optax.sgd(0.3)),
+    "tilts 0, own step": _tilt(personal=eh.local.sgd(MODEL, 0.3, epochs=2, batch_size=4)),
     "tilts 2": _tilt(tilt_class=2.0, tilt_sample=2.0),
     "tilts 2 and -1": _tilt(tilt_class=2.0, tilt_sample=-1.0),
-    "tilts 2 and -1, any labels": alg.fedtilt(MODEL, tilt_class=2.0, tilt_sample=-1.0, **WORK),
+    "tilts 2 and -1, any labels": alg.fedtilt(WORK, tilt_class=2.0, tilt_sample=-1.0),
     "server tilt 0.5": _tilt(tilt_server=0.5),
     "server tilt 1e-6": _tilt(tilt_server=1e-6),
     "afl 0": alg.afl(MODEL, gamma_w=0.1, gamma_lambda=0.0),

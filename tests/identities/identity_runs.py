@@ -15,25 +15,25 @@ from evenhand.types import Algorithm
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
 ROUNDS = 3
-_BATCHES: dict[str, Any] = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
-_STEPS: dict[str, Any] = {"client_opt": optax.sgd(0.1), "steps": 3}
+_BATCHES = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
+_STEPS = eh.local.sgd(MODEL, 0.1, steps=3)
 _WHOLE = eh.sampling.uniform(weighted=False)
 
 METHODS: dict[str, Algorithm] = {
-    "fedavg, batches": eh.algorithms.fedavg(MODEL, **_BATCHES),
-    "fedavg keeping, batches": eh.algorithms.fedavg(MODEL, keep_partial=True, **_BATCHES),
-    "fedprox 0, batches": eh.algorithms.fedprox(MODEL, mu=0.0, **_BATCHES),
-    "fedprox 0.1, batches": eh.algorithms.fedprox(MODEL, mu=0.1, **_BATCHES),
-    "fedavg": eh.algorithms.fedavg(MODEL, **_STEPS),
-    "fedavg, clients alike": eh.algorithms.fedavg(MODEL, sampling=_WHOLE, **_STEPS),
-    "fedavg, scheme A": eh.algorithms.fedavg(MODEL, sampling=eh.sampling.proportional(), **_STEPS),
-    "fedavg, half a step": eh.algorithms.fedavg(MODEL, server_opt=optax.sgd(0.5), **_STEPS),
-    "fedavgm 0": eh.algorithms.fedavg(MODEL, server_opt=eh.server_opt.fedavgm(momentum=0.0), **_STEPS),
-    "fedavgm 0.9": eh.algorithms.fedavg(MODEL, server_opt=eh.server_opt.fedavgm(momentum=0.9), **_STEPS),
-    "fedprox 1": eh.algorithms.fedprox(MODEL, mu=1.0, **_STEPS),
-    "fedprox adaptive from 1": eh.algorithms.fedprox_adaptive(MODEL, mu0=1.0, **_STEPS),
-    "feddane 1": eh.algorithms.feddane(MODEL, mu=1.0, **_STEPS),
-    "scaffold": eh.algorithms.scaffold(MODEL, **_STEPS),
+    "fedavg, batches": eh.algorithms.fedavg(_BATCHES),
+    "fedavg keeping, batches": eh.algorithms.fedavg(_BATCHES, keep_partial=True),
+    "fedprox 0, batches": eh.algorithms.fedprox(_BATCHES, mu=0.0),
+    "fedprox 0.1, batches": eh.algorithms.fedprox(_BATCHES, mu=0.1),
+    "fedavg": eh.algorithms.fedavg(_STEPS),
+    "fedavg, clients alike": eh.algorithms.fedavg(_STEPS, sampling=_WHOLE),
+    "fedavg, scheme A": eh.algorithms.fedavg(_STEPS, sampling=eh.sampling.proportional()),
+    "fedavg, half a step": eh.algorithms.fedavg(_STEPS, server_opt=optax.sgd(0.5)),
+    "fedavgm 0": eh.algorithms.fedavg(_STEPS, server_opt=eh.server_opt.fedavgm(momentum=0.0)),
+    "fedavgm 0.9": eh.algorithms.fedavg(_STEPS, server_opt=eh.server_opt.fedavgm(momentum=0.9)),
+    "fedprox 1": eh.algorithms.fedprox(_STEPS, mu=1.0),
+    "fedprox adaptive from 1": eh.algorithms.fedprox_adaptive(_STEPS, mu0=1.0),
+    "feddane 1": eh.algorithms.feddane(_STEPS, mu=1.0),
+    "scaffold": eh.algorithms.scaffold(_STEPS),
 }
 SYSTEMS = {share: eh.systems.stragglers(share) for share in (0.0, 0.5, 1.0)}
 

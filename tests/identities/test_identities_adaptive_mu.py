@@ -29,9 +29,8 @@ def _follow(mu0: float, losses: list[float]) -> list[float]:
 
 
 def _method(mu0: float) -> Algorithm:
-    return eh.algorithms.fedprox_adaptive(
-        MODEL, mu0=mu0, solver=lambda params, data, key, correction: (params, ())
-    )
+    idle = eh.local.Work(MODEL, lambda params, data, key, correction: (params, ()))
+    return eh.algorithms.fedprox_adaptive(idle, mu0=mu0)
 
 
 @jax.jit
@@ -125,11 +124,11 @@ def test_a_run_follows_its_own_training_loss() -> None:
 @pytest.mark.parametrize("mu0", [-0.1, 0.05, float("nan"), float("inf")])
 def test_a_start_that_is_no_multiple_of_a_tenth_is_refused(mu0: float) -> None:
     with pytest.raises(eh.EvenhandError, match=r"multiple of 0\.1"):
-        eh.algorithms.fedprox_adaptive(MODEL, mu0=mu0, epochs=1)
+        eh.algorithms.fedprox_adaptive(eh.local.sgd(MODEL, 0.1, epochs=1), mu0=mu0)
 
 
 @pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
 def test_a_weight_below_zero_is_refused(mu: float) -> None:
     for make in (eh.algorithms.fedprox, eh.algorithms.feddane):
         with pytest.raises(eh.EvenhandError, match=r"finite number >= 0"):
-            make(MODEL, mu=mu, epochs=1)
+            make(eh.local.sgd(MODEL, 0.1, epochs=1), mu=mu)

@@ -15,7 +15,7 @@ from identity_runs import DATA, MODEL, flat, gap
 import evenhand as eh
 
 ROUNDS = 4
-ALL = {**METHODS, "feddane": eh.algorithms.feddane(MODEL, mu=0.1, **WORK)}
+ALL = {**METHODS, "feddane": eh.algorithms.feddane(WORK, mu=0.1)}
 """The last has two phases: a mean over phases would count each round twice."""
 
 
@@ -74,6 +74,6 @@ def test_what_it_refuses() -> None:
     for growth in (0.9, float("inf"), float("nan")):
         with pytest.raises(eh.EvenhandError, match="grow by a finite factor"):
             eh.algorithms.averaged(ALL["fedavg"], growth=growth)
-    adaptive = eh.algorithms.fedprox_adaptive(MODEL, mu0=0.1, **STEP)
+    adaptive = eh.algorithms.fedprox_adaptive(STEP, mu0=0.1)
     with pytest.raises(eh.EvenhandError, match="loss of its global model"):
         eh.algorithms.averaged(adaptive)

@@ -58,14 +58,15 @@ _DROPPING = ["fedavg", "scaffold", "feddane, dropping", "feddane, same cohort, d
 
 
 def _method(kind: str, m: int = 4, sampling: Sampling = _KEEP) -> Algorithm:
-    common: dict[str, Any] = {"solver": _tell, "aggregator": _spy(m), "sampling": sampling}
+    work = eh.local.Work(_MODEL, _tell)
+    common: dict[str, Any] = {"aggregator": _spy(m), "sampling": sampling}
     if kind == "fedavg":
-        return eh.algorithms.fedavg(_MODEL, **common)
+        return eh.algorithms.fedavg(work, **common)
     if kind == "scaffold":
-        return eh.algorithms.scaffold(_MODEL, **common)
+        return eh.algorithms.scaffold(work, **common)
     if kind in _FEDDANES:
-        return eh.algorithms.feddane(_MODEL, mu=1.0, **_FEDDANES[kind], **common)
-    return eh.algorithms.fedprox(_MODEL, mu=1.0, **common)
+        return eh.algorithms.feddane(work, mu=1.0, **_FEDDANES[kind], **common)
+    return eh.algorithms.fedprox(work, mu=1.0, **common)
 
 
 def _phases(method: Algorithm, seed: int = 0, **settings: Any) -> list[np.ndarray]:
@@ -169,19 +170,19 @@ def _alone(x: np.ndarray, y: np.ndarray) -> eh.data.FederatedDataset:
     return eh.data.FederatedDataset(eh.data.Split(x, y, np.array([0, len(x)])), none, none, ("all",))
 
 
-_BATCHES: dict[str, Any] = {"mu": 0.1, "client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
+_BATCHES = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
 
 
 @cache
 def _batched_fedprox(reverse: bool = False, alone: bool = True) -> np.ndarray:
     order = slice(None, None, -1 if reverse else 1)
     data = _alone(DATA.train.x[order], DATA.train.y[order]) if alone else DATA
-    return flat(eh.simulate(eh.algorithms.fedprox(MODEL, **_BATCHES), data, rounds=3).params)
+    return flat(eh.simulate(eh.algorithms.fedprox(_BATCHES, mu=0.1), data, rounds=3).params)
 
 
 @pytest.mark.parametrize("fresh_cohort", [True, False])
 def test_feddane_with_one_client_is_fedprox_batch_by_batch(fresh_cohort: bool) -> None:
-    method = eh.algorithms.feddane(MODEL, fresh_cohort=fresh_cohort, **_BATCHES)
+    method = eh.algorithms.feddane(_BATCHES, mu=0.1, fresh_cohort=fresh_cohort)
     alone = flat(eh.simulate(method, _alone(DATA.train.x, DATA.train.y), rounds=3).params)
     assert gap(alone, _batched_fedprox()) < 1e-6
     assert gap(alone, _batched_fedprox(reverse=True)) > 1e-3, "other batches lead elsewhere"
@@ -200,11 +201,11 @@ def test_no_cohort_means_as_many_draws_as_clients() -> None:
 
 
 def test_no_cohort_trains_as_a_cohort_of_as_many_draws() -> None:
-    work: dict[str, Any] = {"client_opt": optax.sgd(0.1), "epochs": 1, "batch_size": 4}
-    scheme_a = eh.algorithms.fedavg(MODEL, sampling=eh.sampling.proportional(replace=True), **work)
+    work = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
+    scheme_a = eh.algorithms.fedavg(work, sampling=eh.sampling.proportional(replace=True))
     drawn = flat(eh.simulate(scheme_a, DATA, rounds=2).params)
     assert np.array_equal(drawn, flat(eh.simulate(scheme_a, DATA, rounds=2, cohort=6).params))
-    clients_alike = eh.algorithms.fedavg(MODEL, sampling=eh.sampling.uniform(weighted=False), **work)
+    clients_alike = eh.algorithms.fedavg(work, sampling=eh.sampling.uniform(weighted=False))
     assert gap(drawn, flat(eh.simulate(clients_alike, DATA, rounds=2).params)) > 1e-3, "nor everybody once"
 
 
@@ -295,8 +296,7 @@ def test_poison_is_drawn_per_client_and_seed() -> None:
 
 
 def test_poisoned_rows_are_trained_on_but_not_evaluated_on() -> None:
-    model, steps = eh.testing.toy_model(), {"client_opt": optax.sgd(0.1), "steps": 1}
-    method = eh.algorithms.fedavg(model, **steps)
+    method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, steps=1))
     honest, poisoned = (
         eh.simulate(method, DATA, rounds=1, attack=attack)
         for attack in (None, Attack(fraction=0.5, rows=_noise))

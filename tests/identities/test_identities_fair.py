@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fair_runs import METHODS, STEP, end, own, run
+from fair_runs import METHODS, WORK, end, own, run
 from identity_runs import DATA, MODEL, flat, gap
 
 import evenhand as eh
@@ -54,7 +54,7 @@ def test_two_methods_are_one_and_a_third_is_not(one: str, same: str, other: str)
 )
 def test_delta_fl_refuses_what_it_would_ignore(more: dict[str, Any]) -> None:
     with pytest.raises(eh.EvenhandError, match=r"delta_fl\(\) got"):
-        eh.algorithms.delta_fl(MODEL, theta=0.5, **more, **STEP)
+        eh.algorithms.delta_fl(WORK, theta=0.5, **more)
 
 
 def test_the_references_normaliser_divides_by_the_cohort_once_more_and_starts_from_zero() -> None:

@@ -7,16 +7,15 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from fair_runs import ALIKE, METHODS, STEP, WORK
-from identity_runs import DATA, MODEL, flat, gap
+from identity_runs import DATA, flat, gap
 
 import evenhand as eh
 
 NAMES = ("fedavg", "theta 0.5", "t 0, running", "tilts 0", "q 1, uniform")
 """Without and with losses, with a memory at the server, with models of the clients' own, with losses in the upload."""
-ALL = METHODS | {"q 1, uniform": eh.algorithms.qfedavg(MODEL, q=1.0, lipschitz=10.0, sampling=ALIKE, **STEP)}
+ALL = METHODS | {"q 1, uniform": eh.algorithms.qfedavg(STEP, q=1.0, lipschitz=10.0, sampling=ALIKE)}
 METHOD = eh.algorithms.side_by_side({name: ALL[name] for name in NAMES})
 ROUNDS, COHORT = 3, 4
 
@@ -101,16 +100,16 @@ def test_what_cannot_go_together() -> None:
         )
     )
     for other in (
-        alg.feddane(MODEL, mu=0.1, **WORK),
-        alg.fedavg(MODEL, keep_partial=True, **STEP),
-        alg.fedprox_adaptive(MODEL, mu0=0.1, **STEP),
+        alg.feddane(WORK, mu=0.1),
+        alg.fedavg(STEP, keep_partial=True),
+        alg.fedprox_adaptive(STEP, mu0=0.1),
         METHODS["fedavg"]._replace(phases=(krum,)),
     ):
         with pytest.raises(eh.EvenhandError, match=refused):
             alg.side_by_side({"a": METHODS["fedavg"], "b": other})
     with pytest.raises(eh.EvenhandError, match="different schemes"):
-        alg.side_by_side({"a": METHODS["fedavg"], "b": alg.qfedavg(MODEL, q=1.0, lipschitz=10.0, **STEP)})
-    elsewhere = alg.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, sampling=ALIKE)
+        alg.side_by_side({"a": METHODS["fedavg"], "b": alg.qfedavg(STEP, q=1.0, lipschitz=10.0)})
+    elsewhere = alg.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1), sampling=ALIKE)
     with pytest.raises(eh.EvenhandError, match="different models"):
         alg.side_by_side({"a": METHODS["fedavg"], "b": elsewhere})
     with pytest.raises(eh.EvenhandError, match="no method"):
@@ -127,7 +126,7 @@ def test_a_level_is_measured_as_its_metric_says_whatever_its_name() -> None:
 
 def test_two_exchanges_side_by_side_with_cohorts_of_their_own() -> None:
     """FedDane draws anew before it trains, which takes a second draw for both."""
-    pair = {mu: eh.algorithms.feddane(MODEL, mu=mu, fresh_cohort=True, **WORK) for mu in (0.1, 1.0)}
+    pair = {mu: eh.algorithms.feddane(WORK, mu=mu, fresh_cohort=True) for mu in (0.1, 1.0)}
     run = eh.simulate(
         eh.algorithms.side_by_side({f"mu {mu}": method for mu, method in pair.items()}),
         DATA,

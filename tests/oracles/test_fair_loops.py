@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import optax
 import pytest
 from scipy.optimize import linprog
 from softmax_oracle import DATA, MODEL, SIZES, average, combine, gradient, loss
@@ -11,7 +10,7 @@ import evenhand as eh
 from evenhand.streams import Purpose, stream
 
 ROUNDS, LR, CLIENTS = 20, 0.2, range(len(SIZES))
-WORK = {"client_opt": optax.sgd(LR), "epochs": 1}
+WORK = eh.local.sgd(MODEL, LR, epochs=1)
 ALIKE = eh.sampling.uniform(weighted=False)
 
 
@@ -67,7 +66,7 @@ def q_fedavg(q, lipschitz, weights):
 @pytest.mark.parametrize("q", [0.0, 0.1, 1.0, 5.0])
 def test_q_fedavg_and_q_fedsgd_equal_algorithm_four(q):
     expected = q_fedavg(q, 1 / LR, np.ones(6))
-    agree(eh.algorithms.qfedavg(MODEL, q=q, lipschitz=1 / LR, sampling=ALIKE, **WORK), expected)
+    agree(eh.algorithms.qfedavg(WORK, q=q, lipschitz=1 / LR, sampling=ALIKE), expected)
     agree(eh.algorithms.qfedsgd(MODEL, q=q, lipschitz=1 / LR), expected)
     other = q_fedavg(q + 0.3, 1 / LR, np.ones(6))
     assert max(np.abs(expected[name] - other[name]).max() for name in other) > 1e-3
@@ -75,9 +74,7 @@ def test_q_fedavg_and_q_fedsgd_equal_algorithm_four(q):
 
 def test_q_fedavg_weighs_both_sums_by_rows_where_the_sampling_does():
     expected = q_fedavg(1.0, 2.0, SIZES)
-    agree(
-        eh.algorithms.qfedavg(MODEL, q=1.0, lipschitz=2.0, sampling=eh.sampling.uniform(), **WORK), expected
-    )
+    agree(eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=2.0, sampling=eh.sampling.uniform()), expected)
     unlike(expected, q_fedavg(1.0, 2.0, np.ones(6)))
 
 
@@ -123,7 +120,7 @@ def test_delta_fl_equals_a_loop_whose_weights_a_linear_programme_finds(theta):
         caps = [(0, share / theta) for share in p]
         pi = linprog(-losses, A_eq=np.ones((1, 6)), b_eq=[1], bounds=caps).x
         w = step(w, average([gradient(w, k) for k in CLIENTS], pi), LR)
-    agree(eh.algorithms.delta_fl(MODEL, theta=theta, **WORK), w)
+    agree(eh.algorithms.delta_fl(WORK, theta=theta), w)
     unlike(w, term(0.0, "own"))
 
 
@@ -151,7 +148,7 @@ def term(t, mode, rate=0.5):
 def test_term_equals_its_loop_with_every_normaliser(t, mode):
     expected = term(t, mode)
     more = {"own": {}, "running": {"running": 0.5}, "reference": {"reference": True}}[mode]
-    agree(eh.algorithms.term(MODEL, t=t, **more, **WORK), expected, 2e-6)
+    agree(eh.algorithms.term(WORK, t=t, **more), expected, 2e-6)
     others = [term(t, other) for other in ("own", "running", "reference") if other != mode]
     assert all(np.abs(expected["w"] - other["w"]).max() > 1e-3 for other in others)
 
@@ -162,7 +159,7 @@ def test_terms_summed_losses_are_means_times_rows():
     for _ in range(ROUNDS):
         powers = p * np.exp(0.05 * SIZES * np.array([loss(w, k) for k in CLIENTS]))
         w = step(w, average([gradient(w, k) for k in CLIENTS], powers), LR)
-    agree(eh.algorithms.term(MODEL, t=0.05, summed=True, **WORK), w)
+    agree(eh.algorithms.term(WORK, t=0.05, summed=True), w)
     unlike(w, term(0.05, "own"))
 
 

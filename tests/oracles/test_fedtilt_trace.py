@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import evenhand as eh
@@ -26,10 +26,10 @@ ROWS = np.array([0.0, 2.0, 4.0, 1.0, -1.0, 3.0], np.float32)
 CLASSES = np.array([0, 1, 1, 0, 0, 1], np.int32)
 
 
-def method(tau: float, lam: float, q: float = 0.0, **more: object) -> Algorithm:
-    work = {"client_opt": optax.sgd(0.1), "epochs": 2, **more}
+def method(tau: float, lam: float, q: float = 0.0, **more: Any) -> Algorithm:
+    work = eh.local.sgd(BY_FEATURE, 0.1, epochs=2)
     tilts = {"tilt_class": tau, "tilt_sample": lam, "tilt_server": q}
-    return eh.algorithms.fedtilt(BY_FEATURE, classes=2, prox_mu=0.5, **tilts, **work)
+    return eh.algorithms.fedtilt(work, classes=2, prox_mu=0.5, **tilts, **more)
 
 
 @cache
@@ -115,14 +115,12 @@ def test_the_two_level_loss_of_the_first_round_is_the_specifications() -> None:
 
 def test_a_proximal_weight_has_one_place_only() -> None:
     """An infinite one takes the personal models away, and two readings of one argument are refused."""
-    alone = eh.algorithms.fedtilt(MODEL, classes=2, prox_mu=math.inf, client_opt=optax.sgd(0.1), epochs=1)
+    alone = eh.algorithms.fedtilt(eh.local.sgd(MODEL, 0.1, epochs=1), classes=2, prox_mu=math.inf)
     assert alone.personal_params is None and alone.init_client(1.0) == ()
     with pytest.raises(eh.EvenhandError, match="finite prox_mu"):
-        eh.algorithms.fedtilt(
-            MODEL, classes=2, prox_mu=math.inf, tied=True, client_opt=optax.sgd(0.1), epochs=1
-        )
+        eh.algorithms.fedtilt(eh.local.sgd(MODEL, 0.1, epochs=1), classes=2, prox_mu=math.inf, tied=True)
     with pytest.raises(eh.EvenhandError, match="proximal weight"):
-        eh.algorithms.fedtilt(MODEL, classes=2, prox_mu=-1.0, client_opt=optax.sgd(0.1), epochs=1)
+        eh.algorithms.fedtilt(eh.local.sgd(MODEL, 0.1, epochs=1), classes=2, prox_mu=-1.0)
 
 
 # Table IV of the paper: centre and standard deviation of each class at each client.
@@ -154,13 +152,7 @@ def toy_accuracies(experiment: int, tau: float, lam: float, seed: int) -> np.nda
     rows = np.concatenate(x).astype(np.float32)
     data = eh.data.from_arrays(rows, np.array(y), np.array(client), test_fraction=0.0)
     tilted = eh.algorithms.fedtilt(
-        LOGISTIC,
-        classes=2,
-        tilt_class=tau,
-        tilt_sample=lam,
-        client_opt=optax.sgd(0.01),
-        epochs=10,
-        batch_size=10,
+        eh.local.sgd(LOGISTIC, 0.01, epochs=10, batch_size=10), classes=2, tilt_class=tau, tilt_sample=lam
     )
     run = eh.simulate(tilted, data, rounds=50, eval_every=50)
     found = np.zeros((2, 2))

@@ -10,7 +10,6 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from softmax_oracle import DATA, MODEL, SIZES, average, combine, gradient
 
@@ -19,7 +18,7 @@ from evenhand import permutation
 from evenhand.simulation._round import cohort, work_key
 
 ROUNDS, STEPS, LR, MU = 20, 3, 0.2, 0.3
-COMMON = {"client_opt": optax.sgd(LR), "epochs": STEPS, "batch_size": None}
+COMMON = eh.local.sgd(MODEL, LR, epochs=STEPS)
 
 
 def local(w0, k, extra):
@@ -87,14 +86,14 @@ def scaffold(w, draws, share=None):
 
 
 CASES = {
-    "fedavg": (eh.algorithms.fedavg(MODEL, **COMMON), repeat(fedavg)),
-    "fedprox": (eh.algorithms.fedprox(MODEL, mu=MU, **COMMON), repeat(fedprox)),
-    "feddane": (eh.algorithms.feddane(MODEL, mu=MU, **COMMON), repeat(feddane)),
+    "fedavg": (eh.algorithms.fedavg(COMMON), repeat(fedavg)),
+    "fedprox": (eh.algorithms.fedprox(COMMON, mu=MU), repeat(fedprox)),
+    "feddane": (eh.algorithms.feddane(COMMON, mu=MU), repeat(feddane)),
     "feddane, same cohort": (
-        eh.algorithms.feddane(MODEL, mu=MU, fresh_cohort=False, **COMMON),
+        eh.algorithms.feddane(COMMON, mu=MU, fresh_cohort=False),
         repeat(feddane),
     ),
-    "scaffold": (eh.algorithms.scaffold(MODEL, **COMMON), scaffold),
+    "scaffold": (eh.algorithms.scaffold(COMMON), scaffold),
 }
 
 
@@ -157,7 +156,7 @@ def test_the_share_of_clients_in_scaffolds_control_variate_counts():
 def test_mini_batches_with_a_partial_last_one_equal_a_numpy_loop():
     """One epoch of batches of 4 in the library's own order: rows seen by index, means over each batch's own size."""
     run = eh.simulate(
-        eh.algorithms.fedavg(MODEL, client_opt=optax.sgd(LR), epochs=1, batch_size=4), DATA, rounds=1, seed=3
+        eh.algorithms.fedavg(eh.local.sgd(MODEL, LR, epochs=1, batch_size=4)), DATA, rounds=1, seed=3
     )
     start, models = begin(3), []
     for k, n in enumerate(SIZES):

@@ -71,7 +71,7 @@ class _Own(NamedTuple):
     params: Params
 
 
-def ditto(inner: Algorithm, *, lam: float, solver: local.Solver) -> Algorithm:
+def ditto(inner: Algorithm, work: local.Work, *, lam: float) -> Algorithm:
     """Ditto (Li et al., ICML 2021) around any method: a personal model held near the broadcast one by lam."""
 
     def wrap(phase: Phase, last: bool) -> Phase:
@@ -81,15 +81,15 @@ def ditto(inner: Algorithm, *, lam: float, solver: local.Solver) -> Algorithm:
         def report(message: PyTree, own: _Own, data: ClientData) -> Report:
             return phase.report(message[0], own.inner, data)
 
-        def work(message: PyTree, own: _Own, data: ClientData, key: Key) -> tuple[PyTree, _Own]:
+        def train(message: PyTree, own: _Own, data: ClientData, key: Key) -> tuple[PyTree, _Own]:
             delta, state = phase.work(message[0], own.inner, data, key)
             if not last:
                 return delta, _Own(state, own.params)
             anchor = local.proximal(lam, message[1])
-            params, _ = solver(own.params, data, stream(key, Purpose.PERSONAL), anchor)
+            params, _ = work.solve(own.params, data, stream(key, Purpose.PERSONAL), anchor)
             return delta, _Own(state, params)
 
-        return phase._replace(broadcast=broadcast, report=report, work=work)
+        return phase._replace(broadcast=broadcast, report=report, work=train)
 
     final = len(inner.phases) - 1
     return inner._replace(

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import small_methods
 
@@ -11,15 +10,14 @@ import evenhand as eh
 from evenhand.types import Model
 
 MODEL = eh.testing.toy_model()
-WORK = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
-SOLVER = eh.local.sgd(MODEL, **WORK)
+WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
 
 METHODS = {
-    "q-FedAvg": eh.algorithms.qfedavg(MODEL, q=1.0, lipschitz=10.0, **WORK),
-    "Krum": eh.algorithms.fedavg(MODEL, aggregator=small_methods.krum(1), **WORK),
-    "geometric median": eh.algorithms.fedavg(MODEL, aggregator=small_methods.geometric_median(3), **WORK),
-    "SCAFFOLD": eh.algorithms.scaffold(MODEL, **WORK),
-    "FedDane": eh.algorithms.feddane(MODEL, mu=0.1, **WORK),
+    "q-FedAvg": eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=10.0),
+    "Krum": eh.algorithms.fedavg(WORK, aggregator=small_methods.krum(1)),
+    "geometric median": eh.algorithms.fedavg(WORK, aggregator=small_methods.geometric_median(3)),
+    "SCAFFOLD": eh.algorithms.scaffold(WORK),
+    "FedDane": eh.algorithms.feddane(WORK, mu=0.1),
 }
 
 
@@ -30,9 +28,7 @@ def test_methods_keep_the_contract(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_ditto_wraps_every_method(name):
-    eh.testing.check_algorithm(
-        small_methods.ditto(METHODS[name], lam=0.5, solver=SOLVER), lanes=(2,), rounds=2
-    )
+    eh.testing.check_algorithm(small_methods.ditto(METHODS[name], WORK, lam=0.5), lanes=(2,), rounds=2)
 
 
 @pytest.mark.parametrize("name", ["q-FedAvg", "FedDane"])
@@ -42,7 +38,7 @@ def test_ditto_leaves_the_global_model_alone_bit_for_bit(name):
     alone = eh.simulate(METHODS[name], data, rounds=3, cohort=4, seed=5)
     for lam in (0.0, 2.0):
         wrapped = eh.simulate(
-            small_methods.ditto(METHODS[name], lam=lam, solver=SOLVER), data, rounds=3, cohort=4, seed=5
+            small_methods.ditto(METHODS[name], WORK, lam=lam), data, rounds=3, cohort=4, seed=5
         )
         for a, b in zip(jax.tree.leaves(alone.params), jax.tree.leaves(wrapped.params), strict=True):
             np.testing.assert_array_equal(a, b)
@@ -69,8 +65,8 @@ def _quadratics(c):
 def test_ditto_follows_the_worked_trace():
     """Trace of the Ditto specification: c = (0, 2), lam = .5, step .2, two steps a round."""
     model, data = _quadratics([0.0, 2.0])
-    solver = eh.local.sgd(model, client_opt=optax.sgd(0.2), steps=2)
-    method = small_methods.ditto(eh.algorithms.fedavg(model, solver=solver), lam=0.5, solver=solver)
+    work = eh.local.sgd(model, 0.2, steps=2)
+    method = small_methods.ditto(eh.algorithms.fedavg(work), work, lam=0.5)
     runs = list(eh.simulation.iterate(method, data, rounds=3, eval_every=1))[1:]
     seen = [[float(run.personal_params(0)), float(run.personal_params(1)), float(run.params)] for run in runs]
     trace = [[0, 0.68, 0.36], [0.0612, 1.0744, 0.5904], [0.130356, 1.306824, 0.737856]]

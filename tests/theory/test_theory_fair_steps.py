@@ -66,10 +66,9 @@ def test_one_step_on_a_parabola_is_newtons_on_its_power() -> None:
         slope = f(w) ** q * 3 * w
         by_gradient = eh.algorithms.qfedsgd(_PARABOLA, q=q, lipschitz=3.0)
         assert -slope / _step(by_gradient, w, data) == pytest.approx(value, rel=1e-5)
-    work = {"lipschitz": 3.0, "client_opt": optax.sgd(1 / 3)}
-    once = eh.algorithms.qfedavg(_PARABOLA, q=2.0, steps=1, **work)
+    once = eh.algorithms.qfedavg(eh.local.sgd(_PARABOLA, 1 / 3, steps=1), q=2.0)
     assert -(f(w) ** 2) * 3 * w / _step(once, w, data) == pytest.approx(values[2.0], rel=1e-5)
-    late = eh.algorithms.qfedavg(_PARABOLA, q=2.0, steps=1, lipschitz=3.0, client_opt=optax.sgd(1 / 6))
+    late = eh.algorithms.qfedavg(eh.local.sgd(_PARABOLA, 1 / 6, steps=1), q=2.0, lipschitz=3.0)
     assert abs(-(f(w) ** 2) * 3 * w / _step(late, w, data) / values[2.0] - 1) > 0.05
 
 
@@ -194,7 +193,7 @@ def test_personal_models_follow_the_global_one_to_their_optimum() -> None:
     tau, lam, size = 1.0, 0.5, 0.02
     points = np.stack([_POINTS, _POINTS[::-1] + 1.5, 2 * _POINTS])
     tilts = {"classes": 2, "tilt_class": tau, "tilt_sample": lam, "prox_mu": 0.5}
-    method = eh.algorithms.fedtilt(_SQUARE, client_opt=optax.sgd(size), steps=1, **tilts)
+    method = eh.algorithms.fedtilt(eh.local.sgd(_SQUARE, size, steps=1), **tilts)
     (phase,) = method.phases
 
     def one(carry: Any, _: Any) -> Any:
@@ -237,8 +236,9 @@ def test_a_server_step_of_any_size_on_plain_distances() -> None:
 
     @jax.jit
     def path(eta: Any, start: Any, clients: Any) -> Any:
-        more = {"client_opt": optax.sgd(0.1), "steps": 1, "server_opt": optax.sgd(2 * eta)}
-        method = eh.algorithms.fedavg(_SQUARE, aggregator=drift_tilted(0.0, steps=7), **more)
+        work = eh.local.sgd(_SQUARE, 0.1, steps=1)
+        server_opt = optax.sgd(2 * eta)
+        method = eh.algorithms.fedavg(work, server_opt=server_opt, aggregator=drift_tilted(0.0, steps=7))
         (phase,) = method.phases
 
         def one(state: Any, _: Any) -> Any:

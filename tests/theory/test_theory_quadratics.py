@@ -64,7 +64,7 @@ def _trained(method: Algorithm) -> Callable[[Array, Array, Array], Array]:
 
 @cache
 def _exact_fedprox(mu: float) -> Callable[[Array, Array, Array], Array]:
-    return _trained(eh.algorithms.fedprox(MODEL, mu=mu, solver=_exact))
+    return _trained(eh.algorithms.fedprox(eh.local.Work(MODEL, _exact), mu=mu))
 
 
 def _f(w: np.ndarray | float, a: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -136,7 +136,7 @@ def test_inexact_work_stays_within_the_bounds_of_the_proof(mu: float) -> None:
     rng = np.random.default_rng(0)
     a, c = (jnp.asarray(values, jnp.float32) for values in (rng.uniform(0.1, 3, 50), rng.normal(size=50)))
     w = 1.3
-    start = eh.algorithms.fedprox(MODEL, mu=mu, client_opt=optax.sgd(0.1), steps=4)
+    start = eh.algorithms.fedprox(eh.local.sgd(MODEL, 0.1, steps=4), mu=mu)
     ends = np.asarray(_trained(start)(jnp.float32(w), a, c), np.float64)
     best = np.asarray(_exact_fedprox(mu)(jnp.float32(w), a, c), np.float64)
     a, c = np.asarray(a, np.float64), np.asarray(c, np.float64)
@@ -153,7 +153,7 @@ def test_inexact_work_stays_within_the_bounds_of_the_proof(mu: float) -> None:
 
 def test_five_proximal_steps_by_numbers() -> None:
     a, c, mu, rate, steps = np.array([1.0, 3.0]), np.array([0.0, 1.0]), 1.0, 0.1, 5
-    method = eh.algorithms.fedprox(MODEL, mu=mu, client_opt=optax.sgd(rate), steps=steps)
+    method = eh.algorithms.fedprox(eh.local.sgd(MODEL, rate, steps=steps), mu=mu)
     ends = np.asarray(_trained(method)(jnp.float32(2.0), jnp.float32(a), jnp.float32(c)))
     best = (a * c + mu * 2.0) / (a + mu)
     np.testing.assert_allclose(ends, best + (1 - rate * (a + mu)) ** steps * (2.0 - best), rtol=1e-6)
@@ -172,18 +172,18 @@ def test_five_proximal_steps_by_numbers() -> None:
 
 def test_fedavg_is_the_case_mu_zero() -> None:
     a, c = jnp.array([1.0, 3.0]), jnp.array([0.0, 1.0])
-    work: dict[str, Any] = {"client_opt": optax.sgd(0.1), "steps": 5}
-    fedavg = _trained(eh.algorithms.fedavg(MODEL, **work))(jnp.float32(2.0), a, c)
-    fedprox = _trained(eh.algorithms.fedprox(MODEL, mu=0.0, **work))(jnp.float32(2.0), a, c)
+    work = eh.local.sgd(MODEL, 0.1, steps=5)
+    fedavg = _trained(eh.algorithms.fedavg(work))(jnp.float32(2.0), a, c)
+    fedprox = _trained(eh.algorithms.fedprox(work, mu=0.0))(jnp.float32(2.0), a, c)
     assert np.array_equal(fedavg, fedprox)
     np.testing.assert_allclose(fedavg, [2 * 0.9**5, 1 + 0.7**5], rtol=1e-6)
 
 
 def test_the_first_step_of_a_round_is_fedavgs() -> None:
     a, c = jnp.array([1.0, 3.0]), jnp.array([0.0, 1.0])
-    work: dict[str, Any] = {"client_opt": optax.sgd(0.1), "steps": 1}
-    fedavg = _trained(eh.algorithms.fedavg(MODEL, **work))(jnp.float32(2.0), a, c)
-    fedprox = _trained(eh.algorithms.fedprox(MODEL, mu=1.0, **work))(jnp.float32(2.0), a, c)
+    work = eh.local.sgd(MODEL, 0.1, steps=1)
+    fedavg = _trained(eh.algorithms.fedavg(work))(jnp.float32(2.0), a, c)
+    fedprox = _trained(eh.algorithms.fedprox(work, mu=1.0))(jnp.float32(2.0), a, c)
     assert np.array_equal(fedavg, fedprox)
 
 
@@ -206,7 +206,7 @@ def test_a_great_mu_turns_an_exact_solve_into_a_gradient_step() -> None:
 )
 def test_fixed_point_of_exact_fedprox(mu: float, fixed_point: float, rounds: int) -> None:
     data = _clients((1.0, 3.0), (0.0, 1.0))
-    method = eh.algorithms.fedprox(MODEL, mu=mu, solver=_exact)
+    method = eh.algorithms.fedprox(eh.local.Work(MODEL, _exact), mu=mu)
     run = eh.simulate(method, data, rounds=rounds, eval_every=rounds)
     assert float(run.params) == pytest.approx(fixed_point, abs=2e-5)
     a, c = np.array([1.0, 3.0]), np.array([0.0, 1.0])
@@ -228,7 +228,7 @@ def test_the_bias_fades_as_mu_grows() -> None:
 def test_exact_feddane_with_everybody_is_dane() -> None:
     # DANE's step: w - mean_k of grad f / (a_k + mu); its fixed point is the minimiser of f, whatever mu.
     data, a, c = _clients((1.0, 3.0), (0.0, 1.0)), np.array([1.0, 3.0]), np.array([0.0, 1.0])
-    method = eh.algorithms.feddane(MODEL, mu=1.0, solver=_exact)
+    method = eh.algorithms.feddane(eh.local.Work(MODEL, _exact), mu=1.0)
     watched = list(eh.simulation.iterate(method, data, rounds=40, eval_every=1))
     w = 2.0
     for run in watched[:4]:
@@ -261,12 +261,10 @@ def test_the_proximal_term_makes_a_concave_loss_convex() -> None:
         return float(pull.update(gradient, pull.init(w), params)[0])
 
     assert slope(2.0) - slope(1.0) == pytest.approx(0.5)
-    work: dict[str, Any] = {"client_opt": optax.sgd(0.5), "steps": 80}
-    found = float(_trained(eh.algorithms.fedprox(MODEL, mu=1.5, **work))(w, a, c)[0])
+    work = eh.local.sgd(MODEL, 0.5, steps=80)
+    found = float(_trained(eh.algorithms.fedprox(work, mu=1.5))(w, a, c)[0])
     assert found == pytest.approx(1.5 / 0.5, rel=1e-4)
-    assert abs(float(_trained(eh.algorithms.fedprox(MODEL, mu=0.5, **work))(w, a, c)[0])) > 1e3, (
-        "still concave"
-    )
+    assert abs(float(_trained(eh.algorithms.fedprox(work, mu=0.5))(w, a, c)[0])) > 1e3, "still concave"
 
 
 # --- stragglers and the synthetic federation ---------------------------------------------------------------------
@@ -276,7 +274,7 @@ def test_numbers_of_the_straggler_simulation() -> None:
     assert [eh.systems.stragglers(share).fast(10) for share in (0.0, 0.5, 0.9)] == [10, 5, 1]
     # A step on F = w is 1 long: one round tells the mean number of epochs of 400 clients, 200 of them slow.
     slope = MODEL._replace(apply=lambda w, x: w + 0.0 * x[:, 0], init=lambda key: jnp.float32(0.0))
-    method = eh.algorithms.fedprox(slope, mu=0.0, client_opt=optax.sgd(1.0), epochs=20)
+    method = eh.algorithms.fedprox(eh.local.sgd(slope, 1.0, epochs=20), mu=0.0)
     data = _clients((1.0,) * 400, (0.0,) * 400)
     mean_epochs = -float(eh.simulate(method, data, rounds=1, systems=eh.systems.stragglers(0.5)).params)
     tolerance = 4.5 * np.sqrt((20**2 - 1) / 12 / 200) / 2

@@ -224,8 +224,8 @@ def _drifts(rate: float, tau: int) -> tuple[np.ndarray, np.ndarray]:
         return phase.work(message, (), data, jax.random.key(0))[0], phase.report(message, (), data).loss
 
     def of(momentum: Any) -> Any:
-        work = {"client_opt": optax.sgd(rate, momentum=momentum), "steps": tau}
-        method = eh.algorithms.delta_fl(_SOFT, theta=0.5, nu=0.2, **work)
+        work = eh.local.sgd(_SOFT, optax.sgd(rate, momentum=momentum), steps=tau)
+        method = eh.algorithms.delta_fl(work, theta=0.5, nu=0.2)
         (phase,) = method.phases
         return phase, phase.broadcast(method.init(jnp.float32(0.0), 4), jnp.int32(0))
 
@@ -280,13 +280,13 @@ def test_a_proximal_solve_gives_the_slope_of_the_envelope() -> None:
         return all_of_them.min(axis=1), z[all_of_them.argmin(axis=1)]
 
     mu, w, h = 2.0, np.linspace(-3.1, 3.3, 17), 0.02
-    solver = local.sgd(_WAVES, client_opt=optax.sgd(0.1), steps=300, risk=risk)
+    work = local.sgd(_WAVES, 0.1, steps=300, risk=risk)
     data = ClientData(
         jnp.asarray(_ROWS, jnp.float32), jnp.zeros(3), jnp.int32(0), jnp.int32(3), jnp.float32(1.0), 3
     )
 
     def near(w: Any) -> Any:
-        return solver(w, data, jax.random.key(0), local.proximal(mu, w))[0]
+        return work.solve(w, data, jax.random.key(0), local.proximal(mu, w))[0]
 
     prox = np.array(jax.jit(jax.vmap(near))(jnp.asarray(w, jnp.float32)))
     phi, nearest = envelope(mu, w)

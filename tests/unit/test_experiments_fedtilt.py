@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import evenhand as eh
@@ -63,7 +62,7 @@ def _handed_over(
         jnp.asarray(x), jnp.asarray(y), jnp.int32(17), jnp.int32(size), jnp.float32(1), CAPACITY
     )
     model = eh.models.softmax_regression(features=features, classes=2)
-    method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1)
+    method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))
     seen = method.phases[0]._replace(work=lambda message, own, data, key: ((data, key), own))
     (phase,) = outliers.persistent(method._replace(phases=(seen,)), disturb).phases
     (data, passed), _ = phase.work(None, (), client, jax.random.key(key))
@@ -119,12 +118,12 @@ def test_two_methods_meet_the_same_outliers_and_fresh_ones_each_round(outliers: 
     rows, y = _store(4)
     data = eh.data.from_arrays(rows[:90], y[:90], np.repeat([0, 1, 2], 30), test_fraction=0.0)
     model = eh.models.softmax_regression(features=4, classes=2)
-    work = {"client_opt": optax.sgd(0.1), "epochs": 1}
+    work = eh.local.sgd(model, 0.1, epochs=1)
     disturb = outliers.some_rows(30, outliers.replace_pixels(50, 5.0, 6.0))
     seen = []
     for method in (
-        eh.algorithms.fedavg(model, **work),
-        eh.algorithms.fedtilt(model, classes=2, **work),
+        eh.algorithms.fedavg(work),
+        eh.algorithms.fedtilt(work, classes=2),
     ):
         spied = outliers.persistent(_spied(method, 4), disturb)
         run = eh.simulate(spied, data, rounds=2, eval_every=2, lanes=1)
@@ -178,7 +177,7 @@ def test_the_measures_are_the_specifications_and_the_librarys() -> None:
 
     clients, everybody = data.toy(1, 0, 60), np.ones(2, bool)
     model = eh.models.softmax_regression(features=2, classes=2)
-    method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=50)
+    method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=50))
     run = eh.simulate(method, clients, rounds=1)
     found = module.with_own_models(run, everybody)
     told = run.summary()

@@ -10,7 +10,6 @@ import optax
 
 from evenhand import local, tree
 from evenhand.algorithms._checks import check_parts
-from evenhand.errors import EvenhandError, expect
 from evenhand.types import (
     Aggregator,
     Array,
@@ -28,7 +27,6 @@ from evenhand.types import (
 __all__ = [
     "Message",
     "ServerState",
-    "choose_solver",
     "global_params",
     "report",
     "server_init",
@@ -50,29 +48,6 @@ class Message(NamedTuple):
 
     params: Params
     extra: PyTree
-
-
-def choose_solver(
-    model: Model,
-    solver: local.Solver | None,
-    client_opt: optax.GradientTransformation | None,
-    epochs: int | None,
-    steps: int | None,
-    batch_size: int | None,
-) -> local.Solver:
-    """The user's own solver, or mini-batch descent as described by the other arguments."""
-    if solver is not None:
-        if not callable(solver):
-            expect("solver", solver, local.Sgd, "eh.local.sgd(model, client_opt=optax.sgd(0.1), epochs=1)")
-        if (client_opt, epochs, steps, batch_size) != (None, None, None, None):
-            raise EvenhandError(
-                "A method got solver= together with client_opt=, epochs=, steps= or batch_size=: "
-                "the solver replaces them all, so give one or the other."
-            )
-        return solver
-    if client_opt is None:
-        raise EvenhandError("A method needs client_opt=, e.g. optax.sgd(0.1), or a solver= of your own.")
-    return local.sgd(model, client_opt=client_opt, epochs=epochs, steps=steps, batch_size=batch_size)
 
 
 def server_init(server_opt: optax.GradientTransformation, params: Params, extra: PyTree = ()) -> ServerState:
@@ -105,9 +80,8 @@ def report(
 
 
 def training(
-    model: Model,
+    work: local.Work,
     *,
-    solver: local.Solver,
     server_opt: optax.GradientTransformation,
     aggregator: Aggregator,
     sampling: Sampling,
@@ -117,27 +91,26 @@ def training(
     """The phase of FedAvg and its kin: train from the broadcast model, upload the difference, step.
 
     Args:
-      model: what is trained.
-      solver: the local work.
+      work: the local work.
       server_opt: the server's optimiser.
       aggregator: reduces the uploads.
       sampling: gives the clients' weights.
       correction: what is added to each local gradient, given the broadcast and the client's rows.
       tell: what of the method's server state is broadcast beside the model.
     """
-    check_parts(model, aggregator, sampling, server_opt)
+    check_parts(work, aggregator, sampling, server_opt)
 
     def broadcast(state: ServerState, client: Array) -> Message:
         return Message(state.params, tell(state.extra))
 
     def tell_report(message: Message, client_state: PyTree, data: ClientData) -> Report:
-        return report(model, message.params, data, sampling, aggregator)
+        return report(work.model, message.params, data, sampling, aggregator)
 
-    def work(message: Message, client_state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
-        params, _ = solver(message.params, data, key, correction(message, data))
+    def train(message: Message, client_state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
+        params, _ = work.solve(message.params, data, key, correction(message, data))
         return tree.subtract(params, message.params), client_state
 
     def server(state: ServerState, direction: Params, reported: Array, key: Key) -> tuple[ServerState, Info]:
         return server_step(server_opt, state, direction)
 
-    return Phase(broadcast, tell_report, work, aggregator, server, effort=local.effort_of(solver))
+    return Phase(broadcast, tell_report, train, aggregator, server, effort=work.effort)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from evenhand import local
 from evenhand.aggregators import ascending_mixture
 from evenhand.algorithms.averaged import averaged
 from evenhand.algorithms.fedavg import fedavg
-from evenhand.algorithms.qfedavg import gradient_step
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Model
@@ -52,9 +52,8 @@ def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
     if not 0.0 < gamma_w < math.inf:
         raise EvenhandError(f"afl(gamma_w={gamma_w}): the step must be a finite number above 0.")
     method = fedavg(
-        model,
+        local.sgd(model, gamma_w, steps=1)._replace(effort=local.step_per_row),
         aggregator=ascending_mixture(gamma_lambda),
-        solver=gradient_step(model, gamma_w),
         sampling=uniform(weighted=False),
     )
     return averaged(method, initial=False)._replace(

@@ -43,10 +43,10 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
     A large ``growth`` leaves the last model; however many rounds, nothing overflows.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.load("digits", clients=8)
       >>> model = eh.models.softmax_regression(features=64, classes=10)
-      >>> method = eh.algorithms.delta_fl(model, theta=0.5, client_opt=optax.sgd(0.5), epochs=1, batch_size=10)
+      >>> method = eh.algorithms.delta_fl(eh.local.sgd(model, 0.5, epochs=1, batch_size=10), theta=0.5)
       >>> runs = [eh.simulate(each, data, rounds=20, cohort=2) for each in (method, averaged(method, growth=1.1))]
       >>> last, mean = (float(run.history["train_loss"][-1]) for run in runs)
       >>> mean < last
@@ -55,7 +55,7 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, theorem 5; Mohri et al., *Agnostic Federated Learning*, ICML 2019.
     """
-    expect("method", method, Algorithm, "eh.algorithms.fedavg(model, ...)")
+    expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
     if not 1.0 <= growth < math.inf:
         raise EvenhandError(
             f"averaged(growth={growth}): the weights must grow by a finite factor of 1 or more."

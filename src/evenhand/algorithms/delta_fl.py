@@ -8,28 +8,23 @@ from evenhand import risks
 from evenhand.aggregators import risk_weighted
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.errors import EvenhandError
-from evenhand.local import Solver
+from evenhand.local import Work
 from evenhand.sampling import uniform
-from evenhand.types import Algorithm, Model, Risk, Sampling
+from evenhand.types import Algorithm, Risk, Sampling
 
 __all__ = ["delta_fl"]
 
 
 def delta_fl(
-    model: Model,
+    work: Work,
     *,
     theta: float,
     nu: float = 0.0,
     filtered: bool = False,
     strict: bool = True,
-    client_opt: optax.GradientTransformation | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
-    solver: Solver | None = None,
 ) -> Algorithm:
     r"""Delta-FL (Simplicial-FL): minimises the superquantile, over clients, of their losses.
 
@@ -43,15 +38,15 @@ def delta_fl(
     cohort's rows.
 
     Args:
-      model: what is trained.
+      work: local work, as in ``fedavg``.
       theta: the tail fraction in (0, 1]: 1 is FedAvg, towards 0 only the worst client of a cohort counts.  Older texts
         give the level ``1 - theta``.
       nu: strength of the smoothing by relative entropy, in the unit of a loss; 0: exact reweighting.
       filtered: the first algorithm of the paper instead: whole clients, whose loss is above the cohort's quantile.
       strict: with ``filtered``; False: those whose loss equals the quantile too, as the paper prints it, which for a
         whole ``theta m`` is one client more than the objective asks for.
-      client_opt, epochs, steps, batch_size, server_opt, sampling, keep_partial, solver: as in ``fedavg``;
-        ``uniform(weighted=False)`` lets clients, rather than rows, count alike.
+      server_opt, sampling, keep_partial: as in ``fedavg``; ``uniform(weighted=False)`` lets clients, rather than rows,
+        count alike.
 
     A ridge is for the clients' optimiser: ``optax.chain(optax.add_decayed_weights(lam), optax.sgd(lr))``; it does not
     enter the losses that are compared, where it would be the same for everybody.
@@ -70,12 +65,13 @@ def delta_fl(
     not here yet.  For the averaged iterate of its theorem see :func:`evenhand.algorithms.averaged`.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=8, seed=0, max_size=80)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> method = delta_fl(model, theta=0.5, client_opt=optax.sgd(0.05), epochs=1, batch_size=10)
+      >>> work = eh.local.sgd(model, 0.05, epochs=1, batch_size=10)
+      >>> method = delta_fl(work, theta=0.5)
       >>> run = eh.simulate(method, data, rounds=20, seed=0)
-      >>> average = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.05), epochs=1, batch_size=10)
+      >>> average = eh.algorithms.fedavg(work)
       >>> other = eh.simulate(average, data, rounds=20, seed=0)
       >>> float(max(run.client_metrics("train")["loss"])) < float(max(other.client_metrics("train")["loss"]))
       True
@@ -84,16 +80,11 @@ def delta_fl(
     Learning 2023, algorithms 1 and 3, equations 14 and 15.
     """
     return fedavg(
-        model,
+        work,
         aggregator=risk_weighted(_risk(theta, nu, filtered, strict)),
-        client_opt=client_opt,
-        epochs=epochs,
-        steps=steps,
-        batch_size=batch_size,
         server_opt=server_opt,
         sampling=sampling,
         keep_partial=keep_partial,
-        solver=solver,
     )._replace(name=f"delta_fl(theta={theta:g})")
 
 

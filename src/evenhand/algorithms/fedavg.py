@@ -6,25 +6,20 @@ import optax
 
 from evenhand.aggregators import mean
 from evenhand.algorithms import _rounds
-from evenhand.local import Solver
+from evenhand.local import Work
 from evenhand.sampling import uniform
-from evenhand.types import Aggregator, Algorithm, Model, Sampling
+from evenhand.types import Aggregator, Algorithm, Sampling
 
 __all__ = ["fedavg"]
 
 
 def fedavg(
-    model: Model,
+    work: Work,
     *,
-    client_opt: optax.GradientTransformation | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     aggregator: Aggregator = mean(),
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
-    solver: Solver | None = None,
 ) -> Algorithm:
     r"""FedAvg: each client of the cohort trains from the global model, the server averages.
 
@@ -35,30 +30,25 @@ def fedavg(
     where :math:`w_k` is :math:`w^t` after local work on :math:`F_k`, the mean loss over client ``k``'s rows.
 
     Args:
-      model: what is trained.
-      client_opt: the local optimiser, started anew in every round.
-      epochs: local passes ``E`` over the client's rows; or else
-      steps: local steps.
-      batch_size: rows per local batch; None: all.
+      work: what clients do, and the model that they train: :func:`evenhand.local.sgd`.
       server_opt: the server's optimiser on the pseudo-gradient :math:`-\Delta`; ``optax.sgd(1.0)`` is plain
         averaging, :mod:`evenhand.server_opt` has FedAdam and its kin.
       aggregator: how the uploads become one direction.
       sampling: how cohorts are drawn and the weights :math:`\omega_k` that go with it: ``uniform()`` (the default,
         :math:`\omega_k = n_k`) or ``proportional()`` (:math:`\omega_k = 1`).
       keep_partial: aggregate what stragglers got done; False: drop them, as FedAvg does.
-      solver: local work of your own (:data:`evenhand.local.Solver`) in place of ``client_opt``, ``epochs``,
-        ``steps`` and ``batch_size``.
 
     Raises:
-      EvenhandError: local work not described, or described twice.
+      EvenhandError: an argument of the wrong kind.
 
     Edge cases: a round in which every client is dropped leaves the model as it was.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=4, seed=0, max_size=80)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> method = fedavg(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=10)
+      >>> work = eh.local.sgd(model, 0.1, epochs=1, batch_size=10)
+      >>> method = fedavg(work)
       >>> run = eh.simulate(method, data, rounds=3, cohort=2, seed=0)
       >>> bool(run.history["train_loss"][-1] < run.history["train_loss"][0])
       True
@@ -67,15 +57,14 @@ def fedavg(
     2017, algorithm 1; the server optimiser: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021.
     """
     phase = _rounds.training(
-        model,
-        solver=_rounds.choose_solver(model, solver, client_opt, epochs, steps, batch_size),
+        work,
         server_opt=server_opt,
         aggregator=aggregator,
         sampling=sampling,
         correction=lambda message, data: optax.identity(),
     )
     return Algorithm(
-        model=model,
+        model=work.model,
         init=lambda params, clients: _rounds.server_init(server_opt, params),
         phases=(phase,),
         global_params=_rounds.global_params,

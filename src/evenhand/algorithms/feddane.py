@@ -28,19 +28,14 @@ __all__ = ["feddane"]
 
 
 def feddane(
-    model: Model,
+    work: local.Work,
     *,
     mu: float,
-    client_opt: optax.GradientTransformation | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     aggregator: Aggregator = mean(),
     sampling: Sampling = uniform(),
     keep_partial: bool = True,
     fresh_cohort: bool = True,
-    solver: local.Solver | None = None,
 ) -> Algorithm:
     r"""FedDane: local gradients are corrected towards a global gradient collected beforehand.
 
@@ -53,16 +48,16 @@ def feddane(
             \qquad k \in S'_t.
 
     Args:
-      model: what is trained.
+      work: local work, as in ``fedavg``.
       mu: the proximal weight :math:`\mu \ge 0`.
       fresh_cohort: draw :math:`S'_t` independently of :math:`S_t`; False: the same clients, as in the reference
         code.
       aggregator: reduces the gradients of the first exchange and the updates of the second.
       keep_partial: aggregate stragglers' partial work; False drops stragglers from both exchanges.
-      client_opt, epochs, steps, batch_size, server_opt, sampling, solver: as in ``fedavg``.
+      server_opt, sampling: as in ``fedavg``.
 
     Raises:
-      EvenhandError: ``mu`` negative or not finite, or local work not described.
+      EvenhandError: ``mu`` negative or not finite.
 
     Edge cases: one client, or clients with equal rows, have correction 0: FedProx.  On unlike clients the method can
     diverge, as its authors report.
@@ -70,10 +65,11 @@ def feddane(
     Differs from the paper in nothing; costs twice the traffic of FedProx.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.synthetic(alpha=0.0, beta=0.0, clients=4, seed=0, iid=True, max_size=80)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> method = feddane(model, mu=0.001, client_opt=optax.sgd(0.01), epochs=1, batch_size=10)
+      >>> work = eh.local.sgd(model, 0.01, epochs=1, batch_size=10)
+      >>> method = feddane(work, mu=0.001)
       >>> run = eh.simulate(method, data, rounds=2, seed=0)
       >>> sorted(run.per_round)
       ['gradient_norm', 'reported', 'update_norm']
@@ -85,13 +81,12 @@ def feddane(
         raise EvenhandError(f"feddane(mu={mu}): the proximal weight must be a finite number >= 0.")
 
     def correction(message: _rounds.Message, data: ClientData) -> optax.GradientTransformation:
-        own = local.full_gradient(model, message.params, data)
+        own = local.full_gradient(work.model, message.params, data)
         towards = local.shift(tree.subtract(message.extra, own))
         return optax.chain(towards, local.proximal(mu, message.params))
 
     train = _rounds.training(
-        model,
-        solver=_rounds.choose_solver(model, solver, client_opt, epochs, steps, batch_size),
+        work,
         server_opt=server_opt,
         aggregator=aggregator,
         sampling=sampling,
@@ -99,9 +94,9 @@ def feddane(
         tell=lambda extra: extra,
     )
     return Algorithm(
-        model=model,
+        model=work.model,
         init=lambda params, clients: _rounds.server_init(server_opt, params, tree.zeros_like(params)),
-        phases=(_collect(model, aggregator, sampling), train._replace(fresh_cohort=fresh_cohort)),
+        phases=(_collect(work.model, aggregator, sampling), train._replace(fresh_cohort=fresh_cohort)),
         global_params=_rounds.global_params,
         sampling=sampling,
         partial_work=keep_partial,
@@ -118,7 +113,7 @@ def _collect(model: Model, aggregator: Aggregator, sampling: Sampling) -> Phase:
     def report(message: _rounds.Message, client_state: PyTree, data: ClientData) -> Report:
         return _rounds.report(model, message.params, data, sampling, aggregator)
 
-    def work(
+    def gradient(
         message: _rounds.Message, client_state: PyTree, data: ClientData, key: Key
     ) -> tuple[Params, PyTree]:
         return local.full_gradient(model, message.params, data), client_state
@@ -128,4 +123,4 @@ def _collect(model: Model, aggregator: Aggregator, sampling: Sampling) -> Phase:
     ) -> tuple[_rounds.ServerState, Info]:
         return state._replace(extra=direction), {"gradient_norm": tree.norm(direction)}
 
-    return Phase(broadcast, report, work, aggregator, server)
+    return Phase(broadcast, report, gradient, aggregator, server)

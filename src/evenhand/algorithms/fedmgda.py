@@ -6,25 +6,20 @@ import optax
 
 from evenhand.aggregators import min_norm
 from evenhand.algorithms.fedavg import fedavg
-from evenhand.local import Solver
+from evenhand.local import Work
 from evenhand.sampling import uniform
-from evenhand.types import Algorithm, Model, Sampling
+from evenhand.types import Algorithm, Sampling
 
 __all__ = ["fedmgda"]
 
 
 def fedmgda(
-    model: Model,
+    work: Work,
     *,
     epsilon: float = 0.1,
-    client_opt: optax.GradientTransformation | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
-    solver: Solver | None = None,
 ) -> Algorithm:
     r"""FedMGDA+: the shortest combination of the clients' unit updates, near equal weights.
 
@@ -34,25 +29,25 @@ def fedmgda(
         \Big\| \sum_k \alpha_k \frac{\Delta_k}{\|\Delta_k\|} \Big\|^2
 
     Args:
-      model: what is trained.
+      work: local work, as in ``fedavg``.
       epsilon: from 0, the mean of unit updates, to 1, any combination (MGDA); the source tries 0, 0.1, 0.5 and 1.
       server_opt: sets :math:`\eta`, how far a round moves at most; the original paper lets it fall:
         ``optax.sgd(optax.exponential_decay(1.0, 100, 0.5))``.
-      client_opt, epochs, steps, batch_size, sampling, keep_partial, solver: as in ``fedavg``; the weights of the
-        sampling scheme are ignored.
+      sampling, keep_partial: as in ``fedavg``; the weights of the sampling scheme are ignored.
 
     Raises:
-      EvenhandError: ``epsilon`` outside [0, 1], or local work not described.
+      EvenhandError: ``epsilon`` outside [0, 1].
 
     Edge cases: uploads of norm 0 are left out.
 
     Differs from the code of Ditto, where it is a baseline, in nothing but its server step, which is 1 there.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=4, seed=0, max_size=80)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> method = fedmgda(model, epsilon=0.1, client_opt=optax.sgd(0.05), epochs=1, batch_size=10)
+      >>> work = eh.local.sgd(model, 0.05, epochs=1, batch_size=10)
+      >>> method = fedmgda(work, epsilon=0.1)
       >>> run = eh.simulate(method, data, rounds=3, seed=0)
       >>> bool((run.per_round["update_norm"] <= 1.001).all())
       True
@@ -60,14 +55,9 @@ def fedmgda(
     Source: Hu et al., *Federated Learning Meets Multi-Objective Optimization*, 2022, algorithm 1.
     """
     return fedavg(
-        model,
+        work,
         aggregator=min_norm(epsilon),
-        client_opt=client_opt,
-        epochs=epochs,
-        steps=steps,
-        batch_size=batch_size,
         server_opt=server_opt,
         sampling=sampling,
         keep_partial=keep_partial,
-        solver=solver,
     )._replace(name=f"fedmgda(epsilon={epsilon:g})")

@@ -9,24 +9,19 @@ from evenhand.aggregators import mean
 from evenhand.algorithms import _rounds
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
-from evenhand.types import Aggregator, Algorithm, Model, Sampling
+from evenhand.types import Aggregator, Algorithm, Sampling
 
 __all__ = ["fedprox"]
 
 
 def fedprox(
-    model: Model,
+    work: local.Work,
     *,
     mu: float,
-    client_opt: optax.GradientTransformation | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     aggregator: Aggregator = mean(),
     sampling: Sampling = uniform(),
     keep_partial: bool = True,
-    solver: local.Solver | None = None,
 ) -> Algorithm:
     r"""FedProx: local work held near the broadcast model by a proximal term; stragglers' partial work counts.
 
@@ -38,13 +33,13 @@ def fedprox(
     on how much work a client got done.  The anchor :math:`w^t` stays fixed during the round.
 
     Args:
-      model: what is trained.
+      work: local work, as in ``fedavg``.
       mu: :math:`\mu \ge 0`; plain gradient steps of size :math:`\eta` need :math:`\eta \mu < 2` to be stable.
       keep_partial: aggregate stragglers' partial work.
-      client_opt, epochs, steps, batch_size, server_opt, aggregator, sampling, solver: as in ``fedavg``.
+      server_opt, aggregator, sampling: as in ``fedavg``.
 
     Raises:
-      EvenhandError: ``mu`` negative or not finite, or local work not described.
+      EvenhandError: ``mu`` negative or not finite.
 
     Edge cases: ``mu=0`` without stragglers is FedAvg, bit for bit; with stragglers it is FedAvg that keeps their
     work.  For a finite ``mu`` the fixed point is biased away from the minimiser of :math:`f`, less so as ``mu`` grows.
@@ -52,10 +47,11 @@ def fedprox(
     Differs from the reference code, which for sparse (embedding) gradients loses the anchor after the first batch.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=4, seed=0, max_size=80)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> method = fedprox(model, mu=1.0, client_opt=optax.sgd(0.01), epochs=5, batch_size=10)
+      >>> work = eh.local.sgd(model, 0.01, epochs=5, batch_size=10)
+      >>> method = fedprox(work, mu=1.0)
       >>> run = eh.simulate(method, data, rounds=2, seed=0, systems=eh.systems.stragglers(0.5))
       >>> run.per_round["reported"].tolist()
       [4.0, 4.0]
@@ -65,15 +61,14 @@ def fedprox(
     if not (mu >= 0.0 and mu < float("inf")):
         raise EvenhandError(f"fedprox(mu={mu}): the proximal weight must be a finite number >= 0.")
     phase = _rounds.training(
-        model,
-        solver=_rounds.choose_solver(model, solver, client_opt, epochs, steps, batch_size),
+        work,
         server_opt=server_opt,
         aggregator=aggregator,
         sampling=sampling,
         correction=lambda message, data: local.proximal(mu, message.params),
     )
     return Algorithm(
-        model=model,
+        model=work.model,
         init=lambda params, clients: _rounds.server_init(server_opt, params),
         phases=(phase,),
         global_params=_rounds.global_params,

@@ -12,7 +12,7 @@ from evenhand.aggregators import mean
 from evenhand.algorithms import _rounds
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
-from evenhand.types import Aggregator, Algorithm, Array, Info, Key, Model, Params, Sampling
+from evenhand.types import Aggregator, Algorithm, Array, Info, Key, Params, Sampling
 
 __all__ = ["fedprox_adaptive"]
 
@@ -28,18 +28,13 @@ class _Mu(NamedTuple):
 
 
 def fedprox_adaptive(
-    model: Model,
+    work: local.Work,
     *,
     mu0: float,
-    client_opt: optax.GradientTransformation | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     aggregator: Aggregator = mean(),
     sampling: Sampling = uniform(),
     keep_partial: bool = True,
-    solver: local.Solver | None = None,
 ) -> Algorithm:
     r"""FedProx with :math:`\mu` raised when the loss rises and lowered after five falls in a row.
 
@@ -52,23 +47,24 @@ def fedprox_adaptive(
         \end{cases}
 
     Args:
-      model: what is trained.
+      work: local work, as in ``fedavg``.
       mu0: the first :math:`\mu`, a multiple of 0.1.  The source starts from the wrong end on purpose: 1 on IID
         data, 0 elsewhere.
-      keep_partial, client_opt, epochs, steps, batch_size, server_opt, aggregator, sampling, solver: as in ``fedprox``.
+      keep_partial, server_opt, aggregator, sampling: as in ``fedprox``.
 
     Raises:
-      EvenhandError: ``mu0`` negative or no multiple of 0.1, or local work not described.
+      EvenhandError: ``mu0`` negative or no multiple of 0.1.
 
     Differs from the paper, which gives only the two triggers: here the count of falls starts again after a
     decrease and after an equal loss, and :math:`\mu` stays at or above 0.  The global loss is an oracle of the
     simulation; it costs one pass over all training rows per round.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.synthetic(alpha=0.0, beta=0.0, clients=4, seed=0, max_size=80)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> method = fedprox_adaptive(model, mu0=1.0, client_opt=optax.sgd(0.01), epochs=1, batch_size=10)
+      >>> work = eh.local.sgd(model, 0.01, epochs=1, batch_size=10)
+      >>> method = fedprox_adaptive(work, mu0=1.0)
       >>> run = eh.simulate(method, data, rounds=6, seed=0)
       >>> [round(float(mu), 1) for mu in run.per_round["mu"]]
       [1.0, 1.0, 1.0, 1.0, 1.0, 0.9]
@@ -79,8 +75,7 @@ def fedprox_adaptive(
     if tenths < 0 or abs(10 * mu0 - tenths) > 1e-6:
         raise EvenhandError(f"fedprox_adaptive(mu0={mu0}): start from a multiple of 0.1 that is >= 0.")
     train = _rounds.training(
-        model,
-        solver=_rounds.choose_solver(model, solver, client_opt, epochs, steps, batch_size),
+        work,
         server_opt=server_opt,
         aggregator=aggregator,
         sampling=sampling,
@@ -102,7 +97,7 @@ def fedprox_adaptive(
         return state, {**info, "mu": _value(state.extra)}
 
     return Algorithm(
-        model=model,
+        model=work.model,
         init=init,
         phases=(train._replace(server=server),),
         global_params=_rounds.global_params,

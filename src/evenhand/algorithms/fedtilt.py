@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 
 import jax.numpy as jnp
-import optax
 
 from evenhand import local, tree
 from evenhand.aggregators import drift_tilted, mean
+from evenhand.algorithms._checks import check_work
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.risks import hierarchical, tilted
 from evenhand.sampling import uniform
-from evenhand.types import Algorithm, Array, ClientData, Key, Model, Params, PyTree, Risk
+from evenhand.types import Algorithm, Array, ClientData, Key, Params, PyTree, Risk
 
 __all__ = ["fedtilt"]
 
 
 def fedtilt(
-    model: Model,
+    work: local.Work,
     *,
     classes: int | None = None,
     tilt_class: float = 0.0,
@@ -27,11 +27,7 @@ def fedtilt(
     tilt_server: float = 0.0,
     prox_mu: float = 0.01,
     tied: bool = False,
-    client_opt: optax.GradientTransformation,
-    personal_opt: optax.GradientTransformation | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
+    personal: local.Work | None = None,
     server_steps: int = 1,
 ) -> Algorithm:
     r"""FedTilt: a personal model near the global one, both trained on a loss tilted over classes and over rows.
@@ -50,19 +46,19 @@ def fedtilt(
     the point of least tilted squared distance to those (:func:`evenhand.aggregators.drift_tilted`).
 
     Args:
-      model: what is trained.
+      work: local work on :func:`evenhand.local.sgd`'s plain loss, with the step :math:`\eta_1`; it is tilted here.
       classes: how many labels there are, from 0; None: told apart in each batch, more work where batches are large.
       tilt_class: :math:`\tau`, any real or infinite: above 0 evens out a client's classes; far below 0 gives one up.
       tilt_sample: :math:`\lambda`: above 0 evens out the rows of a class, below 0 ignores its outliers.
       tilt_server: ``q``, finite: above 0 clients that drifted far count for more, below 0 for less.
       prox_mu: :math:`\mu \ge 0`; infinite: everybody is served the global model.
       tied: one model per client: trained from ``w`` with the proximal term, and sent.  Without tilts this is FedProx.
-      client_opt: with the step :math:`\eta_1`; personal_opt: with :math:`\eta_2`, if ``tied`` too; None: the same.
-      epochs, steps, batch_size: local work, as in ``fedavg``.
+      personal: local work of the personal models, with the step :math:`\eta_2`, also if ``tied``; None: ``work``.
       server_steps: with a ``tilt_server``: 1, or how many descending steps.
 
     Raises:
-      EvenhandError: a tilt is NaN, ``prox_mu`` negative, or infinite while ``tied``, or local work not described.
+      EvenhandError: a tilt is NaN, ``prox_mu`` negative, or infinite while ``tied``, or work whose loss
+        cannot be tilted.
 
     Edge cases: without tilts the global model is that of FedAvg over clients that count alike, and the personal ones
     are those of Ditto; equal tilts of classes and samples are one tilt of all rows.  Classes absent from a batch do
@@ -71,10 +67,10 @@ def fedtilt(
     Differs from the paper where that is silent: the server's step; and a personal model begins as the initial one.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.load("digits", clients=6)
       >>> model = eh.models.softmax_regression(features=64, classes=10)
-      >>> method = fedtilt(model, tilt_class=2.0, client_opt=optax.sgd(0.1), epochs=1, batch_size=10)
+      >>> method = fedtilt(eh.local.sgd(model, 0.1, epochs=1, batch_size=10), tilt_class=2.0)
       >>> run = eh.simulate(method, data, rounds=3, seed=0)
       >>> bool(run.history["train_loss"][-1] < run.history["train_loss"][0])
       True
@@ -83,6 +79,12 @@ def fedtilt(
     equations 8 to 11 and algorithm 1.
     """
     _check(classes, prox_mu, tied)
+    check_work(work)
+    personal = work if personal is None else check_work(personal, "personal")
+    if personal.model != work.model:
+        raise EvenhandError(
+            "fedtilt() got personal= of another model than the work's: make both with the same one."
+        )
     outer, inner = tilted(tilt_class), tilted(tilt_sample)
 
     def two_level(y: Array) -> Risk:
@@ -91,38 +93,36 @@ def fedtilt(
         first_alike = jnp.argmax(y[:, None] == y[None], axis=1)
         return hierarchical(outer, inner, first_alike, y.shape[0])
 
-    def solver(optimiser: optax.GradientTransformation) -> local.Solver:
-        return local.sgd(
-            model,
-            client_opt=optimiser,
-            epochs=epochs,
-            steps=steps,
-            batch_size=batch_size,
-            risk=None if tilt_class == tilt_sample == 0 else two_level,
-        )
+    def tilt(work: local.Work) -> local.Work:
+        if tilt_class == tilt_sample == 0:
+            return work
+        if work.of_risk is None:
+            raise EvenhandError(
+                "fedtilt() got work whose loss cannot be tilted: make it with eh.local.sgd(model, ...), without risk=."
+            )
+        return work.of_risk(two_level)
 
     method = fedavg(
-        model,
-        solver=solver(client_opt),
+        tilt(work),
         aggregator=mean() if tilt_server == 0 else drift_tilted(tilt_server, steps=server_steps),
         sampling=uniform(weighted=False),
     )._replace(name=f"fedtilt(tilts {tilt_class:g}, {tilt_sample:g}, {tilt_server:g}; prox_mu={prox_mu:g})")
     if prox_mu == math.inf:
         return method
-    personal = solver(client_opt if personal_opt is None else personal_opt)
-    return _tied(method, personal, prox_mu) if tied else _personal(method, personal, prox_mu)
+    solve = tilt(personal).solve
+    return _tied(method, solve, prox_mu) if tied else _personal(method, solve, prox_mu)
 
 
 def _personal(method: Algorithm, solver: local.Solver, mu: float) -> Algorithm:
     (phase,) = method.phases
 
-    def work(message: PyTree, own: Params, data: ClientData, key: Key) -> tuple[Params, Params]:
+    def train(message: PyTree, own: Params, data: ClientData, key: Key) -> tuple[Params, Params]:
         delta, _ = phase.work(message, (), data, key)
         params, _ = solver(own, data, key, local.proximal(mu, message.params))
         return delta, params
 
     return method._replace(
-        phases=(phase._replace(work=work),),
+        phases=(phase._replace(work=train),),
         init_client=lambda params: params,
         personal_params=lambda server, own: own,
     )
@@ -131,11 +131,11 @@ def _personal(method: Algorithm, solver: local.Solver, mu: float) -> Algorithm:
 def _tied(method: Algorithm, solver: local.Solver, mu: float) -> Algorithm:
     (phase,) = method.phases
 
-    def work(message: PyTree, own: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
+    def train(message: PyTree, own: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
         params, _ = solver(message.params, data, key, local.proximal(mu, message.params))
         return tree.subtract(params, message.params), own
 
-    return method._replace(phases=(phase._replace(work=work),))
+    return method._replace(phases=(phase._replace(work=train),))
 
 
 def _check(classes: int | None, prox_mu: float, tied: bool) -> None:

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import math
 
-import jax
 import optax
 
 from evenhand import aggregators, local
+from evenhand.algorithms._checks import check_work
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.errors import EvenhandError
 from evenhand.sampling import proportional
-from evenhand.types import Algorithm, ClientData, Key, Model, Params, PyTree, Sampling
+from evenhand.types import Algorithm, Model, Sampling
 
-__all__ = ["gradient_step", "qfedavg", "qfedsgd"]
+__all__ = ["qfedavg", "qfedsgd"]
 
 
 def qfedavg(
-    model: Model,
+    work: local.Work,
     *,
     q: float,
-    lipschitz: float,
-    client_opt: optax.GradientTransformation | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
+    lipschitz: float | None = None,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     sampling: Sampling = proportional(replace=False),
     keep_partial: bool = False,
-    solver: local.Solver | None = None,
 ) -> Algorithm:
     r"""q-FedAvg: clients with high loss count for more, by a power ``q``; the step follows the curvature.
 
@@ -40,15 +35,16 @@ def qfedavg(
     with :math:`F_k = F_k(w^t)` over all of a client's rows *before* it trains on its plain loss.
 
     Args:
-      model: what is trained.
+      work: local work, as in ``fedavg``.
       q: from 0 (FedAvg) to as fair as can be; a huge ``q`` takes steps of about ``1/q``.
-      lipschitz: :math:`L`: one over the clients' step size, tuned at ``q=0`` and left alone for every other ``q``.
+      lipschitz: :math:`L`, to be tuned at ``q=0`` and left alone for every other ``q``; None: one over the step size of
+        the work, where that is plain gradient descent.
       sampling: ``proportional(replace=False)``, as in the reference code: clients drawn by their rows, sums unweighted.
         With ``uniform()`` both sums are weighted by rows, with ``uniform(weighted=False)`` clients count alike.
-      client_opt, epochs, steps, batch_size, server_opt, keep_partial, solver: as in ``fedavg``.
+      server_opt, keep_partial: as in ``fedavg``.
 
     Raises:
-      EvenhandError: ``q`` or ``lipschitz`` out of range, or local work not described.
+      EvenhandError: ``q`` or ``lipschitz`` out of range, or no ``lipschitz`` for work without a step size.
 
     Edge cases: with everybody in the cohort and unweighted sums the objective is the unweighted one.  Losses must not
     be negative (:func:`evenhand.aggregators.qfedavg` tells what becomes of such, and of a client of loss 0).
@@ -56,27 +52,30 @@ def qfedavg(
     Differs from the reference code in that powers are taken of logarithms in float32, not of losses in float64.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=8, seed=0, max_size=80)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> method = qfedavg(model, q=1.0, lipschitz=1 / 0.1, client_opt=optax.sgd(0.1), epochs=1, batch_size=10)
+      >>> method = qfedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=10), q=1.0, lipschitz=1 / 0.1)
       >>> run = eh.simulate(method, data, rounds=3, cohort=4, seed=0)
       >>> bool(run.history["train_loss"][-1] < run.history["train_loss"][0])
       True
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, algorithm 2.
     """
+    if lipschitz is None:
+        step_size = check_work(work).step_size
+        if not step_size:
+            raise EvenhandError(
+                "qfedavg() needs lipschitz=, one over the clients' step size, because this work has no step size "
+                "of its own: give it, or make the work with a number, as in eh.local.sgd(model, 0.1, ...)."
+            )
+        lipschitz = 1.0 / step_size
     return fedavg(
-        model,
+        work,
         aggregator=aggregators.qfedavg(q, lipschitz),
-        client_opt=client_opt,
-        epochs=epochs,
-        steps=steps,
-        batch_size=batch_size,
         server_opt=server_opt,
         sampling=sampling,
         keep_partial=keep_partial,
-        solver=solver,
     )._replace(name=f"qfedavg(q={q:g}, lipschitz={lipschitz:g})")
 
 
@@ -118,20 +117,7 @@ def qfedsgd(
         raise EvenhandError(f"qfedsgd(step_size={step_size}): the step must be a finite number above 0.")
     fair = aggregators.qfedavg(q, lipschitz) if step_size is None else aggregators.loss_powers(q)
     local_step = 1.0 / lipschitz if step_size is None else step_size
-    method = fedavg(model, aggregator=fair, solver=gradient_step(model, local_step), sampling=sampling)
+    work = local.sgd(model, local_step, steps=1)._replace(effort=local.step_per_row)
+    method = fedavg(work, aggregator=fair, sampling=sampling)
     step = f"lipschitz={lipschitz:g}" if step_size is None else f"step_size={step_size:g}"
     return method._replace(name=f"qfedsgd(q={q:g}, {step})")
-
-
-def gradient_step(model: Model, step_size: float) -> local.Solver:
-    """One step against the gradient over all rows."""
-
-    def solve(
-        params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
-    ) -> tuple[Params, PyTree]:
-        train_key = key if model.apply_train is not None else None
-        gradient = local.full_gradient(model, params, data, train_key)
-        update, state = correction.update(gradient, correction.init(params), params)
-        return jax.tree.map(lambda w, g: w - (step_size * g).astype(w.dtype), params, update), state
-
-    return solve

@@ -99,7 +99,7 @@ def qmaml(
         gradient, state = correction.update(gradient, correction.init(params), params)
         return tree.subtract(params, tree.scale(1.0 / curvature, gradient)), state
 
-    method = fedavg(model, aggregator=aggregators.qfedavg(q, curvature), solver=solve, sampling=sampling)
+    method = fedavg(local.Work(model, solve), aggregator=aggregators.qfedavg(q, curvature), sampling=sampling)
     (phase,) = method.phases
 
     def report(message: PyTree, client_state: PyTree, data: ClientData) -> Report:

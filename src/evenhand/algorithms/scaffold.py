@@ -19,7 +19,6 @@ from evenhand.types import (
     ClientData,
     Info,
     Key,
-    Model,
     Params,
     Phase,
     Report,
@@ -44,17 +43,12 @@ class _Change(NamedTuple):
 
 
 def scaffold(
-    model: Model,
+    work: local.Work,
     *,
-    client_opt: optax.GradientTransformation | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     aggregator: Aggregator = mean(),
     sampling: Sampling = uniform(weighted=False),
     keep_partial: bool = False,
-    solver: local.Solver | None = None,
 ) -> Algorithm:
     r"""SCAFFOLD: each local gradient is corrected by how the client's gradients differ from everyone's.
 
@@ -69,15 +63,15 @@ def scaffold(
     the second form of :math:`c_k^+` being the paper's option II for ``S`` plain gradient steps of size :math:`\eta`.
 
     Args:
-      model: what is trained.
+      work: local work, as in ``fedavg``.
       aggregator: reduces the pair (change of model, change of control variate) as one vector, so that a robust
         aggregator that discards a client's model discards its control variate too.
       sampling: uniform with equal weights, as in the paper.
       keep_partial: aggregate stragglers' partial work.
-      client_opt, epochs, steps, batch_size, server_opt, solver: as in ``fedavg``.
+      server_opt: as in ``fedavg``.
 
     Raises:
-      EvenhandError: local work not described.
+      EvenhandError: an argument of the wrong kind.
 
     Edge cases: in the first round, and for one client alone with full batches, it is FedAvg.  Each client keeps one
     vector of the model's size.
@@ -86,10 +80,11 @@ def scaffold(
     gradient steps and meaningful for every other optimiser.  Traffic is twice that of FedAvg.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=4, seed=0, max_size=80)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> method = scaffold(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=10)
+      >>> work = eh.local.sgd(model, 0.1, epochs=1, batch_size=10)
+      >>> method = scaffold(work)
       >>> run = eh.simulate(method, data, rounds=10, cohort=2, seed=0)
       >>> bool(run.per_round["control_norm"][-1] > 0)
       True
@@ -97,19 +92,20 @@ def scaffold(
     Source: Karimireddy et al., *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*, ICML 2020,
     algorithm 1.
     """
-    check_parts(model, aggregator, sampling, server_opt)
-    solve = _rounds.choose_solver(model, solver, client_opt, epochs, steps, batch_size)
+    check_parts(work, aggregator, sampling, server_opt)
 
     def broadcast(state: _rounds.ServerState, client: Array) -> _rounds.Message:
         return _rounds.Message(state.params, state.extra.variate)
 
     def report(message: _rounds.Message, variate: Params, data: ClientData) -> Report:
-        return _rounds.report(model, message.params, data, sampling, aggregator)
+        return _rounds.report(work.model, message.params, data, sampling, aggregator)
 
-    def work(message: _rounds.Message, variate: Params, data: ClientData, key: Key) -> tuple[_Change, Params]:
+    def train(
+        message: _rounds.Message, variate: Params, data: ClientData, key: Key
+    ) -> tuple[_Change, Params]:
         shift = local.shift(tree.subtract(message.extra, variate))
         correction = optax.chain(local.mean_gradient(), shift)
-        params, (gradients, _) = solve(message.params, data, key, correction)
+        params, (gradients, _) = work.solve(message.params, data, key, correction)
         change = _Change(tree.subtract(params, message.params), tree.subtract(gradients.mean, variate))
         return change, gradients.mean
 
@@ -127,9 +123,9 @@ def scaffold(
         return _rounds.server_init(server_opt, params, control)
 
     return Algorithm(
-        model=model,
+        model=work.model,
         init=init,
-        phases=(Phase(broadcast, report, work, aggregator, server, effort=local.effort_of(solve)),),
+        phases=(Phase(broadcast, report, train, aggregator, server, effort=work.effort),),
         global_params=_rounds.global_params,
         sampling=sampling,
         init_client=tree.zeros_like,

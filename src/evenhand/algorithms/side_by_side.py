@@ -32,11 +32,11 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
     Edge cases: each method's model is the one that it would get alone, with the same seed, but for rounding.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=8, seed=0, max_size=80, valid_fraction=0.2)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> work = dict(client_opt=optax.sgd(0.05), epochs=1, batch_size=10)
-      >>> method = side_by_side({f"theta={c:g}": eh.algorithms.delta_fl(model, theta=c, **work) for c in (1.0, 0.5)})
+      >>> work = eh.local.sgd(model, 0.05, epochs=1, batch_size=10)
+      >>> method = side_by_side({f"theta={c:g}": eh.algorithms.delta_fl(work, theta=c) for c in (1.0, 0.5)})
       >>> run = eh.simulate(method, data, rounds=10, cohort=4)
       >>> served = eh.evaluation.serve_by_level(run)
       >>> len(run.params), served.level.shape
@@ -84,7 +84,7 @@ def _check(each: Sequence[Algorithm]) -> None:
     if not each:
         raise EvenhandError("side_by_side() got no method: give at least one, by its name.")
     for method in each:
-        expect("method", method, Algorithm, "eh.algorithms.fedavg(model, ...)")
+        expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
     first, *others = each
     if any(method.model != first.model for method in others):
         raise EvenhandError(

@@ -8,28 +8,23 @@ from evenhand import risks
 from evenhand.aggregators import reference_tilt, risk_weighted, running_tilt
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.errors import EvenhandError
-from evenhand.local import Solver
+from evenhand.local import Work
 from evenhand.sampling import uniform
-from evenhand.types import Aggregator, Algorithm, ClientData, Model, PyTree, Report, Sampling
+from evenhand.types import Aggregator, Algorithm, ClientData, PyTree, Report, Sampling
 
 __all__ = ["term"]
 
 
 def term(
-    model: Model,
+    work: Work,
     *,
     t: float,
     running: float | None = None,
     reference: bool = False,
     summed: bool = False,
-    client_opt: optax.GradientTransformation | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
-    solver: Solver | None = None,
 ) -> Algorithm:
     r"""TERM-FL (Tilted-ERM): clients weighted by an exponential of their loss.
 
@@ -39,10 +34,10 @@ def term(
         \omega_k \propto p_k e^{t F_k(w^t)}, \quad \sum_{k \in S_t} \omega_k = 1
 
     with losses over all of a client's rows before it trains, and :math:`p_k` its share of the cohort's rows.  To tilt
-    rows within a client, train with ``solver=eh.local.sgd(model, risk=eh.risks.tilted(t), ...)``, in any method.
+    rows within a client, train with ``eh.local.sgd(model, 0.1, risk=eh.risks.tilted(t), ...)``, in any method.
 
     Args:
-      model: what is trained.
+      work: local work, as in ``fedavg``.
       t: the tilt, in 1/loss: above 0 for the worst-off clients, below 0 against outliers; infinite: the worst (best)
         client only.
       running: average the normaliser over rounds, in log space, with this share in (0, 1] of the newest round, as the
@@ -51,24 +46,25 @@ def term(
         (:func:`evenhand.aggregators.reference_tilt`).
       summed: a client's loss is the sum over its rows rather than the mean, as the reference code has it: then small
         tilts are large, and so are large clients.
-      client_opt, epochs, steps, batch_size, server_opt, sampling, keep_partial, solver: as in ``fedavg``.
+      server_opt, sampling, keep_partial: as in ``fedavg``.
 
     Raises:
-      EvenhandError: ``t`` is NaN, ``running`` out of range or given beside ``reference``, or local work not described.
+      EvenhandError: ``t`` is NaN, ``running`` out of range or given beside ``reference``.
 
     Edge cases: ``t=0`` is FedAvg.  Nothing overflows in float32 while ``|t F|`` is below 1e4.  A penalty that a model
-    has in its losses is tilted with them, with ``summed`` in proportion to a client's rows; put it into ``client_opt``
-    (``optax.add_decayed_weights``) to leave it out.
+    has in its losses is tilted with them, with ``summed`` in proportion to a client's rows; put it into the clients'
+    optimiser (``optax.add_decayed_weights``) to leave it out.
 
     Differs from the paper in the normaliser, unless ``running`` is given; the reference code differs from both.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=8, seed=0, max_size=80)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
+      >>> work = eh.local.sgd(model, 0.05, epochs=1, batch_size=10)
       >>> worst = []
       >>> for t in (0.0, 2.0):
-      ...     method = term(model, t=t, client_opt=optax.sgd(0.05), epochs=1, batch_size=10)
+      ...     method = term(work, t=t)
       ...     run = eh.simulate(method, data, rounds=20, seed=0)
       ...     worst.append(float(max(run.client_metrics("train")["loss"])))
       >>> worst[1] < worst[0]
@@ -78,16 +74,11 @@ def term(
     *On Tilted Losses in Machine Learning*, JMLR 2023.
     """
     method = fedavg(
-        model,
+        work,
         aggregator=_aggregator(t, running, reference),
-        client_opt=client_opt,
-        epochs=epochs,
-        steps=steps,
-        batch_size=batch_size,
         server_opt=server_opt,
         sampling=sampling,
         keep_partial=keep_partial,
-        solver=solver,
     )._replace(name=f"term(t={t:g})")
     if not summed:
         return method

@@ -29,8 +29,7 @@ class QFedAvg:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        solver = local.solver(model)
-        return algorithms.qfedavg(model, q=self.q, lipschitz=1.0 / local.lr, solver=solver)
+        return algorithms.qfedavg(local.work(model), q=self.q)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Term:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        return algorithms.term(model, t=self.t, running=self.running, solver=local.solver(model))
+        return algorithms.term(local.work(model), t=self.t, running=self.running)
 
 
 @dataclass(frozen=True)
@@ -101,12 +100,11 @@ class DeltaFL:
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         return algorithms.delta_fl(
-            model,
+            local.work(model),
             theta=self.theta,
             nu=self.nu,
             filtered=self.filtered,
             strict=self.strict,
-            solver=local.solver(model),
         )
 
 
@@ -132,18 +130,13 @@ class FedTilt:
             raise EvenhandError(
                 f"fedtilt needs classes, but {data.name} has real-valued labels: use another method."
             )
-        epochs, steps = local.amount()
         return algorithms.fedtilt(
-            model,
+            local.work(model),
             classes=data.num_classes,
             tilt_class=self.tilt_class,
             tilt_sample=self.tilt_sample,
             tilt_server=self.tilt_server,
             prox_mu=self.prox_mu,
-            client_opt=local.optimiser(),
-            epochs=epochs,
-            steps=steps,
-            batch_size=local.rows(),
         )
 
 
@@ -162,7 +155,7 @@ class FedMGDA:
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         opt = plain_server(self.server_lr)
-        return algorithms.fedmgda(model, epsilon=self.epsilon, solver=local.solver(model), server_opt=opt)
+        return algorithms.fedmgda(local.work(model), epsilon=self.epsilon, server_opt=opt)
 
 
 @dataclass(frozen=True)

@@ -29,18 +29,18 @@ class LocalOptions:
     batch_size: int | Literal["all"] = 10
     """rows per batch"""
 
-    def solver(self, model: Model) -> local.Solver:
+    def work(self, model: Model) -> local.Work:
         """The local work, for one model."""
-        epochs, steps = self.amount()
-        return local.sgd(
-            model, client_opt=self.optimiser(), epochs=epochs, steps=steps, batch_size=self.rows()
-        )
+        self._check_step()
+        if self.epochs is not None and self.steps is not None:
+            raise EvenhandError("--epochs and --steps exclude each other: give one of them.")
+        epochs = 1 if self.epochs is None and self.steps is None else self.epochs
+        rows = None if self.batch_size == "all" else self.batch_size
+        return local.sgd(model, self.lr, epochs=epochs, steps=self.steps, batch_size=rows)
 
-    def optimiser(self) -> optax.GradientTransformation:
-        """The clients' optimiser."""
+    def _check_step(self) -> None:
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise EvenhandError(f"--lr {self.lr} is not a step size: give a number above 0.")
-        return optax.sgd(self.lr)
 
     def one_gradient(self, method: str) -> None:
         """For a method whose clients send one gradient over all their rows: other work would be ignored.
@@ -48,7 +48,7 @@ class LocalOptions:
         Raises:
           EvenhandError: other work was asked for, or --lr is not a step size.
         """
-        self.optimiser()
+        self._check_step()
         asked = {"--epochs": self.epochs, "--steps": self.steps}
         given = [name for name, value in asked.items() if value is not None]
         given += ["--batch-size"] if self.batch_size != LocalOptions.batch_size else []
@@ -57,19 +57,9 @@ class LocalOptions:
                 f"{method} takes one gradient over all of a client's rows per round: leave {' and '.join(given)} out."
             )
 
-    def amount(self) -> tuple[int | None, int | None]:
-        """``(epochs, steps)``, one of which is None."""
-        if self.epochs is not None and self.steps is not None:
-            raise EvenhandError("--epochs and --steps exclude each other: give one of them.")
-        return (1 if self.epochs is None and self.steps is None else self.epochs), self.steps
-
-    def rows(self) -> int | None:
-        """Rows per batch; None: all of a client's."""
-        return None if self.batch_size == "all" else self.batch_size
-
 
 def plain_server(server_lr: float) -> optax.GradientTransformation:
     """The server's step on the mean change."""
     if not (server_lr > 0 and math.isfinite(server_lr)):
-        raise EvenhandError(f"--server-lr {server_lr} is no step size: give a number above 0.")
+        raise EvenhandError(f"--server-lr {server_lr} is not a step size: give a number above 0.")
     return optax.sgd(server_lr)

@@ -28,7 +28,7 @@ class FedAvg:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        return algorithms.fedavg(model, solver=local.solver(model), server_opt=plain_server(self.server_lr))
+        return algorithms.fedavg(local.work(model), server_opt=plain_server(self.server_lr))
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ class FedProx:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        return algorithms.fedprox(
-            model, mu=self.mu, solver=local.solver(model), server_opt=plain_server(self.server_lr)
-        )
+        return algorithms.fedprox(local.work(model), mu=self.mu, server_opt=plain_server(self.server_lr))
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class FedProxAdaptive:
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         opt = plain_server(self.server_lr)
-        return algorithms.fedprox_adaptive(model, mu0=self.mu0, solver=local.solver(model), server_opt=opt)
+        return algorithms.fedprox_adaptive(local.work(model), mu0=self.mu0, server_opt=opt)
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,7 @@ class FedDane:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        return algorithms.feddane(
-            model, mu=self.mu, solver=local.solver(model), server_opt=plain_server(self.server_lr)
-        )
+        return algorithms.feddane(local.work(model), mu=self.mu, server_opt=plain_server(self.server_lr))
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class Scaffold:
 
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
-        return algorithms.scaffold(model, solver=local.solver(model), server_opt=plain_server(self.server_lr))
+        return algorithms.scaffold(local.work(model), server_opt=plain_server(self.server_lr))
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,7 @@ class FedAdam:
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         opt = server_opt.fedadam(self.server_lr, b1=self.b1, b2=self.b2, tau=self.tau)
-        return algorithms.fedavg(model, solver=local.solver(model), server_opt=opt)
+        return algorithms.fedavg(local.work(model), server_opt=opt)
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,7 @@ class FedYogi:
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         opt = server_opt.fedyogi(self.server_lr, b1=self.b1, b2=self.b2, tau=self.tau)
-        return algorithms.fedavg(model, solver=local.solver(model), server_opt=opt)
+        return algorithms.fedavg(local.work(model), server_opt=opt)
 
 
 @dataclass(frozen=True)
@@ -163,7 +159,7 @@ class FedAdagrad:
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         opt = server_opt.fedadagrad(self.server_lr, b1=self.b1, tau=self.tau)
-        return algorithms.fedavg(model, solver=local.solver(model), server_opt=opt)
+        return algorithms.fedavg(local.work(model), server_opt=opt)
 
 
 @dataclass(frozen=True)
@@ -181,7 +177,7 @@ class FedAvgM:
     def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
         """The method for one model."""
         opt = server_opt.fedavgm(self.server_lr, momentum=self.momentum)
-        return algorithms.fedavg(model, solver=local.solver(model), server_opt=opt)
+        return algorithms.fedavg(local.work(model), server_opt=opt)
 
 
 METHODS = (

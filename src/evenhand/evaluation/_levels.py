@@ -73,12 +73,12 @@ def serve_by_level(
     Edge cases: a client without rows to choose on takes the first model.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=8, seed=0, max_size=80, valid_fraction=0.2)
       >>> model = eh.models.softmax_regression(features=60, classes=10)
-      >>> work = dict(client_opt=optax.sgd(0.05), epochs=1, batch_size=10)
+      >>> work = eh.local.sgd(model, 0.05, epochs=1, batch_size=10)
       >>> runs = [
-      ...     eh.simulate(eh.algorithms.delta_fl(model, theta=theta, **work), data, rounds=10)
+      ...     eh.simulate(eh.algorithms.delta_fl(work, theta=theta), data, rounds=10)
       ...     for theta in (1.0, 0.5, 0.1)
       ... ]
       >>> served = serve_by_level(runs)

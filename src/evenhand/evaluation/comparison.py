@@ -159,8 +159,7 @@ def compare(runs: Runs) -> Comparison:
     Example:
       >>> import evenhand as eh
       >>> data = eh.testing.toy_data()
-      >>> method = eh.algorithms.fedavg(eh.testing.toy_model(), client_opt=__import__("optax").sgd(0.1), epochs=1,
-      ...     batch_size=4)
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
       >>> runs = [eh.simulate(method, data, rounds=2, seed=seed) for seed in (0, 1)]
       >>> found = eh.evaluation.compare({"fedavg": runs})
       >>> found.names, found.seeds, found.obstacles

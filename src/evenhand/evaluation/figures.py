@@ -14,9 +14,9 @@ rows if there are any).  What comes back is a ``matplotlib.figure.Figure``: ``fi
 line of a notebook's cell.  matplotlib is loaded by the first call, not by the import.
 
 Example:
-  >>> import evenhand as eh, optax
+  >>> import evenhand as eh
   >>> data, model = eh.testing.toy_data(), eh.testing.toy_model()
-  >>> method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=4)
+  >>> method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=4))
   >>> runs = [eh.simulate(method, data, rounds=2, seed=seed) for seed in (0, 1)]
   >>> figure = eh.evaluation.figures.learning_curve({"fedavg": runs})
   >>> figure.axes[0].get_xlabel()
@@ -53,8 +53,8 @@ def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None =
       EvenhandError: no run has that metric on that split.
 
     Example:
-      >>> import evenhand as eh, optax
-      >>> method = eh.algorithms.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, batch_size=4)
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
       >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
       >>> eh.evaluation.figures.learning_curve(run, metric="loss", split="train").axes[0].get_ylabel()
       'loss'
@@ -78,8 +78,8 @@ def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None
       EvenhandError: no run has that metric on that split.
 
     Example:
-      >>> import evenhand as eh, optax
-      >>> method = eh.algorithms.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, batch_size=4)
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
       >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
       >>> len(eh.evaluation.figures.client_histogram({"first": run, "second": run}).axes)
       2
@@ -103,8 +103,8 @@ def client_curve(runs: Runs, *, metric: str | None = None, split: str | None = N
       EvenhandError: no run has that metric on that split.
 
     Example:
-      >>> import evenhand as eh, optax
-      >>> method = eh.algorithms.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, batch_size=4)
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
       >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
       >>> eh.evaluation.figures.client_curve(run).axes[0].get_xlabel()
       'clients, worst served first (%)'
@@ -128,8 +128,8 @@ def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = N
       EvenhandError: no run has that metric on that split.
 
     Example:
-      >>> import evenhand as eh, optax
-      >>> method = eh.algorithms.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, batch_size=4)
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
       >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
       >>> eh.evaluation.figures.size_scatter(run).axes[0].get_xlabel()
       'training rows of the client'
@@ -150,8 +150,8 @@ def series(runs: Runs, key: str) -> Figure:
       EvenhandError: no run has recorded it.
 
     Example:
-      >>> import evenhand as eh, optax
-      >>> method = eh.algorithms.fedavg(eh.testing.toy_model(), client_opt=optax.sgd(0.1), epochs=1, batch_size=4)
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
       >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
       >>> eh.evaluation.figures.series(run, "update_norm").axes[0].get_ylabel()
       'update norm'

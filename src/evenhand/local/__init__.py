@@ -1,26 +1,35 @@
 r"""Local work: what a client does with its own rows between a broadcast and its upload.
 
-A *solver* runs some optimiser on :math:`F_k` from the broadcast parameters.  What a method adds to the gradient (a
-proximal term, a control variate) is an optax transformation placed before the optimiser, so that any method works
-with any optimiser and any solver of the user's own.
+:class:`Work` is a model together with a *solver*, which runs some optimiser on :math:`F_k` from the broadcast
+parameters.  What a method adds to the gradient (a proximal term, a control variate) is an optax transformation placed
+before the optimiser, so that any method works with any optimiser and any solver of the user's own.
 
-No row is wasted or counted twice: batches are consecutive slices of a fresh permutation of the client's own rows,
-the last one may be smaller and is used with the mean over its own size, and nothing is padded.
+:func:`sgd` is made of three parts, each of use to a solver with a loop of its own: :func:`batches`, the rows of each
+step; an estimator of the gradient on them (:func:`batch_gradient`); and the loop, :func:`over_batches`.
 """
 
+from evenhand.local._batches import Batch, Batches, batches, over_batches, step_per_row
 from evenhand.local._corrections import MeanGradient, mean_gradient, proximal, shift
+from evenhand.local._descent import descent, sgd
+from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
 from evenhand.local._passes import full_gradient, full_loss
-from evenhand.local._sgd import RowRisk, Sgd, Solver, effort_of, sgd, step_per_row
+from evenhand.local._work import Solver, Work
 
 __all__ = [
+    "Batch",
+    "Batches",
+    "Estimator",
     "MeanGradient",
     "RowRisk",
-    "Sgd",
     "Solver",
-    "effort_of",
+    "Work",
+    "batch_gradient",
+    "batches",
+    "descent",
     "full_gradient",
     "full_loss",
     "mean_gradient",
+    "over_batches",
     "proximal",
     "sgd",
     "shift",

@@ -71,9 +71,9 @@ class Checkpoint(NamedTuple):
       fresh: begin anew, replacing the checkpoint of an earlier run, rather than continue from it.
 
     Example:
-      >>> import tempfile, evenhand as eh, optax
+      >>> import tempfile, evenhand as eh
       >>> data, model = eh.testing.toy_data(), eh.testing.toy_model()
-      >>> method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=5)
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=5))
       >>> place = Checkpoint(tempfile.mkdtemp())
       >>> run = eh.simulate(method, data, rounds=2, eval_every=1, checkpoint=place)
       >>> place.saved()

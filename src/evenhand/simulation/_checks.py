@@ -57,7 +57,7 @@ def check_numbers(
 
 def check_parts(algorithm: object, data: object, systems: object, attack: object) -> None:
     """Each part is what its argument's name says; the likeliest slips get their cure."""
-    expect("algorithm", algorithm, Algorithm, "eh.algorithms.fedavg(model, ...)")
+    expect("algorithm", algorithm, Algorithm, "eh.algorithms.fedavg(work)")
     expect(
         "data", data, FederatedDataset, "eh.data.load(...), or eh.data.from_arrays(x, y, client) of arrays"
     )

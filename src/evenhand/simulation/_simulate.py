@@ -74,10 +74,10 @@ def simulate(
         :attr:`Run.findings`: training diverged, nothing changed, or the model only guesses.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.load("digits", clients=10)
       >>> model = eh.models.softmax_regression(features=64, classes=10)
-      >>> method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=10)
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=10))
       >>> run = simulate(method, data, rounds=4, cohort=5, eval_every=2)
       >>> run.history["round"].tolist()
       [0, 2, 4]
@@ -136,10 +136,10 @@ def iterate(
     :attr:`Run.findings`.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.load("digits", clients=10)
       >>> model = eh.models.softmax_regression(features=64, classes=10)
-      >>> method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=10)
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=10))
       >>> for run in iterate(method, data, rounds=100, eval_every=2):
       ...     if run.history["test_accuracy"][-1] > 0.5:
       ...         break

@@ -56,9 +56,9 @@ def check_algorithm(
       AssertionError: a law does not hold; the message says which.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> model = eh.testing.toy_model()
-      >>> method = eh.algorithms.fedavg(model, client_opt=optax.sgd(0.1), epochs=1, batch_size=4)
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=4))
       >>> check_algorithm(method)
     """
     data = toy_data() if data is None else data

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
@@ -84,20 +86,20 @@ def test_what_is_told_of_a_part_of_the_wrong_kind(value: object, told: str) -> N
 
 
 A, C = eh.algorithms, eh.centralized
-DESCENT = {"client_opt": SGD, "epochs": 1}
+DESCENT = eh.local.sgd(MODEL, 0.1, epochs=1)
 FACTORIES = {
-    "fedavg": lambda model, opt: A.fedavg(model, client_opt=opt, epochs=1),
-    "fedprox": lambda model, opt: A.fedprox(model, mu=1.0, client_opt=opt, epochs=1),
-    "fedprox_adaptive": lambda model, opt: A.fedprox_adaptive(model, mu0=0.0, client_opt=opt, epochs=1),
-    "feddane": lambda model, opt: A.feddane(model, mu=1.0, client_opt=opt, epochs=1),
-    "scaffold": lambda model, opt: A.scaffold(model, client_opt=opt, epochs=1),
-    "qfedavg": lambda model, opt: A.qfedavg(model, q=1.0, lipschitz=1.0, client_opt=opt, epochs=1),
+    "fedavg": lambda model, opt: A.fedavg(eh.local.sgd(model, opt, epochs=1)),
+    "fedprox": lambda model, opt: A.fedprox(eh.local.sgd(model, opt, epochs=1), mu=1.0),
+    "fedprox_adaptive": lambda model, opt: A.fedprox_adaptive(eh.local.sgd(model, opt, epochs=1), mu0=0.0),
+    "feddane": lambda model, opt: A.feddane(eh.local.sgd(model, opt, epochs=1), mu=1.0),
+    "scaffold": lambda model, opt: A.scaffold(eh.local.sgd(model, opt, epochs=1)),
+    "qfedavg": lambda model, opt: A.qfedavg(eh.local.sgd(model, opt, epochs=1), q=1.0, lipschitz=1.0),
     "qfedsgd": lambda model, opt: A.qfedsgd(model, q=1.0, lipschitz=1.0),
     "afl": lambda model, opt: A.afl(model, gamma_w=0.1, gamma_lambda=0.1),
-    "term": lambda model, opt: A.term(model, t=1.0, client_opt=opt, epochs=1),
-    "delta_fl": lambda model, opt: A.delta_fl(model, theta=0.5, client_opt=opt, epochs=1),
-    "fedtilt": lambda model, opt: A.fedtilt(model, tilt_class=1.0, client_opt=opt, epochs=1),
-    "fedmgda": lambda model, opt: A.fedmgda(model, epsilon=0.1, client_opt=opt, epochs=1),
+    "term": lambda model, opt: A.term(eh.local.sgd(model, opt, epochs=1), t=1.0),
+    "delta_fl": lambda model, opt: A.delta_fl(eh.local.sgd(model, opt, epochs=1), theta=0.5),
+    "fedtilt": lambda model, opt: A.fedtilt(eh.local.sgd(model, opt, epochs=1), tilt_class=1.0),
+    "fedmgda": lambda model, opt: A.fedmgda(eh.local.sgd(model, opt, epochs=1), epsilon=0.1),
     "qmaml": lambda model, opt: A.qmaml(model, q=1.0, step_size=0.1),
     "batch": lambda model, opt: C.batch(model, eh.risks.mean(), optimiser=opt),
     "stochastic": lambda model, opt: C.stochastic(model, t=1.0, rate=0.5, batch_size=2, optimiser=opt),
@@ -106,6 +108,7 @@ FACTORIES = {
     ),
 }
 ONE_STEP = {"qfedsgd", "afl", "qmaml"}
+CENTRALIZED = {"batch", "stochastic", "grouped"}
 
 
 @pytest.mark.parametrize("name", FACTORIES)
@@ -114,9 +117,11 @@ def test_every_factory_refuses_a_model_and_an_optimiser_of_others(name: str) -> 
     for model in (Net(), Net, Linen(), eh.models.mlp, "mlp"):
         with pytest.raises(eh.EvenhandError, match=r"^model=.*: give a value such as eh\.models\."):
             FACTORIES[name](model, SGD)
-    for opt in (Net(), Module, 0.1, optax.sgd, "sgd") if name not in ONE_STEP else ():
+    others = (0.1,) if name in CENTRALIZED else ()
+    for opt in (Net(), Module, optax.sgd, "sgd", *others) if name not in ONE_STEP else ():
         with pytest.raises(
-            eh.EvenhandError, match=r"^(client_opt|optimiser)=.*: give a value such as optax\.sgd\("
+            eh.EvenhandError,
+            match=r"^(client_opt=.*: give a value such as 0\.1|optimiser=.*: give a value such as optax\.sgd\()",
         ):
             FACTORIES[name](MODEL, opt)
 
@@ -125,15 +130,42 @@ def test_every_factory_refuses_a_model_and_an_optimiser_of_others(name: str) -> 
     ("make", "words"),
     [
         (
-            lambda: A.fedavg(MODEL, **DESCENT, server_opt=0.1),
+            lambda: A.fedavg(DESCENT, server_opt=0.1),
             "server_opt=0.1: give a value such as optax.sgd",
         ),
         (
-            lambda: A.fedavg(MODEL, **DESCENT, sampling=eh.sampling.uniform),
+            lambda: A.fedavg(DESCENT, sampling=eh.sampling.uniform),
             "sampling= got the function uniform",
         ),
-        (lambda: A.fedavg(MODEL, solver=SGD), "solver= got an instance of optax's .* eh.local.sgd"),
-        (lambda: A.fedtilt(MODEL, tilt_class=1.0, **DESCENT, personal_opt=0.1), "client_opt=0.1"),
+        (lambda: A.fedavg(SGD), "work= got an instance of optax's .* eh.local.sgd"),
+        (lambda: A.qfedavg(MODEL, q=1.0), "work= got an instance of evenhand's Model: .* eh.local.sgd"),
+        (lambda: A.fedtilt(DESCENT, tilt_class=1.0, personal=0.1), "personal=0.1: .* eh.local.sgd"),
+        (
+            lambda: A.fedtilt(DESCENT, prox_mu=math.inf, personal=MODEL),
+            "personal= got an instance of evenhand's Model",
+        ),
+        (
+            lambda: A.fedtilt(DESCENT, personal=eh.local.sgd(eh.models.mlp(3, classes=2), 0.1, epochs=1)),
+            "personal= of another model",
+        ),
+        (
+            lambda: A.fedtilt(eh.local.sgd(MODEL, 0.1, epochs=1, risk=eh.risks.tilted(1.0)), tilt_class=1.0),
+            "work whose loss cannot be tilted",
+        ),
+        (lambda: A.fedavg(eh.local.Work(MODEL, None)), "work=Work.*: its solve is not a function"),
+        (lambda: A.fedavg(eh.local.Work(MODEL, DESCENT)), "work=Work.*: its solve is not a function"),
+        (
+            lambda: A.scaffold(DESCENT._replace(effort=eh.local.batches(epochs=1))),
+            "work=Work.*: its effort is not a function",
+        ),
+        (
+            lambda: A.fedtilt(eh.local.Work(MODEL, DESCENT.solve), tilt_class=1.0),
+            "work whose loss cannot be tilted",
+        ),
+        (
+            lambda: A.qfedavg(eh.local.sgd(MODEL, SGD, epochs=1), q=1.0),
+            r"needs lipschitz=, .* eh.local.sgd\(model, 0.1",
+        ),
         (lambda: A.averaged(MODEL), "method= got an instance of evenhand's Model: .* eh.algorithms.fedavg"),
         (lambda: A.side_by_side({"a": A.fedavg}), "method= got the function fedavg itself"),
         (
@@ -143,11 +175,11 @@ def test_every_factory_refuses_a_model_and_an_optimiser_of_others(name: str) -> 
         (lambda: eh.simulate(A.fedavg, (1, 2), rounds=1), "algorithm= got the function fedavg itself"),
         (lambda: eh.simulate(Net(), (1, 2), rounds=1), "algorithm= got an instance of torch's Net"),
         (
-            lambda: eh.simulate(A.fedavg(MODEL, **DESCENT), (1, 2), rounds=1),
+            lambda: eh.simulate(A.fedavg(DESCENT), (1, 2), rounds=1),
             r"data=\(1, 2\): .* eh.data.from_arrays",
         ),
         (
-            lambda: eh.simulate(A.fedavg(MODEL, **DESCENT), Net(), rounds=1),
+            lambda: eh.simulate(A.fedavg(DESCENT), Net(), rounds=1),
             "data= got an instance of torch's Net",
         ),
         (
@@ -197,14 +229,14 @@ def test_widths_of_layers_are_several() -> None:
 
 def test_a_model_larger_than_the_machine_is_refused_with_its_number_of_parameters() -> None:
     data = eh.data.from_arrays(np.ones((4, 3), np.float32), np.array([0, 1, 0, 1]), [0, 0, 1, 1])
-    wide = A.fedavg(eh.models.mlp(3, classes=2, hidden=(10**9, 10**5)), client_opt=SGD, epochs=1)
+    wide = A.fedavg(eh.local.sgd(eh.models.mlp(3, classes=2, hidden=(10**9, 10**5)), SGD, epochs=1))
     parameters = 4 * 10**9 + 10**14 + 10**5 + 2 * 10**5 + 2
     with pytest.raises(
         eh.EvenhandError, match=f"has {parameters:,} parameters, .* GiB at least.*: give a smaller one"
     ):
         eh.simulate(wide, data, rounds=0)
     odd = eh.data.from_arrays(np.ones((4, 3), np.float32), np.array([0, 1, 0, 2**31 - 2]), [0, 0, 1, 1])
-    many = A.fedavg(eh.models.mlp(3, classes=odd.num_classes, hidden=(10**5,)), client_opt=SGD, epochs=1)
+    many = A.fedavg(eh.local.sgd(eh.models.mlp(3, classes=odd.num_classes, hidden=(10**5,)), SGD, epochs=1))
     with pytest.raises(
         eh.EvenhandError, match=r"its 2,147,483,647 classes are .* so number the labels from 0"
     ):

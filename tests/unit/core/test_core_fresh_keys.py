@@ -84,7 +84,7 @@ def test_stragglers_have_a_stream_apart_from_the_cohorts() -> None:
         return jnp.array([2, 0, 1]), jnp.array([1.0, 0.5, 1.0])
 
     method: Algorithm = eh.algorithms.fedavg(
-        MODEL, client_opt=optax.sgd(0.1), steps=1, sampling=Sampling(draw, lambda size: jnp.ones(()))
+        eh.local.sgd(MODEL, 0.1, steps=1), sampling=Sampling(draw, lambda size: jnp.ones(()))
     )
     root, every = jax.random.key(1), set()
     for number in (0, 3):

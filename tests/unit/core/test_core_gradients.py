@@ -224,15 +224,7 @@ def _exact_prox(mu: float, start: np.ndarray, rounds: int) -> np.ndarray:
 
 @pytest.mark.parametrize("mu", [0.0, 1.5])
 def test_a_solver_of_the_users_own_solves_the_proximal_problem(mu: float) -> None:
-    method = eh.algorithms.fedprox(_QUADRATIC, mu=mu, solver=_newton)
+    method = eh.algorithms.fedprox(eh.local.Work(_QUADRATIC, _newton), mu=mu)
     run = eh.simulate(method, _quadratic_clients(), rounds=3, eval_every=3)
     np.testing.assert_allclose(run.params, _exact_prox(mu, np.array([3.0, -2.0]), 3), rtol=1e-4, atol=1e-5)
     assert np.abs(_exact_prox(1.0, np.array([3.0, -2.0]), 3) - np.asarray(run.params)).max() > 1e-2
-
-
-def test_a_solver_replaces_the_description_of_local_work() -> None:
-    for also in ({"client_opt": optax.sgd(0.1)}, {"epochs": 1}, {"steps": 1}, {"batch_size": 4}):
-        with pytest.raises(eh.EvenhandError, match="solver="):
-            eh.algorithms.fedavg(_QUADRATIC, solver=_newton, **also)
-    with pytest.raises(eh.EvenhandError, match="needs client_opt="):
-        eh.algorithms.fedavg(_QUADRATIC, epochs=1)

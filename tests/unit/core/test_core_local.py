@@ -41,7 +41,7 @@ def _watch(
     model: Model, x: np.ndarray, most: int, **work: Any
 ) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     """``(client, key, progress) -> (params, gradients)`` of the local work on that client's rows."""
-    solve = local.sgd(model, **{"client_opt": optax.sgd(1.0), **work})
+    solve = local.sgd(model, work.pop("client_opt", 1.0), **work).solve
     rows, starts, sizes = jnp.asarray(x), jnp.array(_STARTS), jnp.array(_SIZES)
 
     @jax.jit
@@ -151,12 +151,55 @@ _LEAST_SQUARES = Model(
 _W0 = np.array([0.5, -1.0, 2.0])
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        -0.1,
+        float("nan"),
+        float("inf"),
+        True,
+        10**400,
+        np.array([0.1, 0.2]),
+        jnp.array([0.1]),
+        jnp.float32(-1),
+    ],
+)
+def test_a_step_that_is_none_is_refused(step: Any) -> None:
+    with pytest.raises(eh.EvenhandError, match=r"got the step .*: give a finite number >= 0"):
+        local.sgd(_TELLTALE, step, epochs=1)
+
+
+@pytest.mark.parametrize(
+    "step", [0.25, np.float32(0.25), np.array(0.25), jnp.float32(0.25), jnp.float16(0.25)]
+)
+def test_a_number_of_any_library_is_plain_descent(step: Any) -> None:
+    assert local.sgd(_TELLTALE, step, epochs=1).step_size == 0.25
+    assert local.sgd(_TELLTALE, 0, epochs=1).step_size == 0.0
+    assert local.sgd(_TELLTALE, optax.sgd(0.25), epochs=1).step_size is None
+
+
+def test_a_step_may_be_an_argument_of_a_compiled_function() -> None:
+    sizes: list[float | None] = []
+
+    @jax.jit
+    def trained(step: Array) -> Array:
+        work = local.sgd(_LEAST_SQUARES, step, steps=1)
+        sizes.append(work.step_size)
+        return _solved(work)
+
+    np.testing.assert_allclose(trained(0.1), _trained(optax.sgd(0.1), steps=1), rtol=1e-6)
+    assert sizes == [None]
+    assert not np.allclose(trained(0.2), _trained(optax.sgd(0.1), steps=1), rtol=1e-3)
+
+
 def _trained(client_opt: optax.GradientTransformation, **work: Any) -> np.ndarray:
-    solve = local.sgd(_LEAST_SQUARES, client_opt=client_opt, **work)
+    return np.asarray(jax.jit(lambda: _solved(local.sgd(_LEAST_SQUARES, client_opt, **work)))())
+
+
+def _solved(work: local.Work) -> Array:
     x, y = jnp.asarray(_X, jnp.float32), jnp.asarray(_Y, jnp.float32)
     data = ClientData(x, y, jnp.int32(0), jnp.int32(17), jnp.float32(1.0), 17)
-    run = jax.jit(lambda key: solve(jnp.asarray(_W0, jnp.float32), data, key, optax.identity())[0])
-    return np.asarray(run(jax.random.key(6)))
+    return work.solve(jnp.asarray(_W0, jnp.float32), data, jax.random.key(6), optax.identity())[0]
 
 
 def _batches(epochs: int, batch_size: int) -> list[np.ndarray]:
@@ -252,4 +295,4 @@ def test_without_a_training_pass_there_is_no_noise() -> None:
 )
 def test_work_must_be_described_once(work: dict[str, int], words: str) -> None:
     with pytest.raises(eh.EvenhandError, match=words):
-        local.sgd(_TELLTALE, client_opt=optax.sgd(0.1), **work)
+        local.sgd(_TELLTALE, 0.1, **work)

@@ -291,7 +291,7 @@ def test_users_modules_have_the_same_gradients(module: Any) -> None:
 
 def training(model: Model, wrap: Callable[[Function], Function], lanes: int) -> str:
     """The compiled program of local training, as a user's solver would have it without and with ``wrap``."""
-    step = local.sgd(model, client_opt=optax.sgd(0.1), steps=3, batch_size=4)
+    step = local.sgd(model, 0.1, steps=3, batch_size=4).solve
     client = ClientData(X, Y, jnp.int32(0), jnp.int32(12), jnp.float32(1), 12)
 
     def work(params: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,7 +38,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "scaffold": {},
     "term": {"t": 1.0},
 }
-WORK: dict[str, Any] = {"client_opt": optax.sgd(0.1), "steps": 1}
+WORK = local.sgd(MODEL, 0.1, steps=1)
 
 
 def options(name: str) -> set[str]:
@@ -51,15 +50,18 @@ def having(option: str) -> list[str]:
     return [name for name in REQUIRED if option in options(name)]
 
 
-def make(name: str, **more: Any) -> Algorithm:
-    work = {} if "solver" in more else {key: value for key, value in WORK.items() if key in options(name)}
-    return getattr(algorithms, name)(MODEL, **(REQUIRED[name] | work | more))
+def make(name: str, work: local.Work = WORK, **more: Any) -> Algorithm:
+    first = work if "work" in options(name) else work.model
+    return getattr(algorithms, name)(first, **(REQUIRED[name] | more))
 
 
 def one_step(params: Any, data: ClientData, key: jax.Array, correction: Any) -> tuple[Any, Any]:
     """A solver that moves by 1 and tells a correction of a gradient of 0."""
     _, state = correction.update(jnp.float32(0.0), correction.init(params), params)
     return params + 1.0, state
+
+
+ONE = local.Work(MODEL, one_step)
 
 
 def after(method: Algorithm, rounds: int = 1) -> float:
@@ -76,17 +78,8 @@ def after(method: Algorithm, rounds: int = 1) -> float:
 def test_no_method_is_missing() -> None:
     others = {"afl", "averaged", "side_by_side"}
     assert set(algorithms.__all__) == set(REQUIRED) | others
-    shared = {
-        "client_opt",
-        "epochs",
-        "steps",
-        "batch_size",
-        "server_opt",
-        "sampling",
-        "keep_partial",
-        "solver",
-    }
-    assert shared <= options("fedavg")
+    assert {"work", "server_opt", "sampling", "keep_partial"} <= options("fedavg")
+    assert set(REQUIRED) - set(having("work")) == {"qfedsgd", "qmaml"}
 
 
 @pytest.mark.parametrize("name", having("keep_partial"))
@@ -127,36 +120,31 @@ def test_the_aggregator_is_that_of_every_phase(name: str) -> None:
 def test_the_server_steps_by_its_optimiser_and_remembers(name: str) -> None:
     """Uploads of 1: momentum 1/2 and a step of 1/4 move by 1/4, then by 3/8; by default each moves by 1."""
     heavy = optax.sgd(0.25, momentum=0.5)
-    assert after(make(name, server_opt=heavy, solver=one_step), rounds=2) == pytest.approx(0.625)
-    assert after(make(name, solver=one_step), rounds=2) == pytest.approx(2.0)
+    assert after(make(name, ONE, server_opt=heavy), rounds=2) == pytest.approx(0.625)
+    assert after(make(name, ONE), rounds=2) == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("name", having("steps"))
-@pytest.mark.parametrize(
-    "work",
-    [{"steps": 3, "batch_size": None}, {"epochs": 2, "batch_size": 5}, {"epochs": 1, "batch_size": None}],
-)
-def test_local_work_is_the_one_described(
-    name: str, work: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    described: list[dict[str, Any]] = []
-
-    def spy(model: Any, **given: Any) -> Callable[..., Any]:
-        described.append({key: value for key, value in given.items() if key != "risk"})
-        return one_step
-
-    monkeypatch.setattr(local, "sgd", spy)
-    opt = optax.sgd(0.3)
-    getattr(algorithms, name)(MODEL, **REQUIRED[name], client_opt=opt, **work)
-    assert described
-    assert all(each == {"epochs": None, "steps": None, "client_opt": opt, **work} for each in described)
+@pytest.mark.parametrize("name", having("work"))
+def test_the_work_is_what_clients_do(name: str) -> None:
+    """And its effort is told, so that clients of like effort go side by side."""
+    assert after(make(name, ONE)) == pytest.approx(1.0)
+    work = local.sgd(MODEL, 0.1, epochs=3, batch_size=2)
+    assert make(name, work).model is MODEL
+    for effort in (phase.effort for phase in make(name, work).phases[-1:]):
+        assert effort is not None and tuple(map(int, effort(ROWS))) == (6, 9)
 
 
-@pytest.mark.parametrize("name", having("solver"))
-def test_a_solver_takes_the_place_of_local_work(name: str) -> None:
-    with pytest.raises(eh.EvenhandError, match="the solver replaces them all"):
-        make(name, solver=one_step, batch_size=3)
-    assert after(make(name, solver=one_step)) == pytest.approx(1.0)
+def test_qfedavg_knows_the_step_of_plain_descent() -> None:
+    """And asks for it where the optimiser is any other."""
+    algorithms_of = [algorithms.qfedavg(WORK, q=1.0, lipschitz=bound) for bound in (None, 10.0, 5.0)]
+    uploads = jnp.array([-0.2, 0.3])
+    steps = [
+        float(eh.aggregators.aggregate(each.phases[0].aggregator, uploads, losses=jnp.array([2.0, 0.5])))
+        for each in algorithms_of
+    ]
+    assert steps[0] == steps[1] != steps[2]
+    with pytest.raises(eh.EvenhandError, match="needs lipschitz="):
+        algorithms.qfedavg(local.sgd(MODEL, optax.sgd(0.1), steps=1), q=1.0)
 
 
 # --- FedTilt ---------------------------------------------------------------------------------------------------------
@@ -173,19 +161,38 @@ def tilted_work(**more: Any) -> tuple[float, float]:
 
 def test_fedtilts_personal_optimiser_trains_the_personal_model_or_the_tied_one() -> None:
     """Two steps by hand: the gradient is w - 2 + mu (w - w^t), with w^t = 0; the sent one has no pull."""
-    slow, fast = optax.sgd(0.1), optax.sgd(0.3)
+    slow, fast = (local.sgd(MODEL, step, steps=2) for step in (0.1, 0.3))
 
     def two(w: float, step: float, mu: float) -> float:
         for _ in range(2):
             w -= step * (w - 2.0 + mu * w)
         return w
 
-    both = {"client_opt": slow, "personal_opt": fast, "steps": 2, "prox_mu": 0.5}
+    both: dict[str, Any] = {"work": slow, "personal": fast, "prox_mu": 0.5}
     assert tilted_work(**both) == pytest.approx((two(0, 0.1, 0), two(1, 0.3, 0.5)), rel=1e-5)
     assert tilted_work(tied=True, **both) == pytest.approx((two(0, 0.3, 0.5), 1.0), rel=1e-5)
-    both["personal_opt"] = None
+    both["personal"] = None
     assert tilted_work(**both) == pytest.approx((two(0, 0.1, 0), two(1, 0.1, 0.5)), rel=1e-5)
     assert tilted_work(tied=True, **both) == pytest.approx((two(0, 0.1, 0.5), 1.0), rel=1e-5)
+
+
+def test_fedtilt_tilts_the_personal_work_too() -> None:
+    """One step of 0.3 by hand: rows of loss (w - x)^2 / 2 weighed by their exponential, from v = 1."""
+    x = np.array([1.0, 2.0, 3.0])
+    share = np.exp(0.5 * np.square(1.0 - x))
+    slope = np.sum(share / share.sum() * (1.0 - x))
+    steps = {"work": local.sgd(MODEL, 0.1, steps=1), "personal": local.sgd(MODEL, 0.3, steps=1)}
+    _, kept = tilted_work(**steps, tilt_class=1.0, tilt_sample=1.0, prox_mu=0.0)
+    assert kept == pytest.approx(1.0 - 0.3 * slope, rel=1e-5)
+    assert abs(0.3 * (slope - np.mean(1.0 - x))) > 1e-2
+
+
+def test_methods_of_one_gradient_take_a_client_for_as_long_as_its_rows() -> None:
+    for effort in (
+        make("qfedsgd").phases[0].effort,
+        algorithms.afl(MODEL, gamma_w=0.1, gamma_lambda=0.1).phases[0].effort,
+    ):
+        assert effort is not None and tuple(map(int, effort(ROWS))) == (3, 3)
 
 
 def test_fedtilt_ties_one_model_per_client() -> None:

@@ -1,34 +1,31 @@
 """Reprs of what is made of functions: a name, or what the functions are called, never an address."""
 
-import optax
 import pytest
 
 import evenhand as eh
 
 MODEL = eh.models.softmax_regression(4, classes=3)
-WORK = {"client_opt": optax.sgd(0.1), "epochs": 1, "batch_size": 4}
+WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
 A = eh.algorithms
-PROX = A.fedprox(MODEL, mu=0.1, **WORK)
+PROX = A.fedprox(WORK, mu=0.1)
 
 METHODS = {
-    "fedavg": A.fedavg(MODEL, **WORK),
+    "fedavg": A.fedavg(WORK),
     "fedprox(mu=0.1)": PROX,
-    "fedprox_adaptive(mu0=1)": A.fedprox_adaptive(MODEL, mu0=1.0, **WORK),
-    "scaffold": A.scaffold(MODEL, **WORK),
-    "feddane(mu=0.5)": A.feddane(MODEL, mu=0.5, **WORK),
-    "qfedavg(q=2, lipschitz=10)": A.qfedavg(MODEL, q=2.0, lipschitz=10.0, **WORK),
+    "fedprox_adaptive(mu0=1)": A.fedprox_adaptive(WORK, mu0=1.0),
+    "scaffold": A.scaffold(WORK),
+    "feddane(mu=0.5)": A.feddane(WORK, mu=0.5),
+    "qfedavg(q=2, lipschitz=10)": A.qfedavg(WORK, q=2.0, lipschitz=10.0),
     "qfedsgd(q=2, lipschitz=10)": A.qfedsgd(MODEL, q=2.0, lipschitz=10.0),
     "qfedsgd(q=2, step_size=0.1)": A.qfedsgd(MODEL, q=2.0, lipschitz=10.0, step_size=0.1),
     "qmaml(q=1, step_size=0.1)": A.qmaml(MODEL, q=1.0, step_size=0.1),
-    "delta_fl(theta=0.5)": A.delta_fl(MODEL, theta=0.5, **WORK),
+    "delta_fl(theta=0.5)": A.delta_fl(WORK, theta=0.5),
     "afl(gamma_w=0.1, gamma_lambda=0.2)": A.afl(MODEL, gamma_w=0.1, gamma_lambda=0.2),
-    "fedmgda(epsilon=0.1)": A.fedmgda(MODEL, **WORK),
-    "fedtilt(tilts 1, 2, 0; prox_mu=0.01)": A.fedtilt(MODEL, tilt_class=1.0, tilt_sample=2.0, **WORK),
-    "term(t=1)": A.term(MODEL, t=1.0, **WORK),
+    "fedmgda(epsilon=0.1)": A.fedmgda(WORK),
+    "fedtilt(tilts 1, 2, 0; prox_mu=0.01)": A.fedtilt(WORK, tilt_class=1.0, tilt_sample=2.0),
+    "term(t=1)": A.term(WORK, t=1.0),
     "averaged(fedprox(mu=0.1))": A.averaged(PROX),
-    "side_by_side(a, b)": A.side_by_side(
-        {"a": A.fedavg(MODEL, **WORK), "b": PROX._replace(partial_work=False)}
-    ),
+    "side_by_side(a, b)": A.side_by_side({"a": A.fedavg(WORK), "b": PROX._replace(partial_work=False)}),
 }
 
 
@@ -53,7 +50,10 @@ def test_every_method_is_among_those():
         (eh.aggregators.min_norm(0.1), "Stack(init=min_norm.<lambda>, apply=min_norm.apply)"),
         (eh.risks.tilted(1.0), "Risk(value=tilted.value, weights=tilted.weigh)"),
         (eh.sampling.uniform(), "Sampling(draw=_uniform.draw, weight=_rows)"),
-        (eh.local.sgd(MODEL, **WORK), "Sgd(solve=sgd.solve, effort=sgd.effort)"),
+        (
+            WORK._replace(model=MODEL._replace(name="toy")),
+            "Work(model=<Model toy>, solve=descent.solve, effort=batches.effort, step_size=0.1, of_risk=sgd.of_risk)",
+        ),
         (eh.systems.stragglers(0.5), "Systems(fast=_stragglers.fast, draw=_stragglers.draw)"),
         (eh.types.Attack(0.2, upload=lambda delta, key: delta), "Attack(fraction=0.2, upload=<lambda>)"),
     ],

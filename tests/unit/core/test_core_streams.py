@@ -57,7 +57,7 @@ def test_one_round_too_many_runs_into_the_next_phase() -> None:
     root = jax.random.key(0)
     assert _words(stream(root, Purpose.WORK, MAX_ROUNDS, 0)) == _words(stream(root, Purpose.WORK, 0, 1))
     data, model = eh.testing.toy_data(), eh.testing.toy_model()
-    method = eh.algorithms.fedavg(model, solver=lambda params, data, key, correction: (params, ()))
+    method = eh.algorithms.fedavg(eh.local.Work(model, lambda params, data, key, correction: (params, ())))
     with pytest.raises(eh.EvenhandError, match=f"rounds={MAX_ROUNDS}"):
         eh.simulate(method, data, rounds=MAX_ROUNDS)
 

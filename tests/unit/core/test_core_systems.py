@@ -43,7 +43,7 @@ def half() -> tuple[np.ndarray, np.ndarray]:
 
 def _steps(progress: np.ndarray, size: int, **work: int | None) -> np.ndarray:
     """How many local steps clients of ``size`` rows do, one per entry of ``progress``."""
-    solve = local.sgd(_COUNTER, client_opt=optax.sgd(1.0), **work)
+    solve = local.sgd(_COUNTER, 1.0, **work).solve
     rows = jnp.zeros(size)
 
     def count(share: Array) -> Array:

@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -242,8 +241,8 @@ def personal(method: Algorithm) -> Algorithm:
     )
 
 
-WORK = {"client_opt": optax.sgd(0.1), "epochs": 2, "batch_size": 4}
-FEDAVG = eh.algorithms.fedavg(MODEL, **WORK)
+WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
+FEDAVG = eh.algorithms.fedavg(WORK)
 DATA = dataset([7, 3, 1, 30, 40, 2, 5], [9, 0, 1, 12, 33, 2, 0])
 
 
@@ -287,8 +286,8 @@ def test_infinities_of_a_damaged_table_are_not_a_number() -> None:
 
 
 def test_without_classes_there_is_no_accuracy_by_class() -> None:
-    model = MODEL._replace(metrics={})
-    run = eh.simulate(eh.algorithms.fedavg(model, **WORK), DATA, rounds=0)
+    work = WORK._replace(model=MODEL._replace(metrics={}))
+    run = eh.simulate(eh.algorithms.fedavg(work), DATA, rounds=0)
     assert "class_spread" not in run.summary()
     assert not any("class" in name for name in run.history)
     assert run.view().classes == {}

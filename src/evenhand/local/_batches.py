@@ -1,0 +1,145 @@
+"""Which of its rows a client trains on, step after step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from evenhand import permutation
+from evenhand.errors import EvenhandError, whole_number
+from evenhand.local._passes import rows_at
+from evenhand.naming import short
+from evenhand.types import Array, ClientData, Effort, Key
+
+__all__ = ["Batch", "Batches", "batches", "over_batches", "step_per_row"]
+
+_MOST = 10**6
+"""Most epochs, steps or rows per batch: more is a slip of the keyboard, and would overflow an int32."""
+
+
+class Batch(NamedTuple):
+    """Some of a client's rows, or all of them; none are copied before :meth:`read`.
+
+    Attributes:
+      data: the client.
+      positions: int32 ``(b,)``, which of its rows; None: all of them.
+      inside: bool ``(b,)``, which entries of ``positions`` count: the last batch of an epoch may be smaller.
+    """
+
+    data: ClientData
+    positions: Array | None = None
+    inside: Array | None = None
+
+    def read(self) -> tuple[Array, Array, Array]:
+        """``(x, y, inside)``: rows, their labels, and which of them count."""
+        positions, inside = self.positions, self.inside
+        if positions is None or inside is None:
+            positions = jnp.arange(self.data.capacity, dtype=jnp.int32)
+            inside = positions < self.data.size
+        return *rows_at(self.data, jnp.where(inside, positions, 0)), inside
+
+
+class Batches(NamedTuple):
+    """A schedule of local steps, made by :func:`batches`.
+
+    Attributes:
+      effort: ``data -> Effort``, the steps and rows of one round, or a straggler's part of them.
+      draw: ``(data, key) -> (i -> Batch)``, the batch of each step.
+    """
+
+    effort: Callable[[ClientData], Effort]
+    draw: Callable[[ClientData, Key], Callable[[Array], Batch]]
+    __repr__ = short
+
+
+def batches(*, epochs: int | None = None, steps: int | None = None, batch_size: int | None = None) -> Batches:
+    """Consecutive slices of a fresh permutation of the client's rows, one permutation for each epoch.
+
+    No row is wasted or counted twice: the last slice of an epoch may be smaller, and nothing is padded.
+
+    Args:
+      epochs: passes over the client's rows; or else
+      steps: how many batches, over as many passes as that takes.
+      batch_size: rows per batch; None: all rows of the client, one step per epoch.
+
+    A straggler (``data.progress < 1``) does ``1 + floor(progress * epochs)`` epochs, or that share of its steps
+    where there is one epoch only or where work is counted in steps.
+
+    Raises:
+      EvenhandError: not exactly one of ``epochs`` and ``steps``, or one that is not a whole number from 1 to a million.
+    """
+    _check(epochs, steps, batch_size)
+
+    def per_epoch(data: ClientData) -> Array:
+        return jnp.int32(1) if batch_size is None else (data.size + (batch_size - 1)) // batch_size
+
+    def effort(data: ClientData) -> Effort:
+        each = jnp.maximum(per_epoch(data), 1)
+        over = (total := _num_steps(data, each, epochs, steps)) % each
+        rest = data.size if batch_size is None else jnp.minimum(over * batch_size, data.size)
+        return Effort(total, total // each * data.size + jnp.where(over > 0, rest, 0))
+
+    def draw(data: ClientData, key: Key) -> Callable[[Array], Batch]:
+        if (rows := batch_size) is None:
+            return lambda i: Batch(data)
+        word, each = permutation.words(key), per_epoch(data)
+
+        def batch(i: Array) -> Batch:
+            positions = (i % each) * rows + jnp.arange(min(rows, data.capacity), dtype=jnp.int32)
+            order = permutation.permute(positions, data.size, word, i // each)
+            return Batch(data, order, positions < data.size)
+
+        return batch
+
+    return Batches(effort, draw)
+
+
+def over_batches(
+    schedule: Batches, step: Callable[[Any, Batch, Key], Any], begin: Any, data: ClientData, key: Key
+) -> Any:
+    """Folds ``step(carry, batch, step_key) -> carry`` over the batches of one round, from ``begin``.
+
+    What a local optimiser with a loop of its own needs: it takes the batches, in number and order, that plain descent
+    would take.
+    """
+    batch, total = schedule.draw(data, key), schedule.effort(data).steps
+
+    def body(carry: tuple[Array, Any]) -> tuple[Array, Any]:
+        i, kept = carry
+        return i + 1, step(kept, batch(i), jax.random.fold_in(key, i))
+
+    return lax.while_loop(lambda carry: carry[0] < total, body, (jnp.int32(0), begin))[1]
+
+
+def step_per_row(data: ClientData) -> Effort:
+    """What work is taken for that cannot be told: one step, of one row, per row that a straggler gets to."""
+    rows = jnp.ceil(data.size.astype(jnp.float32) * jnp.minimum(data.progress, 1.0)).astype(jnp.int32)
+    return Effort(rows, rows)
+
+
+def _num_steps(data: ClientData, per_epoch: Array, epochs: int | None, steps: int | None) -> Array:
+    """Local steps of this client in this round: all, or the part that a straggler manages."""
+
+    def part(whole: Array) -> Array:
+        done = 1 + jnp.floor(data.progress * whole.astype(jnp.float32)).astype(jnp.int32)
+        return jnp.where(data.progress < 1, jnp.minimum(done, whole), whole)
+
+    if steps is not None:
+        total = part(jnp.int32(steps))
+    elif epochs == 1:
+        total = part(per_epoch)
+    else:
+        total = part(jnp.int32(epochs or 0)) * per_epoch
+    return jnp.where(data.size > 0, total, 0)
+
+
+def _check(epochs: int | None, steps: int | None, batch_size: int | None) -> None:
+    if (epochs is None) == (steps is None):
+        raise EvenhandError("Local work needs exactly one of epochs= and steps=: give one of them.")
+    for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
+        if value is not None:
+            whole_number(name, value, 1, _MOST)

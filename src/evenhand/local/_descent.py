@@ -1,0 +1,111 @@
+"""Mini-batch descent on a client's rows."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from evenhand.errors import EvenhandError, expect
+from evenhand.local._batches import Batch, Batches, batches, over_batches
+from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
+from evenhand.local._work import Solver, Work, check_model
+from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
+
+__all__ = ["descent", "sgd"]
+
+
+def sgd(
+    model: Model,
+    client_opt: optax.GradientTransformation | float | Array,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    risk: RowRisk | None = None,
+) -> Work:
+    r"""Mini-batch descent with any optax optimiser, started anew in every round: each step is
+
+    .. math:: w \leftarrow w + \text{client\_opt}\big(\text{correction}(\nabla F_k(w; b))\big)
+
+    for a batch ``b`` of the client's rows, and :math:`\nabla F_k(w; b)` the gradient of the mean loss over ``b``, or of
+    another risk of its losses.  The correction is what a method adds, such as a proximal term.
+
+    Args:
+      model: what is trained.
+      client_opt: the optimiser; a number is plain gradient descent with that step.
+      epochs: passes ``E`` over the client's rows, reshuffled each time; or else
+      steps: how many batches, over as many passes as that takes.
+      batch_size: rows per batch; None: all rows of the client, one step per epoch.
+      risk: what becomes of the losses of a batch, such as ``eh.risks.tilted(1.0)``; None: their mean.  A function of
+        the batch's labels, where losses are grouped by them: ``lambda y: eh.risks.hierarchical(..., y, classes)``.
+
+    What a straggler gets done: see :func:`evenhand.local.batches`.
+
+    Raises:
+      EvenhandError: a step that is negative or not finite; not exactly one of ``epochs`` and ``steps``; or one that is
+        not a whole number from 1 to a million.
+
+    Example:
+      >>> import evenhand as eh
+      >>> model = eh.models.softmax_regression(features=60, classes=10)
+      >>> work = sgd(model, 0.1, epochs=5, batch_size=10)
+      >>> work.step_size
+      0.1
+    """
+    check_model(model)
+    if isinstance(client_opt, optax.GradientTransformation):
+        optimiser, step_size = client_opt, None
+    else:
+        optimiser, step_size = _plain(client_opt)
+    schedule = batches(epochs=epochs, steps=steps, batch_size=batch_size)
+
+    def of_risk(risk: RowRisk | None) -> Work:
+        solve = descent(schedule, batch_gradient(model, risk), optimiser)
+        # Work on a risk of its own does not take another in its place.
+        return Work(model, solve, schedule.effort, step_size, of_risk if risk is None else None)
+
+    return of_risk(risk)
+
+
+def descent(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTransformation) -> Solver:
+    """A step of the optimiser for each batch, against the corrected estimate of the gradient."""
+
+    def solve(
+        params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
+    ) -> tuple[Params, PyTree]:
+        def step(carry: _Descent, batch: Batch, key: Key) -> _Descent:
+            gradient = estimate(carry.params, batch, key)
+            corrected, correction_state = correction.update(gradient, carry.correction, carry.params)
+            updates, optimiser = client_opt.update(corrected, carry.optimiser, carry.params)
+            return _Descent(optax.apply_updates(carry.params, updates), optimiser, correction_state)
+
+        begin = _Descent(params, client_opt.init(params), correction.init(params))
+        end = over_batches(schedule, step, begin, data, key)
+        return end.params, end.correction
+
+    return solve
+
+
+def _plain(step: Array | float) -> tuple[optax.GradientTransformation, float | None]:
+    """Plain gradient descent, and its step unless that is known to a compiled function only."""
+    expect("client_opt", step, Real | np.ndarray | jax.Array, "0.1, or an optax optimiser")
+    try:
+        known = math.nan if isinstance(step, bool) or np.ndim(step) else float(step)
+    except jax.errors.ConcretizationTypeError:
+        return optax.sgd(step), None
+    except OverflowError:  # a whole number of more than 300 digits
+        known = math.inf
+    if not 0.0 <= known < math.inf:
+        raise EvenhandError(f"eh.local.sgd() got the step {step!s:.40}: give a finite number >= 0.")
+    return optax.sgd(known), known
+
+
+class _Descent(NamedTuple):
+    params: Params
+    optimiser: optax.OptState
+    correction: optax.OptState
