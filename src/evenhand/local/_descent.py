@@ -98,8 +98,12 @@ def _plain(step: Array | float) -> tuple[optax.GradientTransformation, float | N
         known = math.nan if isinstance(step, bool) or np.ndim(step) else float(step)
     except jax.errors.ConcretizationTypeError:
         return optax.sgd(step), None
-    except OverflowError:  # a whole number of more than 300 digits
-        known = math.inf
+    except (
+        OverflowError,
+        TypeError,
+        ValueError,
+    ):  # a number of more than 300 digits, a complex one, an array of text
+        known = math.nan
     if not 0.0 <= known < math.inf:
         raise EvenhandError(f"eh.local.sgd() got the step {step!s:.40}: give a finite number >= 0.")
     return optax.sgd(known), known

@@ -161,6 +161,8 @@ _W0 = np.array([0.5, -1.0, 2.0])
         10**400,
         np.array([0.1, 0.2]),
         jnp.array([0.1]),
+        jnp.array(1j),
+        np.array("x"),
         jnp.float32(-1),
     ],
 )
