@@ -19,9 +19,10 @@ import numpy as np
 from tasks import TASKS, Task, rows, with_real_sizes
 
 import evenhand as eh
-from evenhand import permutation
+from evenhand import permutation, rounds
 from evenhand.data import FederatedDataset, Split
-from evenhand.simulation import _engine, _reference, _round, _setup
+from evenhand.simulation import _engine, _reference, _setup
+from evenhand.streams import Keys
 from evenhand.types import Model
 
 
@@ -79,7 +80,7 @@ class Rounds:
     def round(self, engine: ModuleType, count: int) -> dict[str, jax.Array]:
         """Some rounds."""
         run = self.setup
-        self.state, infos = engine.run_rounds(run.program, self.state, run.rows, run.root, self.number, count)
+        self.state, infos = engine.run_rounds(run.program, self.state, run.rows, run.keys, self.number, count)
         jax.block_until_ready(self.state)
         self.number += count
         return infos
@@ -101,11 +102,11 @@ class Rounds:
         run = _setup.set_up(self.method(model), self.data, **self.settings)
         params = jax.tree.map(np.array, run.state.server.params)
         sizes = self.data.train.sizes
-        ids, _ = _round.cohort(run.program.algorithm, None, run.rows.sizes, self.task.cohort, run.root, 0, 0)
-        ids = np.array(ids)
-        plan = {f"batches_{i}": self.batches(int(k), int(sizes[k]), run.root) for i, k in enumerate(ids)}
+        method, count = run.program.algorithm, self.task.cohort
+        ids = np.array(rounds.cohort(method, None, run.rows.sizes, count, run.keys, 0, 0).ids)
+        plan = {f"batches_{i}": self.batches(int(k), int(sizes[k]), run.keys) for i, k in enumerate(ids)}
         np.savez(path, ids=ids, **plan, **for_torch(self.task, params))
-        state, _ = _engine.run_rounds(run.program, run.state, run.rows, run.root, 0, 1)
+        state, _ = _engine.run_rounds(run.program, run.state, run.rows, run.keys, 0, 1)
         params = jax.tree.map(np.array, state.server.params)
         chosen = np.concatenate([np.arange(*self.data.train.offsets[k : k + 2]) for k in ids])
         x, y = self.data.train.x[chosen], self.data.train.y[chosen]
@@ -113,10 +114,10 @@ class Rounds:
         parts = [losses(x[i : i + 500], y[i : i + 500]) for i in range(0, len(x), 500)]
         return {"loss": float(np.mean(np.concatenate(parts)))}
 
-    def batches(self, k: int, size: int, root: jax.Array) -> np.ndarray:
+    def batches(self, k: int, size: int, keys: Keys) -> np.ndarray:
         """Positions of each local batch of the first round; -1 where a batch is short."""
         task = self.task
-        word = permutation.words(_round.work_key(root, 0, 0, jnp.int32(k)))
+        word = permutation.words(rounds.work_key(keys, 0, 0, jnp.int32(k)))
         per_epoch = -(-size // task.batch)
         plan = []
         for step in range(task.steps or per_epoch):

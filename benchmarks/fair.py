@@ -60,7 +60,7 @@ class Rounds:
         """Seconds per round."""
         run: Any = self.setup
         begin = time.perf_counter()
-        self.state, _ = _engine.run_rounds(run.program, self.state, run.rows, run.root, self.number, count)
+        self.state, _ = _engine.run_rounds(run.program, self.state, run.rows, run.keys, self.number, count)
         jax.block_until_ready(self.state)
         self.number += count
         return (time.perf_counter() - begin) / count

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from evenhand import permutation
-from evenhand.types import Array, Key, Sampling
+from evenhand.types import Array, Cohort, Key, Sampling
 
 __all__ = ["proportional", "uniform"]
 
@@ -37,7 +37,7 @@ def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> cohort = uniform().draw(jax.random.key(0), jnp.full(1000, 20), 10)
-      >>> len(set(cohort.tolist()))
+      >>> len(set(cohort.ids.tolist()))
       10
     """
     return Sampling(_uniform(replace), _rows if weighted else _one, repeats=replace)
@@ -45,8 +45,8 @@ def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
 
 # Cached, so that equal draws are equal.
 @cache
-def _uniform(replace: bool) -> Callable[[Key, Array, int], Array]:
-    def draw(key: Key, sizes: Array, m: int) -> Array:
+def _uniform(replace: bool) -> Callable[[Key, Array, int], Cohort]:
+    def ids(key: Key, sizes: Array, m: int) -> Array:
         clients = sizes.shape[0]
         if replace:
             return jax.random.randint(key, (m,), 0, clients, dtype=jnp.int32)
@@ -54,6 +54,9 @@ def _uniform(replace: bool) -> Callable[[Key, Array, int], Array]:
         if m == clients:
             return slots
         return permutation.permute(slots, jnp.int32(clients), permutation.words(key), jnp.int32(0))
+
+    def draw(key: Key, sizes: Array, m: int) -> Cohort:
+        return Cohort.of(ids(key, sizes, m))
 
     return draw
 
@@ -73,7 +76,7 @@ def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> sizes = jnp.array([1, 1, 98])
-      >>> proportional().draw(jax.random.key(0), sizes, 5).tolist().count(2) >= 3
+      >>> proportional().draw(jax.random.key(0), sizes, 5).ids.tolist().count(2) >= 3
       True
     """
     draw, look_up = _proportional(replace)
@@ -83,8 +86,8 @@ def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
 @cache
 def _proportional(
     replace: bool,
-) -> tuple[Callable[[Key, Array, int], Array], Callable[[Key, _Table, int], Array]]:
-    def look_up(key: Key, table: _Table, m: int) -> Array:
+) -> tuple[Callable[[Key, Array, int], Cohort], Callable[[Key, _Table, int], Cohort]]:
+    def ids(key: Key, table: _Table, m: int) -> Array:
         if replace:
             return _owners(key, table.last, m)
         clients = table.sizes.shape[0]
@@ -95,7 +98,10 @@ def _proportional(
         race = jnp.log(table.sizes.astype(jnp.float32)) + jax.random.gumbel(key, (clients,), jnp.float32)
         return jax.lax.top_k(race, m)[1].astype(jnp.int32)
 
-    def draw(key: Key, sizes: Array, m: int) -> Array:
+    def look_up(key: Key, table: _Table, m: int) -> Cohort:
+        return Cohort.of(ids(key, table, m))
+
+    def draw(key: Key, sizes: Array, m: int) -> Cohort:
         return look_up(key, _tabulate(sizes), m)
 
     return draw, look_up

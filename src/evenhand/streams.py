@@ -2,43 +2,77 @@
 
 Because each purpose has a stream of its own, turning a feature on never changes the draws of another: the same
 seed gives the same cohorts, stragglers and mini-batches to every method, which is what a fair comparison needs.
+
+What must be hidden from clients, such as noise and masks, comes from a root that theirs says nothing about.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from evenhand.types import Array, Key
 
-__all__ = ["MAX_ROUNDS", "Purpose", "client_stream", "stream"]
+__all__ = ["MAX_ROUNDS", "Keys", "Purpose", "client_stream", "keys_of", "stream"]
 
 MAX_ROUNDS = 2**24
 """Rounds in one run, at most."""
 
 
 class Purpose(IntEnum):
-    """What a stream is for.  The numbers are part of every saved run: never reuse one; below 16."""
+    """What a stream is for.  The numbers are part of every saved run: never reuse one; below 16.
+
+    ``AGGREGATOR``, ``SERVER``, ``NOISE`` and ``MASKS`` are streams of the secret root, all others of the shared one.
+    """
 
     INIT = 0
     COHORT = 1
     WORK = 2
     PERSONAL = 3
     ATTACK = 4
-    LIARS = 5
+    MALICIOUS = 5
     AGGREGATOR = 6
     SERVER = 7
     STRAGGLERS = 8
     EVALUATION = 9
+    NOISE = 10
+    MASKS = 11
+    DROPOUTS = 12
+
+
+class Keys(NamedTuple):
+    """The two roots of everything random in a run.
+
+    Attributes:
+      shared: clients may know it, and derive their mini-batches from it.
+      secret: no client may know it; on real devices it must not come from a seed that anybody knows.
+    """
+
+    shared: Key
+    secret: Key
+
+
+def keys_of(seed: int) -> Keys:
+    """The roots of a simulated run: functions of its seed, neither of which can be computed from the other.
+
+    Example:
+      >>> roots = keys_of(0)
+      >>> bool(roots.shared == jax.random.key(0)), bool(roots.shared == roots.secret)
+      (True, False)
+    """
+    words = np.random.SeedSequence((seed, int(Purpose.NOISE))).generate_state(2)
+    return Keys(jax.random.key(seed), jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32)))
 
 
 def stream(key: Key, purpose: Purpose, number: Array | int = 0, phase: int = 0) -> Key:
     """The key for ``purpose`` in one phase of one round.
 
     Args:
-      key: the run's key, ``jax.random.key(seed)``, or a client's key when a wrapper adds a purpose to it.
+      key: one of the run's :class:`Keys`, or a client's key when a wrapper adds a purpose to it.
       purpose: which stream.
       number: the round, below :data:`MAX_ROUNDS`; may be a tracer.
       phase: which exchange of the round, below 16.

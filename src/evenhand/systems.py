@@ -1,4 +1,4 @@
-r"""Systems heterogeneity: who is slow in a round, and how much of the work a slow client gets done."""
+r"""Systems heterogeneity: who is slow in a round, how much of the work a slow client gets done, and who drops out."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ import jax
 import jax.numpy as jnp
 
 from evenhand import permutation
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, expect
 from evenhand.naming import short
 from evenhand.streams import Purpose, client_stream, stream
-from evenhand.types import Array, Key
+from evenhand.types import Array, Cohort, Key
 
-__all__ = ["Systems", "stragglers"]
+__all__ = ["Systems", "chain", "dropouts", "stragglers"]
 
 
 class Systems(NamedTuple):
-    """Which clients of a cohort finish in time.
+    """What becomes of a round's cohort before it reports.
 
     Attributes:
-      fast: ``m -> how many`` of a cohort of ``m`` finish all their work; a Python int.
-      draw: ``(key, ids) -> (slots, progress)``: the cohort's slots ordered so that the fast ones come first, and,
-        for each slot as it stood, the share of the work done, >= 1 for the fast ones.
+      draw: ``(key, cohort, keep_partial) -> Cohort``, perhaps of fewer slots; ``keep_partial``, a Python bool: whether
+        the method aggregates partial work, rather than drop who does it.
     """
 
-    fast: Callable[[int], int]
-    draw: Callable[[Key, Array], tuple[Array, Array]]
+    draw: Callable[[Key, Cohort, bool], Cohort]
     __repr__ = short
 
 
@@ -52,32 +50,90 @@ def stragglers(fraction: float) -> Systems:
     Differs from the reference code, which draws from ``{1, ..., E - 1}`` and fails for ``E = 1``.
 
     Example:
-      >>> [stragglers(share).fast(10) for share in (0.0, 0.5, 0.9)]
+      >>> cohort = Cohort.of(jnp.arange(10))
+      >>> [len(stragglers(share).draw(jax.random.key(0), cohort, False).ids) for share in (0.0, 0.5, 0.9)]
       [10, 5, 1]
 
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, section 5.2.
     """
-    if not (isinstance(fraction, Real) and 0.0 <= fraction <= 1.0):
-        raise EvenhandError(
-            f"stragglers(fraction={fraction!r}): the share of slow clients must be a number in [0, 1]."
-        )
-
-    return _stragglers(float(fraction))
+    return _stragglers(_share("stragglers", "slow clients", fraction))
 
 
-@cache  # equal shares give the same object, so that the engine finds its compiled program again
+def dropouts(fraction: float) -> Systems:
+    """Each client of the cohort drops out of the round with this probability, whoever else does, and uploads nothing.
+
+    Its state, where the method keeps one, stays as it was.  A client that drops out of a round drops out of all
+    exchanges that the round has with the same cohort.
+
+    Args:
+      fraction: the probability, in [0, 1].
+
+    Raises:
+      EvenhandError: ``fraction`` is not a number in [0, 1].
+
+    Example:
+      >>> cohort = dropouts(0.5).draw(jax.random.key(0), Cohort.of(jnp.arange(1000)), False)
+      >>> bool(450 < cohort.present.sum() < 550)
+      True
+    """
+    return _dropouts(_share("dropouts", "clients that drop out", fraction))
+
+
+def chain(*systems: Systems) -> Systems:
+    """One after the other: ``chain(stragglers(0.5), dropouts(0.1))``.
+
+    Example:
+      >>> both = chain(stragglers(0.5), dropouts(1.0))
+      >>> both.draw(jax.random.key(0), Cohort.of(jnp.arange(4)), False).present.tolist()
+      [False, False]
+    """
+    for each in systems:
+        expect("systems", each, Systems, "eh.systems.stragglers(0.5)")
+    return _chain(systems)
+
+
+# Cached, all three: equal shares give the same object, so that the engine finds its compiled program again.
+@cache
 def _stragglers(fraction: float) -> Systems:
-    def fast(m: int) -> int:
-        return round(m * (1.0 - fraction))
-
-    def draw(key: Key, ids: Array) -> tuple[Array, Array]:
-        m = ids.shape[0]
-        order_key = stream(key, Purpose.COHORT)
+    def draw(key: Key, cohort: Cohort, keep_partial: bool) -> Cohort:
+        m = cohort.ids.shape[0]
         slots = jnp.arange(m, dtype=jnp.int32)
-        order = permutation.permute(slots, jnp.int32(m), permutation.words(order_key), jnp.int32(0))
-        share_key = stream(key, Purpose.WORK)
-        share = jax.vmap(lambda k: jax.random.uniform(client_stream(share_key, k), dtype=jnp.float32))(ids)
-        is_fast = jnp.zeros(m, bool).at[order[: fast(m)]].set(True)
-        return order, jnp.where(is_fast, jnp.float32(1.0), share)
+        words = permutation.words(stream(key, Purpose.COHORT))
+        fast = permutation.permute(slots, jnp.int32(m), words, jnp.int32(0))[: round(m * (1.0 - fraction))]
+        if not keep_partial:
+            return jax.tree.map(lambda leaf: leaf[jnp.sort(fast)], cohort)
+        share = _uniform(stream(key, Purpose.WORK), cohort.ids)
+        is_fast = jnp.zeros(m, bool).at[fast].set(True)
+        return cohort._replace(progress=jnp.where(is_fast, cohort.progress, share))
 
-    return Systems(fast, draw)
+    return Systems(draw)
+
+
+@cache
+def _dropouts(fraction: float) -> Systems:
+    def draw(key: Key, cohort: Cohort, keep_partial: bool) -> Cohort:
+        stays = _uniform(stream(key, Purpose.DROPOUTS), cohort.ids) >= fraction
+        return cohort._replace(present=cohort.present & stays)
+
+    return Systems(draw)
+
+
+@cache
+def _chain(systems: tuple[Systems, ...]) -> Systems:
+    def draw(key: Key, cohort: Cohort, keep_partial: bool) -> Cohort:
+        for each in systems:
+            cohort = each.draw(key, cohort, keep_partial)
+        return cohort
+
+    return Systems(draw)
+
+
+def _uniform(key: Key, ids: Array) -> Array:
+    """A number in [0, 1) for each client."""
+    return jax.vmap(lambda k: jax.random.uniform(client_stream(key, k), dtype=jnp.float32))(ids)
+
+
+def _share(name: str, who: str, fraction: float) -> float:
+    if not (isinstance(fraction, Real) and 0.0 <= fraction <= 1.0):
+        raise EvenhandError(f"{name}(fraction={fraction!r}): the share of {who} must be a number in [0, 1].")
+    return float(fraction)

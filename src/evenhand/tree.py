@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from evenhand.types import Array, PyTree
 
-__all__ = ["add", "norm", "scale", "select", "subtract", "take", "weighted_mean", "zeros_like"]
+__all__ = ["add", "among", "norm", "scale", "select", "subtract", "take", "weighted_mean", "zeros_like"]
 
 
 def zeros_like(tree: PyTree) -> PyTree:
@@ -33,6 +33,21 @@ def scale(factor: Array | float, tree: PyTree) -> PyTree:
 def select(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
     """``yes`` where the scalar ``condition`` holds, else ``no``; a NaN on the other side does no harm."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def among(chosen: Array, yes: PyTree, no: PyTree | None = None) -> PyTree:
+    """Entries of ``yes`` along the leading axis where ``chosen`` holds, else those of ``no``, or zeros for None.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> among(jnp.array([True, False]), jnp.array([[1.0, 2.0], [jnp.nan, 4.0]])).tolist()
+      [[1.0, 2.0], [0.0, 0.0]]
+    """
+
+    def mixed(a: Array, b: Array) -> Array:
+        return jnp.where(chosen.reshape(chosen.shape + (1,) * (a.ndim - chosen.ndim)), a, b)
+
+    return jax.tree.map(mixed, yes, zeros_like(yes) if no is None else no)
 
 
 def take(tree: PyTree, index: Array) -> PyTree:

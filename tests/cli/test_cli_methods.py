@@ -12,13 +12,14 @@ import pytest
 
 import evenhand as eh
 from evenhand import algorithms, server_opt
-from evenhand.aggregators._reduce import reduce_uploads, weigh
+from evenhand.aggregators import reduce_uploads
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._main import parse
 from evenhand.cli._methods import METHODS
 from evenhand.cli._run import Run
 from evenhand.local import Work
-from evenhand.types import Algorithm, ClientData, Key, Model, Params, Report, Upload
+from evenhand.rounds import weighed
+from evenhand.types import Algorithm, ClientData, Cohort, Key, Model, Params, Report, Upload
 
 MODEL = eh.models.linear_regression(features=2)
 # Rows with two labels of different loss, so that tilts over classes and over rows show.
@@ -77,9 +78,13 @@ def two_rounds(algorithm: Algorithm) -> np.ndarray:
             losses = told.loss * jnp.array([1.0, 0.5, 0.1]) if phase.aggregator.needs_loss else jnp.ones(3)
             memory = memories.get(index, phase.aggregator.init(delta, 3))
             report = Report(jnp.full(3, told.weight), losses)
-            weights, memory = weigh(phase.aggregator, report, jnp.arange(3), memory)
+            cohort = Cohort.of(jnp.arange(3))
+            weights, memory, _ = weighed(phase.aggregator, report, cohort, memory)
             uploads = Upload(deltas, weights, losses)
-            direction, memories[index] = reduce_uploads(phase.aggregator, uploads, memory, jax.random.key(3))
+            keys = jax.random.key(3), jax.random.split(jax.random.key(4), 3)
+            direction, memories[index] = reduce_uploads(
+                phase.aggregator, uploads, cohort.present, memory, *keys
+            )
             state, _ = phase.server(state, direction, jnp.int32(3), jax.random.key(2))
     served = algorithm.personal_params
     own = () if served is None else served(state, client)

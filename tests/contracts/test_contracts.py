@@ -25,7 +25,7 @@ FAIR = {
     "delta_fl": eh.algorithms.delta_fl(WORK, theta=0.5, nu=0.1),
     "averaged": eh.algorithms.averaged(eh.algorithms.scaffold(WORK)),
     "term, running": eh.algorithms.term(WORK, t=1.0, running=0.5, summed=True),
-    "qfedsgd": eh.algorithms.qfedsgd(MODEL, q=2.0, lipschitz=10.0, step_size=0.05),
+    "qfedsgd": eh.algorithms.qfedsgd(MODEL, q=2.0, step_size=0.05),
     "afl": eh.algorithms.afl(MODEL, gamma_w=0.1, gamma_lambda=0.1),
     "fedmgda": eh.algorithms.fedmgda(WORK, epsilon=0.2),
     "qmaml": eh.algorithms.qmaml(MODEL, q=1.0, step_size=0.1),

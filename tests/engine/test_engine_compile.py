@@ -137,9 +137,9 @@ def test_the_state_given_to_the_engine_is_used_up():
     from evenhand.simulation._setup import set_up
 
     setup = set_up(fedprox(), DATA, cohort=4, seed=0)
-    _engine.run_rounds(setup.program, setup.state, setup.rows, setup.root, 0, 1)
+    _engine.run_rounds(setup.program, setup.state, setup.rows, setup.keys, 0, 1)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(setup.state.server))
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((setup.rows, setup.root)))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((setup.rows, setup.keys)))
 
 
 def test_a_run_tells_how_fast_it_was_and_what_was_padding():
@@ -182,9 +182,9 @@ def test_rounds_between_two_evaluations_are_one_call(monkeypatch):
     counts = []
     run_rounds = _engine.run_rounds
 
-    def spy(program, state, rows, root, first, count):
+    def spy(program, state, rows, keys, first, count):
         counts.append(count)
-        return run_rounds(program, state, rows, root, first, count)
+        return run_rounds(program, state, rows, keys, first, count)
 
     monkeypatch.setattr(_engine, "run_rounds", spy)
     eh.simulate(fedprox(), DATA, rounds=12, cohort=4, eval_every=5)

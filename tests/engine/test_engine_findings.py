@@ -11,6 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from rich.console import Console
 
@@ -73,9 +74,26 @@ def test_nobody_reported_and_nothing_changed():
     assert "larger step" in run_of(method(1e-9))[1][0]
 
 
+def test_uploads_that_are_not_finite_are_rejected_and_said_so():
+    """Every client overflows: nothing is left to move the model.  One of them does: the others go on."""
+    run, told = run_of(method(1e38))
+    assert [finding.kind for finding in run.findings] == ["rejected"]
+    assert told[0].startswith(
+        "The model never moved. The server rejected 24 uploads in 6 rounds of 6, first in round 1"
+    )
+    assert "hundred times smaller" in told[0]
+    spoil = Attack(clients=(0,), upload=lambda delta, key: jax.tree.map(lambda leaf: leaf * jnp.nan, delta))
+    run, told = run_of(method(0.1), attack=spoil)
+    assert [finding.kind for finding in run.findings] == ["rejected"]
+    count = int(run.per_round["rejected"].sum())
+    assert 0 < count <= 6 and f"rejected {count} uploads" in told[0] and "never moved" not in told[0]
+
+
 def test_an_accuracy_from_outputs_that_are_not_numbers_is_not_a_number():
     model = eh.models.softmax_regression(4, classes=3)
-    run, told = run_of(method(1e38, model))
+    far = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1), server_opt=optax.sgd(1e38))
+    far = far._replace(global_params=lambda state: jax.tree.map(lambda leaf: 1e30 * leaf, state.params))
+    run, told = run_of(far)
     assert "not a finite number" in told[0]
     assert np.isnan(run.summary()["mean"])
     assert np.isnan(run.client_metrics()["accuracy"]).any()

@@ -102,8 +102,8 @@ def test_liars_send_what_the_attack_says_and_nobody_else():
     assert not np.array_equal(bits(honest), bits(attacked))
 
 
-def _boast(report, key):
-    return report._replace(weight=100 * report.weight)
+def _times(factor):
+    return lambda report, key: report._replace(weight=factor * report.weight)
 
 
 def _only(k):
@@ -116,10 +116,10 @@ def _only(k):
 
 
 _STREAMED = eh.aggregators.mean()
-_WEIGHED = _STREAMED._replace(weigh=lambda reports, ids, state: (reports.weight, state))
+_WEIGHED = _STREAMED._replace(weigh=lambda reports, cohort, state: (reports.weight, state))
 _STACKED = Stack(
     lambda like, clients: (),
-    lambda uploads, state, key: (
+    lambda uploads, present, state, key: (
         jax.tree.map(lambda leaf: jnp.average(leaf, axis=0, weights=uploads.weight), uploads.delta),
         state,
     ),
@@ -127,44 +127,48 @@ _STACKED = Stack(
 
 
 @pytest.mark.parametrize("aggregator", [_STREAMED, _WEIGHED, _STACKED], ids=["sum", "weigh", "stack"])
-def test_a_liar_that_boasts_of_its_weight_dominates_the_mean(aggregator):
-    """With deltas d_k and weights 1, but 100 of the liar's: (sum_k d_k + 99 d_liar) / 105."""
-    method = eh.algorithms.fedavg(
-        eh.local.sgd(MODEL, 0.1, epochs=2),
-        aggregator=aggregator,
-        sampling=eh.sampling.uniform(weighted=False),
-    )
-    boast, kwargs = Attack(fraction=0.17, report=_boast), {"rounds": 1, "seed": 2}
-    (liar,) = np.flatnonzero(device_rows(DATA, boast, 2).liars)
-    start = bits(eh.simulate(method, DATA, rounds=0, seed=2))
+def test_a_false_weight_counts_unless_no_honest_client_can_have_it(aggregator):
+    """For a tenth of client j's: (sum_k n_k d_k - 0.9 n_j d_j) / (sum_k n_k - 0.9 n_j), of deltas d_k and rows n_k."""
+    method = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=2), aggregator=aggregator)
+    tenth, kwargs = Attack(fraction=0.17, report=_times(0.1)), {"rounds": 1, "seed": 2}
+    (j,) = np.flatnonzero(device_rows(DATA, tenth, 2).malicious)
+    n, start = DATA.train.sizes, bits(eh.simulate(method, DATA, rounds=0, seed=2))
     honest = bits(eh.simulate(method, DATA, **kwargs)) - start
-    attacked = bits(eh.simulate(method, DATA, attack=boast, **kwargs)) - start
-    liars = bits(eh.simulate(method, _only(liar), **kwargs)) - start
-    np.testing.assert_allclose(attacked, (6 * honest + 99 * liars) / 105, atol=1e-6)
-    assert np.abs(attacked - liars).max() < 0.1 * np.abs(honest - liars).max()
-    assert np.abs(honest - liars).max() > 1e-2
-    nobody = bits(eh.simulate(method, DATA, attack=boast._replace(fraction=0.1), **kwargs)) - start
+    attacked = bits(eh.simulate(method, DATA, attack=tenth, **kwargs)) - start
+    alone = bits(eh.simulate(method, _only(j), **kwargs)) - start
+    expected = (n.sum() * honest - 0.9 * n[j] * alone) / (n.sum() - 0.9 * n[j])
+    np.testing.assert_allclose(attacked, expected, atol=1e-6)
+    assert np.abs(attacked - honest).max() > 1e-3
+    with pytest.warns(eh.errors.EvenhandWarning, match="rejected 1 upload"):
+        run = eh.simulate(method, DATA, attack=tenth._replace(report=_times(100.0)), **kwargs)
+    without = (n.sum() * honest - n[j] * alone) / (n.sum() - n[j])
+    np.testing.assert_allclose(bits(run) - start, without, atol=1e-6)
+    assert (run.per_round["rejected"].tolist(), run.per_round["reported"].tolist()) == ([1.0], [5.0])
+    nobody = bits(eh.simulate(method, DATA, attack=tenth._replace(fraction=0.1), **kwargs)) - start
     np.testing.assert_array_equal(nobody, honest)
 
 
-def test_a_lie_in_the_report_is_drawn_anew_for_each_liar_and_round():
-    """Its weight is all that is noted; the truth is 1."""
+def test_a_false_report_is_drawn_anew_for_each_malicious_client_and_round():
+    """Its weight is all that is noted; the true one is 1."""
     note = Stack(
         lambda like, clients: jnp.zeros(6),
-        lambda uploads, state, key: (jax.tree.map(lambda leaf: leaf[0] * 0, uploads.delta), uploads.weight),
+        lambda uploads, present, state, key: (
+            jax.tree.map(lambda leaf: leaf[0] * 0, uploads.delta),
+            uploads.weight,
+        ),
     )
     method = eh.algorithms.fedavg(
         eh.local.sgd(MODEL, 0.1, epochs=1), aggregator=note, sampling=eh.sampling.uniform(weighted=False)
     )
     attack = Attack(
-        fraction=0.5, report=lambda report, key: report._replace(weight=2 + jax.random.uniform(key))
+        fraction=0.5, report=lambda report, key: report._replace(weight=0.5 * jax.random.uniform(key))
     )
     watched = list(eh.simulation.iterate(method, DATA, rounds=3, eval_every=1, attack=attack))[1:]
     told = np.stack([run.state.aggregators[0] for run in watched])
-    liars = device_rows(DATA, attack, 0).liars
+    liars = device_rows(DATA, attack, 0).malicious
     assert (told[:, ~liars] == 1).all()
     assert len(np.unique(told[:, liars])) == 9
-    assert told[:, liars].min() >= 2
+    assert told[:, liars].max() <= 0.5
 
 
 @pytest.mark.parametrize(

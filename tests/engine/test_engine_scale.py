@@ -43,7 +43,7 @@ def _method(model, **more):
 
 def _traced(method, data, **settings):
     setup = set_up(method, data, seed=0, devices=1, **settings)
-    arguments = (setup.state, setup.rows, setup.root, np.int32(0), np.int32(1))
+    arguments = (setup.state, setup.rows, setup.keys, np.int32(0), np.int32(1))
     return partial(_engine._run_rounds, setup.program), arguments
 
 
@@ -64,7 +64,7 @@ def test_memory_of_sums_grows_with_the_lanes_and_not_with_the_cohort():
 def test_memory_of_methods_that_see_every_upload_grows_with_the_cohort():
     first = Stack(
         lambda like, clients: (),
-        lambda uploads, state, key: (jax.tree.map(lambda u: u[0], uploads.delta), state),
+        lambda uploads, present, state, key: (jax.tree.map(lambda u: u[0], uploads.delta), state),
     )
     method = _method(_wide_model(), aggregator=first)
     few, many = (_scratch(method, cohort=cohort, lanes=2) for cohort in (4, 64))
@@ -120,7 +120,7 @@ def test_two_devices_train_at_the_same_time():
         init=lambda key: {"b": jnp.zeros(())}, apply=lambda params, x: x[:, 0] + params["b"], losses=losses
     )
     setup = set_up(_method(model), _data(2), seed=0, cohort=2, lanes=1, devices=2)
-    state, _ = _engine.run_rounds(setup.program, setup.state, setup.rows, setup.root, 0, 1)
+    state, _ = _engine.run_rounds(setup.program, setup.state, setup.rows, setup.keys, 0, 1)
     assert np.asarray(state.server.params["b"]) != 0
 
 

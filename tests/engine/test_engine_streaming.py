@@ -7,9 +7,9 @@ import pytest
 
 import evenhand as eh
 from evenhand.data import FederatedDataset, Split, _numeric
+from evenhand.devices import over
 from evenhand.evaluation import Prepared, evaluate_personal, per_client, prepare
 from evenhand.simulation import _rows
-from evenhand.simulation._program import over
 from evenhand.simulation._setup import set_up
 from evenhand.types import Attack
 
@@ -105,17 +105,20 @@ def test_a_wrong_place_is_noticed_by_the_comparison(mapped, monkeypatch):
         assert_same_bits(run(MEMORY), run(mapped))
 
 
-@pytest.mark.filterwarnings("ignore:Training diverged")
+@pytest.mark.filterwarnings("ignore:The server rejected")
 @pytest.mark.usefixtures("small_blocks")
 def test_a_client_that_is_not_there_gives_no_number_rather_than_anothers(mapped, monkeypatch):
+    """Its upload is not a number, so that it is rejected, and the run says so."""
     right = _rows._cohorts
 
     def other_rounds(program, rounds):
         draw = right(program, rounds)
-        return lambda sizes, table, root, first: draw(sizes, table, root, np.int32(first + 1))
+        return lambda sizes, table, keys, first: draw(sizes, table, keys, np.int32(first + 1))
 
     monkeypatch.setattr(_rows, "_cohorts", other_rounds)
-    assert np.isnan(run(mapped).history["train_loss"][-1])
+    spoilt = run(mapped)
+    assert spoilt.per_round["rejected"].any()
+    assert [finding.kind for finding in spoilt.findings] == ["rejected"]
 
 
 def test_blocks_hold_what_their_rounds_need_and_nothing_stale(mapped, monkeypatch):

@@ -40,7 +40,7 @@ def _spy(m: int) -> Stack:
     def init(like: Any, clients: int) -> Any:
         return jax.tree.map(lambda leaf: jnp.zeros((m, *leaf.shape)), like)
 
-    def apply(uploads: Upload, state: Any, key: Key) -> tuple[Any, Any]:
+    def apply(uploads: Upload, present: Array, state: Any, key: Key) -> tuple[Any, Any]:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:]), uploads.delta), uploads.delta
 
     return Stack(init, apply)
@@ -247,7 +247,7 @@ def _many(clients: int) -> eh.data.FederatedDataset:
 
 
 def _liars(data: eh.data.FederatedDataset, attack: Attack | None, seed: int = 0) -> np.ndarray:
-    return np.flatnonzero(device_rows(data, attack, seed).liars)
+    return np.flatnonzero(device_rows(data, attack, seed).malicious)
 
 
 @pytest.mark.parametrize("clients", [6, 100])

@@ -41,7 +41,7 @@ def test_each_model_is_the_one_of_a_run_alone(name: str) -> None:
         found = ours.client_metrics("test")[f"{metric} ({name})"]
         np.testing.assert_allclose(found, theirs.client_metrics("test")[metric], rtol=1e-5)
     for what, values in theirs.per_round.items():
-        if what not in ("reported", "effective_cohort"):
+        if what not in ("reported", "rejected", "effective_cohort"):
             np.testing.assert_allclose(ours.per_round[f"{what} ({name})"], values, rtol=1e-4)
 
 
@@ -96,7 +96,9 @@ def test_what_cannot_go_together() -> None:
         METHODS["fedavg"]
         .phases[0]
         ._replace(
-            aggregator=eh.types.Stack(lambda like, n: (), lambda uploads, state, key: (uploads.delta, state))
+            aggregator=eh.types.Stack(
+                lambda like, n: (), lambda uploads, present, state, key: (uploads.delta, state)
+            )
         )
     )
     for other in (
@@ -141,10 +143,11 @@ def test_work_and_traffic_are_the_sums_of_theirs() -> None:
     info, each = together().info, [alone(name).info for name in NAMES]
     assert info["steps"]["useful"] == sum(one["steps"]["useful"] for one in each)
     assert info["examples"] == sum(one["examples"] for one in each)
-    assert info["floats"]["down"] == sum(one["floats"]["down"] for one in each)
-    # Everybody tells a loss where anybody must.
+    # Where any model's weights are made of losses, all models' are reported with them, and come back.
     silent = sum(not ALL[name].phases[0].aggregator.needs_loss for name in NAMES)
-    assert info["floats"]["up"] == sum(one["floats"]["up"] for one in each) + silent
+    assert silent == 2
+    assert info["floats"]["down"] == sum(one["floats"]["down"] for one in each) + silent
+    assert info["floats"]["up"] == sum(one["floats"]["up"] for one in each) + 2 * silent
 
 
 def test_one_method_is_itself() -> None:

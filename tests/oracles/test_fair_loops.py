@@ -83,7 +83,7 @@ def test_q_fedsgd_with_a_fixed_step_follows_the_objectives_gradient():
     w = begin()
     for _ in range(ROUNDS):
         w = step(w, average([scaled(loss(w, k) ** 2, gradient(w, k)) for k in CLIENTS], np.ones(6)), 0.03)
-    agree(eh.algorithms.qfedsgd(MODEL, q=2.0, lipschitz=1 / LR, step_size=0.03), w)
+    agree(eh.algorithms.qfedsgd(MODEL, q=2.0, step_size=0.03), w)
     unlike(w, q_fedavg(2.0, 1 / LR, np.ones(6)))
 
 

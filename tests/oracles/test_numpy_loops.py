@@ -15,7 +15,8 @@ from softmax_oracle import DATA, MODEL, SIZES, average, combine, gradient
 
 import evenhand as eh
 from evenhand import permutation
-from evenhand.simulation._round import cohort, work_key
+from evenhand.rounds import cohort, work_key
+from evenhand.streams import keys_of
 
 ROUNDS, STEPS, LR, MU = 20, 3, 0.2, 0.3
 COMMON = eh.local.sgd(MODEL, LR, epochs=STEPS)
@@ -104,10 +105,10 @@ def begin(seed):
 
 def draws(method, count):
     """Who takes part in each phase of each round, by the library's draw."""
-    sizes, root = jnp.asarray(SIZES, jnp.int32), jax.random.key(0)
+    sizes, keys = jnp.asarray(SIZES, jnp.int32), keys_of(0)
     return [
         [
-            np.array(cohort(method, None, sizes, count, root, number, phase)[0])
+            np.array(cohort(method, None, sizes, count, keys, number, phase).ids)
             for phase in range(len(method.phases))
         ]
         for number in range(ROUNDS)

@@ -271,7 +271,9 @@ def test_the_proximal_term_makes_a_concave_loss_convex() -> None:
 
 
 def test_numbers_of_the_straggler_simulation() -> None:
-    assert [eh.systems.stragglers(share).fast(10) for share in (0.0, 0.5, 0.9)] == [10, 5, 1]
+    cohort = eh.types.Cohort.of(jnp.arange(10))
+    drawn = [eh.systems.stragglers(share).draw(jax.random.key(0), cohort, False) for share in (0.0, 0.5, 0.9)]
+    assert [len(fast.ids) for fast in drawn] == [10, 5, 1]
     # A step on F = w is 1 long: one round tells the mean number of epochs of 400 clients, 200 of them slow.
     slope = MODEL._replace(apply=lambda w, x: w + 0.0 * x[:, 0], init=lambda key: jnp.float32(0.0))
     method = eh.algorithms.fedprox(eh.local.sgd(slope, 1.0, epochs=20), mu=0.0)

@@ -1,6 +1,7 @@
 """Uploads to one direction."""
 
-from evenhand.aggregators._reduce import aggregate
+from evenhand.aggregators._in_parts import in_parts
+from evenhand.aggregators._reduce import aggregate, in_passes, reduce_uploads
 from evenhand.aggregators.ascending_mixture import ascending_mixture
 from evenhand.aggregators.drift_tilted import drift_tilted
 from evenhand.aggregators.mean import mean
@@ -13,10 +14,13 @@ __all__ = [
     "aggregate",
     "ascending_mixture",
     "drift_tilted",
+    "in_parts",
+    "in_passes",
     "loss_powers",
     "mean",
     "min_norm",
     "qfedavg",
+    "reduce_uploads",
     "reference_tilt",
     "risk_weighted",
     "running_tilt",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import jax
 import jax.numpy as jnp
 
-from evenhand.types import Array, Key, PyTree, Report, Sum, Upload
+from evenhand.types import Array, Cohort, Key, PyTree, Report, Sum, Upload
 
 __all__ = ["in_parts"]
 
@@ -18,11 +19,11 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
       parts: sums in one pass each.
     """
 
-    def weigh(reports: Report, ids: Array, states: PyTree) -> tuple[Array, PyTree]:
+    def weigh(reports: Report, cohort: Cohort, states: PyTree) -> tuple[Array, PyTree]:
         weights, after = list[Array](), list[PyTree]()
         for j, (part, state) in enumerate(zip(parts, states, strict=True)):
-            own = Report(reports.weight[:, j], reports.loss[:, j])
-            weight, state = (own.weight, state) if part.weigh is None else part.weigh(own, ids, state)
+            mine = Report(reports.weight[:, j], reports.loss[:, j])
+            weight, state = (mine.weight, state) if part.weigh is None else part.weigh(mine, cohort, state)
             weights.append(weight)
             after.append(state)
         return jnp.stack(weights, axis=1), tuple(after)
@@ -30,13 +31,17 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
     def uploads(upload: Upload) -> Iterator[Upload]:
         return (Upload(delta, upload.weight[j], upload.loss[j]) for j, delta in enumerate(upload.delta))
 
-    def lift(upload: Upload, states: PyTree) -> PyTree:
+    def lift(upload: Upload, publics: PyTree, key: Key) -> PyTree:
         return tuple(
-            part.lift(own, one) for part, own, one in zip(parts, uploads(upload), states, strict=True)
+            part.lift(one, public, jax.random.fold_in(key, j))
+            for j, (part, one, public) in enumerate(zip(parts, uploads(upload), publics, strict=True))
         )
 
     def lower(totals: PyTree, states: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        done = [part.lower(total, one, key) for part, total, one in zip(parts, totals, states, strict=True)]
+        done = [
+            part.lower(total, one, jax.random.fold_in(key, j))
+            for j, (part, total, one) in enumerate(zip(parts, totals, states, strict=True))
+        ]
         return tuple(direction for direction, _ in done), tuple(state for _, state in done)
 
     return Sum(
@@ -45,6 +50,7 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
         ),
         lift=lift,
         lower=lower,
+        publish=lambda states: tuple(part.publish(one) for part, one in zip(parts, states, strict=True)),
         weigh=weigh if any(part.weigh for part in parts) else None,
         needs_loss=any(part.needs_loss for part in parts),
     )

@@ -1,6 +1,8 @@
-"""Running an aggregator on a whole cohort's uploads at once; the engine also streams it (see ``simulation``)."""
+"""Running an aggregator on a whole cohort's uploads, in passes where it takes several."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,9 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.errors import EvenhandError
 from evenhand.streams import Purpose, stream
-from evenhand.types import Aggregator, Array, Key, PyTree, Report, Sum, Upload
+from evenhand.types import Aggregator, Array, Cohort, Key, PyTree, Report, Sum, Upload
 
-__all__ = ["aggregate", "reduce_uploads", "weigh"]
+__all__ = ["aggregate", "in_passes", "reduce_uploads"]
 
 
 def aggregate(
@@ -30,7 +32,8 @@ def aggregate(
       seed: for aggregators that draw at random.
 
     Returns:
-      A tree like one upload's delta.
+      A tree like one upload's delta.  As in training, an upload is left out whose delta, weight or, where it is needed,
+      loss is not finite, or whose weight is below 0.
 
     Raises:
       EvenhandError: leading axes disagree, there is no upload, or the aggregator needs losses and got none.
@@ -54,27 +57,58 @@ def aggregate(
     loss = jnp.full(m, jnp.nan, jnp.float32) if losses is None else jnp.asarray(losses, jnp.float32)
     if weight.shape != (m,) or loss.shape != (m,):
         raise EvenhandError(f"aggregate(): weights {weight.shape} and losses {loss.shape} must be ({m},).")
+    present = (weight >= 0) & jnp.isfinite(weight) & jnp.isfinite(jax.vmap(tree.norm)(deltas))
+    present = present & jnp.isfinite(loss) if aggregator.needs_loss else present
+    uploads = tree.among(present, Upload(deltas, weight, loss))
     state = aggregator.init(tree.zeros_like(tree.take(deltas, jnp.int32(0))), m)
-    ids = jnp.arange(m, dtype=jnp.int32)
-    weight, state = weigh(aggregator, Report(weight, loss), ids, state)
-    key = stream(jax.random.key(seed), Purpose.AGGREGATOR)
-    return reduce_uploads(aggregator, Upload(deltas, weight, loss), state, key)[0]
-
-
-def weigh(aggregator: Aggregator, reports: Report, ids: Array, state: PyTree) -> tuple[Array, PyTree]:
-    """The weights ``(m,)`` that the cohort's uploads get, given all reports."""
     if isinstance(aggregator, Sum) and aggregator.weigh is not None:
-        return aggregator.weigh(reports, ids, state)
-    return reports.weight, state
+        cohort = Cohort.of(jnp.arange(m, dtype=jnp.int32), present)
+        weight, state = aggregator.weigh(Report(uploads.weight, uploads.loss), cohort, state)
+        uploads = uploads._replace(weight=tree.among(present, weight))
+    root = jax.random.key(seed)
+    noise = jax.random.split(stream(root, Purpose.NOISE), m)
+    return reduce_uploads(aggregator, uploads, present, state, stream(root, Purpose.AGGREGATOR), noise)[0]
 
 
-def reduce_uploads(aggregator: Aggregator, uploads: Upload, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-    """``(direction, state)`` from stacked uploads, in as many passes as the aggregator takes."""
-    if not isinstance(aggregator, Sum):
-        return aggregator.apply(uploads, state, key)
+def in_passes(
+    aggregator: Sum, state: PyTree, key: Key, sum_of: Callable[[PyTree, int], PyTree]
+) -> tuple[PyTree, PyTree]:
+    """``(direction, state)`` in as many passes as the aggregator takes.
+
+    Args:
+      aggregator: a sum.
+      state: its state.
+      key: of the server, for all passes.
+      sum_of: ``(public, number) -> total``, what is lifted in pass ``number``, summed over the accepted uploads.
+    """
     direction: PyTree = ()
     for number in range(aggregator.passes):
-        lifted = jax.vmap(aggregator.lift, in_axes=(0, None))(uploads, state)
-        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
+        total = sum_of(aggregator.publish(state), number)
         direction, state = aggregator.lower(total, state, jax.random.fold_in(key, number))
     return direction, state
+
+
+def reduce_uploads(
+    aggregator: Aggregator, uploads: Upload, present: Array, state: PyTree, key: Key, noise: Key
+) -> tuple[PyTree, PyTree]:
+    """``(direction, state)`` from stacked uploads.
+
+    Args:
+      aggregator: a ``Sum`` or a ``Stack``.
+      uploads: leaves ``(m, ...)``; what empty slots hold does not matter.
+      present: bool ``(m,)``, the accepted ones.
+      state: the aggregator's.
+      key: of the server.
+      noise: ``(m,)``, of each client, for what it adds to its lifted upload.
+    """
+    if not isinstance(aggregator, Sum):
+        return aggregator.apply(tree.among(present, uploads), present, state, key)
+
+    def sum_of(public: PyTree, number: int) -> PyTree:
+        def lift(upload: Upload, noise: Key) -> PyTree:
+            return aggregator.lift(upload, public, jax.random.fold_in(noise, number))
+
+        lifted = tree.among(present, jax.vmap(lift)(uploads, noise))
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
+
+    return in_passes(aggregator, state, key, sum_of)

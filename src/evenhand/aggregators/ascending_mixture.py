@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from evenhand.aggregators.risk_weighted import risk_weighted
 from evenhand.errors import EvenhandError
 from evenhand.risks import mean, project_simplex
-from evenhand.types import Array, PyTree, Report, Sum
+from evenhand.types import Array, Cohort, PyTree, Report, Sum
 
 __all__ = ["ascending_mixture"]
 
@@ -30,7 +30,8 @@ def ascending_mixture(step_size: float) -> Sum:
       EvenhandError: ``step_size`` negative or not finite.
 
     Edge cases: made for cohorts of everybody.  Of a smaller cohort, the members' weights are scaled to sum to 1, and
-    only their losses climb.  A loss that is not finite does not climb, and its client is left out of that round.
+    only their losses climb.  A loss so large that its step is not finite does not climb, and its client is left out of
+    that round.
 
     Source: Mohri et al., *Agnostic Federated Learning*, ICML 2019, in the deterministic form that q-FFL is compared to.
     """
@@ -41,10 +42,10 @@ def ascending_mixture(step_size: float) -> Sum:
     def init(like: PyTree, clients: int) -> Array:
         return jnp.full(clients, 1.0 / clients, jnp.float32)
 
-    def weigh(reports: Report, ids: Array, state: Array) -> tuple[Array, Array]:
-        finite = jnp.isfinite(step_size * reports.loss)
-        weights = jnp.where(finite, state[ids], 0.0)
-        climbed = state.at[ids].add(jnp.where(finite, step_size * reports.loss, 0.0))
+    def weigh(reports: Report, cohort: Cohort, state: Array) -> tuple[Array, Array]:
+        counts = cohort.present & jnp.isfinite(step_size * reports.loss)
+        weights = jnp.where(counts, state[cohort.ids], 0.0)
+        climbed = state.at[cohort.ids].add(jnp.where(counts, step_size * reports.loss, 0.0))
         return weights, project_simplex(climbed)
 
     return base._replace(init=init, weigh=weigh)

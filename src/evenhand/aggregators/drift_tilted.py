@@ -35,8 +35,8 @@ def drift_tilted(tilt: float, *, steps: int = 1) -> Stack:
     Raises:
       EvenhandError: ``tilt`` not finite, or ``steps`` not a whole number from 1.
 
-    Edge cases: a single client gets all the weight.  Uploads with a number that is not finite are left out; reported
-    weights are ignored.  One distance per client, over all its parameters together, in their float32: where
+    Edge cases: a single client gets all the weight.  Reported weights are ignored.  One distance per client, over
+    all its parameters together, in their float32: where
     ``q`` times a squared distance is 1e4, weights are good to 1e-3.
 
     Example:
@@ -54,16 +54,15 @@ def drift_tilted(tilt: float, *, steps: int = 1) -> Stack:
         raise EvenhandError(f"drift_tilted(tilt={tilt}): the tilt must be finite.")
     whole_number("steps", steps, 1, 10**6)
 
-    def apply(uploads: Upload, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        there = jnp.isfinite(jax.vmap(tree.norm)(uploads.delta))
-        clients = jax.tree.map(lambda leaf: _kept(there, leaf), uploads.delta)
+    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        clients = uploads.delta
         begin = tree.zeros_like(tree.take(clients, jnp.int32(0)))
         if tilt == 0 or steps == 1:
-            return tree.weighted_mean(clients, _shares(clients, there, begin, tilt)), state
-        rate = 1.0 / (2.0 + tilt * jnp.square(_width(clients, there))) if tilt > 0 else jnp.float32(0.5)
+            return tree.weighted_mean(clients, _shares(clients, present, begin, tilt)), state
+        rate = 1.0 / (2.0 + tilt * jnp.square(_width(clients, present))) if tilt > 0 else jnp.float32(0.5)
 
         def descend(_: Array, point: PyTree) -> PyTree:
-            goal = tree.weighted_mean(clients, _shares(clients, there, point, tilt))
+            goal = tree.weighted_mean(clients, _shares(clients, present, point, tilt))
             return tree.add(point, tree.scale(2.0 * rate, tree.subtract(goal, point)))
 
         return lax.fori_loop(0, steps, descend, begin), state
@@ -71,23 +70,19 @@ def drift_tilted(tilt: float, *, steps: int = 1) -> Stack:
     return Stack(lambda like, clients: (), apply)
 
 
-def _kept(there: Array, leaf: Array) -> Array:
-    return jnp.where(there.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0.0)
-
-
-def _shares(clients: PyTree, there: Array, point: PyTree, tilt: float) -> Array:
+def _shares(clients: PyTree, present: Array, point: PyTree, tilt: float) -> Array:
     distances = jax.vmap(lambda client: tree.norm(tree.subtract(client, point)))(clients)
     powers = tilt * jnp.square(distances)
-    largest = jnp.max(jnp.where(there, powers, -jnp.inf))
-    return jnp.where(there, jnp.exp(jnp.where(there, powers - largest, 0.0)), 0.0)
+    largest = jnp.max(jnp.where(present, powers, -jnp.inf))
+    return jnp.where(present, jnp.exp(jnp.where(present, powers - largest, 0.0)), 0.0)
 
 
-def _width(clients: PyTree, there: Array) -> Array:
+def _width(clients: PyTree, present: Array) -> Array:
     """The largest distance between two clients."""
 
     def furthest(client: PyTree) -> Array:
         return jnp.max(
-            jnp.where(there, jax.vmap(lambda other: tree.norm(tree.subtract(client, other)))(clients), 0.0)
+            jnp.where(present, jax.vmap(lambda other: tree.norm(tree.subtract(client, other)))(clients), 0.0)
         )
 
-    return jnp.max(jnp.where(there, lax.map(furthest, clients), 0.0))
+    return jnp.max(jnp.where(present, lax.map(furthest, clients), 0.0))

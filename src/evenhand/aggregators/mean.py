@@ -18,8 +18,8 @@ def mean() -> Sum:
     The weights :math:`\omega_k` are the row counts, or 1, as the method's sampling scheme has it
     (:mod:`evenhand.sampling`).
 
-    Edge cases: all weights 0, or no upload: zeros.  A NaN or an infinity in one upload is in the result too, also
-    at weight 0: the mean offers no robustness whatever.
+    Edge cases: all weights 0, or no upload: zeros.  Nothing finite is rejected: the mean offers no robustness
+    whatever.
 
     Example:
       >>> import jax.numpy as jnp
@@ -34,7 +34,7 @@ def mean() -> Sum:
     def init(like: PyTree, clients: int) -> PyTree:
         return ()
 
-    def lift(upload: Upload, state: PyTree) -> PyTree:
+    def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
         return tree.scale(upload.weight, upload.delta), upload.weight
 
     def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:

@@ -34,7 +34,7 @@ def min_norm(epsilon: float) -> Stack:
     Raises:
       EvenhandError: ``epsilon`` outside [0, 1].
 
-    Edge cases: uploads of norm 0 or with a number that is not finite are left out, and ``m`` counts the others; without
+    Edge cases: uploads of norm 0 are left out, and ``m`` counts the others; without
     any the direction is zero.  Reported weights are ignored.  The direction is at most 1 long, whatever the uploads:
     how far a round moves is set by the server's step size.
 
@@ -51,9 +51,9 @@ def min_norm(epsilon: float) -> Stack:
             f"min_norm(epsilon={epsilon}): the distance from equal weights must lie in [0, 1]."
         )
 
-    def apply(uploads: Upload, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         norms = jax.vmap(tree.norm)(uploads.delta)
-        there = (norms > 0) & jnp.isfinite(norms)
+        there = present & (norms > 0)
         scale = jnp.where(there, 1.0 / jnp.where(there, norms, 1.0), 0.0)
         unit = jax.tree.map(lambda leaf: _scaled(scale, leaf), uploads.delta)
         alpha = _weights(_products(unit), there, epsilon)

@@ -7,11 +7,11 @@ import math
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.aggregators.risk_weighted import counted, risk_weighted
+from evenhand.aggregators.risk_weighted import risk_weighted
 from evenhand.errors import EvenhandError
 from evenhand.risks.mean import mean
 from evenhand.risks.power import positive, power
-from evenhand.types import PyTree, Sum, Upload
+from evenhand.types import Array, Key, PyTree, Sum, Upload
 
 __all__ = ["loss_powers", "qfedavg"]
 
@@ -33,11 +33,11 @@ def qfedavg(q: float, lipschitz: float) -> Sum:
       EvenhandError: ``q`` or ``lipschitz`` out of range.
 
     Edge cases: 1e-10 is added to each loss; all powers are divided by the largest, which leaves the step as it is, so
-    that no ``q`` overflows.  A loss below 0 counts as 0: for losses that can be negative, add a constant.  A client
-    whose loss, weight or change is not a finite number is left out.  The step is shorter than a mean of the uploads, by
-    the factor :math:`1 + q L \|\Delta\|^2 / F` where clients are alike: about ``1/q`` for large ``q``, and next to
-    none if a client of loss 0 still moves while ``q < 1``, as the formula has it.  Sums are in the parameters' float32,
-    where the reference code has float64: the powers' common factor is what needed the range.
+    that no ``q`` overflows.  A loss below 0 counts as 0: for losses that can be negative, add a constant.  The step is
+    shorter than a mean of the uploads, by the factor :math:`1 + q L \|\Delta\|^2 / F` where clients are alike: about
+    ``1/q`` for large ``q``, and next to none if a client of loss 0 still moves while ``q < 1``, as the formula has it.
+    Sums are in the parameters' float32, where the reference code has float64: the powers' common factor is what needed
+    the range.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp
@@ -52,12 +52,12 @@ def qfedavg(q: float, lipschitz: float) -> Sum:
     if not 0.0 < lipschitz < math.inf:
         raise EvenhandError(f"qfedavg(lipschitz={lipschitz}): give one over the clients' step size, above 0.")
 
-    def lift(upload: Upload, state: PyTree) -> PyTree:
+    def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
         lifted = tree.scale(upload.weight, upload.delta), upload.weight
         if q != 0:
             square = lipschitz * jnp.square(tree.norm(upload.delta))
-            lifted = lifted[0], upload.weight * (1.0 + q * square / positive(upload.loss))
-        return counted(upload, lifted)
+            lifted = lifted[0], _times(upload.weight, 1.0 + q * square / positive(upload.loss))
+        return lifted
 
     # The powers may as well be scaled to sum to 1: both sums have them.
     return risk_weighted(power(q))._replace(lift=lift)
@@ -74,18 +74,22 @@ def loss_powers(q: float) -> Sum:
     Raises:
       EvenhandError: ``q`` out of range.
 
-    Edge cases: powers are what they are: large losses to a large ``q`` overflow to infinity.  A client whose loss is
-    not finite is left out.
+    Edge cases: powers are what they are: large losses to a large ``q`` overflow to infinity.
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, figure 4 (FedSGD on q-FFL).
     """
     _check(q, "loss_powers")
 
-    def lift(upload: Upload, state: PyTree) -> PyTree:
-        share = upload.weight if q == 0 else upload.weight * positive(upload.loss) ** q
-        return counted(upload, (tree.scale(share, upload.delta), upload.weight))
+    def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
+        share = upload.weight if q == 0 else _times(upload.weight, positive(upload.loss) ** q)
+        return tree.scale(share, upload.delta), upload.weight
 
     return risk_weighted(mean())._replace(lift=lift)
+
+
+def _times(weight: Array, factor: Array) -> Array:
+    """Their product, 0 for weight 0 though the factor overflows."""
+    return jnp.where(weight > 0, weight * factor, 0.0)
 
 
 def _check(q: float, name: str) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-
-from evenhand import tree
 from evenhand.aggregators.mean import mean
-from evenhand.types import Array, PyTree, Report, Risk, Sum, Upload
+from evenhand.types import Array, Cohort, PyTree, Report, Risk, Sum
 
-__all__ = ["counted", "risk_weighted", "trusted"]
+__all__ = ["risk_weighted"]
 
 
 def risk_weighted(risk: Risk) -> Sum:
@@ -22,8 +19,7 @@ def risk_weighted(risk: Risk) -> Sum:
     Args:
       risk: such as ``eh.risks.superquantile(0.5)`` (Delta-FL) or ``eh.risks.tilted(1.0)`` (TERM).
 
-    Edge cases: a client whose loss, weight or change is not a finite number is left out, as is one of weight 0 or less,
-    whatever it sends (a change whose norm overflows float32 is none either); without any client the direction is zero.
+    Edge cases: a client of weight 0 is left out; without any client the direction is zero.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp
@@ -36,24 +32,7 @@ def risk_weighted(risk: Risk) -> Sum:
     Learning 2023, algorithm 3 and section 6.
     """
 
-    def weigh(reports: Report, ids: Array, state: PyTree) -> tuple[Array, PyTree]:
-        return risk.weights(reports.loss, trusted(reports)), state
+    def weigh(reports: Report, cohort: Cohort, state: PyTree) -> tuple[Array, PyTree]:
+        return risk.weights(reports.loss, reports.weight), state
 
-    base = mean()
-
-    def lift(upload: Upload, state: PyTree) -> PyTree:
-        return counted(upload, base.lift(upload, state))
-
-    return base._replace(lift=lift, weigh=weigh, needs_loss=True)
-
-
-def trusted(reports: Report) -> Array:
-    """The reported weights, 0 for clients whose loss or weight is not a finite number, or whose weight is below 0."""
-    sane = jnp.isfinite(reports.loss) & jnp.isfinite(reports.weight) & (reports.weight > 0)
-    return jnp.where(sane, reports.weight, 0.0)
-
-
-def counted(upload: Upload, lifted: PyTree) -> PyTree:
-    """What is summed of an upload; nothing at all if it has no weight, or a change that is not a finite number."""
-    sane = (upload.weight > 0) & jnp.isfinite(tree.norm(upload.delta))
-    return tree.select(sane, lifted, tree.zeros_like(lifted))
+    return mean()._replace(weigh=weigh, needs_loss=True)

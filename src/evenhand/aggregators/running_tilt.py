@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.aggregators.risk_weighted import counted, trusted
 from evenhand.errors import EvenhandError
-from evenhand.types import Array, Key, PyTree, Report, Sum, Upload
+from evenhand.types import Array, Cohort, Key, PyTree, Report, Sum, Upload
 
 __all__ = ["reference_tilt", "running_tilt"]
 
@@ -41,7 +40,7 @@ def running_tilt(t: float, rate: float = 0.5) -> Sum:
 
     Edge cases: where losses fall, ``a`` lags: it falls by at most :math:`\log\frac{1}{1-\rho}` a round, so that for
     ``t`` times the fall well above that all weights go to 0 and training stalls; the info of a run does not tell, the
-    norm of its updates does.  A client whose loss is not finite is left out.
+    norm of its updates does.
 
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, the stochastic solver over devices.
     """
@@ -50,8 +49,8 @@ def running_tilt(t: float, rate: float = 0.5) -> Sum:
     def init(like: PyTree, clients: int) -> _Normaliser:
         return _Normaliser(jnp.float32(0.0), jnp.bool_(False))
 
-    def weigh(reports: Report, ids: Array, state: _Normaliser) -> tuple[Array, _Normaliser]:
-        weights = trusted(reports)
+    def weigh(reports: Report, cohort: Cohort, state: _Normaliser) -> tuple[Array, _Normaliser]:
+        weights = reports.weight
         whole = jnp.sum(weights)
         anybody = whole > 0
         base = jnp.log(jnp.where(weights > 0, weights / jnp.where(anybody, whole, 1.0), 1.0))
@@ -88,8 +87,8 @@ def reference_tilt(t: float, rate: float = 0.5) -> Sum:
     _check(t, rate, "reference_tilt")
 
     # c in log space: for t < 0 the powers themselves overflow, since the largest loss is not what dominates.
-    def weigh(reports: Report, ids: Array, state: Array) -> tuple[Array, Array]:
-        there = trusted(reports) > 0
+    def weigh(reports: Report, cohort: Cohort, state: Array) -> tuple[Array, Array]:
+        there = cohort.present & (reports.weight > 0)
         log_count = jnp.log(jnp.sum(there.astype(jnp.float32)))
         anybody = jnp.any(there)
         largest = jnp.max(jnp.where(there, reports.loss, -jnp.inf))
@@ -106,8 +105,8 @@ def _mixed(old: Array, new: Array, rate: float) -> Array:
     return jnp.logaddexp(old + math.log1p(-rate), new + math.log(rate)) if rate < 1 else new
 
 
-def _lift(upload: Upload, state: PyTree) -> PyTree:
-    return counted(upload, tree.scale(upload.weight, upload.delta))
+def _lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
+    return tree.scale(upload.weight, upload.delta)
 
 
 def _whole(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from evenhand.aggregators._in_parts import in_parts
+from evenhand.aggregators import in_parts
 from evenhand.local import step_per_row
 from evenhand.types import Array, ClientData, Effort, Info, Key, Model, Phase, PyTree, Report, Sum
 
@@ -45,7 +45,12 @@ def phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
 
     def report(messages: PyTree, owns: PyTree, data: ClientData) -> Report:
         told = each_part(lambda phase, message, own: phase.report(message, own, data), phases, messages, owns)
-        return Report(jnp.stack([one.weight for one in told]), jnp.stack([one.loss for one in told]))
+        # A loss that one part does not ask for must not spoil the report of the others.
+        losses = [
+            one.loss if phase.aggregator.needs_loss else jnp.zeros_like(one.loss)
+            for phase, one in zip(phases, told, strict=True)
+        ]
+        return Report(jnp.stack([one.weight for one in told]), jnp.stack(losses))
 
     def work(messages: PyTree, owns: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
         # One key: the client has it, in this round, in a run of each method alone, too.

@@ -83,7 +83,7 @@ def qfedsgd(
     model: Model,
     *,
     q: float,
-    lipschitz: float,
+    lipschitz: float | None = None,
     step_size: float | None = None,
     sampling: Sampling = proportional(replace=False),
 ) -> Algorithm:
@@ -95,13 +95,13 @@ def qfedsgd(
     Args:
       model: what is trained.
       q: as in :func:`qfedavg`.
-      lipschitz: :math:`L`; at ``q=0`` the step is a gradient step of ``1 / lipschitz``.
+      lipschitz: :math:`L`; at ``q=0`` the step is a gradient step of ``1 / lipschitz``.  Give it or ``step_size``.
       step_size: a fixed server step :math:`\eta` in place of the curvature:
         :math:`w^{t+1} = w^t - \eta \frac1K \sum_k F_k^q \nabla F_k`; the baseline FedSGD, to be tuned for each ``q``.
       sampling: as in :func:`qfedavg`.
 
     Raises:
-      EvenhandError: ``q`` or ``step_size`` out of range, or ``lipschitz`` where there is no ``step_size``.
+      EvenhandError: ``q``, ``lipschitz`` or ``step_size`` out of range, or not exactly one of the last two.
 
     Example:
       >>> import evenhand as eh
@@ -113,11 +113,15 @@ def qfedsgd(
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, algorithm 1 and figure 4.
     """
-    if step_size is not None and not 0.0 < step_size < math.inf:
-        raise EvenhandError(f"qfedsgd(step_size={step_size}): the step must be a finite number above 0.")
-    fair = aggregators.qfedavg(q, lipschitz) if step_size is None else aggregators.loss_powers(q)
-    local_step = 1.0 / lipschitz if step_size is None else step_size
+    if step_size is not None and lipschitz is None:
+        if not 0.0 < step_size < math.inf:
+            raise EvenhandError(f"qfedsgd(step_size={step_size}): the step must be a finite number above 0.")
+        fair, local_step, step = aggregators.loss_powers(q), step_size, f"step_size={step_size:g}"
+    elif lipschitz is not None and step_size is None:
+        fair, local_step = aggregators.qfedavg(q, lipschitz), 1.0 / lipschitz
+        step = f"lipschitz={lipschitz:g}"
+    else:
+        raise EvenhandError("qfedsgd(): give either lipschitz=, for the step of the paper, or step_size=.")
     work = local.sgd(model, local_step, steps=1)._replace(effort=local.step_per_row)
     method = fedavg(work, aggregator=fair, sampling=sampling)
-    step = f"lipschitz={lipschitz:g}" if step_size is None else f"step_size={step_size:g}"
     return method._replace(name=f"qfedsgd(q={q:g}, {step})")

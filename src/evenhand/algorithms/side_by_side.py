@@ -77,6 +77,7 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
         init_client=lambda params: each_part(lambda method, one: method.init_client(one), each, params),
         personal_params=personal_params if any(method.personal_params for method in each) else None,
         adapt=adapt if any(method.adapt for method in each) else None,
+        received=lambda messages: each_part(lambda method, one: method.received(one), each, messages),
     )
 
 

@@ -12,7 +12,6 @@ from evenhand.cli._data import DataOptions
 from evenhand.data import FederatedDataset
 from evenhand.data.loaders._load import NAMES
 from evenhand.errors import EvenhandError
-from evenhand.systems import stragglers
 
 __all__ = ["check_labels", "idle"]
 
@@ -160,7 +159,7 @@ def _lanes(case: _Case) -> str | None:
 
 def _stragglers(case: _Case) -> str | None:
     share = case.options["stragglers"]
-    nobody = 0 <= share <= 1 and stragglers(share).fast(case.cohort) == case.cohort
+    nobody = 0 <= share <= 1 and round(case.cohort * (1 - share)) == case.cohort
     return f"{share} of a cohort of {case.cohort} rounds to nobody" if nobody else None
 
 

@@ -80,6 +80,7 @@ def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) 
                 else:
                     _folder.append_metrics(folder, run.history)
                 before, last = last, run
+                run.release()  # files need its metrics and global model only
             if not console.is_terminal and _tenth(run, rounds) > _tenth(before, rounds):
                 row = {name: float(values[-1]) for name, values in run.history.items()}
                 console.print(f"round {int(row['round'])} of {rounds}, {latest(row)}")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from jax import lax
 
 from evenhand import local, tree
-from evenhand.data._dataset import Split
+from evenhand.data import Split
 from evenhand.evaluation._flat import Prepared, prepare
 from evenhand.types import Array, ClientData, Model, Params
 

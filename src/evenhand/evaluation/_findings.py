@@ -12,6 +12,7 @@ import numpy.typing as npt
 from evenhand.data import FederatedDataset
 from evenhand.evaluation._classes import ClassMetrics
 from evenhand.evaluation._view import SPLIT_NAMES, Finding
+from evenhand.text import counted
 
 __all__ = ["blank_loss", "feature_scales", "findings"]
 
@@ -47,11 +48,36 @@ def findings(
     known = () if scales is None else (scales,)
     if not len(history["round"]) or history["round"][-1] < 1:
         return known
+    rejected = _rejected(per_round, scaled=scales is None)
+    if rejected is not None:
+        known = (rejected, *known)
+        if not np.any(per_round["reported"]):
+            return known
     failed = _diverged(history, blank, scaled=scales is None) or _unmoved(history, per_round)
     if failed is not None:
         return failed, *known
     guessing = _one_class(classes.get("train"), class_names) or _guessing(classes, class_names)
     return known if guessing is None else (guessing, *known)
+
+
+def _rejected(per_round: Mapping[str, NDArray], *, scaled: bool) -> Finding | None:
+    """The server has rejected an upload: some number in it was not finite, or its weight was impossible."""
+    rejected = np.asarray(per_round.get("rejected", ()), np.float64)
+    if not np.any(rejected):
+        return None
+    rounds, reported = np.flatnonzero(rejected), np.asarray(per_round["reported"], np.float64)
+    text = (
+        f"The server rejected {counted(int(rejected.sum()), 'upload')} in {counted(len(rounds), 'round')} of "
+        f"{len(rejected):,}, first in round {rounds[0] + 1}: a number in them was not finite, or their weight was "
+        "below 0 or above that of the largest client"
+    )
+    empty = int(np.sum(reported[rounds] == 0))
+    if not np.any(reported):
+        text = f"The model never moved. {text}; none was ever left"
+    elif empty:
+        text += f". In {counted(empty, 'round')} none was left, and nothing changed"
+    cure = _slower(scaled=scaled, at_once=rounds[0] == 0)
+    return Finding("rejected", f"{text}. Where no client is malicious, local training diverges. {cure}")
 
 
 def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> Finding | None:
@@ -106,9 +132,9 @@ def _unmoved(history: Mapping[str, NDArray], per_round: Mapping[str, NDArray]) -
     reported = per_round.get("reported")
     if reported is not None and len(reported) and not np.any(reported):
         text = (
-            f"The model never moved: no client reported in any of the {rounds} rounds, because all of them were "
-            "stragglers and this method drops what stragglers send. Lower the share of stragglers, or take a method "
-            "that keeps partial work, such as FedProx."
+            f"The model never moved: no client reported in any of the {rounds} rounds, because all of them "
+            "dropped out, or were stragglers, whose work this method drops. Lower the share of either, or take a "
+            "method that keeps partial work, such as FedProx."
         )
         return Finding("unmoved", text)
     columns = [np.asarray(history[name]) for name in _LOSSES if name in history]

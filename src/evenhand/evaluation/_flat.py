@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from evenhand.data._dataset import Split
+from evenhand.data import Split
+from evenhand.devices import dealt, everywhere
 from evenhand.errors import EvenhandError
 from evenhand.evaluation._classes import ClassIndex, ClassMetrics
 from evenhand.types import Array, Model, Params, PyTree
@@ -108,7 +109,7 @@ def per_class(
     totals = np.zeros((len(measures.names), len(prepared.sizes)))
     right = np.zeros(0 if index is None else len(index.clients))
     if prepared.x.shape[0]:
-        values = _of_rows(spread(prepared.mesh, params), prepared, measures)
+        values = _of_rows(everywhere(prepared.mesh, params), prepared, measures)
         for first in range(0, len(prepared.sizes), _TOGETHER):
             sizes = prepared.sizes[first : first + _TOGETHER]
             rows = slice(prepared.offsets[first], prepared.offsets[first + len(sizes)])
@@ -245,34 +246,6 @@ def _windows(
     if mesh is None:
         return _chunk(params, x, y, starts[0], measures, width)[None]
     return _chunks(params, x, y, starts, measures, width, mesh, rows)
-
-
-def spread(mesh: Mesh | None, values: PyTree) -> PyTree:
-    """A tree of arrays, whole on each device of the mesh."""
-    if mesh is None:
-        return values
-    sharding = NamedSharding(mesh, PartitionSpec())
-
-    def whole(leaf: Any) -> Array:
-        if (
-            isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-        ):  # whole on every device of all processes
-            own = {shard.device: shard.data for shard in leaf.addressable_shards}
-            parts = [own[device] for device in mesh.devices.flat]
-            return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
-        return jax.device_put(leaf, sharding)
-
-    return jax.tree.map(whole, values)
-
-
-def dealt(mesh: Mesh | None, parts: list[Any]) -> Any:
-    """A part of equal shape for each device, one after the other in one array."""
-    if mesh is None:
-        return parts[0]
-    pieces = [jax.device_put(part, device) for part, device in zip(parts, mesh.devices.flat, strict=True)]
-    shape = (sum(map(len, parts)), *parts[0].shape[1:])
-    sharding = NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
-    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
 def add(total: Total, values: Array) -> Total:

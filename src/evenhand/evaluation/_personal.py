@@ -14,9 +14,10 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from evenhand import tree
+from evenhand.devices import dealt, everywhere
 from evenhand.evaluation import _flat
 from evenhand.evaluation._classes import ClassIndex, ClassMetrics
-from evenhand.evaluation._flat import Prepared, dealt, spread
+from evenhand.evaluation._flat import Prepared
 from evenhand.lowering import lowered
 from evenhand.types import Array, Model, Params, PyTree
 
@@ -73,7 +74,7 @@ def personal_per_class(
     right = np.zeros(0 if index is None else len(index.clients))
     if prepared.x.shape[0]:
         width = min(_flat.chunk_rows(prepared.x), int((sizes if widest is None else widest).max()))
-        states = spread(prepared.mesh, states)
+        states = everywhere(prepared.mesh, states)
         blocks = _on_host if isinstance(prepared.x, np.ndarray) else _on_device
         for block in blocks(prepared, len(sizes) if index is None else index.fitting()):
             windows = tuple(part.astype(np.int32) for part in (block.ids, block.starts, block.sizes))

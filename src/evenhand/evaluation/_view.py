@@ -26,14 +26,15 @@ _LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
 NDArray = npt.NDArray[Any]
 
 
-Kind: TypeAlias = Literal["diverged", "unmoved", "guessing", "scales"]
+Kind: TypeAlias = Literal["diverged", "unmoved", "rejected", "guessing", "scales"]
 
 
 class Finding(NamedTuple):
     """One thing that is wrong with a run.
 
     Attributes:
-      kind: ``"diverged"``, ``"unmoved"`` (nothing was learnt because nothing changed), ``"guessing"`` (the model does
+      kind: ``"diverged"``, ``"unmoved"`` (nothing was learnt because nothing changed), ``"rejected"`` (uploads
+        that no honest client can send), ``"guessing"`` (the model does
         no better than one answer for everybody) or ``"scales"`` (of the features).
       sentence: what it is, since when, how much, and what to try; plain text, of one or more sentences.
     """

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from evenhand import tree
 from evenhand.data import Split
+from evenhand.devices import everywhere
 from evenhand.evaluation import Prepared
-from evenhand.evaluation._flat import spread
 from evenhand.evaluation._personal import filled
 from evenhand.streams import Purpose, client_stream, stream
 from evenhand.types import Array, ClientData, Key, Params, PyTree
@@ -79,7 +79,7 @@ def adapt_all(
     devices = 1 if mesh is None else mesh.size
     missing = -(-together // devices) * devices - len(ids)
     windows = tuple(np.pad(part.astype(np.int32), (0, missing)) for part in (ids, starts, train.sizes))
-    places = spread(mesh, (states, root, x, y))
+    places = everywhere(mesh, (states, root, x, y))
     found = _adapt(*places, windows, adapt, params_of, capacity, lanes, mesh)
     return jax.tree.map(lambda leaf: leaf[: len(ids)], found)
 

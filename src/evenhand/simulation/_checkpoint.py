@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, EvenhandWarning
 from evenhand.lock import held
-from evenhand.simulation._round import RoundState
+from evenhand.rounds import RoundState
 from evenhand.simulation._signals import uninterrupted
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def _checksum(arrays: Mapping[str, NDArray]) -> str:
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)  # no copy
     return digest.hexdigest()
 
 

@@ -9,66 +9,86 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from evenhand import rounds
 from evenhand.local import step_per_row
-from evenhand.simulation import _round
 from evenhand.simulation._groups import Members
-from evenhand.simulation._program import Program
-from evenhand.simulation._round import Rows
-from evenhand.types import Array, ClientData, Effort, Key, PyTree, Report, Upload
+from evenhand.simulation._program import Program, Rows
+from evenhand.streams import Keys
+from evenhand.types import Array, ClientData, Cohort, Effort, Key, PyTree, Report, Upload
 
-__all__ = ["Client", "effort"]
+__all__ = ["Client", "Trained", "effort"]
+
+
+class Trained(NamedTuple):
+    """What a client's local work leaves behind.
+
+    Attributes:
+      upload: what it sends.
+      accepted: whether there is a client, and an honest one can have sent this.
+      state: what it keeps.
+    """
+
+    upload: Upload
+    accepted: Array
+    state: PyTree
 
 
 class Client(NamedTuple):
     """A client's part, as functions of who it is.
 
     Attributes:
-      report: ``(member, state) -> Report``.
-      upload: ``(member, state) -> (Upload, state)``; a member without a report makes its own.
+      report: ``(member, state) -> (Report, accepted)``.
+      train: ``(member, state) -> Trained``; a member without a report makes one.
+      noise: ``member -> key`` of what it adds to what it sends.
     """
 
-    report: Callable[[Members, PyTree], Report]
-    upload: Callable[[Members, PyTree], tuple[Upload, PyTree]]
+    report: Callable[[Members, PyTree], tuple[Report, Array]]
+    train: Callable[[Members, PyTree], Trained]
+    noise: Callable[[Members], Key]
 
     @staticmethod
-    def of(program: Program, index: int, server: PyTree, rows: Rows, root: Key, number: Array) -> Client:
+    def of(program: Program, index: int, server: PyTree, rows: Rows, keys: Keys, number: Array) -> Client:
         """The client's part in phase ``index`` of round ``number``."""
-        phase = program.algorithm.phases[index]
-        streams = _round.from_last(program.algorithm, index)
+        algorithm, attack = program.algorithm, program.attack
+        phase, streams = algorithm.phases[index], rounds.phase_stream(algorithm, index)
+        largest = rounds.largest_weight(algorithm, program.capacity)
 
-        def report(member: Members, state: PyTree) -> Report:
-            message = phase.broadcast(server, member.ids)
-            told = phase.report(message, state, _data(program, rows, member))
-            key = _round.work_key(root, number, streams, member.ids)
-            return _round.lie_in_report(program.attack, rows, told, member.ids, key)
+        def reported(
+            member: Members, message: PyTree, state: PyTree, rows: Rows, number: Array, key: Key
+        ) -> tuple[Report, Array]:
+            report = phase.report(message, state, _data(program, rows, member))
+            report = rounds.false_report(attack, report, rows.malicious[member.ids], number, key)
+            return report, member.present & rounds.accepts_report(phase.aggregator, report, largest)
+
+        def report(member: Members, state: PyTree) -> tuple[Report, Array]:
+            key = rounds.work_key(keys, number, streams, member.ids)
+            return reported(member, phase.broadcast(server, member.ids), state, rows, number, key)
 
         @jax.jit  # traced once, for the shapes and for the loop
-        def upload(
-            fixed: tuple[PyTree, Rows, Key, Array], member: Members, state: PyTree
-        ) -> tuple[Upload, PyTree]:
-            server, rows, root, number = fixed
-            own = _data(program, rows, member)
+        def train(fixed: tuple[PyTree, Rows, Keys, Array], member: Members, state: PyTree) -> Trained:
+            server, rows, keys, number = fixed
             message = phase.broadcast(server, member.ids)
-            key = _round.work_key(root, number, streams, member.ids)
-            told = member.report
-            if told is None:
-                told = phase.report(message, state, own)
-                told = _round.lie_in_report(program.attack, rows, told, member.ids, key)
-            delta, state = phase.work(message, state, own, key)
-            delta = _round.lie(program.attack, rows, delta, member.ids, key)
-            return Upload(delta, told.weight, told.loss), state
+            key = rounds.work_key(keys, number, streams, member.ids)
+            report, accepted = member.report, member.present
+            if report is None:
+                report, accepted = reported(member, message, state, rows, number, key)
+            delta, state = phase.work(message, state, _data(program, rows, member), key)
+            delta = rounds.false_delta(attack, delta, rows.malicious[member.ids], number, key)
+            return Trained(Upload(delta, *report), accepted & rounds.accepts_delta(delta), state)
 
-        return Client(report, partial(upload, (server, rows, root, number)))
+        def noise(member: Members) -> Key:
+            return rounds.lift_key(keys, number, streams, member.ids)
+
+        return Client(report, partial(train, (server, rows, keys, number)), noise)
 
 
-def effort(program: Program, index: int, rows: Rows, ids: Array, progress: Array) -> Effort:
-    """What phase ``index`` costs each client of a cohort, fields ``(m,)``."""
+def effort(program: Program, index: int, rows: Rows, cohort: Cohort) -> Effort:
+    """What phase ``index`` costs each client of a cohort, fields ``(m,)``; nothing in an empty slot."""
     of = program.algorithm.phases[index].effort or step_per_row
-    live = jnp.ones(ids.shape, bool)
-    return jax.vmap(lambda member: of(_data(program, rows, member)))(Members(ids, progress, live, None))
+    return jax.vmap(lambda member: of(_data(program, rows, member)))(Members.of(cohort))
 
 
 def _data(program: Program, rows: Rows, member: Members) -> ClientData:
-    # Padding has no rows, so that its local work is done at once.
-    size = jnp.where(member.live, rows.sizes[member.ids], 0)
+    # An empty slot has no rows, so that its local work is done at once.
+    size = jnp.where(member.present, rows.sizes[member.ids], 0)
     return ClientData(rows.x, rows.y, rows.starts[member.ids], size, member.progress, program.capacity)

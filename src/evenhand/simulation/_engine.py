@@ -8,7 +8,6 @@ models; the others get the cohort's stacked uploads.  What is not a client's wor
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -18,16 +17,18 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from evenhand import tree
-from evenhand.aggregators._reduce import reduce_uploads, weigh
-from evenhand.simulation import _client, _round
+from evenhand import rounds, tree
+from evenhand.devices import everywhere, on_each
+from evenhand.rounds import RoundState
+from evenhand.simulation import _client
 from evenhand.simulation._client import Client
-from evenhand.simulation._groups import Groups, Members, live_sum, side_by_side
+from evenhand.simulation._groups import Groups
 from evenhand.simulation._hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
-from evenhand.simulation._program import Program, everywhere, on_each
-from evenhand.simulation._round import WORK, RoundState, Rows
-from evenhand.streams import Purpose, stream
-from evenhand.types import Array, Key, PyTree, Report, Sum, Upload
+from evenhand.simulation._program import WORK, Program, Rows, observe
+from evenhand.simulation._reduced import reduced, stacked
+from evenhand.simulation._store import scatter
+from evenhand.streams import Keys, Purpose, stream
+from evenhand.types import Array, Cohort, Report, Sum, Upload
 
 __all__ = ["one_round", "run_rounds"]
 
@@ -35,7 +36,7 @@ _Infos = dict[str, Array]
 
 
 def run_rounds(
-    program: Program, state: RoundState, rows: Rows, root: Key, first: int, count: int
+    program: Program, state: RoundState, rows: Rows, keys: Keys, first: int, count: int
 ) -> tuple[RoundState, _Infos]:
     """Rounds ``first .. first + count - 1``; ``count`` is at most ``program.buffer``.
 
@@ -43,7 +44,7 @@ def run_rounds(
 
     Returns the new state and each info as an array whose first ``count`` entries are the rounds'.
     """
-    arguments = (state, rows, root, np.int32(first), np.int32(count))
+    arguments = (state, rows, keys, np.int32(first), np.int32(count))
     leaves, structure = jax.tree.flatten(arguments)
     form = tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
     places = [leaf.sharding if isinstance(leaf, jax.Array) else None for leaf in leaves]
@@ -123,48 +124,49 @@ def _compiled(program: _ByKey) -> Any:
 
 
 def _run_rounds(
-    program: Program, state: RoundState, rows: Rows, root: Key, first: Array, count: Array
+    program: Program, state: RoundState, rows: Rows, keys: Keys, first: Array, count: Array
 ) -> tuple[RoundState, _Infos]:
-    return on_each(program.mesh, partial(_loop, program))(state, rows, root, first, count)
+    return on_each(program.mesh, partial(_loop, program))(state, rows, keys, first, count)
 
 
 def _loop(
-    program: Program, state: RoundState, rows: Rows, root: Key, first: Array, count: Array
+    program: Program, state: RoundState, rows: Rows, keys: Keys, first: Array, count: Array
 ) -> tuple[RoundState, _Infos]:
     one = jax.jit(partial(one_round, program))  # traced once, for the shapes and for the loop
-    shapes = jax.eval_shape(one, state, rows, root, first)[1]
+    shapes = jax.eval_shape(one, state, rows, keys, first)[1]
     infos = {name: jnp.zeros((program.buffer, *info.shape), info.dtype) for name, info in shapes.items()}
 
     def body(i: Array, carry: tuple[RoundState, _Infos]) -> tuple[RoundState, _Infos]:
         state, infos = carry
-        state, info = one(state, rows, root, first + i)
+        state, info = one(state, rows, keys, first + i)
         return state, {name: infos[name].at[i].set(info[name]) for name in infos}
 
     return lax.fori_loop(0, count, body, (state, infos))
 
 
 def one_round(
-    program: Program, state: RoundState, rows: Rows, root: Key, number: Array
+    program: Program, state: RoundState, rows: Rows, keys: Keys, number: Array
 ) -> tuple[RoundState, _Infos]:
-    """Round ``number``: the state after it, and what its phases tell."""
+    """Round ``number``: the state after it, and what its phases show."""
     algorithm = program.algorithm
     if algorithm.observe is not None:
-        state = state._replace(server=_round.observe(algorithm, state.server, rows))
-    infos: _Infos = dict.fromkeys(WORK, jnp.float32(0.0))
-    reported = 0
+        state = state._replace(server=observe(algorithm, state.server, rows))
+    infos: _Infos = dict.fromkeys((*WORK, "rejected"), jnp.float32(0.0))
+    reported = jnp.float32(0.0)
     for index in range(len(algorithm.phases)):
-        ids, progress = _round.cohort(
-            algorithm, program.systems, rows.sizes, program.cohort, root, number, index, rows.table
+        cohort = rounds.cohort(
+            algorithm, program.systems, rows.sizes, program.cohort, keys, number, index, rows.table
         )
-        reported = ids.shape[0]
-        if reported > 0:
-            effort = _client.effort(program, index, rows, ids, progress)
-            groups = Groups.cut(ids, progress, effort.steps, program.lanes, program.devices)
-            state, info = _one_phase(program, index, state, rows, root, number, ids, groups)
-            passed = jnp.sum(effort.rows.astype(jnp.float32))
-            work = zip(WORK, (groups.useful, groups.executed, passed), strict=True)
-            infos |= info | {name: infos[name] + more for name, more in work}
-    return state, {**infos, "reported": jnp.float32(reported)}
+        if cohort.ids.shape[0] == 0:
+            continue
+        effort = _client.effort(program, index, rows, cohort)
+        groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices)
+        state, info, accepted = _one_phase(program, index, state, rows, keys, number, cohort, groups)
+        reported, drawn = (jnp.sum(slots.astype(jnp.float32)) for slots in (accepted, cohort.present))
+        counted = (groups.useful, groups.executed, jnp.sum(effort.rows.astype(jnp.float32)), drawn - reported)
+        more = {name: infos[name] + count for name, count in zip((*WORK, "rejected"), counted, strict=True)}
+        infos |= info | more
+    return state, {**infos, "reported": reported}
 
 
 def _one_phase(
@@ -172,74 +174,43 @@ def _one_phase(
     index: int,
     state: RoundState,
     rows: Rows,
-    root: Key,
+    keys: Keys,
     number: Array,
-    ids: Array,
+    cohort: Cohort,
     groups: Groups,
-) -> tuple[RoundState, _Infos]:
-    phase, memory = program.algorithm.phases[index], state.aggregators[index]
-    aggregator = phase.aggregator
-    client = Client.of(program, index, state.server, rows, root, number)
-    told: _Infos = {}
-    if isinstance(aggregator, Sum) and aggregator.weigh is not None:
-        reports = groups.map(lambda member: client.report(member, tree.take(state.clients, member.ids)))
-        weights, memory = weigh(aggregator, reports, ids, memory)
-        told = {"effective_cohort": _round.effective(weights)}
-        groups = groups.told(Report(weights, reports.loss))
-    streams = _round.from_last(program.algorithm, index)
-    key = stream(root, Purpose.AGGREGATOR, number, streams)
-    if isinstance(aggregator, Sum) and aggregator.passes == 1:
-        total, states = _streamed(aggregator, memory, client, groups, state.clients)
-        direction, memory = aggregator.lower(total, memory, jax.random.fold_in(key, 0))
+) -> tuple[RoundState, _Infos, Array]:
+    """The state after one exchange, what it shows, and whose uploads were accepted, ``(m,)``."""
+    phase, before = program.algorithm.phases[index], state.aggregators[index]
+    client = Client.of(program, index, state.server, rows, keys, number)
+    memory, info = before, {}
+    if isinstance(phase.aggregator, Sum) and phase.aggregator.weigh is not None:
+        reports, sane = groups.map(lambda member: client.report(member, tree.take(state.clients, member.ids)))
+        cohort = cohort._replace(present=cohort.present & sane)
+        weights, memory, info = rounds.weighed(phase.aggregator, reports, cohort, memory)
+        groups = groups.with_reports(Report(weights, reports.loss), cohort.present)
+    streams = rounds.phase_stream(program.algorithm, index)
+    key, server_key = (
+        stream(keys.secret, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
+    )
+    noise = jax.vmap(partial(rounds.lift_key, keys, number, streams))(cohort.ids)
+    attack, parts = program.attack, (phase.aggregator, memory, client, groups, state.clients, key, noise)
+    if attack is None or attack.collude is None:
+        found = reduced(*parts)
     else:
-        _, (uploads, states) = _scan(client, groups, state.clients, (), _keep)
-        direction, memory = reduce_uploads(aggregator, groups.ungroup(uploads), memory, key)
-    server_key = stream(root, Purpose.SERVER, number, streams)
-    server, info = phase.server(state.server, direction, jnp.int32(ids.shape[0]), server_key)
-    aggregators = (*state.aggregators[:index], memory, *state.aggregators[index + 1 :])
-    clients = jax.tree.map(lambda old, new: old.at[ids].set(new), state.clients, groups.ungroup(states))
-    return RoundState(server, aggregators, clients), {**told, **info}
 
+        def agreed(uploads: Upload, accepted: Array) -> Upload:
+            left = cohort._replace(present=accepted)
+            return rounds.colluding(attack, uploads, rows.malicious[cohort.ids], left, keys, number, streams)
 
-def _streamed(
-    aggregator: Sum, memory: PyTree, client: Client, groups: Groups, store: PyTree
-) -> tuple[PyTree, PyTree]:
-    """``(total, states)``: everybody trained, and the sum of what was lifted; no upload is kept."""
-
-    def lift(uploads: Upload) -> PyTree:
-        return side_by_side(lambda upload: aggregator.lift(upload, memory), uploads)
-
-    def consume(total: PyTree, uploads: Upload, live: Array) -> tuple[PyTree, PyTree]:
-        return tree.add(total, jax.tree.map(partial(live_sum, live), lift(uploads))), ()
-
-    first = tree.take(groups.members, jnp.int32(0))
-    like = jax.eval_shape(lambda: lift(_train(client, first, store)[0]))
-    total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), like)
-    total, (_, states) = _scan(client, groups, store, total, consume)
-    return groups.devices.total(total), states
-
-
-def _scan(
-    client: Client,
-    groups: Groups,
-    store: PyTree,
-    begin: PyTree,
-    consume: Callable[[PyTree, Upload, Array], tuple[PyTree, PyTree]],
-) -> tuple[PyTree, tuple[PyTree, PyTree]]:
-    """Trains group after group: uploads go to ``consume``, new client states come out grouped."""
-
-    def step(kept: PyTree, members: Members) -> tuple[PyTree, tuple[PyTree, PyTree]]:
-        uploads, states = _train(client, members, store)
-        kept, out = consume(kept, uploads, members.live)
-        return kept, (out, states)
-
-    return lax.scan(step, begin, groups.members)
-
-
-def _train(client: Client, members: Members, store: PyTree) -> tuple[Upload, PyTree]:
-    """One group's uploads and new states, client by client side by side."""
-    return side_by_side(client.upload, members, tree.take(store, members.ids))
-
-
-def _keep(kept: PyTree, uploads: Upload, live: Array) -> tuple[PyTree, PyTree]:
-    return kept, uploads
+        found = stacked(*parts, agreed)
+    step = rounds.server_step(
+        phase,
+        state.server,
+        (before, found.memory),
+        found.direction,
+        jnp.sum(found.accepted.astype(jnp.int32)),
+        server_key,
+    )
+    aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
+    clients = scatter(state.clients, cohort.ids, found.accepted, found.states)
+    return RoundState(step.server, aggregators, clients), {**info, **step.info}, found.accepted

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from evenhand import tree
 from evenhand.data import FederatedDataset, Split
 from evenhand.data._memory import aligned, empty_aligned
+from evenhand.devices import everywhere, here
 from evenhand.evaluation import (
     ClassMetrics,
     Prepared,
@@ -23,11 +24,10 @@ from evenhand.evaluation import (
     summarize_classes,
 )
 from evenhand.evaluation._classes import ClassIndex, index_classes
-from evenhand.evaluation._flat import per_class, spread
+from evenhand.evaluation._flat import per_class
 from evenhand.evaluation._personal import personal_per_class
+from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._adapted import Adapt, adapt_all, fitting
-from evenhand.simulation._program import here
-from evenhand.simulation._round import RoundState
 from evenhand.simulation._rows import Resident, must_stream, sent
 from evenhand.simulation._run import primary_metric
 from evenhand.simulation._setup import Setup
@@ -98,6 +98,7 @@ class Evaluation:
 
     Attributes:
       drawn: who is evaluated, ascending; None: all.
+      malicious: which clients are, ``(N,)``.
       splits: their rows.
       indices: which of them have rows of which classes; None where rows have no classes.
     """
@@ -105,8 +106,9 @@ class Evaluation:
     def __init__(self, setup: Setup, data: FederatedDataset, seed: int, clients: int | None) -> None:
         program = setup.program
         self.algorithm, self.lanes = program.algorithm, program.lanes
-        self.root, self.capacity = setup.root, program.capacity
+        self.root, self.capacity = setup.keys.shared, program.capacity
         self.drawn = _drawn(data.num_clients, seed, clients)
+        self.malicious = malicious_clients(program.attack, data.num_clients, seed)
         mesh = self._mesh = _local(program.mesh)
         poisoned = program.attack is not None and program.attack.rows is not None
         self.splits: dict[str, Prepared] = {}
@@ -115,8 +117,10 @@ class Evaluation:
         for name, whole in (("train", data.train), ("valid", data.valid), ("test", data.test)):
             there = setup.source.rows if name == "train" and isinstance(setup.source, Resident) else None
             split = whole if self.drawn is None else _some(whole, self.drawn)
-            if there is not None and self.drawn is None and not poisoned:  # liars are measured on clean rows
-                x, y = here((there.x, there.y)) if mesh is None else spread(mesh, (there.x, there.y))
+            if (
+                there is not None and self.drawn is None and not poisoned
+            ):  # malicious clients are measured on clean rows
+                x, y = here((there.x, there.y)) if mesh is None else everywhere(mesh, (there.x, there.y))
                 self.splits[name] = Prepared(x, y, split.offsets, None, mesh)
             else:
                 host = must_stream(split) if there is None or self.drawn is not None else False

@@ -11,37 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from evenhand.types import Array, PyTree, Report
+from evenhand.devices import Devices
+from evenhand.types import Array, Cohort, PyTree, Report
 
-__all__ = ["AXIS", "Devices", "Groups", "Members", "deal", "live_sum", "side_by_side"]
-
-AXIS = "clients"
-"""The mesh axis over which a cohort is spread."""
-
-
-class Devices(NamedTuple):
-    """The devices that share a round; inside the program each runs its own part.
-
-    Attributes:
-      size: how many.
-    """
-
-    size: int
-
-    def mine(self, dealt: PyTree) -> PyTree:
-        """This device's entry of leaves ``(size, ...)``."""
-        me = lax.axis_index(AXIS) if self.size > 1 else 0
-        return jax.tree.map(lambda leaf: leaf[me], dealt)
-
-    def total(self, part: PyTree) -> PyTree:
-        """The sum over all devices."""
-        return lax.psum(part, AXIS) if self.size > 1 else part
-
-    def all(self, mine: PyTree) -> PyTree:
-        """Every device's entry, ``(size, ...)``."""
-        if self.size > 1:
-            return jax.tree.map(lambda leaf: lax.all_gather(leaf, AXIS), mine)
-        return jax.tree.map(lambda leaf: leaf[None], mine)
+__all__ = ["Groups", "Members", "deal", "side_by_side", "sum_of"]
 
 
 class Members(NamedTuple):
@@ -50,14 +23,19 @@ class Members(NamedTuple):
     Attributes:
       ids: client ids.
       progress: share of the work that gets done.
-      live: False for padding.
+      present: False for an empty slot.
       report: what was reported before the training, where the aggregator had to know.
     """
 
     ids: Array
     progress: Array
-    live: Array
+    present: Array
     report: Report | None
+
+    @staticmethod
+    def of(cohort: Cohort) -> Members:
+        """Those of a cohort, before any report."""
+        return Members(cohort.ids, cohort.progress, cohort.present, None)
 
 
 class Groups(NamedTuple):
@@ -80,33 +58,36 @@ class Groups(NamedTuple):
     executed: Array
 
     @staticmethod
-    def cut(ids: Array, progress: Array, steps: Array, lanes: int, devices: Devices) -> Groups:
-        """Groups of clients of like ``steps``; leaves of all arguments ``(m,)``."""
-        m = ids.shape[0]
+    def cut(cohort: Cohort, steps: Array, lanes: int, devices: Devices) -> Groups:
+        """Groups of clients of like ``steps``, ``(m,)``."""
+        m = cohort.ids.shape[0]
         ranks = deal(m, lanes, devices.size)
         order = jnp.arange(m)
         if ranks.shape[0] * ranks.shape[2] > 1:
             order = jnp.argsort(-steps, stable=True)
         live = ranks < m
         place = order[np.minimum(ranks, m - 1)]
-        members = Members(ids[place], progress[place], jnp.asarray(live), None)
+        members = jax.tree.map(lambda leaf: leaf[place], Members.of(cohort))
+        members = members._replace(present=members.present & live)
         slots = jnp.where(live, steps[place], 0).astype(jnp.float32)
         executed = jnp.sum(jnp.max(slots, axis=-1)) * ranks.shape[2]
         useful = jnp.sum(steps.astype(jnp.float32))
         return Groups(devices, devices.mine(members), order, ranks, useful, executed)
 
-    def told(self, report: Report) -> Groups:
-        """The same groups, with what their members reported: fields ``(m,)`` in the cohort's own order."""
+    def with_reports(self, report: Report, present: Array) -> Groups:
+        """The same groups with what their members reported, and who is left: fields ``(m,)`` in the cohort's order."""
         place = self.order[np.minimum(self.ranks, self.order.shape[0] - 1)]
-        dealt = self.devices.mine(jax.tree.map(lambda leaf: leaf[place], report))
-        return self._replace(members=self.members._replace(report=dealt))
+        report, present = self.devices.mine(jax.tree.map(lambda leaf: leaf[place], (report, present)))
+        return self._replace(
+            members=self.members._replace(report=report, present=self.members.present & present)
+        )
 
     def map(self, function: Callable[[Members], PyTree]) -> PyTree:
-        """``function`` of every member, gathered from all devices in the cohort's own order."""
+        """``function`` of every member, gathered from all devices in the cohort's order."""
         return self.ungroup(lax.map(lambda group: side_by_side(function, group), self.members))
 
     def ungroup(self, grouped: PyTree) -> PyTree:
-        """From every device's ``(groups, lanes, ...)`` to ``(m, ...)`` in the cohort's own order."""
+        """From every device's ``(groups, lanes, ...)`` to ``(m, ...)`` in the cohort's order."""
         m = self.order.shape[0]
         slot = np.argsort(self.ranks, axis=None, kind="stable")[:m]
         back = jnp.asarray(slot)[jnp.argsort(self.order)]
@@ -141,7 +122,11 @@ def side_by_side(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[None], out)
 
 
-def live_sum(live: Array, leaf: Array) -> Array:
-    """The sum over a group, padding left out whatever it holds."""
-    mask = live.reshape(live.shape + (1,) * (leaf.ndim - 1))
-    return jnp.sum(jnp.where(mask, leaf, jnp.zeros((), leaf.dtype)), axis=0)
+def sum_of(present: Array, uploads: PyTree) -> PyTree:
+    """The sum over a group, leading axis of each leaf; what an empty slot holds does not matter."""
+
+    def total(leaf: Array) -> Array:
+        mask = present.reshape(present.shape + (1,) * (leaf.ndim - 1))
+        return jnp.sum(jnp.where(mask, leaf, jnp.zeros((), leaf.dtype)), axis=0)
+
+    return jax.tree.map(total, uploads)

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand.data import FederatedDataset
+from evenhand.rounds import RoundState, malicious_clients, poisoned
 from evenhand.simulation._engine import one_round
 from evenhand.simulation._hoist import inner_constants
-from evenhand.simulation._liars import liars_of, poisoned
-from evenhand.simulation._round import RoundState, Rows
+from evenhand.simulation._program import Rows
 from evenhand.simulation._setup import Setup
 from evenhand.types import Attack, ClientData, Key, Params
 
@@ -23,8 +23,8 @@ __all__ = ["identity"]
 
 _SAMPLE = 2**12
 """Rows by which data are told apart; all of them may be more than fits into memory."""
-_LIARS = 4
-"""Liars by whose rows attacks are told apart."""
+_MALICIOUS = 4
+"""Malicious clients by whose rows attacks are told apart."""
 
 
 def identity(setup: Setup, data: FederatedDataset, seed: int, eval_clients: int | None) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def identity(setup: Setup, data: FederatedDataset, seed: int, eval_clients: int 
         "cohort": setup.program.cohort,
         "eval_clients": eval_clients,
         "data": digest.hexdigest()[:16],
-        "attack": _lies(setup.program.attack, data, seed),
+        "attack": _attack(setup.program.attack, data, seed),
         "method (with its settings, systems and attack)": _fingerprint(setup),
     }
 
@@ -53,7 +53,7 @@ def _fingerprint(setup: Setup) -> str:
     state, rows = jax.eval_shape(lambda *values: values, setup.state, setup.rows)  # the arrays may be gone
 
     digest, adapt = hashlib.sha256(), program.algorithm.adapt
-    traced = [jax.make_jaxpr(partial(one_round, program))(state, rows, setup.root, jnp.int32(0))]
+    traced = [jax.make_jaxpr(partial(one_round, program))(state, rows, setup.keys, jnp.int32(0))]
     if adapt is not None:
 
         def adapted(state: RoundState, rows: Rows, key: Key) -> Params:
@@ -62,7 +62,7 @@ def _fingerprint(setup: Setup) -> str:
             )
             return adapt(program.algorithm.global_params(state.server), data, key)
 
-        traced.append(jax.make_jaxpr(adapted)(state, rows, setup.root))
+        traced.append(jax.make_jaxpr(adapted)(state, rows, setup.keys.shared))
     for each in traced:
         digest.update(re.sub(r"0x[0-9a-f]+", "", str(each)).encode())
         for constant in inner_constants(each):
@@ -70,15 +70,15 @@ def _fingerprint(setup: Setup) -> str:
     return digest.hexdigest()[:16]
 
 
-def _lies(attack: Attack | None, data: FederatedDataset, seed: int) -> str:
-    """Of who lies, and of the poisoned rows of the first of them; uploads and reports are in the computation."""
+def _attack(attack: Attack | None, data: FederatedDataset, seed: int) -> str:
+    """Of who is malicious, and the poisoned rows of the first of them; uploads and reports are in the computation."""
     if attack is None:
         return "none"
-    liars = liars_of(attack, len(data.train.sizes), seed)
-    digest = hashlib.sha256(liars.tobytes())
+    malicious = malicious_clients(attack, len(data.train.sizes), seed)
+    digest = hashlib.sha256(malicious.tobytes())
     if attack.rows is None:
         return digest.hexdigest()[:16]
-    for client in np.flatnonzero(liars)[:_LIARS]:
+    for client in np.flatnonzero(malicious)[:_MALICIOUS]:
         rows = slice(*data.train.offsets[client : client + 2])
         for part in poisoned(attack.rows, data.train.x[rows], data.train.y[rows], seed, int(client)):
             digest.update(np.ascontiguousarray(part).tobytes())

@@ -1,19 +1,21 @@
-"""What is fixed when a round is compiled."""
+"""What is fixed when a round is compiled, and the rows that it trains on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import Mesh
 
-from evenhand.simulation._groups import AXIS, Devices
+from evenhand.devices import Devices
+from evenhand.evaluation import Prepared, mean_loss
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Attack
+from evenhand.types import Algorithm, Array, Attack, PyTree
 
-__all__ = ["Program", "copies", "everywhere", "here", "on_each", "over"]
+__all__ = ["EXECUTED", "ROWS", "USEFUL", "WORK", "Program", "Rows", "observe"]
+
+USEFUL, EXECUTED, ROWS = WORK = ("steps.useful", "steps.executed", "rows")
+"""Names among a round's infos: local steps that were asked for, those that the lanes went through, rows trained on."""
 
 
 class Program(NamedTuple):
@@ -24,8 +26,8 @@ class Program(NamedTuple):
       cohort: clients drawn per round.
       capacity: rows of the largest client.
       lanes: clients trained side by side on a device.
-      systems: stragglers, or None.
-      attack: liars, or None.
+      systems: stragglers and dropouts, or None.
+      attack: what malicious clients do, or None.
       buffer: how many rounds' infos one call returns.
       mesh: the devices over which a cohort is spread; None: one.
     """
@@ -45,34 +47,28 @@ class Program(NamedTuple):
         return Devices(1 if self.mesh is None else self.mesh.size)
 
 
-def everywhere(mesh: Mesh | None, values: Any) -> Any:
-    """A tree of arrays, whole on each device of the mesh."""
-    if mesh is None:
-        return jax.tree.map(jnp.asarray, values)
-    return jax.device_put(values, NamedSharding(mesh, PartitionSpec()))
+class Rows(NamedTuple):
+    """All training rows, and which clients are malicious, on the device.
+
+    Attributes:
+      x: features of all clients, one client after the other.
+      y: their labels.
+      starts: int32 ``(N,)``, each client's first row.
+      sizes: int32 ``(N,)``, each client's rows.
+      malicious: bool ``(N,)``.
+      table: what the sampling makes of the sizes once for all rounds, None for nothing.
+    """
+
+    x: Array
+    y: Array
+    starts: Array
+    sizes: Array
+    malicious: Array
+    table: PyTree = None
 
 
-def on_each(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as each device of the mesh runs it, on arguments that are whole everywhere."""
-    if mesh is None:
-        return function
-    spec = PartitionSpec()
-    return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-
-
-@jax.jit
-def copies(values: Any) -> Any:
-    """A tree of arrays in memory of its own, that rounds may take over."""
-    return jax.tree.map(jnp.copy, values)
-
-
-def here(values: Any) -> Any:
-    """A tree of arrays that are whole on every device, as they are on the first one of this process."""
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0), values)
-
-
-def over(devices: int) -> Mesh | None:
-    """The first so many devices, of all processes; None for one."""
-    if devices == 1:
-        return None
-    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+def observe(algorithm: Algorithm, server: PyTree, rows: Rows) -> PyTree:
+    """The server state once the method has seen the training loss of the global model over all clients."""
+    assert algorithm.observe is not None
+    everything = Prepared(rows.x, rows.y, np.array([0, rows.x.shape[0]]))
+    return algorithm.observe(server, mean_loss(algorithm.model, algorithm.global_params(server), everything))

@@ -18,14 +18,15 @@ import numpy.typing as npt
 from jax import lax
 from jax.sharding import Mesh
 
+from evenhand import rounds
 from evenhand.data import FederatedDataset, Split
 from evenhand.data._memory import aligned, empty_aligned, is_aligned, is_mapped
+from evenhand.devices import everywhere, here
 from evenhand.errors import EvenhandError
-from evenhand.simulation import _round
-from evenhand.simulation._liars import liars_of, poisoned
-from evenhand.simulation._program import Program, everywhere, here
-from evenhand.simulation._round import Rows
-from evenhand.types import Array, Attack, Key, PyTree, Sampling
+from evenhand.rounds import malicious_clients, poisoned
+from evenhand.simulation._program import Program, Rows
+from evenhand.streams import Keys
+from evenhand.types import Array, Attack, PyTree, Sampling
 
 __all__ = ["Resident", "Source", "Streamed", "must_stream", "resident", "sent"]
 
@@ -58,19 +59,19 @@ def resident(
     mesh: Mesh | None = None,
     sampling: Sampling | None = None,
 ) -> Resident:
-    """All training rows on the devices, those of liars poisoned."""
+    """All training rows on the devices, those of malicious clients poisoned."""
     x, y = data.train.x, data.train.y
-    liars = liars_of(attack, data.num_clients, seed)
+    malicious = malicious_clients(attack, data.num_clients, seed)
     if attack is not None and attack.rows is not None:
         x, y = x.copy(), y.copy()
-        for k in np.flatnonzero(liars):
+        for k in np.flatnonzero(malicious):
             own = slice(int(data.train.offsets[k]), int(data.train.offsets[k + 1]))
             x[own], y[own] = poisoned(attack.rows, x[own], y[own], seed, int(k))
     starts, sizes = data.train.offsets[:-1].astype(np.int32), data.train.sizes.astype(np.int32)
     if jax.default_backend() == "cpu":
         x, y = aligned(x), aligned(y)  # else each device would make a copy of its own
     table = _table(sampling, sizes)
-    return Resident(Rows(*sent(mesh, (x, y)), *everywhere(mesh, (starts, sizes, liars, table))))
+    return Resident(Rows(*sent(mesh, (x, y)), *everywhere(mesh, (starts, sizes, malicious, table))))
 
 
 def _table(sampling: Sampling | None, sizes: NDArray) -> PyTree:
@@ -126,7 +127,7 @@ class Streamed:
     """
 
     def __init__(
-        self, program: Program, data: FederatedDataset, attack: Attack | None, seed: int, root: Key
+        self, program: Program, data: FederatedDataset, attack: Attack | None, seed: int, keys: Keys
     ) -> None:
         if program.algorithm.observe is not None:
             raise EvenhandError(
@@ -134,12 +135,12 @@ class Streamed:
                 "device: give stream=False, and rows that fit there."
             )
         train = data.train
-        self._data, self._attack, self._seed, self._root = train, attack, seed, root
+        self._data, self._attack, self._seed, self._keys = train, attack, seed, keys
         self._mesh, self._clients = program.mesh, data.num_clients
         self._offsets, self._sizes = train.offsets, train.sizes
-        self._liars = liars_of(attack, self._clients, seed)
+        self._malicious = malicious_clients(attack, self._clients, seed)
         sizes = self._sizes.astype(np.int32)
-        own = sizes, self._liars, _table(program.algorithm.sampling, sizes)
+        own = sizes, self._malicious, _table(program.algorithm.sampling, sizes)
         self._sent: tuple[Array, Array, PyTree] = everywhere(self._mesh, own)
         x: Any = jax.ShapeDtypeStruct(train.x.shape, train.x.dtype)
         y: Any = jax.ShapeDtypeStruct(train.y.shape, train.y.dtype)
@@ -181,13 +182,13 @@ class Streamed:
 
     def _drawn(self, first: int) -> Array:
         sizes, _, table = self._sent if self._mesh is None else here(self._sent)
-        return self._draw(sizes, table, self._root, np.int32(first))
+        return self._draw(sizes, table, self._keys, np.int32(first))
 
     def _gather(self, first: int, ids: Array) -> _Block:
         drawn = np.asarray(ids)
-        rounds, clients = self._fitting(drawn)
-        if rounds == 0:
-            rounds, clients = 1, np.unique(drawn[0])
+        until, clients = self._fitting(drawn)
+        if until == 0:
+            until, clients = 1, np.unique(drawn[0][drawn[0] >= 0])
         sizes = self._sizes[clients]
         ends = np.cumsum(sizes)
         starts, total = ends - sizes, int(sizes.sum())
@@ -195,20 +196,21 @@ class Streamed:
         room = max(self._room, _round_up(total, self._data.rows))
         x, y = (_taken(part, index, room) for part in (self._data.x, self._data.y))
         if self._attack is not None and self._attack.rows is not None:
-            for at in np.flatnonzero(self._liars[clients]):
+            for at in np.flatnonzero(self._malicious[clients]):
                 own = slice(int(starts[at]), int(ends[at]))
                 x[own], y[own] = poisoned(self._attack.rows, x[own], y[own], self._seed, int(clients[at]))
-        return _Block(first, first + rounds, clients, starts, *sent(self._mesh, (x, y)))
+        return _Block(first, first + until, clients, starts, *sent(self._mesh, (x, y)))
 
     def _fitting(self, drawn: NDArray) -> tuple[int, NDArray]:
-        """How many of the rounds there is room for, and who takes part in them; ids are ``(rounds, draws)``."""
+        """How many of the rounds there is room for, and who takes part in them; ids are ``(rounds, draws)``, or -1."""
         clients, seen = np.unique(drawn, return_index=True)
+        clients, seen = clients[clients >= 0], seen[clients >= 0]
         order = np.argsort(seen)
         count = int(np.searchsorted(np.cumsum(self._sizes[clients[order]]), self._room, "right"))
         if count == len(clients):
             return len(drawn), clients
-        rounds = int(seen[order[count]]) // drawn.shape[1]
-        return rounds, clients[seen < rounds * drawn.shape[1]]
+        until = int(seen[order[count]]) // drawn.shape[1]
+        return until, clients[seen < until * drawn.shape[1]]
 
     def _place(self, block: _Block) -> None:
         """Tells where the block's clients are, and that those of the block before are gone."""
@@ -228,16 +230,17 @@ class Streamed:
 Source: TypeAlias = Resident | Streamed
 
 
-def _cohorts(program: Program, rounds: int) -> Callable[[Array, PyTree, Key, Any], Array]:
-    """``(sizes, table, root, first) -> (rounds, draws)``: all client ids of some rounds, as the rounds draw them."""
+def _cohorts(program: Program, count: int) -> Callable[[Array, PyTree, Keys, Any], Array]:
+    """``(sizes, table, keys, first) -> (rounds, draws)``: the client ids of some rounds, -1 for empty slots."""
     algorithm = program.algorithm
 
-    def one(sizes: Array, table: PyTree, root: Key, number: Array) -> Array:
-        draw = partial(_round.cohort, algorithm, program.systems, sizes, program.cohort, root, number)
-        return jnp.concatenate([draw(phase, table)[0] for phase in range(len(algorithm.phases))])
+    def one(sizes: Array, table: PyTree, keys: Keys, number: Array) -> Array:
+        draw = partial(rounds.cohort, algorithm, program.systems, sizes, program.cohort, keys, number)
+        cohorts = [draw(phase, table) for phase in range(len(algorithm.phases))]
+        return jnp.concatenate([jnp.where(one.present, one.ids, -1) for one in cohorts])
 
-    def all_of(sizes: Array, table: PyTree, root: Key, first: Array) -> Array:
-        return lax.map(lambda i: one(sizes, table, root, first + i), jnp.arange(rounds, dtype=jnp.int32))
+    def all_of(sizes: Array, table: PyTree, keys: Keys, first: Array) -> Array:
+        return lax.map(lambda i: one(sizes, table, keys, first + i), jnp.arange(count, dtype=jnp.int32))
 
     return jax.jit(all_of)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -32,13 +32,15 @@ from evenhand.evaluation import (
     summarize_classes,
     write_report,
 )
+from evenhand.rounds import RoundState
 from evenhand.simulation._adapted import adapt_one
-from evenhand.simulation._round import RoundState
+from evenhand.simulation._store import Kept
 from evenhand.types import Algorithm, Params
 
 __all__ = ["Run"]
 
 NDArray = npt.NDArray[Any]
+Who: TypeAlias = Literal["all", "honest", "malicious"]
 
 _SHOWN = 24
 """Numbers of the latest evaluation that fit on a screen."""
@@ -64,11 +66,12 @@ class Run:
         streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"`` and ``"executed"`` (lanes go on until the
         longest client of a group is done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on,
         and ``"examples_per_second"`` of training.
-      state: all that the next round would start from.
+      kept: all that the next round would start from; see :attr:`state`.
       clients: split -> metric -> a number for each evaluated client.
       evaluated: the positions of the evaluated clients, ascending; None: all.
       classes: split -> the accuracy of each class at each evaluated client, whose position is that among the evaluated;
         :meth:`class_metrics` has it among all clients.
+      malicious: which clients are, bool ``(num_clients,)``.
     """
 
     algorithm: Algorithm
@@ -77,15 +80,28 @@ class Run:
     history: Mapping[str, NDArray]
     per_round: Mapping[str, NDArray]
     info: Mapping[str, Any]
-    state: RoundState
+    kept: Kept
     clients: Mapping[str, Mapping[str, NDArray]]
     evaluated: NDArray | None = None
     classes: Mapping[str, ClassMetrics] = field(default_factory=dict[str, ClassMetrics])
+    malicious: NDArray = field(default_factory=lambda: np.zeros(0, bool))
 
     @property
     def params(self) -> Params:
         """The global parameters."""
-        return self.algorithm.global_params(self.state.server)
+        return self.algorithm.global_params(self.kept.server)
+
+    @property
+    def state(self) -> RoundState:
+        """All that the next round would start from: of the server, the aggregators and the clients."""
+        return self.kept.state
+
+    def release(self) -> None:
+        """Gives the clients' states up, so that :func:`evenhand.simulation.iterate` need not copy them to train on.
+
+        Metrics and global parameters stay.  :attr:`state` is gone, and so are personal models.
+        """
+        self.kept.release()
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -112,7 +128,7 @@ class Run:
             )
         params, of = self.params, self.algorithm.personal_params
         if of is not None:
-            params = of(self.state.server, tree.take(self.state.clients, jnp.int32(k)))
+            params = of(self.kept.server, tree.take(self.state.clients, jnp.int32(k)))
         if self.algorithm.adapt is None:
             return params
         return adapt_one(self.algorithm.adapt, params, self.data.train, k, jax.random.key(self.seed))
@@ -156,7 +172,7 @@ class Run:
         who = found.clients if self.evaluated is None else self.evaluated[found.clients]
         return ClassMetrics(who.copy(), *(part.copy() for part in found[1:]))
 
-    def summary(self, split: str = "test", metric: str | None = None) -> Summary:
+    def summary(self, split: str = "test", metric: str | None = None, *, who: Who = "all") -> Summary:
         r"""How good and how even a metric is over the clients; see :func:`evenhand.evaluation.summarize`.
 
         For the accuracy of a model of classes also how evenly the classes within each client are served, see
@@ -168,16 +184,21 @@ class Run:
         Args:
           split: as in :meth:`client_metrics`.
           metric: a name from there; None: ``"accuracy"`` if the model has it, else ``"loss"``.
+          who: ``"all"`` clients, the ``"honest"`` ones or the ``"malicious"`` ones.
+
+        Raises:
+          EvenhandError: there is no such split, metric or client.
         """
         self._check_split(split)
         values = self.clients[split]
         name = primary_metric(values) if metric is None else metric
         if name not in values:
             raise EvenhandError(f"The model has no metric {name!r}: choose one of {sorted(values)}.")
-        sizes = split_sizes(self.data, self.evaluated)[split]
-        found = summarize(values[name], sizes, higher_is_better=is_higher_better(name))
+        sizes, chosen = split_sizes(self.data, self.evaluated)[split], self._among(who)
+        found = summarize(values[name][chosen], sizes[chosen], higher_is_better=is_higher_better(name))
         if name == "accuracy" and split in self.classes:
-            found |= summarize_classes(class_spread(self.classes[split], len(sizes)))
+            columns = class_spread(self.classes[split], len(sizes))
+            found |= summarize_classes({what: column[chosen] for what, column in columns.items()})
         return Summary(found, name)
 
     def view(self, title: str = "run", config: Mapping[str, Any] | None = None) -> RunView:
@@ -198,6 +219,16 @@ class Run:
     def report(self, path: str | Path, title: str = "run") -> Path:
         """Writes one self-contained HTML page about this run and returns its path."""
         return write_report(path, [self.view(title)])
+
+    def _among(self, who: Who) -> NDArray:
+        """Which of the evaluated clients these are."""
+        malicious = self.malicious if self.evaluated is None else self.malicious[self.evaluated]
+        if who not in get_args(Who):
+            raise EvenhandError(f"summary(who={who!r}): give 'all', 'honest' or 'malicious'.")
+        chosen = {"all": np.ones(len(malicious), bool), "honest": ~malicious, "malicious": malicious}[who]
+        if not chosen.any():
+            raise EvenhandError(f"summary(who={who!r}): none of the evaluated clients is {who}.")
+        return chosen
 
     def _check_split(self, split: str) -> None:
         if split not in self.clients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,17 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
+from evenhand.devices import everywhere, here
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import latest
+from evenhand.rounds import RoundState
 from evenhand.simulation import _engine
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._checks import check_first_losses
 from evenhand.simulation._evaluation import Evaluation, Served
-from evenhand.simulation._program import copies, everywhere, here
+from evenhand.simulation._program import EXECUTED, ROWS, USEFUL, WORK
 from evenhand.simulation._progress import Progress
-from evenhand.simulation._round import EXECUTED, ROWS, USEFUL, WORK, RoundState
 from evenhand.simulation._run import Run
 from evenhand.simulation._setup import Setup
+from evenhand.simulation._store import Kept
 
 __all__ = ["Session"]
 
@@ -39,6 +42,7 @@ class Session:
         self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
         self.history: list[dict[str, float]] = []
         self.per_round: dict[str, NDArray] = {}
+        self._handed_out: weakref.ref[Kept] | None = None
 
     def run(
         self,
@@ -77,12 +81,14 @@ class Session:
 
     def _train(self, activity: str, state: RoundState, first: int, count: int) -> RoundState:
         """Rounds ``first .. first + count - 1``, as many at a time as there are rows for."""
-        done = 0
+        if self._handed_out is not None and (kept := self._handed_out()) is not None:
+            kept.move_on()
+        self._handed_out, done = None, 0
         while True:
             begin = time.perf_counter()
             rows, some = self.setup.source.block(first + done, count - done)
             there = time.perf_counter()
-            state, infos = _engine.run_rounds(self.program, state, rows, self.setup.root, first + done, some)
+            state, infos = _engine.run_rounds(self.program, state, rows, self.setup.keys, first + done, some)
             jax.block_until_ready(state)
             self._keep({name: np.asarray(info)[:some] for name, info in infos.items()})
             done += some
@@ -137,6 +143,8 @@ class Session:
         per_round = {
             name: values for name, values in self.per_round.items() if len(values) and name not in WORK
         }
+        kept = Kept(state)
+        self._handed_out = weakref.ref(kept)
         return Run(
             self.program.algorithm,
             self.data,
@@ -144,10 +152,11 @@ class Session:
             self._columns(),
             per_round,
             info,
-            copies(here(state)),  # the next round takes the memory of its state over
+            kept,
             served.clients,
             self.evaluation.drawn,
             served.classes,
+            self.evaluation.malicious,
         )
 
     def _work(self) -> dict[str, Any]:

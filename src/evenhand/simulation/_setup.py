@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from evenhand import rounds
 from evenhand.data import FederatedDataset
+from evenhand.devices import copies, everywhere, over
 from evenhand.errors import EvenhandError
-from evenhand.simulation import _client, _round
+from evenhand.rounds import RoundState
+from evenhand.simulation import _client
 from evenhand.simulation._groups import deal
-from evenhand.simulation._program import Program, copies, everywhere, over
-from evenhand.simulation._round import RoundState, Rows
+from evenhand.simulation._program import Program, Rows
 from evenhand.simulation._rows import Resident, Source, Streamed, must_stream, resident
-from evenhand.streams import Purpose
+from evenhand.simulation._store import stored
+from evenhand.streams import Keys, Purpose, keys_of
 from evenhand.streams import stream as stream_of
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Attack, Key, Params, PyTree
+from evenhand.types import Algorithm, Attack, Cohort, Params
 
 __all__ = ["Setup", "device_rows", "set_up"]
 
@@ -42,14 +44,14 @@ class Setup(NamedTuple):
     Attributes:
       program: what is compiled.
       source: the training rows.
-      root: the key of everything random.
+      keys: the roots of everything random.
       state: before the first round.
       traffic: numbers that cross the wire per client and round, ``up`` and ``down``.
     """
 
     program: Program
     source: Source
-    root: Key
+    keys: Keys
     state: RoundState
     traffic: Mapping[str, int]
 
@@ -76,7 +78,7 @@ def set_up(
         raise EvenhandError(
             f"{data.name} has {data.train.rows:,} training rows: give fewer than 2,147,483,648."
         )
-    root = jax.random.key(seed)
+    keys = keys_of(seed)
     mesh = over(_devices(cohort, devices))
     capacity = int(data.train.sizes.max())
     program = Program(
@@ -84,25 +86,24 @@ def set_up(
     )
     source: Source
     if must_stream(data.train) if stream is None else stream:
-        source = Streamed(program, data, attack, seed, root)
+        source = Streamed(program, data, attack, seed, keys)
     else:
         source = resident(data, attack, seed, mesh, algorithm.sampling)
-    params = algorithm.model.init(stream_of(root, Purpose.INIT))
+    params = algorithm.model.init(stream_of(keys.shared, Purpose.INIT))
     if lanes is None:
         program = program._replace(lanes=_default_lanes(program, params, source))
-    setup = Setup(program, source, root, RoundState((), (), ()), {})
-    wires = _round.wires(algorithm, params, setup.rows, capacity, mesh)
+    setup = Setup(program, source, keys, RoundState((), (), ()), {})
+    rows, clients = setup.rows, data.num_clients
+    wires = rounds.wires(algorithm, params, (rows.x, rows.y), capacity, clients, mesh)
 
-    def place(values: PyTree) -> PyTree:
-        # A copy: the first round takes its memory over, and the initial parameters may be the caller's own arrays.
-        return copies(everywhere(mesh, values))
-
-    state = _round.begin(algorithm, params, setup.rows, wires, place)
-    return setup._replace(state=state, traffic=_round.traffic(algorithm, wires))
+    # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
+    state = copies(everywhere(mesh, rounds.begin(algorithm, params, clients, wires)))
+    state = state._replace(clients=stored(state.clients, clients))
+    return setup._replace(state=state, traffic=rounds.traffic(algorithm, wires))
 
 
 def device_rows(data: FederatedDataset, attack: Attack | None, seed: int, mesh: Mesh | None = None) -> Rows:
-    """The training rows on the devices, those of liars poisoned."""
+    """The training rows on the devices, those of malicious clients poisoned."""
     return resident(data, attack, seed, mesh).rows
 
 
@@ -137,9 +138,8 @@ def _waste(program: Program, rows: Rows, lanes: int) -> float:
     clients = rows.sizes.shape[0]
     rng = np.random.default_rng(0)
     chosen = rng.integers(0, clients, (16, program.cohort), dtype=np.int32)
-    effort = jax.jit(partial(_client.effort, program, last))
-    ones = np.ones(chosen.size, np.float32)
-    steps = np.asarray(effort(rows, chosen.ravel(), ones).steps, np.float64).reshape(chosen.shape)
+    effort = jax.jit(lambda rows, ids: _client.effort(program, last, rows, Cohort.of(ids)))
+    steps = np.asarray(effort(rows, chosen.ravel()).steps, np.float64).reshape(chosen.shape)
     steps = np.concatenate([-np.sort(-steps, axis=1), np.zeros((len(steps), 1))], axis=1)
     ranks = np.minimum(deal(program.cohort, lanes, program.devices.size), program.cohort)
     executed = steps[:, ranks].max(axis=-1).sum() * ranks.shape[-1]

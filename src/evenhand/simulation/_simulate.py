@@ -98,12 +98,16 @@ def simulate(
         eval_clients=eval_clients,
         stream=stream,
     )
-    run = next(runs)
-    _warn(run, before=True)
-    for run in runs:  # noqa: B007  (the last one is the result, and no other is kept)
-        pass
-    _warn(run, before=False)
-    return run
+    _warn(first := next(runs), before=True)
+    result = first if first.info["rounds"] == rounds else None
+    del first
+    for run in runs:
+        if run.info["rounds"] == rounds:
+            result = run
+        del run  # its memory goes to the next rounds
+    assert result is not None
+    _warn(result, before=False)
+    return result
 
 
 def _warn(run: Run, *, before: bool) -> None:

@@ -78,8 +78,9 @@ def check_aggregator(
 def _check_sum(aggregator: Sum, deltas: PyTree, weights: Any, losses: Any) -> None:
     uploads = jax.tree.map(jnp.asarray, Upload(deltas, weights, losses))
     state = aggregator.init(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), uploads.delta), len(weights))
-    lifted = jax.vmap(aggregator.lift, in_axes=(0, None))(uploads, state)
-    key = jax.random.key(0)
+    key, public = jax.random.key(0), aggregator.publish(state)
+    lift = jax.vmap(aggregator.lift, in_axes=(0, None, None))
+    lifted = lift(uploads, public, key)
 
     nothing, after = aggregator.lower(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), lifted), state, key)
     assert aggregator.sensitivity is not None or _gap(nothing, tree.zeros_like(nothing)) == 0, (
@@ -89,7 +90,7 @@ def _check_sum(aggregator: Sum, deltas: PyTree, weights: Any, losses: Any) -> No
     if aggregator.sensitivity is not None:
         for size in (1e-3, 1.0, 1e4):
             scaled = uploads._replace(delta=tree.scale(size, uploads.delta))
-            norms = jax.vmap(lambda upload: tree.norm(aggregator.lift(upload, state)))(scaled)
+            norms = jax.vmap(tree.norm)(lift(scaled, public, key))
             assert float(jnp.max(norms)) <= aggregator.sensitivity * (1 + 1e-5), (
                 "An upload's contribution exceeds the declared sensitivity."
             )

@@ -8,12 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from evenhand import rounds as protocol
 from evenhand import tree
 from evenhand.data import FederatedDataset
-from evenhand.simulation import _engine, _reference, _round
-from evenhand.simulation._program import Program, everywhere, here, over
-from evenhand.simulation._round import EXECUTED, RoundState, Rows
+from evenhand.devices import everywhere, here, over
+from evenhand.rounds import RoundState
+from evenhand.simulation import _engine, _reference
+from evenhand.simulation._program import EXECUTED, Program, Rows
 from evenhand.simulation._setup import device_rows
+from evenhand.simulation._store import stored
+from evenhand.streams import keys_of
 from evenhand.systems import Systems
 from evenhand.testing._toy import toy_data
 from evenhand.types import Algorithm, ClientData, PyTree
@@ -37,7 +41,7 @@ def check_algorithm(
     * The global and personal parameters have the structure, shapes and dtypes of the model's.
     * A round keeps the structure, shapes and dtypes of every state.
     * A client's work, and how it adapts, depend on its own rows only: spoiling everybody else's changes nothing.
-    * Clients outside the cohort keep their state.
+    * Clients outside the cohort, and those that drop out of it, keep their state.
     * The compiled engine and the plain loop agree, for every number of lanes and devices.
     * The same seed gives the same bits, another seed other numbers.
     * Nothing is written to.
@@ -47,7 +51,7 @@ def check_algorithm(
       data: clients that fit its model; None: :func:`toy_data`, for methods over :func:`toy_model`.
       rounds: how many rounds to run.
       cohort: clients per round, fewer than there are.
-      systems: stragglers to run under; None: none.
+      systems: stragglers and dropouts to run under; None: none.
       lanes: numbers of lanes to run with.
       devices: numbers of devices to run with, each with all the lanes.
       tolerance: relative difference allowed between two orders of summation.
@@ -65,7 +69,10 @@ def check_algorithm(
     rows, capacity = device_rows(data, None, 0), int(data.train.sizes.max())
     params = algorithm.model.init(jax.random.key(7))
     copies = jax.tree.map(np.array, (params, rows))
-    state = _round.begin(algorithm, params, rows, _round.wires(algorithm, params, rows, capacity))
+    clients = data.num_clients
+    wires = protocol.wires(algorithm, params, (rows.x, rows.y), capacity, clients)
+    state = protocol.begin(algorithm, params, clients, wires)
+    state = state._replace(clients=stored(state.clients, clients))
     _same_form(algorithm.global_params(state.server), params, "global_params")
     if algorithm.personal_params is not None:
         own = algorithm.personal_params(state.server, tree.take(state.clients, jnp.int32(0)))
@@ -78,16 +85,16 @@ def check_algorithm(
     _check_privacy_of_rows(algorithm, parts, state, rows)
 
     def run(count: int, how: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
-        root = jax.random.key(seed)
+        keys = keys_of(seed)
         if how is None:
-            end, infos = _reference.run_rounds(alone, state, rows, root, 0, count, parts)
+            end, infos = _reference.run_rounds(alone, state, rows, keys, 0, count, parts)
         else:
             side, among = how
             mesh = over(among)
             # A copy: the engine takes the memory of its state over.
             own, placed = everywhere(mesh, (jax.tree.map(jnp.copy, state), rows))
             program = alone._replace(lanes=side, mesh=mesh)
-            end, infos = _engine.run_rounds(program, own, placed, root, 0, count)
+            end, infos = _engine.run_rounds(program, own, placed, keys, 0, count)
         return here(end), {name: info[:count] for name, info in infos.items() if name != EXECUTED}
 
     ways = [(side, among) for among in devices for side in lanes]
@@ -117,9 +124,12 @@ def _check_privacy_of_rows(
     own = tree.take(state.clients, jnp.int32(k))
     for phase, part in zip(algorithm.phases, parts, strict=True):
         message = phase.broadcast(state.server, jnp.int32(k))
-        fixed = (message, own, jnp.int32(k), jnp.float32(1.0), jax.random.key(3))
-        mine_only, others_spoiled = (part.train(each, *fixed) for each in (rows, rows._replace(x=x)))
-        assert np.all(np.array(mine_only[0].weight) >= 0), "A client reports a negative weight."
+        fixed = (message, own, jnp.int32(k), jnp.float32(1.0), 0, jax.random.key(3))
+        mine_only, others_spoiled = (part.client(each, *fixed) for each in (rows, rows._replace(x=x)))
+        largest = protocol.largest_weight(algorithm, size)
+        assert protocol.accepts_report(phase.aggregator, mine_only[0], largest), (
+            "A client reports a weight below 0, a larger one than its sampling gives it, or a loss that is not finite."
+        )
         assert _equal(mine_only, others_spoiled), "A client's upload depends on other clients' rows."
     if algorithm.adapt is not None:
 
@@ -141,8 +151,8 @@ def _check_absent(
 ) -> None:
     took_part: set[int] = set()
     for index in range(len(algorithm.phases)):
-        ids, _ = _round.cohort(algorithm, systems, rows.sizes, cohort, jax.random.key(0), 0, index)
-        took_part |= set(np.array(ids).tolist())
+        drawn = protocol.cohort(algorithm, systems, rows.sizes, cohort, keys_of(0), 0, index)
+        took_part |= set(np.array(drawn.ids)[np.array(drawn.present)].tolist())
     absent = [k for k in range(rows.sizes.shape[0]) if k not in took_part]
     kept = jax.tree.map(
         lambda a, b: np.array_equal(a[np.array(absent, int)], b[np.array(absent, int)]),

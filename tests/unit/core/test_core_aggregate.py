@@ -38,14 +38,23 @@ def test_all_weights_zero_give_zeros() -> None:
     assert float(direction["b"]) == 0.0
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.parametrize("weight", [1.0, 0.0])
-def test_one_bad_upload_spoils_the_mean(poison: float, weight: float) -> None:
-    deltas = np.ones((4, 2), np.float32)
-    deltas[2, 0] = poison
+def test_an_upload_that_is_not_finite_is_left_out_of_the_mean(bad: float, weight: float) -> None:
+    """So is one whose norm is not: 3e38 squared overflows float32."""
+    deltas = np.arange(8, dtype=np.float32).reshape(4, 2)
+    deltas[2, 0] = bad
     direction = aggregate(mean(), deltas, weights=np.array([1.0, 1.0, weight, 1.0]))
-    assert not np.isfinite(direction[0])
-    assert float(direction[1]) == 1.0
+    np.testing.assert_allclose(direction, deltas[[0, 1, 3]].mean(axis=0), rtol=1e-6)
+    deltas[2, 0] = 1e18
+    assert float(aggregate(mean(), deltas)[0]) == pytest.approx(0.25e18), "what is finite counts"
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf, -1e6])
+def test_an_upload_whose_weight_is_none_is_left_out_of_the_mean(weight: float) -> None:
+    direction = aggregate(mean(), _DELTAS["w"], weights=np.array([1.0, weight, 1.0, 2.0, 3.0]))
+    expected = np.average(_DELTAS["w"][[0, 2, 3, 4]], axis=0, weights=[1.0, 1.0, 2.0, 3.0])
+    np.testing.assert_allclose(direction, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_one_upload_is_returned() -> None:
@@ -54,7 +63,7 @@ def test_one_upload_is_returned() -> None:
 
 
 _LOSS_WEIGHTED = mean()._replace(
-    weigh=lambda reports, ids, state: (reports.weight * reports.loss, state), needs_loss=True
+    weigh=lambda reports, cohort, state: (reports.weight * reports.loss, state), needs_loss=True
 )
 
 
@@ -69,8 +78,10 @@ def test_weights_may_be_made_of_the_losses() -> None:
 
 def test_a_sum_in_two_passes() -> None:
     # The first pass finds the mean, the second the mean of what lies within 1 of it: state carries over.
-    def lift(upload: Upload, state: tuple[jnp.ndarray, jnp.ndarray]) -> tuple[jnp.ndarray, jnp.ndarray]:
-        number, centre = state
+    def lift(
+        upload: Upload, public: tuple[jnp.ndarray, jnp.ndarray], key: object
+    ) -> tuple[jnp.ndarray, jnp.ndarray]:
+        number, centre = public
         near = jnp.where((number == 0) | (jnp.abs(upload.delta - centre) <= 1.0), 1.0, 0.0)
         return near * upload.delta, near
 
@@ -80,7 +91,10 @@ def test_a_sum_in_two_passes() -> None:
         centre = total[0] / total[1]
         return centre, (state[0] + 1, centre)
 
-    trimmed = Sum(lambda like, clients: (jnp.int32(0), jnp.zeros_like(like)), lift, lower, passes=2)
+    def init(like: jnp.ndarray, clients: int) -> tuple[jnp.ndarray, jnp.ndarray]:
+        return jnp.int32(0), jnp.zeros_like(like)
+
+    trimmed = Sum(init, lift, lower, publish=lambda state: state, passes=2)
     deltas = np.array([0.0, 0.5, 0.5, 3.0], np.float32)
     assert float(aggregate(trimmed, deltas)) == pytest.approx(1 / 3)
     assert float(aggregate(trimmed._replace(passes=1), deltas)) == 1.0
@@ -89,7 +103,7 @@ def test_a_sum_in_two_passes() -> None:
 def test_a_stack_sees_every_upload() -> None:
     largest = Stack(
         lambda like, clients: (),
-        lambda uploads, state, key: (uploads.delta[jnp.argmax(uploads.weight)], state),
+        lambda uploads, present, state, key: (uploads.delta[jnp.argmax(uploads.weight)], state),
     )
     assert aggregate(largest, _DELTAS["w"], weights=_WEIGHTS).tolist() == _DELTAS["w"][2].tolist()
 
@@ -97,7 +111,7 @@ def test_a_stack_sees_every_upload() -> None:
 def test_draws_depend_on_the_seed() -> None:
     random = Stack(
         lambda like, clients: (),
-        lambda uploads, state, key: (uploads.delta[0] + jax.random.normal(key), state),
+        lambda uploads, present, state, key: (uploads.delta[0] + jax.random.normal(key), state),
     )
     draws = [float(aggregate(random, _DELTAS["b"], seed=seed)) for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]

@@ -22,7 +22,7 @@ from evenhand.aggregators import (
     risk_weighted,
     running_tilt,
 )
-from evenhand.types import Aggregator
+from evenhand.types import Aggregator, Cohort
 
 ALL: dict[str, Aggregator] = {
     "worst half": risk_weighted(eh.risks.superquantile(0.5)),
@@ -120,10 +120,10 @@ def test_no_finite_loss_breaks_the_mixture() -> None:
     aggregator = ascending_mixture(2.0)
     assert aggregator.weigh is not None
     report = eh.types.Report(jnp.ones(3), jnp.array([0.1, 3e38, 0.2]))
-    _, state = aggregator.weigh(report, jnp.arange(3), aggregator.init(jnp.zeros(1), 3))
+    _, state = aggregator.weigh(report, Cohort.of(jnp.arange(3)), aggregator.init(jnp.zeros(1), 3))
     np.testing.assert_allclose(jnp.sum(state), 1.0, atol=1e-6)
     report = report._replace(loss=jnp.array([1e5, 1.00001e5, 0.0]))
-    _, state = aggregator.weigh(report, jnp.arange(3), aggregator.init(jnp.zeros(1), 3))
+    _, state = aggregator.weigh(report, Cohort.of(jnp.arange(3)), aggregator.init(jnp.zeros(1), 3))
     np.testing.assert_allclose(jnp.sum(state), 1.0, atol=1e-6)
 
 
@@ -132,23 +132,24 @@ def test_a_small_cohort_climbs_alone_on_the_whole_simplex() -> None:
     aggregator = ascending_mixture(0.1)
     assert aggregator.weigh is not None
     report = eh.types.Report(jnp.ones(2), jnp.array([1.0, 3.0]))
-    weights, state = aggregator.weigh(report, jnp.array([1, 2]), aggregator.init(jnp.zeros(1), 4))
+    weights, state = aggregator.weigh(report, Cohort.of(jnp.array([1, 2])), aggregator.init(jnp.zeros(1), 4))
     np.testing.assert_allclose(weights, 0.25)
     np.testing.assert_allclose(state, [0.15, 0.25, 0.45, 0.15], atol=1e-6)
 
 
-def test_a_round_that_nobody_can_be_trusted_in_leaves_the_normaliser() -> None:
+def test_a_round_without_anybody_leaves_the_normaliser() -> None:
     for make in (running_tilt(1.0, 0.5), reference_tilt(1.0, 0.5)):
         assert make.weigh is not None
-        lies = eh.types.Report(jnp.ones(2), jnp.array([jnp.nan, jnp.inf]))
+        nothing = eh.types.Report(jnp.zeros(2), jnp.zeros(2))
+        some, nobody = Cohort.of(jnp.arange(2)), Cohort.of(jnp.arange(2), jnp.zeros(2, bool))
         begin = make.init(jnp.zeros(1), 2)
-        weights, state = make.weigh(lies, jnp.arange(2), begin)
+        weights, state = make.weigh(nothing, nobody, begin)
         assert jnp.all(weights == 0)
         assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), state, begin))
-        _, after = make.weigh(lies._replace(loss=jnp.ones(2)), jnp.arange(2), begin)
-        _, late = make.weigh(lies._replace(loss=jnp.ones(2)), jnp.arange(2), state)
+        _, after = make.weigh(eh.types.Report(jnp.ones(2), jnp.ones(2)), some, begin)
+        _, late = make.weigh(eh.types.Report(jnp.ones(2), jnp.ones(2)), some, state)
         assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), after, late))
-        weights, kept = make.weigh(lies, jnp.arange(2), after)
+        weights, kept = make.weigh(nothing, nobody, after)
         assert jnp.all(weights == 0)
         assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), kept, after))
 

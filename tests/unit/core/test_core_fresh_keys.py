@@ -14,10 +14,10 @@ import pytest
 import evenhand as eh
 from evenhand import permutation
 from evenhand.centralized import Solver, grouped, stochastic
-from evenhand.simulation._round import cohort
-from evenhand.streams import Purpose, client_stream, stream
+from evenhand.rounds import cohort
+from evenhand.streams import Purpose, client_stream, keys_of, stream
 from evenhand.systems import Systems, stragglers
-from evenhand.types import Algorithm, Model, Sampling
+from evenhand.types import Algorithm, Cohort, Model, Sampling
 
 MODEL = Model(
     init=lambda key: jnp.float32(0.0),
@@ -77,27 +77,28 @@ def test_stragglers_have_a_stream_apart_from_the_cohorts() -> None:
 
     def draw(key: Any, sizes: Any, m: int) -> Any:
         told("cohort", key)
-        return jnp.arange(m, dtype=jnp.int32)
+        return Cohort.of(jnp.arange(m, dtype=jnp.int32))
 
-    def slow(key: Any, ids: Any) -> Any:
+    def slow(key: Any, cohort: Cohort, keep_partial: bool) -> Cohort:
         told("slow", key)
-        return jnp.array([2, 0, 1]), jnp.array([1.0, 0.5, 1.0])
+        slow = cohort._replace(progress=jnp.array([1.0, 0.5, 1.0]))
+        return slow if keep_partial else jax.tree.map(lambda leaf: leaf[jnp.array([0, 2])], slow)
 
     method: Algorithm = eh.algorithms.fedavg(
         eh.local.sgd(MODEL, 0.1, steps=1), sampling=Sampling(draw, lambda size: jnp.ones(()))
     )
-    root, every = jax.random.key(1), set()
+    keys, every = keys_of(1), set()
     for number in (0, 3):
-        ids, _ = cohort(method, Systems(lambda m: 2, slow), jnp.ones(5, jnp.int32), 3, root, number, 0)
-        assert ids.tolist() == [0, 2]
+        met = cohort(method, Systems(slow), jnp.ones(5, jnp.int32), 3, keys, number, 0)
+        assert met.ids.tolist() == [0, 2]
         for name, purpose in (("cohort", Purpose.COHORT), ("slow", Purpose.STRAGGLERS)):
-            expected = stream(root, purpose, number)
+            expected = stream(keys.shared, purpose, number)
             assert seen[name] == np.asarray(jax.random.key_data(expected)).tobytes()
             every.add(seen[name])
     assert len(every) == 4
     kept = method._replace(partial_work=True)
-    ids, progress = cohort(kept, Systems(lambda m: 2, slow), jnp.ones(5, jnp.int32), 3, root, 0, 0)
-    assert (ids.tolist(), progress.tolist()) == ([0, 1, 2], [1.0, 0.5, 1.0])
+    met = cohort(kept, Systems(slow), jnp.ones(5, jnp.int32), 3, keys, 0, 0)
+    assert (met.ids.tolist(), met.progress.tolist()) == ([0, 1, 2], [1.0, 0.5, 1.0])
 
 
 def test_who_is_slow_and_how_slow_have_keys_of_their_own(
@@ -110,7 +111,7 @@ def test_who_is_slow_and_how_slow_have_keys_of_their_own(
     )
     monkeypatch.setattr(jax, "vmap", lambda f: lambda xs: jnp.stack([f(x) for x in xs]))
     key = jax.random.key(3)
-    stragglers(0.5).draw(key, ids)
+    stragglers(0.5).draw(key, Cohort.of(ids), True)
     shares = stream(key, Purpose.WORK)
     expected = [np.asarray(jax.random.key_data(client_stream(shares, k))).tobytes() for k in ids]
     assert [each for name, each in drawn if name == "uniform"] == expected

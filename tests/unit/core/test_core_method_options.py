@@ -14,7 +14,7 @@ import pytest
 import evenhand as eh
 from evenhand import algorithms, local
 from evenhand.aggregators import mean
-from evenhand.types import Algorithm, ClientData, Sampling
+from evenhand.types import Algorithm, ClientData, Cohort, Sampling
 
 # F(w) = (w - mean x)^2 / 2 + half the variance of x: a gradient of w - 2 at any batch of all rows.
 MODEL = eh.models.from_functions(
@@ -90,7 +90,9 @@ def test_partial_work_is_kept_or_dropped_as_asked(name: str) -> None:
 
 @pytest.mark.parametrize("name", having("sampling"))
 def test_the_sampling_draws_and_weighs(name: str) -> None:
-    scheme = Sampling(lambda key, sizes, m: jnp.arange(m), lambda size: 7.0 * size.astype(jnp.float32))
+    scheme = Sampling(
+        lambda key, sizes, m: Cohort.of(jnp.arange(m)), lambda size: 7.0 * size.astype(jnp.float32)
+    )
     method = make(name, sampling=scheme)
     assert method.sampling is scheme
     state, client = method.init(jnp.float32(0.0), 1), method.init_client(jnp.float32(0.0))
@@ -250,7 +252,9 @@ def test_qmaml_finetunes_by_as_many_steps_as_asked() -> None:
     assert float(five(jnp.float32(0.0), ROWS, jax.random.key(0))) == pytest.approx(1 - 0.5**5)
 
 
-@pytest.mark.parametrize(("more", "step"), [({}, 0.5), ({"lipschitz": 4.0}, 0.25), ({"step_size": 0.1}, 0.1)])
+@pytest.mark.parametrize(
+    ("more", "step"), [({}, 0.5), ({"lipschitz": 4.0}, 0.25), ({"lipschitz": None, "step_size": 0.1}, 0.1)]
+)
 def test_qfedsgds_clients_send_a_step_of_their_own(more: dict[str, float], step: float) -> None:
     assert after(make("qfedsgd", **more)) == pytest.approx(2.0 * step)
 

@@ -17,7 +17,7 @@ METHODS = {
     "feddane(mu=0.5)": A.feddane(WORK, mu=0.5),
     "qfedavg(q=2, lipschitz=10)": A.qfedavg(WORK, q=2.0, lipschitz=10.0),
     "qfedsgd(q=2, lipschitz=10)": A.qfedsgd(MODEL, q=2.0, lipschitz=10.0),
-    "qfedsgd(q=2, step_size=0.1)": A.qfedsgd(MODEL, q=2.0, lipschitz=10.0, step_size=0.1),
+    "qfedsgd(q=2, step_size=0.1)": A.qfedsgd(MODEL, q=2.0, step_size=0.1),
     "qmaml(q=1, step_size=0.1)": A.qmaml(MODEL, q=1.0, step_size=0.1),
     "delta_fl(theta=0.5)": A.delta_fl(WORK, theta=0.5),
     "afl(gamma_w=0.1, gamma_lambda=0.2)": A.afl(MODEL, gamma_w=0.1, gamma_lambda=0.2),
@@ -54,7 +54,7 @@ def test_every_method_is_among_those():
             WORK._replace(model=MODEL._replace(name="toy")),
             "Work(model=<Model toy>, solve=descent.solve, effort=batches.effort, step_size=0.1, of_risk=sgd.of_risk)",
         ),
-        (eh.systems.stragglers(0.5), "Systems(fast=_stragglers.fast, draw=_stragglers.draw)"),
+        (eh.systems.stragglers(0.5), "Systems(draw=_stragglers.draw)"),
         (eh.types.Attack(0.2, upload=lambda delta, key: delta), "Attack(fraction=0.2, upload=<lambda>)"),
     ],
 )

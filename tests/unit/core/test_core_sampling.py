@@ -31,7 +31,7 @@ def _cohorts(name: str) -> np.ndarray:
     """The cohorts ``(rounds, m)`` of as many rounds."""
     sizes = jnp.asarray(_SIZES, jnp.int32)
     root = jax.random.key(11)
-    draw = jax.vmap(lambda t: _SCHEMES[name].draw(stream(root, Purpose.COHORT, t), sizes, _M))
+    draw = jax.vmap(lambda t: _SCHEMES[name].draw(stream(root, Purpose.COHORT, t), sizes, _M).ids)
     return np.asarray(jax.jit(draw)(jnp.arange(_ROUNDS)))
 
 
@@ -179,14 +179,15 @@ def test_scheme_b_with_equal_sizes_is_unbiased() -> None:
 
 @pytest.mark.parametrize("sampling", [uniform(), proportional(replace=False)])
 def test_everybody(sampling: Sampling) -> None:
-    cohort = sampling.draw(jax.random.key(0), jnp.asarray(_SIZES, jnp.int32), _N)
+    cohort = sampling.draw(jax.random.key(0), jnp.asarray(_SIZES, jnp.int32), _N).ids
     assert cohort.tolist() == list(range(_N))
 
 
 @pytest.mark.parametrize("sampling", [uniform(replace=True), proportional()])
 def test_as_many_draws_as_clients_with_replacement_is_not_everybody(sampling: Sampling) -> None:
     cohorts = [
-        sampling.draw(jax.random.key(seed), jnp.asarray(_SIZES, jnp.int32), _N).tolist() for seed in range(5)
+        sampling.draw(jax.random.key(seed), jnp.asarray(_SIZES, jnp.int32), _N).ids.tolist()
+        for seed in range(5)
     ]
     assert any(len(set(cohort)) < _N for cohort in cohorts)
 
@@ -218,9 +219,12 @@ def test_looking_up_in_the_table_is_drawing(sampling: Sampling, clients: int, m:
     table = sampling.tabulate(sizes)
     for seed in range(5):
         key = jax.random.key(seed)
-        assert sampling.look_up(key, table, m).tolist() == sampling.draw(key, sizes, m).tolist()
+        assert sampling.look_up(key, table, m).ids.tolist() == sampling.draw(key, sizes, m).ids.tolist()
     moved = sampling.tabulate(sizes[::-1])
-    assert m == clients or sampling.look_up(key, moved, m).tolist() != sampling.draw(key, sizes, m).tolist()
+    assert (
+        m == clients
+        or sampling.look_up(key, moved, m).ids.tolist() != sampling.draw(key, sizes, m).ids.tolist()
+    )
 
 
 def test_distinct_draws_of_many_clients_are_successive_draws() -> None:
@@ -241,7 +245,7 @@ def test_distinct_draws_of_many_clients_are_successive_draws() -> None:
 
 def test_distinct_draws_are_distinct_even_where_one_client_has_nearly_all_rows() -> None:
     sizes = jnp.ones(5000, jnp.int32).at[17].set(2**20)
-    cohort = proportional(replace=False).draw(jax.random.key(0), sizes, 100).tolist()
+    cohort = proportional(replace=False).draw(jax.random.key(0), sizes, 100).ids.tolist()
     assert len(set(cohort)) == 100 and 17 in cohort and max(cohort) < 5000
 
 
@@ -249,7 +253,7 @@ def test_millions_of_clients() -> None:
     clients, m = 2**21 + 11, 1000
     ones = jnp.ones(clients, jnp.int32)
     for sampling in (uniform(), proportional(), proportional(replace=False)):
-        cohort = np.asarray(sampling.draw(jax.random.key(1), ones, m))
+        cohort = np.asarray(sampling.draw(jax.random.key(1), ones, m).ids)
         assert len(np.unique(cohort)) >= (m if not sampling.repeats else 0.99 * m)
         assert cohort.min() >= 0
         assert cohort.max() < clients
@@ -259,5 +263,5 @@ def test_millions_of_clients() -> None:
 
 def test_as_many_rows_as_int32_can_count() -> None:
     sizes = jnp.array([2**30, 1, 2**30 - 2], jnp.int32)
-    cohort = np.asarray(proportional().draw(jax.random.key(2), sizes, 4000))
+    cohort = np.asarray(proportional().draw(jax.random.key(2), sizes, 4000).ids)
     assert _agrees(np.bincount(cohort, minlength=3)[[0, 2]], 4000, np.array([0.5, 0.5]))

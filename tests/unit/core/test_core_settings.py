@@ -17,7 +17,7 @@ from evenhand import server_opt
 from evenhand.aggregators import aggregate, reference_tilt, running_tilt
 from evenhand.centralized import Solver, fit, grouped, stochastic
 from evenhand.streams import Purpose, stream
-from evenhand.types import Model, Report, Stack
+from evenhand.types import Cohort, Model, Report, Stack
 
 MODEL = Model(
     init=lambda key: jax.random.normal(key),
@@ -82,7 +82,9 @@ def test_normalisers_over_rounds_take_the_share_they_are_given(make: Any, rate: 
     for losses in np.array([[1.0, 2.0, 0.5], [0.3, 0.1, 3.0], [1.0, 1.0, 1.5]]):
         rows = np.array([1.0, 2.0, 5.0])
         weights, state = aggregator.weigh(
-            Report(jnp.asarray(rows, jnp.float32), jnp.asarray(losses, jnp.float32)), jnp.arange(3), state
+            Report(jnp.asarray(rows, jnp.float32), jnp.asarray(losses, jnp.float32)),
+            Cohort.of(jnp.arange(3)),
+            state,
         )
         if make is reference_tilt:
             powers = np.exp(t * (losses - losses.max()))
@@ -96,7 +98,9 @@ def test_normalisers_over_rounds_take_the_share_they_are_given(make: Any, rate: 
 
 
 def test_an_aggregator_that_draws_has_the_seed() -> None:
-    noisy = Stack(lambda like, clients: (), lambda uploads, state, key: (jax.random.normal(key), state))
+    noisy = Stack(
+        lambda like, clients: (), lambda uploads, present, state, key: (jax.random.normal(key), state)
+    )
     drawn = [float(aggregate(noisy, jnp.zeros(2), seed=seed)) for seed in (0, 1, 0)]
     assert drawn[0] == drawn[2] != drawn[1]
     assert drawn[0] == float(aggregate(noisy, jnp.zeros(2)))

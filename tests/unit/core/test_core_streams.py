@@ -33,11 +33,14 @@ def test_purposes_keep_their_numbers() -> None:
         "WORK": 2,
         "PERSONAL": 3,
         "ATTACK": 4,
-        "LIARS": 5,
+        "MALICIOUS": 5,
         "AGGREGATOR": 6,
         "SERVER": 7,
         "STRAGGLERS": 8,
         "EVALUATION": 9,
+        "NOISE": 10,
+        "MASKS": 11,
+        "DROPOUTS": 12,
     }
 
 

@@ -14,8 +14,8 @@ from scipy import stats
 import evenhand as eh
 from evenhand import local
 from evenhand.streams import Purpose, stream
-from evenhand.systems import stragglers
-from evenhand.types import Array, ClientData, Model
+from evenhand.systems import chain, dropouts, stragglers
+from evenhand.types import Array, ClientData, Cohort, Model
 
 _ROUNDS, _M = 2000, 10
 # The gradient is 1 everywhere, so that plain descent counts its own steps.
@@ -28,12 +28,24 @@ _COUNTER = Model(
 
 
 def _draws(fraction: float, m: int = _M) -> tuple[np.ndarray, np.ndarray]:
-    """``(order, progress)`` of many rounds, ``(rounds, m)`` each; the cohort's ids are 100, 101, ..."""
+    """``(fast, progress)`` of many rounds, ``(rounds, ...)`` each; the cohort's ids are 100, 101, ..."""
     system, root = stragglers(fraction), jax.random.key(3)
     ids = 100 + jnp.arange(m, dtype=jnp.int32)
-    draw = jax.vmap(lambda t: system.draw(stream(root, Purpose.STRAGGLERS, t), ids))
-    order, progress = jax.jit(draw)(jnp.arange(_ROUNDS))
-    return np.asarray(order), np.asarray(progress)
+
+    def draw(number: Array) -> tuple[Array, Array]:
+        key = stream(root, Purpose.STRAGGLERS, number)
+        return (
+            system.draw(key, Cohort.of(ids), False).ids - 100,
+            system.draw(key, Cohort.of(ids), True).progress,
+        )
+
+    fast, progress = jax.jit(jax.vmap(draw))(jnp.arange(_ROUNDS))
+    return np.asarray(fast), np.asarray(progress)
+
+
+def _fast(fraction: float, m: int) -> int:
+    """How many of ``m`` clients are fast."""
+    return len(stragglers(fraction).draw(jax.random.key(0), Cohort.of(jnp.arange(m)), False).ids)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +67,7 @@ def _steps(progress: np.ndarray, size: int, **work: int | None) -> np.ndarray:
 
 @pytest.mark.parametrize(("fraction", "fast"), [(0.0, 10), (0.5, 5), (0.9, 1), (1.0, 0)])
 def test_how_many_of_ten_are_fast(fraction: float, fast: int) -> None:
-    assert stragglers(fraction).fast(10) == fast
+    assert _fast(fraction, 10) == fast
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), [0.5], "0.5", None])
@@ -69,12 +81,13 @@ def test_equal_shares_are_one_object() -> None:
     assert stragglers(0.5) is not stragglers(0.4)
 
 
-def test_the_fast_do_all_and_come_first(half: tuple[np.ndarray, np.ndarray]) -> None:
-    order, progress = half
-    assert np.array_equal(np.sort(order, axis=1), np.tile(np.arange(_M), (_ROUNDS, 1)))
-    in_order = np.take_along_axis(progress, order, axis=1)
-    assert (in_order[:, :5] >= 1).all()
-    assert (in_order[:, 5:] < 1).all()
+def test_the_fast_do_all_and_alone_are_left_where_partial_work_is_dropped(
+    half: tuple[np.ndarray, np.ndarray],
+) -> None:
+    fast, progress = half
+    assert (np.diff(fast, axis=1) > 0).all(), "in the cohort's order"
+    assert (np.take_along_axis(progress, fast, axis=1) >= 1).all()
+    assert ((progress >= 1).sum(axis=1) == 5).all()
     assert (progress >= 0).all()
 
 
@@ -98,8 +111,8 @@ def test_slow_shares_are_uniform_and_independent(half: tuple[np.ndarray, np.ndar
 
 def test_a_client_keeps_its_share_wherever_it_stands() -> None:
     key, system = jax.random.key(0), stragglers(1.0)
-    there = system.draw(key, jnp.array([4, 7, 9]))[1]
-    moved = system.draw(key, jnp.array([9, 4, 1]))[1]
+    there = system.draw(key, Cohort.of(jnp.array([4, 7, 9])), True).progress
+    moved = system.draw(key, Cohort.of(jnp.array([9, 4, 1])), True).progress
     assert moved[:2].tolist() == [float(there[2]), float(there[0])]
     assert float(moved[2]) != float(there[1])
 
@@ -140,7 +153,49 @@ def test_fast_clients_do_all_epochs() -> None:
 
 
 def test_a_cohort_of_one() -> None:
-    assert (stragglers(0.4).fast(1), stragglers(0.6).fast(1)) == (1, 0)
-    order, progress = _draws(0.4, m=1)
-    assert not order.any()
+    assert (_fast(0.4, 1), _fast(0.6, 1)) == (1, 0)
+    fast, progress = _draws(0.4, m=1)
+    assert not fast.any()
     assert (progress >= 1).all()
+
+
+# --- dropouts ----------------------------------------------------------------------------------------------------
+
+
+def _present(system: eh.systems.Systems, ids: Array, rounds: int = 2000) -> np.ndarray:
+    draw = jax.vmap(
+        lambda t: system.draw(stream(jax.random.key(5), Purpose.STRAGGLERS, t), Cohort.of(ids), True)
+    )
+    return np.asarray(jax.jit(draw)(jnp.arange(rounds)).present)
+
+
+def test_each_client_drops_out_with_the_given_probability_whoever_else_does() -> None:
+    stays = _present(dropouts(0.3), 100 + jnp.arange(4))
+    deviation = 4.5 * np.sqrt(0.3 * 0.7 / len(stays))
+    assert np.abs(stays.mean(axis=0) - 0.7).max() < deviation
+    assert abs((stays[:, 0] & stays[:, 1]).mean() - 0.49) < deviation
+    assert abs((stays[1:] & stays[:-1]).mean() - 0.49) < deviation, "a round does not remember the one before"
+    assert abs(stays.mean() - 0.75) > deviation / 2
+    assert _present(dropouts(0.0), jnp.arange(4), 50).all()
+    assert not _present(dropouts(1.0), jnp.arange(4), 50).any()
+
+
+def test_a_client_drops_out_wherever_it_stands_and_an_empty_slot_stays_empty() -> None:
+    there, moved = (_present(dropouts(0.5), jnp.array(ids), 50) for ids in ([4, 7, 9], [9, 4, 1]))
+    assert np.array_equal(there[:, [0, 2]], moved[:, [1, 0]])
+    assert not np.array_equal(there[:, 1], moved[:, 2])
+    nobody = Cohort.of(jnp.arange(3), jnp.array([True, False, True]))
+    assert dropouts(0.0).draw(jax.random.key(0), nobody, True).present.tolist() == [True, False, True]
+
+
+def test_a_chain_is_one_after_the_other_and_each_draws_as_it_does_alone() -> None:
+    key, cohort = jax.random.key(2), Cohort.of(jnp.arange(40))
+    both = chain(stragglers(0.5), dropouts(0.5)).draw(key, cohort, True)
+    assert np.array_equal(both.progress, stragglers(0.5).draw(key, cohort, True).progress)
+    assert np.array_equal(both.present, dropouts(0.5).draw(key, cohort, True).present)
+    assert 0 < both.present.sum() < 40
+    assert chain(stragglers(0.5)) is chain(stragglers(0.5))
+    with pytest.raises(eh.EvenhandError, match="systems="):
+        chain(0.5)
+    with pytest.raises(eh.EvenhandError, match="clients that drop out"):
+        dropouts(2)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 import evenhand as eh
 from evenhand import tree
 from evenhand.data import FederatedDataset, Split
+from evenhand.devices import everywhere as to_devices
+from evenhand.devices import over
 from evenhand.evaluation import (
     ClassMetrics,
     Prepared,
@@ -28,10 +30,8 @@ from evenhand.evaluation import (
 )
 from evenhand.evaluation._classes import ClassIndex, index_classes
 from evenhand.evaluation._flat import per_class
-from evenhand.evaluation._flat import spread as to_devices
 from evenhand.evaluation._personal import _personal, personal_per_class
 from evenhand.evaluation._tables import spread
-from evenhand.simulation._program import over
 from evenhand.types import Algorithm
 
 MODEL = eh.testing.toy_model()

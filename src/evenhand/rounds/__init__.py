@@ -1,0 +1,60 @@
+"""What the server and the clients of a round agree on, whoever carries the messages.
+
+The compiled engine, its readable twin and a network are three callers of these functions.  A round has four steps for
+each phase of the method:
+
+1. *The cohort.*  The server draws clients (:func:`cohort`).
+2. *The clients.*  Each gets ``phase.broadcast``, makes its ``phase.report`` and does its ``phase.work`` with
+   :func:`work_key`; malicious ones replace what they send (:func:`false_report`, :func:`false_delta`,
+   :func:`colluding`).
+3. *The reduction.*  The server rejects what no honest client can send (:func:`accepts_report`,
+   :func:`accepts_delta`), weighs the others (:func:`weighed`), and reduces their uploads to one direction: in passes
+   of sums (:func:`evenhand.aggregators.in_passes`, each client lifting with :func:`lift_key`), or all at once.
+4. *The server.*  It steps (:func:`server_step`).
+"""
+
+from evenhand.rounds._clients import (
+    RoundState,
+    Wire,
+    begin,
+    cohort,
+    lift_key,
+    phase_stream,
+    traffic,
+    wires,
+    work_key,
+)
+from evenhand.rounds._malicious import colluding, false_delta, false_report, malicious_clients, poisoned
+from evenhand.rounds._server import (
+    Step,
+    accepts_delta,
+    accepts_report,
+    effective,
+    largest_weight,
+    server_step,
+    weighed,
+)
+
+__all__ = [
+    "RoundState",
+    "Step",
+    "Wire",
+    "accepts_delta",
+    "accepts_report",
+    "begin",
+    "cohort",
+    "colluding",
+    "effective",
+    "false_delta",
+    "false_report",
+    "largest_weight",
+    "lift_key",
+    "malicious_clients",
+    "phase_stream",
+    "poisoned",
+    "server_step",
+    "traffic",
+    "weighed",
+    "wires",
+    "work_key",
+]

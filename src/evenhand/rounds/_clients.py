@@ -1,0 +1,207 @@
+"""Who takes part in a round, with which keys, and what crosses the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from evenhand.devices import on_each
+from evenhand.streams import Keys, Purpose, client_stream, stream
+from evenhand.systems import Systems
+from evenhand.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    Cohort,
+    Key,
+    Params,
+    Phase,
+    PyTree,
+    Report,
+    Sum,
+    Upload,
+)
+
+__all__ = [
+    "RoundState",
+    "Wire",
+    "begin",
+    "cohort",
+    "lift_key",
+    "phase_stream",
+    "traffic",
+    "wires",
+    "work_key",
+]
+
+
+class RoundState(NamedTuple):
+    """Everything that is remembered between rounds.
+
+    Attributes:
+      server: the algorithm's server state.
+      aggregators: one state per phase.
+      clients: the clients' states, leading axis ``N``; from :func:`begin`, that of one client never seen before.
+    """
+
+    server: PyTree
+    aggregators: tuple[PyTree, ...]
+    clients: PyTree
+
+
+class Wire(NamedTuple):
+    """The shapes of what crosses the wire between the server and one client in one phase.
+
+    Attributes:
+      message: the broadcast.
+      report: what the client reports before it works.
+      delta: what its work gives.
+      published: what it gets before each pass of an aggregator that is a sum, ``()`` else.
+      lifted: what it sends in each such pass, ``()`` else.
+    """
+
+    message: PyTree
+    report: Report
+    delta: PyTree
+    published: PyTree
+    lifted: PyTree
+
+
+def phase_stream(algorithm: Algorithm, phase: int) -> int:
+    """The number of a phase's streams.
+
+    Counted from the last phase, the one that trains in every method, so that methods with more exchanges still meet
+    the same cohorts, stragglers and batches.
+    """
+    return len(algorithm.phases) - 1 - phase
+
+
+def cohort(
+    algorithm: Algorithm,
+    systems: Systems | None,
+    sizes: Array,
+    count: int,
+    keys: Keys,
+    number: Array | int,
+    phase: int,
+    table: PyTree = None,
+) -> Cohort:
+    """The clients of one phase of round ``number``.
+
+    Clients whose work would be dropped are left out here, so that nobody computes what is thrown away.
+
+    Args:
+      algorithm: the method.
+      systems: stragglers and dropouts, or None.
+      sizes: training rows of each client, ``(N,)``.
+      count: clients drawn.
+      keys: the run's roots.
+      number: the round, from 0.
+      phase: the exchange, from 0.
+      table: what ``algorithm.sampling.tabulate`` makes of the sizes, where it has that.
+    """
+    draw = phase
+    while draw + 1 < len(algorithm.phases) and not algorithm.phases[draw + 1].fresh_cohort:
+        draw += 1
+    draw = phase_stream(algorithm, draw)
+    key, sampling = stream(keys.shared, Purpose.COHORT, number, draw), algorithm.sampling
+    if table is not None and sampling.look_up is not None:
+        drawn = sampling.look_up(key, table, count)
+    else:
+        drawn = sampling.draw(key, sizes, count)
+    if systems is None:
+        return drawn
+    return systems.draw(stream(keys.shared, Purpose.STRAGGLERS, number, draw), drawn, algorithm.partial_work)
+
+
+def work_key(keys: Keys, number: Array | int, phase: int, client: Array) -> Key:
+    """The key of a client's local work; ``phase`` is the number of a :func:`phase_stream`."""
+    return client_stream(stream(keys.shared, Purpose.WORK, number, phase), client)
+
+
+def lift_key(keys: Keys, number: Array | int, phase: int, client: Array) -> Key:
+    """The key of the noise that a client adds to what it sends; of pass ``i``, fold in ``i``."""
+    return client_stream(stream(keys.secret, Purpose.NOISE, number, phase), client)
+
+
+def wires(
+    algorithm: Algorithm,
+    params: Params,
+    rows: tuple[Array, Array],
+    capacity: int,
+    clients: int,
+    mesh: Mesh | None = None,
+) -> tuple[Wire, ...]:
+    """What each phase sends, found without computing anything.
+
+    With the ``capacity`` and the ``mesh`` of the program, the work's gradient is traced once for this and the rounds.
+
+    Args:
+      algorithm: the method.
+      params: those of its model, or their shapes.
+      rows: ``(x, y)`` of one or many clients, or their shapes.
+      capacity: rows of the largest client.
+      clients: how many clients there are.
+      mesh: devices that share a round; None: one.
+    """
+
+    def exchange(phase: Phase, params: Params, rows: tuple[Array, Array], key: Key) -> Wire:
+        data = ClientData(*rows, jnp.int32(0), jnp.int32(1), jnp.float32(1.0), capacity)
+        message = phase.broadcast(algorithm.init(params, clients), jnp.int32(0))
+        client_state = algorithm.init_client(params)
+        report = phase.report(message, client_state, data)
+        delta = phase.work(message, client_state, data, key)[0]
+        if not isinstance(phase.aggregator, Sum):
+            return Wire(message, report, delta, (), ())
+        public = phase.aggregator.publish(phase.aggregator.init(_zeros(delta), clients))
+        lifted = phase.aggregator.lift(Upload(delta, report.weight, report.loss), public, key)
+        return Wire(message, report, delta, public, lifted)
+
+    return tuple(
+        jax.eval_shape(on_each(mesh, partial(exchange, phase)), params, rows, jax.random.key(0))
+        for phase in algorithm.phases
+    )
+
+
+def begin(algorithm: Algorithm, params: Params, clients: int, wires: tuple[Wire, ...]) -> RoundState:
+    """The state before the first round, with that of one client."""
+
+    @jax.jit  # one program, not one per array
+    def initial(params: Params) -> RoundState:
+        aggregators = tuple(
+            phase.aggregator.init(_zeros(wire.delta), clients)
+            for phase, wire in zip(algorithm.phases, wires, strict=True)
+        )
+        return RoundState(algorithm.init(params, clients), aggregators, algorithm.init_client(params))
+
+    return initial(params)
+
+
+def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> Mapping[str, int]:
+    """How many numbers a client that takes part in all phases of a round gets (``down``) and sends (``up``)."""
+    down, up = 0, 0
+    for phase, wire in zip(algorithm.phases, wires, strict=True):
+        aggregator, weight = phase.aggregator, wire.report.weight.size
+        loss = wire.report.loss.size if aggregator.needs_loss else 0
+        down += _numbers(wire.message)
+        if isinstance(aggregator, Sum):
+            down += aggregator.passes * _numbers(wire.published)
+            up += aggregator.passes * _numbers(wire.lifted)
+            if aggregator.weigh is not None:
+                down, up = down + weight, up + weight + loss
+        else:
+            up += _numbers(wire.delta) + weight + loss
+    return {"down": down, "up": up}
+
+
+def _numbers(tree: PyTree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

@@ -1,0 +1,114 @@
+"""Who is malicious, what becomes of such a client's rows, and what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from evenhand import tree
+from evenhand.errors import EvenhandError, whole_number
+from evenhand.streams import Keys, Purpose, stream
+from evenhand.types import Array, Attack, Cohort, Key, PyTree, Report, Upload
+
+__all__ = ["colluding", "false_delta", "false_report", "malicious_clients", "poisoned"]
+
+NDArray = npt.NDArray[Any]
+
+
+def malicious_clients(attack: Attack | None, clients: int, seed: int) -> NDArray:
+    """Which of the clients are malicious, bool ``(clients,)``.
+
+    Raises:
+      EvenhandError: the attack names clients that do not exist, or a share outside [0, 1], or both a share and clients.
+    """
+    malicious = np.zeros(clients, bool)
+    if attack is None:
+        return malicious
+    if not 0.0 <= attack.fraction <= 1.0:
+        raise EvenhandError(
+            f"Attack(fraction={attack.fraction}): the share of malicious clients must lie in [0, 1]."
+        )
+    whole_number("Attack(first=)", attack.first, 1)
+    if attack.last is not None:
+        whole_number("Attack(last=)", attack.last, attack.first)
+    if attack.clients is not None:
+        if attack.fraction:
+            raise EvenhandError("Attack() got both fraction= and clients=: give one of them.")
+        for client in attack.clients:
+            whole_number("Attack(clients=)", client, 0, clients - 1)
+        malicious[list(attack.clients)] = True
+        return malicious
+    rng = np.random.default_rng((seed, int(Purpose.MALICIOUS)))
+    count = int(attack.fraction * clients + 1e-9)  # 29 % of 100 are 29, not 28.999999999999996
+    malicious[rng.choice(clients, count, replace=False)] = True
+    return malicious
+
+
+def poisoned(
+    rows: Callable[[Any, Any, Any], tuple[Any, Any]], x: NDArray, y: NDArray, seed: int, client: int
+) -> tuple[NDArray, NDArray]:
+    """What the rows of a malicious client become; its draws depend on the run's seed and the client alone."""
+    new_x, new_y = rows(x, y, np.random.default_rng((seed, int(Purpose.ATTACK), client)))
+    if np.shape(new_x) != x.shape or np.shape(new_y) != y.shape:
+        raise EvenhandError(
+            f"Attack(rows=...) made rows of shape {np.shape(new_x)} with labels {np.shape(new_y)} from "
+            f"{x.shape} and {y.shape}: it must keep the shapes."
+        )
+    return new_x, new_y
+
+
+def false_report(
+    attack: Attack | None, report: Report, malicious: Array, number: Array | int, key: Key
+) -> Report:
+    """What a client reports in round ``number``, from 0: ``report``, unless it is ``malicious``; ``key``: its own."""
+    if attack is None or attack.report is None:
+        return report
+    false = attack.report(report, stream(key, Purpose.ATTACK, 1))
+    return tree.select(malicious & _is_on(attack, number), false, report)
+
+
+def false_delta(
+    attack: Attack | None, delta: PyTree, malicious: Array, number: Array | int, key: Key
+) -> PyTree:
+    """What a client sends in round ``number``, from 0: ``delta``, unless it is ``malicious``; ``key``: its own."""
+    if attack is None or attack.upload is None:
+        return delta
+    return tree.select(
+        malicious & _is_on(attack, number), attack.upload(delta, stream(key, Purpose.ATTACK)), delta
+    )
+
+
+def colluding(
+    attack: Attack,
+    uploads: Upload,
+    malicious: Array,
+    cohort: Cohort,
+    keys: Keys,
+    number: Array | int,
+    phase: int,
+) -> Upload:
+    """The cohort's uploads, leading axis ``m``, with those of malicious clients as their coalition has agreed.
+
+    Args:
+      attack: what has a ``collude``.
+      uploads: as the clients have made them; those of empty slots are zeros.
+      malicious: bool ``(m,)``, of the clients in the slots.
+      cohort: the slots.
+      keys: the run's roots.
+      number: the round, from 0.
+      phase: the number of a :func:`evenhand.rounds.phase_stream`.
+    """
+    assert attack.collude is not None
+    key = stream(keys.shared, Purpose.ATTACK, number, phase)
+    agreed = attack.collude(uploads, malicious & cohort.present, cohort.present, key)
+    chosen = malicious & cohort.present & _is_on(attack, number)
+    return uploads._replace(delta=tree.among(chosen, agreed, uploads.delta))
+
+
+def _is_on(attack: Attack, number: Array | int) -> Array:
+    on = jnp.asarray(number) + 1 >= attack.first
+    return on if attack.last is None else on & (jnp.asarray(number) + 1 <= attack.last)

@@ -1,0 +1,95 @@
+"""The server's half of a round: what it rejects, how it weighs, and its step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from evenhand import tree
+from evenhand.types import Aggregator, Algorithm, Array, Cohort, Info, Key, Phase, PyTree, Report, Sum
+
+__all__ = [
+    "Step",
+    "accepts_delta",
+    "accepts_report",
+    "effective",
+    "largest_weight",
+    "server_step",
+    "weighed",
+]
+
+
+class Step(NamedTuple):
+    """What the server's step leaves behind: its state, that of the phase's aggregator, and what is shown."""
+
+    server: PyTree
+    memory: PyTree
+    info: Info
+
+
+def largest_weight(algorithm: Algorithm, capacity: int) -> Array:
+    """The weight of the largest client, whose ``capacity`` of rows the server knows: no honest one reports more."""
+    return algorithm.sampling.weight(jnp.int32(capacity))
+
+
+def accepts_report(aggregator: Aggregator, report: Report, largest: Array) -> Array:
+    """Whether an honest client can have sent this: a weight from 0 to the largest, and a finite loss if one is due.
+
+    A bool scalar; all of them must do, where a report has several weights and losses.
+    """
+    # Up to rounding: the server and the client may compile the weight differently.
+    fits = (report.weight >= 0) & (report.weight <= largest * (1 + 1e-5))
+    return jnp.all(fits & jnp.isfinite(report.loss) if aggregator.needs_loss else fits)
+
+
+def accepts_delta(delta: PyTree) -> Array:
+    """Whether all of an upload is finite, its norm in float32 included; a bool scalar."""
+    return jnp.isfinite(tree.norm(delta))
+
+
+def weighed(
+    aggregator: Aggregator, reports: Report, cohort: Cohort, memory: PyTree
+) -> tuple[Array, PyTree, Info]:
+    """``(weights, memory, info)``: the weights ``(m,)`` that the uploads of a cohort get, given its reports."""
+    if not (isinstance(aggregator, Sum) and aggregator.weigh is not None):
+        return reports.weight, memory, {}
+    weights, memory = aggregator.weigh(tree.among(cohort.present, reports), cohort, memory)
+    weights = tree.among(cohort.present, weights)
+    return weights, memory, {"effective_cohort": effective(weights)}
+
+
+def effective(weights: Array) -> Array:
+    """How many clients of equal weight would be as many as these: ``(sum w)^2 / sum w^2``; 0 for none.
+
+    The mean of that, where several models are trained side by side, and weights are ``(m, models)``.
+    """
+    squares = jnp.sum(jnp.square(weights), axis=0)
+    sums = jnp.square(jnp.sum(weights, axis=0))
+    return jnp.mean(jnp.where(squares > 0, sums / jnp.where(squares > 0, squares, 1.0), 0.0))
+
+
+def server_step(
+    phase: Phase,
+    server: PyTree,
+    memories: tuple[PyTree, PyTree],
+    direction: PyTree,
+    reported: Array,
+    key: Key,
+) -> Step:
+    """The server's step.
+
+    Args:
+      phase: the exchange that ends.
+      server: the algorithm's server state.
+      memories: the aggregator's state, before the exchange and after it.
+      direction: what the uploads were reduced to.
+      reported: how many were accepted.  Without any, nothing changes, unless the phase asks for it.
+      key: of this phase of this round, from the secret root.
+    """
+    before, after = memories
+    stepped, info = phase.server(server, direction, reported, key)
+    if phase.steps_if_empty:
+        return Step(stepped, after, info)
+    anybody = reported > 0
+    return Step(tree.select(anybody, stepped, server), tree.select(anybody, after, before), info)

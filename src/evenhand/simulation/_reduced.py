@@ -1,0 +1,139 @@
+"""A cohort's local work and the reduction of its uploads, streamed where the aggregator allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from evenhand import rounds, tree
+from evenhand.aggregators import in_passes, reduce_uploads
+from evenhand.simulation._client import Client, Trained
+from evenhand.simulation._groups import Groups, Members, side_by_side, sum_of
+from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Upload
+
+__all__ = ["Reduced", "reduced", "stacked"]
+
+
+class Reduced(NamedTuple):
+    """What becomes of a cohort's uploads.
+
+    Attributes:
+      direction: what they are reduced to.
+      memory: the aggregator's state.
+      states: the clients' new states, ``(m, ...)`` in the cohort's order.
+      accepted: whose uploads went into it, bool ``(m,)``.
+    """
+
+    direction: PyTree
+    memory: PyTree
+    states: PyTree
+    accepted: Array
+
+
+def reduced(
+    aggregator: Aggregator,
+    memory: PyTree,
+    client: Client,
+    groups: Groups,
+    store: PyTree,
+    key: Key,
+    noise: Key,
+) -> Reduced:
+    """Trains the cohort and reduces what it sends, in the least memory that the aggregator allows.
+
+    A sum in one pass keeps no upload.  A sum in several passes keeps the uploads where they were made, and goes through
+    them pass by pass.  Any other aggregator gets all of them at once.
+    """
+    if not isinstance(aggregator, Sum):
+        return stacked(aggregator, memory, client, groups, store, key, noise)
+    if aggregator.passes > 1:
+        return _in_passes(aggregator, memory, client, groups, store, key)
+    public = aggregator.publish(memory)
+
+    def lifted(members: Members, done: Trained) -> PyTree:
+        return _lifted(aggregator, public, 0, client, members, done.upload, done.accepted)
+
+    def step(total: PyTree, members: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
+        done = _train(client, members, store)
+        return tree.add(total, lifted(members, done)), (done.state, done.accepted)
+
+    first = tree.take(groups.members, jnp.int32(0))
+    like = jax.eval_shape(lambda: lifted(first, _train(client, first, store)))
+    total, kept = lax.scan(step, _zeros(like), groups.members)
+    direction, memory = in_passes(aggregator, memory, key, lambda public, number: groups.devices.total(total))
+    return Reduced(direction, memory, *groups.ungroup(kept))
+
+
+def _in_passes(
+    aggregator: Sum, memory: PyTree, client: Client, groups: Groups, store: PyTree, key: Key
+) -> Reduced:
+    done = lax.map(lambda members: _train(client, members, store), groups.members)
+
+    def total_of(public: PyTree, number: int) -> PyTree:
+        def lifted(group: tuple[Members, Upload, Array]) -> PyTree:
+            members, uploads, accepted = group
+            return _lifted(aggregator, public, number, client, members, uploads, accepted)
+
+        def step(total: PyTree, group: tuple[Members, Upload, Array]) -> tuple[PyTree, None]:
+            return tree.add(total, lifted(group)), None
+
+        kept = (groups.members, done.upload, done.accepted)
+        like = jax.eval_shape(lambda: lifted(tree.take(kept, jnp.int32(0))))
+        return groups.devices.total(lax.scan(step, _zeros(like), kept)[0])
+
+    direction, memory = in_passes(aggregator, memory, key, total_of)
+    return Reduced(direction, memory, *groups.ungroup((done.state, done.accepted)))
+
+
+def stacked(
+    aggregator: Aggregator,
+    memory: PyTree,
+    client: Client,
+    groups: Groups,
+    store: PyTree,
+    key: Key,
+    noise: Key,
+    agreed: Callable[[Upload, Array], Upload] | None = None,
+) -> Reduced:
+    """As :func:`reduced`, with all uploads at once; ``agreed`` has colluding clients replace theirs.
+
+    ``noise`` has the key of each client of the cohort, ``(m,)``.
+    """
+    uploads, accepted, states = groups.ungroup(
+        lax.map(lambda members: _train(client, members, store), groups.members)
+    )
+    if agreed is not None:
+        uploads = agreed(tree.among(accepted, uploads), accepted)
+        accepted = accepted & jax.vmap(rounds.accepts_delta)(uploads.delta)
+    direction, memory = reduce_uploads(aggregator, uploads, accepted, memory, key, noise)
+    return Reduced(direction, memory, states, accepted)
+
+
+def _train(client: Client, members: Members, store: PyTree) -> Trained:
+    """One group's local work, client by client side by side."""
+    return side_by_side(client.train, members, tree.take(store, members.ids))
+
+
+def _lifted(
+    aggregator: Sum,
+    public: PyTree,
+    number: int,
+    client: Client,
+    members: Members,
+    uploads: Upload,
+    accepted: Array,
+) -> PyTree:
+    """What one group adds to the sum of pass ``number``."""
+
+    def lift(member: Members, upload: Upload) -> PyTree:
+        return aggregator.lift(upload, public, jax.random.fold_in(client.noise(member), number))
+
+    return sum_of(accepted, side_by_side(lift, members, uploads))
+
+
+def _zeros(like: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)

@@ -1,0 +1,137 @@
+"""A federated method, how it draws its cohorts, and who attacks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from evenhand.naming import short
+from evenhand.types._client import (
+    Array,
+    ClientData,
+    Cohort,
+    Effort,
+    Info,
+    Key,
+    Model,
+    Params,
+    PyTree,
+    Report,
+    State,
+    Upload,
+)
+from evenhand.types._reduction import Aggregator
+
+__all__ = [
+    "Algorithm",
+    "Attack",
+    "Phase",
+    "Sampling",
+]
+
+
+class Sampling(NamedTuple):
+    """How a round's cohort is drawn, and the weight that makes the average right for that draw.
+
+    Attributes:
+      draw: ``(key, sizes, m) -> Cohort``, given all clients' training sizes ``(N,)``; of ``m`` slots, or as many as a
+        random number of clients needs.
+      weight: ``n_k -> weight`` of a drawn client, >= 0; does not fall with ``n_k``.
+      repeats: whether a client can be drawn twice in one cohort.
+      tabulate: ``sizes -> table``, what the draws of all rounds share, and with it
+      look_up: ``(key, table, m) -> Cohort``, the very one that ``draw`` gives.  None, both of them: ``draw`` is all.
+    """
+
+    draw: Callable[[Key, Array, int], Cohort]
+    weight: Callable[[Array], Array]
+    repeats: bool = False
+    tabulate: Callable[[Array], PyTree] | None = None
+    look_up: Callable[[Key, PyTree, int], Cohort] | None = None
+    __repr__ = short
+
+
+class Phase(NamedTuple):
+    """One exchange between the server and the cohort; almost every method has one, FedDane has two.
+
+    Attributes:
+      broadcast: ``(server_state, client_id) -> message``, all that the client gets.
+      report: ``(message, client_state, data) -> Report``, before the work.
+      work: ``(message, client_state, data, key) -> (delta, client_state)``, the local training.
+      aggregator: reduces the uploads to one direction.
+      server: ``(server_state, direction, reported, key) -> (server_state, info)``; ``reported``, int32, is the number
+        of accepted uploads; ``info`` maps names to scalars that are only shown.
+      fresh_cohort: draw new clients before this phase rather than keep those of the phase before.
+      effort: ``data -> Effort`` of the work, so that clients of like effort train side by side; None: a step per row.
+      steps_if_empty: whether the server steps though no upload was accepted, as noise must; False: nothing changes.
+    """
+
+    broadcast: Callable[[State, Array], PyTree]
+    report: Callable[[PyTree, State, ClientData], Report]
+    work: Callable[[PyTree, State, ClientData, Key], tuple[PyTree, State]]
+    aggregator: Aggregator
+    server: Callable[[State, PyTree, Array, Key], tuple[State, Info]]
+    fresh_cohort: bool = False
+    effort: Callable[[ClientData], Effort] | None = None
+    steps_if_empty: bool = False
+    __repr__ = short
+
+
+class Algorithm(NamedTuple):
+    """A federated method.
+
+    Attributes:
+      model: what it trains.
+      init: ``(params, num_clients) -> server_state``.
+      phases: the exchanges of one round.
+      global_params: ``server_state -> params``.
+      sampling: how cohorts are drawn.
+      init_client: ``params -> client_state`` of a client never seen before; ``()`` for stateless methods.
+      personal_params: ``(server_state, client_state) -> params`` that a client is served; None: the global ones.
+      partial_work: whether a straggler's partial work is aggregated (FedProx) or dropped (FedAvg).
+      observe: ``(server_state, train_loss) -> server_state``, before each round; None: that loss is not computed.
+      adapt: ``(params, data, key) -> params``, what a client makes of the model that it is served, on its training
+        rows, before it is evaluated with it (finetuning); None: it uses the model as it is.
+      received: ``message -> params``, the global model in the last phase's broadcast, for methods that wrap this one.
+      name: for people, ``"fedprox(mu=0.1)"``.
+    """
+
+    model: Model
+    init: Callable[[Params, int], State]
+    phases: tuple[Phase, ...]
+    global_params: Callable[[State], Params]
+    sampling: Sampling
+    init_client: Callable[[Params], State] = lambda params: ()
+    personal_params: Callable[[State, State], Params] | None = None
+    partial_work: bool = False
+    observe: Callable[[State, Array], State] | None = None
+    adapt: Callable[[Params, ClientData, Key], Params] | None = None
+    received: Callable[[PyTree], Params] = lambda message: message.params
+    name: str = ""
+    __repr__ = short
+
+
+class Attack(NamedTuple):
+    """What malicious clients do.  Who is malicious is drawn once per run, from a stream that nothing else uses.
+
+    Attributes:
+      fraction: share of the clients that are malicious, rounded down to whole clients.
+      rows: ``(x_k, y_k, rng) -> (x_k, y_k)`` poisons a malicious client's training rows once, before the run, as NumPy
+        arrays of the same shapes; None: its rows are clean.
+      upload: ``(delta, key) -> delta`` replaces what a malicious client sends; None: it sends what it computed.
+      report: ``(report, key) -> report`` replaces the weight and the loss that it reports; None: the true ones.
+      collude: ``(uploads, malicious, present, key) -> deltas`` of a coalition that knows all uploads of the cohort
+        (leading axis ``m``; ``malicious`` and ``present`` are bool ``(m,)``); those of honest clients are kept.
+      clients: positions of the malicious clients, in place of ``fraction``.
+      first: the first round, counted from 1, in which uploads and reports are replaced; poisoned rows always are.
+      last: the last such round; None: that of the run.
+    """
+
+    fraction: float = 0.0
+    rows: Callable[[Any, Any, Any], tuple[Any, Any]] | None = None
+    upload: Callable[[PyTree, Key], PyTree] | None = None
+    report: Callable[[Report, Key], Report] | None = None
+    collude: Callable[[Upload, Array, Array, Key], PyTree] | None = None
+    clients: tuple[int, ...] | None = None
+    first: int = 1
+    last: int | None = None
+    __repr__ = short

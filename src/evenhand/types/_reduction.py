@@ -1,0 +1,91 @@
+"""Many losses to one number, and many uploads to one direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeAlias
+
+from evenhand.naming import short
+from evenhand.types._client import Array, Cohort, Key, PyTree, Report, State, Upload
+
+__all__ = [
+    "Aggregator",
+    "OfLosses",
+    "Risk",
+    "Stack",
+    "Sum",
+]
+
+
+class OfLosses(Protocol):
+    """A function of losses ``(n,)`` and of weights ``(n,)``, none below 0, of any sum; None: equal weights."""
+
+    def __call__(self, losses: Array, weights: Array | None = None) -> Array:
+        """The function's value."""
+        ...
+
+
+class Risk(NamedTuple):
+    """Losses of examples, groups or clients to one number, and how much each of them counts in it.
+
+    Law: the number lies between the smallest and the largest loss and does not fall when a loss rises, unless the risk
+    says otherwise; its gradient with respect to the losses is a multiple, not below 0, of the weights; a loss of
+    weight 0 does not exist, NaN or not; the order of the losses does not matter.  Without any loss all are 0.
+
+    Attributes:
+      value: the number, a scalar of the losses' dtype; differentiable.
+      weights: ``(n,)``, none below 0, that sum to 1.
+    """
+
+    value: OfLosses
+    weights: OfLosses
+    __repr__ = short
+
+
+class Sum(NamedTuple):
+    """An aggregator that needs sums only: it streams, shards, works under secure summation and takes noise.
+
+    Law: the direction does not depend on the order of the uploads, nor on how they are grouped into partial sums.
+
+    Attributes:
+      init: ``(like, num_clients) -> state``, where ``like`` is a tree with the structure of one upload's delta.
+      lift: ``(upload, public, key) -> tree of arrays to be summed``; runs on the client, whose secret the key is.
+      lower: ``(total, state, key) -> (direction, state)``; runs on the server.  A total of no uploads gives zeros.
+      publish: ``state -> public``, what clients get to know of the state before each pass.
+      weigh: ``(reports, cohort, state) -> (weights, state)`` turns the cohort's reports (fields of shape ``(m,)``)
+        into the weights that the uploads get; None: the weights stay as reported and the server need not see them.
+      needs_loss: whether clients must report their loss.
+      passes: how many exchanges one aggregation takes; the client keeps its delta between them.
+      sensitivity: a bound on ``||lift(upload)||_2`` over admissible uploads, None if there is none.
+    """
+
+    init: Callable[[PyTree, int], State]
+    lift: Callable[[Upload, PyTree, Key], PyTree]
+    lower: Callable[[PyTree, State, Key], tuple[PyTree, State]]
+    publish: Callable[[State], PyTree] = lambda state: ()
+    weigh: Callable[[Report, Cohort, State], tuple[Array, State]] | None = None
+    needs_loss: bool = False
+    passes: int = 1
+    sensitivity: float | None = None
+    __repr__ = short
+
+
+class Stack(NamedTuple):
+    """An aggregator that must see every upload: Krum, medians, filters.
+
+    Law: the direction does not depend on the order of the uploads, ties apart.
+
+    Attributes:
+      init: ``(like, num_clients) -> state``, as for :class:`Sum`.
+      apply: ``(uploads, present, state, key) -> (direction, state)``; each leaf of ``uploads`` has a leading axis
+        ``m``, and those of empty slots, where ``present``, bool ``(m,)``, is False, are zeros.
+      needs_loss: whether clients must report their loss.
+    """
+
+    init: Callable[[PyTree, int], State]
+    apply: Callable[[Upload, Array, State, Key], tuple[PyTree, State]]
+    needs_loss: bool = False
+    __repr__ = short
+
+
+Aggregator: TypeAlias = Sum | Stack
