@@ -21,7 +21,7 @@ from tasks import TASKS, Task, rows, with_real_sizes
 import evenhand as eh
 from evenhand import permutation, rounds
 from evenhand.data import FederatedDataset, Split
-from evenhand.simulation import _engine, _reference, _setup
+from evenhand.simulation import engine, setup, twin
 from evenhand.streams import Keys
 from evenhand.types import Model
 
@@ -61,12 +61,12 @@ class Rounds:
             "devices": devices,
             "stream": False,
         }
-        self.setup = _setup.set_up(self.method(network(task)), self.data, **self.settings)
+        self.setup = setup.set_up(self.method(network(task)), self.data, **self.settings)
         self.state = self.setup.state
         begin = time.perf_counter()
-        self.round(_engine, 0)
+        self.round(engine, 0)
         self.compile = time.perf_counter() - begin
-        self.round(_engine, 1)
+        self.round(engine, 1)
 
     def method(self, model: Model) -> eh.Algorithm:
         """Federated averaging with the task's local work."""
@@ -99,14 +99,14 @@ class Rounds:
         model = network(self.task)._replace(
             apply_train=None
         )  # no dropout: the two sides cannot draw the same
-        run = _setup.set_up(self.method(model), self.data, **self.settings)
+        run = setup.set_up(self.method(model), self.data, **self.settings)
         params = jax.tree.map(np.array, run.state.server.params)
         sizes = self.data.train.sizes
         method, count = run.program.algorithm, self.task.cohort
         ids = np.array(rounds.cohort(method, None, run.rows.sizes, count, run.keys, 0, 0).ids)
         plan = {f"batches_{i}": self.batches(int(k), int(sizes[k]), run.keys) for i, k in enumerate(ids)}
         np.savez(path, ids=ids, **plan, **for_torch(self.task, params))
-        state, _ = _engine.run_rounds(run.program, run.state, run.rows, run.keys, 0, 1)
+        state, _ = engine.run_rounds(run.program, run.state, run.rows, run.keys, 0, 1)
         params = jax.tree.map(np.array, state.server.params)
         chosen = np.concatenate([np.arange(*self.data.train.offsets[k : k + 2]) for k in ids])
         x, y = self.data.train.x[chosen], self.data.train.y[chosen]
@@ -164,7 +164,7 @@ def main() -> None:
             if verb == "check":
                 answer = loop.check(rest[0])
             else:
-                answer = loop.time(*((_engine, loop.task.rounds) if verb == "time" else (_reference, 1)))
+                answer = loop.time(*((engine, loop.task.rounds) if verb == "time" else (twin, 1)))
         print(json.dumps(answer), flush=True)
 
 

@@ -21,8 +21,8 @@ from rich.table import Table
 from tasks import TASKS, Task
 
 import evenhand as eh
-from evenhand.simulation import _engine
-from evenhand.simulation._setup import set_up
+from evenhand.simulation import engine
+from evenhand.simulation.setup import set_up
 
 LOSSES = "FedAvg and losses"
 
@@ -60,7 +60,7 @@ class Rounds:
         """Seconds per round."""
         run: Any = self.setup
         begin = time.perf_counter()
-        self.state, _ = _engine.run_rounds(run.program, self.state, run.rows, run.keys, self.number, count)
+        self.state, _ = engine.run_rounds(run.program, self.state, run.rows, run.keys, self.number, count)
         jax.block_until_ready(self.state)
         self.number += count
         return (time.perf_counter() - begin) / count

@@ -1,7 +1,7 @@
 """What the experiments on fairness share: methods over seeds, told by what each client gets.
 
-A script calls :func:`compare` once per table: it runs every method on every seed's clients, writes one small JSON file
-with the numbers of each seed beside the paper's, and prints them as a table.
+An experiment calls :func:`compare` once per table: it runs every method on every seed's clients, writes one small JSON
+file with the numbers of each seed beside the paper's, and prints them as a table.
 """
 
 from __future__ import annotations
@@ -80,9 +80,11 @@ def collect(
     paper: Mapping[str, Mapping[str, float]] | None = None,
 ) -> None:
     """Saves numbers that are there already, and prints their table."""
+    # With -m, Python puts the path of the experiment's __main__.py there.
+    experiment = Path(sys.argv[0]).parent.name
     content = {
         "title": title,
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]]),
         "versions": {"evenhand": eh.__version__, "jax": jax.__version__, "python": platform.python_version()},
         "config": {name: str(value) if isinstance(value, Path) else value for name, value in config.items()},
         "methods": {name: {"seeds": each, **_over_seeds(each)} for name, each in found.items()},

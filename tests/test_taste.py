@@ -45,16 +45,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems": _BASE,
     "server_opt": _BASE,
     "lock": {"errors"},
-    "data": {"errors", "text", "types"},
+    "interrupts": set(),
+    "memory": set(),
+    "data": {"errors", "memory", "text", "types"},
     "models": {"errors", "types"},
     "risks": {"errors", "types"},
     "aggregators": _WORK | {"risks"},
     "centralized": _WORK | {"risks"},
     "algorithms": _WORK | {"risks", "aggregators"},
-    "evaluation": _METHODS | {"data", "devices", "models", "_version"},
-    "simulation": _MEASURED | {"lock"},
-    "testing": _MEASURED | {"simulation"},
-    "cli": _MEASURED | {"simulation", "testing", "lock", "_version"},
+    "evaluation": _METHODS | {"data", "devices", "models"},
+    "report": {"errors", "evaluation", "text", "_version"},
+    "simulation": _MEASURED | {"interrupts", "lock", "memory", "report"},
+    "testing": _MEASURED | {"report", "simulation"},
+    "cli": _MEASURED | {"interrupts", "lock", "memory", "report", "simulation", "testing", "_version"},
 }
 NUMPY_RANDOM = {"BitGenerator", "Generator", "PCG64", "Philox", "SeedSequence", "default_rng"}
 Rule = Callable[[str, str], list[str]]
@@ -71,6 +74,20 @@ def imports_point_down(path: str, source: str) -> list[str]:
         return [f"{owner} has no place in the order of imports"]
     allowed = MAY_IMPORT[owner] | {owner}
     return [f"{owner} imports {name}" for name in _imported(path, source) if name not in allowed]
+
+
+def private_names_stay_at_home(path: str, source: str) -> list[str]:
+    """A name that begins with ``_`` is its package's; those right under ``evenhand`` are everybody's here."""
+    owner, found = _package(path), list[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("evenhand."):
+            package, *inner = (node.module or "").split(".")[1:]
+            names = [*inner, *(alias.name for alias in node.names)]
+            if package != owner and not package.startswith("_"):
+                found += [
+                    f"line {node.lineno}: {name} of {package}" for name in names if name.startswith("_")
+                ]
+    return found
 
 
 def files_are_short(path: str, source: str) -> list[str]:
@@ -156,6 +173,7 @@ def methods_inherit_nothing(path: str, source: str) -> list[str]:
 
 RULES: list[Rule] = [
     imports_point_down,
+    private_names_stay_at_home,
     files_are_short,
     functions_are_short,
     no_keyword_pass_through,
@@ -227,7 +245,7 @@ def test_the_source_keeps_the_rule(rule: Rule) -> None:
 
 def test_all_of_the_source_is_read() -> None:
     assert len(FILES) > 40
-    assert {"types/__init__.py", "algorithms/fedavg.py", "simulation/_engine.py", "cli/__main__.py"} <= set(
+    assert {"types/__init__.py", "algorithms/fedavg.py", "simulation/engine.py", "cli/__main__.py"} <= set(
         FILES
     )
     packages = {_package(path) for path in FILES} - {"__init__"}
@@ -332,9 +350,12 @@ _INNER_TEXT = (
         (imports_point_down, "aggregators/mean.py", "from evenhand import algorithms, tree"),
         (imports_point_down, "algorithms/fedavg.py", "from evenhand.simulation import Run"),
         (imports_point_down, "evaluation/_flat.py", "from evenhand.simulation._run import Run"),
-        (imports_point_down, "simulation/_engine.py", "from evenhand.testing import toy_data"),
+        (imports_point_down, "simulation/engine.py", "from evenhand.testing import toy_data"),
         (imports_point_down, "testing/_toy.py", "from evenhand.cli import main"),
         (imports_point_down, "novel.py", ""),
+        (private_names_stay_at_home, "cli/_run.py", "from evenhand.report._view import RunView"),
+        (private_names_stay_at_home, "cli/_run.py", "from evenhand.simulation import _simulate"),
+        (private_names_stay_at_home, "tree.py", "def f():\n    from evenhand.local._work import Work"),
         (files_are_short, "types.py", "\n" * 301),
         (files_are_short, "algorithms/fedavg.py", "\n" * 151),
         (functions_are_short, "local.py", _LONG),
@@ -370,6 +391,8 @@ def test_the_rule_catches(rule: Rule, path: str, source: str) -> None:
         ),
         (imports_point_down, "simulation/_run.py", "from evenhand.simulation._round import Rows"),
         (imports_point_down, "__init__.py", "from evenhand import cli"),
+        (private_names_stay_at_home, "report/_page.py", "from evenhand.report._view import RunView"),
+        (private_names_stay_at_home, "cli/_main.py", "from evenhand._version import __version__"),
         (files_are_short, "types.py", "\n" * 300),
         (functions_are_short, "local.py", _LONG.replace("    x = 1\n", "", 1)),
         (functions_are_short, "local.py", _LONG_TEXT),

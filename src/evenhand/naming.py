@@ -1,4 +1,4 @@
-"""Short texts for values that are made of functions, whose addresses say nothing to anybody."""
+"""What things are called: values that are made of functions, and metrics where several models have them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-__all__ = ["short"]
+__all__ = ["measured", "of_model", "short"]
+
+
+def of_model(metric: str, model: str) -> str:
+    """What a metric is called where several models have it: ``"accuracy (level)"``."""
+    return f"{metric} ({model})"
+
+
+def measured(metric: str) -> str:
+    """The metric without the name of the model that :func:`of_model` gave it."""
+    return metric.split(" (", 1)[0]
 
 
 def short(self: Any) -> str:

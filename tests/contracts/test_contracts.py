@@ -80,7 +80,7 @@ def _broken_methods():
         return tree.zeros_like(message.params), client_state
 
     yield "depends on other clients' rows", base._replace(phases=(phase._replace(work=peeks),))
-    yield "carry", base._replace(phases=(phase._replace(server=grows),))
+    yield "structure, shapes or dtypes", base._replace(phases=(phase._replace(server=grows),))
     yield "global_params", base._replace(global_params=lambda state: state.params["w"])
     yield "personal_params", base._replace(personal_params=lambda server, own: server.params["b"])
     yield "adapt differ from", base._replace(adapt=lambda params, data, key: params["w"])
@@ -96,14 +96,14 @@ def _broken_methods():
 
 @pytest.mark.parametrize(("words", "method"), list(_broken_methods()), ids=lambda value: str(value)[:20])
 def test_a_broken_method_is_found_out(words, method):
-    with pytest.raises((AssertionError, TypeError), match=words):
+    with pytest.raises((AssertionError, TypeError, eh.EvenhandError), match=words):
         eh.testing.check_algorithm(method, lanes=(1,))
 
 
 MEAN = eh.aggregators.mean()
 
 
-def _first_only(uploads, state, key):
+def _first_only(uploads, present, state, key):
     return tree.take(uploads.delta, jnp.int32(0)), state
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.simulation import _engine
+from evenhand.simulation import engine
 from evenhand.simulation._hoist import hoist
 from evenhand.types import Model
 
@@ -25,9 +25,9 @@ def fedprox(lr=0.1, mu=0.3, model=MODEL):
 
 def compilations(method, **settings):
     """How many programs a run adds, and its parameters."""
-    before = _engine._compiled.cache_info().misses
+    before = engine._compiled.cache_info().misses
     run = eh.simulate(method, DATA, **{"rounds": 3, "cohort": 4, **settings})
-    return _engine._compiled.cache_info().misses - before, np.array(run.params["w"])
+    return engine._compiled.cache_info().misses - before, np.array(run.params["w"])
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +134,10 @@ def test_no_array_of_the_callers_is_deleted():
 
 
 def test_the_state_given_to_the_engine_is_used_up():
-    from evenhand.simulation._setup import set_up
+    from evenhand.simulation.setup import set_up
 
     setup = set_up(fedprox(), DATA, cohort=4, seed=0)
-    _engine.run_rounds(setup.program, setup.state, setup.rows, setup.keys, 0, 1)
+    engine.run_rounds(setup.program, setup.state, setup.rows, setup.keys, 0, 1)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(setup.state.server))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((setup.rows, setup.keys)))
 
@@ -180,13 +180,13 @@ def test_default_lanes_keep_padding_rare_on_log_normal_sizes():
 
 def test_rounds_between_two_evaluations_are_one_call(monkeypatch):
     counts = []
-    run_rounds = _engine.run_rounds
+    run_rounds = engine.run_rounds
 
     def spy(program, state, rows, keys, first, count):
         counts.append(count)
         return run_rounds(program, state, rows, keys, first, count)
 
-    monkeypatch.setattr(_engine, "run_rounds", spy)
+    monkeypatch.setattr(engine, "run_rounds", spy)
     eh.simulate(fedprox(), DATA, rounds=12, cohort=4, eval_every=5)
     assert counts == [0, 5, 5, 2], "the first call compiles"
 

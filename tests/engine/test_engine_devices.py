@@ -17,7 +17,7 @@ COHORT = 11
 
 
 def _median():
-    def apply(uploads, state, key):
+    def apply(uploads, present, state, key):
         return jax.tree.map(lambda leaf: jnp.median(leaf, axis=0), uploads.delta), state
 
     return Stack(lambda like, clients: (), apply)

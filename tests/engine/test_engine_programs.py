@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 import evenhand as eh
 from evenhand import programs
 from evenhand.lowering import lowered
-from evenhand.simulation import _engine
+from evenhand.simulation import engine
 from evenhand.simulation._hoist import hoist
 
 MODEL = eh.testing.toy_model()
@@ -51,10 +51,10 @@ def key(function, x=ONE):
 
 def train(lr=0.1, model=MODEL):
     """How many programs a run adds, and its parameters."""
-    before = _engine._compiled.cache_info().misses
+    before = engine._compiled.cache_info().misses
     method = eh.algorithms.fedavg(eh.local.sgd(model, lr, epochs=1, batch_size=4))
     run = eh.simulate(method, DATA, rounds=2, cohort=4)
-    return _engine._compiled.cache_info().misses - before, np.array(run.params["w"])
+    return engine._compiled.cache_info().misses - before, np.array(run.params["w"])
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def trained():
 @pytest.fixture
 def fresh():
     """What other tests have prepared and compiled is forgotten, and what this one does."""
-    caches = (_engine._prepared, _engine._compiled)
+    caches = (engine._prepared, engine._compiled)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -276,7 +276,7 @@ def test_the_trial_of_a_hoisted_program_is_the_trace_of_the_run(fresh, monkeypat
 
         return hoisted._replace(run=run)
 
-    monkeypatch.setattr(_engine, "hoist", counted)
+    monkeypatch.setattr(engine, "hoist", counted)
     method = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4))
     eh.simulate(method, DATA, rounds=2, cohort=4, eval_every=1, devices=devices)
     assert len(traces) == 1

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand.simulation._setup import device_rows
+from evenhand.simulation.setup import device_rows
 from evenhand.types import Attack, Stack
 
 MODEL = eh.testing.toy_model()

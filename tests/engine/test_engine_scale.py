@@ -1,5 +1,6 @@
 """What must not grow: a round's memory with its cohort, its program with the clients; and who works beside whom."""
 
+import gc
 import os
 import re
 import subprocess
@@ -14,9 +15,9 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.simulation import _engine
-from evenhand.simulation._setup import set_up
-from evenhand.types import Stack
+from evenhand.simulation import engine
+from evenhand.simulation.setup import set_up
+from evenhand.types import Cohort, Stack
 
 CLIENTS = 100_003  # a size that nothing else has
 PARAMS = 50_000
@@ -44,7 +45,7 @@ def _method(model, **more):
 def _traced(method, data, **settings):
     setup = set_up(method, data, seed=0, devices=1, **settings)
     arguments = (setup.state, setup.rows, setup.keys, np.int32(0), np.int32(1))
-    return partial(_engine._run_rounds, setup.program), arguments
+    return partial(engine._run_rounds, setup.program), arguments
 
 
 def _scratch(method, **settings):
@@ -87,7 +88,7 @@ def _computed_shapes(jaxpr):
     ("sampling", "grows"),
     [
         (eh.sampling.uniform(), False),
-        (eh.sampling.uniform()._replace(draw=lambda key, sizes, m: jnp.argsort(sizes)[:m]), True),
+        (eh.sampling.uniform()._replace(draw=lambda key, sizes, m: Cohort.of(jnp.argsort(sizes)[:m])), True),
     ],
     ids=["uniform", "one that sorts all clients"],
 )
@@ -120,7 +121,7 @@ def test_two_devices_train_at_the_same_time():
         init=lambda key: {"b": jnp.zeros(())}, apply=lambda params, x: x[:, 0] + params["b"], losses=losses
     )
     setup = set_up(_method(model), _data(2), seed=0, cohort=2, lanes=1, devices=2)
-    state, _ = _engine.run_rounds(setup.program, setup.state, setup.rows, setup.keys, 0, 1)
+    state, _ = engine.run_rounds(setup.program, setup.state, setup.rows, setup.keys, 0, 1)
     assert np.asarray(state.server.params["b"]) != 0
 
 
@@ -167,3 +168,34 @@ def test_the_benchmarks_own_side_answers(tmp_path):
     assert 0 < check["loss"] < np.log(10) and np.load(plan)["ids"].shape == (10,)
     assert set(engine) == set(twin) and 0 < engine["wall"] < twin["wall"]
     assert re.fullmatch(r"1\.0*", f"{twin['padded']:.3f}")
+
+
+def _stores(clients):
+    """In how many places of memory there is an array with an entry for each client's parameters."""
+    arrays = [leaf for leaf in jax.live_arrays() if leaf.shape == (clients, 4, 3)]
+    return len({leaf.unsafe_buffer_pointer() for leaf in arrays})
+
+
+def test_client_states_are_copied_only_for_runs_that_are_held_while_training_goes_on():
+    sizes = np.full(90, 3)
+    x, y = np.zeros((270, 4), np.float32), np.arange(270, dtype=np.int32) % 3
+    data = eh.data.from_arrays(x + y[:, None], y, np.repeat(np.arange(90), sizes), test_fraction=0.0)
+    model = eh.models.softmax_regression(features=4, classes=3)
+    method = eh.algorithms.scaffold(eh.local.sgd(model, 0.1, epochs=1))
+    settings = {"rounds": 3, "cohort": 5, "eval_every": 1, "devices": 1}
+    gc.collect()
+    before, seen = _stores(90), []
+    for run in eh.simulation.iterate(method, data, **settings):
+        seen.append(_stores(90) - before)
+        run.release()
+        with pytest.raises(eh.EvenhandError, match="released"):
+            run.state  # noqa: B018
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
+    assert seen == [1, 1, 1, 1]
+    del run
+    held = list(eh.simulation.iterate(method, data, **settings))
+    assert _stores(90) - before == 4
+    variates = [
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.state.clients)]) for run in held
+    ]
+    assert len({tuple(each.tolist()) for each in variates}) == 4, "each has the states of its own round"

@@ -10,7 +10,7 @@ from evenhand.data import FederatedDataset, Split, _numeric
 from evenhand.devices import over
 from evenhand.evaluation import Prepared, evaluate_personal, per_client, prepare
 from evenhand.simulation import _rows
-from evenhand.simulation._setup import set_up
+from evenhand.simulation.setup import set_up
 from evenhand.types import Attack
 
 MODEL = eh.testing.toy_model()

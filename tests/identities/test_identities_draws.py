@@ -17,7 +17,7 @@ import pytest
 from identity_runs import DATA, MODEL, flat, gap
 
 import evenhand as eh
-from evenhand.simulation._setup import device_rows
+from evenhand.simulation.setup import device_rows
 from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Model, Sampling, Stack, Upload
 
 _ROUNDS = 4

@@ -7,7 +7,6 @@ the loops are told only who is drawn.
 
 from functools import cache, partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -161,7 +160,7 @@ def test_mini_batches_with_a_partial_last_one_equal_a_numpy_loop():
     )
     start, models = begin(3), []
     for k, n in enumerate(SIZES):
-        word = permutation.words(work_key(jax.random.key(3), 0, 0, jnp.int32(k)))
+        word = permutation.words(work_key(keys_of(3), 0, 0, jnp.int32(k)))
         order = np.array(permutation.permute(jnp.arange(n), jnp.int32(n), word, jnp.int32(0)))
         x, y = DATA.train.client(k)
         w = start

@@ -332,3 +332,9 @@ def test_traffic_is_what_is_published_and_lifted_in_each_pass() -> None:
     ):
         run = eh.simulate(METHODS[name], DATA, rounds=0)
         assert run.info["floats"] == {"down": down, "up": up}, name
+
+
+def test_a_sampling_that_draws_bare_ids_is_told_what_to_return() -> None:
+    bare = eh.sampling.uniform()._replace(draw=lambda key, sizes, m: jnp.arange(m))
+    with pytest.raises(eh.EvenhandError, match=r"Sampling\.draw.*Cohort\.of"):
+        eh.simulate(eh.algorithms.fedavg(WORK, sampling=bare), DATA, rounds=1)

@@ -103,7 +103,7 @@ def test_the_expectation_is_that_of_the_sampling_scheme() -> None:
 
     def one_round(key: Key) -> Array:
         cohort = proportional().draw(key, jnp.array([1, 1], jnp.int32), 100)
-        return aggregate(mean(), ends[cohort])
+        return aggregate(mean(), ends[cohort.ids])
 
     after = np.asarray(jax.jit(jax.vmap(one_round))(jax.random.split(jax.random.key(0), 4000)), np.float64)
     values = _f(after, _A, _C)

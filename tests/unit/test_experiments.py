@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import runpy
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+FOLDER = Path(__file__).parents[2] / "experiments" / "fedprox"
 
-pytestmark = pytest.mark.skipif(not EXPERIMENTS.is_dir(), reason="experiments are not part of the package")
+pytest.importorskip("experiments", reason="experiments are not part of the package")
 
 
 def _runs(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -21,15 +22,15 @@ def _runs(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def test_fedprox_heterogeneity_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = EXPERIMENTS / "fedprox"
     tiny = ["--clients", "4", "--cohort", "2", "--max-size", "60", "--epochs", "3", "--learning-rate", "0.1"]
     shape = ["--seeds", "1", "--rounds", "4", "--eval-every", "2", "--variance-every", "2", "--last", "3"]
-    monkeypatch.syspath_prepend(str(folder))
-    command = [str(folder / "run.py"), "--claims", "heterogeneity", "--out", str(tmp_path), *tiny, *shape]
-    monkeypatch.setattr(sys, "argv", command)
+    options = ["--claims", "heterogeneity", "--out", str(tmp_path), *tiny, *shape]
+    monkeypatch.setattr(sys, "argv", ["", *options])
 
-    runpy.run_path(command[0], run_name="__main__")
+    runpy.run_module("experiments.fedprox", run_name="__main__", alter_sys=True)
 
+    command = json.loads((tmp_path / "heterogeneity.json").read_text())["command"]
+    assert shlex.split(command) == ["python", "-m", "experiments.fedprox", *options]
     runs = _runs(tmp_path / "heterogeneity.json")
     assert len(runs) == 8
     for data in ("IID", "(0, 0)", "(0.5, 0.5)", "(1, 1)"):
@@ -45,7 +46,7 @@ def test_fedprox_heterogeneity_at_a_tiny_size(tmp_path: Path, monkeypatch: pytes
 
 
 def test_fedprox_beats_fedavg_under_stragglers_for_every_saved_seed() -> None:
-    runs = _runs(EXPERIMENTS / "fedprox" / "results" / "stragglers.json")
+    runs = _runs(FOLDER / "results" / "stragglers.json")
     average, proximal = (runs["(1, 1), 90% stragglers", line] for line in ("FedAvg", "FedProx, mu=1"))
     for what in ("final", "last"):
         for ours, theirs in zip(
@@ -56,7 +57,7 @@ def test_fedprox_beats_fedavg_under_stragglers_for_every_saved_seed() -> None:
 
 
 def test_fedprox_helps_unlike_clients_and_slows_down_like_ones_for_every_saved_seed() -> None:
-    runs = _runs(EXPERIMENTS / "fedprox" / "results" / "heterogeneity.json")
+    runs = _runs(FOLDER / "results" / "heterogeneity.json")
     for data in ("IID", "(0, 0)", "(0.5, 0.5)", "(1, 1)"):
         for measure in ("train_loss", "uniform_variance", "gradient_variance"):
             free, held = (

@@ -6,23 +6,18 @@ import json
 import runpy
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
+import evenhand as eh
+
+pytest.importorskip("experiments", reason="experiments are not part of the package")
+
+from experiments.delta_fl import data
+
 FOLDER = Path(__file__).parents[2] / "experiments" / "delta_fl"
 SYNTHETIC = {"clients": 60, "strangers": 20, "rows": 30, "alpha": 0.5, "stranger_alpha": 0.01}
-
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="experiments are not part of the package")
-
-
-@pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module that makes the clients."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return SimpleNamespace(**runpy.run_path(str(FOLDER / "delta_fl_data.py")))
 
 
 def _saved(table: str) -> dict[str, dict[str, list[float]]]:
@@ -34,10 +29,8 @@ def _saved(table: str) -> dict[str, dict[str, list[float]]]:
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "argv", [str(FOLDER / "run.py"), *options])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["", *options])
+    runpy.run_module("experiments.delta_fl", run_name="__main__", alter_sys=True)
 
 
 def test_the_synthetic_table_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +82,7 @@ def test_mnist_and_shakespeare_from_files_of_their_form(
     assert len(json.loads((out / "mnist_rates.json").read_text())["methods"]) == 2
 
 
-def test_the_label_shift_clients(data: Any) -> None:
+def test_the_label_shift_clients() -> None:
     train, tests = data.clients("synthetic", Path(), 3, **SYNTHETIC)
     strangers = tests[""]
 
@@ -102,7 +95,7 @@ def test_the_label_shift_clients(data: Any) -> None:
     assert np.mean(kinds[0]) > 2 * np.mean(kinds[1])
 
 
-def test_rows_are_dealt_out_until_none_are_left(data: Any) -> None:
+def test_rows_are_dealt_out_until_none_are_left() -> None:
     labels = np.repeat(np.arange(4), 25)
     sizes = np.array([40, 30, 30])
     chosen = data._deal(labels, sizes, np.full(3, 0.05), np.random.default_rng(1))
@@ -110,12 +103,12 @@ def test_rows_are_dealt_out_until_none_are_left(data: Any) -> None:
     assert sorted(np.concatenate(chosen).tolist()) == list(range(100))
 
 
-def test_speakers_are_tested_on_the_end_of_their_text(data: Any, tmp_path: Path) -> None:
+def test_speakers_are_tested_on_the_end_of_their_text(tmp_path: Path) -> None:
     text = "abcdefghij" * 8
     np.savez(tmp_path / "shakespeare_speakers.npz", speaker=np.array(["A"]), text=np.array([text]))
     found, tests = data.clients("shakespeare", tmp_path, 0, window=4, most=76, test_fraction=0.25)
     test = tests[""]
-    first = data.eh.data.encode_characters(text)
+    first = eh.data.encode_characters(text)
     assert found.train.rows == 60 - 4
     assert test.rows == 20 - 4
     assert found.train.x[0].tolist() == first[:4].tolist()
@@ -160,6 +153,6 @@ def test_where_clients_errors_hardly_differ_only_the_training_losses_draw_togeth
     assert all(abs(a - b) < 2 for a, b in zip(ours["mean"], average["mean"], strict=True))
 
 
-def test_a_clients_mixture_of_digits(data: Any) -> None:
-    split = data.eh.data.Split(np.zeros((5, 1)), np.array([0, 0, 2, 1, 1]), np.array([0, 3, 5]))
+def test_a_clients_mixture_of_digits() -> None:
+    split = eh.data.Split(np.zeros((5, 1)), np.array([0, 0, 2, 1, 1]), np.array([0, 3, 5]))
     np.testing.assert_allclose(data.shares(split, 3), [[2 / 3, 0, 1 / 3], [0, 1, 0]])

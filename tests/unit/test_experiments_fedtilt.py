@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import runpy
 import sys
@@ -17,21 +16,13 @@ import pytest
 import evenhand as eh
 from evenhand.types import Algorithm, ClientData, Key, PyTree
 
+pytest.importorskip("experiments", reason="experiments are not part of the package")
+
+from experiments.fedtilt import data as clients
+from experiments.fedtilt import measures, outliers
+
 FOLDER = Path(__file__).parents[2] / "experiments" / "fedtilt"
 CAPACITY = 64
-
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="experiments are not part of the package")
-
-
-@pytest.fixture(autouse=True)
-def _on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
-
-
-@pytest.fixture
-def outliers() -> Any:
-    """The module that disturbs rows."""
-    return importlib.import_module("fedtilt_outliers")
 
 
 def _saved(name: str) -> dict[str, dict[str, np.ndarray]]:
@@ -44,8 +35,8 @@ def _saved(name: str) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", [str(FOLDER / "run.py"), "--out", str(out), *arguments])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["", "--out", str(out), *arguments])
+    runpy.run_module("experiments.fedtilt", run_name="__main__", alter_sys=True)
 
 
 def _store(features: int) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +45,7 @@ def _store(features: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _handed_over(
-    outliers: Any, disturb: Any, key: int, size: int, features: int
+    disturb: Any, key: int, size: int, features: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The client's clean rows, and the features and labels that its work gets in place of them."""
     x, y = _store(features)
@@ -75,24 +66,24 @@ def _handed_over(
 
 
 @pytest.mark.parametrize("size", [1, 3, 49, 64])
-def test_three_rows_in_ten_and_three_pixels_in_ten_are_replaced(outliers: Any, size: int) -> None:
+def test_three_rows_in_ten_and_three_pixels_in_ten_are_replaced(size: int) -> None:
     """T27: exactly so many, others for the next round, within the range of pixels."""
     disturb = outliers.some_rows(30, outliers.replace_pixels(30, -0.4, 2.8))
-    clean, found, _ = _handed_over(outliers, disturb, 0, size, 784)
+    clean, found, _ = _handed_over(disturb, 0, size, 784)
     changed = found != clean
     assert np.sum(changed.any(axis=1)) == 3 * size // 10
     assert set(changed.sum(axis=1)) <= {0, 235}
     assert ((found >= -0.4) & (found < 2.8))[changed].all()
-    _, again, _ = _handed_over(outliers, disturb, 0, size, 784)
+    _, again, _ = _handed_over(disturb, 0, size, 784)
     np.testing.assert_array_equal(again, found)
-    _, later, _ = _handed_over(outliers, disturb, 1, size, 784)
+    _, later, _ = _handed_over(disturb, 1, size, 784)
     # Anew from the clean rows: the places of both rounds have little in common.
     assert size < 49 or np.mean(changed[later != clean]) < 0.5
 
 
-def test_noise_falls_on_rows_of_one_label_where_asked(outliers: Any) -> None:
+def test_noise_falls_on_rows_of_one_label_where_asked() -> None:
     disturb = outliers.some_rows(10, outliers.add_noise(0.15), label=0)
-    clean, found, labels = _handed_over(outliers, disturb, 0, 60, 784)
+    clean, found, labels = _handed_over(disturb, 0, 60, 784)
     hit = (found != clean).any(axis=1)
     assert hit.sum() == 3 and not labels[hit].any()
     assert np.std((found - clean)[hit]) == pytest.approx(0.15, rel=0.05)
@@ -113,7 +104,7 @@ def _spied(method: Algorithm, features: int) -> Algorithm:
     )
 
 
-def test_two_methods_meet_the_same_outliers_and_fresh_ones_each_round(outliers: Any) -> None:
+def test_two_methods_meet_the_same_outliers_and_fresh_ones_each_round() -> None:
     """Through the engine: the key of a client's work is a matter of seed, round and client alone."""
     rows, y = _store(4)
     data = eh.data.from_arrays(rows[:90], y[:90], np.repeat([0, 1, 2], 30), test_fraction=0.0)
@@ -150,43 +141,41 @@ def _images(folder: Path, train: int, test: int) -> None:
 
 def test_every_client_holds_two_digits_and_every_image_has_one_holder(tmp_path: Path) -> None:
     """T29; and a cap on the rows keeps all clients of one size."""
-    module = importlib.import_module("fedtilt_data")
     _images(tmp_path, train=43, test=21)
-    data = module.mnist(tmp_path, 0, 100, None)
+    data = clients.mnist(tmp_path, 0, 100, None)
     labels = [set(data.train.client(k)[1]) for k in range(100)]
     assert all(len(each) == 2 for each in labels)
     assert labels == [set(data.test.client(k)[1]) for k in range(100)]
     assert np.bincount([k for each in labels for k in each]).tolist() == [20] * 10
     for split, rows in ((data.train, 430), (data.test, 210)):
         assert split.rows == rows == len(np.unique(split.x, axis=0))
-    assert set(module.mnist(tmp_path, 0, 100, 2).train.sizes) == {4}
+    assert set(clients.mnist(tmp_path, 0, 100, 2).train.sizes) == {4}
 
 
 def test_the_measures_are_the_specifications_and_the_librarys() -> None:
     """T28 and section 8.1's worked example."""
-    module, data = importlib.import_module("fedtilt_measures"), importlib.import_module("fedtilt_data")
     accuracy, counts = (
         np.array([[1.0, 0.8], [0.9, 0.9], [0.6, 1.0]]),
         np.array([[50, 50], [50, 50], [75, 25]]),
     )
-    found = module.told(accuracy, counts, np.array([True, True, False]))
+    found = measures.told(accuracy, counts, np.array([True, True, False]))
     assert [found[name] for name in ("acc", "sigma", "mu_sigma", "sigma_sigma")] == pytest.approx(
         [250 / 3, 9.42809, 10, 8.16497], rel=1e-5
     )
     assert found["drawn_acc"] == pytest.approx(90) and found["never_drawn"] == 1
 
-    clients, everybody = data.toy(1, 0, 60), np.ones(2, bool)
+    data, everybody = clients.toy(1, 0, 60), np.ones(2, bool)
     model = eh.models.softmax_regression(features=2, classes=2)
     method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=50))
-    run = eh.simulate(method, clients, rounds=1)
-    found = module.with_own_models(run, everybody)
+    run = eh.simulate(method, data, rounds=1)
+    found = measures.with_own_models(run, everybody)
     told = run.summary()
     assert found["acc"] == pytest.approx(100 * told["mean"])
     assert found["mu_sigma"] == pytest.approx(100 * told["class_spread"])
     assert found["sigma_sigma"] == pytest.approx(100 * told["class_spread_std"])
-    assert module.with_one_model(model, run.params, clients, everybody) == pytest.approx(found)
+    assert measures.with_one_model(model, run.params, data, everybody) == pytest.approx(found)
     twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), run.params)
-    assert module.with_stacked_models(model, twice, clients, everybody) == pytest.approx(found)
+    assert measures.with_stacked_models(model, twice, data, everybody) == pytest.approx(found)
 
 
 def test_the_toy_suite_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +187,7 @@ def test_the_toy_suite_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.Monkey
     assert plain != tilted and plain[0] != plain[1]
     assert all(0 <= share <= 100 for seed in tilted for share in seed.values())
     assert content["paper"]["tau=1, lambda=1"]["client 2, class 2"] == 97.1
+    assert content["command"].startswith("python -m experiments.fedtilt --out ")
 
 
 def test_the_mnist_suite_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

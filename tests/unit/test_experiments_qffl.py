@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "qffl"
+pytest.importorskip("experiments", reason="experiments are not part of the package")
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="experiments are not part of the package")
+FOLDER = Path(__file__).parents[2] / "experiments" / "qffl"
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    command = [str(FOLDER / "run.py"), *arguments]
-    monkeypatch.setattr(sys, "argv", command)
-    runpy.run_path(command[0], run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["", *arguments])
+    runpy.run_module("experiments.qffl", run_name="__main__", alter_sys=True)
 
 
 def _methods(path: Path) -> dict[str, Any]:

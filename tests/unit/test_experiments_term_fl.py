@@ -6,24 +6,19 @@ import json
 import runpy
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+pytest.importorskip("experiments", reason="experiments are not part of the package")
+
+from experiments.term_fl import data
+from experiments.term_fl.methods import chosen
+
 FOLDER = Path(__file__).parents[2] / "experiments" / "term_fl"
 SIZES = (60, 75, 90, 120)
 SHAPE = {"sizes": SIZES, "features": 12, "label": "parity", "held_out": 0.1}
-
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="experiments are not part of the package")
-
-
-@pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module that makes the devices."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return SimpleNamespace(**runpy.run_path(str(FOLDER / "term_fl_data.py")))
 
 
 @pytest.fixture
@@ -38,10 +33,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "argv", [str(FOLDER / "run.py"), *options])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["", *options])
+    runpy.run_module("experiments.term_fl", run_name="__main__", alter_sys=True)
 
 
 def _content(path: Path) -> dict[str, dict[str, np.ndarray]]:
@@ -72,9 +65,9 @@ def test_a_table_at_a_tiny_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     found = _content(folder / "out" / "apart_tuned_rate.json")
     both = ["q-FFL, chosen on validation rows", "TERM, chosen on validation rows"]
     assert list(found) == ["FedAvg", "FedAvg, step 1/3", "q-FFL, q=5, sums", "TERM, t=2", *both]
-    for chosen, of in zip(both, ("q-FFL, q=5, sums", "TERM, t=2"), strict=True):
+    for picked, of in zip(both, ("q-FFL, q=5, sums", "TERM, t=2"), strict=True):
         known = [set(found[name]["train_loss"].tolist()) for name in (of, "FedAvg")]
-        assert set(found[chosen]["train_loss"].tolist()) <= known[0] | known[1]
+        assert set(found[picked]["train_loss"].tolist()) <= known[0] | known[1]
     assert all(np.isfinite(numbers).all() for each in found.values() for numbers in each.values())
     assert (found["FedAvg"]["mean"] > 60.0).all()
     assert (found["FedAvg, step 1/3"]["train_loss"] > found["FedAvg"]["train_loss"]).all()
@@ -83,7 +76,7 @@ def test_a_table_at_a_tiny_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(set(found["FedAvg"]["mean"].tolist())) == 2
 
 
-def test_the_devices(data: Any, folder: Path) -> None:
+def test_the_devices(folder: Path) -> None:
     found = data.devices(folder, 3, data.skewed(0.3), **SHAPE)
     assert found.train.sizes.tolist() == [48, 60, 72, 96]
     for held_out in (found.valid, found.test):
@@ -96,7 +89,7 @@ def test_the_devices(data: Any, folder: Path) -> None:
         np.testing.assert_allclose(x.std(axis=0), 1.0, atol=1e-4)
 
 
-def test_no_image_is_dealt_twice(data: Any) -> None:
+def test_no_image_is_dealt_twice() -> None:
     digits = np.repeat(np.arange(10), 35)
     random = np.random.default_rng(0)
     dealt = data._deal(digits, SIZES, data.skewed(0.1)(len(SIZES), random), random)
@@ -106,12 +99,12 @@ def test_no_image_is_dealt_twice(data: Any) -> None:
         data._deal(digits, (351,), np.full((1, 10), 0.1), random)
 
 
-def test_a_feature_that_does_not_vary_is_zero(data: Any) -> None:
+def test_a_feature_that_does_not_vary_is_zero() -> None:
     found = data._standardised(np.array([[1.0, 5.0], [3.0, 5.0]], np.float32))
     np.testing.assert_allclose(found, [[-1.0, 0.0], [1.0, 0.0]])
 
 
-def test_few_devices_have_digits_of_their_own(data: Any) -> None:
+def test_few_devices_have_digits_of_their_own() -> None:
     shares = data.apart(2, (4, 5))(6, np.random.default_rng(1))
     np.testing.assert_allclose(shares.sum(axis=1), 1.0)
     unlike = shares[:, 4] > 0
@@ -120,7 +113,7 @@ def test_few_devices_have_digits_of_their_own(data: Any) -> None:
     assert (shares[~unlike][:, [4, 5]] == 0.0).all()
 
 
-def test_labels_and_the_file(data: Any, folder: Path) -> None:
+def test_labels_and_the_file(folder: Path) -> None:
     """A device of one digit has one label; and a missing file is told."""
 
     def only(digit: int) -> Any:
@@ -134,17 +127,13 @@ def test_labels_and_the_file(data: Any, folder: Path) -> None:
         data.devices(folder / "nowhere", 0, data.skewed(1.0), **SHAPE)
 
 
-def test_sizes_are_those_of_vehicle(data: Any) -> None:
+def test_sizes_are_those_of_vehicle() -> None:
     sizes = np.array(data.sizes_like_vehicle(23, 1899.0, 349.0))
     assert abs(sizes.mean() - 1899) < 1
     assert abs(sizes.std() - 349) < 1
 
 
-def test_validation_rows_choose_the_most_even_of_those_at_fedavgs_average(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    chosen = runpy.run_path(str(FOLDER / "term_fl_methods.py"))["chosen"]
+def test_validation_rows_choose_the_most_even_of_those_at_fedavgs_average() -> None:
     told = [("FedAvg", 80.0, 9.0), ("TERM, a", 79.5, 5.0), ("TERM, b", 78.0, 1.0), ("TERM, step", 80.0, 0.0)]
     found = {name: [{"valid_mean": mean, "valid_std": std}] for name, mean, std in told}
     assert chosen(found) == {"TERM, chosen on validation rows": found["TERM, a"]}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import optax
 
 from evenhand.errors import EvenhandError, expect
-from evenhand.local import Work
-from evenhand.local._work import check_model
+from evenhand.local import Work, check_model
 from evenhand.types import Sampling, Stack, Sum
 
 __all__ = ["check_parts", "check_work"]

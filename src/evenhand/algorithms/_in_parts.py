@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from evenhand.aggregators import in_parts
 from evenhand.local import step_per_row
+from evenhand.naming import of_model
 from evenhand.types import Array, ClientData, Effort, Info, Key, Model, Phase, PyTree, Report, Sum
 
 __all__ = ["each_part", "model_in_parts", "phase_in_parts"]
@@ -30,7 +31,7 @@ def model_in_parts(model: Model, names: Sequence[str]) -> Model:
 
     measures = {"loss": model.losses, **model.metrics}
     named = {
-        f"{name} ({level})": of(j, one) for j, level in enumerate(names) for name, one in measures.items()
+        of_model(name, level): of(j, one) for j, level in enumerate(names) for name, one in measures.items()
     }
     return Model(
         init=lambda key: tuple(model.init(key) for _ in names),
@@ -62,7 +63,7 @@ def phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
     def server(states: PyTree, directions: PyTree, reported: Array, key: Key) -> tuple[PyTree, Info]:
         done = each_part(lambda phase, *both: phase.server(*both, reported, key), phases, states, directions)
         told = {
-            f"{what} ({name})": one
+            of_model(what, name): one
             for name, (_, info) in zip(names, done, strict=True)
             for what, one in info.items()
         }

@@ -72,7 +72,7 @@ def feddane(
       >>> method = feddane(work, mu=0.001)
       >>> run = eh.simulate(method, data, rounds=2, seed=0)
       >>> sorted(run.per_round)
-      ['gradient_norm', 'reported', 'update_norm']
+      ['gradient_norm', 'rejected', 'reported', 'update_norm']
 
     Source: Li et al., *FedDANE: A Federated Newton-Type Method*, Asilomar 2019, algorithm 2; compared with FedProx in
     Li et al., MLSys 2020, appendix B.

@@ -13,7 +13,7 @@ from evenhand.cli._saved import load_run
 from evenhand.cli._tables import client_table, overview, tally
 from evenhand.cli._terminal import remark, say
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.evaluation import Comparison, caution, compare, may_win, verdict, write_report
+from evenhand.report import Comparison, caution, compare, may_win, verdict, write_report
 
 __all__ = ["Compare"]
 

@@ -13,7 +13,7 @@ from tyro.conf import arg
 
 from evenhand import data as federated
 from evenhand.data import FederatedDataset, Fill
-from evenhand.data.loaders._load import NAMES
+from evenhand.data.loaders import NAMES
 from evenhand.errors import EvenhandError, whole_number
 
 __all__ = ["SOURCES", "DataOptions", "fingerprint", "remarks"]

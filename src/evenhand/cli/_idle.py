@@ -10,7 +10,7 @@ import numpy as np
 
 from evenhand.cli._data import DataOptions
 from evenhand.data import FederatedDataset
-from evenhand.data.loaders._load import NAMES
+from evenhand.data.loaders import NAMES
 from evenhand.errors import EvenhandError
 
 __all__ = ["check_labels", "idle"]

@@ -14,10 +14,9 @@ from evenhand.cli import _checksums, _folder
 from evenhand.cli._saved import load_run
 from evenhand.cli._tables import overview
 from evenhand.cli._terminal import remark, say
-from evenhand.evaluation import compare, latest, swing, write_clients_csv, write_report
-from evenhand.evaluation._view import statistics
+from evenhand.interrupts import uninterrupted
+from evenhand.report import compare, latest, statistics, swing, write_clients_csv, write_report
 from evenhand.simulation import Run
-from evenhand.simulation._signals import uninterrupted
 from evenhand.text import counted
 from evenhand.types import Params
 

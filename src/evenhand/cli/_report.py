@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 from evenhand.cli._folder import REPORT, replacing
 from evenhand.cli._saved import load_run
 from evenhand.cli._terminal import remark
-from evenhand.evaluation import write_report
+from evenhand.report import write_report
 from evenhand.text import visible
 
 __all__ = ["Report"]

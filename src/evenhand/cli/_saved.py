@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from evenhand.cli._checksums import check
 from evenhand.cli._folder import CHECKSUMS, CLIENTS, CONFIG, SUMMARY, read_json, read_metrics
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import Finding, RunView
-from evenhand.evaluation._classes import CLASS_COLUMNS
-from evenhand.evaluation._view import SPLITS
-from evenhand.text import spreadsheet_name
+from evenhand.evaluation import Finding
+from evenhand.report import RunView, read_clients_csv
 
 __all__ = ["SavedRun", "load_run"]
-
-Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class SavedRun(NamedTuple):
@@ -61,16 +54,16 @@ def load_run(folder: Path) -> SavedRun:
         )
     summary = _known(folder / SUMMARY, read_json(folder / SUMMARY), _SUMMARY)
     history = read_metrics(folder, condition.length)
-    ids, columns = _read_clients(folder / CLIENTS)
+    table = read_clients_csv(folder / CLIENTS)
     view = RunView(
         title=_title(config["method"]),
         history=history,
-        sizes={split: columns[f"{split}_rows"] for split in SPLITS if f"{split}_rows" in columns},
-        client_ids=ids,
-        clients={split: _metrics(columns, split) for split in SPLITS},
+        sizes=table.sizes,
+        client_ids=table.client_ids,
+        clients=table.clients,
         info=_info(folder, config, summary),
         config={"method": config["method"], **config["options"]},
-        classes={split: found for split in SPLITS if (found := _classes(columns, split))},
+        classes=table.classes,
         findings=_findings(folder / SUMMARY, summary.get("findings", [])),
     )
     remarks = tuple(condition.remarks(folder))
@@ -152,48 +145,3 @@ def _title(method: dict[str, Any]) -> str:
         if name != "name" and value is not None and value is not False and (name, value) not in _SILENT
     )
     return method["name"] + "".join(settings)
-
-
-def _metrics(columns: dict[str, Vector], split: str) -> dict[str, Vector]:
-    prefix = f"{split}_"
-    return {
-        name.removeprefix(prefix): values
-        for name, values in columns.items()
-        if name.startswith(prefix) and name != f"{split}_rows" and name not in _class_columns(columns, split)
-    }
-
-
-def _classes(columns: dict[str, Vector], split: str) -> dict[str, Vector]:
-    """What is known about classes; nothing in a folder that was written before it was measured."""
-    return {name.removeprefix(f"{split}_"): columns[name] for name in _class_columns(columns, split)}
-
-
-def _class_columns(columns: dict[str, Vector], split: str) -> tuple[str, ...]:
-    names = tuple(f"{split}_{name}" for name in CLASS_COLUMNS)
-    return names if all(name in columns for name in names) else ()
-
-
-def _read_clients(path: Path) -> tuple[tuple[str, ...], dict[str, Vector]]:
-    """The clients' ids, and each other column as ``(K,)`` float64 with NaN for an empty field."""
-    if not path.is_file():
-        raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
-    try:
-        with path.open(newline="", encoding="utf-8", errors="surrogatepass") as file:
-            header, *lines = list(csv.reader(file, strict=True)) or [[]]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise EvenhandError(f"{path} is not a table in UTF-8 ({error}): repeat the run.") from None
-    if not lines:
-        raise EvenhandError(f"{path} holds no client: repeat the run.")
-    for number, line in enumerate(lines, 2):
-        if len(line) != len(header):
-            raise EvenhandError(
-                f"{path}, line {number} has {len(line)} fields and the header {len(header)}: repeat the run."
-            )
-    try:
-        table = np.array([[float(field or "nan") for field in line[1:]] for line in lines], np.float64)
-    except ValueError as error:
-        raise EvenhandError(f"{path} holds a field that is not a number ({error}): repeat the run.") from None
-    columns = table.reshape(len(lines), len(header) - 1).T
-    return tuple(spreadsheet_name(line[0]) for line in lines), dict(
-        zip(map(spreadsheet_name, header[1:]), columns, strict=True)
-    )

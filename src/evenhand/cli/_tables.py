@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from evenhand.cli._terminal import named
-from evenhand.evaluation import Comparison, is_higher_better
+from evenhand.evaluation import is_higher_better
+from evenhand.report import Comparison
 
 __all__ = ["client_table", "overview", "tally"]
 

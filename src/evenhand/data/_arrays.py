@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data._ids import client_codes
-from evenhand.data._memory import copied
 from evenhand.data._numeric import INT32, NDArray, Place, bad_value, first_bad, float32, int32, out_of_range
 from evenhand.data._text import LONGEST, name_fault, number
 from evenhand.errors import EvenhandError
+from evenhand.memory import copied
 
 __all__ = [
     "NDArray",

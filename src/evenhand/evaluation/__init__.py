@@ -1,63 +1,68 @@
-"""What a model does for each client, how evenly, and reports, figures and comparisons about it.
+"""What a model does for each client, how evenly, and what a reader must know before believing it."""
 
-The figures are in :mod:`evenhand.evaluation.figures`, which loads matplotlib when the first of them is drawn.
-"""
-
-from evenhand.evaluation import figures
-from evenhand.evaluation._classes import ClassMetrics, by_class, class_spread, summarize_classes
-from evenhand.evaluation._course import Swing, latest, swing
+from evenhand.evaluation._classes import (
+    CLASS_COLUMNS,
+    ClassIndex,
+    ClassMetrics,
+    by_class,
+    class_spread,
+    index_classes,
+    summarize_classes,
+)
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
-from evenhand.evaluation._findings import blank_loss, feature_scales, findings
-from evenhand.evaluation._flat import Prepared, evaluate, mean_loss, per_client, prepare
+from evenhand.evaluation._error import ERROR_NAMES
+from evenhand.evaluation._findings import Finding, blank_loss, feature_scales, findings
+from evenhand.evaluation._flat import Prepared, evaluate, mean_loss, per_class, per_client, prepare
 from evenhand.evaluation._levels import Levels, serve_by_level
-from evenhand.evaluation._notebook import Summary, run_html
-from evenhand.evaluation._personal import evaluate_personal
-from evenhand.evaluation._report import write_report
+from evenhand.evaluation._metrics import (
+    SPLIT_NAMES,
+    SPLITS,
+    column,
+    is_higher_better,
+    is_share,
+    primary_metric,
+)
+from evenhand.evaluation._personal import evaluate_personal, filled, personal_per_class
 from evenhand.evaluation._summary import angle, best, entropy, jain, kl_to_uniform, summarize, worst
-from evenhand.evaluation._view import Finding, RunView, is_higher_better, write_clients_csv
-from evenhand.evaluation.comparison import Comparison, Method, caution, compare, may_win, verdict
 
 __all__ = [
+    "CLASS_COLUMNS",
+    "ERROR_NAMES",
+    "SPLITS",
+    "SPLIT_NAMES",
+    "ClassIndex",
     "ClassMetrics",
-    "Comparison",
     "Dissimilarity",
     "Finding",
     "Levels",
-    "Method",
     "Prepared",
-    "RunView",
-    "Summary",
-    "Swing",
     "angle",
     "best",
     "blank_loss",
     "by_class",
-    "caution",
     "class_spread",
-    "compare",
+    "column",
     "dissimilarity",
     "entropy",
     "evaluate",
     "evaluate_personal",
     "feature_scales",
-    "figures",
+    "filled",
     "findings",
+    "index_classes",
     "inexactness",
     "is_higher_better",
+    "is_share",
     "jain",
     "kl_to_uniform",
-    "latest",
-    "may_win",
     "mean_loss",
+    "per_class",
     "per_client",
+    "personal_per_class",
     "prepare",
-    "run_html",
+    "primary_metric",
     "serve_by_level",
     "summarize",
     "summarize_classes",
-    "swing",
-    "verdict",
     "worst",
-    "write_clients_csv",
-    "write_report",
 ]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
 from evenhand.evaluation._classes import ClassMetrics
-from evenhand.evaluation._view import SPLIT_NAMES, Finding
+from evenhand.evaluation._metrics import SPLIT_NAMES
 from evenhand.text import counted
 
-__all__ = ["blank_loss", "feature_scales", "findings"]
+__all__ = ["Finding", "blank_loss", "feature_scales", "findings"]
 
 NDArray = npt.NDArray[Any]
 
@@ -24,6 +24,23 @@ _TINY, _STILL = 1e-6, 1e-5
 _ROWS_OF_ONE, _ROWS, _LEARNT = 20, 100, 1.2
 _APART = 1000.0
 _SAMPLE_ROWS, _SAMPLE_NUMBERS = 1024, 2**22
+
+
+Kind: TypeAlias = Literal["diverged", "unmoved", "rejected", "guessing", "scales"]
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with a run.
+
+    Attributes:
+      kind: ``"diverged"``, ``"unmoved"`` (nothing was learnt because nothing changed), ``"rejected"`` (uploads
+        that no honest client can send), ``"guessing"`` (the model does
+        no better than one answer for everybody) or ``"scales"`` (of the features).
+      sentence: what it is, since when, how much, and what to try; plain text, of one or more sentences.
+    """
+
+    kind: Kind
+    sentence: str
 
 
 def findings(

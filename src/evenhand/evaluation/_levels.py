@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.evaluation._view import is_higher_better
+from evenhand.evaluation._metrics import is_higher_better
 
 __all__ = ["Levels", "serve_by_level"]
 

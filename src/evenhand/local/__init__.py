@@ -13,7 +13,7 @@ from evenhand.local._corrections import MeanGradient, mean_gradient, proximal, s
 from evenhand.local._descent import descent, sgd
 from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
 from evenhand.local._passes import full_gradient, full_loss
-from evenhand.local._work import Solver, Work
+from evenhand.local._work import Solver, Work, check_model
 
 __all__ = [
     "Batch",
@@ -25,6 +25,7 @@ __all__ = [
     "Work",
     "batch_gradient",
     "batches",
+    "check_model",
     "descent",
     "full_gradient",
     "full_loss",

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from evenhand.devices import on_each
+from evenhand.errors import expect
 from evenhand.streams import Keys, Purpose, client_stream, stream
 from evenhand.systems import Systems
 from evenhand.types import (
@@ -114,6 +115,7 @@ def cohort(
         drawn = sampling.look_up(key, table, count)
     else:
         drawn = sampling.draw(key, sizes, count)
+    expect("the result of Sampling.draw", drawn, Cohort, "eh.types.Cohort.of(ids)")
     if systems is None:
         return drawn
     return systems.draw(stream(keys.shared, Purpose.STRAGGLERS, number, draw), drawn, algorithm.partial_work)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from evenhand import tree
+from evenhand.errors import EvenhandError
 from evenhand.types import Aggregator, Algorithm, Array, Cohort, Info, Key, Phase, PyTree, Report, Sum
 
 __all__ = [
@@ -86,10 +88,27 @@ def server_step(
       direction: what the uploads were reduced to.
       reported: how many were accepted.  Without any, nothing changes, unless the phase asks for it.
       key: of this phase of this round, from the secret root.
+
+    Raises:
+      EvenhandError: a state has changed its structure, shapes or dtypes.
     """
     before, after = memories
     stepped, info = phase.server(server, direction, reported, key)
+    _check_form("Phase.server", server, stepped)
+    _check_form("the aggregator", before, after)
     if phase.steps_if_empty:
         return Step(stepped, after, info)
     anybody = reported > 0
     return Step(tree.select(anybody, stepped, server), tree.select(anybody, after, before), info)
+
+
+def _check_form(who: str, before: PyTree, after: PyTree) -> None:
+    def form(state: PyTree) -> Any:
+        leaves, structure = jax.tree.flatten(state)
+        return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+
+    if form(before) != form(after):
+        raise EvenhandError(
+            f"A round changed the structure, shapes or dtypes of a state: {who} must return a state like the one that "
+            "it gets."
+        )

@@ -16,8 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from evenhand import tree
 from evenhand.data import Split
 from evenhand.devices import everywhere
-from evenhand.evaluation import Prepared
-from evenhand.evaluation._personal import filled
+from evenhand.evaluation import Prepared, filled
 from evenhand.streams import Purpose, client_stream, stream
 from evenhand.types import Array, ClientData, Key, Params, PyTree
 

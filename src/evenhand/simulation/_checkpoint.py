@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, EvenhandWarning
+from evenhand.interrupts import uninterrupted
 from evenhand.lock import held
 from evenhand.rounds import RoundState
-from evenhand.simulation._signals import uninterrupted
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from evenhand import rounds
 from evenhand.local import step_per_row
 from evenhand.simulation._groups import Members
-from evenhand.simulation._program import Program, Rows
+from evenhand.simulation.program import Program, Rows
 from evenhand.streams import Keys
 from evenhand.types import Array, ClientData, Cohort, Effort, Key, PyTree, Report, Upload
 

@@ -13,24 +13,26 @@ from jax.sharding import Mesh
 
 from evenhand import tree
 from evenhand.data import FederatedDataset, Split
-from evenhand.data._memory import aligned, empty_aligned
 from evenhand.devices import everywhere, here
 from evenhand.evaluation import (
+    ClassIndex,
     ClassMetrics,
     Prepared,
     class_spread,
+    column,
+    index_classes,
     is_higher_better,
+    per_class,
+    personal_per_class,
+    primary_metric,
     summarize,
     summarize_classes,
 )
-from evenhand.evaluation._classes import ClassIndex, index_classes
-from evenhand.evaluation._flat import per_class
-from evenhand.evaluation._personal import personal_per_class
+from evenhand.memory import aligned, empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._adapted import Adapt, adapt_all, fitting
 from evenhand.simulation._rows import Resident, must_stream, sent
-from evenhand.simulation._run import primary_metric
-from evenhand.simulation._setup import Setup
+from evenhand.simulation.setup import Setup
 from evenhand.streams import Purpose
 from evenhand.types import Array, Model, Params, PyTree
 
@@ -185,15 +187,15 @@ class Evaluation:
                 continue
             for name, values in metrics.items():
                 has = sizes > 0
-                columns[f"{split}_{name}"] = float(np.average(values[has], weights=sizes[has]))
+                columns[column(split, name)] = float(np.average(values[has], weights=sizes[has]))
             name = primary_metric(metrics)
             over = summarize(metrics[name], sizes, higher_is_better=is_higher_better(name))
             columns |= {
-                f"{split}_{name}_{what}": over[what] for what in ("mean", "worst10", "best10", "variance")
+                column(split, name, what): over[what] for what in ("mean", "worst10", "best10", "variance")
             }
             if split in served.classes:
                 over = summarize_classes(class_spread(served.classes[split], len(sizes)))
-                columns |= {f"{split}_{what}": over[what] for what in ("class_spread", "worst_class")}
+                columns |= {column(split, what): over[what] for what in ("class_spread", "worst_class")}
         return columns
 
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from evenhand.data import FederatedDataset
 from evenhand.rounds import RoundState, malicious_clients, poisoned
-from evenhand.simulation._engine import one_round
 from evenhand.simulation._hoist import inner_constants
-from evenhand.simulation._program import Rows
-from evenhand.simulation._setup import Setup
+from evenhand.simulation.engine import one_round
+from evenhand.simulation.program import Rows
+from evenhand.simulation.setup import Setup
 from evenhand.types import Attack, ClientData, Key, Params
 
 __all__ = ["identity"]

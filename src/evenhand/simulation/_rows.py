@@ -20,11 +20,11 @@ from jax.sharding import Mesh
 
 from evenhand import rounds
 from evenhand.data import FederatedDataset, Split
-from evenhand.data._memory import aligned, empty_aligned, is_aligned, is_mapped
 from evenhand.devices import everywhere, here
 from evenhand.errors import EvenhandError
+from evenhand.memory import aligned, empty_aligned, is_aligned, is_mapped
 from evenhand.rounds import malicious_clients, poisoned
-from evenhand.simulation._program import Program, Rows
+from evenhand.simulation.program import Program, Rows
 from evenhand.streams import Keys
 from evenhand.types import Array, Attack, PyTree, Sampling
 

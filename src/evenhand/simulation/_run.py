@@ -19,22 +19,20 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import (
     ClassMetrics,
     Finding,
-    RunView,
-    Summary,
     blank_loss,
     by_class,
     class_spread,
     feature_scales,
     findings,
     is_higher_better,
-    run_html,
+    primary_metric,
     summarize,
     summarize_classes,
-    write_report,
 )
+from evenhand.report import RunView, Summary, run_html, write_report
 from evenhand.rounds import RoundState
 from evenhand.simulation._adapted import adapt_one
-from evenhand.simulation._store import Kept
+from evenhand.simulation.store import Kept
 from evenhand.types import Algorithm, Params
 
 __all__ = ["Run"]
@@ -246,11 +244,6 @@ class Run:
 
     def _title(self) -> str:
         return f"{self.algorithm.name or 'a method'} on {self.data.name}"
-
-
-def primary_metric(metrics: Mapping[str, Any]) -> str:
-    """The metric that a run is judged by."""
-    return "accuracy" if "accuracy" in metrics else "loss"
 
 
 def split_sizes(data: FederatedDataset, who: NDArray | None = None) -> dict[str, NDArray]:

@@ -14,17 +14,17 @@ import numpy.typing as npt
 from evenhand.data import FederatedDataset
 from evenhand.devices import everywhere, here
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import latest
+from evenhand.report import latest
 from evenhand.rounds import RoundState
-from evenhand.simulation import _engine
+from evenhand.simulation import engine
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._checks import check_first_losses
 from evenhand.simulation._evaluation import Evaluation, Served
-from evenhand.simulation._program import EXECUTED, ROWS, USEFUL, WORK
 from evenhand.simulation._progress import Progress
 from evenhand.simulation._run import Run
-from evenhand.simulation._setup import Setup
-from evenhand.simulation._store import Kept
+from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK
+from evenhand.simulation.setup import Setup
+from evenhand.simulation.store import Kept
 
 __all__ = ["Session"]
 
@@ -88,7 +88,7 @@ class Session:
             begin = time.perf_counter()
             rows, some = self.setup.source.block(first + done, count - done)
             there = time.perf_counter()
-            state, infos = _engine.run_rounds(self.program, state, rows, self.setup.keys, first + done, some)
+            state, infos = engine.run_rounds(self.program, state, rows, self.setup.keys, first + done, some)
             jax.block_until_ready(state)
             self._keep({name: np.asarray(info)[:some] for name, info in infos.items()})
             done += some

@@ -16,7 +16,7 @@ from evenhand.simulation._identity import identity
 from evenhand.simulation._progress import Progress
 from evenhand.simulation._run import Run
 from evenhand.simulation._session import Session
-from evenhand.simulation._setup import set_up
+from evenhand.simulation.setup import set_up
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack
 

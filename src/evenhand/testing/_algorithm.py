@@ -13,10 +13,10 @@ from evenhand import tree
 from evenhand.data import FederatedDataset
 from evenhand.devices import everywhere, here, over
 from evenhand.rounds import RoundState
-from evenhand.simulation import _engine, _reference
-from evenhand.simulation._program import EXECUTED, Program, Rows
-from evenhand.simulation._setup import device_rows
-from evenhand.simulation._store import stored
+from evenhand.simulation import engine, twin
+from evenhand.simulation.program import EXECUTED, Program, Rows
+from evenhand.simulation.setup import device_rows
+from evenhand.simulation.store import stored
 from evenhand.streams import keys_of
 from evenhand.systems import Systems
 from evenhand.testing._toy import toy_data
@@ -81,20 +81,20 @@ def check_algorithm(
         data_of_first = ClientData(*rows[:2], rows.starts[0], rows.sizes[0], jnp.float32(1.0), capacity)
         _same_form(algorithm.adapt(params, data_of_first, jax.random.key(0)), params, "adapt")
     alone = Program(algorithm, cohort, capacity, 1, systems, None, rounds)
-    parts = _reference.parts_of(alone)
+    parts = twin.parts_of(alone)
     _check_privacy_of_rows(algorithm, parts, state, rows)
 
     def run(count: int, how: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
         keys = keys_of(seed)
         if how is None:
-            end, infos = _reference.run_rounds(alone, state, rows, keys, 0, count, parts)
+            end, infos = twin.run_rounds(alone, state, rows, keys, 0, count, parts)
         else:
             side, among = how
             mesh = over(among)
             # A copy: the engine takes the memory of its state over.
             own, placed = everywhere(mesh, (jax.tree.map(jnp.copy, state), rows))
             program = alone._replace(lanes=side, mesh=mesh)
-            end, infos = _engine.run_rounds(program, own, placed, keys, 0, count)
+            end, infos = engine.run_rounds(program, own, placed, keys, 0, count)
         return here(end), {name: info[:count] for name, info in infos.items() if name != EXECUTED}
 
     ways = [(side, among) for among in devices for side in lanes]
@@ -113,7 +113,7 @@ def check_algorithm(
 
 
 def _check_privacy_of_rows(
-    algorithm: Algorithm, parts: list[_reference.Parts], state: RoundState, rows: Rows
+    algorithm: Algorithm, parts: list[twin.Parts], state: RoundState, rows: Rows
 ) -> None:
     """One client's uploads with everybody else's rows spoiled are what they were."""
     k = int(np.argmax(np.array(rows.sizes)))

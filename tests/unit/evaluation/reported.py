@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from evenhand.evaluation import RunView
+from evenhand.report import RunView
 
 __all__ = ["view"]
 

@@ -25,13 +25,12 @@ from evenhand.evaluation import (
     prepare,
     summarize,
     summarize_classes,
-    write_clients_csv,
-    write_report,
 )
 from evenhand.evaluation._classes import ClassIndex, index_classes
 from evenhand.evaluation._flat import per_class
 from evenhand.evaluation._personal import _personal, personal_per_class
-from evenhand.evaluation._tables import spread
+from evenhand.report import write_clients_csv, write_report
+from evenhand.report._tables import spread
 from evenhand.types import Algorithm
 
 MODEL = eh.testing.toy_model()

@@ -9,7 +9,7 @@ import pytest
 from reported import view
 
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import RunView, caution, compare, may_win, verdict
+from evenhand.report import RunView, caution, compare, may_win, verdict
 
 OPTIONS = {"data": "digits", "alpha": 0.1, "data_seed": 0, "cohort": 10, "rounds": 50, "lr": 0.1, "lanes": 4}
 

@@ -9,7 +9,7 @@ import pytest
 from reported import view
 
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import RunView, figures
+from evenhand.report import RunView, figures
 
 
 def test_learning_curve_shows_the_history() -> None:

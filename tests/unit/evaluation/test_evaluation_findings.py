@@ -12,18 +12,8 @@ from rich.console import Console
 
 from evenhand.cli._tables import overview
 from evenhand.data import FederatedDataset, Split, load
-from evenhand.evaluation import (
-    ClassMetrics,
-    Finding,
-    RunView,
-    blank_loss,
-    compare,
-    feature_scales,
-    findings,
-    latest,
-    swing,
-    write_report,
-)
+from evenhand.evaluation import ClassMetrics, Finding, blank_loss, feature_scales, findings
+from evenhand.report import RunView, compare, latest, swing, write_report
 
 BLANK = math.log(10)
 SCALES = Finding("scales", "Features are on unlike scales.")

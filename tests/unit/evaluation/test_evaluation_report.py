@@ -16,7 +16,8 @@ import pytest
 from reported import view
 
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import RunView, summarize, write_clients_csv, write_report
+from evenhand.evaluation import summarize
+from evenhand.report import RunView, write_clients_csv, write_report
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = "<script>alert('x')</script> & \"$5$ _α 数"
@@ -263,5 +264,5 @@ def test_several_seeds_are_one_method(tmp_path: Path) -> None:
 
 
 def test_training_does_not_load_matplotlib() -> None:
-    code = "import sys, evenhand; evenhand.evaluation.figures.series; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, evenhand; evenhand.report.figures.series; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

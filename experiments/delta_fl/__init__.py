@@ -1,0 +1,1 @@
+"""The experiment on Delta-FL: ``python -m experiments.delta_fl``."""

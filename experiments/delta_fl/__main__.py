@@ -1,0 +1,148 @@
+"""Delta-FL: training for the worst-off fraction of the clients.
+
+Checks the claim of Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*,
+Machine Learning 2023 (arXiv 2112.09429): a lower 90th percentile of the clients' test errors than FedAvg and its
+kin, at about the same mean.  From the root of the repository:
+
+    python -m experiments.delta_fl --data-dir DIR
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+
+import evenhand as eh
+from experiments.delta_fl.data import Table, clients, network, shares
+from experiments.delta_fl.settings import MNIST, MNIST_SMALL, PAPER, SHAKESPEARE, SYNTHETIC, Setting
+from experiments.fairness import Measures, compare
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is run, with the place that a default comes from, or else "ours"."""
+
+    data_dir: Path = Path("data")
+    """Folder with mnist.npz and shakespeare_speakers.npz; the synthetic table needs neither."""
+    tables: tuple[Table, ...] = field(default_factory=lambda: get_args(Table))
+    out: Path = Path("experiments/delta_fl/results")
+    """Folder that gets a JSON file per table."""
+    only: tuple[str, ...] = ("",)
+    """Methods whose names begin like this (ours: all)."""
+    seeds: int = 5
+    """Section 7.2: 5.  A seed decides the data too."""
+    sub_theta: float = 0.5
+    """FedAvg-Sub draws this share of the cohort: the theta that is best in the paper's tables 2 and 3 (EMNIST)."""
+    mu: float = 0.01
+    """FedProx; one of the paper's grid (ours: the paper chooses on validation clients)."""
+    qs: tuple[float, ...] = (0.1, 1.0)
+    """q-FFL; two of the paper's grid."""
+    afl_q: float = 10.0
+    """Section 7.2: AFL is q-FFL with q = 10."""
+    tilt: float = 1.0
+    """Tilted-ERM; tables 6 to 9: 1 was best in all four."""
+    fewest: int = 10
+    """Clients with fewer test rows are left out of the percentiles (ours)."""
+    tune: bool = False
+    """Try learning rates and decays with FedAvg alone, on a seed that is not reported, in place of the comparison."""
+    synthetic: Setting = field(default_factory=lambda: SYNTHETIC)
+    mnist: Setting = field(default_factory=lambda: MNIST)
+    mnist_small: Setting = field(default_factory=lambda: MNIST_SMALL)
+    shakespeare: Setting = field(default_factory=lambda: SHAKESPEARE)
+
+
+def methods(config: Config, setting: Setting, model: eh.Model) -> dict[str, eh.Algorithm]:
+    """FedAvg and its rivals, all with the same local work and the same steps of the server."""
+    rate, make = setting.learning_rate, eh.algorithms
+
+    def described(rate: float = rate, decay: float = setting.decay) -> tuple[eh.local.Work, dict[str, Any]]:
+        # The server's step, because the clients' optimisers start anew in every round and do not see its number.
+        optimiser = optax.sgd(1.0)
+        if decay != 1.0:
+            steps = jnp.array([1.0, decay, decay**2])
+            optimiser = optax.sgd(lambda count: steps[3 * count // setting.rounds])
+        work = eh.local.sgd(model, rate, epochs=1, batch_size=setting.batch_size)
+        return work, {"server_opt": optimiser}
+
+    if config.tune:
+        tried = {f"FedAvg, {other:g}": described(other, 1.0) for other in setting.rates}
+        tried |= {f"FedAvg, {rate:g}, decay {decay:g}": described(rate, decay) for decay in setting.decays}
+        return {name: make.fedavg(work, **server) for name, (work, server) in tried.items()}
+    powers = {f"q-FFL, q={q:g}": q for q in config.qs} | {f"AFL (q={config.afl_q:g})": config.afl_q}
+    work, same = described()
+    alike = {**same, "sampling": eh.sampling.uniform()}
+    return {
+        **{name: make.fedavg(work, **same) for name in ("FedAvg", "FedAvg-Sub")},
+        f"FedProx, mu={config.mu:g}": make.fedprox(work, mu=config.mu, **same),
+        f"Tilted-ERM, t={config.tilt:g}": make.term(work, t=config.tilt, **same),
+        **{name: make.qfedavg(work, q=q, **alike) for name, q in powers.items()},
+        **{
+            f"Delta-FL, theta={theta:g}": make.delta_fl(work, theta=theta, **same) for theta in setting.thetas
+        },
+    }
+
+
+def train(config: Config, table: Table, few: eh.Algorithm | None, method: eh.Algorithm, seed: int) -> eh.Run:
+    """One run; ``few`` is the method that draws fewer clients."""
+    setting: Setting = getattr(config, table)
+    share = config.sub_theta if method is few else 1.0
+    # A learning rate is not chosen on a seed that is reported.
+    seed += config.seeds if config.tune else 0
+    return eh.simulate(
+        method,
+        clients(table, config.data_dir, seed, **setting.data)[0],
+        rounds=setting.rounds,
+        cohort=math.ceil(share * setting.cohort),
+        seed=seed,
+        eval_every=setting.rounds,
+    )
+
+
+def measure(config: Config, table: Table, run: eh.Run) -> Measures:
+    """Errors over the test clients in percent, all alike, and losses over the training clients."""
+    data, tests = clients(table, config.data_dir, run.seed, **getattr(config, table).data)
+    told: Measures = {}
+    for name, split in tests.items():
+        right = eh.evaluation.evaluate(run.algorithm.model, run.params, split)["accuracy"]
+        if name == "digits":
+            # A client's expected error on its own mixture, without the chance of a few test rows.
+            right = shares(data.train, len(right)) @ right
+        else:
+            right = np.where(split.sizes >= config.fewest, right, np.nan)
+        found = eh.evaluation.summarize(right)
+        found |= {"error_mean": 1 - found["mean"], "error_std": found["std"]}
+        kept = ("mean", "p90") if name else ("mean", "p10", "p50", "p90", "superquantile90", "best10", "std")
+        told |= {f"{name}_{what}".lstrip("_"): 100 * found[f"error_{what}"] for what in kept}
+    told["train_loss"] = float(run.history["train_loss"][-1])
+    return told | {"train_loss_std": run.summary("train", "loss")["std"]}
+
+
+def main(config: Config) -> None:
+    """Runs the tables one after the other, and saves each as soon as it is done."""
+    common = {name: value for name, value in asdict(config).items() if name not in get_args(Table)}
+    for table in config.tables:
+        setting: Setting = getattr(config, table)
+        known = methods(config, setting, network(table, setting.hidden, **setting.data))
+        known = {name: method for name, method in known.items() if name.startswith(config.only)}
+        compare(
+            config.out / f"{table}{'_rates' if config.tune else ''}.json",
+            table,
+            common | asdict(setting),
+            known,
+            partial(train, config, table, known.get("FedAvg-Sub")),
+            seeds=1 if config.tune else config.seeds,
+            measure=partial(measure, config, table),
+            paper=PAPER.get(table),
+        )
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, prog="python -m experiments.delta_fl", description=__doc__))

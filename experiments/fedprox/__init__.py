@@ -1,0 +1,1 @@
+"""The experiment on FedProx: ``python -m experiments.fedprox``."""

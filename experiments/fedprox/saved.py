@@ -1,0 +1,169 @@
+"""What is kept of the runs: a JSON file per claim, and the table and the picture made from it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+import evenhand as eh
+from experiments.fedprox.claims import Trial
+
+__all__ = ["Curves", "draw", "save", "table"]
+
+Curves: TypeAlias = dict[str, dict[int, float]]
+"""Of one run: measure -> round -> value."""
+
+# Okabe and Ito's colours, told apart by colour-blind readers too; the dashes tell the lines apart in grey.
+_STYLES = {
+    "FedAvg": ("#D55E00", (0, (1, 1))),
+    "FedProx, mu=0": ("#0072B2", (0, (5, 2))),
+    "FedProx, mu=1": ("#009E73", "solid"),
+}
+_RIVALS = (("#CC79A7", (0, (4, 1, 1, 1))), ("#56B4E9", "solid"))
+_AXES = {
+    "train_loss": "training loss",
+    "test_accuracy": "test accuracy",
+    "uniform_variance": "variance of gradients",
+}
+_OWN_SCALE = ("uniform_variance",)
+_LOGARITHMIC = {"feddane": "train_loss"}
+_SHOWN = {"heterogeneity": ("train_loss", "test_accuracy", "uniform_variance")}
+
+
+def save(
+    path: Path,
+    claim: str,
+    config: Mapping[str, Any],
+    runs: Sequence[tuple[Trial, list[Curves]]],
+    *,
+    last: int,
+) -> Path:
+    """Writes all curves of all seeds, and what they come to at the end."""
+    content = {
+        "claim": claim,
+        "command": shlex.join(["python", "-m", "experiments.fedprox", *sys.argv[1:]]),
+        "versions": {
+            "evenhand": eh.__version__,
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "config": {**config, "out": str(config["out"])},
+        "seeds": list(range(len(runs[0][1]))),
+        "runs": [{**trial._asdict(), "measures": _summarise(curves, last)} for trial, curves in runs],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_rounded(content), indent=1, allow_nan=False)
+    # One line per row of numbers, not one per number.
+    path.write_text(re.sub(r"\[[^\[\]{}\"]*\]", lambda row: re.sub(r"\s+", "", row[0]), text) + "\n")
+    return path
+
+
+def table(path: Path) -> str:
+    """The last rounds of each line as plain text: mean and deviation over the seeds."""
+    content = json.loads(path.read_text())
+    rows = [f"{content['claim']}: mean of the last {content['config']['last']} rounds"]
+    for run in content["runs"]:
+        told = ", ".join(
+            f"{_AXES[name]} {_number(run['measures'][name]['last']['mean'])} "
+            f"+- {_number(run['measures'][name]['last']['std'])}"
+            for name in _AXES
+        )
+        rows.append(f"  {run['panel']:<24} {run['line']:<34} {told}")
+    return "\n".join(rows)
+
+
+def draw(path: Path) -> Path:
+    """A panel per column and a measure per row; lines are means over the seeds, shades reach to their extremes."""
+    content = json.loads(path.read_text())
+    panels = list(dict.fromkeys(run["panel"] for run in content["runs"]))
+    rivals = dict.fromkeys(run["line"] for run in content["runs"] if run["line"] not in _STYLES)
+    styles = {**_STYLES, **dict(zip(rivals, _RIVALS, strict=False))}
+    measures = _SHOWN.get(content["claim"], ("train_loss", "test_accuracy"))
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(2.6 * len(panels) + 0.4, 2.1 * len(measures) + 0.5), layout="constrained")
+        axes = figure.subplots(len(measures), len(panels), sharex=True, squeeze=False)
+        for row, name in zip(axes, measures, strict=True):
+            row[0].set_ylabel(_AXES[name])
+            for axis in row[1:] if name not in _OWN_SCALE else ():
+                axis.sharey(row[0])
+                axis.tick_params(labelleft=False)
+            for axis in row if _LOGARITHMIC.get(content["claim"]) == name else ():
+                axis.set_yscale("log")
+        for run in content["runs"]:
+            column = axes[:, panels.index(run["panel"])]
+            for axis, name in zip(column, measures, strict=True):
+                _line(axis, run["measures"][name], run["line"], styles[run["line"]])
+        for column, panel in zip(axes.T, panels, strict=True):
+            column[0].set_title(panel)
+            column[-1].set_xlabel("round")
+        handles = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside upper center",
+            ncols=len(handles) if len(handles) <= 3 else 2,
+            frameon=False,
+            title=f"line: mean of {len(content['seeds'])} seeds; shade: from the lowest to the highest",
+            title_fontsize=8,
+        )
+        return _save(figure, path.with_suffix(".png"))
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=120)
+    # A palette makes the file three times smaller, and the figures have few colours.
+    Image.open(buffer).convert("RGB").quantize(96).save(path, optimize=True)
+    return path
+
+
+def _line(axis: Axes, measure: Mapping[str, Any], label: str, style: tuple[str, Any]) -> None:
+    colour, dashes = style
+    rounds, curves = np.array(measure["round"]), np.array(measure["curves"], float)
+    axis.plot(rounds, curves.mean(axis=0), color=colour, linestyle=dashes, linewidth=1.4, label=label)
+    axis.fill_between(rounds, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+
+
+def _summarise(runs: Sequence[Curves], last: int) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for name in runs[0]:
+        rounds = np.array(list(runs[0][name]))
+        curves = np.array([list(run[name].values()) for run in runs])
+        ends = {"final": curves[:, -1], "last": curves[:, rounds > rounds[-1] - last].mean(axis=1)}
+        told[name] = {
+            what: {"mean": end.mean(), "std": end.std(), "per_seed": end.tolist()}
+            for what, end in ends.items()
+        }
+        told[name] |= {"round": rounds.tolist(), "curves": curves.tolist()}
+    return told
+
+
+def _rounded(content: Any) -> Any:
+    """The same with four significant digits, and null for what is no number."""
+    if isinstance(content, dict):
+        return {name: _rounded(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_rounded(value) for value in content]
+    if isinstance(content, float):
+        return float(f"{content:.4g}") if math.isfinite(content) else None
+    return content
+
+
+def _number(value: float | None) -> str:
+    return "diverged" if value is None else f"{value:.3g}"

@@ -1,0 +1,1 @@
+"""The experiment on FedTilt: ``python -m experiments.fedtilt``."""

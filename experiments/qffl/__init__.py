@@ -1,0 +1,1 @@
+"""The experiment on q-FFL: ``python -m experiments.qffl``."""

@@ -1,0 +1,1 @@
+"""The experiment on TERM over devices: ``python -m experiments.term_fl``."""

@@ -1,0 +1,33 @@
+"""Reports, figures, tables and comparisons of runs, the same from Python and from the command line.
+
+The figures are in :mod:`evenhand.report.figures`, which loads matplotlib when the first of them is drawn.
+"""
+
+from evenhand.report import figures
+from evenhand.report._clients_csv import ClientTable, read_clients_csv, write_clients_csv
+from evenhand.report._course import Swing, latest, swing
+from evenhand.report._notebook import Summary, run_html
+from evenhand.report._report import write_report
+from evenhand.report._view import RunView, statistics
+from evenhand.report.comparison import Comparison, Method, caution, compare, may_win, verdict
+
+__all__ = [
+    "ClientTable",
+    "Comparison",
+    "Method",
+    "RunView",
+    "Summary",
+    "Swing",
+    "caution",
+    "compare",
+    "figures",
+    "latest",
+    "may_win",
+    "read_clients_csv",
+    "run_html",
+    "statistics",
+    "swing",
+    "verdict",
+    "write_clients_csv",
+    "write_report",
+]

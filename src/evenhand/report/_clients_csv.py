@@ -1,0 +1,115 @@
+"""``clients.csv``: one line per client, as it is written and read again."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from evenhand.errors import EvenhandError
+from evenhand.evaluation import CLASS_COLUMNS, SPLITS, column
+from evenhand.report._view import RunView
+from evenhand.text import spreadsheet_cell, spreadsheet_name
+
+__all__ = ["ClientTable", "read_clients_csv", "write_clients_csv"]
+
+NDArray = npt.NDArray[Any]
+
+_ROWS = "rows"
+
+
+class ClientTable(NamedTuple):
+    """What a ``clients.csv`` holds, in the terms of a :class:`RunView`.
+
+    Attributes:
+      client_ids: the clients' names, ``K`` of them.
+      sizes: split -> rows per client, ``(K,)``.
+      clients: split -> metric -> ``(K,)``; NaN for a client without rows.
+      classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, where it is there.
+    """
+
+    client_ids: tuple[str, ...]
+    sizes: Mapping[str, NDArray]
+    clients: Mapping[str, Mapping[str, NDArray]]
+    classes: Mapping[str, Mapping[str, NDArray]]
+
+
+def write_clients_csv(path: str | Path, view: RunView) -> None:
+    """Writes one line per client: its id, its rows in each split, and each metric in each split.
+
+    Where rows have classes, also how many a client has rows of in each split (``"test_classes"``), how its accuracies
+    spread over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`.  A metric that a client does not
+    have, because it has no rows in that split, is an empty field.  A name that a spreadsheet would take for a formula
+    stands behind a ``'``; :func:`evenhand.text.spreadsheet_name` gives it back.
+    """
+    splits = [split for split in SPLITS if split in view.sizes or split in view.clients]
+    columns = {
+        column(split, _ROWS): [str(int(n)) for n in view.sizes[split]]
+        for split in splits
+        if split in view.sizes
+    }
+    for split in splits:
+        by_class = view.classes.get(split, {})
+        known = {name: by_class[name] for name in CLASS_COLUMNS if name in by_class}
+        for metric, values in {**view.clients.get(split, {}), **known}.items():
+            columns[column(split, metric)] = ["" if np.isnan(v) else format(v, ".9g") for v in values]
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A lone surrogate, which no text should hold but which JSON can spell, is kept as it is.
+    with path.open("w", newline="", encoding="utf-8", errors="surrogatepass") as file:
+        writer = csv.writer(file)
+        writer.writerow(["client", *map(spreadsheet_cell, columns)])
+        names = map(spreadsheet_cell, view.client_ids)
+        writer.writerows(zip(names, *columns.values(), strict=True))
+
+
+def read_clients_csv(path: str | Path) -> ClientTable:
+    """What :func:`write_clients_csv` wrote.
+
+    Raises:
+      EvenhandError: there is no such file, or it is not such a table.
+    """
+    client_ids, columns = _read(Path(path))
+    sizes = {split: columns[column(split, _ROWS)] for split in SPLITS if column(split, _ROWS) in columns}
+    classes, clients = dict[str, Mapping[str, NDArray]](), dict[str, Mapping[str, NDArray]]()
+    for split in sizes:
+        prefix = column(split, _ROWS).removesuffix(_ROWS)
+        own = {
+            name.removeprefix(prefix): values for name, values in columns.items() if name.startswith(prefix)
+        }
+        own.pop(_ROWS)
+        known = CLASS_COLUMNS if all(name in own for name in CLASS_COLUMNS) else ()
+        clients[split] = {name: values for name, values in own.items() if name not in known}
+        if known:
+            classes[split] = {name: own[name] for name in known}
+    return ClientTable(client_ids, sizes, clients, classes)
+
+
+def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray]]:
+    """The clients' ids, and each other column as ``(K,)`` float64 with NaN for an empty field."""
+    if not path.is_file():
+        raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
+    try:
+        with path.open(newline="", encoding="utf-8", errors="surrogatepass") as file:
+            header, *lines = list(csv.reader(file, strict=True)) or [[]]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise EvenhandError(f"{path} is not a table in UTF-8 ({error}): repeat the run.") from None
+    if not lines:
+        raise EvenhandError(f"{path} holds no client: repeat the run.")
+    for number, line in enumerate(lines, 2):
+        if len(line) != len(header):
+            raise EvenhandError(
+                f"{path}, line {number} has {len(line)} fields and the header {len(header)}: repeat the run."
+            )
+    try:
+        table = np.array([[float(field or "nan") for field in line[1:]] for line in lines], np.float64)
+    except ValueError as error:
+        raise EvenhandError(f"{path} holds a field that is not a number ({error}): repeat the run.") from None
+    columns = table.reshape(len(lines), len(header) - 1).T
+    return tuple(spreadsheet_name(line[0]) for line in lines), dict(
+        zip(map(spreadsheet_name, header[1:]), columns, strict=True)
+    )

@@ -1,0 +1,54 @@
+"""The report as one page of HTML."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from evenhand._version import __version__
+from evenhand.report import _sections as sections
+from evenhand.report._class_table import class_table
+from evenhand.report._gallery import gallery
+from evenhand.report._html import escape
+from evenhand.report._tables import summary
+from evenhand.report._view import Runs
+from evenhand.report.comparison import Comparison, compare
+from evenhand.text import isolated
+
+__all__ = ["page"]
+
+
+def page(runs: Runs, title: str | None) -> str:
+    """The whole page about the runs."""
+    subject = compare(runs)
+    heading = _heading(subject) if title is None else title
+    parts = [
+        f"<header>\n<h1>{escape(heading)}</h1>\n{sections.facts(subject)}\n</header>",
+        sections.notice(subject),
+        sections.headline(subject),
+        gallery(subject),
+        summary(subject),
+        sections.worst_clients(subject),
+        class_table(subject.runs),
+        sections.time(subject),
+        sections.settings(subject),
+        sections.reproduce(subject),
+    ]
+    style = resources.files("evenhand.report").joinpath("report.css").read_text(encoding="utf-8")
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(heading)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>",
+            *(part for part in parts if part),
+            f"<footer>Made by evenhand {escape(__version__)}.</footer>\n</main>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _heading(subject: Comparison) -> str:
+    if len(subject.methods) == 1:
+        return subject.names[0]
+    word = "Side by side" if subject.obstacles else "Comparison"
+    if len(subject.methods) > 3 or sum(map(len, subject.names)) > 90:
+        return f"{word}: {len(subject.methods)} methods"
+    return f"{word}: {', '.join(map(isolated, subject.names))}"

@@ -1,0 +1,128 @@
+"""Where the parts of a figure go: axes for all methods or a panel for each, labels at the ends of lines, legends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from evenhand.report import _draw as draw
+
+__all__ = ["End", "label_ends", "legend", "one", "panels", "title"]
+
+MOST_SHARED = 3
+"""So many methods share one pair of axes; more get a panel each."""
+
+_WIDTH, _HEIGHT = 4.4, 3.1
+_LONGEST_END = 18
+"""So many letters fit beside the axes, in the wider fonts that browsers have."""
+
+_FARTHEST_END = 0.05
+"""A label may stand so far from its line's end, as a share of the axes' height."""
+
+_LETTERS = 64
+"""What a row of a legend holds, with 6 for each line's sample."""
+
+
+class End(NamedTuple):
+    """Where a line ends, and what it is called."""
+
+    x: float
+    y: float
+    name: str
+    colour: str
+
+
+def one(x: str, y: str) -> tuple[Figure, Axes]:
+    """A figure of one pair of axes."""
+    with rc_context(draw.STYLE):
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        axes = figure.subplots()
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    return figure, axes
+
+
+def panels(names: Sequence[str], colours: Sequence[str], x: str, y: str) -> tuple[Figure, list[Axes]]:
+    """A panel for each name, in its colour and on the same scales: three rows at most, or two columns."""
+    columns = 1 if len(names) <= MOST_SHARED else 2
+    rows = -(-len(names) // columns)
+    with rc_context(draw.STYLE):
+        height = max(_HEIGHT, 0.55 + (1.0 if columns == 1 else 1.15) * rows)
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        figure.supxlabel(x, fontsize=9, color=draw.INK)
+        figure.supylabel(y, fontsize=9, color=draw.INK)
+    every = list(grid.flat)
+    for axes in every[len(names) :]:  # the last row may have a place too many
+        axes.set_axis_off()
+        every[len(names) - 1].tick_params(labelbottom=True)
+        grid[-2, -1].tick_params(labelbottom=True)
+    for axes, name, colour in zip(every, names, colours, strict=False):
+        title(axes, name, colour, 24 if columns == 2 else 60)
+        if columns == 2:
+            axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.yaxis.set_major_locator(MaxNLocator(3))
+    return figure, every[: len(names)]
+
+
+def title(axes: Axes, name: str, colour: str, most: int) -> None:
+    """The name of a panel, at its upper left."""
+    axes.set_title(draw.short(name, most), loc="left", fontsize=8.5, color=colour, pad=3)
+
+
+def label_ends(figure: Figure, axes: Axes, ends: Sequence[End]) -> None:
+    """Each line's name where it ends; a legend above where the names are too long or the ends too close for that."""
+    axes.autoscale_view()
+    to_axes = axes.transData + axes.transAxes.inverted()
+    heights = np.array([to_axes.transform((end.x, end.y))[1] for end in ends])
+    placed = _apart(heights, gap=0.07)
+    too_far = np.abs(placed - heights).max(initial=0) > _FARTHEST_END
+    if too_far or max((len(end.name) for end in ends), default=0) > _LONGEST_END:
+        legend(figure, axes)
+        return
+    for end, y in zip(ends, placed, strict=True):
+        axes.text(
+            *(1.02, float(y), draw.short(end.name)),
+            transform=axes.transAxes,
+            va="center",
+            fontsize=8.5,
+            color=end.colour,
+            clip_on=False,
+        )
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """A legend above the axes, for which the figure grows if it takes many lines."""
+    handles, names = axes.get_legend_handles_labels()
+    if names:
+        one_row = sum(map(len, names)) + 6 * len(names) <= _LETTERS
+        columns = len(names) if one_row else max(1, _LETTERS // (max(map(len, names)) + 6))
+        figure.set_figheight(figure.get_figheight() + 0.17 * (-(-len(names) // columns) - 1))
+        with rc_context(draw.STYLE):
+            made = figure.legend(handles, names, loc="outside upper left", ncols=columns, fontsize=8.5)
+        for handle in made.legend_handles:
+            if isinstance(handle, Line2D):
+                handle.set_alpha(1)
+
+
+def _apart(heights: draw.NDArray, gap: float) -> draw.NDArray:
+    """Heights on [0, 1] moved until neighbours are a gap apart, in their order."""
+    if not len(heights):
+        return heights
+    order = np.argsort(heights, kind="stable")
+    moved = np.clip(heights[order], 0, 1)
+    for _ in range(50 * len(moved)):
+        for i in range(1, len(moved)):
+            overlap = max(0.0, gap - float(moved[i] - moved[i - 1]))
+            moved[i - 1] -= overlap / 2
+            moved[i] += overlap / 2
+    placed = np.empty_like(heights)
+    placed[order] = moved
+    return placed - max(0.0, float(placed.max()) - 1.0)

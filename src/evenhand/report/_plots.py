@@ -1,0 +1,276 @@
+"""How the figures are drawn; :mod:`evenhand.report.figures` says what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from evenhand.evaluation import SPLIT_NAMES, column, is_higher_better, worst
+from evenhand.report import _draw as draw
+from evenhand.report import _panels as panels
+from evenhand.report._view import client_values
+from evenhand.report.comparison import Comparison, Method
+
+__all__ = [
+    "MEDIANS_FROM",
+    "client_curve",
+    "client_histogram",
+    "learning_curve",
+    "over_clients",
+    "series",
+    "size_scatter",
+]
+
+MEDIANS_FROM = 40
+"""With so many clients, a scatter gets a line of medians."""
+
+_DASHED = (0, (2, 1.5))
+_IN_A_PANEL, _BEHIND = 100, 25
+"""How many points a line has in a small panel: its own, and those of the others."""
+
+NDArray = npt.NDArray[np.float64]
+
+
+class Lines(NamedTuple):
+    """A line of a method: the mean over its seeds between the lowest and the highest; thin: its worst tenth."""
+
+    x: NDArray
+    mean: NDArray
+    low: NDArray
+    high: NDArray
+    thin: NDArray | None = None
+
+
+def over_clients(of: Comparison, split: str, metric: str) -> bool:
+    """Whether all runs have recorded the mean over clients of a metric by round."""
+    return all(column(split, metric, "mean") in run.history for run in of.runs)
+
+
+def learning_curve(of: Comparison) -> Figure:
+    """See :func:`evenhand.report.figures.learning_curve`."""
+    metric, split = of.metric, of.split
+    lines = [_by_round(method, _key(of, split), column(split, metric, "worst10")) for method in of.methods]
+    if len(of.methods) > 1:
+        return _compared(dict(enumerate(lines)), of, metric, "round", draw.label(metric, split))
+    figure, axes = panels.one("round", draw.label(metric, None))
+    method, own, ends = next(iter(of.methods)), lines[0], list[panels.End]()
+    for other, colour in (("valid", draw.PALETTE[2]), ("train", draw.MUTED)):
+        if other != split:
+            side = _by_round(method, _key(of, other))
+            draw.line(axes, side.x, side.mean, metric, colour, (0, (4, 2)), SPLIT_NAMES[other])
+            ends += _end(side.x, side.mean, metric, SPLIT_NAMES[other], colour)
+    low, high, colour = own.low, own.high, draw.PALETTE[0]
+    if len(method.runs) == 1:
+        low, high = (_by_round(method, column(split, metric, f"{tail}10")).mean for tail in ("worst", "best"))
+    draw.band(axes, own.x, low, high, metric, colour)
+    draw.line(axes, own.x, own.mean, metric, colour, "-", SPLIT_NAMES[split])
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    draw.log_if_wide(axes)
+    panels.label_ends(figure, axes, [*ends, *_end(own.x, own.mean, metric, SPLIT_NAMES[split], colour)])
+    return figure
+
+
+def client_histogram(of: Comparison) -> Figure:
+    """See :func:`evenhand.report.figures.client_histogram`."""
+    metric, several = of.metric, len(of.methods) > 1
+    values = [[_finite_clients(x) for x in _clients(method, of)] for method in of.methods]
+    everyone = np.concatenate([x for method in values for x in method])
+    edges = draw.edges(everyone, metric, max(x.size for method in values for x in method))
+    label = draw.label(metric, of.split)
+    figure, every = _one_or_panels(of, label, "clients")
+    for i, axes in enumerate(every):
+        counts = np.mean([np.histogram(x, edges)[0] for x in values[i]], axis=0)
+        left, width = draw.scaled(edges[:-1], metric), np.diff(draw.scaled(edges, metric))
+        axes.bar(left + width / 2, counts, 0.92 * width, color=draw.look(i)[0], alpha=0.75, linewidth=0)
+        axes.yaxis.set_major_locator(MaxNLocator(3 if several else 6, integer=True))
+        axes.grid(axis="x", visible=False)
+        known = [x for x in values[i] if x.size]
+        if not known:
+            _say_nothing(axes)
+            continue
+        tail = np.mean([worst(x, higher_is_better=is_higher_better(metric)) for x in known])
+        mean = np.mean([x.mean() for x in known])
+        for where, style, name in ((mean, "-", "mean"), (tail, ":", "worst 10 %")):
+            axes.axvline(
+                float(draw.scaled(where, metric)), color=draw.INK, linewidth=1.4, linestyle=style, label=name
+            )
+    panels.legend(figure, next((axes for axes in every if axes.lines), every[0]))
+    return figure
+
+
+def client_curve(of: Comparison) -> Figure:
+    """See :func:`evenhand.report.figures.client_curve`."""
+    lines = {i: _served(method, of) for i, method in enumerate(of.methods)}
+    return _compared(lines, of, of.metric, "clients, worst served first (%)", draw.label(of.metric, of.split))
+
+
+def size_scatter(of: Comparison) -> Figure:
+    """See :func:`evenhand.report.figures.size_scatter`."""
+    metric, names = of.metric, ("training rows of the client", draw.label(of.metric, of.split))
+    figure, every = _one_or_panels(of, *names)
+    points = [_sizes_and_values(method, of) for method in of.methods]
+    for i, (axes, (sizes, values)) in enumerate(zip(every, points, strict=True)):
+        few = values.size <= 150
+        axes.plot(
+            sizes,
+            draw.scaled(values, metric),
+            linestyle="none",
+            marker="o",
+            markersize=(5 if few else 3) if len(every) == 1 else (3.5 if few else 2),
+            markeredgewidth=0,
+            color=draw.look(i)[0],
+            alpha=0.7 if few else 0.3,
+            rasterized=sum(v.size for _, v in points) > draw.MOST_MARKERS,
+        )
+        if values.size >= MEDIANS_FROM:
+            groups = np.array_split(np.argsort(sizes, kind="stable"), 8)
+            x, y = np.array([[np.median(sizes[group]), np.median(values[group])] for group in groups]).T
+            axes.plot(x, draw.scaled(y, metric), color=draw.INK, label="median among clients of a size")
+        if not values.size:
+            _say_nothing(axes)
+    draw.count_axis(
+        every[0], np.concatenate([sizes for sizes, _ in points]), dense=len(every) <= panels.MOST_SHARED
+    )
+    draw.log_if_wide(*every)
+    if len(every) == 1:
+        panels.legend(figure, every[0])
+    return figure
+
+
+def series(of: Comparison, key: str) -> Figure:
+    """See :func:`evenhand.report.figures.series`."""
+    lines = {i: _by_round(method, key) for i, method in enumerate(of.methods)}
+    known = {i: line for i, line in lines.items() if np.isfinite(line.mean).any()}
+    return _compared(known or lines, of, "", "round", draw.short(key.replace("_", " ")))
+
+
+def _compared(lines: Mapping[int, Lines], of: Comparison, metric: str, x: str, y: str) -> Figure:
+    """A line per method, by its place: all on the same axes, or each in a panel before those of the others."""
+    names, looks = [of.names[i] for i in lines], [draw.look(i) for i in lines]
+    shared, clients = len(lines) <= panels.MOST_SHARED, x != "round"
+    if shared:
+        figure, axes = panels.one(x, y)
+        every = [axes]
+    else:
+        figure, every = panels.panels(names, [colour for colour, _ in looks], x, y)
+    for axes in every:
+        if clients:
+            axes.set_xlim(0, 100)
+            axes.axvspan(0, 10, color=draw.GRID, linewidth=0)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(6 if shared else 4, integer=True))
+    ends: list[panels.End] = []
+    for k, (i, own) in enumerate(lines.items()):
+        axes, (colour, style) = every[k % len(every)], looks[k]
+        if not shared:
+            _behind(axes, [other for j, other in lines.items() if j != i], metric)
+        most = draw.MOST_POINTS if shared else _IN_A_PANEL
+        if own.thin is not None:
+            draw.line(axes, own.x, own.thin, metric, colour, _DASHED, "", width=1.1, most=most)
+        if len(of.methods[i].runs) > 1:
+            draw.band(axes, own.x, own.low, own.high, metric, colour)
+        name, marker = names[k] if len(of.methods) > 1 else "", draw.MARKERS[i % 6] if clients else "o"
+        draw.line(
+            axes, own.x, own.mean, metric, colour, style if shared else "-", name, marker=marker, most=most
+        )
+        ends += _end(own.x, own.mean, metric, name, colour) if name else []
+        if not shared and not np.isfinite(own.mean).any():
+            _say_nothing(axes)
+    draw.log_if_wide(*every)
+    if shared:
+        panels.label_ends(figure, every[0], ends)
+    return figure
+
+
+def _one_or_panels(of: Comparison, x: str, y: str) -> tuple[Figure, list[Axes]]:
+    if len(of.methods) > 1:
+        return panels.panels(of.names, [draw.look(i)[0] for i in range(len(of.methods))], x, y)
+    figure, axes = panels.one(x, y)
+    return figure, [axes]
+
+
+def _behind(axes: Axes, others: Sequence[Lines], metric: str) -> None:
+    """The lines of the other methods, in grey."""
+    for other in others:
+        how = (metric, draw.MUTED, "-", "")
+        draw.line(axes, other.x, other.mean, *how, width=0.8, alpha=0.35, most=_BEHIND)
+
+
+def _end(x: NDArray, y: NDArray, metric: str, name: str, colour: str) -> list[panels.End]:
+    """The last finite point of a line, if there is one."""
+    known = np.flatnonzero(np.isfinite(y))
+    if not known.size:
+        return []
+    return [panels.End(float(x[known[-1]]), float(draw.scaled(y[known[-1]], metric)), name, colour)]
+
+
+def _say_nothing(axes: Axes) -> None:
+    axes.text(
+        0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center", color=draw.MUTED, fontsize=8.5
+    )
+
+
+def _key(of: Comparison, split: str) -> str:
+    """The recorded mean that the headline is about, or what comes next to it."""
+    return column(split, of.metric, "mean" if over_clients(of, of.split, of.metric) else "")
+
+
+def _by_round(method: Method, key: str, thin: str = "") -> Lines:
+    """A recorded number at the rounds that all runs of a method have evaluated."""
+    every = [np.asarray(run.history["round"], np.float64) for run in method.runs]
+    rounds = reduce(np.intersect1d, every)
+
+    def past(key: str) -> NDArray:
+        known = [
+            np.asarray(run.history.get(key, np.full(len(x), np.nan)), np.float64)[np.isin(x, rounds)]
+            for run, x in zip(method.runs, every, strict=True)
+        ]
+        return draw.finite(np.stack(known))
+
+    found = past(key)
+    return Lines(rounds, found.mean(0), found.min(0), found.max(0), past(thin).mean(0) if thin else None)
+
+
+def _served(method: Method, of: Comparison) -> Lines:
+    """Clients in the order of what they get, as shares of all."""
+    ordered = [np.sort(_finite_clients(x)) for x in _clients(method, of)]
+    if not is_higher_better(of.metric):
+        ordered = [x[::-1] for x in ordered]
+    most = max(x.size for x in ordered)
+    share = 100 * (np.arange(most) + 0.5) / max(most, 1)
+    every = np.stack(
+        [
+            x
+            if x.size == most
+            else np.interp(share, 100 * (np.arange(x.size) + 0.5) / x.size, x)
+            if x.size
+            else np.full(most, np.nan)
+            for x in ordered
+        ]
+    )
+    return Lines(share, every.mean(0), every.min(0), every.max(0))
+
+
+def _clients(method: Method, of: Comparison) -> list[NDArray]:
+    return [client_values(run, of.split, of.metric) for run in method.runs]
+
+
+def _finite_clients(values: NDArray) -> NDArray:
+    return values[np.isfinite(values)]
+
+
+def _sizes_and_values(method: Method, of: Comparison) -> tuple[NDArray, NDArray]:
+    sizes = [np.asarray(run.sizes["train"], np.float64) for run in method.runs]
+    values = _clients(method, of)
+    if of._replace(methods=(method,)).same_clients:
+        sizes, values = sizes[:1], [np.mean(values, axis=0)]
+    every, found = np.concatenate(sizes), np.concatenate(values)
+    shown = np.isfinite(found) & (every > 0)
+    return every[shown], found[shown]

@@ -1,0 +1,234 @@
+"""The sections of the report, from top to bottom; the statistics have a module of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from evenhand.evaluation import SPLITS, is_higher_better, is_share
+from evenhand.report._course import swing
+from evenhand.report._html import Cell, bar, escape, swatch, table
+from evenhand.report._numbers import number, plural, spread, value
+from evenhand.report._settings import flat, shown
+from evenhand.report._tables import ranking
+from evenhand.report._view import RunView, diverged
+from evenhand.report.comparison import Comparison, Method, caution, tail_name, verdict
+
+__all__ = ["facts", "headline", "notice", "reproduce", "settings", "time", "worst_clients"]
+
+_WORST = 10
+
+
+def facts(subject: Comparison) -> str:
+    """The line under the title: what was run."""
+    runs = subject.runs
+    method = _shared(runs, "method")
+    known = [None if method in subject.names else method, _shared(runs, "data")]
+    counts = {len(run.client_ids) for run in runs}
+    known.append(plural(counts.pop(), "client") if len(counts) == 1 else None)
+    rounds = _shared(runs, "rounds")
+    known.append(None if rounds is None else plural(rounds, "round"))
+    for name in ("cohort", "seed"):
+        found = _shared(runs, name)
+        known.append(None if found is None else f"{name} {found}")
+    if subject.seeds > 1 and len({run.info.get("seed") for run in runs}) > 1:
+        known.append("seeds " + ", ".join(dict.fromkeys(str(run.info.get("seed")) for run in runs)))
+    text = " · ".join(escape(fact) for fact in known if fact is not None)
+    return f'<p class="facts">{text}</p>'
+
+
+def notice(subject: Comparison) -> str:
+    """What a reader must know before believing the numbers: a box for each run that something is wrong with."""
+    several = len(subject.runs) > 1
+    boxes: list[str] = []
+    for name, run in subject.named_runs:
+        title = "Do not rely on these numbers" if diverged(run) else "Read these numbers with care"
+        title += f": {name}" if several else ""
+        body = "".join(f"<p>{escape(finding.sentence)}</p>\n" for finding in run.findings)
+        if body:
+            boxes.append(f'<aside class="notice">\n<h2>{escape(title)}</h2>\n{body}</aside>')
+    return "\n".join(boxes)
+
+
+def headline(subject: Comparison) -> str:
+    """The result in a sentence and in a few numbers, or in a ranking."""
+    metric, (first, *others) = subject.metric, subject.methods
+    if others:
+        noise = caution(subject)
+        return (
+            _lead(verdict(subject))
+            + ranking(subject)
+            + (f'<p class="note">{escape(noise)}</p>' if noise else "")
+        )
+    stats = first.statistics(subject.split, metric)
+    if not np.isfinite(stats["mean"]).any():
+        return _lead(f"Training diverged: the {subject.what} is not a finite number.")
+    swung = swing(first.runs[0].history, subject.split, metric) if len(first.runs) == 1 else None
+    told = "" if swung is None else f" This is not settled: the {subject.what} {swung.text}."
+    return _lead(_sentence(subject, first) + told) + _cards(first, subject)
+
+
+def worst_clients(subject: Comparison) -> str:
+    """The ten clients that get least, and what the other methods give them; means over seeds."""
+    if len(subject.methods) > 1 and not subject.same_clients:
+        return ""
+    run, metric, split = subject.runs[0], subject.metric, subject.split
+    served = [
+        np.mean(method.clients(split, metric), axis=0) for method in subject.methods if subject.same_clients
+    ]
+    if not served:
+        return ""
+    rows_of = np.asarray(run.sizes.get(split, np.ones(len(run.client_ids))))
+    sign = 1 if is_higher_better(metric) else -1
+    # Nothing is worse than a model that has diverged.
+    ranked = np.argsort(np.where(np.isnan(served[0]), -np.inf, sign * served[0]), kind="stable")
+    known = [int(k) for k in ranked if rows_of[k]]
+    if not known:
+        return ""
+    finite = [float(x) for values in served for x in values[known[:_WORST]] if math.isfinite(x)]
+    top = 1.0 if is_share(metric) else max([*finite, 1e-30])
+    splits = [s for s in SPLITS if s in run.sizes and (s == "train" or s == split)]
+    rows: list[list[str | Cell]] = []
+    for k in known[:_WORST]:
+        counts = [Cell(f"{int(run.sizes[s][k]):,}", "number") for s in splits]
+        numbers = [float(values[k]) for values in served]
+        bars = [bar(value(x, metric), x / top, i) for i, x in enumerate(numbers)]
+        rows.append([run.client_ids[k], *counts, *bars])
+    several = len(subject.methods) > 1
+    title = "The ten worst served clients" if len(known) > _WORST else "The clients, worst served first"
+    names = [f"{subject.what}, {name}" for name in subject.names] if several else [subject.what]
+    rest = f" by {subject.names[0]}, and what they get from the others" if several else ""
+    rest += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
+    head = ["Client", *(f"{'training' if s == 'train' else s} rows" for s in splits), *names]
+    body = table(f"Ordered by {subject.what}{rest}", head, rows, "numbers")
+    return f"<section>\n<h2>{title}</h2>\n{body}\n</section>"
+
+
+def time(subject: Comparison) -> str:
+    """Where the time went: a bar per run."""
+    timed = [(i, run.info["seconds"]) for i, run in enumerate(subject.runs) if run.info.get("seconds")]
+    if not timed:
+        return ""
+    activities = list(dict.fromkeys(name for _, seconds in timed for name in seconds))
+    labels = _run_labels(subject)
+    longest = max(sum(seconds.values()) for _, seconds in timed) or 1.0
+    rows: list[list[str | Cell]] = []
+    for i, seconds in timed:
+        parts = "".join(
+            f'<span style="--c:var(--c{k % 6});width:{100 * seconds.get(name, 0.0) / longest:.2f}%"></span>'
+            for k, name in enumerate(activities)
+        )
+        rounds, train = subject.runs[i].info.get("rounds"), seconds.get("train")
+        shown = [f"{number(seconds.get(name, math.nan), 3)} s" for name in activities]
+        shown.append(f"{number(sum(seconds.values()), 3)} s")
+        shown.append(number(rounds / train, 3) if rounds and train else "–")
+        speed, padded = (subject.runs[i].info.get(name) for name in ("examples_per_second", "padded"))
+        shown.append("–" if speed is None else f"{speed:,.0f}")
+        shown.append("–" if padded is None else f"{100 * padded:.1f} %")
+        stack = Cell(f'<div class="time" aria-hidden="true">{parts}</div>')
+        rows.append([labels[i], stack, *(Cell(escape(text), "number") for text in shown)])
+    key = "".join(f"<li>{swatch(k)}{escape(name)}</li>" for k, name in enumerate(activities))
+    head = ["Run", "", *activities, "total", "rounds / s", "examples / s", "padded"]
+    caption = "Seconds per activity; rounds and examples per second of training; padding among executed steps"
+    body = table(caption, head, rows, "numbers")
+    return f'<section>\n<h2>Where the time went</h2>\n{body}\n<ul class="legend">{key}</ul>\n</section>'
+
+
+def settings(subject: Comparison) -> str:
+    """Every setting; in a comparison those that differ first."""
+    configs = [[flat(run.config) for run in method.runs] for method in subject.methods]
+    keys = list(dict.fromkeys(key for method in configs for config in method for key in config))
+    if not keys:
+        return ""
+    texts = {key: [_setting(key, method) for method in configs] for key in keys}
+    differing = [key for key in keys if len(set(texts[key])) > 1]
+    ordered = differing + [key for key in keys if key not in differing]
+    rows = [
+        [
+            Cell(escape(key), "differs" if key in differing else ""),
+            *(Cell(escape(text), "setting") for text in texts[key]),
+        ]
+        for key in ordered
+    ]
+    several = len(subject.methods) > 1
+    head = ["Setting", *(subject.names if several else ["Value"])]
+    caption = "Settings; those that differ are marked" if several else "Settings"
+    return f"<section>\n<h2>What was run</h2>\n{table(caption, head, rows)}\n</section>"
+
+
+def reproduce(subject: Comparison) -> str:
+    """How to get the same numbers again."""
+    parts = ["<section>\n<h2>How to run it again</h2>"]
+    commands = [str(run.info["command"]) for run in subject.runs if run.info.get("command")]
+    if commands:
+        parts.append(f"<pre>{escape(chr(10).join(commands))}</pre>")
+    text = "The same settings and seed give the same numbers, bit for bit on the same hardware and versions"
+    versions = _shared(subject.runs, "versions")
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else ""
+    parts.append(f"<p>{escape(text)}{escape(f' ({listed})' if listed else '')}.</p>")
+    return "\n".join([*parts, "</section>"])
+
+
+def _lead(text: str) -> str:
+    return f'<p class="lead">{escape(text)}</p>\n'
+
+
+def _sentence(subject: Comparison, method: Method) -> str:
+    metric, stats = subject.metric, method.statistics(subject.split, subject.metric)
+    clients, seeds = int(np.min(stats["clients"])), len(method.runs)
+    mean, worst = (value(float(np.mean(stats[key])), metric) for key in ("mean", "worst10"))
+    over = f" (means over {seeds} seeds)" if seeds > 1 else ""
+    if clients == 1:
+        return f"The only client gets a {subject.what} of {mean}{over}."
+    return f"The average client gets a {subject.what} of {mean}, {tail_name(clients)} {worst}{over}."
+
+
+def _cards(method: Method, subject: Comparison) -> str:
+    metric, found = subject.metric, method.statistics(subject.split, subject.metric)
+    stats = {key: float(np.mean(values)) for key, values in found.items()}
+    clients = int(stats["clients"])
+
+    def over_seeds(key: str, note: str) -> str:
+        return (
+            f"± {spread(float(np.std(found[key], ddof=1)), metric)} over seeds"
+            if len(method.runs) > 1
+            else note
+        )
+
+    tail = plural(max(1, clients // 10), "client")
+    rows = f"{value(stats['weighted_mean'], metric)} over rows"
+    people = f"standard deviation over {plural(clients, 'client')}"
+    cards = [
+        ("Mean over clients", value(stats["mean"], metric), over_seeds("mean", rows)),
+        ("Worst 10 % of clients", value(stats["worst10"], metric), over_seeds("worst10", tail)),
+        ("Best 10 % of clients", value(stats["best10"], metric), over_seeds("best10", tail)),
+        ("Spread", spread(stats["std"], metric), people),
+    ]
+    body = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(text)}<small>{escape(note)}</small></dd></div>\n"
+        for name, text, note in cards
+    )
+    return f'<dl class="cards">\n{body}</dl>'
+
+
+def _run_labels(subject: Comparison) -> list[str]:
+    """The methods' names, with the seed where a method has several."""
+    return [
+        f"{method.name}, seed {run.info.get('seed', i)}" if len(method.runs) > 1 else method.name
+        for method in subject.methods
+        for i, run in enumerate(method.runs)
+    ]
+
+
+def _setting(key: str, configs: Sequence[dict[str, Any]]) -> str:
+    """A setting of a method: all that its runs have."""
+    return ", ".join(dict.fromkeys(shown(config[key]) if key in config else "–" for config in configs))
+
+
+def _shared(runs: Sequence[RunView], name: str) -> Any:
+    """What all runs say of themselves, None where they differ."""
+    found = [run.info.get(name) for run in runs]
+    return found[0] if all(other == found[0] for other in found) else None

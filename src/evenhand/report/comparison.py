@@ -1,0 +1,255 @@
+"""Runs side by side: which of them are one method, whether they may be compared, and what is more than noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from evenhand.evaluation import SPLIT_NAMES, is_higher_better, is_share
+from evenhand.report._numbers import listed, value
+from evenhand.report._settings import as_methods, clients_of, data_of, method_names, obstacles
+from evenhand.report._view import (
+    Runs,
+    RunView,
+    client_values,
+    common_metric,
+    diverged,
+    headline_split,
+    statistics,
+    views,
+)
+from evenhand.text import isolated, visible
+
+__all__ = ["Comparison", "Method", "caution", "compare", "may_win", "verdict"]
+
+NDArray = npt.NDArray[np.float64]
+
+
+class Method(NamedTuple):
+    """Runs that are equal but for their seeds, in the order of these.
+
+    Attributes:
+      name: unlike those of the other methods, and safe to show (see :func:`evenhand.text.visible`).
+      runs: one for each seed.
+    """
+
+    name: str
+    runs: tuple[RunView, ...]
+
+    def statistics(self, split: str, metric: str) -> dict[str, NDArray]:
+        """As :func:`~evenhand.evaluation.summarize` has them, ``(runs,)`` each; NaN where a run has none."""
+        found = [statistics(run, split, metric) for run in self.runs]
+        keys = dict.fromkeys(key for one in found for key in one)
+        return {key: np.array([one.get(key, math.nan) for one in found]) for key in keys}
+
+    def clients(self, split: str, metric: str) -> NDArray:
+        """A metric of each client, ``(runs, K)``; only where the runs have the same clients."""
+        return np.stack([client_values(run, split, metric) for run in self.runs])
+
+
+class Comparison(NamedTuple):
+    """Some methods, by one metric on one split.
+
+    Attributes:
+      methods: in the order of their first runs.
+      metric: the accuracy where all runs have one, else the loss.
+      split: ``"test"`` if all runs have such rows, else ``"valid"``, else ``"train"``.
+      obstacles: in what the methods differ so that their numbers must not be compared, ``"data (alpha 0.1, 0.5)"``
+        for example; empty for a fair comparison.
+    """
+
+    methods: tuple[Method, ...]
+    metric: str
+    split: str
+    obstacles: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the methods."""
+        return [method.name for method in self.methods]
+
+    @property
+    def runs(self) -> list[RunView]:
+        """All runs, method by method."""
+        return [run for method in self.methods for run in method.runs]
+
+    @property
+    def named_runs(self) -> list[tuple[str, RunView]]:
+        """All runs, each under its method's name, with the seed where there are several."""
+        return [
+            (f"{method.name}, seed {run.info.get('seed')}" if len(method.runs) > 1 else method.name, run)
+            for method in self.methods
+            for run in method.runs
+        ]
+
+    @property
+    def seeds(self) -> int:
+        """How many runs the method has that has most."""
+        return max(len(method.runs) for method in self.methods)
+
+    @property
+    def what(self) -> str:
+        """The metric on its split, in words."""
+        return f"{SPLIT_NAMES[self.split]} {visible(self.metric)}"
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the metric is a share, to be shown in percent."""
+        return is_share(self.metric)
+
+    @property
+    def same_clients(self) -> bool:
+        """Whether a client of one run is the same client, with the same rows, in all others."""
+        return len({data_of(run) for run in self.runs}) == len({clients_of(run) for run in self.runs}) == 1
+
+    def winners(self, values: Sequence[NDArray], texts: Sequence[str], sign: int) -> set[int]:
+        """Which methods are best in a number by more than noise.
+
+        Nobody is where the comparison is not fair, or where fewer than two methods are left that may win
+        (:func:`may_win`).  With one run each, the method with the best number is, and those that show the same,
+        unless all do: what one seed can say.  With several seeds, a method is the best if the 95 % interval of its
+        paired differences (Student's t over equal seeds) to every other method lies above 0.
+
+        Args:
+          values: the number, ``(runs,)`` for each method.
+          texts: how each method's mean is shown.
+          sign: 1 if more is better, -1 if less is.
+        """
+        able = [
+            i
+            for i, method in enumerate(self.methods)
+            if all(may_win(run) for run in method.runs) and np.isfinite(values[i]).all()
+        ]
+        if self.obstacles or len(able) < 2:
+            return set()
+        top = max(able, key=lambda i: float(sign * np.mean(values[i])))
+        if self.seeds == 1:
+            alike = {i for i in able if texts[i] == texts[top]}
+            return set() if len(alike) == len(self.methods) else alike
+        sure = all(_lower_bound(sign * (values[top] - values[i])) > 0 for i in able if i != top)
+        return {top} if sure else set()
+
+
+def compare(runs: Runs) -> Comparison:
+    """Sorts runs into methods and says whether these may be compared.
+
+    **A method** is all that a run was told but its seeds: the method's name and numbers, the model, the local work
+    (step size, epochs, batch), the rounds and the cohort.  Runs that differ in ``seed`` only are one method, and so are
+    runs that also differ in ``data_seed``: that is how papers repeat an experiment with clients or splits drawn anew,
+    and the spread over such runs then holds that of the draw.  How fast or how often something was done (``lanes``,
+    ``eval_every``, ``checkpoint``) is no part of it.  A second run with settings and seed of a first is a method of its
+    own, because it would count one draw twice.
+
+    **Methods may be compared** when they had the same data (by its fingerprint where it is known, else by the clients'
+    names and rows), evaluated the same clients, did as many rounds, with as large cohorts and as many stragglers, and
+    all that from the same seeds.  Models, step sizes and epochs may differ: they are what is compared.
+
+    Args:
+      runs: a run or several, or names and runs; see :mod:`evenhand.report.figures`.
+
+    Raises:
+      EvenhandError: there is no run, or the runs have no metric in common.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.testing.toy_data()
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> runs = [eh.simulate(method, data, rounds=2, seed=seed) for seed in (0, 1)]
+      >>> found = eh.report.compare({"fedavg": runs})
+      >>> found.names, found.seeds, found.obstacles
+      (['fedavg'], 2, ())
+    """
+    every = views(runs)
+    metric = common_metric(every)
+    groups = as_methods(every)
+    found = tuple(
+        Method(visible(name), tuple(group)) for name, group in zip(method_names(groups), groups, strict=True)
+    )
+    return Comparison(found, metric, headline_split(every, metric), tuple(map(visible, obstacles(groups))))
+
+
+def may_win(run: RunView) -> bool:
+    """Whether a run may be called the best: not if it diverged, or a client has a loss or metric that is not finite."""
+    if diverged(run):
+        return False
+    for split, metrics in run.clients.items():
+        counted = np.asarray(run.sizes.get(split, np.ones(len(run.client_ids)))) > 0
+        if not all(np.isfinite(np.asarray(values, np.float64)[counted]).all() for values in metrics.values()):
+            return False
+    return True
+
+
+def verdict(of: Comparison) -> str:
+    """What a comparison says, in a sentence or two; names of methods are isolated (:func:`evenhand.text.isolated`)."""
+    if of.obstacles:
+        return (
+            f"These runs are shown side by side, not compared: they differ in their {listed(of.obstacles)}."
+        )
+    found = [method.statistics(of.split, of.metric) for method in of.methods]
+    sign = 1 if is_higher_better(of.metric) else -1
+    winners: list[str] = []
+    texts: list[str] = []
+    for key in ("mean", "worst10"):
+        values = [s[key] for s in found]
+        shown = [value(float(np.mean(x)), of.metric) for x in values]
+        who = sorted(of.winners(values, shown, sign))
+        winners.append(listed([isolated(of.names[i]) for i in who]))
+        texts.append(shown[who[0]] if who else "")
+    tail = tail_name(min(float(np.min(s["clients"])) for s in found))
+    lost = [isolated(method.name) for method in of.methods if not all(map(may_win, method.runs))]
+    rest = f" Left out, since training diverged: {listed(lost)}." if lost and any(winners) else ""
+    return _told(winners, texts, tail, of) + rest
+
+
+def _told(winners: Sequence[str], texts: Sequence[str], tail: str, of: Comparison) -> str:
+    first, second = winners
+    if not first and not second:
+        sound = [method.name for method in of.methods if all(may_win(run) for run in method.runs)]
+        if len(sound) < 2:
+            which = (
+                f"All methods but {isolated(sound[0])} diverged" if sound else "All of these runs diverged"
+            )
+            return f"{which}, so none is called the best."
+        noise = f" by more than the noise of {of.seeds} seeds" if of.seeds > 1 else ""
+        return f"No method is better than all others{noise}, for the average client or for {tail}."
+    if not first:
+        return (
+            f"{tail[0].upper()}{tail[1:]} is served best by {second} ({of.what} {texts[1]}); "
+            "for the average client no method is best."
+        )
+    text = f"The average client is served best by {first} ({of.what} {texts[0]})"
+    if not second:
+        return f"{text}; for {tail} no method is best."
+    return f"{text}, {tail} {'too' if first == second else f'by {second}'} ({texts[1]})."
+
+
+def caution(of: Comparison) -> str:
+    """How far the stars can be trusted; empty where there are none to be."""
+    if of.obstacles or len(of.methods) < 2:
+        return ""
+    if of.seeds == 1:
+        return (
+            "One seed each proves little: repeat the runs with other seeds to tell a difference from noise."
+        )
+    return (
+        f"Means over {of.seeds} seeds ± their standard deviation; best is marked only where the 95 % interval of the "
+        "differences at equal seeds to every other method lies above 0."
+    )
+
+
+def tail_name(clients: float) -> str:
+    """What the worst tenth of so many clients is called."""
+    return "the worst tenth of the clients" if clients >= 20 else "the worst client"
+
+
+def _lower_bound(differences: NDArray) -> float:
+    """Where the 95 % interval of a mean begins; of one number, the number."""
+    from scipy.special import stdtrit  # a tenth of a second that `import evenhand` need not take
+
+    count = len(differences)
+    width = float(stdtrit(count - 1, 0.975)) * float(np.std(differences, ddof=1)) / math.sqrt(count)
+    return float(np.mean(differences)) - width

@@ -1,0 +1,183 @@
+"""Figures of runs, as free-standing matplotlib figures: no global state, no window.
+
+Each function takes ``runs``:
+
+* a run: a :class:`~evenhand.simulation.Run`, or the :class:`~evenhand.report.RunView` of one;
+* several: ``[first, second]``;
+* several by name: ``{"fedavg": first, "fedprox": second}``; a method of many seeds has a list of runs,
+  ``{"fedavg": [seed0, seed1], ...}``, and is drawn as its mean with a band from the lowest seed to the highest.
+
+Up to three methods share one pair of axes, and each line is labelled where it ends; four or more get a panel each, in
+which the others are grey.  ``metric`` is ``"accuracy"``, ``"loss"`` or another that the model measures (None: the
+accuracy where all runs have one, else the loss), ``split`` is ``"train"``, ``"valid"`` or ``"test"`` (None: the test
+rows if there are any).  What comes back is a ``matplotlib.figure.Figure``: ``figure.savefig("curve.pdf")``, or the last
+line of a notebook's cell.  matplotlib is loaded by the first call, not by the import.
+
+Example:
+  >>> import evenhand as eh
+  >>> data, model = eh.testing.toy_data(), eh.testing.toy_model()
+  >>> method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=4))
+  >>> runs = [eh.simulate(method, data, rounds=2, seed=seed) for seed in (0, 1)]
+  >>> figure = eh.report.figures.learning_curve({"fedavg": runs})
+  >>> figure.axes[0].get_xlabel()
+  'round'
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evenhand.errors import EvenhandError
+from evenhand.evaluation import SPLITS
+from evenhand.report._view import Runs
+from evenhand.report.comparison import Comparison, compare
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["client_curve", "client_histogram", "learning_curve", "series", "size_scatter"]
+
+
+def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+    """A metric against the round: the mean over clients, which is the number that reports are about.
+
+    One run: a line per split, with a band from the worst to the best tenth of the clients of ``split``.  Several
+    methods: a line each on ``split``, and a dashed one for the worst tenth of its clients.  For a metric whose mean
+    over clients was not recorded (all but the first, and runs of earlier versions) the mean over rows stands in.
+
+    Args:
+      runs: see :mod:`evenhand.report.figures`, as for the other arguments.
+      metric: what to draw.
+      split: on which rows.
+
+    Raises:
+      EvenhandError: no run has that metric on that split.
+
+    Example:
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
+      >>> eh.report.figures.learning_curve(run, metric="loss", split="train").axes[0].get_ylabel()
+      'loss'
+    """
+    from evenhand.report import _plots as plots
+
+    return plots.learning_curve(_of(runs, metric, split))
+
+
+def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+    """How many clients get how much of a metric; a panel per method, on the same axes.
+
+    A line marks the mean over clients, a dotted one that of the worst tenth.  Several seeds: mean counts.
+
+    Args:
+      runs: see :mod:`evenhand.report.figures`, as for the other arguments.
+      metric: what to draw.
+      split: on which rows.
+
+    Raises:
+      EvenhandError: no run has that metric on that split.
+
+    Example:
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
+      >>> len(eh.report.figures.client_histogram({"first": run, "second": run}).axes)
+      2
+    """
+    from evenhand.report import _plots as plots
+
+    return plots.client_histogram(_of(runs, metric, split))
+
+
+def client_curve(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+    """Every client of every method, worst served first; the worst tenth is shaded.
+
+    Several seeds: the mean and the range of the worst client of each seed, of the second worst, and so on.
+
+    Args:
+      runs: see :mod:`evenhand.report.figures`, as for the other arguments.
+      metric: what to draw.
+      split: on which rows.
+
+    Raises:
+      EvenhandError: no run has that metric on that split.
+
+    Example:
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
+      >>> eh.report.figures.client_curve(run).axes[0].get_xlabel()
+      'clients, worst served first (%)'
+    """
+    from evenhand.report import _plots as plots
+
+    return plots.client_curve(_of(runs, metric, split))
+
+
+def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+    """A metric of each client against its training rows; of many clients also the median by size.
+
+    Several seeds: a client's mean over them where they have the same clients, else a mark for each.
+
+    Args:
+      runs: see :mod:`evenhand.report.figures`, as for the other arguments.
+      metric: what to draw.
+      split: on which rows.
+
+    Raises:
+      EvenhandError: no run has that metric on that split.
+
+    Example:
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
+      >>> eh.report.figures.size_scatter(run).axes[0].get_xlabel()
+      'training rows of the client'
+    """
+    from evenhand.report import _plots as plots
+
+    return plots.size_scatter(_of(runs, metric, split))
+
+
+def series(runs: Runs, key: str) -> Figure:
+    """Any recorded number against the round.
+
+    Args:
+      runs: see :mod:`evenhand.report.figures`.
+      key: a name in the ``history`` of some run.
+
+    Raises:
+      EvenhandError: no run has recorded it.
+
+    Example:
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
+      >>> eh.report.figures.series(run, "update_norm").axes[0].get_ylabel()
+      'update norm'
+    """
+    from evenhand.report import _plots as plots
+
+    of = compare(runs)
+    known = list(dict.fromkeys(name for run in of.runs for name in run.history if name != "round"))
+    if key not in known:
+        raise EvenhandError(f"No run has recorded {key!r}: choose one of {known}.")
+    return plots.series(of, key)
+
+
+def _of(runs: Runs, metric: str | None, split: str | None) -> Comparison:
+    of = compare(runs)
+    if split is not None:
+        known = [name for name in SPLITS if any(name in run.clients for run in of.runs)]
+        if split not in known:
+            raise EvenhandError(f"No run has a split {split!r}: choose one of {known}.")
+        of = of._replace(split=split)
+    if metric is not None:
+        names = dict.fromkeys(name for run in of.runs for name in run.clients.get(of.split, {}))
+        if metric not in names:
+            raise EvenhandError(
+                f"No run has a metric {metric!r} on its {of.split} rows: choose one of {list(names)}."
+            )
+        of = of._replace(metric=metric)
+    return of

@@ -1,0 +1,216 @@
+"""The compiled engine: a round is one program, and runs of rounds are a loop inside it.
+
+A round's cohort is cut into groups of ``lanes`` clients, which are dealt to the devices.  Each device scans its groups;
+the clients of a group are ``vmap``ped and run until the longest of them is done, so the cohort is sorted by work first.
+Aggregators of the sum form are accumulated along the scan and then over the devices, which keeps memory at O(lanes)
+models; the others get the cohort's stacked uploads.  What is not a client's work, every device does for itself.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+
+from evenhand import rounds, tree
+from evenhand.devices import everywhere, on_each
+from evenhand.rounds import RoundState
+from evenhand.simulation import _client
+from evenhand.simulation._client import Client
+from evenhand.simulation._groups import Groups
+from evenhand.simulation._hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
+from evenhand.simulation._reduced import reduced, stacked
+from evenhand.simulation.program import WORK, Program, Rows, observe
+from evenhand.simulation.store import scatter
+from evenhand.streams import Keys, Purpose, stream
+from evenhand.types import Array, Cohort, Report, Sum, Upload
+
+__all__ = ["one_round", "run_rounds"]
+
+_Infos = dict[str, Array]
+
+
+def run_rounds(
+    program: Program, state: RoundState, rows: Rows, keys: Keys, first: int, count: int
+) -> tuple[RoundState, _Infos]:
+    """Rounds ``first .. first + count - 1``; ``count`` is at most ``program.buffer``.
+
+    The memory of ``state`` goes to the result: its arrays are gone afterwards.
+
+    Returns the new state and each info as an array whose first ``count`` entries are the rounds'.
+    """
+    arguments = (state, rows, keys, np.int32(first), np.int32(count))
+    leaves, structure = jax.tree.flatten(arguments)
+    form = tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
+    places = [leaf.sharding if isinstance(leaf, jax.Array) else None for leaf in leaves]
+    given = len(jax.tree.leaves(state))
+    compiled, numbers, constants, shapes = _prepared(
+        _ById(program, places), structure, form, given, is_switched_on()
+    )
+    results = compiled(numbers, constants, leaves[:given], leaves[given:])
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+
+class _ById:
+    """A program as a key: its parts are values, but hold functions that do not compare.
+
+    With it goes where the leaves of its first arguments lie, which is no part of the key.
+    """
+
+    def __init__(self, program: Program, places: list[Any]) -> None:
+        self.program, self.places = program, places
+        self._key = tuple(field if isinstance(field, int | Mesh) else id(field) for field in program)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self._key == other._key
+
+
+class _ByKey(NamedTuple):
+    """A program apart from its numbers; programs with one key are one program."""
+
+    hoisted: Hoisted
+    mesh: Mesh | None
+
+    def __hash__(self) -> int:
+        return hash((self.hoisted.key, self.mesh))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByKey) and (self.hoisted.key, self.mesh) == (other.hoisted.key, other.mesh)
+
+
+@lru_cache(maxsize=64)
+def _prepared(
+    identity: _ById, structure: Any, form: tuple[Any, ...], given: int, hoisting: bool
+) -> tuple[Any, Any, Any, Any]:
+    """``(compiled, numbers, constants, shapes of the results)``; the first ``given`` leaves are the state's."""
+    program = identity.program
+    leaves = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form]
+    like = jax.tree.unflatten(structure, leaves)
+    traced, shapes = jax.make_jaxpr(partial(_run_rounds, program), return_shape=True)(*like)
+
+    def ready(hoisted: Hoisted) -> tuple[Any, Any, Any, Any]:
+        compiled = _compiled(_ByKey(hoisted, program.mesh))
+        numbers, constants = everywhere(program.mesh, (hoisted.values, list(hoisted.constants)))
+        # On arguments as those of the call, so that it finds this trace.
+        placed = [
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+            for leaf, place in zip(leaves, identity.places, strict=True)
+        ]
+        compiled.trace(numbers, constants, placed[:given], placed[given:])
+        return compiled, numbers, constants, shapes
+
+    if hoisting:
+        try:
+            return ready(hoist(traced))
+        except Exception as error:  # the rounds have been traced: it is the walk through them that fails
+            warn_of(error)
+    return ready(unchanged(traced))
+
+
+@lru_cache(maxsize=64)
+def _compiled(program: _ByKey) -> Any:
+    def run(numbers: Array, constants: list[Array], state: list[Array], rest: list[Array]) -> list[Array]:
+        return program.hoisted.run(numbers, constants, [*state, *rest])
+
+    return jax.jit(run, donate_argnums=2)
+
+
+def _run_rounds(
+    program: Program, state: RoundState, rows: Rows, keys: Keys, first: Array, count: Array
+) -> tuple[RoundState, _Infos]:
+    return on_each(program.mesh, partial(_loop, program))(state, rows, keys, first, count)
+
+
+def _loop(
+    program: Program, state: RoundState, rows: Rows, keys: Keys, first: Array, count: Array
+) -> tuple[RoundState, _Infos]:
+    one = jax.jit(partial(one_round, program))  # traced once, for the shapes and for the loop
+    shapes = jax.eval_shape(one, state, rows, keys, first)[1]
+    infos = {name: jnp.zeros((program.buffer, *info.shape), info.dtype) for name, info in shapes.items()}
+
+    def body(i: Array, carry: tuple[RoundState, _Infos]) -> tuple[RoundState, _Infos]:
+        state, infos = carry
+        state, info = one(state, rows, keys, first + i)
+        return state, {name: infos[name].at[i].set(info[name]) for name in infos}
+
+    return lax.fori_loop(0, count, body, (state, infos))
+
+
+def one_round(
+    program: Program, state: RoundState, rows: Rows, keys: Keys, number: Array
+) -> tuple[RoundState, _Infos]:
+    """Round ``number``: the state after it, and what its phases show."""
+    algorithm = program.algorithm
+    if algorithm.observe is not None:
+        state = state._replace(server=observe(algorithm, state.server, rows))
+    infos: _Infos = dict.fromkeys((*WORK, "rejected"), jnp.float32(0.0))
+    reported = jnp.float32(0.0)
+    for index in range(len(algorithm.phases)):
+        cohort = rounds.cohort(
+            algorithm, program.systems, rows.sizes, program.cohort, keys, number, index, rows.table
+        )
+        if cohort.ids.shape[0] == 0:
+            continue
+        effort = _client.effort(program, index, rows, cohort)
+        groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices)
+        state, info, accepted = _one_phase(program, index, state, rows, keys, number, cohort, groups)
+        reported, drawn = (jnp.sum(slots.astype(jnp.float32)) for slots in (accepted, cohort.present))
+        counted = (groups.useful, groups.executed, jnp.sum(effort.rows.astype(jnp.float32)), drawn - reported)
+        more = {name: infos[name] + count for name, count in zip((*WORK, "rejected"), counted, strict=True)}
+        infos |= info | more
+    return state, {**infos, "reported": reported}
+
+
+def _one_phase(
+    program: Program,
+    index: int,
+    state: RoundState,
+    rows: Rows,
+    keys: Keys,
+    number: Array,
+    cohort: Cohort,
+    groups: Groups,
+) -> tuple[RoundState, _Infos, Array]:
+    """The state after one exchange, what it shows, and whose uploads were accepted, ``(m,)``."""
+    phase, before = program.algorithm.phases[index], state.aggregators[index]
+    client = Client.of(program, index, state.server, rows, keys, number)
+    memory, info = before, {}
+    if isinstance(phase.aggregator, Sum) and phase.aggregator.weigh is not None:
+        reports, sane = groups.map(lambda member: client.report(member, tree.take(state.clients, member.ids)))
+        cohort = cohort._replace(present=cohort.present & sane)
+        weights, memory, info = rounds.weighed(phase.aggregator, reports, cohort, memory)
+        groups = groups.with_reports(Report(weights, reports.loss), cohort.present)
+    streams = rounds.phase_stream(program.algorithm, index)
+    key, server_key = (
+        stream(keys.secret, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
+    )
+    noise = jax.vmap(partial(rounds.lift_key, keys, number, streams))(cohort.ids)
+    attack, parts = program.attack, (phase.aggregator, memory, client, groups, state.clients, key, noise)
+    if attack is None or attack.collude is None:
+        found = reduced(*parts)
+    else:
+
+        def agreed(uploads: Upload, accepted: Array) -> Upload:
+            left = cohort._replace(present=accepted)
+            return rounds.colluding(attack, uploads, rows.malicious[cohort.ids], left, keys, number, streams)
+
+        found = stacked(*parts, agreed)
+    step = rounds.server_step(
+        phase,
+        state.server,
+        (before, found.memory),
+        found.direction,
+        jnp.sum(found.accepted.astype(jnp.int32)),
+        server_key,
+    )
+    aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
+    clients = scatter(state.clients, cohort.ids, found.accepted, found.states)
+    return RoundState(step.server, aggregators, clients), {**info, **step.info}, found.accepted

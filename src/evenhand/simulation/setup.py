@@ -1,0 +1,146 @@
+"""From a method and its data to a program that can run: rows on the devices, and how many clients side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from evenhand import rounds
+from evenhand.data import FederatedDataset
+from evenhand.devices import copies, everywhere, over
+from evenhand.errors import EvenhandError
+from evenhand.rounds import RoundState
+from evenhand.simulation import _client
+from evenhand.simulation._groups import deal
+from evenhand.simulation._rows import Resident, Source, Streamed, must_stream, resident
+from evenhand.simulation.program import Program, Rows
+from evenhand.simulation.store import stored
+from evenhand.streams import Keys, Purpose, keys_of
+from evenhand.streams import stream as stream_of
+from evenhand.systems import Systems
+from evenhand.types import Algorithm, Attack, Cohort, Params
+
+__all__ = ["Setup", "device_rows", "set_up"]
+
+_BUFFER = 4096
+"""Most rounds in one call: fixed, so that no number of rounds compiles anything."""
+
+_SMALL_MODEL = 2**15
+"""Parameters up to which clients go side by side on a CPU: beyond, a batch of products is slower than a loop."""
+_MOST_LANES = {"cpu": 32, "gpu": 128, "tpu": 128}
+_MOST_WASTE = 1.1
+"""Executed over useful local steps that a CPU, which gains little from a lane, may come to."""
+_COPIES = 8
+"""Models that one lane keeps at a time, about: parameters, gradients, optimiser, sums."""
+
+
+class Setup(NamedTuple):
+    """All that a run needs before its first round.
+
+    Attributes:
+      program: what is compiled.
+      source: the training rows.
+      keys: the roots of everything random.
+      state: before the first round.
+      traffic: numbers that cross the wire per client and round, ``up`` and ``down``.
+    """
+
+    program: Program
+    source: Source
+    keys: Keys
+    state: RoundState
+    traffic: Mapping[str, int]
+
+    @property
+    def rows(self) -> Rows:
+        """All rows as they lie on the devices; where they do not, arrays' shapes in place of ``x`` and ``y``."""
+        return self.source.rows if isinstance(self.source, Resident) else self.source.like
+
+
+def set_up(
+    algorithm: Algorithm,
+    data: FederatedDataset,
+    *,
+    cohort: int,
+    seed: int,
+    attack: Attack | None = None,
+    systems: Systems | None = None,
+    lanes: int | None = None,
+    devices: int | None = None,
+    stream: bool | None = None,
+) -> Setup:
+    """The program, its rows and the state it starts from; arguments as for ``simulate``."""
+    if data.train.rows >= 2**31:
+        raise EvenhandError(
+            f"{data.name} has {data.train.rows:,} training rows: give fewer than 2,147,483,648."
+        )
+    keys = keys_of(seed)
+    mesh = over(_devices(cohort, devices))
+    capacity = int(data.train.sizes.max())
+    program = Program(
+        algorithm, cohort, capacity, 1 if lanes is None else lanes, systems, attack, _BUFFER, mesh
+    )
+    source: Source
+    if must_stream(data.train) if stream is None else stream:
+        source = Streamed(program, data, attack, seed, keys)
+    else:
+        source = resident(data, attack, seed, mesh, algorithm.sampling)
+    params = algorithm.model.init(stream_of(keys.shared, Purpose.INIT))
+    if lanes is None:
+        program = program._replace(lanes=_default_lanes(program, params, source))
+    setup = Setup(program, source, keys, RoundState((), (), ()), {})
+    rows, clients = setup.rows, data.num_clients
+    wires = rounds.wires(algorithm, params, (rows.x, rows.y), capacity, clients, mesh)
+
+    # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
+    state = copies(everywhere(mesh, rounds.begin(algorithm, params, clients, wires)))
+    state = state._replace(clients=stored(state.clients, clients))
+    return setup._replace(state=state, traffic=rounds.traffic(algorithm, wires))
+
+
+def device_rows(data: FederatedDataset, attack: Attack | None, seed: int, mesh: Mesh | None = None) -> Rows:
+    """The training rows on the devices, those of malicious clients poisoned."""
+    return resident(data, attack, seed, mesh).rows
+
+
+def _devices(cohort: int, asked: int | None) -> int:
+    """How many devices share the cohort: all, unless the user has named one of them to JAX."""
+    if jax.process_count() > 1:  # every process must have a part in it
+        return jax.device_count()
+    config: Any = jax.config
+    found = 1 if asked is None and config.jax_default_device is not None else jax.device_count()
+    return min(found, cohort, found if asked is None else asked)
+
+
+def _default_lanes(program: Program, params: Params, source: Source) -> int:
+    """How many clients go side by side on a device: on a CPU a few of a small model, else as many as fit."""
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
+    share = -(-program.cohort // program.devices.size)
+    if jax.default_backend() != "cpu":
+        stats = jax.devices()[0].memory_stats() or {}
+        fitting = int(stats.get("bytes_limit", 2**34) / 2 / (4 * _COPIES * max(numbers, 1)))
+        return max(1, min(share, fitting, _MOST_LANES[jax.default_backend()]))
+    if numbers > _SMALL_MODEL:
+        return 1
+    lanes, rows = min(share, _MOST_LANES["cpu"]), source.block(0, 0)[0]
+    while lanes > 1 and _waste(program, rows, lanes) > _MOST_WASTE:
+        lanes //= 2
+    return lanes
+
+
+def _waste(program: Program, rows: Rows, lanes: int) -> float:
+    """Executed over useful local steps, over some random cohorts."""
+    last = len(program.algorithm.phases) - 1
+    clients = rows.sizes.shape[0]
+    rng = np.random.default_rng(0)
+    chosen = rng.integers(0, clients, (16, program.cohort), dtype=np.int32)
+    effort = jax.jit(lambda rows, ids: _client.effort(program, last, rows, Cohort.of(ids)))
+    steps = np.asarray(effort(rows, chosen.ravel()).steps, np.float64).reshape(chosen.shape)
+    steps = np.concatenate([-np.sort(-steps, axis=1), np.zeros((len(steps), 1))], axis=1)
+    ranks = np.minimum(deal(program.cohort, lanes, program.devices.size), program.cohort)
+    executed = steps[:, ranks].max(axis=-1).sum() * ranks.shape[-1]
+    return float(executed / max(steps.sum(), 1.0))

@@ -1,0 +1,161 @@
+"""The readable twin of the engine: what a federated run *is*, as a plain loop over rounds and clients.
+
+Slow on purpose; tests run every method through both and compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from evenhand import rounds, tree
+from evenhand.aggregators import reduce_uploads
+from evenhand.rounds import RoundState, Step
+from evenhand.simulation._client import effort
+from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK, Program, Rows, observe
+from evenhand.simulation.store import scatter
+from evenhand.streams import Keys, Purpose, stream
+from evenhand.types import Array, ClientData, Cohort, Key, PyTree, Report, Upload
+
+__all__ = ["Parts", "parts_of", "run_rounds"]
+
+
+class Parts(NamedTuple):
+    """A phase as two compiled functions, since the twin need not be that slow: what a client and the server do.
+
+    Attributes:
+      client: ``(rows, message, client_state, k, progress, number, key) -> (report, delta, client_state)``.
+      server: ``(server, memory, reports, deltas, cohort, malicious, keys, number) -> (Step, accepted)``.
+    """
+
+    client: Callable[[Rows, PyTree, PyTree, Array, Array, int, Key], tuple[Report, PyTree, PyTree]]
+    server: Callable[[PyTree, PyTree, Report, PyTree, Cohort, Array, Keys, int], tuple[Step, Array]]
+
+
+def parts_of(program: Program) -> list[Parts]:
+    """One for each phase."""
+    return [
+        Parts(jax.jit(partial(_client, program, index)), jax.jit(partial(_server, program, index)))
+        for index in range(len(program.algorithm.phases))
+    ]
+
+
+def run_rounds(
+    program: Program,
+    state: RoundState,
+    rows: Rows,
+    keys: Keys,
+    first: int,
+    count: int,
+    parts: list[Parts] | None = None,
+) -> tuple[RoundState, dict[str, Array]]:
+    """As :func:`evenhand.simulation.engine.run_rounds`; ``parts`` are those of the program, if they are at hand."""
+    parts = parts_of(program) if parts is None else parts
+    history: list[dict[str, Array]] = []
+    for number in range(first, first + count):
+        state, info = _one_round(program, parts, state, rows, keys, number)
+        history.append(info)
+    return state, {name: jnp.stack([info[name] for info in history]) for name in history[0]}
+
+
+def _one_round(
+    program: Program, parts: list[Parts], state: RoundState, rows: Rows, keys: Keys, number: int
+) -> tuple[RoundState, dict[str, Array]]:
+    algorithm = program.algorithm
+    infos: dict[str, Array] = {name: jnp.float32(0.0) for name in (*WORK, "reported", "rejected")}
+    if algorithm.observe is not None:
+        state = state._replace(server=observe(algorithm, state.server, rows))
+    for index, phase in enumerate(algorithm.phases):
+        # 1. The server draws a cohort.
+        cohort = rounds.cohort(algorithm, program.systems, rows.sizes, program.cohort, keys, number, index)
+        if len(cohort.ids) == 0:
+            infos["reported"] = jnp.float32(0.0)
+            continue
+        # 2. Each of its clients gets the broadcast, reports, works and sends what its work gives.
+        sent: list[tuple[Report, PyTree, PyTree]] = []
+        for k, progress in zip(cohort.ids, cohort.progress, strict=True):
+            message, memory = phase.broadcast(state.server, k), tree.take(state.clients, k)
+            key = rounds.work_key(keys, number, rounds.phase_stream(algorithm, index), k)
+            sent.append(parts[index].client(rows, message, memory, k, progress, number, key))
+        reports, deltas, memories = _stack(sent)
+        # 3. and 4.  The server reduces what it accepts to one direction, and steps.
+        step, accepted = parts[index].server(
+            state.server, state.aggregators[index], reports, deltas, cohort, rows.malicious, keys, number
+        )
+        aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
+        clients = scatter(state.clients, cohort.ids, accepted, memories)
+        state = RoundState(step.server, aggregators, clients)
+        infos |= {**step.info, **_counted(program, index, rows, cohort, accepted, infos)}
+    return state, infos
+
+
+def _client(
+    program: Program,
+    index: int,
+    rows: Rows,
+    message: PyTree,
+    state: PyTree,
+    k: Array,
+    progress: Array,
+    number: int,
+    key: Key,
+) -> tuple[Report, PyTree, PyTree]:
+    phase, attack = program.algorithm.phases[index], program.attack
+    data = ClientData(rows.x, rows.y, rows.starts[k], rows.sizes[k], progress, program.capacity)
+    report = rounds.false_report(attack, phase.report(message, state, data), rows.malicious[k], number, key)
+    delta, state = phase.work(message, state, data, key)
+    return report, rounds.false_delta(attack, delta, rows.malicious[k], number, key), state
+
+
+def _server(
+    program: Program,
+    index: int,
+    server: PyTree,
+    memory: PyTree,
+    reports: Report,
+    deltas: PyTree,
+    cohort: Cohort,
+    malicious: Array,
+    keys: Keys,
+    number: int,
+) -> tuple[Step, Array]:
+    algorithm, phase = program.algorithm, program.algorithm.phases[index]
+    aggregator, streams = phase.aggregator, rounds.phase_stream(program.algorithm, index)
+    # What no honest client can send is rejected; the others are weighed.
+    largest = rounds.largest_weight(algorithm, program.capacity)
+    sane = jax.vmap(lambda report: rounds.accepts_report(aggregator, report, largest))(reports)
+    cohort = cohort._replace(present=cohort.present & sane)
+    weights, after, info = rounds.weighed(aggregator, reports, cohort, memory)
+    cohort = cohort._replace(present=cohort.present & jax.vmap(rounds.accepts_delta)(deltas))
+    uploads = tree.among(cohort.present, Upload(deltas, weights, reports.loss))
+    if program.attack is not None and program.attack.collude is not None:
+        chosen = malicious[cohort.ids]
+        uploads = rounds.colluding(program.attack, uploads, chosen, cohort, keys, number, streams)
+        cohort = cohort._replace(present=cohort.present & jax.vmap(rounds.accepts_delta)(uploads.delta))
+    # All uploads become one direction, and the server steps along it.
+    noise = jax.vmap(partial(rounds.lift_key, keys, number, streams))(cohort.ids)
+    key, step_key = (
+        stream(keys.secret, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
+    )
+    direction, after = reduce_uploads(aggregator, uploads, cohort.present, after, key, noise)
+    count = jnp.sum(cohort.present.astype(jnp.int32))
+    step = rounds.server_step(phase, server, (memory, after), direction, count, step_key)
+    return step._replace(info={**info, **step.info}), cohort.present
+
+
+def _counted(
+    program: Program, index: int, rows: Rows, cohort: Cohort, accepted: Array, before: dict[str, Array]
+) -> dict[str, Array]:
+    """How much work that was, and how many uploads came of it."""
+    steps, passed = effort(program, index, rows, cohort)
+    counts = {USEFUL: steps, EXECUTED: steps, ROWS: passed, "rejected": cohort.present & ~accepted}
+    more = {name: before[name] + jnp.sum(count.astype(jnp.float32)) for name, count in counts.items()}
+    return {**more, "reported": jnp.sum(accepted.astype(jnp.float32))}
+
+
+def _stack(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
