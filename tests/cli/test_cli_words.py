@@ -141,7 +141,10 @@ def test_every_option_tells_what_it_takes(
         ("resume", "resume needs RUN after it: see `evenhand resume --help`."),
         ("resume a b", "The word 'b' is left over: see `evenhand resume --help`."),
         ("resume a --lr 3", "resume has no --lr, which is an option of run: see `evenhand resume --help`."),
-        ("list food", "list takes one of all, methods, aggregators, attacks, data, models, not 'food': see "),
+        (
+            "list food",
+            "list takes one of all, methods, aggregators, risks, server-optimisers, samplings, attacks, data, ",
+        ),
         ("list mehtods", "(perhaps you meant methods)"),
         ("compare --clients -3 a", "--clients -3: give a whole number from 0 "),
         (

@@ -13,6 +13,7 @@ from tyro.conf import Positional
 from evenhand.cli._data import SOURCES
 from evenhand.cli._methods import METHODS
 from evenhand.cli._models import MODELS
+from evenhand.cli._rooms import ROOMS, Room, factories, signature
 
 __all__ = ["TOPICS", "Entry", "List"]
 
@@ -29,17 +30,22 @@ def _first_line(doc: str | None) -> str:
     return (doc or "").strip().splitlines()[0]
 
 
+def _parts(room: Room) -> tuple[Entry, ...]:
+    """What an expression can call there: signatures, and the first sentence of each docstring."""
+    found = factories(room).items()
+    return tuple(Entry(signature(name, factory), _first_line(factory.__doc__), "") for name, factory in found)
+
+
+_PLURALS = {
+    "aggregator": "aggregators",
+    "risk": "risks",
+    "server optimiser": "server-optimisers",
+    "sampling": "samplings",
+}
+
 TOPICS: dict[str, tuple[Entry, ...]] = {
     "methods": tuple(Entry(method.name, _first_line(method.__doc__), method.paper) for method in METHODS),
-    "aggregators": (
-        Entry("mean", "The weighted mean of the uploads.", "McMahan et al., AISTATS 2017"),
-        Entry("risk_weighted", "Weights that a risk makes of the losses.", "Pillutla et al., 2023"),
-        Entry("qfedavg", "Powers of the losses; a step that follows them.", "Li et al., ICLR 2020"),
-        Entry("running_tilt", "TERM's weights, normaliser averaged over rounds.", "Li et al., JMLR 2023"),
-        Entry("ascending_mixture", "A mixture of clients that climbs the losses.", "Mohri et al., ICML 2019"),
-        Entry("min_norm", "The shortest combination of unit uploads.", "Hu et al., 2022"),
-        Entry("drift_tilted", "Weights by distance from the broadcast model.", "Zhang et al., 2025"),
-    ),
+    **{_PLURALS[room.what]: _parts(room) for room in ROOMS if room.what in _PLURALS},
     "attacks": (),
     "data": tuple(Entry(*source) for source in SOURCES),
     "models": tuple(Entry(choice.name, choice.line, choice.paper) for choice in MODELS),
@@ -48,9 +54,21 @@ TOPICS: dict[str, tuple[Entry, ...]] = {
 
 @dataclass(frozen=True)
 class List:
-    """Show the methods, aggregators, attacks, data sets and models that are built in."""
+    """Show what is built in: methods and the parts that they are composed of, data sets and models."""
 
-    topic: Positional[Literal["all", "methods", "aggregators", "attacks", "data", "models"]] = "all"
+    topic: Positional[
+        Literal[
+            "all",
+            "methods",
+            "aggregators",
+            "risks",
+            "server-optimisers",
+            "samplings",
+            "attacks",
+            "data",
+            "models",
+        ]
+    ] = "all"
     """which table to show"""
 
     def execute(self) -> int:
@@ -68,7 +86,8 @@ def _table(title: str, entries: tuple[Entry, ...]) -> Group | str:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("name", no_wrap=True, style="bold")
     table.add_column("what it is")
-    table.add_column("source")
+    if has_source := any(entry.paper for entry in entries):
+        table.add_column("source")
     for entry in entries:
-        table.add_row(*entry)
+        table.add_row(*entry if has_source else entry[:2])
     return Group(f"[bold]{title}", table)

@@ -49,13 +49,24 @@ class LocalOptions:
           EvenhandError: other work was asked for, or --lr is not a step size.
         """
         self._check_step()
+        self._refuse(self._given(), f"{method} takes one gradient over all of a client's rows per round")
+
+    def not_given(self, reason: str) -> None:
+        """For a method with local work of its own: that of the options would be ignored.
+
+        Raises:
+          EvenhandError: some was asked for.
+        """
+        self._refuse([*(["--lr"] if self.lr != LocalOptions.lr else []), *self._given()], reason)
+
+    def _given(self) -> list[str]:
         asked = {"--epochs": self.epochs, "--steps": self.steps}
         given = [name for name, value in asked.items() if value is not None]
-        given += ["--batch-size"] if self.batch_size != LocalOptions.batch_size else []
+        return given + (["--batch-size"] if self.batch_size != LocalOptions.batch_size else [])
+
+    def _refuse(self, given: list[str], reason: str) -> None:
         if given:
-            raise EvenhandError(
-                f"{method} takes one gradient over all of a client's rows per round: leave {' and '.join(given)} out."
-            )
+            raise EvenhandError(f"{reason}: leave {' and '.join(given)} out.")
 
 
 def plain_server(server_lr: float) -> optax.GradientTransformation:

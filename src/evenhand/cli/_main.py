@@ -21,6 +21,7 @@ from tyro.conf import Positional, subcommand
 from evenhand._version import __version__
 from evenhand.cli._compare import Compare
 from evenhand.cli._config import with_config
+from evenhand.cli._expression import ExpressionError
 from evenhand.cli._list import List
 from evenhand.cli._methods import METHODS
 from evenhand.cli._report import Report
@@ -49,6 +50,7 @@ _EXAMPLES = {
   evenhand run fedprox --mu 0.1 --cohort 10 --epochs 5 --stragglers 0.9
   evenhand run scaffold --data my.csv --client-column city --label-column sold
   evenhand run fedadam --data leaf/femnist --model cnn_femnist --lr 0.03
+  evenhand run 'averaged(fedprox(mu=0.1, server_opt=fedadam(0.1)))' --epochs 5
   evenhand run --config runs/a --out runs/b        the same run again
   evenhand run fedavg --config runs/a --out runs/c another method, else the same""",
     "resume": """\
@@ -131,6 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _terminable(terminated), _warnings_as_sentences():
             code = parse(words).execute()
             return 143 if terminated else code
+    except ExpressionError as error:
+        remark(str(error))
+        return 2
     except EvenhandError as error:
         return _complain(str(error))
     except BrokenPipeError:

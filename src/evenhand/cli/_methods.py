@@ -9,11 +9,13 @@ from tyro.conf import subcommand
 
 from evenhand import algorithms, server_opt
 from evenhand.cli import _fair_methods as fair
+from evenhand.cli._expression import built
 from evenhand.cli._local import LocalOptions, plain_server
 from evenhand.data import FederatedDataset
+from evenhand.local import Work
 from evenhand.types import Algorithm, Model
 
-__all__ = ["METHODS", "Method"]
+__all__ = ["METHODS", "Composed", "Method"]
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,30 @@ class FedAvgM:
         return algorithms.fedavg(local.work(model), server_opt=opt)
 
 
+@dataclass(frozen=True)
+class Composed:
+    """Any composition of methods and parts, as in Python: `evenhand run 'fedprox(mu=0.1, server_opt=fedadam(0.1))'`."""
+
+    name: ClassVar[str] = "composed"
+    paper: ClassVar[str] = "`evenhand list` has the parts"
+
+    expression: str
+    """the method, such as 'averaged(fedprox(mu=0.1))'; it may stand in the place of METHOD, without this option"""
+
+    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
+        """The method for one model."""
+        asked: list[bool] = []
+
+        def work() -> Work:
+            asked.append(True)
+            return local.work(model)
+
+        method = built(self.expression, Algorithm, model, work)
+        if not asked:
+            local.not_given("This method has local work of its own, or needs none")
+        return method
+
+
 METHODS = (
     FedAvg,
     FedProx,
@@ -198,6 +224,7 @@ METHODS = (
     fair.FedTilt,
     fair.FedMGDA,
     fair.QMAML,
+    Composed,
 )
 
 Method: TypeAlias = (
@@ -218,4 +245,5 @@ Method: TypeAlias = (
     | Annotated[fair.FedTilt, subcommand(fair.FedTilt.name)]
     | Annotated[fair.FedMGDA, subcommand(fair.FedMGDA.name)]
     | Annotated[fair.QMAML, subcommand(fair.QMAML.name)]
+    | Annotated[Composed, subcommand(Composed.name)]
 )

@@ -16,7 +16,7 @@ from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._folder import CHECKPOINT, free
 from evenhand.cli._idle import check_labels, idle
 from evenhand.cli._local import LocalOptions
-from evenhand.cli._methods import Method
+from evenhand.cli._methods import Composed, Method
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._record import Place, record
 from evenhand.cli._terminal import remark, say
@@ -117,5 +117,6 @@ class Run:
         return record(runs, place, rounds=self.rounds, console=console)
 
     def _default_folder(self) -> Path:
-        data = re.sub(r"[^\w.-]+", "-", Path(self.data.data).name)
-        return Path("runs") / f"{self.method.name}-{data}-{self.seed}"
+        method = self.method.expression[:60] if isinstance(self.method, Composed) else self.method.name
+        words = [re.sub(r"[^\w.-]+", "-", word).strip("-") for word in (method, Path(self.data.data).name)]
+        return Path("runs") / f"{'-'.join(words)}-{self.seed}"

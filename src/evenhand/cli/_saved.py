@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from evenhand.cli._checksums import check
 from evenhand.cli._folder import CHECKSUMS, CLIENTS, CONFIG, SUMMARY, read_json, read_metrics
+from evenhand.cli._methods import Composed
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding
 from evenhand.report import RunView, read_clients_csv
@@ -139,6 +140,8 @@ _SILENT = {("server_lr", 1.0), ("nu", 0.0), ("tilt_server", 0.0)}
 
 def _title(method: dict[str, Any]) -> str:
     """``fedprox mu=1.0``; a server step of 1 goes without saying, and so does what is switched off."""
+    if method["name"] == Composed.name:
+        return str(method.get("expression", ""))
     settings = (
         f" {name}" if value is True else f" {name}={value}"
         for name, value in method.items()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_ar
 
 from tyro.conf import Positional
 
-from evenhand.cli._methods import METHODS
+from evenhand.cli._methods import METHODS, Composed
 from evenhand.errors import EvenhandError, nearest, perhaps
 
 __all__ = ["HELP", "Takes", "options_of", "ordered"]
@@ -99,6 +99,10 @@ def ordered(words: Sequence[str], commands: Mapping[str, type]) -> list[str]:
     everything = {**own, **{name: takes for options in methods.values() for name, takes in options.items()}}
     given, places = _sorted(words, everything)
     at = next((place for place in places if words[place] in methods), None)
+    composed = next((place for place in places if "(" in words[place]), None) if methods else None
+    if at is None and composed is not None:
+        rest = [*words[1:composed], *words[composed + 1 :]]
+        return ordered([command, Composed.name, f"--expression={words[composed]}", *rest], commands)
     method = None if at is None else words[at]
     loose = [words[place] for place in places if place != at]
     asked, from_file = any(name in HELP for name, _ in given), any(name == "--config" for name, _ in given)

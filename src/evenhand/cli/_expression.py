@@ -1,0 +1,215 @@
+"""Methods and their parts as the expressions that Python would take, read without evaluating anything.
+
+``fedprox(mu=0.1, aggregator=risk_weighted(superquantile(0.5)))`` is a tree of calls.  A call names a public factory of
+the room that its place asks for: in an aggregator's place, an aggregator.  What a factory takes is read off its
+signature, so that a new factory needs nothing here.  The model is filled in, and so is the clients' local work, unless
+the expression has some.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_origin, get_type_hints
+
+from evenhand.cli._rooms import (
+    CONSTANTS,
+    ROOMS,
+    Room,
+    a,
+    arms,
+    example,
+    factories,
+    parameters,
+    room_for,
+    room_of,
+    signature,
+)
+from evenhand.errors import EvenhandError, perhaps
+from evenhand.local import Work
+from evenhand.types import Model
+
+__all__ = ["ExpressionError", "built"]
+
+_LONGEST = 10_000
+"""Characters of an expression: more is no method that anybody wrote."""
+
+
+class ExpressionError(EvenhandError):
+    """What is wrong with an expression; arguments are named as Python names them, not as options."""
+
+
+class _Reader(NamedTuple):
+    """An expression, and what is filled in."""
+
+    text: str
+    model: Model
+    work: Callable[[], Work]
+
+
+def built(text: str, kind: type, model: Model, work: Callable[[], Work]) -> Any:
+    """The value that an expression stands for.
+
+    Args:
+      text: such as ``"fedprox(mu=0.1)"``.
+      kind: the type that it must have, such as ``Algorithm``.
+      model: what is trained.
+      work: makes the clients' local work, where the expression has none.
+
+    Raises:
+      ExpressionError: it is no such expression; the sentence says where, and what is known there.
+    """
+    reader = _Reader(" ".join(text.split()), model, work)
+    try:
+        return _made(reader, _parsed(reader.text), room_of(kind))
+    except RecursionError:
+        raise ExpressionError(f"{reader.text!r:.80} is nested too deeply.") from None
+
+
+def _parsed(text: str) -> ast.expr:
+    if len(text) > _LONGEST:
+        raise ExpressionError(f"An expression of {len(text):,} characters: give one of at most {_LONGEST:,}.")
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        where = f" at column {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
+        raise ExpressionError(
+            f"{text!r:.80} is not an expression{where}: write it as in Python, such as 'fedprox(mu=0.1)', in quotes."
+        ) from None
+
+
+def _made(reader: _Reader, node: ast.expr, room: Room) -> Any:
+    """What a call of one of the room's factories makes."""
+    known = factories(room)
+    name_node = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(name_node, ast.Name):
+        raise _wrong(reader, node, f"{a(room.what)} belongs here, a call such as {example(room)}")
+    if name_node.id not in known:
+        raise _wrong(
+            reader, node, f"there is no {room.what} {name_node.id!r:.40}{_instead(name_node.id, room)}"
+        )
+    factory, name = known[name_node.id], name_node.id
+    if not isinstance(node, ast.Call):
+        raise _wrong(reader, node, f"{name} is a function: call it, {signature(name, factory)}")
+    places, words = _bound(reader, node, name, factory)
+    try:
+        return factory(*places, **words)
+    except ExpressionError:
+        raise
+    except EvenhandError as error:
+        raise ExpressionError(str(error)) from None
+    except (TypeError, OverflowError) as error:
+        raise _wrong(reader, node, f"{signature(name, factory)} cannot take this ({error})") from None
+
+
+def _instead(name: str, room: Room) -> str:
+    """What may be meant by a name that the room does not know."""
+    known = ", ".join(factories(room))
+    for other in ROOMS:
+        if name in factories(other):
+            return f": {name} is {a(other.what)}, and {a(room.what)} is one of {known}"
+    return perhaps(name, factories(room)) or f" among {known}"
+
+
+def _bound(
+    reader: _Reader, call: ast.Call, name: str, factory: Callable[..., Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call: those in their places, and those by name."""
+    hints, known = get_type_hints(factory), parameters(factory)
+    every = inspect.signature(factory).parameters.values()
+    given, places, words = list(call.args), list[Any](), dict[str, Any]()
+    for parameter in every:
+        kinds = list(arms(hints[parameter.name]))
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            while given:
+                places.append(_value(reader, given.pop(0), parameter.name, kinds))
+        elif Model in kinds:
+            places.append(reader.model)
+        elif Work in kinds and parameter.default is parameter.empty:
+            places.append(_made(reader, given.pop(0), room_of(Work)) if _is_work(given) else reader.work())
+        elif given and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            places.append(_value(reader, given.pop(0), parameter.name, kinds))
+    if given:
+        raise _wrong(reader, given[0], f"{name} takes this by name only: {signature(name, factory)}")
+    placed = [p.name for p in every if p.kind is not p.KEYWORD_ONLY][: len(places)]
+    for keyword in call.keywords:
+        if keyword.arg is None or keyword.arg not in known:
+            word = "**" if keyword.arg is None else keyword.arg
+            raise _wrong(
+                reader,
+                keyword.value,
+                f"{name} has no {word!r:.40}{perhaps(word, known)}: {signature(name, factory)}",
+            )
+        if keyword.arg in words or keyword.arg in placed:
+            raise _wrong(reader, keyword.value, f"{name} gets {keyword.arg} twice")
+        words[keyword.arg] = _value(reader, keyword.value, keyword.arg, list(arms(hints[keyword.arg])))
+    missing = [p for p in known.values() if p.default is p.empty and p.name not in {*words, *placed}]
+    if missing and missing[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        raise _wrong(reader, call, f"{name} needs {missing[0].name}=: {signature(name, factory)}")
+    return places, words
+
+
+def _value(reader: _Reader, node: ast.expr, name: str, kinds: list[Any]) -> Any:
+    """An argument: a part, made by a call; or a constant of one of the kinds."""
+    room = room_for(kinds)
+    constant = _constant(node)
+    if constant is not _NONE_SUCH:
+        for kind in kinds:
+            if _fits(constant[0], kind):
+                return kind(constant[0]) if kind is float else constant[0]
+    elif room is not None:
+        return _made(reader, node, room)
+    wanted = [CONSTANTS[kind] for kind in kinds if kind in CONSTANTS]
+    wanted += [] if room is None else [f"{a(room.what)} such as {example(room)}"]
+    raise _wrong(reader, node, f"{name} takes {' or '.join(wanted) or 'what no expression can say'}")
+
+
+_NONE_SUCH: tuple[Any, ...] = ()
+
+
+def _constant(node: ast.expr) -> tuple[Any, ...]:
+    """The constant that a node is, in a tuple of its own; an empty tuple if it is none."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | None as value):
+            return (value,)
+        case ast.Name(id="inf"):
+            return (math.inf,)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            found = _constant(operand)
+            number = found and isinstance(found[0], int | float) and not isinstance(found[0], bool)
+            return (-found[0],) if number else _NONE_SUCH
+        case ast.Tuple(elts=elements):
+            values = [_constant(element) for element in elements]
+            return (tuple(value[0] for value in values),) if all(values) else _NONE_SUCH
+        case _:
+            return _NONE_SUCH
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and not 2**1000 < abs(value) < math.inf
+        )
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    kind = get_origin(kind) or kind
+    return kind in CONSTANTS and isinstance(value, kind)
+
+
+def _is_work(given: list[ast.expr]) -> bool:
+    """Whether what stands in the work's place is work, rather than the next argument."""
+    return (
+        bool(given)
+        and isinstance(given[0], ast.Call)
+        and isinstance(given[0].func, ast.Name)
+        and (given[0].func.id in factories(room_of(Work)))
+    )
+
+
+def _wrong(reader: _Reader, node: ast.expr, what: str) -> ExpressionError:
+    column = len(reader.text.encode()[: node.col_offset].decode()) + 1
+    return ExpressionError(f"{reader.text!r:.80}, column {column}: {what}.")

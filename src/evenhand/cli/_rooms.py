@@ -1,0 +1,152 @@
+"""What an expression can call: the public factories of each kind of value, found by their signatures."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from types import ModuleType, NoneType, UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import optax
+
+from evenhand import aggregators, algorithms, local, risks, sampling, server_opt, systems
+from evenhand.local import Work
+from evenhand.systems import Systems
+from evenhand.types import Algorithm, Model, Risk, Sampling, Stack, Sum
+
+__all__ = [
+    "CONSTANTS",
+    "ROOMS",
+    "Room",
+    "a",
+    "arms",
+    "example",
+    "factories",
+    "parameters",
+    "room_for",
+    "room_of",
+    "signature",
+]
+
+
+class Room(NamedTuple):
+    """Where the factories of one kind of value live.
+
+    Attributes:
+      what: what such a value is called.
+      kinds: its types.
+      module: whose ``__all__`` has the factories' names.
+    """
+
+    what: str
+    kinds: tuple[type, ...]
+    module: ModuleType
+
+
+ROOMS = (
+    Room("method", (Algorithm,), algorithms),
+    Room("aggregator", (Sum, Stack), aggregators),
+    Room("risk", (Risk,), risks),
+    Room("server optimiser", (optax.GradientTransformation,), server_opt),
+    Room("sampling", (Sampling,), sampling),
+    Room("systems", (Systems,), systems),
+    Room("local work", (Work,), local),
+)
+
+
+CONSTANTS: Mapping[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    tuple: "a tuple",
+    NoneType: "None",
+}
+"""What an expression can say by itself, and what it is called."""
+
+
+@cache
+def factories(room: Room) -> Mapping[str, Callable[..., Any]]:
+    """The public functions of a room that return what it is for, and that an expression can call."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name in room.module.__all__:
+        value = vars(room.module)[name]
+        if inspect.isfunction(value):
+            hints = get_type_hints(value)
+            if _is_of(hints.get("return"), room.kinds) and all(map(_is_sayable, _needed(value, hints))):
+                found[name] = value
+    return found
+
+
+def signature(name: str, factory: Callable[..., Any]) -> str:
+    """``fedprox(mu=, keep_partial=True, ...)``: what an expression can say; parts and their defaults by name alone."""
+    shown: list[str] = []
+    for parameter in parameters(factory).values():
+        default = parameter.default
+        plain = isinstance(default, bool | int | float | str | NoneType)
+        shown.append(f"{parameter.name}={default if plain else ''}")
+    return f"{name}({', '.join(shown)})"
+
+
+def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What an expression can say of a factory's parameters: not the model, nor work that is filled in."""
+    hints = get_type_hints(factory)
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if Model not in (types := list(arms(hints[name])))
+        and not (Work in types and parameter.default is parameter.empty)
+    }
+
+
+def _needed(factory: Callable[..., Any], hints: Mapping[str, Any]) -> Iterator[Any]:
+    """The types of what a call must say."""
+    for name, parameter in parameters(factory).items():
+        if parameter.default is parameter.empty:
+            yield hints[name]
+
+
+def _is_sayable(hint: Any) -> bool:
+    types = list(arms(hint))
+    return room_for(types) is not None or any((get_origin(each) or each) in CONSTANTS for each in types)
+
+
+def arms(hint: Any) -> Iterator[Any]:
+    """The types of a union, or the one that it is."""
+    if get_origin(hint) in (Union, UnionType):
+        for arm in get_args(hint):
+            yield from arms(arm)
+    else:
+        yield hint
+
+
+def _is_of(hint: Any, kinds: tuple[type, ...]) -> bool:
+    return hint is not None and all(arm in kinds for arm in arms(hint))
+
+
+def room_for(kinds: Iterable[Any]) -> Room | None:
+    """The room of the first of these types that has one."""
+    return next((room for room in ROOMS for kind in kinds if kind in room.kinds), None)
+
+
+def room_of(kind: type) -> Room:
+    """The room of a type that has one."""
+    room = room_for((kind,))
+    assert room is not None
+    return room
+
+
+def example(room: Room) -> str:
+    """The signature that needs the least."""
+
+    def missing(name: str) -> int:
+        return sum(p.default is p.empty for p in parameters(factories(room)[name]).values())
+
+    simplest = min(factories(room), key=missing)
+    return signature(simplest, factories(room)[simplest])
+
+
+def a(what: str) -> str:
+    """``a method``, ``an aggregator``."""
+    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"

@@ -1,0 +1,299 @@
+"""Methods as expressions: whatever Python composes the command line composes, and nothing is evaluated."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import jax
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.cli import main
+from evenhand.cli._expression import ExpressionError, built
+from evenhand.cli._rooms import ROOMS, Room, factories, signature
+from evenhand.local import Work
+from evenhand.types import Algorithm, Model
+
+MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
+WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
+_ROOM = {room.what: room for room in ROOMS}
+_WRAPPERS = {"averaged"}
+
+
+def read(text: str) -> Algorithm:
+    return built(text, Algorithm, MODEL, lambda: WORK)
+
+
+# --- made-up compositions ----------------------------------------------------------------------------------------
+
+# Values that are legal together with every other in this table.
+_NUMBERS: dict[str, tuple[str, ...]] = {
+    "theta": ("0.3", "0.5", "1.0"),
+    "mu0": ("0.0", "0.5"),
+    "epsilon": ("0.1", "1"),
+    "growth": ("1.0", "1.25"),
+    "rate": ("0.5", "1.0"),
+    "running": ("0.5", "None"),
+    "classes": ("3", "None"),
+    "support": ("0.5",),
+    "b1": ("0.0", "0.9"),
+    "b2": ("0.99",),
+    "momentum": ("0.0", "0.9"),
+    "t": ("1.0", "-2", "0.5"),
+    "k": ("1", "2"),
+    "tilt": ("0.5", "-1"),
+    "steps": ("1", "2"),
+    "server_steps": ("1", "2"),
+    "finetune_steps": ("0", "1"),
+    "floor": ("0.0", "-1.0"),
+    "lipschitz": ("10.0",),
+}
+_NEVER = {
+    "reference",
+    "filtered",
+    "strict",
+    "nu",
+    "tied",
+    "step_size",
+    "lipschitz",
+    "keep_partial",
+    "replace",
+}
+"""Options that do not go with every other, or that a state at each client forbids."""
+
+
+def composition(room: Room, draw: random.Random, depth: int = 0) -> str:
+    """A legal call, with some of its options."""
+    known = {name: factory for name, factory in factories(room).items() if depth < 2 or name not in _WRAPPERS}
+    known.pop("fedprox_adaptive" if depth else "", None)  # it cannot be averaged
+    known.pop("kth_smallest", None)  # of as many losses as there are clients
+    if room.what == "aggregator" and draw.random() < 0.7:  # so that risks are drawn often enough
+        known = {"risk_weighted": known["risk_weighted"]}
+    name, factory = draw.choice(sorted(known.items()))
+    hints, said = get_type_hints(factory), list[str]()
+    for parameter in inspect.signature(factory).parameters.values():
+        must = parameter.default is parameter.empty
+        if Model in _arms(hints[parameter.name]) or (Work in _arms(hints[parameter.name])):
+            continue
+        if must or (parameter.name not in _NEVER and draw.random() < 0.5):
+            value = argument(parameter.name, hints[parameter.name], draw, depth)
+            if value is not None:
+                named = parameter.kind is parameter.KEYWORD_ONLY or (not must and draw.random() < 0.5)
+                said.append(
+                    f"{parameter.name}={value}" if named or any("=" in one for one in said) else value
+                )
+    return f"{name}({', '.join(said)})"
+
+
+def argument(name: str, hint: Any, draw: random.Random, depth: int) -> str | None:
+    for room in ROOMS:
+        if any(arm in room.kinds for arm in _arms(hint)):
+            return None if room.what == "local work" else composition(room, draw, depth + 1)
+    if bool in _arms(hint):
+        return draw.choice(["True", "False"])
+    return draw.choice(_NUMBERS.get(name, ("0.1", "0.5", "1")))
+
+
+def _arms(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__args__", (hint,)) or (hint,)
+
+
+def _legal() -> list[str]:
+    draw = random.Random(11)
+    found: list[str] = []
+    while len(found) < 200:
+        text = composition(_ROOM["method"], draw)
+        if not text.startswith(("qfedsgd(", "qfedavg(")) or "lipschitz" in text or "q=" in text:
+            text = text.replace("qfedsgd(", "qfedsgd(lipschitz=10.0, ")
+            found.append(text)
+    return found
+
+
+LEGAL = _legal()
+
+
+def test_two_hundred_compositions_are_read() -> None:
+    methods = [read(text) for text in LEGAL]
+    assert len({method.name for method in methods}) > 60
+    used = {name for text in LEGAL for name in re.findall(r"(\w+)\(", text)}
+    for room in ROOMS:
+        if room.what in ("method", "risk", "server optimiser", "sampling"):
+            assert set(factories(room)) - {"kth_smallest"} <= used, room.what
+
+
+@pytest.mark.parametrize("text", LEGAL[:200:20])
+def test_a_composition_trains(text: str) -> None:
+    run = eh.simulate(read(text), DATA, rounds=2, cohort=4, eval_every=2)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("fedprox(mu=0.3)", lambda: eh.algorithms.fedprox(WORK, mu=0.3)),
+        (
+            "fedavg(sgd(0.3, steps=2), server_opt=fedadam(0.1, b1=0.5))",
+            lambda: eh.algorithms.fedavg(
+                eh.local.sgd(MODEL, 0.3, steps=2), server_opt=eh.server_opt.fedadam(0.1, b1=0.5)
+            ),
+        ),
+        (
+            "averaged(fedprox(mu=1, aggregator=risk_weighted(superquantile(0.5))), growth=1.5, initial=False)",
+            lambda: eh.algorithms.averaged(
+                eh.algorithms.fedprox(
+                    WORK, mu=1.0, aggregator=eh.aggregators.risk_weighted(eh.risks.superquantile(0.5))
+                ),
+                growth=1.5,
+                initial=False,
+            ),
+        ),
+        (
+            "fedtilt(personal=sgd(0.5, epochs=1), tilt_sample=-1, prox_mu=0.5)",
+            lambda: eh.algorithms.fedtilt(
+                WORK, personal=eh.local.sgd(MODEL, 0.5, epochs=1), tilt_sample=-1.0, prox_mu=0.5
+            ),
+        ),
+        ("afl(gamma_w=.1, gamma_lambda=.2)", lambda: eh.algorithms.afl(MODEL, gamma_w=0.1, gamma_lambda=0.2)),
+    ],
+)
+def test_an_expression_is_what_python_makes_of_it(text: str, made: Callable[[], Algorithm]) -> None:
+    one, other = (eh.simulate(each, DATA, rounds=2, cohort=4) for each in (read(text), made()))
+    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
+        assert np.array_equal(a, b)
+
+
+# --- what is wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fedporx(mu=1)", "column 1: there is no method 'fedporx' (perhaps you meant fedprox)"),
+        ("fedprox()", "column 1: fedprox needs mu="),
+        ("fedprox(mu='a')", "column 12: mu takes a number"),
+        ("fedprox(mu=True)", "column 12: mu takes a number"),
+        ("fedprox(0.1)", "column 9: fedprox takes this by name only: fedprox(mu="),
+        (
+            "fedprox(mu=0.1, aggregtor=mean())",
+            "column 27: fedprox has no 'aggregtor' (perhaps you meant aggregator)",
+        ),
+        ("fedavg(aggregator=mean)", "column 19: mean is a function: call it, mean()"),
+        (
+            "fedavg(aggregator=superquantile(0.5))",
+            "column 19: there is no aggregator 'superquantile': superquantile is a risk, and an aggregator is one of",
+        ),
+        ("fedavg(aggregator=0.5)", "aggregator takes an aggregator such as mean()"),
+        ("fedavg(keep_partial=1)", "keep_partial takes True or False"),
+        ("fedavg(sgd(0.1, epochs=1.5))", "epochs takes a whole number or None"),
+        ("fedprox(mu=0.1", "is not an expression"),
+        ("averaged()", "averaged needs method="),
+        ("fedprox(mu=-1)", "fedprox(mu=-1.0): the proximal weight must be"),
+        ("fedprox(mu=0.1, **more)", "fedprox has no '**'"),
+        ("averaged(*[1])", "column 10"),
+        ("averaged(fedprox(mu=1), method=fedprox(mu=1))", "averaged gets method twice"),
+        ("fedprox(mu=-'a')", "mu takes a number"),
+        ("fedprox(mu=1" + "0" * 400 + ")", "mu takes a number"),
+        ("ä(mu=1)", "column 1: there is no method 'ä'"),
+        ("averaged(ä())", "column 10: there is no method 'ä'"),
+        ("x" * 20_000, "20,000 characters"),
+        ("-" * 9000 + "1", "an expression"),
+        ("(" * 5000, "is not an expression"),
+        ("", "is not an expression"),
+        ("fedavg() if x else fedavg()", "column 1: a method belongs here"),
+    ],
+)
+def test_one_sentence_with_the_place_and_the_cure(text: str, words: str) -> None:
+    with pytest.raises(ExpressionError) as error:
+        read(text)
+    assert words in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def test_two_hundred_broken_compositions_get_a_sentence_each() -> None:
+    draw = random.Random(5)
+
+    def misspell(text: str) -> str:
+        names = list(re.finditer(r"[a-z_]{3,}(?=[(=])", text))
+        at = draw.choice(names)
+        return text[: at.start()] + draw.choice("qxz") + text[at.start() :]
+
+    breaks: list[Callable[[str], str]] = [
+        misspell,
+        lambda text: text[:-1],
+        lambda text: text[:-1] + ", nonsense=1)",
+        lambda text: text[:-1] + ", {})",
+        lambda text: text.replace("(", "(*", 1) if "()" not in text else text + "()",
+        lambda text: text.replace("(", ".apply(", 1),
+        lambda text: f"[{text}]",
+        lambda text: f"averaged({text}, growth='fast')",
+    ]
+    for i, text in enumerate(LEGAL):
+        broken = breaks[i % len(breaks)](text)
+        with pytest.raises(ExpressionError) as error:
+            read(broken)
+        sentence = str(error.value)
+        assert "\n" not in sentence and ("column" in sentence or "expression" in sentence), (broken, sentence)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').mkdir('made')",
+        "fedprox(mu=__import__('os').mkdir('made'))",
+        "fedprox(mu=open('made', 'w'))",
+        "(lambda: open('made', 'w'))()",
+        "[open('made', 'w') for _ in 'a']",
+        "fedprox(mu=(x := open('made', 'w')))",
+        "fedprox.__globals__['math']",
+        "fedprox(mu=f\"{open('made', 'w')}\")",
+        "eval('1')",
+        "fedavg(aggregator=exec('1'))",
+    ],
+)
+def test_nothing_is_evaluated(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExpressionError):
+        read(text)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- on the command line -----------------------------------------------------------------------------------------
+
+
+def test_an_expression_stands_in_the_place_of_a_method_and_comes_back_from_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, folder = "fedprox(mu=0.1, server_opt=fedavgm(0.5))", tmp_path / "a"
+    words = ["--data", "digits", "--clients", "6", "--rounds", "2", "--lr", "0.2", "--quiet"]
+    assert main(["run", text, *words, "--out", str(folder)]) == 0
+    assert json.loads((folder / "config.json").read_text())["method"]["expression"] == text
+    assert main(["run", "--config", str(folder), "--out", str(tmp_path / "b"), "--quiet"]) == 0
+    params = [dict(np.load(tmp_path / name / "params.npz")) for name in "ab"]
+    assert all(np.array_equal(params[0][key], params[1][key]) for key in params[0])
+    assert main(["report", str(folder)]) == 0
+    assert text in (folder / "report.html").read_text(encoding="utf-8")
+    capsys.readouterr()
+    for bad, sentence in (
+        (
+            "fedporx(mu=1)",
+            "'fedporx(mu=1)', column 1: there is no method 'fedporx' (perhaps you meant fedprox).",
+        ),
+        ("fedavg(sgd(0.2, steps=1))", "local work of its own, or needs none: leave --lr out."),
+    ):
+        assert main(["run", bad, *words, "--out", str(tmp_path / "c")]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_parts_are_listed_with_their_signatures(capsys: pytest.CaptureFixture[str]) -> None:
+    for topic, room in (("aggregators", "aggregator"), ("server-optimisers", "server optimiser")):
+        assert main(["list", topic]) == 0
+        shown = capsys.readouterr().out
+        for name, factory in factories(_ROOM[room]).items():
+            assert signature(name, factory) in shown
