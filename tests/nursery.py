@@ -159,7 +159,7 @@ if __name__ == "__main__":
 
     import evenhand as eh
     from evenhand.cli import main
-    from evenhand.evaluation import _page
+    from evenhand.report import _page
 
     gc.disable()  # a quarter of the time that tracing takes, and no child lives long
     assert all((plt, ocp, sklearn.datasets, _page))  # used by what the children do

@@ -7,7 +7,9 @@ import pytest
 
 import evenhand as eh
 from evenhand import tree
-from evenhand.types import Stack
+from evenhand.cli._expression import built
+from evenhand.cli._rooms import factories, parameters, room_of
+from evenhand.types import Algorithm, Stack
 
 MODEL = eh.testing.toy_model()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
@@ -54,6 +56,20 @@ def test_fair_methods_keep_the_contract(name):
 @pytest.mark.parametrize("name", SLOW)
 def test_methods_keep_the_contract_under_stragglers(name):
     eh.testing.check_algorithm(SLOW[name], systems=eh.systems.stragglers(0.5), lanes=(3,), rounds=2)
+
+
+_LISTED = {name.partition(",")[0] for name in (*METHODS, *FAIR, *SLOW)} | {
+    "qfedavg"
+}  # that one is in tests/shape
+_OTHERS = [name for name in factories(room_of(Algorithm)) if name not in _LISTED]
+
+
+@pytest.mark.parametrize("name", _OTHERS)
+def test_methods_that_nobody_has_listed_keep_the_contract(name):
+    """A new method is checked from the day that it is exported: with 0.5 for whatever number it needs."""
+    needed = [p for p in parameters(factories(room_of(Algorithm))[name]).values() if p.default is p.empty]
+    said = ", ".join("fedavg()" if p.name == "method" else f"{p.name}=0.5" for p in needed)
+    eh.testing.check_algorithm(built(f"{name}({said})", Algorithm, MODEL, lambda: WORK), lanes=(2,), rounds=2)
 
 
 def test_the_mean_keeps_the_contract():

@@ -13,7 +13,8 @@ from tyro.conf import Positional
 from evenhand.cli._data import SOURCES
 from evenhand.cli._methods import METHODS
 from evenhand.cli._models import MODELS
-from evenhand.cli._rooms import ROOMS, Room, factories, signature
+from evenhand.cli._rooms import ROOMS, Room, factories, room_of, signature
+from evenhand.types import Algorithm
 
 __all__ = ["TOPICS", "Entry", "List"]
 
@@ -36,6 +37,14 @@ def _parts(room: Room) -> tuple[Entry, ...]:
     return tuple(Entry(signature(name, factory), _first_line(factory.__doc__), "") for name, factory in found)
 
 
+def _methods() -> tuple[Entry, ...]:
+    """Those with options of their own, then those that are expressions only."""
+    plain = tuple(Entry(method.name, _first_line(method.__doc__), method.paper) for method in METHODS)
+    named = {entry.name.replace("-", "_") for entry in plain}
+    rest = _parts(room_of(Algorithm))
+    return plain + tuple(entry for entry in rest if entry.name.partition("(")[0] not in named)
+
+
 _PLURALS = {
     "aggregator": "aggregators",
     "risk": "risks",
@@ -44,7 +53,7 @@ _PLURALS = {
 }
 
 TOPICS: dict[str, tuple[Entry, ...]] = {
-    "methods": tuple(Entry(method.name, _first_line(method.__doc__), method.paper) for method in METHODS),
+    "methods": _methods(),
     **{_PLURALS[room.what]: _parts(room) for room in ROOMS if room.what in _PLURALS},
     "attacks": (),
     "data": tuple(Entry(*source) for source in SOURCES),
