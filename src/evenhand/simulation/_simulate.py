@@ -51,8 +51,8 @@ def simulate(
       seed: decides everything random.  The same seed gives every method the same initial model, cohorts,
         stragglers and mini-batches, and the same run again bit for bit on the same hardware.
       eval_every: rounds between two evaluations of all clients; round 0 and the last one are always evaluated.
-      attack: what liars among the clients do.
-      systems: stragglers, e.g. ``eh.systems.stragglers(0.9)``.
+      attack: what malicious clients do.
+      systems: stragglers and dropouts, e.g. ``eh.systems.stragglers(0.9)``.
       checkpoint: a folder that keeps the run's latest state, saved at each evaluation after round 0; or a
         :class:`evenhand.simulation.Checkpoint`, to save less often.  A run that finds a state there continues from it
         and ends with the same bits as one that was never interrupted; ask for more rounds to train further.  The
