@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 def _first_line(doc: str | None) -> str:
-    return (doc or "").strip().splitlines()[0]
+    return (doc or "").strip().splitlines()[0].replace("``", "")
 
 
 def _parts(room: Room) -> tuple[Entry, ...]:
@@ -41,8 +41,8 @@ def _methods() -> tuple[Entry, ...]:
     """Those with options of their own, then those that are expressions only."""
     plain = tuple(Entry(method.name, _first_line(method.__doc__), method.paper) for method in METHODS)
     named = {entry.name.replace("-", "_") for entry in plain}
-    rest = _parts(room_of(Algorithm))
-    return plain + tuple(entry for entry in rest if entry.name.partition("(")[0] not in named)
+    rest = {name: made for name, made in factories(room_of(Algorithm)).items() if name not in named}
+    return plain + tuple(Entry(f"{name}()", _first_line(made.__doc__), "") for name, made in rest.items())
 
 
 _PLURALS = {
