@@ -338,3 +338,13 @@ def test_a_sampling_that_draws_bare_ids_is_told_what_to_return() -> None:
     bare = eh.sampling.uniform()._replace(draw=lambda key, sizes, m: jnp.arange(m))
     with pytest.raises(eh.EvenhandError, match=r"Sampling\.draw.*Cohort\.of"):
         eh.simulate(eh.algorithms.fedavg(WORK, sampling=bare), DATA, rounds=1)
+
+
+def test_methods_side_by_side_step_without_anybody_where_all_of_them_ask_for_it() -> None:
+    noisy = _private(0.0)
+    quiet = noisy._replace(phases=(noisy.phases[0]._replace(steps_if_empty=False),))
+    both = eh.simulate(eh.algorithms.side_by_side({"a": noisy, "b": noisy}), DATA, rounds=2, seed=3)
+    start = eh.simulate(noisy, DATA, rounds=0, seed=3)
+    assert all(not np.array_equal(flat(params), flat(start.params)) for params in both.params)
+    with pytest.raises(eh.EvenhandError, match="cannot share their rounds"):
+        eh.algorithms.side_by_side({"a": noisy, "b": quiet})

@@ -83,4 +83,5 @@ def phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
         server=server,
         fresh_cohort=phases[0].fresh_cohort,
         effort=effort,
+        steps_if_empty=phases[0].steps_if_empty,
     )

@@ -29,7 +29,7 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
     Raises:
       EvenhandError: methods that cannot go together.
 
-    Edge cases: each method's model is the one that it would get alone, with the same seed, but for rounding.
+    Edge cases: each method's model is that of a run alone, up to rounding, unless an upload is rejected: then for all.
 
     Example:
       >>> import evenhand as eh
@@ -46,8 +46,7 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
     Learning 2023, figure 1 and section 4.1.
     """
     each, names = list(methods.values()), list(methods)
-    _check(each)
-    first = each[0]
+    first = _check(each)
 
     def personal_params(states: PyTree, owns: PyTree) -> PyTree:
         return each_part(
@@ -81,25 +80,25 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
     )
 
 
-def _check(each: Sequence[Algorithm]) -> None:
+def _check(each: Sequence[Algorithm]) -> Algorithm:
     if not each:
         raise EvenhandError("side_by_side() got no method: give at least one, by its name.")
     for method in each:
         expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
-    first, *others = each
-    if any(method.model != first.model for method in others):
+    if any(method.model != each[0].model for method in each):
         raise EvenhandError(
             "side_by_side() got methods of different models: make them all with the same one."
         )
-    if any(method.sampling.draw != first.sampling.draw for method in others):
+    if any(method.sampling.draw != each[0].sampling.draw for method in each):
         raise EvenhandError(
             "side_by_side() got methods that draw their cohorts by different schemes: give all of them the same one, "
             "e.g. sampling=eh.sampling.uniform(weighted=False)."
         )
-    shapes = {(method.partial_work, tuple(phase.fresh_cohort for phase in method.phases)) for method in each}
+    shapes = {(m.partial_work, *((p.fresh_cohort, p.steps_if_empty) for p in m.phases)) for m in each}
     sums = all(isinstance(p.aggregator, Sum) and p.aggregator.passes == 1 for m in each for p in m.phases)
     if len(shapes) > 1 or not sums or any(method.observe for method in each):
         raise EvenhandError(
             "side_by_side() got methods that cannot share their rounds: they need the same phases, the same "
             "treatment of stragglers, aggregators that are sums in one pass, and none may watch its global loss."
         )
+    return each[0]
