@@ -292,7 +292,7 @@ def test_an_expression_stands_in_the_place_of_a_method_and_comes_back_from_its_f
 
 
 def test_parts_are_listed_with_their_signatures(capsys: pytest.CaptureFixture[str]) -> None:
-    for topic, room in (("aggregators", "aggregator"), ("server-optimisers", "server optimiser")):
+    for topic, room in (("aggregators", "aggregator"), ("parts", "server optimiser")):
         assert main(["list", topic]) == 0
         shown = capsys.readouterr().out
         for name, factory in factories(_ROOM[room]).items():

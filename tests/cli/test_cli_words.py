@@ -143,7 +143,7 @@ def test_every_option_tells_what_it_takes(
         ("resume a --lr 3", "resume has no --lr, which is an option of run: see `evenhand resume --help`."),
         (
             "list food",
-            "list takes one of all, methods, aggregators, risks, server-optimisers, samplings, attacks, data, ",
+            "list takes one of all, methods, aggregators, risks, parts, attacks, data, models, not 'food': see ",
         ),
         ("list mehtods", "(perhaps you meant methods)"),
         ("compare --clients -3 a", "--clients -3: give a whole number from 0 "),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import optax
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
@@ -13,8 +15,8 @@ from tyro.conf import Positional
 from evenhand.cli._data import SOURCES
 from evenhand.cli._methods import METHODS
 from evenhand.cli._models import MODELS
-from evenhand.cli._rooms import ROOMS, Room, factories, room_of, signature
-from evenhand.types import Algorithm
+from evenhand.cli._rooms import Room, factories, room_of, signature
+from evenhand.types import Algorithm, Risk, Sampling, Sum
 
 __all__ = ["TOPICS", "Entry", "List"]
 
@@ -27,8 +29,23 @@ class Entry(NamedTuple):
     paper: str
 
 
+_SYMBOLS = {
+    r"\leftarrow": "←",
+    r"\beta": "β",
+    r"\eta": "η",
+    r"\Delta": "Δ",
+    r"\theta": "θ",
+    r"\tau": "τ",
+    r"\mu": "μ",
+}
+
+
 def _first_line(doc: str | None) -> str:
-    return (doc or "").strip().splitlines()[0].replace("``", "")
+    """The first sentence of a docstring, as a terminal can show it."""
+    line = re.sub(r":math:`([^`]*)`", r"\1", (doc or "").strip().splitlines()[0].replace("``", ""))
+    for name, symbol in _SYMBOLS.items():
+        line = line.replace(name, symbol)
+    return line
 
 
 def _parts(room: Room) -> tuple[Entry, ...]:
@@ -45,16 +62,15 @@ def _methods() -> tuple[Entry, ...]:
     return plain + tuple(Entry(f"{name}()", _first_line(made.__doc__), "") for name, made in rest.items())
 
 
-_PLURALS = {
-    "aggregator": "aggregators",
-    "risk": "risks",
-    "server optimiser": "server-optimisers",
-    "sampling": "samplings",
-}
+_PARTS = {"aggregators": (Sum,), "risks": (Risk,), "parts": (optax.GradientTransformation, Sampling)}
+"""Which values each table of parts has the factories of; the last one has the rest."""
 
 TOPICS: dict[str, tuple[Entry, ...]] = {
     "methods": _methods(),
-    **{_PLURALS[room.what]: _parts(room) for room in ROOMS if room.what in _PLURALS},
+    **{
+        name: tuple(entry for kind in kinds for entry in _parts(room_of(kind)))
+        for name, kinds in _PARTS.items()
+    },
     "attacks": (),
     "data": tuple(Entry(*source) for source in SOURCES),
     "models": tuple(Entry(choice.name, choice.line, choice.paper) for choice in MODELS),
@@ -63,20 +79,10 @@ TOPICS: dict[str, tuple[Entry, ...]] = {
 
 @dataclass(frozen=True)
 class List:
-    """Show what is built in: methods and the parts that they are composed of, data sets and models."""
+    """Show the methods, the parts that compose them, data sets and models."""
 
     topic: Positional[
-        Literal[
-            "all",
-            "methods",
-            "aggregators",
-            "risks",
-            "server-optimisers",
-            "samplings",
-            "attacks",
-            "data",
-            "models",
-        ]
+        Literal["all", "methods", "aggregators", "risks", "parts", "attacks", "data", "models"]
     ] = "all"
     """which table to show"""
 
