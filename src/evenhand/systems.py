@@ -82,6 +82,8 @@ def dropouts(fraction: float) -> Systems:
 def chain(*systems: Systems) -> Systems:
     """One after the other: ``chain(stragglers(0.5), dropouts(0.1))``.
 
+    Each draws what it would draw alone; the second of a kind draws anew.
+
     Example:
       >>> both = chain(stragglers(0.5), dropouts(1.0))
       >>> both.draw(jax.random.key(0), Cohort.of(jnp.arange(4)), False).present.tolist()
@@ -121,11 +123,17 @@ def _dropouts(fraction: float) -> Systems:
 @cache
 def _chain(systems: tuple[Systems, ...]) -> Systems:
     def draw(key: Key, cohort: Cohort, keep_partial: bool) -> Cohort:
-        for each in systems:
-            cohort = each.draw(key, cohort, keep_partial)
+        for i, each in enumerate(systems):
+            again = sum(_kind(other) == _kind(each) for other in systems[:i])
+            own = jax.random.fold_in(key, again) if again else key
+            cohort = each.draw(own, cohort, keep_partial)
         return cohort
 
     return Systems(draw)
+
+
+def _kind(system: Systems) -> str:
+    return getattr(system.draw, "__qualname__", "")
 
 
 def _uniform(key: Key, ids: Array) -> Array:

@@ -23,6 +23,7 @@ from evenhand.types import Algorithm, Model
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
+STEPS = eh.local.sgd(MODEL, 0.3, steps=2)
 _ROOM = {room.what: room for room in ROOMS}
 _WRAPPERS = {"averaged"}
 
@@ -160,6 +161,11 @@ def test_a_composition_trains(text: str) -> None:
                 WORK, personal=eh.local.sgd(MODEL, 0.5, epochs=1), tilt_sample=-1.0, prox_mu=0.5
             ),
         ),
+        ("fedprox(work=sgd(0.3, steps=2), mu=1)", lambda: eh.algorithms.fedprox(STEPS, mu=1.0)),
+        (
+            "averaged(method=fedprox(mu=1))",
+            lambda: eh.algorithms.averaged(eh.algorithms.fedprox(WORK, mu=1.0)),
+        ),
         ("afl(gamma_w=.1, gamma_lambda=.2)", lambda: eh.algorithms.afl(MODEL, gamma_w=0.1, gamma_lambda=0.2)),
     ],
 )
@@ -182,7 +188,7 @@ def test_an_expression_is_what_python_makes_of_it(text: str, made: Callable[[], 
         ("fedprox(0.1)", "column 9: fedprox takes this by name only: fedprox(mu="),
         (
             "fedprox(mu=0.1, aggregtor=mean())",
-            "column 27: fedprox has no 'aggregtor' (perhaps you meant aggregator)",
+            "column 17: fedprox has no 'aggregtor' (perhaps you meant aggregator)",
         ),
         ("fedavg(aggregator=mean)", "column 19: mean is a function: call it, mean()"),
         (

@@ -327,7 +327,7 @@ def test_traffic_is_what_is_published_and_lifted_in_each_pass() -> None:
         ("geometric median", p + 3 * (p + 1), 3 * (p + 1)),
         ("delta_fl", p + 1, p + 1 + 2),
         ("krum", p, p + 1),
-        ("feddane", p + 2 * p, 2 * (p + 1)),
+        ("feddane", p + 2 * p + 1, 2 * (p + 1)),
         ("scaffold", 2 * p, 2 * p + 1),
     ):
         run = eh.simulate(METHODS[name], DATA, rounds=0)
@@ -348,3 +348,47 @@ def test_methods_side_by_side_step_without_anybody_where_all_of_them_ask_for_it(
     assert all(not np.array_equal(flat(params), flat(start.params)) for params in both.params)
     with pytest.raises(eh.EvenhandError, match="cannot share their rounds"):
         eh.algorithms.side_by_side({"a": noisy, "b": quiet})
+
+
+def test_noise_steps_too_where_stragglers_leave_no_slot() -> None:
+    """Dropping all stragglers leaves a cohort without slots, dropouts one of empty slots: both are nobody."""
+    everybody = _private(1.0)
+    start = eh.simulate(everybody, DATA, rounds=0, seed=3)
+    runs = [
+        eh.simulate(everybody, DATA, rounds=2, seed=3, systems=systems)
+        for systems in (eh.systems.stragglers(1.0), eh.systems.dropouts(1.0))
+    ]
+    assert np.array_equal(flat(runs[0].params), flat(runs[1].params))
+    assert not np.array_equal(flat(runs[0].params), flat(start.params))
+    assert runs[0].per_round["reported"].tolist() == [0.0, 0.0]
+    assert not any("never moved" in finding.sentence for run in runs for finding in run.findings)
+
+
+def test_feddane_without_an_answer_to_its_first_exchange_is_fedprox() -> None:
+    """A gradient of zeros would cancel each client's own, and one of an earlier round is of another model."""
+    method = eh.algorithms.feddane(WORK, mu=0.1)
+    first, last = method.phases
+    silent = first._replace(
+        report=lambda message, state, data: first.report(message, state, data)._replace(
+            weight=jnp.float32(-1.0)
+        )
+    )
+    settings: dict[str, Any] = {"rounds": 3, "seed": 2}
+    mute = eh.simulate(method._replace(phases=(silent, last)), DATA, **settings)
+    prox = eh.simulate(eh.algorithms.fedprox(WORK, mu=0.1), DATA, **settings)
+    np.testing.assert_allclose(flat(mute.params), flat(prox.params), atol=1e-6)
+    heard = eh.simulate(method, DATA, **settings)
+    assert np.abs(flat(heard.params) - flat(prox.params)).max() > 1e-3
+
+
+def test_a_state_that_somebody_holds_outlives_the_training() -> None:
+    method = eh.algorithms.scaffold(WORK)
+    for devices in (1, 2):
+        states = [
+            run.state
+            for run in eh.simulation.iterate(method, DATA, rounds=2, cohort=3, eval_every=1, devices=devices)
+        ]
+        sums = [
+            float(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(each.clients))) for each in states
+        ]
+        assert sums[0] == 0.0 < sums[1] != sums[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
@@ -59,8 +60,8 @@ def feddane(
     Raises:
       EvenhandError: ``mu`` negative or not finite.
 
-    Edge cases: one client, or clients with equal rows, have correction 0: FedProx.  On unlike clients the method can
-    diverge, as its authors report.
+    Edge cases: one client, or clients with equal rows, have correction 0: FedProx.  So has a round whose first exchange
+    nobody answers.  On unlike clients the method can diverge, as its authors report.
 
     Differs from the paper in nothing; costs twice the traffic of FedProx.
 
@@ -81,8 +82,8 @@ def feddane(
         raise EvenhandError(f"feddane(mu={mu}): the proximal weight must be a finite number >= 0.")
 
     def correction(message: _rounds.Message, data: ClientData) -> optax.GradientTransformation:
-        own = local.full_gradient(work.model, message.params, data)
-        towards = local.shift(tree.subtract(message.extra, own))
+        (gradient, known), here = message.extra, local.full_gradient(work.model, message.params, data)
+        towards = local.shift(tree.scale(known, tree.subtract(gradient, here)))
         return optax.chain(towards, local.proximal(mu, message.params))
 
     train = _rounds.training(
@@ -95,7 +96,9 @@ def feddane(
     )
     return Algorithm(
         model=work.model,
-        init=lambda params, clients: _rounds.server_init(server_opt, params, tree.zeros_like(params)),
+        init=lambda params, clients: _rounds.server_init(
+            server_opt, params, (tree.zeros_like(params), jnp.float32(0.0))
+        ),
         phases=(_collect(work.model, aggregator, sampling), train._replace(fresh_cohort=fresh_cohort)),
         global_params=_rounds.global_params,
         sampling=sampling,
@@ -121,6 +124,7 @@ def _collect(model: Model, aggregator: Aggregator, sampling: Sampling) -> Phase:
     def server(
         state: _rounds.ServerState, direction: Params, reported: Array, key: Key
     ) -> tuple[_rounds.ServerState, Info]:
-        return state._replace(extra=direction), {"gradient_norm": tree.norm(direction)}
+        known = (reported > 0).astype(jnp.float32)
+        return state._replace(extra=(direction, known)), {"gradient_norm": tree.norm(direction)}
 
-    return Phase(broadcast, report, gradient, aggregator, server)
+    return Phase(broadcast, report, gradient, aggregator, server, steps_if_empty=True)

@@ -116,39 +116,39 @@ def _instead(name: str, room: Room) -> str:
 def _bound(
     reader: _Reader, call: ast.Call, name: str, factory: Callable[..., Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call: those in their places, and those by name."""
+    """The arguments of a call: those that go to ``*args``, and all others by name."""
     hints, known = get_type_hints(factory), parameters(factory)
-    every = inspect.signature(factory).parameters.values()
-    given, places, words = list(call.args), list[Any](), dict[str, Any]()
-    for parameter in every:
+    given, rest, words = list(call.args), list[Any](), dict[str, Any]()
+    filled = dict[str, Callable[[], Any]]()
+    for parameter in inspect.signature(factory).parameters.values():
         kinds = list(arms(hints[parameter.name]))
         if parameter.kind is parameter.VAR_POSITIONAL:
-            while given:
-                places.append(_value(reader, given.pop(0), parameter.name, kinds))
+            rest = [_value(reader, node, parameter.name, kinds) for node in given]
+            given = []
         elif Model in kinds:
-            places.append(reader.model)
+            words[parameter.name] = reader.model
         elif Work in kinds and parameter.default is parameter.empty:
-            places.append(_made(reader, given.pop(0), room_of(Work)) if _is_work(given) else reader.work())
+            if _is_work(given):
+                words[parameter.name] = _made(reader, given.pop(0), room_of(Work))
+            else:
+                filled[parameter.name] = reader.work
         elif given and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-            places.append(_value(reader, given.pop(0), parameter.name, kinds))
+            words[parameter.name] = _value(reader, given.pop(0), parameter.name, kinds)
     if given:
         raise _wrong(reader, given[0], f"{name} takes this by name only: {signature(name, factory)}")
-    placed = [p.name for p in every if p.kind is not p.KEYWORD_ONLY][: len(places)]
     for keyword in call.keywords:
-        if keyword.arg is None or keyword.arg not in known:
+        if keyword.arg is None or keyword.arg not in {*known, *filled, *words}:
             word = "**" if keyword.arg is None else keyword.arg
-            raise _wrong(
-                reader,
-                keyword.value,
-                f"{name} has no {word!r:.40}{perhaps(word, known)}: {signature(name, factory)}",
-            )
-        if keyword.arg in words or keyword.arg in placed:
-            raise _wrong(reader, keyword.value, f"{name} gets {keyword.arg} twice")
+            shown = signature(name, factory)
+            raise _wrong(reader, keyword, f"{name} has no {word!r:.40}{perhaps(word, known)}: {shown}")
+        if keyword.arg in words:
+            raise _wrong(reader, keyword, f"{name} gets {keyword.arg} twice")
         words[keyword.arg] = _value(reader, keyword.value, keyword.arg, list(arms(hints[keyword.arg])))
-    missing = [p for p in known.values() if p.default is p.empty and p.name not in {*words, *placed}]
-    if missing and missing[0].kind is not inspect.Parameter.VAR_POSITIONAL:
-        raise _wrong(reader, call, f"{name} needs {missing[0].name}=: {signature(name, factory)}")
-    return places, words
+    words |= {each: work() for each, work in filled.items() if each not in words}
+    for parameter in known.values():
+        if parameter.default is parameter.empty and parameter.name not in words and not rest:
+            raise _wrong(reader, call, f"{name} needs {parameter.name}=: {signature(name, factory)}")
+    return rest, words
 
 
 def _value(reader: _Reader, node: ast.expr, name: str, kinds: list[Any]) -> Any:
@@ -210,6 +210,6 @@ def _is_work(given: list[ast.expr]) -> bool:
     )
 
 
-def _wrong(reader: _Reader, node: ast.expr, what: str) -> ExpressionError:
+def _wrong(reader: _Reader, node: ast.expr | ast.keyword, what: str) -> ExpressionError:
     column = len(reader.text.encode()[: node.col_offset].decode()) + 1
     return ExpressionError(f"{reader.text!r:.80}, column {column}: {what}.")

@@ -65,10 +65,10 @@ def findings(
     known = () if scales is None else (scales,)
     if not len(history["round"]) or history["round"][-1] < 1:
         return known
-    rejected = _rejected(per_round, scaled=scales is None)
+    rejected = _rejected(history, per_round, scaled=scales is None)
     if rejected is not None:
         known = (rejected, *known)
-        if not np.any(per_round["reported"]):
+        if not np.any(per_round["reported"]) and _is_still(history):
             return known
     failed = _diverged(history, blank, scaled=scales is None) or _unmoved(history, per_round)
     if failed is not None:
@@ -77,7 +77,9 @@ def findings(
     return known if guessing is None else (guessing, *known)
 
 
-def _rejected(per_round: Mapping[str, NDArray], *, scaled: bool) -> Finding | None:
+def _rejected(
+    history: Mapping[str, NDArray], per_round: Mapping[str, NDArray], *, scaled: bool
+) -> Finding | None:
     """The server has rejected an upload: some number in it was not finite, or its weight was impossible."""
     rejected = np.asarray(per_round.get("rejected", ()), np.float64)
     if not np.any(rejected):
@@ -89,10 +91,10 @@ def _rejected(per_round: Mapping[str, NDArray], *, scaled: bool) -> Finding | No
         "below 0 or above that of the largest client"
     )
     empty = int(np.sum(reported[rounds] == 0))
-    if not np.any(reported):
+    if not np.any(reported) and _is_still(history):
         text = f"The model never moved. {text}; none was ever left"
     elif empty:
-        text += f". In {counted(empty, 'round')} none was left, and nothing changed"
+        text += f". In {counted(empty, 'round')} none was left"
     cure = _slower(scaled=scaled, at_once=rounds[0] == 0)
     return Finding("rejected", f"{text}. Where no client is malicious, local training diverges. {cure}")
 
@@ -147,15 +149,14 @@ def _unmoved(history: Mapping[str, NDArray], per_round: Mapping[str, NDArray]) -
     """
     rounds, loss = int(history["round"][-1]), float(history["train_loss"][0])
     reported = per_round.get("reported")
-    if reported is not None and len(reported) and not np.any(reported):
+    if reported is not None and len(reported) and not np.any(reported) and _is_still(history):
         text = (
             f"The model never moved: no client reported in any of the {rounds} rounds, because all of them "
             "dropped out, or were stragglers, whose work this method drops. Lower the share of either, or take a "
             "method that keeps partial work, such as FedProx."
         )
         return Finding("unmoved", text)
-    columns = [np.asarray(history[name]) for name in _LOSSES if name in history]
-    if loss == 0 or any(np.any(np.abs(x - x[0]) > _STILL * np.abs(x[0])) for x in columns):
+    if loss == 0 or not _is_still(history):
         return None
     norms = [values for name, values in per_round.items() if name.startswith("update_norm")]
     text = f"The model did not move: after {rounds} rounds the training loss is {_text(loss)}, as before the first"
@@ -167,6 +168,12 @@ def _unmoved(history: Mapping[str, NDArray], per_round: Mapping[str, NDArray]) -
     else:
         text += ". Try a larger step of the clients or of the server, unless the model was trained already."
     return Finding("unmoved", text)
+
+
+def _is_still(history: Mapping[str, NDArray]) -> bool:
+    """Whether no loss of any split has changed since round 0."""
+    columns = [np.asarray(history[name]) for name in _LOSSES if name in history]
+    return not any(np.any(np.abs(x - x[0]) > _STILL * np.abs(x[0])) for x in columns)
 
 
 def _one_class(cells: ClassMetrics | None, names: Sequence[str] | None) -> Finding | None:

@@ -116,9 +116,12 @@ def cohort(
     else:
         drawn = sampling.draw(key, sizes, count)
     expect("the result of Sampling.draw", drawn, Cohort, "eh.types.Cohort.of(ids)")
-    if systems is None:
-        return drawn
-    return systems.draw(stream(keys.shared, Purpose.STRAGGLERS, number, draw), drawn, algorithm.partial_work)
+    if systems is not None:
+        key = stream(keys.shared, Purpose.STRAGGLERS, number, draw)
+        drawn = systems.draw(key, drawn, algorithm.partial_work)
+    if drawn.ids.shape[0] == 0:  # a cohort has one slot at least, so that nobody is no case of its own
+        return Cohort.of(jnp.zeros(1, jnp.int32), jnp.zeros(1, bool))
+    return drawn
 
 
 def work_key(keys: Keys, number: Array | int, phase: int, client: Array) -> Key:

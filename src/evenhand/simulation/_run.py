@@ -91,7 +91,7 @@ class Run:
 
     @property
     def state(self) -> RoundState:
-        """All that the next round would start from: of the server, the aggregators and the clients."""
+        """All that the next round would start from: of the server, the aggregators and, in a copy, the clients."""
         return self.kept.state
 
     def release(self) -> None:
@@ -126,7 +126,7 @@ class Run:
             )
         params, of = self.params, self.algorithm.personal_params
         if of is not None:
-            params = of(self.kept.server, tree.take(self.state.clients, jnp.int32(k)))
+            params = of(self.kept.server, tree.take(self.kept.clients, jnp.int32(k)))
         if self.algorithm.adapt is None:
             return params
         return adapt_one(self.algorithm.adapt, params, self.data.train, k, jax.random.key(self.seed))

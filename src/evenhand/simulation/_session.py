@@ -54,6 +54,7 @@ class Session:
     ) -> Iterator[Run]:
         """Hands out the run so far at each evaluation, having saved it first where that is due."""
         done, found = 0, None if checkpoints is None else checkpoints.load()
+        is_new = found is None
         if found is not None:
             if found.done > rounds:
                 raise EvenhandError(
@@ -62,7 +63,8 @@ class Session:
                 )
             state, done, self.history, self.per_round, self.seconds = found
             state = everywhere(self.program.mesh, state)
-        served = self._evaluate(state, done, record=found is None)
+        del found  # its clients' states may be most of the memory
+        served = self._evaluate(state, done, record=is_new)
         progress.update(done, self._latest())
         yield self._snapshot(state, done, served, None)
         if done < rounds:

@@ -157,8 +157,6 @@ def one_round(
         cohort = rounds.cohort(
             algorithm, program.systems, rows.sizes, program.cohort, keys, number, index, rows.table
         )
-        if cohort.ids.shape[0] == 0:
-            continue
         effort = _client.effort(program, index, rows, cohort)
         groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices)
         state, info, accepted = _one_phase(program, index, state, rows, keys, number, cohort, groups)

@@ -27,13 +27,18 @@ class Kept:
 
     @property
     def state(self) -> RoundState:
-        """All of it."""
+        """All of it; the clients' states are a copy, which is the caller's."""
+        return RoundState(self._server, self._aggregators, copies(self.clients))
+
+    @property
+    def clients(self) -> PyTree:
+        """The clients' states, until training goes on."""
         if self._clients is None:
             raise EvenhandError(
                 "This run has released its clients' states, so that training could go on in their place: ask for "
                 "personal models before release()."
             )
-        return RoundState(self._server, self._aggregators, self._clients)
+        return self._clients
 
     @property
     def server(self) -> PyTree:

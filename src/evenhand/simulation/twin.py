@@ -72,9 +72,6 @@ def _one_round(
     for index, phase in enumerate(algorithm.phases):
         # 1. The server draws a cohort.
         cohort = rounds.cohort(algorithm, program.systems, rows.sizes, program.cohort, keys, number, index)
-        if len(cohort.ids) == 0:
-            infos["reported"] = jnp.float32(0.0)
-            continue
         # 2. Each of its clients gets the broadcast, reports, works and sends what its work gives.
         sent: list[tuple[Report, PyTree, PyTree]] = []
         for k, progress in zip(cohort.ids, cohort.progress, strict=True):

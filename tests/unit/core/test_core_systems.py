@@ -195,6 +195,8 @@ def test_a_chain_is_one_after_the_other_and_each_draws_as_it_does_alone() -> Non
     assert np.array_equal(both.present, dropouts(0.5).draw(key, cohort, True).present)
     assert 0 < both.present.sum() < 40
     assert chain(stragglers(0.5)) is chain(stragglers(0.5))
+    twice = _present(chain(dropouts(0.5), dropouts(0.4)), jnp.arange(4))
+    assert abs(twice.mean() - 0.3) < 4.5 * np.sqrt(0.3 * 0.7 / twice.size)
     with pytest.raises(eh.EvenhandError, match="systems="):
         chain(0.5)
     with pytest.raises(eh.EvenhandError, match="clients that drop out"):
