@@ -246,8 +246,10 @@ def test_reduced_losses_get_a_sentence():
     ids=["fedavg", "fedprox", "feddane", "scaffold"],
 )
 def test_traffic_is_counted_in_models(method, down, up):
-    """d = 15 parameters; each upload carries one weight besides.  FedDane's second broadcast repeats the model, and says
-    whether its gradient is known."""
+    """d = 15 parameters; each upload carries one weight besides.
+
+    FedDane's second broadcast repeats the model, and says whether its gradient is known.
+    """
     made = method(eh.local.sgd(MODEL, 0.1, epochs=1))
     floats = eh.simulate(made, DATA, rounds=0).info["floats"]
     exchanges = len(made.phases)
