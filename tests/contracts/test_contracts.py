@@ -64,7 +64,7 @@ _LISTED = {name.partition(",")[0] for name in (*METHODS, *FAIR, *SLOW)} | {
 _OTHERS = [name for name in factories(room_of(Algorithm)) if name not in _LISTED]
 
 
-@pytest.mark.parametrize("name", _OTHERS)
+@pytest.mark.parametrize("name", [*_OTHERS, "term"])  # one at least, so that the test itself is tested
 def test_methods_that_nobody_has_listed_keep_the_contract(name):
     """A new method is checked from the day that it is exported: with 0.5 for whatever number it needs."""
     needed = [p for p in parameters(factories(room_of(Algorithm))[name]).values() if p.default is p.empty]

@@ -203,7 +203,10 @@ def test_each_kind_is_rejected_alone(what: str) -> None:
 
     def send(value: float) -> Attack:
         if what == "delta":
-            upload = lambda delta, key: jax.tree.map(lambda leaf: jnp.full_like(leaf, value), delta)  # noqa: E731
+
+            def upload(delta: Any, key: Any) -> Any:
+                return jax.tree.map(lambda leaf: jnp.full_like(leaf, value), delta)
+
             return Attack(clients=(2,), upload=upload)
         return Attack(clients=(2,), report=lambda report, key: report._replace(**{what: jnp.float32(value)}))
 

@@ -34,7 +34,7 @@ from evenhand.types import Model
 __all__ = ["ExpressionError", "built"]
 
 _LONGEST = 10_000
-"""Characters of an expression: more is no method that anybody wrote."""
+"""Characters of an expression, at most: nobody writes a longer one."""
 
 
 class ExpressionError(EvenhandError):

@@ -14,10 +14,10 @@ __all__ = ["Kept", "scatter", "stored"]
 
 
 class Kept:
-    """The state that a run has reached, handed out while training may go on and take its memory over.
+    """The state that a run has reached, handed out while training may continue in its memory.
 
-    The clients' states may be most of the memory, so they are copied only when training goes on while somebody still
-    has a use for them.
+    The clients' states may be most of the memory, so they are copied only when training continues while
+    somebody still has a use for them.
     """
 
     def __init__(self, state: RoundState) -> None:
@@ -32,10 +32,10 @@ class Kept:
 
     @property
     def clients(self) -> PyTree:
-        """The clients' states, until training goes on."""
+        """The clients' states, until training continues."""
         if self._clients is None:
             raise EvenhandError(
-                "This run has released its clients' states, so that training could go on in their place: ask for "
+                "This run has released its clients' states, so that training could continue in their place: ask for "
                 "personal models before release()."
             )
         return self._clients
@@ -46,7 +46,7 @@ class Kept:
         return self._server
 
     def move_on(self) -> None:
-        """Training goes on, and takes the memory of the clients' states over."""
+        """Training continues, and reuses the memory of the clients' states."""
         if self._clients is not None:
             self._clients = copies(self._clients)
 
