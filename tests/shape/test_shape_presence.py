@@ -395,3 +395,10 @@ def test_a_state_that_somebody_holds_outlives_the_training() -> None:
             float(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(each.clients))) for each in states
         ]
         assert sums[0] == 0.0 < sums[1] != sums[2]
+
+
+def test_the_largest_clients_weight_is_the_most_that_is_accepted() -> None:
+    largest = rounds.largest_weight(METHODS["fedavg"], int(DATA.train.sizes.max()))
+    for factor, accepted in ((1.0, True), (1.01, False)):
+        report = Report(largest * factor, jnp.float32(jnp.nan))
+        assert bool(rounds.accepts_report(eh.aggregators.mean(), report, largest)) is accepted
