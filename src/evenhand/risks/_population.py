@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Risk
 
-__all__ = ["among", "at", "check_tail", "linear", "log_weights", "population", "risk"]
+__all__ = ["among", "at", "check_tail", "linear", "log_weights", "pinned", "population", "risk"]
 
 Weigh = Callable[[Array, Array], Array]
 """``(losses, p) -> (n,)`` for losses and weights as :func:`population` gives them."""
@@ -59,6 +59,15 @@ def population(losses: Array, weights: Array | None) -> tuple[Array, Array]:
     total = jnp.sum(weights)
     p = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), 0.0)
     return jnp.where(p > 0, losses, 0.0), p
+
+
+def pinned(losses: Array) -> Array:
+    """The same numbers, but read from memory by all who use them: what compares losses must begin with this.
+
+    XLA computes the losses anew in each kernel that needs them, where it may round them otherwise, so that the quantile
+    of a vector is none of its entries.  It does not do so with what a sort has sorted.
+    """
+    return jax.lax.sort((jnp.arange(losses.shape[0], dtype=jnp.int32), losses), num_keys=1)[1]
 
 
 def log_weights(p: Array) -> Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from evenhand.errors import EvenhandError
-from evenhand.risks._population import at, check_tail, risk
+from evenhand.risks._population import at, check_tail, pinned, risk
 from evenhand.risks.superquantile import capped_weights
 from evenhand.risks.value_at_risk import quantile
 from evenhand.types import Array, Risk
@@ -105,6 +105,7 @@ def squared_superquantile(theta: float, nu: float) -> Risk:
 def _entropic_weights(losses: Array, p: Array, theta: float, nu: float) -> Array:
     if theta == 1.0:
         return p
+    losses = pinned(losses)
     order = jnp.argsort(-losses)
     ranked, base = losses[order], p[order]
     # Of each loss, what it and the smaller ones weigh relative to it: by neighbours' distances, since a loss far off
@@ -129,6 +130,8 @@ def _entropic_weights(losses: Array, p: Array, theta: float, nu: float) -> Array
 
 
 def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Array:
+    losses = pinned(losses)
+
     def of(eta: Array) -> Array:
         return p * jnp.clip(1.0 + slope * (losses - eta), 0.0, 1.0 / theta)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from evenhand.errors import EvenhandError
-from evenhand.risks._population import check_tail, linear
+from evenhand.risks._population import check_tail, linear, pinned
 from evenhand.types import Array, Risk
 
 __all__ = ["capped_weights", "inverse_superquantile", "superquantile"]
@@ -76,7 +76,7 @@ def capped_weights(losses: Array, p: Array, theta: float) -> Array:
     """The exact weights of :func:`superquantile`, for weights ``p`` that sum to 1."""
     if theta == 1.0:
         return p
-    falling = -losses
+    falling = -pinned(losses)
     order = jnp.argsort(falling)
     mass = jnp.concatenate([jnp.zeros(1, p.dtype), jnp.cumsum(p[order])]) / theta
     ranked = falling[order]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from evenhand.risks._population import among, check_tail, linear
+from evenhand.risks._population import among, check_tail, linear, pinned
 from evenhand.risks.value_at_risk import quantile
 from evenhand.types import Array, Risk
 
@@ -42,6 +42,7 @@ def tail_mean(theta: float, *, strict: bool = False) -> Risk:
     def weigh(losses: Array, p: Array) -> Array:
         if theta == 1.0:
             return p
+        losses = pinned(losses)
         edge = quantile(losses, p, theta)
         above = losses > edge
         lonely = ~jnp.any(above & (p > 0))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand.errors import EvenhandError
-from evenhand.risks._population import among, linear, log_weights, risk
+from evenhand.risks._population import among, linear, log_weights, pinned, risk
 from evenhand.types import Array, Risk
 
 __all__ = ["tilted"]
@@ -55,7 +55,7 @@ def tilted(t: float | Array) -> Risk:
             raise EvenhandError("tilted(t=nan): the tilt must be a number, or plus or minus infinity.")
         if abs(t) > _MOST:
             sign = math.copysign(1.0, t)
-            return linear(lambda losses, p: among(sign * losses == _largest(sign * losses, p), p))
+            return linear(lambda losses, p: _dominant(sign * pinned(losses), p))
 
     def weigh(losses: Array, p: Array) -> Array:
         _, powers = _shifted(losses, p, t)
@@ -70,6 +70,11 @@ def tilted(t: float | Array) -> Risk:
         return jnp.where(near, _near_mean(losses, p, tilt, near), far)
 
     return risk(value, weigh)
+
+
+def _dominant(losses: Array, p: Array) -> Array:
+    """The largest loss has all the weight."""
+    return among(losses == _largest(losses, p), p)
 
 
 def _shifted(losses: Array, p: Array, t: float | Array) -> tuple[Array, Array]:

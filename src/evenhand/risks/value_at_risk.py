@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from evenhand.errors import whole_number
-from evenhand.risks._population import among, check_tail, linear
+from evenhand.risks._population import among, check_tail, linear, pinned
 from evenhand.types import Array, Risk
 
 __all__ = ["kth_smallest", "quantile", "value_at_risk"]
@@ -36,11 +36,16 @@ def value_at_risk(theta: float) -> Risk:
     Learning with Superquantile Aggregation for Heterogeneous Data*, Machine Learning 2023, section 3.3.
     """
     check_tail(theta, "value_at_risk")
-    return linear(lambda losses, p: among(losses == quantile(losses, p, theta), p))
+
+    def weigh(losses: Array, p: Array) -> Array:
+        losses = pinned(losses)
+        return among(losses == quantile(losses, p, theta), p)
+
+    return linear(weigh)
 
 
 def quantile(losses: Array, p: Array, theta: float) -> Array:
-    """The value of :func:`value_at_risk`, for weights ``p`` that sum to 1."""
+    """The value of :func:`value_at_risk`, for pinned losses and weights ``p`` that sum to 1."""
     order = jnp.argsort(losses)
     ranked, mass = losses[order], jnp.cumsum(p[order][::-1])[::-1]
     above = jnp.concatenate([mass, jnp.zeros(1, p.dtype)])[jnp.searchsorted(ranked, losses, side="right")]
@@ -68,6 +73,7 @@ def kth_smallest(k: int) -> Risk:
     whole_number("k", k, 1, 2**31 - 1)
 
     def weigh(losses: Array, p: Array) -> Array:
+        losses = pinned(losses)
         ranked = jnp.sort(jnp.where(p > 0, losses, jnp.inf))
         rank = jnp.clip(jnp.minimum(k, jnp.sum(p > 0)) - 1, 0)
         return among(losses == ranked[rank], p)
