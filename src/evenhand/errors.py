@@ -4,15 +4,36 @@ import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import FunctionType, UnionType
+from typing import NamedTuple
 
-__all__ = ["EvenhandError", "EvenhandWarning", "expect", "nearest", "perhaps", "whole_number"]
+__all__ = ["Argument", "EvenhandError", "EvenhandWarning", "expect", "nearest", "perhaps", "whole_number"]
+
+
+class Argument(NamedTuple):
+    """An argument that a sentence names, as Python spells it; the command line spells it as an option."""
+
+    name: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}"
 
 
 class EvenhandError(ValueError):
-    """Bad input, told in one sentence: what is wrong, where, and what to do.
+    """Bad input, in one sentence: what is wrong, where, and what to do.
 
     The command line prints the sentence and exits with 2; in Python it is a ``ValueError``.
+
+    Args:
+      parts: the sentence, in one piece or around the :class:`Argument` values that it names.
     """
+
+    def __init__(self, *parts: str | Argument) -> None:
+        super().__init__(*parts)
+        self.parts = parts
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.parts))
 
 
 class EvenhandWarning(UserWarning):
@@ -27,11 +48,11 @@ def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) ->
     try:
         number = operator.index(value)  # pyright: ignore[reportArgumentType]  (the point is to try)
     except TypeError:
-        raise EvenhandError(f"{name}={value!r}: give a whole number.") from None
+        raise EvenhandError(Argument(name, repr(value)), ": give a whole number.") from None
     if not least <= number <= most:
         # Python refuses to write integers of more than 4,300 digits.
         shown = str(number) if abs(number) < 10**100 else "a number of more than 100 digits"
-        raise EvenhandError(f"{name}={shown}: give a whole number from {least} to {most}.")
+        raise EvenhandError(Argument(name, shown), f": give a whole number from {least} to {most}.")
     return number
 
 

@@ -32,7 +32,7 @@ from evenhand import tree
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Params
 
-__all__ = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
+__all__ = ["fedadagrad", "fedadam", "fedavgm", "fedyogi", "sgd"]
 
 
 class _Moments(NamedTuple):
@@ -92,6 +92,16 @@ def fedavgm(learning_rate: float = 1.0, *, momentum: float = 0.9) -> optax.Gradi
     return optax.sgd(learning_rate, momentum=momentum)
 
 
+def sgd(learning_rate: float = 1.0) -> optax.GradientTransformation:
+    r"""FedAvg's server optimiser: :math:`w \leftarrow w + \eta \Delta`; ``optax.sgd``, for the command line.
+
+    Args:
+      learning_rate: :math:`\eta`; 1 is plain averaging.
+    """
+    _check(learning_rate, 0.0, 0.0, 1.0)
+    return optax.sgd(learning_rate)
+
+
 def _adaptive(
     learning_rate: float, b1: float, b2: float, tau: float, second: Callable[[Array, Array], Array]
 ) -> optax.GradientTransformation:
@@ -113,8 +123,10 @@ def _adaptive(
 
 
 def _check(learning_rate: float, b1: float, b2: float, tau: float) -> None:
-    if not learning_rate > 0.0:
-        raise EvenhandError(f"The server's learning_rate is {learning_rate}: it must be above 0.")
+    if not 0.0 < learning_rate < float("inf"):
+        raise EvenhandError(
+            f"The server's learning_rate is {learning_rate}: it must be a finite number above 0."
+        )
     for name, value in (("first decay rate (b1, momentum)", b1), ("b2", b2)):
         if not 0.0 <= value < 1.0:
             raise EvenhandError(f"The server optimiser's {name} is {value}: it must lie in [0, 1).")

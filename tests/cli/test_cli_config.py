@@ -1,7 +1,8 @@
-"""``config.json`` as command-line words, and what it records."""
+"""``config.json``: what it records, and how a run starts from it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,66 +10,94 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.cli._config import with_config
 from evenhand.cli._data import DataOptions, fingerprint
+from evenhand.cli._main import parse
+from evenhand.cli._run import Run
+
+OPTIONS = {
+    "lr": 1e-05,
+    "epochs": 3,
+    "regression": True,
+    "text": False,
+    "cohort": "all",
+    "rounds": 7,
+    "alpha": 1,
+}
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.json"
-    options = {"lr": 1e-05, "epochs": 3, "regression": True, "text": False, "cohort": "all"}
-    path.write_text(json.dumps({"method": {"name": "fedprox", "mu": 0.1}, "options": options}))
+    return written(tmp_path, "fedprox(mu=0.1, server_opt=sgd(0.5))")
+
+
+def written(folder: Path, method: str) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"method": method, "options": OPTIONS}))
     return path
 
 
-SETTINGS = ["--lr=1e-05", "--epochs=3", "--regression", "--cohort=all"]
+def run(*words: str) -> Run:
+    command = parse(["run", *words])
+    assert isinstance(command, Run)
+    return command
 
 
-def test_settings_come_before_what_is_given(config: Path) -> None:
-    words = with_config(["run", "--seed", "3", "--config", str(config), "--lr", "1"])
-    assert words == [
-        "run",
-        "fedprox",
-        "--mu=0.1",
-        *SETTINGS,
-        "--seed",
-        "3",
-        "--lr",
-        "1",
-        f"--config={config}",
-    ]
-    assert with_config(["run", "fedprox", f"--config={config}"])[1:3] == ["fedprox", "--mu=0.1"]
+def test_what_is_not_given_is_as_it_was(config: Path) -> None:
+    same = run("--config", str(config))
+    assert same.method.text() == "fedprox(mu=0.1, server_opt=sgd(0.5))"
+    assert (same.local.lr, same.local.epochs, same.data.regression, same.cohort) == (1e-05, 3, True, "all")
+    assert (same.rounds, same.data.alpha, same.seed, same.config) == (7, 1.0, 0, config)
 
 
-def test_another_method_drops_the_hyper_parameters(config: Path) -> None:
-    words = with_config(["run", "fedavg", "--config", str(config)])
-    assert words == ["run", "fedavg", *SETTINGS, f"--config={config}"]
+def test_what_is_given_counts_more_even_where_it_is_the_default(config: Path) -> None:
+    other = run("--seed", "3", f"--config={config}", "--lr", "0.1", "--rounds=50", "--cohort", "2", "--quiet")
+    assert (other.seed, other.local.lr, other.rounds, other.cohort, other.quiet) == (3, 0.1, 50, 2, True)
+    assert (other.local.epochs, other.data.alpha) == (3, 1.0)
+
+
+def test_options_of_the_method_join_those_of_the_file(config: Path) -> None:
+    """With and without the method's name."""
+    for words in (["--mu", "2"], ["fedprox", "--mu", "2"]):
+        assert run(*words, "--config", str(config)).method.text() == "fedprox(mu=2.0, server_opt=sgd(0.5))"
+    longer = run("--aggregator", "mean()", "--config", str(config)).method.text()
+    assert longer == "fedprox(mu=0.1, server_opt=sgd(0.5), aggregator=mean())"
+
+
+def test_another_method_has_arguments_of_its_own(config: Path) -> None:
+    assert run("fedavg", "--config", str(config)).method.text() == "fedavg()"
+    assert run("averaged( fedavg() )", "--config", str(config)).method.text() == "averaged(fedavg())"
+    assert run("fedavg", "--config", str(config)).local.epochs == 3
+
+
+def test_an_expression_comes_back_as_it_is(tmp_path: Path) -> None:
+    text = "averaged(fedprox(mu=1e-05, aggregator=risk_weighted(superquantile(0.5))), growth=2)"
+    again = run("--config", str(written(tmp_path, text)))
+    assert again.method.text() == text
+    more = run("--no-initial", "--config", str(tmp_path)).method.text()
+    assert more == text[:-1] + ", initial=False)"
+    text = "nothing_like_it(1)(2)"
+    assert run("--config", str(written(tmp_path, text))).method.text() == text
 
 
 def test_steps_replace_epochs(config: Path) -> None:
-    words = with_config(["run", "--config", str(config), "--steps=5"])
-    assert "--epochs=3" not in words
-    assert "--epochs=3" in with_config(["run", "--config", str(config), "--lr=5"])
+    stepped = run("--config", str(config), "--steps=5").local
+    assert (stepped.steps, stepped.epochs) == (5, None)
+    assert run("--config", str(config), "--lr=5").local.epochs == 3
 
 
 def test_a_folder_stands_for_its_config(config: Path) -> None:
-    assert with_config(["run", "--config", str(config.parent)]) == with_config(
-        ["run", "--config", str(config)]
-    )
-
-
-def test_without_config_nothing_changes() -> None:
-    for words in ([], ["list"], ["run", "fedavg"], ["run", "--config"], ["compare", "--config", "x"]):
-        assert with_config(words) == words
+    one, other = (run("--config", str(path)) for path in (config.parent, config))
+    assert dataclasses.replace(one, config=None) == dataclasses.replace(other, config=None)
 
 
 @pytest.mark.parametrize(
-    "content", ["{}", '{"method": "fedavg", "options": {}}', '{"method": {}, "options": {}}']
+    "content",
+    ["{}", '{"method": {"name": "fedavg"}, "options": {}}', '{"method": "fedavg()", "options": []}'],
 )
 def test_json_that_is_no_configuration(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(eh.EvenhandError, match="not the configuration of a run"):
-        with_config(["run", "--config", str(tmp_path)])
+        run("--config", str(tmp_path))
 
 
 def test_paths_are_recorded_from_the_root_and_names_as_they_are(

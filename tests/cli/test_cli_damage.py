@@ -161,7 +161,6 @@ def test_odd_files(name: str, damage: bytes, old: Path, capsys: pytest.CaptureFi
         ("config.json", "versions"),
         ("config.json", "versions.jax"),
         ("config.json", "method"),
-        ("config.json", "method.name"),
         ("config.json", "options"),
         ("config.json", "options.seed"),
         ("config.json", "data"),

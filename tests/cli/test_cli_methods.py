@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import itertools
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +15,15 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand import algorithms, server_opt
+from evenhand import aggregators, algorithms, risks, server_opt
 from evenhand.aggregators import reduce_uploads
+from evenhand.cli import main
+from evenhand.cli._expression import built
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._main import parse
 from evenhand.cli._methods import METHODS, Composed
 from evenhand.cli._run import Run
+from evenhand.cli._spelling import options_of
 from evenhand.local import Work
 from evenhand.rounds import weighed
 from evenhand.types import Algorithm, ClientData, Cohort, Key, Model, Params, Report, Upload
@@ -28,7 +35,6 @@ LABELS = eh.models.from_functions(
     apply=lambda params, x: x @ params,
     losses=lambda outputs, y: jnp.square(outputs - y.astype(jnp.float32)),
 )
-DATA = eh.data.from_arrays(np.zeros((6, 2), np.float32), np.arange(6), np.zeros(6, int), test_fraction=0.0)
 ROWS = ClientData(
     jnp.array([[1.0, 2.0], [3.0, 4.0], [0.5, -1.0], [-1.0, 0.0]]),
     jnp.array([1.0, 5.0, 5.0, 1.0]),
@@ -102,76 +108,136 @@ def _fedtilt(
 
 
 GIVEN = {
-    "fedavg --server-lr 0.7": algorithms.fedavg(work, server_opt=optax.sgd(0.7)),
-    "fedprox --mu 0.4": algorithms.fedprox(work, mu=0.4),
-    "fedprox --server-lr 0.7": algorithms.fedprox(work, mu=1.0, server_opt=optax.sgd(0.7)),
-    "fedprox-adaptive --mu0 0.3": algorithms.fedprox_adaptive(work, mu0=0.3),
-    "feddane --mu 0.4": algorithms.feddane(work, mu=0.4),
-    "scaffold --server-lr 0.7": algorithms.scaffold(work, server_opt=optax.sgd(0.7)),
-    "fedadam --server-lr 0.2 --b1 0.5 --b2 0.6 --tau 0.3": algorithms.fedavg(
+    "fedavg --server-opt sgd(0.7)": algorithms.fedavg(work, server_opt=optax.sgd(0.7)),
+    "fedavg --server-opt fedadam(0.2,b1=0.5,b2=0.6,tau=0.3)": algorithms.fedavg(
         work, server_opt=server_opt.fedadam(0.2, b1=0.5, b2=0.6, tau=0.3)
     ),
-    "fedyogi --server-lr 0.2 --b1 0.5 --b2 0.6 --tau 0.3": algorithms.fedavg(
-        work, server_opt=server_opt.fedyogi(0.2, b1=0.5, b2=0.6, tau=0.3)
+    "fedavg --aggregator risk_weighted(superquantile(0.5))": algorithms.fedavg(
+        work, aggregator=aggregators.risk_weighted(risks.superquantile(0.5))
     ),
-    "fedadagrad --server-lr 0.2 --b1 0.5 --tau 0.3": algorithms.fedavg(
-        work, server_opt=server_opt.fedadagrad(0.2, b1=0.5, tau=0.3)
+    "averaged --method fedprox(mu=1) --growth 1.5 --no-initial": algorithms.averaged(
+        algorithms.fedprox(work, mu=1.0), growth=1.5, initial=False
     ),
-    "fedavgm --server-lr 0.2 --momentum 0.5": algorithms.fedavg(
-        work, server_opt=server_opt.fedavgm(0.2, momentum=0.5)
+    "fedprox --mu 0.4": algorithms.fedprox(work, mu=0.4),
+    "fedprox --mu 0 --server-opt fedavgm(0.2,momentum=0.5)": algorithms.fedprox(
+        work, mu=0.0, server_opt=server_opt.fedavgm(0.2, momentum=0.5)
     ),
+    "fedprox-adaptive --mu0 0.3": algorithms.fedprox_adaptive(work, mu0=0.3),
+    "fedprox_adaptive --mu0 0.5": algorithms.fedprox_adaptive(work, mu0=0.5),
+    "feddane --mu 0.4": algorithms.feddane(work, mu=0.4),
+    "scaffold --server-opt fedyogi(0.2)": algorithms.scaffold(work, server_opt=server_opt.fedyogi(0.2)),
     "qfedavg --q 0.5": algorithms.qfedavg(work, q=0.5, lipschitz=10.0),
-    "qfedavg --lr 0.2": algorithms.qfedavg(work, q=1.0, lipschitz=5.0),
-    "qfedsgd --q 0.5 --lr 0.2": algorithms.qfedsgd(MODEL, q=0.5, lipschitz=5.0),
-    "afl --gamma-lambda 0.3 --lr 0.2": algorithms.afl(MODEL, gamma_w=0.2, gamma_lambda=0.3),
+    "qfedavg --q 1 --lr 0.2": algorithms.qfedavg(work, q=1.0, lipschitz=5.0),
+    "qfedavg --q 1 --lipschitz 3": algorithms.qfedavg(work, q=1.0, lipschitz=3.0),
+    "qfedsgd --q 0.5 --step-size 0.2": algorithms.qfedsgd(MODEL, q=0.5, step_size=0.2),
+    "afl --gamma-lambda 0.3 --gamma-w 0.2": algorithms.afl(MODEL, gamma_w=0.2, gamma_lambda=0.3),
     "term --t 0.5": algorithms.term(work, t=0.5),
     "term --t -2": algorithms.term(work, t=-2.0),
-    "term --running 0.5": algorithms.term(work, t=1.0, running=0.5),
+    "term --t 1 --running 0.5": algorithms.term(work, t=1.0, running=0.5),
     "delta-fl --theta 0.8": algorithms.delta_fl(work, theta=0.8),
-    "delta-fl --nu 0.5": algorithms.delta_fl(work, theta=0.5, nu=0.5),
-    "delta-fl --filtered": algorithms.delta_fl(work, theta=0.5, filtered=True),
-    "delta-fl --filtered --no-strict": algorithms.delta_fl(work, theta=0.5, filtered=True, strict=False),
+    "delta-fl --theta 0.4 --nu 0.5": algorithms.delta_fl(work, theta=0.4, nu=0.5),
+    "delta-fl --theta 0.3 --filtered": algorithms.delta_fl(work, theta=0.3, filtered=True),
+    "delta-fl --theta 0.34 --filtered --no-strict": algorithms.delta_fl(
+        work, theta=0.34, filtered=True, strict=False
+    ),
     "fedmgda --epsilon 0.5": algorithms.fedmgda(work, epsilon=0.5),
-    "fedmgda --server-lr 0.5": algorithms.fedmgda(work, epsilon=0.1, server_opt=optax.sgd(0.5)),
-    "qmaml --q 2 --lr 0.2 --finetune-steps 2": algorithms.qmaml(
+    "fedmgda --server-opt sgd(0.5)": algorithms.fedmgda(work, epsilon=0.1, server_opt=optax.sgd(0.5)),
+    "qmaml --q 2 --step-size 0.2 --finetune-steps 2": algorithms.qmaml(
         MODEL, q=2.0, step_size=0.2, finetune_steps=2
     ),
-    "fedtilt --tilt-class 2 --tilt-sample -1 --lr 0.2": _fedtilt(tilt_class=2.0, tilt_sample=-1.0, lr=0.2),
-    "fedtilt --tilt-server 0.5": _fedtilt(tilt_server=0.5),
-    "fedtilt --prox-mu 2 --steps 3 --batch-size all": _fedtilt(prox_mu=2.0, steps=3, batch_size=None),
-    "fedtilt --prox-mu inf": _fedtilt(prox_mu=float("inf")),
+    "fedtilt --tilt-class 2 --tilt-sample -1 --lr 0.2 --classes 6": _fedtilt(
+        tilt_class=2.0, tilt_sample=-1.0, lr=0.2
+    ),
+    "fedtilt --tilt-class 1 --tilt-server 0.5 --classes 6": _fedtilt(tilt_server=0.5),
+    "fedtilt --tilt-class 1 --prox-mu 2 --steps 3 --batch-size all --classes 6": _fedtilt(
+        prox_mu=2.0, steps=3, batch_size=None
+    ),
+    "fedtilt --tilt-class 1 --prox-mu inf --classes 6": _fedtilt(prox_mu=float("inf")),
 }
+"""Words -> what they must make."""
+
+UNLIKE: list[tuple[str, str]] = list(itertools.pairwise(GIVEN))
+"""Each must differ from the next, so that no option is ignored."""
 
 
-def built(words: str) -> Algorithm:
+def made(words: str) -> Algorithm:
     """The method that ``evenhand run`` makes of these words."""
     command = parse(["run", *words.split()])
     assert isinstance(command, Run)
-    assert command.method.name == words.split()[0]
     model = LABELS if words.startswith("fedtilt") else MODEL
-    return command.method.build(model, Local(**vars(command.local)), DATA)
+    return built(command.method.text(), Algorithm, model, lambda: Local(**vars(command.local)).work(model))
 
 
 @pytest.mark.parametrize("words", GIVEN)
 def test_hyper_parameters_arrive(words: str) -> None:
-    result = two_rounds(built(words))
-    np.testing.assert_array_equal(result, two_rounds(GIVEN[words]))
-    assert not np.array_equal(result, two_rounds(built(words.split()[0])))
+    np.testing.assert_array_equal(two_rounds(made(words)), two_rounds(GIVEN[words]))
 
 
-@pytest.mark.parametrize("words", ["afl --epochs 7", "qfedsgd --steps 3", "qmaml --batch-size 4"])
-def test_local_work_that_a_method_would_ignore_is_refused(words: str) -> None:
-    with pytest.raises(eh.EvenhandError, match=f"leave {words.split()[1]} out"):
-        built(words)
-    built(words.split()[0])
+@pytest.mark.parametrize(("one", "other"), UNLIKE)
+def test_no_option_is_ignored(one: str, other: str) -> None:
+    assert not np.array_equal(two_rounds(GIVEN[one]), two_rounds(GIVEN[other]))
 
 
-def test_none_is_missing() -> None:
-    """Expressions have a file of tests."""
-    assert {words.split()[0] for words in GIVEN} == {method.name for method in METHODS} - {Composed.name}
-    # Each default is the library's where the library has one.
-    for name, factory in (("fedadam", server_opt.fedadam), ("fedavgm", server_opt.fedavgm)):
-        method = parse(["run", name]).method
-        for parameter in inspect.signature(factory).parameters.values():
-            if parameter.default is not inspect.Parameter.empty and parameter.name != "learning_rate":
-                assert vars(method)[parameter.name] == parameter.default
+def test_every_method_has_an_option_for_each_argument_that_a_text_can_say() -> None:
+    assert {words.split()[0].replace("_", "-") for words in GIVEN} == set(METHODS) - {Composed.name}
+    assert set(METHODS) - {Composed.name} == {
+        name.replace("_", "-") for name in algorithms.__all__ if name != "side_by_side"
+    }
+    for name, method in METHODS.items():
+        if name != Composed.name:
+            factory = vars(algorithms)[name.replace("-", "_")]
+            said = {
+                parameter
+                for parameter in inspect.signature(factory).parameters
+                if parameter not in ("work", "model")
+            }
+            assert {field.name for field in dataclasses.fields(method)} == said
+
+
+def test_options_of_methods_are_not_options_of_run() -> None:
+    """Else the one would hide the other."""
+    for method in METHODS.values():
+        assert not set(options_of(method)) & set(options_of(Run)), method.name
+
+
+def test_help_says_what_the_docstring_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for method in METHODS:
+        with pytest.raises(SystemExit):
+            main(["run", method, "--help"])
+        shown = capsys.readouterr().out
+        assert not re.search(r":\w+:`|``|\\[a-z]", shown), method
+    with pytest.raises(SystemExit):
+        main(["run", "qfedavg", "--help"])
+    shown = capsys.readouterr().out
+    assert "--q FLOAT" in shown and "from 0 (FedAvg) to as fair as can be" in shown and "(required)" in shown
+    assert "one over the step size of the work" in shown and "(default: none)" in shown
+    # "as in ``fedavg``" is looked up.
+    assert "aggregate what stragglers got done" in shown and "as in fedavg" not in shown
+
+
+def test_local_work_that_a_method_does_without_is_said_to_have_no_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--clients", "4", "--rounds", "1", "--out", str(tmp_path / "a")]
+    assert (
+        main(
+            [
+                "run",
+                "afl",
+                "--gamma-w",
+                "0.1",
+                "--gamma-lambda",
+                "0.1",
+                "--epochs",
+                "7",
+                "--lr",
+                "0.3",
+                *words,
+            ]
+        )
+        == 0
+    )
+    assert "--lr 0.3 and --epochs 7 has no effect" in " ".join(capsys.readouterr().err.split())

@@ -342,11 +342,15 @@ def test_the_parameters_are_those_that_the_metrics_are_of(finished: Path, table:
         ("\x80garbage", "is not JSON"),
         ("[]", "holds no JSON object"),
         ("{}", "is not the configuration of a run"),
-        ('{"method": {"name": "fedavg"}, "options": {"rounds": "many"}}', "config.json is damaged: "),
-        ('{"method": {"name": "fedavg"}, "options": {"help": true}}', "is not the configuration of a run"),
-        ('{"method": {"name": "--help"}, "options": {}}', "is not the configuration of a run"),
-        ('{"method": {"name": "nobody"}, "options": {}}', "config.json is damaged: "),
-        ('{"method": {"name": "fedavg"}, "options": {"rounds": 9}}', "are not those that"),
+        ('{"method": "fedavg()", "options": {"rounds": "many"}}', "config.json is damaged: "),
+        (
+            '{"method": "fedavg()", "options": {"help": true}}',
+            "config.json is damaged: run has no option --help",
+        ),
+        ('{"method": {"name": "fedavg"}, "options": {}}', "is not the configuration of a run"),
+        ('{"method": "--help", "options": {}}', "are not those that"),
+        ('{"method": "fedavg(", "options": {}}', "config.json is damaged: 'fedavg(' is not an expression"),
+        ('{"method": "fedavg()", "options": {"rounds": 9}}', "are not those that"),
     ],
 )
 def test_a_damaged_configuration(

@@ -106,7 +106,7 @@ def test_config_with_another_method_keeps_the_rest(folder: Path, tmp_path: Path)
     words = ["run", "fedavg", "--config", str(folder), "--steps", "2", "--rounds", "0", "--quiet"]
     assert main([*words, "--out", str(tmp_path / "b")]) == 0
     old, new = read(folder / "config.json"), read(tmp_path / "b" / "config.json")
-    assert new["method"] == {"name": "fedavg", "server_lr": 1.0}
+    assert new["method"] == "fedavg()"
     assert new["options"] == {**old["options"], "steps": 2, "rounds": 0}
 
 
@@ -177,7 +177,7 @@ def test_an_accuracy_that_is_not_a_number_is_none_in_the_summary(
 ) -> None:
     words = [word for word in QUICK if word != "--quiet"]
     out = tmp_path / "a"
-    assert main(["run", "fedavg", *words, "--server-lr", "3e38", "--lr", "1e3", "--out", str(out)]) == 0
+    assert main(["run", "fedavg", *words, "--server-opt", "sgd(3e38)", "--lr", "1e3", "--out", str(out)]) == 0
     assert "Training diverged: the training loss is not a finite number" in capsys.readouterr().out
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["train_loss"] is None

@@ -1,4 +1,4 @@
-"""``config.json`` and back: the options of a run as JSON, and JSON as command-line words."""
+"""``config.json`` and back: the method's expression and the options of a run."""
 
 from __future__ import annotations
 
@@ -6,36 +6,54 @@ import dataclasses
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import jax
 import numpy
 
 from evenhand._version import __version__
 from evenhand.cli._data import fingerprint
+from evenhand.cli._expression import called
 from evenhand.cli._folder import CONFIG, dict_in, read_json
-from evenhand.cli._methods import METHODS, Method
+from evenhand.cli._methods import METHODS, Composed
+from evenhand.cli._spelling import options_of
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 
-__all__ = ["changes", "configuration", "flat", "spelled", "with_config"]
+__all__ = ["Recorded", "changes", "configuration", "continued", "filled", "flat", "recorded", "with_method"]
+
+_T = TypeVar("_T")
 
 _ELSEWHERE = {"method", "out", "overwrite", "quiet", "config"}
 """Fields that are told apart, or that say where numbers go and not what they are."""
 
-_EITHER = {"--epochs": "--steps", "--steps": "--epochs"}
+_EITHER = {"epochs": "steps", "steps": "epochs"}
 
 
-def configuration(method: Method, options: Any, data: FederatedDataset) -> dict[str, Any]:
+class Recorded(NamedTuple):
+    """What a ``config.json`` says of a run.
+
+    Attributes:
+      path: the file.
+      method: an expression.
+      options: name -> value.
+    """
+
+    path: Path
+    method: str
+    options: dict[str, Any]
+
+
+def configuration(method: str, options: Any, data: FederatedDataset) -> dict[str, Any]:
     """What ``config.json`` holds.
 
     Args:
-      method: the method and its hyper-parameters.
+      method: the expression of the method.
       options: the dataclass of all options; its fields without a value are left out.
       data: what they led to.
     """
     return {
-        "method": {"name": method.name, **dataclasses.asdict(method)},
+        "method": method,
         "options": {name: value for name, value in flat(options).items() if name not in _ELSEWHERE},
         "data": {"name": data.name, "clients": data.num_clients, "fingerprint": fingerprint(data)},
         "versions": {
@@ -79,76 +97,72 @@ def _file(path: Path) -> Path:
     return path
 
 
-def with_config(words: Sequence[str]) -> list[str]:
-    """``run [METHOD] --config FILE ...`` with the file's settings spelled out before what is given beside it.
-
-    The last of two equal options counts, so that a word on the command line beats the file; another METHOD
-    leaves the file's hyper-parameters of its own method out.
+def recorded(path: Path) -> Recorded:
+    """What a run folder or its ``config.json`` says.
 
     Raises:
       EvenhandError: the file is missing, no JSON, or no configuration of a run.
     """
-    path, rest = _take_config(words)
-    if path is None:
-        return list(words)
     path = _file(path)
-    method, options = _recorded(path)
-    given = rest[1] if len(rest) > 1 and rest[1] in {known.name for known in METHODS} else None
-    rest = rest[2:] if given else rest[1:]
-    if given in (None, method["name"]):
-        options = {**_settings(method), **options}
-    named = {word.split("=", 1)[0] for word in rest}
-    dropped = {other for option, other in _EITHER.items() if option in named}
-    words = [word for word in _words(options) if word.split("=", 1)[0] not in dropped]
-    return ["run", given or str(method["name"]), *words, *rest, f"--config={path}"]
-
-
-def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``(method, options)`` of a ``config.json``.
-
-    Raises:
-      EvenhandError: the file is missing, no JSON, or no configuration of a run.
-    """
     config = read_json(path)
-    method, options = dict_in(config, "method"), config.get("options")
-    is_method = isinstance(name := method.get("name"), str) and not name.startswith("-")
-    # A call for help would be answered, and the process would end as if all were well.
-    if not is_method or not isinstance(options, dict) or "help" in {*method, *options}:
+    method, options = config.get("method"), config.get("options")
+    if not isinstance(method, str) or not isinstance(options, dict):
         raise EvenhandError(
             f"{path} is not the configuration of a run: name the config.json of a run folder."
         )
-    return method, options
+    return Recorded(path, method, options)
 
 
-def _take_config(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    rest = list(words)
-    if not rest or rest[0] != "run":
-        return None, rest
-    for index, word in enumerate(rest):
-        if word.startswith("--config="):
-            return Path(word.removeprefix("--config=")), rest[:index] + rest[index + 1 :]
-        if word == "--config" and index + 1 < len(rest):
-            return Path(rest[index + 1]), rest[:index] + rest[index + 2 :]
-    return None, rest
+def with_method(words: Sequence[str], before: Recorded) -> list[str]:
+    """``run --config FILE --mu 1`` with the method of the file, which its options are options of."""
+    name = called(before.method)[0].replace("_", "-")
+    method = [name] if name in METHODS else [Composed.name, f"--expression={before.method}"]
+    return ["run", *method, *words[1:]]
 
 
-def spelled(path: Path) -> list[str]:
-    """The words after ``run`` that stand for a ``config.json``."""
-    method, options = _recorded(path)
-    return [str(method["name"]), *_words({**_settings(method), **options})]
+def continued(run: _T, words: Sequence[str], before: Recorded) -> _T:
+    """``run``, where what the ``words`` leave out is as it was ``before``.
+
+    Raises:
+      EvenhandError: the file has a setting that no run has, or a value of another kind.
+    """
+    said = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
+    dropped = {other for name, other in _EITHER.items() if name in said}
+    options = {name: value for name, value in before.options.items() if name not in dropped}
+    options |= {name: value for name, value in flat(run).items() if name in said - _ELSEWHERE}
+    apart = {name: value for name, value in vars(run).items() if name in _ELSEWHERE}
+    return filled(type(run), options, before.path, apart)
 
 
-def _settings(method: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in method.items() if name != "name"}
+def filled(kind: type[_T], options: Mapping[str, Any], path: Path, apart: Mapping[str, Any]) -> _T:
+    """A dataclass with these fields, and those of the dataclasses in it; the others have their defaults.
 
+    Args:
+      kind: its type.
+      options: name -> value.
+      path: the file that they come from.
+      apart: name -> value, of fields of ``kind`` that are not checked.
 
-def _words(options: Mapping[str, Any]) -> list[str]:
-    """``{"batch_size": 10, "regression": True}`` as ``--batch-size=10 --regression``."""
-    words: list[str] = []
+    Raises:
+      EvenhandError: there is no such option, or the value is of another kind.
+    """
+    known = options_of(kind)
     for name, value in options.items():
-        option = "--" + name.replace("_", "-")
-        if value is True:
-            words.append(option)
-        elif value is not False and value is not None:
-            words.append(f"{option}={value}")
-    return words
+        option = f"--{name.replace('_', '-')}"
+        if option not in known:
+            raise EvenhandError(f"{path}: run has no option {option}: leave {name!r:.40} out.")
+        if not known[option].holds(value):
+            takes = known[option] if known[option].kinds else "true or false"
+            raise EvenhandError(f"{path}: {option} takes {takes}, not {value!r:.40}.")
+    return _filled(kind, options, apart)
+
+
+def _filled(kind: type[_T], options: Mapping[str, Any], apart: Mapping[str, Any]) -> _T:
+    hints, values = get_type_hints(kind), dict(apart)
+    for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]  (it is a dataclass)
+        hint = hints[field.name]
+        if field.name not in apart and dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            values[field.name] = _filled(hint, options, {})
+        elif field.name in options and field.name not in apart:
+            values[field.name] = options[field.name]
+    return kind(**values)

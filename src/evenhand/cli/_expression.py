@@ -31,7 +31,7 @@ from evenhand.errors import EvenhandError, perhaps
 from evenhand.local import Work
 from evenhand.types import Model
 
-__all__ = ["ExpressionError", "built"]
+__all__ = ["ExpressionError", "built", "called", "canonical"]
 
 _LONGEST = 10_000
 """Characters of an expression, at most: nobody writes a longer one."""
@@ -66,6 +66,35 @@ def built(text: str, kind: type, model: Model, work: Callable[[], Work]) -> Any:
         return _made(reader, _parsed(reader.text), room_of(kind))
     except RecursionError:
         raise ExpressionError(f"{reader.text!r:.80} is nested too deeply.") from None
+
+
+def canonical(text: str) -> str:
+    """The expression with the spaces and quotes that Python would give it, so that equal ones are equal texts.
+
+    Raises:
+      ExpressionError: it is no expression.
+    """
+    return ast.unparse(_parsed(" ".join(text.split())))
+
+
+def called(text: str) -> tuple[str, list[str], dict[str, str]]:
+    """The outermost call of an expression: its name, and the texts of its arguments by place and by name.
+
+    Raises:
+      ExpressionError: it is no expression.
+
+    Example:
+      >>> called("averaged(fedprox(mu=1), growth=2)")
+      ('averaged', ['fedprox(mu=1)'], {'growth': '2'})
+    """
+    match _parsed(text):
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            words = {
+                keyword.arg: ast.unparse(keyword.value) for keyword in keywords if keyword.arg is not None
+            }
+            return name, [ast.unparse(each) for each in args], words
+        case _:
+            return "", [], {}
 
 
 def _parsed(text: str) -> ast.expr:

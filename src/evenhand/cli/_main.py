@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias
 
-import tyro
 from tyro.conf import Positional, subcommand
 
 from evenhand._version import __version__
 from evenhand.cli._compare import Compare
-from evenhand.cli._config import with_config
-from evenhand.cli._expression import ExpressionError
+from evenhand.cli._config import continued, recorded, with_method
 from evenhand.cli._list import List
-from evenhand.cli._methods import METHODS
+from evenhand.cli._methods import METHODS, Composed
 from evenhand.cli._report import Report
 from evenhand.cli._resume import Resume
 from evenhand.cli._run import Run
 from evenhand.cli._spelling import HELP, options_of, ordered
 from evenhand.cli._terminal import remark
-from evenhand.cli._words import STYLE, in_one_sentence
-from evenhand.errors import EvenhandError, EvenhandWarning
+from evenhand.cli._words import read
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning
 
 __all__ = ["main", "parse"]
 
@@ -49,7 +47,7 @@ _EXAMPLES = {
   evenhand run fedavg                              digits, 50 rounds, everybody
   evenhand run fedprox --mu 0.1 --cohort 10 --epochs 5 --stragglers 0.9
   evenhand run scaffold --data my.csv --client-column city --label-column sold
-  evenhand run fedadam --data leaf/femnist --model cnn_femnist --lr 0.03
+  evenhand run fedavg --server-opt 'fedadam(0.1)' --data leaf/femnist --lr 0.03
   evenhand run 'averaged(fedprox(mu=0.1, server_opt=fedadam(0.1)))' --epochs 5
   evenhand run --config runs/a --out runs/b        the same run again
   evenhand run fedavg --config runs/a --out runs/c another method, else the same""",
@@ -103,14 +101,10 @@ _Command: TypeAlias = (
     | Annotated[Completion, subcommand("completion")]
 )
 
-_ARGUMENTS = {
-    "regression=True": "--regression",
-    "client=NAME": "--client-column NAME",
-    "label=NAME": "--label-column NAME",
-    "fraction=": "--stragglers ",
-    "seconds=": "--checkpoint ",
-}
-"""Arguments that the library's sentences name, as they are spelled here; the others have their options' names."""
+_Made: TypeAlias = Run | Resume | Compare | Report | List | Completion
+
+_RENAMED = {"client": "client-column", "label": "label-column"}
+"""Arguments of the library whose options have other names."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,17 +127,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _terminable(terminated), _warnings_as_sentences():
             code = parse(words).execute()
             return 143 if terminated else code
-    except ExpressionError as error:
-        remark(str(error))
-        return 2
     except EvenhandError as error:
-        return _complain(str(error))
+        remark("".join(map(_spelled, error.parts)))
+        return 2
     except BrokenPipeError:
         # The reader went away (`| head`); without this, Python would complain once more while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _complain(f"{error.filename or 'A file'}: {error.strerror or error}.")
+        remark(f"{error.filename or 'A file'}: {error.strerror or error}.")
+        return 2
     except KeyboardInterrupt:
         return 143 if terminated else 130
 
@@ -206,7 +199,7 @@ def _warnings_as_sentences() -> Generator[None]:
         yield
 
 
-def parse(words: Sequence[str]) -> Run | Resume | Compare | Report | List | Completion:
+def parse(words: Sequence[str]) -> _Made:
     """The command that ``words`` spell.
 
     Raises:
@@ -217,38 +210,48 @@ def parse(words: Sequence[str]) -> Run | Resume | Compare | Report | List | Comp
     if words[0] == "help":
         words = [*words[1:], "--help"]
     try:
-        return _read(words if words[0] in HELP else _spelled_out(words))
+        return _read(words) if words[0] in HELP else _run_or_other(words)
     except SystemExit:
         name = words[0] if words[0] in _EXAMPLES else ""
         print(f"examples:\n{_EXAMPLES[name]}")
         raise
 
 
-def _spelled_out(words: Sequence[str]) -> list[str]:
-    """The words, checked, with the settings of a configuration that they name."""
+def _run_or_other(words: Sequence[str]) -> _Made:
+    """The command that words spell, checked; what a ``run`` leaves out is as in the configuration that it names."""
     words = ordered(words, _COMMANDS)
-    spelled = with_config(words)
-    if spelled == words:
-        return words
-    try:
-        return ordered(spelled, _COMMANDS)
-    except EvenhandError as error:
-        raise EvenhandError(f"{spelled[-1].removeprefix('--config=')}: {error}") from None
+    path = _config_among(words)
+    before = None if path is None else recorded(path)
+    if before is not None and words[1] not in METHODS:
+        words = ordered(with_method(words, before), _COMMANDS)
+    command = _read(words)
+    if not isinstance(command, Run):
+        return command
+    text = command.method.text("" if before is None else before.method)
+    command = replace(command, method=Composed(text))
+    return command if before is None else continued(command, words, before)
 
 
-def _read(words: Sequence[str]) -> Run | Resume | Compare | Report | List | Completion:
-    with in_one_sentence():
-        return tyro.cli(_Command, prog="evenhand", description=_DESCRIPTION, args=words, config=STYLE)
+def _config_among(words: Sequence[str]) -> Path | None:
+    """What the option ``--config`` of a run names; the last one counts."""
+    found = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if words[0] == "run" and name == "--config":
+            found = Path(value if equals else following)
+    return found
 
 
-def _complain(sentence: str) -> int:
-    """The sentence on stderr, with the arguments that it names spelled as options."""
-    for argument, option in _ARGUMENTS.items():
-        sentence = sentence.replace(argument, option)
-    for option in {**options_of(Run), **{o: t for method in METHODS for o, t in options_of(method).items()}}:
-        sentence = re.sub(
-            rf"(?<![-\w.'\"]){option[2:].replace('-', '_')}(=(?=\S)| (?=must ))", f"{option} ", sentence
-        )
-    sentence = re.sub(r"\w+\((--[\w-]+ [^()]*)\):", r"\1:", sentence)
-    remark(sentence)
-    return 2
+def _read(words: Sequence[str]) -> _Made:
+    return read(_Command, words, prog="evenhand", description=_DESCRIPTION)
+
+
+def _spelled(part: str | Argument) -> str:
+    """A part of a sentence, with an argument as the option that it is here."""
+    if isinstance(part, str):
+        return part
+    name = _RENAMED.get(part.name, part.name.replace("_", "-"))
+    takes = options_of(Run).get(f"--{name}")
+    if takes is None:
+        return str(part)
+    return f"--{name} {part.value}" if takes.kinds else f"--{name}"

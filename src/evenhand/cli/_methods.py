@@ -1,249 +1,135 @@
-"""The methods that ``evenhand run`` offers: their hyper-parameters, and how each becomes an Algorithm."""
+"""The plain names of methods: each stands for a factory, with an option for every argument that a text can say.
+
+``evenhand run fedprox --mu 0.1`` is ``evenhand run 'fedprox(mu=0.1)'``.  Names, options, defaults and help are read off
+signatures and docstrings, so that a new method needs nothing here.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, TypeAlias
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, Union, get_type_hints
 
-from tyro.conf import subcommand
+from tyro.conf import arg, subcommand
 
-from evenhand import algorithms, server_opt
-from evenhand.cli import _fair_methods as fair
-from evenhand.cli._expression import built
-from evenhand.cli._local import LocalOptions, plain_server
-from evenhand.data import FederatedDataset
-from evenhand.local import Work
-from evenhand.types import Algorithm, Model
+from evenhand.cli._docs import argument_lines, first_line
+from evenhand.cli._expression import called, canonical
+from evenhand.cli._rooms import arms, factories, parameters, room_for, room_of
+from evenhand.errors import EvenhandError
+from evenhand.types import Algorithm
 
-__all__ = ["METHODS", "Composed", "Method"]
+__all__ = ["METHODS", "Choice", "Composed", "Method"]
 
-
-@dataclass(frozen=True)
-class FedAvg:
-    """Local training, then the mean of the models, weighted by rows."""
-
-    name: ClassVar[str] = "fedavg"
-    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
-
-    server_lr: float = 1.0
-    """the server's step η_g on the mean change; 1 is plain averaging"""
-
-    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
-        """The method for one model."""
-        return algorithms.fedavg(local.work(model), server_opt=plain_server(self.server_lr))
+_FACTORIES = dict(factories(room_of(Algorithm)))
+_NUMBERS: Mapping[Any, str] = {int: "INT", float: "FLOAT", str: "TEXT"}
 
 
 @dataclass(frozen=True)
-class FedProx:
-    """FedAvg with a proximal term; the partial work of stragglers counts."""
+class Method:
+    """A method by its plain name; its fields are the arguments of its factory, ``None`` where nothing is given."""
 
-    name: ClassVar[str] = "fedprox"
-    paper: ClassVar[str] = "Li et al., MLSys 2020"
+    name: ClassVar[str]
 
-    mu: float = 1.0
-    """μ of the proximal term (μ/2) ||w - w^t||²; keep lr × μ below 2"""
-    server_lr: float = 1.0
-    """the server's step η_g on the mean change; 1 is plain averaging"""
+    def text(self, before: str = "") -> str:
+        """The expression that this stands for.
 
-    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
-        """The method for one model."""
-        return algorithms.fedprox(local.work(model), mu=self.mu, server_opt=plain_server(self.server_lr))
+        Args:
+          before: an expression; where it calls the same method, its arguments count unless they are given anew.
 
-
-@dataclass(frozen=True)
-class FedProxAdaptive:
-    """FedProx whose μ rises when the training loss rises, and falls with it."""
-
-    name: ClassVar[str] = "fedprox-adaptive"
-    paper: ClassVar[str] = "Li et al., MLSys 2020, section 5.3.2"
-
-    mu0: float = 0.0
-    """the first μ, a multiple of 0.1"""
-    server_lr: float = 1.0
-    """the server's step η_g on the mean change; 1 is plain averaging"""
-
-    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
-        """The method for one model."""
-        opt = plain_server(self.server_lr)
-        return algorithms.fedprox_adaptive(local.work(model), mu0=self.mu0, server_opt=opt)
-
-
-@dataclass(frozen=True)
-class FedDane:
-    """Local gradients corrected by a global gradient, collected in an extra exchange."""
-
-    name: ClassVar[str] = "feddane"
-    paper: ClassVar[str] = "Li et al., Asilomar 2019"
-
-    mu: float = 0.001
-    """μ of the proximal term (μ/2) ||w - w^t||²"""
-    server_lr: float = 1.0
-    """the server's step η_g on the mean change; 1 is plain averaging"""
-
-    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
-        """The method for one model."""
-        return algorithms.feddane(local.work(model), mu=self.mu, server_opt=plain_server(self.server_lr))
+        Raises:
+          EvenhandError: an argument that the method needs is missing, or one is no expression.
+        """
+        factory = self.name.replace("-", "_")
+        given = {
+            field.name: vars(self)[field.name]
+            for field in dataclasses.fields(self)
+            if vars(self)[field.name] not in (None, field.default)
+        }
+        name, places, words = called(before) if before else ("", [], {})
+        if name != factory:
+            places, words = [], {}
+        words |= {argument: canonical(str(value)) for argument, value in given.items()}
+        if not places:
+            for parameter in parameters(_FACTORIES[factory]).values():
+                if parameter.default is parameter.empty and parameter.name not in words:
+                    option = parameter.name.replace("_", "-")
+                    raise EvenhandError(
+                        f"{self.name} needs --{option}: see `evenhand run {self.name} --help`."
+                    )
+        return f"{factory}({', '.join([*places, *(f'{word}={value}' for word, value in words.items())])})"
 
 
 @dataclass(frozen=True)
-class Scaffold:
-    """Control variates, kept by server and clients, against client drift."""
-
-    name: ClassVar[str] = "scaffold"
-    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
-
-    server_lr: float = 1.0
-    """the server's step η_g on the mean change"""
-
-    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
-        """The method for one model."""
-        return algorithms.scaffold(local.work(model), server_opt=plain_server(self.server_lr))
-
-
-@dataclass(frozen=True)
-class FedAdam:
-    """FedAvg with Adam on the server."""
-
-    name: ClassVar[str] = "fedadam"
-    paper: ClassVar[str] = "Reddi et al., ICLR 2021"
-
-    server_lr: float = 0.1
-    """the server's step η"""
-    b1: float = 0.9
-    """β₁, decay of the first moment"""
-    b2: float = 0.99
-    """β₂, decay of the second moment"""
-    tau: float = 1e-3
-    """τ, the degree of adaptivity; small adapts more"""
-
-    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
-        """The method for one model."""
-        opt = server_opt.fedadam(self.server_lr, b1=self.b1, b2=self.b2, tau=self.tau)
-        return algorithms.fedavg(local.work(model), server_opt=opt)
-
-
-@dataclass(frozen=True)
-class FedYogi:
-    """FedAvg with Yogi on the server."""
-
-    name: ClassVar[str] = "fedyogi"
-    paper: ClassVar[str] = "Reddi et al., ICLR 2021"
-
-    server_lr: float = 0.1
-    """the server's step η"""
-    b1: float = 0.9
-    """β₁, decay of the first moment"""
-    b2: float = 0.99
-    """β₂, decay of the second moment"""
-    tau: float = 1e-3
-    """τ, the degree of adaptivity; small adapts more"""
-
-    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
-        """The method for one model."""
-        opt = server_opt.fedyogi(self.server_lr, b1=self.b1, b2=self.b2, tau=self.tau)
-        return algorithms.fedavg(local.work(model), server_opt=opt)
-
-
-@dataclass(frozen=True)
-class FedAdagrad:
-    """FedAvg with Adagrad on the server."""
-
-    name: ClassVar[str] = "fedadagrad"
-    paper: ClassVar[str] = "Reddi et al., ICLR 2021"
-
-    server_lr: float = 0.1
-    """the server's step η"""
-    b1: float = 0.0
-    """β₁, decay of the first moment"""
-    tau: float = 1e-3
-    """τ, the degree of adaptivity; small adapts more"""
-
-    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
-        """The method for one model."""
-        opt = server_opt.fedadagrad(self.server_lr, b1=self.b1, tau=self.tau)
-        return algorithms.fedavg(local.work(model), server_opt=opt)
-
-
-@dataclass(frozen=True)
-class FedAvgM:
-    """FedAvg with momentum on the server."""
-
-    name: ClassVar[str] = "fedavgm"
-    paper: ClassVar[str] = "Hsu et al., 2019"
-
-    server_lr: float = 1.0
-    """the server's step η"""
-    momentum: float = 0.9
-    """β of v ← βv + Δ; 0 is FedAvg"""
-
-    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
-        """The method for one model."""
-        opt = server_opt.fedavgm(self.server_lr, momentum=self.momentum)
-        return algorithms.fedavg(local.work(model), server_opt=opt)
-
-
-@dataclass(frozen=True)
-class Composed:
+class Composed(Method):
     """Any composition of methods and parts, as in Python: `evenhand run 'fedprox(mu=0.1, server_opt=fedadam(0.1))'`."""
 
     name: ClassVar[str] = "composed"
-    paper: ClassVar[str] = "`evenhand list` has the parts"
 
     expression: str
     """the method, such as 'averaged(fedprox(mu=0.1))'; it may stand in the place of METHOD, without this option"""
 
-    def build(self, model: Model, local: LocalOptions, data: FederatedDataset) -> Algorithm:
-        """The method for one model."""
-        asked: list[bool] = []
-
-        def work() -> Work:
-            asked.append(True)
-            return local.work(model)
-
-        method = built(self.expression, Algorithm, model, work)
-        if not asked:
-            local.not_given("This method has local work of its own, or needs none")
-        return method
+    def text(self, before: str = "") -> str:
+        """The expression, as its author wrote it but for spaces and quotes."""
+        return canonical(self.expression)
 
 
-METHODS = (
-    FedAvg,
-    FedProx,
-    FedProxAdaptive,
-    FedDane,
-    Scaffold,
-    FedAdam,
-    FedYogi,
-    FedAdagrad,
-    FedAvgM,
-    fair.QFedAvg,
-    fair.QFedSGD,
-    fair.AFL,
-    fair.Term,
-    fair.DeltaFL,
-    fair.FedTilt,
-    fair.FedMGDA,
-    fair.QMAML,
-    Composed,
-)
+def _named(factory: str) -> type[Method]:
+    """The dataclass of a factory."""
+    lines, hints = argument_lines(factory, _FACTORIES), get_type_hints(_FACTORIES[factory])
+    fields = [
+        field
+        for parameter in parameters(_FACTORIES[factory]).values()
+        if (field := _field(parameter, list(arms(hints[parameter.name])), lines.get(parameter.name, "")))
+    ]
+    return dataclasses.make_dataclass(
+        "".join(word.title() for word in factory.split("_")),
+        fields,
+        bases=(Method,),
+        frozen=True,
+        namespace={
+            "name": factory.replace("_", "-"),
+            "__doc__": first_line(_FACTORIES[factory]),
+            "__module__": __name__,
+        },
+    )
 
-Method: TypeAlias = (
-    Annotated[FedAvg, subcommand(FedAvg.name)]
-    | Annotated[FedProx, subcommand(FedProx.name)]
-    | Annotated[FedProxAdaptive, subcommand(FedProxAdaptive.name)]
-    | Annotated[FedDane, subcommand(FedDane.name)]
-    | Annotated[Scaffold, subcommand(Scaffold.name)]
-    | Annotated[FedAdam, subcommand(FedAdam.name)]
-    | Annotated[FedYogi, subcommand(FedYogi.name)]
-    | Annotated[FedAdagrad, subcommand(FedAdagrad.name)]
-    | Annotated[FedAvgM, subcommand(FedAvgM.name)]
-    | Annotated[fair.QFedAvg, subcommand(fair.QFedAvg.name)]
-    | Annotated[fair.QFedSGD, subcommand(fair.QFedSGD.name)]
-    | Annotated[fair.AFL, subcommand(fair.AFL.name)]
-    | Annotated[fair.Term, subcommand(fair.Term.name)]
-    | Annotated[fair.DeltaFL, subcommand(fair.DeltaFL.name)]
-    | Annotated[fair.FedTilt, subcommand(fair.FedTilt.name)]
-    | Annotated[fair.FedMGDA, subcommand(fair.FedMGDA.name)]
-    | Annotated[fair.QMAML, subcommand(fair.QMAML.name)]
-    | Annotated[Composed, subcommand(Composed.name)]
-)
+
+def _field(parameter: inspect.Parameter, kinds: list[Any], line: str) -> tuple[str, Any, Any] | None:
+    """A field, its type and its default; ``None`` for what only an expression can say."""
+    default = parameter.default
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return None
+    if bool in kinds and default is not parameter.empty:
+        hint = f"(default: {'on' if default else 'off'})"
+        return parameter.name, Annotated[bool, arg(help=line, help_behavior_hint=hint)], default
+    room = room_for(kinds)
+    kind = str if room is not None else next((kind for kind in kinds if kind in _NUMBERS), NoneType)
+    if kind is NoneType:
+        return None
+    hint = "(required)"
+    if default is not parameter.empty:
+        plainly = isinstance(default, int | float | str)
+        hint = f"(default: {default})" if plainly else "(default: none)" if default is None else "(optional)"
+    metavar = _NUMBERS[kind] if room is None else room.what.upper().replace(" ", "-")
+    marks = arg(help=line, metavar=metavar, help_behavior_hint=hint)
+    return parameter.name, Annotated[kind | None, marks], None
+
+
+def _listed(method: type[Method]) -> Any:
+    """A method as one of the commands that tyro chooses from; it breaks a line only where the next one is indented."""
+    shown = textwrap.fill(method.__doc__ or "", 79, subsequent_indent="  ")
+    return Annotated[method, subcommand(method.name, description=shown)]
+
+
+METHODS: Mapping[str, type[Method]] = {method.name: method for method in (*map(_named, _FACTORIES), Composed)}
+"""Plain name -> the dataclass of its options."""
+
+if TYPE_CHECKING:
+    Choice: TypeAlias = Method
+else:
+    Choice = Union[tuple(map(_listed, METHODS.values()))]  # noqa: UP007  (of a tuple)
+"""One of the methods, as tyro reads it."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from tyro.conf import Positional, arg
 
 from evenhand.cli._checksums import Condition, check
-from evenhand.cli._config import changes, spelled
+from evenhand.cli._config import changes, filled, recorded
 from evenhand.cli._data import fingerprint
+from evenhand.cli._expression import canonical
 from evenhand.cli._folder import (
     CHECKPOINT,
     CHECKSUMS,
@@ -26,10 +26,9 @@ from evenhand.cli._folder import (
     last_round,
     read_json,
 )
+from evenhand.cli._methods import Composed
 from evenhand.cli._record import Place
 from evenhand.cli._run import Run
-from evenhand.cli._spelling import ordered
-from evenhand.cli._words import STYLE, in_one_sentence
 from evenhand.errors import EvenhandError
 from evenhand.lock import held
 from evenhand.simulation import Checkpoint
@@ -122,11 +121,10 @@ class Resume:
 def _restored(path: Path) -> Run:
     """The command that a ``config.json`` stands for."""
     try:
-        _, *words = ordered(["run", *spelled(path)], {"run": Run})
-        with in_one_sentence():
-            return tyro.cli(Run, prog="evenhand run", args=words, config=STYLE)
+        before = recorded(path)
+        return filled(Run, before.options, path, {"method": Composed(canonical(before.method))})
     except EvenhandError as error:
-        raise EvenhandError(f"{path} is damaged: {error}") from None
+        raise EvenhandError(f"{path} is damaged: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 def _ended(folder: Path, condition: Condition) -> int | None:

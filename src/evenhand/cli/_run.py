@@ -13,18 +13,22 @@ from tyro.conf import arg
 
 from evenhand.cli._config import changes, configuration, flat
 from evenhand.cli._data import DataOptions, remarks
+from evenhand.cli._expression import built
 from evenhand.cli._folder import CHECKPOINT, free
 from evenhand.cli._idle import check_labels, idle
 from evenhand.cli._local import LocalOptions
-from evenhand.cli._methods import Composed, Method
+from evenhand.cli._methods import Choice
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._record import Place, record
 from evenhand.cli._terminal import remark, say
 from evenhand.data import FederatedDataset
+from evenhand.errors import EvenhandError
 from evenhand.evaluation import feature_scales
+from evenhand.local import Work
 from evenhand.simulation import Checkpoint, iterate
-from evenhand.systems import stragglers
+from evenhand.systems import Systems, stragglers
 from evenhand.text import visible
+from evenhand.types import Algorithm, Model
 
 __all__ = ["Run"]
 
@@ -37,7 +41,7 @@ _DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
 class Run:
     """Train METHOD on data spread over clients; `run METHOD --help` has all options."""
 
-    method: Annotated[Method, arg(name="")]
+    method: Annotated[Choice, arg(name="")]
     data: Annotated[DataOptions, arg(name="")] = field(default_factory=DataOptions)
     model: Annotated[ModelOptions, arg(name="")] = field(default_factory=ModelOptions)
     local: Annotated[LocalOptions, arg(name="")] = field(default_factory=LocalOptions)
@@ -47,6 +51,8 @@ class Run:
     """clients drawn per round m"""
     stragglers: float = 0.0
     """share of each cohort that is slow and does only part of its work"""
+    systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
+    """who is slow or drops out, in place of --stragglers: 'chain(stragglers(0.5), dropouts(0.1))'"""
     seed: int = 0
     """seed of the initial model, cohorts, batches and stragglers"""
     eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
@@ -89,13 +95,13 @@ class Run:
 
     def recorded(self, data: FederatedDataset) -> dict[str, Any]:
         """What ``config.json`` holds of this run on ``data``."""
-        return configuration(self.method, replace(self, data=self.data.rooted()), data)
+        return configuration(self.method.text(), replace(self, data=self.data.rooted()), data)
 
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
         model = self.model.build(data)
-        algorithm = self.method.build(model, self.local, data)
         console = Console(stderr=True, quiet=self.quiet, highlight=False)
+        algorithm = self._algorithm(model, console)
         if (unlike := feature_scales(data)) is not None:
             say(console, unlike.sentence, "yellow")
         checkpoint = None
@@ -108,7 +114,7 @@ class Run:
             cohort=None if self.cohort == "all" else self.cohort,
             seed=self.seed,
             eval_every=self.every,
-            systems=stragglers(self.stragglers) if self.stragglers else None,
+            systems=self._systems(model),
             checkpoint=checkpoint,
             progress=console.is_terminal and not self.quiet,
             lanes=self.lanes,
@@ -116,7 +122,29 @@ class Run:
         )
         return record(runs, place, rounds=self.rounds, console=console)
 
+    def _algorithm(self, model: Model, console: Console) -> Algorithm:
+        asked: list[bool] = []
+
+        def work() -> Work:
+            asked.append(True)
+            return self.local.work(model)
+
+        text = self.method.text()
+        algorithm = built(text, Algorithm, model, work)
+        if not asked and self.local.idle:
+            idle = " and ".join(self.local.idle)
+            say(console, f"{idle} has no effect: {text:.80} says itself what clients do.", "yellow")
+        return algorithm
+
+    def _systems(self, model: Model) -> Systems | None:
+        if self.systems is None:
+            return stragglers(self.stragglers) if self.stragglers else None
+        if self.stragglers:
+            raise EvenhandError("--systems and --stragglers exclude each other: give one of them.")
+        return built(self.systems, Systems, model, lambda: self.local.work(model))
+
     def _default_folder(self) -> Path:
-        method = self.method.expression[:60] if isinstance(self.method, Composed) else self.method.name
+        name, _, arguments = self.method.text().partition("(")
+        method = self.method.text()[:60] if "(" in arguments else name
         words = [re.sub(r"[^\w.-]+", "-", word).strip("-") for word in (method, Path(self.data.data).name)]
         return Path("runs") / f"{'-'.join(words)}-{self.seed}"

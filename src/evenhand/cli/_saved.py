@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from evenhand.cli._checksums import check
 from evenhand.cli._folder import CHECKSUMS, CLIENTS, CONFIG, SUMMARY, read_json, read_metrics
-from evenhand.cli._methods import Composed
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding
 from evenhand.report import RunView, read_clients_csv
@@ -57,7 +56,7 @@ def load_run(folder: Path) -> SavedRun:
     history = read_metrics(folder, condition.length)
     table = read_clients_csv(folder / CLIENTS)
     view = RunView(
-        title=_title(config["method"]),
+        title=config["method"].removesuffix("()"),
         history=history,
         sizes=table.sizes,
         client_ids=table.client_ids,
@@ -73,7 +72,7 @@ def load_run(folder: Path) -> SavedRun:
 
 def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
     return {
-        "method": config["method"]["name"],
+        "method": config["method"].partition("(")[0],
         "data": config["data"]["name"],
         "rounds": summary["rounds"],
         "cohort": summary["cohort"],
@@ -99,8 +98,7 @@ def _findings(path: Path, found: Any) -> tuple[Finding, ...]:
 
 
 _CONFIG = {
-    "method": (dict,),
-    "method.name": (str,),
+    "method": (str,),
     "options": (dict,),
     "options.seed": (int,),
     "data": (dict,),
@@ -133,18 +131,3 @@ def _known(path: Path, of: dict[str, Any], expected: dict[str, tuple[type, ...]]
                     f"{path} is not what `evenhand run` writes ({name} is {value!r:.40}): restore it or repeat the run."
                 )
     return of
-
-
-_SILENT = {("server_lr", 1.0), ("nu", 0.0), ("tilt_server", 0.0)}
-
-
-def _title(method: dict[str, Any]) -> str:
-    """``fedprox mu=1.0``; a server step of 1 goes without saying, and so does what is switched off."""
-    if method["name"] == Composed.name:
-        return str(method.get("expression", ""))
-    settings = (
-        f" {name}" if value is True else f" {name}={value}"
-        for name, value in method.items()
-        if name != "name" and value is not None and value is not False and (name, value) not in _SILENT
-    )
-    return method["name"] + "".join(settings)

@@ -6,19 +6,20 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional
 
 from evenhand.cli._methods import METHODS, Composed
+from evenhand.cli._rooms import ROOMS, a, factories
 from evenhand.errors import EvenhandError, nearest, perhaps
 
 __all__ = ["HELP", "Takes", "options_of", "ordered"]
 
 HELP = ("-h", "--help")
 
-_METHODS = {method.name: method for method in METHODS}
 _POSITIONAL = get_args(Positional[int])[1]
 _NUMBER = re.compile(r"-(\.?\d.*|inf|nan)")
 
@@ -52,6 +53,10 @@ class Takes(NamedTuple):
         """Whether ``text`` can be read as one of the kinds."""
         return any(_reads(text, kind) for kind in self.kinds)
 
+    def holds(self, value: object) -> bool:
+        """Whether ``value``, out of a JSON file, is of one of the kinds; a switch is true or false."""
+        return isinstance(value, bool) if not self.kinds else any(_is(value, kind) for kind in self.kinds)
+
 
 Options: TypeAlias = Mapping[str, Takes]
 
@@ -77,7 +82,7 @@ def options_of(command: type) -> Options:
             found[field.name.upper()] = Takes(kinds, many, needed)
         else:
             name = field.name if kinds or field.default is not True else f"no-{field.name}"
-            found["--" + name.replace("_", "-")] = Takes(kinds, many)
+            found["--" + _hyphenated(name)] = Takes(kinds, many)
     return found
 
 
@@ -94,10 +99,14 @@ def ordered(words: Sequence[str], commands: Mapping[str, type]) -> list[str]:
     command = words[0]
     if command not in commands:
         raise EvenhandError(_no_command(command, commands))
-    methods = {name: options_of(method) for name, method in _METHODS.items()} if command == "run" else {}
+    methods = {name: options_of(method) for name, method in METHODS.items()} if command == "run" else {}
     own = options_of(commands[command])
     everything = {**own, **{name: takes for options in methods.values() for name, takes in options.items()}}
     given, places = _sorted(words, everything)
+    words = [
+        _hyphenated(word) if i in places and _hyphenated(word) in methods else word
+        for i, word in enumerate(words)
+    ]
     at = next((place for place in places if words[place] in methods), None)
     composed = next((place for place in places if "(" in words[place]), None) if methods else None
     if at is None and composed is not None:
@@ -130,16 +139,20 @@ def _sorted(words: Sequence[str], known: Options) -> tuple[list[tuple[str, str |
             places.append(at - 1)
             continue
         name, equals, value = word.partition("=")
-        name = name.replace("_", "-")
+        name = _hyphenated(name)
         # What follows an option that there is not was meant for it, unless it is a method.
         takes = known.get(name, Takes((str,)))
         count = 0 if equals else len(takes.kinds[:1])
         while count and at < len(words) and not _is_option(words[at]):
-            if name not in known and words[at] in _METHODS:
+            if name not in known and _hyphenated(words[at]) in METHODS:
                 break
             equals, value, at, count = "=", words[at], at + 1, count if takes.many else 0
         given.append((name, value if equals else None))
     return given, places
+
+
+def _hyphenated(word: str) -> str:
+    return word.replace("_", "-")
 
 
 def _is_option(word: str) -> bool:
@@ -191,7 +204,7 @@ def _named(known: Options) -> list[str]:
 
 def _no_command(word: str, commands: Iterable[str]) -> str:
     meant = nearest(word, [*commands, "help", "--help", "--version"])
-    if meant is None and (method := nearest(word, _METHODS)):
+    if meant is None and (method := nearest(word, METHODS)):
         meant = f"run {method}"
     told = f" among {', '.join(commands)}" if meant is None else f" (perhaps you meant `evenhand {meant}`)"
     return f"There is no command {word!r:.40}{told}: see `evenhand --help`."
@@ -200,8 +213,11 @@ def _no_command(word: str, commands: Iterable[str]) -> str:
 def _no_method(loose: Sequence[str]) -> str:
     if not loose:
         return "run needs the name of a method, such as `evenhand run fedavg`: see `evenhand list methods`."
-    word = next((word for word in loose if nearest(word, _METHODS)), loose[0])
-    told = perhaps(word, _METHODS) or f" among {', '.join(_METHODS)}"
+    word = next((word for word in loose if nearest(word, METHODS)), loose[0])
+    other = next((room for room in ROOMS if word.replace("-", "_") in factories(room)), None)
+    if other is not None:
+        return f"{word} is {a(other.what)}, not a method: see `evenhand list` for what takes it."
+    told = perhaps(word, METHODS) or f" among {', '.join(METHODS)}"
     return f"There is no method {word!r:.40}{told}: see `evenhand list methods`."
 
 
@@ -220,6 +236,14 @@ def _kinds(hint: Any) -> list[Any]:
             return list(get_args(hint))
         case _:
             return [] if hint in (NoneType, bool) else [hint]
+
+
+def _is(value: object, kind: Any) -> bool:
+    if isinstance(kind, str):
+        return value == kind
+    if kind is float:
+        return type(value) in (int, float)
+    return type(value) is (str if kind is Path else kind)
 
 
 def _reads(text: str, kind: Any) -> bool:

@@ -1,13 +1,13 @@
-"""How words become dataclasses; what cannot is told in one sentence rather than in a box."""
+"""How words become dataclasses."""
 
 from __future__ import annotations
 
 import io
-import re
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from typing import Any
 
+import tyro
 from tyro.conf import (
     CascadeSubcommandArgs,
     FlagCreatePairsOff,
@@ -17,25 +17,25 @@ from tyro.conf import (
 
 from evenhand.errors import EvenhandError
 
-__all__ = ["STYLE", "in_one_sentence"]
+__all__ = ["read"]
 
-STYLE = (CascadeSubcommandArgs, FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes)
+_STYLE = (CascadeSubcommandArgs, FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes)
 """How dataclasses become options, for all commands."""
 
 
-@contextmanager
-def in_one_sentence() -> Generator[None]:
-    """Within it, tyro's complaint becomes an :class:`EvenhandError`; a call for help still exits.
+def read(kind: Any, words: Sequence[str], *, prog: str, description: str) -> Any:
+    """The dataclass that ``words`` spell; slips are found before, by :func:`evenhand.cli._spelling.ordered`.
 
-    Slips are found before, by :func:`evenhand.cli._spelling.ordered`, and told better: this is for what slips by it.
+    Raises:
+      SystemExit: the words ask for help, which is printed.
+      EvenhandError: they spell none.
     """
-    told = io.StringIO()
+    complaint = io.StringIO()
     try:
-        with redirect_stderr(told):
-            yield
+        with redirect_stderr(complaint):
+            return tyro.cli(kind, prog=prog, description=description, args=words, config=_STYLE)
     except SystemExit as end:
         if end.code:
-            words = re.sub(r"[│╭╰╮╯─]+|-{3,}", " ", told.getvalue()).split()
-            raise EvenhandError(f"These words are not understood: {' '.join(words)}") from None
+            shown = " ".join(words)
+            raise EvenhandError(f"{shown!r:.80} cannot be read: see `evenhand {words[0]} --help`.") from None
         raise
-    sys.stderr.write(told.getvalue())

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from evenhand.data._ids import client_codes
 from evenhand.data._numeric import INT32, NDArray, Place, bad_value, first_bad, float32, int32, out_of_range
 from evenhand.data._text import LONGEST, name_fault, number
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 from evenhand.memory import copied
 
 __all__ = [
@@ -198,7 +198,9 @@ def whole_numbers(values: NDArray, source: str, place: Place) -> NDArray:
         row = first_bad(broken)
         raise EvenhandError(
             f"{source}: {place(row)} is {bad_value(values, broken):g}, not a class number: number the classes "
-            "from 0, or say regression=True if the labels are real-valued targets."
+            "from 0, or say ",
+            Argument("regression", "True"),
+            " if the labels are real-valued targets.",
         )
     if values.size and np.abs(values).max() > INT32.max:
         large = np.abs(values) > INT32.max

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 
 __all__ = ["INT32", "NDArray", "Place", "bad_value", "first_bad", "float32", "int32", "out_of_range"]
 
@@ -52,7 +52,9 @@ def out_of_range(source: str, where: str, value: str) -> EvenhandError:
     """The error for a class number or token that is too large, or negative beyond measure."""
     return EvenhandError(
         f"{source}: {where} is {value}, which is out of range: number classes and tokens from 0, or give "
-        "real values as floats and say regression=True if they are labels."
+        "real values as floats and say ",
+        Argument("regression", "True"),
+        " if they are labels.",
     )
 
 

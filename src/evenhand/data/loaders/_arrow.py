@@ -11,7 +11,7 @@ from evenhand.data._arrays import NDArray
 from evenhand.data._features import Series
 from evenhand.data.loaders._cells import BOOLEANS, as_categories, dates
 from evenhand.data.loaders._table import Columns, Table
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,8 +61,9 @@ def arrow_series(source: str, name: str, column: pa.ChunkedArray) -> Series:
         return as_categories(arrow_series(source, name, column.cast(kind.value_type)))
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise EvenhandError(
-            f"{source}: column {name!r} holds {kind}, neither numbers nor text: leave it out with drop=NAMES, "
-            "or make plain columns of it."
+            f"{source}: column {name!r} holds {kind}, neither numbers nor text: leave it out with ",
+            Argument("drop", "NAMES"),
+            ", or make plain columns of it.",
         )
     return _text(name, column)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from evenhand.data._arrays import NDArray, class_labels
 from evenhand.data._features import Fill, Series
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 
 __all__ = [
     "BOOLEANS",
@@ -135,8 +135,9 @@ def too_many(source: str, name: str, texts: Sequence[str]) -> EvenhandError:
         return dates(source, name, f"dates such as {show(texts[0])}")
     return EvenhandError(
         f"{source}: column {name!r} holds {len(texts):,} different texts such as {show(texts[0])}, an id or free "
-        f"text rather than categories: leave it out with drop=NAMES, or group them into at most "
-        f"{MOST_CATEGORIES:,}."
+        f"text rather than categories: leave it out with ",
+        Argument("drop", "NAMES"),
+        f", or group them into at most {MOST_CATEGORIES:,}.",
     )
 
 
@@ -144,7 +145,9 @@ def dates(source: str, name: str, what: str) -> EvenhandError:
     """The error for a column of dates."""
     return EvenhandError(
         f"{source}: column {name!r} holds {what}: turn them into numbers first, such as days since a date, or "
-        "leave the column out with drop=NAMES."
+        "leave the column out with ",
+        Argument("drop", "NAMES"),
+        ".",
     )
 
 

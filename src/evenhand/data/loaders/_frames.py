@@ -16,7 +16,7 @@ from evenhand.data._arrays import NDArray
 from evenhand.data._features import Series
 from evenhand.data.loaders._arrow import arrow_ids, arrow_series
 from evenhand.data.loaders._cells import BOOLEANS, as_categories, dates, mixed
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 
 __all__ = ["Frame", "library", "open_frame"]
 
@@ -208,6 +208,7 @@ def _float(value: Any) -> float:
 
 def _neither(source: str, name: str, what: str) -> EvenhandError:
     return EvenhandError(
-        f"{source}: column {name!r} holds {what}, neither numbers nor text: leave it out with drop=NAMES, or "
-        "make plain columns of it."
+        f"{source}: column {name!r} holds {what}, neither numbers nor text: leave it out with ",
+        Argument("drop", "NAMES"),
+        ", or make plain columns of it.",
     )

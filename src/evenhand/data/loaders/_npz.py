@@ -19,7 +19,7 @@ from evenhand.data.loaders._options import (
     pooled,
     unpooled,
 )
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 
 __all__ = ["load_npz"]
 
@@ -40,8 +40,11 @@ def load_npz(path: Path, options: Options) -> FederatedDataset:
     elif options.clients is None or options.together not in ((), DEFAULT_CLIENT):
         raise EvenhandError(
             f"{path}: there is no array {options.client + suffixes[0]!r} of client ids among {listing(there)}: "
-            "add it (evenhand.data.partition can make one) or name it with client=NAME, or spread the rows over "
-            "N clients with clients=N."
+            "add it (evenhand.data.partition can make one) or name it with ",
+            Argument("client", "NAME"),
+            ", or spread the rows over N clients with ",
+            Argument("clients", "N"),
+            ".",
         )
     _check_roles(path, roles)
     parts = [[role + suffix for role in roles] for suffix in suffixes]
@@ -51,11 +54,17 @@ def load_npz(path: Path, options: Options) -> FederatedDataset:
     return _dataset(path, parts, read_arrays(path, parts), options)
 
 
+def _named(last: str) -> tuple[str | Argument, ...]:
+    names, label, client = (Argument(name, "NAME") for name in ("features_array", "label", "client"))
+    return names, ", ", label, f" {last} ", client, "."
+
+
 def _check_there(path: Path, there: list[str], name: str) -> None:
     if name not in there:
         raise EvenhandError(
             f"{path}: there is no array {name!r} among {listing(there)}: save arrays named x, y and client, or "
-            "name them with features_array=NAME, label=NAME and client=NAME."
+            "name them with ",
+            *_named("and"),
         )
 
 
@@ -64,7 +73,8 @@ def _check_roles(path: Path, roles: list[str]) -> None:
         if roles.count(role) > 1:
             raise EvenhandError(
                 f"{path}: array {role!r} cannot be two of features, labels and client ids: name another one "
-                "with features_array=NAME, label=NAME or client=NAME."
+                "with ",
+                *_named("or"),
             )
 
 

@@ -14,7 +14,7 @@ from evenhand.data._arrays import NDArray
 from evenhand.data._dataset import FederatedDataset
 from evenhand.data._features import Fill
 from evenhand.data._split import Rows, build
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 
 __all__ = [
     "DEFAULT_CLIENT",
@@ -83,7 +83,9 @@ def owners(path: Path | str, y: NDArray, clients: int, options: Options) -> NDAr
     """Clients for rows that have none, ``(n,)``: Dirichlet by class, evenly for real targets."""
     if clients > len(y):
         raise EvenhandError(
-            f"{path}: {len(y)} rows are too few for {clients} clients: ask for fewer with clients=N."
+            f"{path}: {len(y)} rows are too few for {clients} clients: ask for fewer with ",
+            Argument("clients", "N"),
+            ".",
         )
     if _by_class(y):
         return partition.dirichlet(y, clients, options.alpha, options.seed)

@@ -12,7 +12,7 @@ from evenhand.data._dataset import FederatedDataset
 from evenhand.data.loaders._arrow import arrow_table, check_types
 from evenhand.data.loaders._options import Options
 from evenhand.data.loaders._table import choose_columns, table_dataset
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +53,9 @@ def read_parquet(path: Path, features: Sequence[str], others: Sequence[str] = ()
         if rows * len(names) * _CELL > _memory():
             raise EvenhandError(
                 f"{path}: {rows:,} rows of {len(names):,} columns do not fit into the memory of this machine: write "
-                "fewer rows, or name fewer columns with features=NAMES."
+                "fewer rows, or name fewer columns with ",
+                Argument("features", "NAMES"),
+                ".",
             )
         # Read in batches, because space for all rows that the file claims to hold might not exist.
         schema = pa.schema([file.schema_arrow.field(name) for name in names])

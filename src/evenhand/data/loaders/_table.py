@@ -14,7 +14,7 @@ from evenhand.data._split import assign
 from evenhand.data._text import is_missing
 from evenhand.data.loaders._cells import label_classes, prepared, show
 from evenhand.data.loaders._options import DEFAULT_CLIENT, Options, listing, owners
-from evenhand.errors import EvenhandError, nearest
+from evenhand.errors import Argument, EvenhandError, nearest
 
 __all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"]
 
@@ -64,7 +64,9 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
     if options.label not in known:
         raise EvenhandError(
             f"{source}: there is no label column {options.label!r} {_among(options.label, names)}: say which it is "
-            "with label=NAME."
+            "with ",
+            Argument("label", "NAME"),
+            ".",
         )
     client = _client_columns(source, names, known, options)
     taken = {options.label: "label", **dict.fromkeys(client, "client")}
@@ -97,7 +99,9 @@ def table_dataset(source: str, columns: Columns, table: Table, options: Options)
             f"{source}: the table has a header but no rows: add at least one for each client."
         )
     if options.fill not in (None, *get_args(Fill)):
-        raise EvenhandError(f"fill={options.fill!r} is unknown: choose one of {', '.join(get_args(Fill))}.")
+        raise EvenhandError(
+            Argument("fill", repr(options.fill)), f" is unknown: choose one of {', '.join(get_args(Fill))}."
+        )
     y, classes = label_classes(source, table.label, table.row, regression=options.regression)
     y.setflags(write=False)
     own = tuple(
@@ -135,8 +139,11 @@ def _client_columns(
         missing = f"client column {absent[0]!r}" if absent else "client column named"
         among = _among(absent[0], names) if absent else f"among {listing(names)}"
         raise EvenhandError(
-            f"{source}: there is no {missing} {among}: say which it is "
-            f"with client=NAME{comma}, or spread the rows over N clients with clients=N{alone}."
+            f"{source}: there is no {missing} {among}: say which it is with ",
+            Argument("client", "NAME"),
+            f"{comma}, or spread the rows over N clients with ",
+            Argument("clients", "N"),
+            f"{alone}.",
         )
     if options.label in options.together:
         raise EvenhandError(
@@ -179,13 +186,16 @@ def _check_features(
     for position, name in enumerate(features):
         if name not in known:
             raise EvenhandError(
-                f"{source}: there is no feature column {name!r} {_among(name, names)}: correct "
-                "features=NAMES."
+                f"{source}: there is no feature column {name!r} {_among(name, names)}: correct ",
+                Argument("features", "NAMES"),
+                ".",
             )
         if name in taken:
             raise EvenhandError(
                 f"{source}: column {name!r} is the {taken[name]} column and cannot be a feature, too: take it out "
-                "of features=NAMES."
+                "of ",
+                Argument("features", "NAMES"),
+                ".",
             )
         if name in options.drop:
             raise EvenhandError(

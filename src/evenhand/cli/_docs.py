@@ -1,0 +1,83 @@
+"""What docstrings say, as a terminal shows it: first sentences, and what arguments mean."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+__all__ = ["argument_lines", "first_line", "plain"]
+
+_SYMBOLS = {
+    r"\ge": "≥",
+    r"\le": "≤",
+    r"\leftarrow": "←",
+    r"\|": "‖",
+    r"\cdot": "·",
+    r"\infty": "∞",
+    r"\sum": "Σ",
+    r"\alpha": "α",
+    r"\beta": "β",
+    r"\gamma": "γ",
+    r"\delta": "δ",
+    r"\epsilon": "ε",
+    r"\eta": "η",
+    r"\theta": "θ",
+    r"\lambda": "λ",
+    r"\mu": "μ",
+    r"\nu": "ν",
+    r"\tau": "τ",
+    r"\omega": "ω",
+    r"\Delta": "Δ",
+    r"\nabla": "∇",
+    "_1": "₁",
+    "_2": "₂",
+}
+_MATH = re.compile(r":math:`([^`]*)`")
+_NAME = re.compile(r":\w+:`(?:[\w.]*\.)?(\w+)`|``([^`]*)``")
+_EMPHASIS = re.compile(r"\*(\w[^*]*)\*")
+_AS_IN = re.compile(r"as in (?:``|:func:`)(\w+)`{1,2}[.;]?\s*")
+
+
+def plain(text: str) -> str:
+    """``text`` without markup."""
+
+    def formula(found: re.Match[str]) -> str:
+        shown = found[1]
+        for name, symbol in sorted(_SYMBOLS.items(), key=lambda pair: -len(pair[0])):
+            shown = re.sub(re.escape(name) + r"(?![A-Za-z])", symbol, shown)
+        return re.sub(r"[{}\\]", "", shown)
+
+    text = _NAME.sub(lambda found: found[1] or found[2], _MATH.sub(formula, " ".join(text.split())))
+    return _EMPHASIS.sub(r"\1", text)
+
+
+def first_line(made: Callable[..., Any] | type) -> str:
+    """The first paragraph of a docstring."""
+    return plain((inspect.getdoc(made) or "").partition("\n\n")[0])
+
+
+def argument_lines(name: str, known: dict[str, Callable[..., Any]]) -> dict[str, str]:
+    """Argument -> what the docstring of the factory ``name`` says of it; "as in" another one is looked up."""
+    lines: dict[str, str] = {}
+    for argument, text in _arguments(known[name]).items():
+        reference = _AS_IN.match(text)
+        if reference is not None and reference[1] in known and reference[1] != name:
+            shared = argument_lines(reference[1], known).get(argument, "").rstrip(".")
+            rest = text[reference.end() :]
+            text = f"{shared}; {rest}" if rest and shared else shared or rest
+        lines[argument] = plain(text).rstrip(".")
+    return lines
+
+
+@cache
+def _arguments(factory: Callable[..., Any]) -> dict[str, str]:
+    """The section of a docstring that is headed ``Args:``; entries of several names count for each."""
+    section = (inspect.getdoc(factory) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n(?=  \S)", f"\n{section}")[1:]:
+        names, _, text = entry.partition(":")
+        found |= {name.strip(): text.strip() for name in names.split(",")}
+    return found
