@@ -9,7 +9,7 @@ import evenhand as eh
 from evenhand.data import FederatedDataset, Split, _numeric
 from evenhand.devices import over
 from evenhand.evaluation import Prepared, evaluate_personal, per_client, prepare
-from evenhand.simulation import _rows
+from evenhand.simulation import _ahead, _rows, _streamed
 from evenhand.simulation.setup import set_up
 from evenhand.types import Attack
 
@@ -49,7 +49,7 @@ def mapped(tmp_path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(_rows, "_BLOCK", 2**13)  # 409 rows: about three rounds
+    monkeypatch.setattr(_ahead, "_BLOCK", 2**13)  # 409 rows: about three rounds
 
 
 def leaves(run):
@@ -95,12 +95,12 @@ def test_streamed_rows_give_the_bits_of_resident_ones(mapped, name):
 @pytest.mark.filterwarnings("ignore::evenhand.errors.EvenhandWarning")  # whatever rows it trains on
 @pytest.mark.usefixtures("small_blocks")
 def test_a_wrong_place_is_noticed_by_the_comparison(mapped, monkeypatch):
-    right = _rows._moved
+    right = _streamed._moved
 
     def shifted(starts, old, new, places, absent):
         return right(starts, old, new, (places + 1).astype(np.int32), absent)
 
-    monkeypatch.setattr(_rows, "_moved", shifted)
+    monkeypatch.setattr(_streamed, "_moved", shifted)
     with pytest.raises(AssertionError):
         assert_same_bits(run(MEMORY), run(mapped))
 
@@ -109,20 +109,20 @@ def test_a_wrong_place_is_noticed_by_the_comparison(mapped, monkeypatch):
 @pytest.mark.usefixtures("small_blocks")
 def test_a_client_that_is_not_there_gives_no_number_rather_than_anothers(mapped, monkeypatch):
     """Its upload is not a number, so that it is rejected, and the run says so."""
-    right = _rows._cohorts
+    right = _ahead._cohorts
 
     def other_rounds(program, rounds):
         draw = right(program, rounds)
         return lambda sizes, table, keys, first: draw(sizes, table, keys, np.int32(first + 1))
 
-    monkeypatch.setattr(_rows, "_cohorts", other_rounds)
+    monkeypatch.setattr(_ahead, "_cohorts", other_rounds)
     spoilt = run(mapped)
     assert spoilt.per_round["rejected"].any()
     assert [finding.kind for finding in spoilt.findings] == ["rejected"]
 
 
 def test_blocks_hold_what_their_rounds_need_and_nothing_stale(mapped, monkeypatch):
-    monkeypatch.setattr(_rows, "_BLOCK", 2**13)
+    monkeypatch.setattr(_ahead, "_BLOCK", 2**13)
     source = set_up(FEDAVG, mapped, cohort=8, seed=1).source
     number, ends = 0, []
     while number < 40:
@@ -142,7 +142,7 @@ def test_blocks_hold_what_their_rounds_need_and_nothing_stale(mapped, monkeypatc
 
 
 def test_a_round_that_needs_more_than_the_block_has_makes_it_grow(monkeypatch):
-    monkeypatch.setattr(_rows, "_BLOCK", 1)
+    monkeypatch.setattr(_ahead, "_BLOCK", 1)
     sizes = np.array([1] * 50 + [600])
     data = dataset(arrays(sizes, 0), arrays(sizes % 3, 1))
     options = {"cohort": 3, "rounds": 40}

@@ -16,7 +16,8 @@ from evenhand.errors import EvenhandError
 from evenhand.rounds import RoundState
 from evenhand.simulation import _client
 from evenhand.simulation._groups import deal
-from evenhand.simulation._rows import Resident, Source, Streamed, must_stream, resident
+from evenhand.simulation._rows import Resident, must_stream, resident
+from evenhand.simulation._streamed import Source, Streamed
 from evenhand.simulation.program import Program, Rows
 from evenhand.simulation.store import stored
 from evenhand.streams import Keys, Purpose, keys_of
@@ -86,7 +87,7 @@ def set_up(
     )
     source: Source
     if must_stream(data.train) if stream is None else stream:
-        source = Streamed(program, data, attack, seed, keys)
+        source = Streamed(program, data, seed, keys)
     else:
         source = resident(data, attack, seed, mesh, algorithm.sampling)
     params = algorithm.model.init(stream_of(keys.shared, Purpose.INIT))
