@@ -91,7 +91,7 @@ def test_the_callers_arrays_survive(seven):
     np.testing.assert_array_equal(snapshots[-1], bits(seven))
 
 
-def test_liars_send_what_the_attack_says_and_nobody_else():
+def test_malicious_clients_alone_send_what_the_attack_says():
     """Two of six clients upload zeros: their deltas vanish from a plain sum of all."""
     silence = Attack(fraction=0.34, upload=lambda delta, key: jax.tree.map(lambda leaf: 0 * leaf, delta))
     kwargs = {"rounds": 1, "seed": 2}
@@ -165,10 +165,10 @@ def test_a_false_report_is_drawn_anew_for_each_malicious_client_and_round():
     )
     watched = list(eh.simulation.iterate(method, DATA, rounds=3, eval_every=1, attack=attack))[1:]
     told = np.stack([run.state.aggregators[0] for run in watched])
-    liars = device_rows(DATA, attack, 0).malicious
-    assert (told[:, ~liars] == 1).all()
-    assert len(np.unique(told[:, liars])) == 9
-    assert told[:, liars].max() <= 0.5
+    malicious = device_rows(DATA, attack, 0).malicious
+    assert (told[:, ~malicious] == 1).all()
+    assert len(np.unique(told[:, malicious])) == 9
+    assert told[:, malicious].max() <= 0.5
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_round_that_needs_more_than_the_block_has_makes_it_grow(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_liars_rows_are_poisoned_as_they_come(mapped):
+def test_rows_of_malicious_clients_are_poisoned_as_they_come(mapped):
     attack = Attack(
         fraction=0.4, rows=lambda x, y, rng: (x + rng.normal(size=x.shape).astype(x.dtype), 2 - y)
     )

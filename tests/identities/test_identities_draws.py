@@ -213,15 +213,15 @@ def _double(delta: Array, key: Key) -> Array:
     return 2.0 * delta
 
 
-def test_an_attack_changes_what_liars_send_only() -> None:
+def test_an_attack_changes_what_malicious_clients_send_only() -> None:
     attacked = _uploads(_method("fedavg"), attack=Attack(fraction=0.34, upload=_double))
-    liars = set()
+    malicious = set()
     for before, after in zip(_plain().reshape(-1, 4), attacked.reshape(-1, 4), strict=True):
         if np.array_equal(after, before):
             continue
         assert np.array_equal(after, 2 * before)
-        liars.add(before[0])
-    assert len(liars) == 2, "a third of six, drawn once per run"
+        malicious.add(before[0])
+    assert len(malicious) == 2, "a third of six, drawn once per run"
 
 
 def test_another_sampling_changes_the_cohort_but_no_clients_key() -> None:
@@ -246,25 +246,27 @@ def _many(clients: int) -> eh.data.FederatedDataset:
     return eh.data.FederatedDataset(split, none, none, tuple(map(str, range(clients))))
 
 
-def _liars(data: eh.data.FederatedDataset, attack: Attack | None, seed: int = 0) -> np.ndarray:
+def _malicious(data: eh.data.FederatedDataset, attack: Attack | None, seed: int = 0) -> np.ndarray:
     return np.flatnonzero(device_rows(data, attack, seed).malicious)
 
 
 @pytest.mark.parametrize("clients", [6, 100])
-def test_the_share_of_liars_is_rounded_down(clients: int) -> None:
+def test_the_share_of_malicious_clients_is_rounded_down(clients: int) -> None:
     data = _many(clients)
     for percent in range(101):
-        liars = _liars(data, Attack(fraction=percent / 100))
-        assert len(liars) == percent * clients // 100, f"{percent} % of {clients}"
-    assert len(_liars(data, None)) == 0
+        malicious = _malicious(data, Attack(fraction=percent / 100))
+        assert len(malicious) == percent * clients // 100, f"{percent} % of {clients}"
+    assert len(_malicious(data, None)) == 0
 
 
 def test_who_lies_is_drawn_once_from_the_seed() -> None:
     data = _many(100)
     by_upload, by_rows = Attack(0.3, upload=_double), Attack(0.3, rows=lambda x, y, rng: (x + 1, y))
-    assert np.array_equal(_liars(data, by_upload), _liars(data, by_rows))
-    assert not np.array_equal(_liars(data, by_upload), _liars(data, by_upload, seed=1))
-    counts = np.bincount(np.concatenate([_liars(data, by_upload, seed) for seed in range(40)]), minlength=100)
+    assert np.array_equal(_malicious(data, by_upload), _malicious(data, by_rows))
+    assert not np.array_equal(_malicious(data, by_upload), _malicious(data, by_upload, seed=1))
+    counts = np.bincount(
+        np.concatenate([_malicious(data, by_upload, seed) for seed in range(40)]), minlength=100
+    )
     assert counts.max() < 40 * 0.3 + 4.5 * np.sqrt(40 * 0.3 * 0.7), "nobody is picked on"
 
 
@@ -272,16 +274,16 @@ def _noise(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[np.n
     return x + rng.normal(size=x.shape).astype(np.float32), (y + 1) % 3
 
 
-def test_poison_reaches_the_rows_of_liars_only() -> None:
+def test_poison_reaches_the_rows_of_malicious_clients_only() -> None:
     kept = DATA.train.x.copy(), DATA.train.y.copy()
     attack = Attack(fraction=0.5, rows=_noise)
     rows = device_rows(DATA, attack, 0)
-    liars = _liars(DATA, attack)
-    assert len(liars) == 3
+    malicious = _malicious(DATA, attack)
+    assert len(malicious) == 3
     for k in range(6):
         own = slice(*DATA.train.offsets[k : k + 2])
-        assert np.array_equal(rows.x[own], DATA.train.x[own]) == (k not in liars)
-        assert np.array_equal(rows.y[own], DATA.train.y[own]) == (k not in liars)
+        assert np.array_equal(rows.x[own], DATA.train.x[own]) == (k not in malicious)
+        assert np.array_equal(rows.y[own], DATA.train.y[own]) == (k not in malicious)
     assert np.array_equal(DATA.train.x, kept[0]) and np.array_equal(DATA.train.y, kept[1]), (
         "the data set is not"
     )
@@ -305,19 +307,19 @@ def test_poisoned_rows_are_trained_on_but_not_evaluated_on() -> None:
     assert honest.history["train_loss"][0] == poisoned.history["train_loss"][0]
 
 
-# --- what liars send ---------------------------------------------------------------------------------------------
+# --- what malicious clients send ------------------------------------------------------------------------------------
 
 
 def _random(delta: Array, key: Key) -> Array:
     return jax.random.normal(key, delta.shape)
 
 
-def test_random_uploads_differ_by_liar_and_round() -> None:
+def test_random_uploads_differ_by_client_and_round() -> None:
     attack = Attack(fraction=0.5, upload=_random)
     method = _method("fedavg", m=6)
     honest = _uploads(method, cohort=None)
     attacked = _uploads(method, cohort=None, attack=attack)
     lied = (honest != attacked).any(axis=2)
     assert (lied == lied[0]).all(), "the same clients in every round"
-    assert np.flatnonzero(lied[0]).tolist() == _liars(DATA, attack).tolist()
+    assert np.flatnonzero(lied[0]).tolist() == _malicious(DATA, attack).tolist()
     assert len(np.unique(attacked[lied], axis=0)) == 3 * _ROUNDS

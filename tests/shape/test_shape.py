@@ -76,12 +76,12 @@ def test_ditto_follows_the_worked_trace():
 
 
 def test_krum_and_geometric_median_survive_what_the_mean_does_not():
-    """The aggregator fixture of the Ditto specification, and a liar far away."""
+    """The aggregator fixture of the Ditto specification, and an outlier."""
     deltas = jnp.array([[0.0, 0], [1, 0], [0, 2], [2, 2], [9, 9]])
     assert eh.aggregators.aggregate(small_methods.krum(1), deltas).tolist() == [0, 0]
-    liar = deltas.at[4].set(jnp.array([1e3, 1e3]))
-    mean = eh.aggregators.aggregate(eh.aggregators.mean(), liar)
-    median = eh.aggregators.aggregate(small_methods.geometric_median(60), liar)
+    outlier = deltas.at[4].set(jnp.array([1e3, 1e3]))
+    mean = eh.aggregators.aggregate(eh.aggregators.mean(), outlier)
+    median = eh.aggregators.aggregate(small_methods.geometric_median(60), outlier)
     assert float(jnp.max(jnp.abs(mean))) > 100 > 3 > float(jnp.max(jnp.abs(median)))
 
 

@@ -298,8 +298,8 @@ def test_a_summary_may_leave_malicious_clients_out() -> None:
     for who, chosen in (("all", loss), ("honest", np.delete(loss, [0, 3])), ("malicious", loss[[0, 3]])):
         assert run.summary("train", "loss", who=who)["mean"] == pytest.approx(chosen.mean())
     assert run.summary("train", "loss", who="honest")["mean"] != pytest.approx(loss.mean(), rel=1e-6)
-    with pytest.raises(eh.EvenhandError, match="who='liars'"):
-        run.summary("train", who="liars")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(eh.EvenhandError, match="who='attackers'"):
+        run.summary("train", who="attackers")  # pyright: ignore[reportArgumentType]
     with pytest.raises(eh.EvenhandError, match="none of the evaluated clients is malicious"):
         eh.simulate(METHODS["fedavg"], DATA, rounds=0).summary("train", who="malicious")
 

@@ -42,12 +42,12 @@ __all__ = [
 
 
 class RoundState(NamedTuple):
-    """Everything that is remembered between rounds.
+    """Everything that is kept between rounds.
 
     Attributes:
       server: the algorithm's server state.
       aggregators: one state per phase.
-      clients: the clients' states, leading axis ``N``; from :func:`begin`, that of one client never seen before.
+      clients: the clients' states, leading axis ``N``; from :func:`begin`, that of one new client.
     """
 
     server: PyTree
@@ -94,7 +94,7 @@ def cohort(
 ) -> Cohort:
     """The clients of one phase of round ``number``.
 
-    Clients whose work would be dropped are left out here, so that nobody computes what is thrown away.
+    Clients whose work would be dropped are left out, so that nothing is computed in vain.
 
     Args:
       algorithm: the method.
@@ -119,7 +119,9 @@ def cohort(
     if systems is not None:
         key = stream(keys.shared, Purpose.STRAGGLERS, number, draw)
         drawn = systems.draw(key, drawn, algorithm.partial_work)
-    if drawn.ids.shape[0] == 0:  # a cohort has one slot at least, so that nobody is no case of its own
+    if (
+        drawn.ids.shape[0] == 0
+    ):  # a cohort has at least one slot, so that an empty one needs no code of its own
         return Cohort.of(jnp.zeros(1, jnp.int32), jnp.zeros(1, bool))
     return drawn
 

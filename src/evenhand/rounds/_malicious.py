@@ -1,4 +1,4 @@
-"""Who is malicious, what becomes of such a client's rows, and what it sends."""
+"""Which clients are malicious, what becomes of their rows, and what they send."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def poisoned(
 def false_report(
     attack: Attack | None, report: Report, malicious: Array, number: Array | int, key: Key
 ) -> Report:
-    """What a client reports in round ``number``, from 0: ``report``, unless it is ``malicious``; ``key``: its own."""
+    """What a client reports in round ``number``, from 0: ``report`` unless it is ``malicious``; ``key`` is its own."""
     if attack is None or attack.report is None:
         return report
     false = attack.report(report, stream(key, Purpose.ATTACK, 1))
@@ -74,7 +74,7 @@ def false_report(
 def false_delta(
     attack: Attack | None, delta: PyTree, malicious: Array, number: Array | int, key: Key
 ) -> PyTree:
-    """What a client sends in round ``number``, from 0: ``delta``, unless it is ``malicious``; ``key``: its own."""
+    """What a client sends in round ``number``, from 0: ``delta`` unless it is ``malicious``; ``key`` is its own."""
     if attack is None or attack.upload is None:
         return delta
     return tree.select(
@@ -94,7 +94,7 @@ def colluding(
     """The cohort's uploads, leading axis ``m``, with those of malicious clients as their coalition has agreed.
 
     Args:
-      attack: what has a ``collude``.
+      attack: one that has a ``collude``.
       uploads: as the clients have made them; those of empty slots are zeros.
       malicious: bool ``(m,)``, of the clients in the slots.
       cohort: the slots.

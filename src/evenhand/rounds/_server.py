@@ -23,7 +23,7 @@ __all__ = [
 
 
 class Step(NamedTuple):
-    """What the server's step leaves behind: its state, that of the phase's aggregator, and what is shown."""
+    """The result of the server's step: its state, that of the phase's aggregator, and what is reported."""
 
     server: PyTree
     memory: PyTree
@@ -31,14 +31,14 @@ class Step(NamedTuple):
 
 
 def largest_weight(algorithm: Algorithm, capacity: int) -> Array:
-    """The weight of the largest client, whose ``capacity`` of rows the server knows: no honest one reports more."""
+    """The weight of the largest client, whose ``capacity`` of rows the server knows: no honest client reports more."""
     return algorithm.sampling.weight(jnp.int32(capacity))
 
 
 def accepts_report(aggregator: Aggregator, report: Report, largest: Array) -> Array:
     """Whether an honest client can have sent this: a weight from 0 to the largest, and a finite loss if one is due.
 
-    A bool scalar; all of them must do, where a report has several weights and losses.
+    A bool scalar; where a report has several weights and losses, each must pass.
     """
     # Up to rounding: the server and the client may compile the weight differently.
     fits = (report.weight >= 0) & (report.weight <= largest * (1 + 1e-5))
@@ -62,7 +62,7 @@ def weighed(
 
 
 def effective(weights: Array) -> Array:
-    """How many clients of equal weight would be as many as these: ``(sum w)^2 / sum w^2``; 0 for none.
+    """The number of equally weighted clients that would count as much: ``(sum w)^2 / sum w^2``; 0 for none.
 
     The mean of that, where several models are trained side by side, and weights are ``(m, models)``.
     """
@@ -86,7 +86,7 @@ def server_step(
       server: the algorithm's server state.
       memories: the aggregator's state, before the exchange and after it.
       direction: what the uploads were reduced to.
-      reported: how many were accepted.  Without any, nothing changes, unless the phase asks for it.
+      reported: how many uploads were accepted.  Without any, nothing changes, unless the phase has ``steps_if_empty``.
       key: of this phase of this round, from the secret root.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Clients that adapt the model they are served to their own rows, before they use it."""
+"""Clients adapt the model that they are served to their rows before they use it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NDArray = npt.NDArray[Any]
 Adapt: TypeAlias = Callable[[Params, ClientData, Key], Params]
 
 _ROOM = 2**25
-"""Numbers in the models, and in the rows where they do not lie on the device, of the clients that adapt together."""
+"""Numbers in the models of the clients that adapt together, and in their rows where these are not on the device."""
 
 
 def _adapting_key(root: Key, client: Array | int) -> Key:
-    """What a client adapts with: the same at every evaluation, so that they differ by the model alone."""
+    """The same at every evaluation, so that evaluations differ by the model alone."""
     return client_stream(stream(root, Purpose.PERSONAL, 0, 1), client)
 
 
@@ -38,9 +38,9 @@ def adapt_one(adapt: Adapt, params: Params, train: Split, client: int, root: Key
     """The model of one client, made of ``params`` with its training rows."""
     begin, end = (int(offset) for offset in train.offsets[client : client + 2])
     x, y = jnp.asarray(train.x[begin:end]), jnp.asarray(train.y[begin:end])
-    own = Prepared(x, y, np.array([0, end - begin]))
+    rows = Prepared(x, y, np.array([0, end - begin]))
     who, capacity = np.array([client]), int(train.sizes.max())
-    return tree.take(adapt_all(adapt, _same, params, own, who, 1, root, capacity, 1), jnp.int32(0))
+    return tree.take(adapt_all(adapt, _same, params, rows, who, 1, root, capacity, 1), jnp.int32(0))
 
 
 def _same(params: Params, client: Array) -> Params:
@@ -63,13 +63,13 @@ def adapt_all(
     Args:
       adapt: what each of them does.
       params_of: ``(states, id) -> params``, what each of them is served.
-      states: what that is made from.
+      states: what those parameters are computed from.
       train: the rows of these clients.
-      ids: who they are.
-      together: how many they are at most: the program is made for that many.
+      ids: which clients these are.
+      together: the most clients in one call: the program is compiled for that many.
       root: the run's key.
       capacity: the most training rows of any client of the run.
-      lanes: how many adapt side by side.
+      lanes: how many clients adapt side by side.
     """
     mesh, x, y, starts = train.mesh, train.x, train.y, train.offsets[:-1]
     if isinstance(x, np.ndarray):
@@ -96,7 +96,9 @@ def _adapt(
     lanes: int,
     mesh: Mesh | None,
 ) -> Params:
-    def own(states: PyTree, root: Key, x: Array, y: Array, windows: tuple[Array, Array, Array]) -> Params:
+    def on_device(
+        states: PyTree, root: Key, x: Array, y: Array, windows: tuple[Array, Array, Array]
+    ) -> Params:
         def client(window: tuple[Array, Array, Array]) -> Params:
             k, start, size = window
             data = ClientData(x, y, start, size, jnp.float32(1.0), capacity)
@@ -107,8 +109,8 @@ def _adapt(
     if mesh is not None:
         everything, each = PartitionSpec(), PartitionSpec(*mesh.axis_names)
         specs = (everything, everything, everything, everything, each)
-        own = jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
-    return own(states, root, x, y, windows)
+        on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
+    return on_device(states, root, x, y, windows)
 
 
 def fitting(train: Prepared, params: int) -> int:

@@ -45,7 +45,7 @@ class Snapshot(NamedTuple):
       state: what the next round starts from.
       done: rounds done.
       history: one row per evaluation.
-      per_round: what the method told about each round, ``(done,)`` each.
+      per_round: what the method reported about each round, ``(done,)`` each.
       seconds: spent per activity.
     """
 
@@ -61,10 +61,10 @@ class Checkpoint(NamedTuple):
 
     The last two states are kept, each with a checksum of all that is in it.  Where the newest is damaged, the run
     continues from the one before it, to the same numbers in the end, and a warning says so; where both are, it is
-    refused.  A folder is one process's at a time: a second one that runs in it is refused.
+    refused.  Only one process at a time may run in a folder; a second one is refused.
 
     Attributes:
-      folder: the place; it is made when the run begins.
+      folder: where; it is made when the run begins.
       seconds: time between two saves, longer in proportion where a save takes more than one second, so that saving
         stays below a share ``1 / seconds`` of the time.  A state is saved at an evaluation, and after the last round,
         however short the run was, so that more rounds can be added to it.  0: at each evaluation.
@@ -88,7 +88,7 @@ class Checkpoint(NamedTuple):
     fresh: bool = False
 
     def saved(self) -> list[int]:
-        """How many rounds were done in each state that is there, ascending."""
+        """The number of rounds done in each saved state, ascending."""
         folder = Path(self.folder)
         found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         return sorted(int(name) for name in found if re.fullmatch("0|[1-9][0-9]{0,9}", name))
@@ -97,8 +97,8 @@ class Checkpoint(NamedTuple):
 class Checkpoints:
     """The latest snapshots of one run in a folder, written so that a kill at any moment leaves a whole one.
 
-    Random draws are keyed by seed and round, so there is no generator to save; nor is there anything to save before
-    the first round.
+    Random draws are keyed by seed and round, so that there is no generator to save, and nothing at all before the
+    first round.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Checkpoints:
         self._stale = self._place.saved() if self._place.fresh else []
 
     def held(self) -> AbstractContextManager[None]:
-        """Keeps other processes out of the folder; of those of one run, the first does it for all."""
+        """Keeps other processes out of the folder; the first process of a run does so for all of them."""
         return held(self._folder) if jax.process_index() == 0 else nullcontext()
 
     @cached_property
@@ -164,8 +164,8 @@ class Checkpoints:
         )
 
     def _read(self, step: int, identity: Mapping[str, Any]) -> tuple[Snapshot, bool]:
-        """The snapshot, in NumPy's arrays, for the devices of the run that saved it may be gone; and whether it has no
-        checksums, as those of earlier versions."""
+        """The snapshot, as NumPy arrays, since the devices of the run that saved it may be gone; and whether it lacks
+        checksums, as those of earlier versions do."""
         import orbax.checkpoint as ocp
 
         about = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
@@ -201,10 +201,10 @@ class Checkpoints:
         return last or monotonic() - self._saved_at >= seconds * max(1.0, self._cost)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Writes a snapshot; when this returns, it is there, whole.
+        """Writes a snapshot, which is complete when this returns.
 
         Raises:
-          EvenhandError: it cannot be written, as when the disk is full; the last one is still there then.
+          EvenhandError: it cannot be written, for instance because the disk is full; the one before it is kept.
         """
         import orbax.checkpoint as ocp
 
@@ -272,6 +272,8 @@ def _warn(sentence: str) -> None:
 
 def _check_writable(folder: Path) -> None:
     """Refuses at once what would fail at the first save, perhaps hours later."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise EvenhandError(f"No checkpoint can be kept in {folder}: {there} is no folder to write to.")
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise EvenhandError(
+            f"No checkpoint can be kept in {folder}: {nearest} is not a folder that can be written to."
+        )

@@ -1,4 +1,4 @@
-"""What each client, or each of a sample of them, is served: losses and metrics with the model that it gets."""
+"""Losses and metrics of each client, or of a sample of them, with the model that it is served."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Served(NamedTuple):
 class _Serve(NamedTuple):
     """``(states, k) -> params`` that client ``k`` is served.
 
-    It has nothing of the data: what compiled functions are keyed with is kept with them.
+    It holds no data, since compiled functions keep what they are keyed with.
     """
 
     global_params: Callable[[PyTree], Params]
@@ -117,15 +117,19 @@ class Evaluation:
         self.indices: dict[str, ClassIndex | None] = {}
         classes = data.num_classes
         for name, whole in (("train", data.train), ("valid", data.valid), ("test", data.test)):
-            there = setup.source.rows if name == "train" and isinstance(setup.source, Resident) else None
+            on_device = setup.source.rows if name == "train" and isinstance(setup.source, Resident) else None
             split = whole if self.drawn is None else _some(whole, self.drawn)
             if (
-                there is not None and self.drawn is None and not poisoned
+                on_device is not None and self.drawn is None and not poisoned
             ):  # malicious clients are measured on clean rows
-                x, y = here((there.x, there.y)) if mesh is None else everywhere(mesh, (there.x, there.y))
+                x, y = (
+                    here((on_device.x, on_device.y))
+                    if mesh is None
+                    else everywhere(mesh, (on_device.x, on_device.y))
+                )
                 self.splits[name] = Prepared(x, y, split.offsets, None, mesh)
             else:
-                host = must_stream(split) if there is None or self.drawn is not None else False
+                host = must_stream(split) if on_device is None or self.drawn is not None else False
                 self.splits[name] = _prepared(split, self.drawn, mesh, host=host)
             self.indices[name] = _index(self.algorithm.model, split, classes)
 
@@ -161,19 +165,22 @@ class Evaluation:
         return Served.of(found)
 
     def _adapted(self, states: PyTree, serve: _Serve, adapt: Adapt) -> Served:
-        """Models that clients make of those they get, for as many at a time as there is memory for."""
+        """Measures the adapted models, of as many clients at a time as memory allows."""
         train = self.splits["train"]
-        everybody = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
+        clients = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
         model = jax.eval_shape(lambda of: serve(of, jnp.int32(0)), states)
         together = fitting(train, sum(leaf.size for leaf in jax.tree.leaves(model)))
         served: dict[int, Served] = {}
-        for first in range(0, len(everybody), together):
-            own = slice(first, min(first + together, len(everybody)))
+        for first in range(0, len(clients), together):
+            window = slice(first, min(first + together, len(clients)))
             parts: Parts = {
-                name: (split.some(own), None if (index := self.indices[name]) is None else index.some(own))
+                name: (
+                    split.some(window),
+                    None if (index := self.indices[name]) is None else index.some(window),
+                )
                 for name, split in self.splits.items()
             }
-            how = (everybody[own], together, self.root, self.capacity, self.lanes)
+            how = (clients[window], together, self.root, self.capacity, self.lanes)
             params = adapt_all(adapt, serve, states, parts["train"][0], *how)
             served[first] = self._own(params, parts, tree.take)
         return Served.joined(served)
@@ -208,8 +215,8 @@ def _drawn(clients: int, seed: int, asked: int | None) -> NDArray | None:
 
 def _local(mesh: Mesh | None) -> Mesh | None:
     """The devices of this process; None for one."""
-    own = None if mesh is None else mesh.local_mesh
-    return None if own is None or own.size == 1 else own
+    local = None if mesh is None else mesh.local_mesh
+    return None if local is None or local.size == 1 else local
 
 
 def _prepared(split: Split, clients: NDArray | None, mesh: Mesh | None, *, host: bool) -> Prepared:
@@ -220,7 +227,7 @@ def _prepared(split: Split, clients: NDArray | None, mesh: Mesh | None, *, host:
 
 
 def _index(model: Model, split: Split, classes: int | None) -> ClassIndex | None:
-    """Who has rows of which classes, where a row has one and the model tells whether it is right."""
+    """Which clients have rows of which classes, where rows have classes and the model measures accuracy."""
     if classes is None or "accuracy" not in model.metrics or split.y.size != split.rows:
         return None
     return index_classes(split.y, split.offsets, classes)

@@ -46,8 +46,8 @@ class Groups(NamedTuple):
       members: this device's groups, leaves ``(groups, lanes)``.
       order: ``(m,)``, which member of the cohort has each rank.
       ranks: ``(devices, groups, lanes)``, from :func:`deal`.
-      useful: local steps of the cohort, all in all.
-      executed: what the devices go through for them: every lane of a group as many as the longest.
+      useful: local steps of the cohort.
+      executed: the steps that the devices run for them: in every lane of a group as many as in its longest.
     """
 
     devices: Devices
@@ -101,7 +101,7 @@ class Groups(NamedTuple):
 def deal(m: int, lanes: int, devices: int) -> npt.NDArray[Any]:
     """Which ranks a device trains side by side, ``(devices, groups, lanes)``; ranks from ``m`` on are padding.
 
-    Groups are as even as can be, and are dealt forth and back, so that no device gets all the longest.
+    Groups are as even as possible, and are dealt back and forth, so that no device gets all the longest.
 
     Example:
       >>> deal(7, 2, 2).tolist()

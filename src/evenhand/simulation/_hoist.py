@@ -52,7 +52,7 @@ def is_switched_on() -> bool:
 
 
 def warn_of(error: Exception) -> None:
-    """Tells what it costs that this version of JAX is not known."""
+    """Warns that this version of JAX is not known, and what that costs."""
     warnings.warn(
         f"JAX {jax.__version__} keeps programs in a way that Evenhand does not know ({error!r}). Results are the same,"
         f" but each new number, such as another learning rate, compiles the rounds again.",

@@ -1,4 +1,4 @@
-"""What tells one run from another, so that none continues from the checkpoint of another."""
+"""What distinguishes runs, so that none continues from the checkpoint of another."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from evenhand.types import Attack, ClientData, Key, Params
 __all__ = ["identity"]
 
 _SAMPLE = 2**12
-"""Rows by which data are told apart; all of them may be more than fits into memory."""
+"""Rows by which data are distinguished; all of them may not fit into memory."""
 _MALICIOUS = 4
-"""Malicious clients by whose rows attacks are told apart."""
+"""Malicious clients by whose rows attacks are distinguished."""
 
 
 def identity(setup: Setup, data: FederatedDataset, seed: int, eval_clients: int | None) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def identity(setup: Setup, data: FederatedDataset, seed: int, eval_clients: int 
 
 
 def _fingerprint(setup: Setup) -> str:
-    """Of the computation that one round is, every constant in it included; addresses in memory left out.
+    """Of the computation of one round, with every constant in it, but without addresses in memory.
 
     The lanes and devices are left out too: they change rounding only, and a run may move to another machine.
     """
@@ -71,7 +71,7 @@ def _fingerprint(setup: Setup) -> str:
 
 
 def _attack(attack: Attack | None, data: FederatedDataset, seed: int) -> str:
-    """Of who is malicious, and the poisoned rows of the first of them; uploads and reports are in the computation."""
+    """Of the malicious clients and the poisoned rows of some; uploads and reports are part of the computation."""
     if attack is None:
         return "none"
     malicious = malicious_clients(attack, len(data.train.sizes), seed)

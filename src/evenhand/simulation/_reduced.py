@@ -19,13 +19,13 @@ __all__ = ["Reduced", "reduced", "stacked"]
 
 
 class Reduced(NamedTuple):
-    """What becomes of a cohort's uploads.
+    """The result of a cohort's work.
 
     Attributes:
-      direction: what they are reduced to.
+      direction: what the uploads are reduced to.
       memory: the aggregator's state.
       states: the clients' new states, ``(m, ...)`` in the cohort's order.
-      accepted: whose uploads went into it, bool ``(m,)``.
+      accepted: which uploads were accepted, bool ``(m,)``.
     """
 
     direction: PyTree
@@ -45,8 +45,8 @@ def reduced(
 ) -> Reduced:
     """Trains the cohort and reduces what it sends, in the least memory that the aggregator allows.
 
-    A sum in one pass keeps no upload.  A sum in several passes keeps the uploads where they were made, and goes through
-    them pass by pass.  Any other aggregator gets all of them at once.
+    A sum in one pass keeps no upload.  A sum in several passes keeps the uploads on the device that made them, and
+    reduces them pass by pass.  Any other aggregator gets all of them at once.
     """
     if not isinstance(aggregator, Sum):
         return stacked(aggregator, memory, client, groups, store, key, noise)
@@ -114,7 +114,7 @@ def stacked(
 
 
 def _train(client: Client, members: Members, store: PyTree) -> Trained:
-    """One group's local work, client by client side by side."""
+    """One group's local work, clients side by side."""
     return side_by_side(client.train, members, tree.take(store, members.ids))
 
 

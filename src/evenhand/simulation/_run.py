@@ -1,4 +1,4 @@
-"""What a simulation leaves behind."""
+"""The result of a simulation."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ class Run:
       history: equal-length arrays, one entry per evaluation: ``"round"``; ``"<split>_<metric>"``, the mean over all
         rows of the split, each client with the model it is served; ``"test_<metric>_mean"``,
         ``"_worst10"``, ``"_best10"`` and ``"_variance"`` over clients for the primary metric; ``"test_class_spread"``
-        and ``"test_worst_class"``, as in :meth:`summary`; and what the method tells about its latest round, NaN before
-        the first one.
-      per_round: what the method tells about each round, ``(rounds,)`` each, e.g. ``"update_norm"``; and, where weights
-        are made of losses, ``"effective_cohort"``, how many clients of equal weight would be as many.
+        and ``"test_worst_class"``, as in :meth:`summary`; and what the method reports about its latest round, NaN
+        before the first one.
+      per_round: what the method reports about each round, ``(rounds,)`` each, e.g. ``"update_norm"``; where weights
+        depend on losses, also ``"effective_cohort"``, the number of equally weighted clients that would count as much.
       info: ``"rounds"`` done; ``"cohort"``; ``"lanes"`` and ``"devices"``; ``"floats"``, how many numbers a client gets
         (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"seconds"`` per activity, waiting for
-        streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"`` and ``"executed"`` (lanes go on until the
-        longest client of a group is done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on,
+        streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"`` and ``"executed"`` (a lane runs until the
+        longest client of its group is done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on,
         and ``"examples_per_second"`` of training.
-      kept: all that the next round would start from; see :attr:`state`.
+      kept: what the next round would start from; see :attr:`state`.
       clients: split -> metric -> a number for each evaluated client.
       evaluated: the positions of the evaluated clients, ascending; None: all.
-      classes: split -> the accuracy of each class at each evaluated client, whose position is that among the evaluated;
-        :meth:`class_metrics` has it among all clients.
+      classes: split -> the accuracy of each class at each evaluated client, numbered among the evaluated clients;
+        :meth:`class_metrics` numbers them among all clients.
       malicious: which clients are, bool ``(num_clients,)``.
     """
 
@@ -91,22 +91,22 @@ class Run:
 
     @property
     def state(self) -> RoundState:
-        """All that the next round would start from: of the server, the aggregators and, in a copy, the clients."""
+        """What the next round would start from: the states of server, aggregators and, in a copy, clients."""
         return self.kept.state
 
     def release(self) -> None:
-        """Gives the clients' states up, so that :func:`evenhand.simulation.iterate` need not copy them to train on.
+        """Gives up the clients' states, so that :func:`evenhand.simulation.iterate` need not copy them to train on.
 
-        Metrics and global parameters stay.  :attr:`state` is gone, and so are personal models.
+        Metrics and global parameters remain; :attr:`state` and the personal models do not.
         """
         self.kept.release()
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What a reader must know before believing the numbers, the worst first: that training diverged, that the model
-        never moved, that it only guesses, or that the features are on unlike scales; empty where all is well.
+        """What a reader must know before believing the numbers, the worst first: training diverged, the model never
+        moved or only guesses, or the features are on unlike scales.  Empty where all is well.
 
-        The rules and their thresholds stand at :func:`evenhand.evaluation.findings`.
+        For the rules and their thresholds see :func:`evenhand.evaluation.findings`.
         """
         return findings(
             self.history,
@@ -119,7 +119,7 @@ class Run:
 
     def personal_params(self, k: int) -> Params:
         """The parameters that the client at position ``k`` is served, adapted to its rows where the method does that;
-        the global ones where nobody has its own."""
+        the global ones where the method has no personal models."""
         if not 0 <= k < self.data.num_clients:
             raise EvenhandError(
                 f"There is no client {k}: positions run from 0 to {self.data.num_clients - 1}."
@@ -135,24 +135,24 @@ class Run:
         """Loss and metrics of every client, ``(num_clients,)`` each, with the model that it is served.
 
         Args:
-          split: ``"train"``, ``"valid"`` or ``"test"``; NaN for clients without rows there and for those that were not
+          split: ``"train"``, ``"valid"`` or ``"test"``; NaN for clients without rows in it and for those that were not
             evaluated.
         """
         self._check_split(split)
         metrics = self.clients[split]
         if self.evaluated is None:
             return {name: values.copy() for name, values in metrics.items()}
-        everybody = {name: np.full(self.data.num_clients, np.nan) for name in metrics}
+        full = {name: np.full(self.data.num_clients, np.nan) for name in metrics}
         for name, values in metrics.items():
-            everybody[name][self.evaluated] = values
-        return everybody
+            full[name][self.evaluated] = values
+        return full
 
     def class_metrics(self, split: str = "test") -> ClassMetrics:
         """The accuracy of each class at every client that has rows of it, with the model that the client is served.
 
-        Four arrays of equal length, a place for each client and class: ``clients`` (positions), ``classes``, ``counts``
-        (rows) and ``accuracy``.  A class that a client has no rows of is not there, and neither is a client that has no
-        rows or was not evaluated.
+        Four arrays of equal length, one entry for each client and class: ``clients`` (positions), ``classes``,
+        ``counts`` (rows) and ``accuracy``.  There are no entries for classes of which a client has no rows, nor for
+        clients that have no rows or were not evaluated.
 
         Args:
           split: ``"train"``, ``"valid"`` or ``"test"``.
@@ -171,7 +171,7 @@ class Run:
         return ClassMetrics(who.copy(), *(part.copy() for part in found[1:]))
 
     def summary(self, split: str = "test", metric: str | None = None, *, who: Who = "all") -> Summary:
-        r"""How good and how even a metric is over the clients; see :func:`evenhand.evaluation.summarize`.
+        r"""How high and how even a metric is over the clients; see :func:`evenhand.evaluation.summarize`.
 
         For the accuracy of a model of classes also how evenly the classes within each client are served, see
         :func:`evenhand.evaluation.summarize_classes`: ``"class_spread"`` (:math:`\mu_\sigma`), ``"class_spread_std"``
@@ -200,7 +200,7 @@ class Run:
         return Summary(found, name)
 
     def view(self, title: str = "run", config: Mapping[str, Any] | None = None) -> RunView:
-        """What reports and figures need to know about this run, its evaluated clients alone."""
+        """What reports and figures show of this run; only its evaluated clients."""
         ids, who = self.data.client_ids, self.evaluated
         ids = ids if who is None else tuple(ids[k] for k in who)
         sizes = {name: rows for name, rows in split_sizes(self.data, who).items() if rows.any()}
@@ -236,8 +236,8 @@ class Run:
         final = {name: float(values[-1]) for name, values in self.history.items()}
         known = [f"{name}={value:.4g}" for name, value in final.items() if not np.isnan(value)]
         more = [f"and {len(known) - _SHOWN} more"] if len(known) > _SHOWN else []
-        told = ", ".join([self._title(), *known[:_SHOWN], *more])
-        return "\n".join([f"Run({told})", *(f"  {finding.sentence}" for finding in self.findings)])
+        shown = ", ".join([self._title(), *known[:_SHOWN], *more])
+        return "\n".join([f"Run({shown})", *(f"  {finding.sentence}" for finding in self.findings)])
 
     def _repr_html_(self) -> str:
         return run_html(self.view(self._title()))

@@ -52,7 +52,7 @@ class Session:
         checkpoints: Checkpoints | None,
         progress: Progress,
     ) -> Iterator[Run]:
-        """Hands out the run so far at each evaluation, having saved it first where that is due."""
+        """Yields the run so far at each evaluation, after saving it where that is due."""
         done, found = 0, None if checkpoints is None else checkpoints.load()
         is_new = found is None
         if found is not None:
@@ -89,21 +89,21 @@ class Session:
         while True:
             begin = time.perf_counter()
             rows, some = self.setup.source.block(first + done, count - done)
-            there = time.perf_counter()
+            received = time.perf_counter()
             state, infos = engine.run_rounds(self.program, state, rows, self.setup.keys, first + done, some)
             jax.block_until_ready(state)
             self._keep({name: np.asarray(info)[:some] for name, info in infos.items()})
             done += some
-            self.seconds["data"] = self.seconds.get("data", 0.0) + there - begin
-            self.seconds[activity] += time.perf_counter() - there
+            self.seconds["data"] = self.seconds.get("data", 0.0) + received - begin
+            self.seconds[activity] += time.perf_counter() - received
             if done >= count:
                 return state
 
     def _keep(self, new: Mapping[str, NDArray]) -> None:
         before = self.per_round
         self.per_round = {
-            name: np.concatenate([before[name], told]) if name in before else told
-            for name, told in new.items()
+            name: np.concatenate([before[name], values]) if name in before else values
+            for name, values in new.items()
         }
 
     def _evaluate(self, state: RoundState, done: int, *, record: bool) -> Served:
@@ -113,12 +113,12 @@ class Session:
             adapted = self.program.algorithm.adapt is not None
             check_first_losses(served.clients, self.data, self.evaluation.drawn, adapted)
         if record:
-            told = {
+            reported = {
                 name: float(info[-1])
                 for name, info in self.per_round.items()
                 if len(info) and name not in WORK
             }
-            self.history.append({"round": done, **self.evaluation.columns(served), **told})
+            self.history.append({"round": done, **self.evaluation.columns(served), **reported})
         self.seconds["evaluate"] += time.perf_counter() - begin
         return served
 
@@ -163,12 +163,12 @@ class Session:
 
     def _work(self) -> dict[str, Any]:
         """How much was trained, how fast, and which share of the executed steps was padding."""
-        told = {name: float(np.sum(self.per_round.get(name, 0.0), dtype=np.float64)) for name in WORK}
+        sums = {name: float(np.sum(self.per_round.get(name, 0.0), dtype=np.float64)) for name in WORK}
         return {
-            "steps": {"useful": told[USEFUL], "executed": told[EXECUTED]},
-            "padded": 1.0 - told[USEFUL] / told[EXECUTED] if told[EXECUTED] else 0.0,
-            "examples": told[ROWS],
-            "examples_per_second": told[ROWS] / self.seconds["train"] if self.seconds["train"] else 0.0,
+            "steps": {"useful": sums[USEFUL], "executed": sums[EXECUTED]},
+            "padded": 1.0 - sums[USEFUL] / sums[EXECUTED] if sums[EXECUTED] else 0.0,
+            "examples": sums[ROWS],
+            "examples_per_second": sums[ROWS] / self.seconds["train"] if self.seconds["train"] else 0.0,
         }
 
     def _latest(self) -> str:

@@ -46,24 +46,24 @@ def simulate(
       algorithm: the method, e.g. ``eh.algorithms.fedavg(...)``.
       data: the clients' rows.
       rounds: how many rounds; 0 gives the untouched initial model.
-      cohort: clients drawn per round, at most as many as there are; None: as many as there are, which is everybody
-        unless the method samples with replacement.
+      cohort: clients drawn per round, at most the number of clients, which is also the default: all of them, unless the
+        method samples with replacement.
       seed: decides everything random.  The same seed gives every method the same initial model, cohorts,
         stragglers and mini-batches, and the same run again bit for bit on the same hardware.
       eval_every: rounds between two evaluations of all clients; round 0 and the last one are always evaluated.
       attack: what malicious clients do.
       systems: stragglers and dropouts, e.g. ``eh.systems.stragglers(0.9)``.
       checkpoint: a folder that keeps the run's latest state, saved at each evaluation after round 0; or a
-        :class:`evenhand.simulation.Checkpoint`, to save less often.  A run that finds a state there continues from it
-        and ends with the same bits as one that was never interrupted; ask for more rounds to train further.  The
-        checkpoint of another run is refused, and so is a folder that another process runs in.
+        :class:`evenhand.simulation.Checkpoint`, to save less often.  A run that finds a state in it continues from
+        that state and ends with the same bits as an uninterrupted run; ask for more rounds to train further.  The
+        checkpoint of another run is refused, and so is a folder in which another process is running.
       progress: show a live bar.
       lanes: clients trained side by side on a device; None: chosen from device, model and clients' sizes.
-      devices: over how many devices a cohort is spread; None: all there are.  The result depends on ``lanes`` and
+      devices: the number of devices over which a cohort is spread; None: all.  The result depends on ``lanes`` and
         ``devices`` by rounding only.
-      eval_clients: how many clients are evaluated, drawn once for the whole run from a stream of its own; None: all.
-      stream: keep the training rows on the host, or in their file, and send a block of rounds' clients ahead of the
-        training, which changes no bit of the result; False: keep all of them on the device; None: stream a
+      eval_clients: how many clients are evaluated; they are drawn once, before the first round.  None: all.
+      stream: keep the training rows on the host, or in their file, and send those of the next rounds' clients ahead
+        of the training, which changes no bit of the result; False: keep all of them on the device; None: stream a
         ``numpy.memmap``, or rows that would fill more than a third of an accelerator's memory.
 
     Raises:
@@ -111,7 +111,7 @@ def simulate(
 
 
 def _warn(run: Run, *, before: bool) -> None:
-    """Tells what is wrong with the data before the first round, and with the run after the last."""
+    """Warns of the data before the first round, and of the run after the last."""
     for finding in run.findings:
         if (finding.kind == "scales") == before:
             warnings.warn(finding.sentence, EvenhandWarning, stacklevel=3)
@@ -134,9 +134,9 @@ def iterate(
     eval_clients: int | None = None,
     stream: bool | None = None,
 ) -> Iterator[Run]:
-    """As :func:`simulate`, but hands out the :class:`Run` so far at each evaluation, the first at round 0.
+    """As :func:`simulate`, but yields the :class:`Run` so far at each evaluation, the first at round 0.
 
-    Use it to watch a run, to stop it early, or to keep what there is when it is interrupted.  It warns of nothing: see
+    Use it to watch a run, to stop it early, or to keep its results when it is interrupted.  It does not warn: see
     :attr:`Run.findings`.
 
     Example:

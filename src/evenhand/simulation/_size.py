@@ -1,4 +1,4 @@
-"""Models that no memory of this machine can hold."""
+"""Models that are too large for this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from evenhand.types import Model
 __all__ = ["check_size"]
 
 _COPIES = 3
-"""The server's model, a client's and the sum of the changes are there at the same time, whatever the method."""
+"""The server's model, a client's and the sum of the changes exist at the same time, whatever the method."""
 
 
 def check_size(model: Model, data: FederatedDataset) -> None:
-    """The machine can train a model so large, as far as its size alone tells; no memory is asked for.
+    """Checks by size alone that the machine can train the model; allocates nothing.
 
     Raises:
       EvenhandError: it cannot.
@@ -41,7 +41,7 @@ def check_size(model: Model, data: FederatedDataset) -> None:
 
 
 def _memory() -> float:
-    """Bytes that the device has, or else the machine; infinite where neither can be told."""
+    """Bytes that the device has, or else the machine; infinite where neither is known."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit:
         return float(limit)

@@ -3,7 +3,7 @@
 A round's cohort is cut into groups of ``lanes`` clients, which are dealt to the devices.  Each device scans its groups;
 the clients of a group are ``vmap``ped and run until the longest of them is done, so the cohort is sorted by work first.
 Aggregators of the sum form are accumulated along the scan and then over the devices, which keeps memory at O(lanes)
-models; the others get the cohort's stacked uploads.  What is not a client's work, every device does for itself.
+models; the others get the cohort's stacked uploads.  Everything but the clients' work is done by every device.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run_rounds(
 class _ById:
     """A program as a key: its parts are values, but hold functions that do not compare.
 
-    With it goes where the leaves of its first arguments lie, which is no part of the key.
+    It also has the shardings of its first arguments, which are not part of the key.
     """
 
     def __init__(self, program: Program, places: list[Any]) -> None:

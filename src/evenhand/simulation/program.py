@@ -1,4 +1,4 @@
-"""What is fixed when a round is compiled, and the rows that it trains on."""
+"""What is fixed when a round is compiled, and the rows on which it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a method and its data to a program that can run: rows on the devices, and how many clients side by side."""
+"""From a method and its data to a program that can run: rows on the devices, and the number of clients side by side."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _BUFFER = 4096
 """Most rounds in one call: fixed, so that no number of rounds compiles anything."""
 
 _SMALL_MODEL = 2**15
-"""Parameters up to which clients go side by side on a CPU: beyond, a batch of products is slower than a loop."""
+"""Parameters up to which clients train side by side on a CPU; beyond, a batch of products is slower than a loop."""
 _MOST_LANES = {"cpu": 32, "gpu": 128, "tpu": 128}
 _MOST_WASTE = 1.1
-"""Executed over useful local steps that a CPU, which gains little from a lane, may come to."""
+"""The largest ratio of executed to useful local steps on a CPU, which gains little from a lane."""
 _COPIES = 8
 """Models that one lane keeps at a time, about: parameters, gradients, optimiser, sums."""
 
@@ -58,7 +58,7 @@ class Setup(NamedTuple):
 
     @property
     def rows(self) -> Rows:
-        """All rows as they lie on the devices; where they do not, arrays' shapes in place of ``x`` and ``y``."""
+        """All rows on the devices; where they are streamed, the shapes of ``x`` and ``y``."""
         return self.source.rows if isinstance(self.source, Resident) else self.source.like
 
 
@@ -110,7 +110,7 @@ def device_rows(data: FederatedDataset, attack: Attack | None, seed: int, mesh: 
 
 def _devices(cohort: int, asked: int | None) -> int:
     """How many devices share the cohort: all, unless the user has named one of them to JAX."""
-    if jax.process_count() > 1:  # every process must have a part in it
+    if jax.process_count() > 1:  # every process must take part
         return jax.device_count()
     config: Any = jax.config
     found = 1 if asked is None and config.jax_default_device is not None else jax.device_count()
@@ -118,7 +118,7 @@ def _devices(cohort: int, asked: int | None) -> int:
 
 
 def _default_lanes(program: Program, params: Params, source: Source) -> int:
-    """How many clients go side by side on a device: on a CPU a few of a small model, else as many as fit."""
+    """How many clients train side by side on a device: on a CPU a few if the model is small, else as many as fit."""
     numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
     share = -(-program.cohort // program.devices.size)
     if jax.default_backend() != "cpu":

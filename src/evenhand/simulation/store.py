@@ -16,8 +16,8 @@ __all__ = ["Kept", "scatter", "stored"]
 class Kept:
     """The state that a run has reached, handed out while training may continue in its memory.
 
-    The clients' states may be most of the memory, so they are copied only when training continues while
-    somebody still has a use for them.
+    The clients' states may be most of the memory, so they are copied only if training continues while this object is
+    still in use.
     """
 
     def __init__(self, state: RoundState) -> None:
@@ -51,12 +51,12 @@ class Kept:
             self._clients = copies(self._clients)
 
     def release(self) -> None:
-        """Nobody has a use for the clients' states any more."""
+        """Drops the clients' states."""
         self._clients = None
 
 
 def stored(one: PyTree, clients: int) -> PyTree:
-    """A store of so many states like ``one``, leaves ``(clients, ...)``, where that one lies.
+    """A store of so many states like ``one``, leaves ``(clients, ...)``, on the same device.
 
     Not made on the host first: a million clients' states may be most of the memory.
     """

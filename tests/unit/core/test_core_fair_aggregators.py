@@ -116,7 +116,7 @@ def test_a_loss_below_zero_counts_as_zero_in_q_fedavg() -> None:
 
 
 def test_no_finite_loss_breaks_the_mixture() -> None:
-    """A liar's 3e38 takes the mixture for itself, and it stays one; others' honest losses are not rounded away."""
+    """A malicious 3e38 takes the mixture for itself, and it stays one; others' honest losses are not rounded away."""
     aggregator = ascending_mixture(2.0)
     assert aggregator.weigh is not None
     report = eh.types.Report(jnp.ones(3), jnp.array([0.1, 3e38, 0.2]))

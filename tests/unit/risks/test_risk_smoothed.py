@@ -172,14 +172,14 @@ def test_what_is_no_smoothing_is_refused(factory: object) -> None:
 
 @pytest.mark.parametrize("far", [1e6, 1e8, 1e30])
 def test_one_loss_far_off_does_not_blur_the_others(far: float) -> None:
-    """A liar's loss is capped; the honest ones get what they get beside a loss of 50, which is capped too."""
+    """An outlier's loss is capped; the others get what they get beside a loss of 50, which is capped too."""
     honest = np.sort(np.random.default_rng(0).uniform(0, 3, 20))
     for make in (eh.risks.smoothed_superquantile, eh.risks.squared_superquantile):
-        near, with_liar = (
+        near, with_outlier = (
             make(0.5, 0.1).weights(jnp.asarray(np.append(honest, loss))) for loss in (50.0, far)
         )
-        np.testing.assert_allclose(with_liar, near, atol=1e-6)
-        assert float(jnp.max(with_liar)) <= 1 / (0.5 * 21) + 1e-6
+        np.testing.assert_allclose(with_outlier, near, atol=1e-6)
+        assert float(jnp.max(with_outlier)) <= 1 / (0.5 * 21) + 1e-6
 
 
 def test_next_to_no_smoothing_of_many_losses_is_the_superquantile() -> None:
