@@ -330,7 +330,7 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
     "npz with a table of clients": (_npz(client=np.zeros((6, 2), int)), "one client id per row"),
     "npz without rows": (
         _npz(x=np.zeros((0, 2)), y=np.zeros(0, int), client=np.zeros(0, int)),
-        "there are no rows",
+        "there are no examples",
     ),
     "npz with an unknown test client": (_npz_split(client_test=np.array([0, 0, 0, 1, 1, 7])), "client '7'"),
     "npz with a wider test part": (_npz_split(x_test=np.zeros((6, 3), np.float32)), "test.x"),
@@ -356,7 +356,7 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
         "num_samples says 5",
     ),
     "leaf with too few num_samples": (_leaf(lambda c: c["num_samples"].pop()), "num_samples does not have"),
-    "leaf with an empty user": (_leaf(lambda c: _rows(c, "bob", [], [])), "'bob' has no rows"),
+    "leaf with an empty user": (_leaf(lambda c: _rows(c, "bob", [], [])), "'bob' has no examples"),
     "leaf with too few labels": (_leaf(lambda c: c["user_data"]["bob"]["y"].pop()), "different lengths"),
     "leaf without y": (_leaf(lambda c: c["user_data"]["bob"].pop("y")), "'bob' has no x and y"),
     "leaf with ragged rows": (_leaf(lambda c: _rows(c, "bob", [[1.0], [2.0, 3.0]], [0, 1])), "ragged"),

@@ -1,7 +1,7 @@
-"""Settings of JAX that must be made before it starts: a device per core, and a place for compiled programs.
+"""Settings that JAX needs before it starts: one device per core, and a folder for compiled programs.
 
-XLA runs a small program on one core, however many there are; with a device per core the engine spreads a cohort over
-all of them.  What the user has set, by a variable of the environment or in ``jax.config``, stays as it is.
+XLA runs a small program on one core, however many there are; with one device per core the engine spreads a cohort over
+all of them.  What the user has set, in an environment variable or in ``jax.config``, is kept.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import jax
 
 __all__ = ["prepare"]
 
-_config: Any = jax.config  # what it holds is not declared
+_config: Any = jax.config  # its attributes are not declared
 
 _MOST_DEVICES = 64
 
 
 def prepare() -> None:
-    """Makes the settings; those that the user has made stay, and a JAX that runs already keeps its devices."""
+    """Applies the settings but keeps the user's; if JAX is already running, it keeps its devices."""
     _device_per_core()
     _keep_compiled_programs()
 
@@ -31,7 +31,7 @@ def _device_per_core() -> None:
     named = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if named or "JAX_NUM_CPU_DEVICES" in os.environ or _config.jax_num_cpu_devices > 0:
         return
-    with suppress(RuntimeError):  # JAX runs already: its devices stay as they are
+    with suppress(RuntimeError):  # JAX is already running and keeps its devices
         jax.config.update("jax_num_cpu_devices", min(_cores(), _MOST_DEVICES))
 
 
@@ -48,7 +48,7 @@ def _keep_compiled_programs() -> None:
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evenhand" / "compiled"
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # no home, or none to write to: every process compiles for itself
+    except (OSError, RuntimeError):  # no home folder, or not writable: every process compiles for itself
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:

@@ -1,4 +1,4 @@
-"""Arrays on several devices: whole on each of them, or a part on each."""
+"""Arrays on several devices: replicated on each of them, or a part on each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Devices(NamedTuple):
     """The devices that share a round; inside the program each runs its own part.
 
     Attributes:
-      size: how many.
+      size: the number of devices.
     """
 
     size: int
@@ -41,31 +41,31 @@ class Devices(NamedTuple):
 
 
 def over(devices: int) -> Mesh | None:
-    """The first so many devices, of all processes; None for one."""
+    """A mesh of the first devices, over all processes; None for a single one."""
     if devices == 1:
         return None
     return jax.make_mesh((devices,), (_AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
 
 
 def everywhere(mesh: Mesh | None, values: Any) -> Any:
-    """A tree of arrays, whole on each device of the mesh."""
+    """A tree of arrays, replicated on each device of the mesh."""
     if mesh is None:
         return jax.tree.map(jnp.asarray, values)
     sharding = NamedSharding(mesh, PartitionSpec())
 
     def whole(leaf: Any) -> jax.Array:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            # Whole on every device of all processes: those of the mesh have it already.
+            # Replicated on every device of all processes: those of the mesh already have it.
             parts = {shard.device: shard.data for shard in leaf.addressable_shards}
-            mine = [parts[device] for device in mesh.local_devices]
-            return jax.make_array_from_single_device_arrays(leaf.shape, sharding, mine)
+            local_parts = [parts[device] for device in mesh.local_devices]
+            return jax.make_array_from_single_device_arrays(leaf.shape, sharding, local_parts)
         return jax.device_put(leaf, sharding)
 
     return jax.tree.map(whole, values)
 
 
 def dealt(mesh: Mesh | None, parts: list[Any]) -> Any:
-    """A part of equal shape for each device, one after the other in one array."""
+    """An array split over the devices: parts of equal shape, one for each, in order."""
     if mesh is None:
         return parts[0]
     pieces = [jax.device_put(part, device) for part, device in zip(parts, mesh.devices.flat, strict=True)]
@@ -75,12 +75,12 @@ def dealt(mesh: Mesh | None, parts: list[Any]) -> Any:
 
 
 def here(values: Any) -> Any:
-    """A tree of arrays that are whole on every device, as they are on the first one of this process."""
+    """A tree of replicated arrays, as they are on the first device of this process."""
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), values)
 
 
 def on_each(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as each device of the mesh runs it, on arguments that are whole everywhere."""
+    """The function as each device of the mesh runs it, on replicated arguments."""
     if mesh is None:
         return function
     spec = PartitionSpec()
@@ -89,5 +89,5 @@ def on_each(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., An
 
 @jax.jit
 def copies(values: Any) -> Any:
-    """A tree of arrays in memory of its own, that rounds may take over."""
+    """A copy of a tree of arrays, whose memory rounds may reuse."""
     return jax.tree.map(jnp.copy, values)

@@ -1,4 +1,4 @@
-"""The exception for input at fault, the warning for a result that is not what it seems, and how both are worded."""
+"""The exception for bad input, the warning for misleading results, and how both are worded."""
 
 import operator
 from collections.abc import Iterable
@@ -37,14 +37,14 @@ class EvenhandError(ValueError):
 
 
 class EvenhandWarning(UserWarning):
-    """What a reader must know before believing a run's numbers, told in one sentence: it diverged, say.
+    """What a reader must know before trusting a run's numbers, in one sentence: for example, that it diverged.
 
-    To silence these alone: ``warnings.simplefilter("ignore", evenhand.errors.EvenhandWarning)``.
+    To silence only these: ``warnings.simplefilter("ignore", evenhand.errors.EvenhandWarning)``.
     """
 
 
 def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) -> int:
-    """``value`` as an int if it is a whole number from ``least`` to ``most``, else one sentence."""
+    """``value`` as an int if it is a whole number from ``least`` to ``most``, else an error."""
     try:
         number = operator.index(value)  # pyright: ignore[reportArgumentType]  (the point is to try)
     except TypeError:
@@ -57,7 +57,7 @@ def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) ->
 
 
 def expect(name: str, value: object, kind: type | UnionType, example: str) -> None:
-    """``value`` is of the ``kind`` that the argument ``name`` takes.
+    """Checks that ``value`` is of the ``kind`` that the argument ``name`` takes.
 
     Raises:
       EvenhandError: it is not; the sentence says what it is instead, and gives the ``example``.
@@ -81,7 +81,7 @@ _LIBRARIES = {
 
 
 def _described(value: object) -> str:
-    """A value of the wrong kind in a few words; a class of the user's is known by the library under it."""
+    """A value of the wrong kind in a few words; a user's class is described by the library that it derives from."""
     made = value if isinstance(value, type) else type(value)
     roots = (base.__module__.partition(".")[0] for base in made.__mro__)
     library = next((f"{root}'s " for root in roots if root in _LIBRARIES), "")
@@ -95,11 +95,11 @@ def _described(value: object) -> str:
 
 
 _LIKENESS = 0.7
-"""What a misspelt word shares with the right one: a swapped, lost or added letter in five or more."""
+"""Least likeness of a misspelt word to the right one: one letter swapped, lost or added in five or more."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The one of ``known`` that ``word`` is most likely a slip of, or None if it resembles none.
+    """The one of ``known`` that ``word`` most likely misspells, or None if it resembles none.
 
     Case, hyphens, underscores and spaces do not count.
 
@@ -110,15 +110,15 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
       'mlp'
       >>> nearest("krum", ["fedavg", "fedprox"])
     """
-    folded, slip = {_folded(name): name for name in known}, _folded(word)
-    close = get_close_matches(slip, folded, n=1, cutoff=_LIKENESS)
-    # Two swapped letters of a short word are more than that.
-    close += [name for name in folded if sorted(name) == sorted(slip)]
+    folded, misspelt = {_folded(name): name for name in known}, _folded(word)
+    close = get_close_matches(misspelt, folded, n=1, cutoff=_LIKENESS)
+    # A short word with two letters swapped is less alike than that.
+    close += [name for name in folded if sorted(name) == sorted(misspelt)]
     return folded[close[0]] if close else None
 
 
 def perhaps(word: str, known: Iterable[str]) -> str:
-    """``" (perhaps you meant ...)"``, to go after a misspelt word in a sentence; ``""`` if it resembles none."""
+    """``" (perhaps you meant ...)"``, to follow a misspelt word in a sentence; ``""`` if it resembles none."""
     meant = nearest(word, known)
     return "" if meant is None else f" (perhaps you meant {meant})"
 

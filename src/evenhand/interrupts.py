@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, at a moment when nothing is half done."""
+"""Ctrl-C and SIGTERM, deferred until nothing is half done."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def uninterrupted() -> Generator[None]:
-    """Holds Ctrl-C and SIGTERM back until what is within is whole; only the main thread can, and only it gets them."""
+    """Defers Ctrl-C and SIGTERM to the end of the block; without effect outside the main thread, which gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

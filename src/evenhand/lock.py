@@ -1,4 +1,4 @@
-"""A folder is one process's at a time."""
+"""Locks a folder for one process at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ else:
 __all__ = ["LOCK", "held"]
 
 LOCK = ".lock"
-"""The file in a folder whose lock is held; it says who holds it, and goes when the folder is let go."""
+"""The lock file in a folder; it names the process that holds the folder, and is removed on release."""
 
 _TRIES = 1000
 _TAKEN = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
@@ -29,13 +29,13 @@ _TAKEN = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 
 @contextmanager
 def held(folder: str | Path) -> Generator[None]:
-    """Keeps other processes out of a folder while what is within runs.
+    """Keeps other processes out of a folder while the block runs.
 
-    The lock is the operating system's: it dies with its process, however that ends, and a child of the process does
-    not inherit it.  It does not keep its own process out.  Where a file system has no locks, there is no protection.
+    The lock is the operating system's: it ends with its process, however that ends, and child processes do not inherit
+    it.  It does not keep out its own process.  Where a file system has no locks, there is no protection.
 
     Args:
-      folder: made if it does not exist, and removed afterwards, with the parents made for it, if it is empty then.
+      folder: created if missing, and removed afterwards, with the parents created for it, if it is empty.
 
     Raises:
       EvenhandError: another process holds the folder.
@@ -57,7 +57,7 @@ def held(folder: str | Path) -> Generator[None]:
         yield
     finally:
         path = folder / LOCK
-        if sys.platform == "win32":  # which removes no file that is open
+        if sys.platform == "win32":  # Windows removes no open file
             file.close()
         with suppress(OSError):
             path.unlink()
@@ -68,13 +68,13 @@ def held(folder: str | Path) -> Generator[None]:
 
 
 def _taken(folder: Path) -> BinaryIO:
-    """The lock's file, open; the lock is ours until it is closed."""
+    """The lock file, open; the lock is held until it is closed."""
     path = folder / LOCK
     for _ in range(_TRIES):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             file = path.open("a+b")
-        except FileNotFoundError:  # somebody who had made the folder removed it just now
+        except FileNotFoundError:  # another process has just removed the folder
             continue
         try:
             _lock(file)
@@ -84,7 +84,7 @@ def _taken(folder: Path) -> BinaryIO:
                 holder = file.read(200).decode(errors="replace").strip() or "another process"
                 file.close()
                 raise EvenhandError(
-                    f"{folder} is in use by {holder}: wait until that has ended, or name another folder."
+                    f"{folder} is in use by {holder}: wait until that ends, or name another folder."
                 ) from None
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
@@ -92,14 +92,14 @@ def _taken(folder: Path) -> BinaryIO:
                 file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                 file.flush()
                 return file
-        file.close()  # who held it removed it just now
-    raise EvenhandError(f"{folder} is in use by other processes, one after another: name another folder.")
+        file.close()  # its holder has just removed it
+    raise EvenhandError(f"{folder} is in use by one process after another: name another folder.")
 
 
 if sys.platform == "win32":
 
     def _lock(file: BinaryIO) -> None:
-        file.seek(2**30)  # nobody could read what is locked, and the holder's name is to be read
+        file.seek(2**30)  # a locked part cannot be read, and the holder's name must be
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 
 else:

@@ -1,4 +1,4 @@
-"""Where an array's numbers lie, as far as it decides whether they can be used without a copy."""
+"""Whether an array's memory can be used without a copy: its alignment, and whether it is a file's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["aligned", "copied", "empty_aligned", "is_aligned", "is_mapped"]
 NDArray = npt.NDArray[Any]
 
 _LINE = 64
-"""XLA's CPU backend uses an array in place if its address is a multiple of so many bytes."""
+"""XLA's CPU backend uses an array in place if its address is a multiple of this many bytes."""
 
 
 def is_aligned(array: NDArray) -> bool:
-    """Whether JAX on a CPU can use the array where it is; NumPy's own large arrays it cannot."""
+    """Whether JAX can use the array in place on a CPU; it cannot for large arrays that NumPy allocates."""
     return array.ctypes.data % _LINE == 0 and array.flags.c_contiguous
 
 

@@ -1,4 +1,4 @@
-"""What things are called: values that are made of functions, and metrics where several models have them."""
+"""The names of values made of functions, and of metrics that several models have."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ __all__ = ["measured", "of_model", "short"]
 
 
 def of_model(metric: str, model: str) -> str:
-    """What a metric is called where several models have it: ``"accuracy (level)"``."""
+    """The name of one model's metric where several models have it: ``"accuracy (level)"``."""
     return f"{metric} ({model})"
 
 
 def measured(metric: str) -> str:
-    """The metric without the name of the model that :func:`of_model` gave it."""
+    """The metric's name without that of the model, which :func:`of_model` added."""
     return metric.split(" (", 1)[0]
 
 
 def short(self: Any) -> str:
-    """A NamedTuple of functions on a line or two: its name where it has one, else what its functions are called.
+    """A short ``repr`` of a NamedTuple of functions: its name if it has one, else the names of its functions.
 
-    Parts that are as the class has them by default are left out.
+    Parts that have their default value are left out.
 
     Example:
       >>> import evenhand as eh
@@ -34,12 +34,12 @@ def short(self: Any) -> str:
     kind, parts, defaults = type(self).__name__, self._asdict(), self._field_defaults
     if parts.get("name"):
         return f"<{kind} {parts['name']}>"
-    told = [
+    shown = [
         f"{name}={_text(part)}"
         for name, part in parts.items()
         if not (name in defaults and defaults[name] is part)
     ]
-    return f"{kind}({', '.join(told)})"
+    return f"{kind}({', '.join(shown)})"
 
 
 def _text(part: Any) -> str:

@@ -7,8 +7,8 @@ a random bit ``b_r``,
 
 .. math::  i \leftarrow i' \text{ if } b_r(\max(i, i')) = 1, \quad i' = (K_r - i) \bmod n .
 
-after a first random rotation.  Each round pairs the positions up and swaps every pair or leaves it, hence is a
-permutation, and so is the whole.
+after a first random rotation.  Each round pairs up the positions and swaps each pair or leaves it, so it is a
+permutation, and so is the composition.
 
 Source: Hoang, Morris and Rogaway, *An enciphering scheme based on a card shuffle*, CRYPTO 2012.  Here the round
 function is a 32-bit integer hash: statistically good, not secret.  Single positions are uniform; with 16 rounds a
@@ -36,13 +36,13 @@ def words(key: Key) -> Array:
 
 @jax.jit
 def permute(position: Array, size: Array, word: Array, epoch: Array) -> Array:
-    """Where ``position`` goes under the permutation of ``0 .. size - 1`` that ``(word, epoch)`` names.
+    """Where ``position`` goes under the permutation of ``0 .. size - 1`` that ``(word, epoch)`` selects.
 
     Args:
-      position: int32, any shape, each in ``[0, size)``; positions outside give numbers without meaning.
+      position: int32, any shape, each in ``[0, size)``; positions outside give meaningless numbers.
       size: int32 scalar ``n`` in ``[1, 2**31)``; may be a tracer.
       word: ``(2,)`` uint32 from :func:`words`.
-      epoch: int32 scalar; each epoch is a permutation of its own.
+      epoch: int32 scalar; each epoch has its own permutation.
 
     Returns:
       int32, the shape of ``position``.
@@ -59,7 +59,7 @@ def permute(position: Array, size: Array, word: Array, epoch: Array) -> Array:
     constants = np.arange(1, _ROUNDS + 1, dtype=np.uint32) * np.uint32(0x85EBCA6B)
     salts = _hash(_hash(start ^ constants) ^ word[1])
     pivots = _hash(salts + np.uint32(0x68E31DA4)) % n
-    # A random rotation first: of the rounds alone, one position in 2**rounds would come out as it went in.
+    # A random rotation first: with the rounds alone, one position in 2**rounds would stay where it is.
     i = (position.astype(jnp.uint32) + _hash(start ^ word[1]) % n) % n
     for r in range(_ROUNDS):
         partner = pivots[r] + n - i

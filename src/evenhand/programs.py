@@ -1,12 +1,12 @@
-"""How JAX keeps traced programs: what differs between its versions is known here and nowhere else.
+"""How JAX stores traced programs: all differences between its versions are handled here and nowhere else.
 
-A traced program is a list of equations, and some equations hold programs of their own: loops, branches, calls.  Up to
+A traced program is a list of equations, and some equations hold programs themselves: loops, branches, calls.  Up to
 JAX 0.10 a program comes open (a ``Jaxpr``, whose constants are arguments) or closed (a ``ClosedJaxpr``: an open one and
-the values of its constants).  Since 0.11 one class is both, and is its own attribute ``jaxpr``.  A scan counts its
-operands in numbers, or, since 0.11, in a tree.
+the values of its constants).  Since 0.11 one class is both, and is its own attribute ``jaxpr``.  A scan gives the
+counts of its operands as numbers or, since 0.11, as a tree.
 
-Each kind of equation is known with all its parameters.  One that a later version adds may change what the equation
-means, so :exc:`UnknownForm` is raised then, and callers leave the program as it is.
+All parameters of each known kind of equation are listed.  One that a later version adds may change what the equation
+means, so :exc:`UnknownForm` is raised, and callers leave the program as it is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vmap_call": "call",
 }
-"""Primitives that only call a program once nothing is to be differentiated any more; under which name they keep it."""
+"""Primitives that only call a program, once nothing more is to be differentiated -> the parameter that holds it."""
 
 _PROGRAMS = {
     "cond": ("branches",),
@@ -64,13 +64,13 @@ _BESIDE = {
     "custom_vjp_call": "fwd_jaxpr_thunk num_consts bwd out_trees symbolic_zeros",
     "custom_vmap_call": "rule in_tree out_tree",
 }
-"""Under which names each kind of equation keeps its programs, and what it may keep beside them."""
+"""The parameters in which each kind of equation holds its programs, and the others that it may have."""
 
 _Call = Callable[..., Sequence[Any]]
 
 
 class UnknownForm(Exception):
-    """JAX keeps this in a way that is not known here."""
+    """JAX stores this in a way that is not known here."""
 
 
 def is_program(value: Any) -> TypeGuard[Jaxpr]:
@@ -101,7 +101,7 @@ def inner(equation: JaxprEqn) -> list[Any]:
     """The programs in an equation of a known kind, open or closed; none for other kinds.
 
     Raises:
-      UnknownForm: the equation is of a known kind, but not as it is known.
+      UnknownForm: the equation is of a known kind, but not of the known form.
 
     Example:
       >>> import jax
@@ -136,15 +136,15 @@ def within(value: Any) -> Iterator[Jaxpr]:
     elif isinstance(value, Mapping):
         yield from within(tuple(value.values()))
     elif isinstance(value, tuple | list):
-        for each in value:
-            yield from within(each)
+        for item in value:
+            yield from within(item)
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """How many of a scan's operands are constants, and how many are carried.
 
     Raises:
-      UnknownForm: it keeps no count that is known.
+      UnknownForm: its counts are in no known form.
     """
     if "num_consts" in params and "num_carry" in params:
         return params["num_consts"], params["num_carry"]
@@ -162,13 +162,13 @@ def evaluate(
     step: Callable[[JaxprEqn, list[Any]], Sequence[Any]],
     literal: Callable[[Literal], Any] = lambda literal: literal.val,
 ) -> list[Any]:
-    """The results of a program, equation by equation.
+    """The results of a program, evaluated equation by equation.
 
     Args:
       jaxpr: the program, open.
-      values: of its constants.
+      values: the values of its constants.
       arguments: its arguments, flat.
-      step: ``(equation, operands) -> results``; :func:`as_it_is` or what shall happen instead.
+      step: ``(equation, operands) -> results``; :func:`as_it_is`, or a replacement of it.
       literal: the value of a literal.
 
     Example:

@@ -5,7 +5,7 @@ The two schemes of the literature both aim at the objective :math:`\sum_k p_k F_
 * scheme A, ``proportional(replace=True)``: client ``k`` is drawn with probability :math:`p_k`, plain mean; the
   expected average is exactly :math:`\sum_k p_k v_k`;
 * scheme B, ``uniform()``: clients are drawn uniformly without replacement, mean weighted by :math:`n_k`; a ratio of
-  two sums, hence exact in expectation only for clients of equal size or for a cohort of everybody.
+  two sums, hence exact in expectation only for clients of equal size or for a cohort of all clients.
 
 Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, section 5.1 and figure 12.
 """
@@ -26,11 +26,11 @@ __all__ = ["proportional", "uniform"]
 
 
 def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
-    """Every client is equally likely; by default without replacement and weighted by its rows (scheme B).
+    """Every client is equally likely; by default without replacement and weighted by size (scheme B).
 
     Args:
       replace: draw with replacement, so that a client can count several times.
-      weighted: weight a client by ``n_k``; False: all drawn clients count alike, which favours small clients.
+      weighted: weight a client by ``n_k``; False: all drawn clients count equally, which favours small clients.
 
     Without replacement the draw costs O(m), whatever the number of clients.
 
@@ -43,7 +43,7 @@ def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
     return Sampling(_uniform(replace), _rows if weighted else _one, repeats=replace)
 
 
-# Cached, so that equal draws are equal.
+# Cached, so that equal arguments give the same function.
 @cache
 def _uniform(replace: bool) -> Callable[[Key, Array, int], Cohort]:
     def ids(key: Key, sizes: Array, m: int) -> Array:
@@ -65,13 +65,13 @@ def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
     r"""Client ``k`` is drawn with probability :math:`n_k / n`; by default with replacement, plain mean (scheme A).
 
     Args:
-      replace: draw with replacement, as the theory has it.  False: successive draws without replacement with
-        probabilities proportional to :math:`n_k`, as the reference code of q-FFL does; the chance to be in the
+      replace: draw with replacement, as the theory assumes.  False: successive draws without replacement with
+        probabilities proportional to :math:`n_k`, as the reference code of q-FFL does; the chance of being in the
         cohort is then no longer exactly proportional to :math:`n_k`.
       weighted: weight a drawn client by ``n_k`` once more.
 
-    Edge cases: with as many draws as clients and no replacement everybody takes part; with the plain mean the
-    objective is then the unweighted one.
+    Edge cases: with as many draws as clients and no replacement, all clients take part; with the plain mean the
+    objective is then unweighted.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -108,11 +108,11 @@ def _proportional(
 
 
 _MANY = 4096
-"""Clients from which on a draw without replacement does not look at all of them."""
+"""The number of clients from which a draw without replacement does not look at all of them."""
 
 
 class _Table(NamedTuple):
-    """Sizes, and for each client how many rows it and those before it have, ``(N,)`` each."""
+    """The sizes of the clients and their cumulative sums, ``(N,)`` each."""
 
     sizes: Array
     last: Array
@@ -123,28 +123,28 @@ def _tabulate(sizes: Array) -> _Table:
 
 
 def _owners(key: Key, last: Array, m: int) -> Array:
-    # A uniform row names its owner: exact in integers, where a float32 sum of a million sizes is not.
+    # The owner of an example drawn uniformly: exact in integers, unlike a float32 sum of a million sizes.
     row = jax.random.randint(key, (m,), 0, last[-1], dtype=jnp.int32)
     return jnp.searchsorted(last, row, side="right").astype(jnp.int32)
 
 
 def _distinct_owners(key: Key, last: Array, m: int) -> Array:
-    """The first ``m`` different clients in a sequence drawn with replacement: successive draws without."""
-    nobody = jnp.int32(last.shape[0])
+    """The first ``m`` distinct clients of a sequence drawn with replacement: successive draws without it."""
+    vacant = jnp.int32(last.shape[0])
 
     def more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         found, _, batch = carry
         new = jnp.concatenate([found, _owners(jax.random.fold_in(key, batch), last, m)])
         order = jnp.argsort(new, stable=True)
         ranked = new[order]
-        fresh = (ranked != jnp.roll(ranked, 1)) & (ranked < nobody)
-        fresh = fresh.at[0].set(ranked[0] < nobody)
+        fresh = (ranked != jnp.roll(ranked, 1)) & (ranked < vacant)
+        fresh = fresh.at[0].set(ranked[0] < vacant)
         kept = jnp.zeros(2 * m, bool).at[order].set(fresh)
         place = jnp.where(kept, jnp.cumsum(kept.astype(jnp.int32)) - 1, m)
-        found = jnp.full(m, nobody).at[place].set(new, mode="drop")
+        found = jnp.full(m, vacant).at[place].set(new, mode="drop")
         return found, jnp.minimum(jnp.sum(kept.astype(jnp.int32)), m), batch + 1
 
-    begin = (jnp.full(m, nobody), jnp.int32(0), jnp.int32(0))
+    begin = (jnp.full(m, vacant), jnp.int32(0), jnp.int32(0))
     return jax.lax.while_loop(lambda carry: carry[1] < m, more, begin)[0]
 
 

@@ -1,6 +1,6 @@
 r"""Server optimisers of the adaptive federated methods, as optax transformations.
 
-With :math:`\Delta_t` the averaged client change:
+With :math:`\Delta_t` the averaged client update:
 
 .. math::
     m_t = \beta_1 m_{t-1} + (1 - \beta_1) \Delta_t, \qquad

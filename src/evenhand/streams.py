@@ -1,9 +1,9 @@
 """Independent streams of randomness: every draw is keyed by (seed, purpose, round, client).
 
-Because each purpose has a stream of its own, turning a feature on never changes the draws of another: the same
+Because each purpose has its own stream, turning a feature on never changes the draws of another: the same
 seed gives the same cohorts, stragglers and mini-batches to every method, which is what a fair comparison needs.
 
-What must be hidden from clients, such as noise and masks, comes from a root that theirs says nothing about.
+What must be hidden from clients, such as noise and masks, comes from a root that cannot be computed from theirs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Keys(NamedTuple):
 
     Attributes:
       shared: clients may know it, and derive their mini-batches from it.
-      secret: no client may know it; on real devices it must not come from a seed that anybody knows.
+      secret: no client may know it; on real devices it must not come from a seed that others know.
     """
 
     shared: Key

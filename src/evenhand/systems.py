@@ -1,4 +1,4 @@
-r"""Systems heterogeneity: who is slow in a round, how much of the work a slow client gets done, and who drops out."""
+r"""Systems heterogeneity: which clients are slow in a round, how much work they complete, and which drop out."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Systems", "chain", "dropouts", "stragglers"]
 
 
 class Systems(NamedTuple):
-    """What becomes of a round's cohort before it reports.
+    """Which clients of a round's cohort are slow or drop out, before they report.
 
     Attributes:
-      draw: ``(key, cohort, keep_partial) -> Cohort``, perhaps of fewer slots; ``keep_partial``, a Python bool: whether
-        the method aggregates partial work, rather than drop who does it.
+      draw: ``(key, cohort, keep_partial) -> Cohort``, perhaps with fewer slots; ``keep_partial``, a Python bool:
+        whether the method aggregates stragglers' partial work rather than dropping it.
     """
 
     draw: Callable[[Key, Cohort, bool], Cohort]
@@ -35,11 +35,11 @@ def stragglers(fraction: float) -> Systems:
     r"""In each round a share of the *selected* clients is slow and does only part of its local work.
 
     A slow client does :math:`x \sim \mathrm{Unif}\{1, \dots, E\}` epochs; where ``E = 1``, or where local work is
-    counted in steps, it does :math:`\mathrm{Unif}\{1, \dots, S\}` of its ``S`` steps.  What becomes of partial
-    work is the method's affair: FedAvg drops it, FedProx keeps it.
+    counted in steps, it does :math:`\mathrm{Unif}\{1, \dots, S\}` of its ``S`` steps.  The method decides
+    about partial work: FedAvg drops it, FedProx keeps it.
 
-    The draws depend on the seed, the round and the client alone, never on the method: methods run with one seed
-    meet the same stragglers.
+    The draws depend on the seed, the round and the client alone, never on the method: methods run with the same
+    seed have the same stragglers.
 
     Args:
       fraction: share of the cohort that is slow, in [0, 1]; ``round(m * (1 - fraction))`` clients are fast.
@@ -60,7 +60,7 @@ def stragglers(fraction: float) -> Systems:
 
 
 def dropouts(fraction: float) -> Systems:
-    """Each client of the cohort drops out of the round with this probability, whoever else does, and uploads nothing.
+    """Each client of the cohort drops out of the round with a given probability, independently, and uploads nothing.
 
     Its state, where the method keeps one, stays as it was.  A client that drops out of a round drops out of all
     exchanges that the round has with the same cohort.
@@ -80,21 +80,21 @@ def dropouts(fraction: float) -> Systems:
 
 
 def chain(*systems: Systems) -> Systems:
-    """One after the other: ``chain(stragglers(0.5), dropouts(0.1))``.
+    """Applies several in turn: ``chain(stragglers(0.5), dropouts(0.1))``.
 
-    Each draws what it would draw alone; the second of a kind draws anew.
+    Each draws what it would draw alone; a second one of the same kind draws independently.
 
     Example:
       >>> both = chain(stragglers(0.5), dropouts(1.0))
       >>> both.draw(jax.random.key(0), Cohort.of(jnp.arange(4)), False).present.tolist()
       [False, False]
     """
-    for each in systems:
-        expect("systems", each, Systems, "eh.systems.stragglers(0.5)")
+    for system in systems:
+        expect("systems", system, Systems, "eh.systems.stragglers(0.5)")
     return _chain(systems)
 
 
-# Cached, all three: equal shares give the same object, so that the engine finds its compiled program again.
+# All three are cached: equal shares give the same object, so that the engine reuses its compiled program.
 @cache
 def _stragglers(fraction: float) -> Systems:
     def draw(key: Key, cohort: Cohort, keep_partial: bool) -> Cohort:
@@ -123,10 +123,10 @@ def _dropouts(fraction: float) -> Systems:
 @cache
 def _chain(systems: tuple[Systems, ...]) -> Systems:
     def draw(key: Key, cohort: Cohort, keep_partial: bool) -> Cohort:
-        for i, each in enumerate(systems):
-            again = sum(_kind(other) == _kind(each) for other in systems[:i])
-            own = jax.random.fold_in(key, again) if again else key
-            cohort = each.draw(own, cohort, keep_partial)
+        for i, system in enumerate(systems):
+            earlier = sum(_kind(other) == _kind(system) for other in systems[:i])
+            system_key = jax.random.fold_in(key, earlier) if earlier else key
+            cohort = system.draw(system_key, cohort, keep_partial)
         return cohort
 
     return Systems(draw)
@@ -141,7 +141,9 @@ def _uniform(key: Key, ids: Array) -> Array:
     return jax.vmap(lambda k: jax.random.uniform(client_stream(key, k), dtype=jnp.float32))(ids)
 
 
-def _share(name: str, who: str, fraction: float) -> float:
+def _share(name: str, clients: str, fraction: float) -> float:
     if not (isinstance(fraction, Real) and 0.0 <= fraction <= 1.0):
-        raise EvenhandError(f"{name}(fraction={fraction!r}): the share of {who} must be a number in [0, 1].")
+        raise EvenhandError(
+            f"{name}(fraction={fraction!r}): the share of {clients} must be a number in [0, 1]."
+        )
     return float(fraction)

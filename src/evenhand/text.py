@@ -1,4 +1,4 @@
-"""Names that others chose, made safe to show in a terminal, a page or a figure, and to keep in a spreadsheet."""
+"""Names chosen by others, made safe to show in a terminal, a page or a figure, and to keep in a spreadsheet."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _QUOTED = re.compile(rf"'+{_FORMULA}")
 
 
 def visible(text: object) -> str:
-    r"""A text in which nothing is hidden and nothing acts: what cannot be seen is written as an escape.
+    r"""``text`` with all invisible and control characters written as escapes.
 
-    Control characters (escape codes of terminals and line breaks among them), characters that turn the direction of
+    Control characters (including terminal escape codes and line breaks), characters that change the direction of
     writing, other invisible ones and lone surrogates become ``\x1b``, ``\u202e`` and the like.  Letters of all
     scripts, wide characters and emoji stay as they are, and so do the joiners inside emoji and words.  Markup is not
-    touched: give the result to what does not interpret any.
+    touched: pass the result only to code that interprets none.
 
     Args:
       text: anything; its ``str`` is shown.
@@ -36,7 +36,7 @@ def visible(text: object) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """``"1 client"``, ``"1,000 clients"``: ``what`` in the singular, of words that take an s, or es after one.
+    """``"1 client"``, ``"1,000 clients"``: ``what`` is a singular whose plural adds s, or es after an s.
 
     Example:
       >>> counted(1, "class"), counted(2, "class"), counted(1000, "client")
@@ -47,10 +47,10 @@ def counted(count: int, what: str) -> str:
 
 
 def isolated(text: object) -> str:
-    """:func:`visible` text for the middle of a sentence: writing from right to left does not turn what follows it.
+    """:func:`visible` text for the middle of a sentence: right-to-left script does not reorder what follows it.
 
-    Only text with letters of such a script is put between the two invisible characters that isolate it; a terminal
-    that does not know them would show them, so that this is for pages.
+    Only text with letters of such a script is put between the two invisible characters that isolate it; some terminals
+    would show those, so this is for pages.
 
     Example:
       >>> isolated("north"), isolated("צפון") == "\\u2068צפון\\u2069"
@@ -63,10 +63,10 @@ def isolated(text: object) -> str:
 
 
 def spreadsheet_cell(name: str) -> str:
-    """A name for a cell of a CSV file that no spreadsheet takes for a formula: behind ``'`` where it might be.
+    """``name`` for a cell of a CSV file, with ``'`` in front where a spreadsheet might take it for a formula.
 
     That is where it begins with ``=``, ``@``, a tab or a line break, or with ``+`` or ``-`` and is not a number; and
-    where it begins with ``'`` before one of these, so that :func:`spreadsheet_name` gives every name back.
+    where it begins with ``'`` before one of these, so that :func:`spreadsheet_name` recovers every name.
 
     Example:
       >>> spreadsheet_cell("=SUM(A1)"), spreadsheet_cell("-5"), spreadsheet_cell("north")
@@ -76,7 +76,7 @@ def spreadsheet_cell(name: str) -> str:
 
 
 def spreadsheet_name(cell: str) -> str:
-    """The name that :func:`spreadsheet_cell` made a cell of.
+    """The name that :func:`spreadsheet_cell` made this cell from.
 
     Example:
       >>> spreadsheet_name("'=SUM(A1)"), spreadsheet_name("'s-Gravenhage")

@@ -1,4 +1,4 @@
-"""Arithmetic on trees of arrays, where ``jax.tree.map`` alone would be noise."""
+"""Arithmetic on trees of arrays, where ``jax.tree.map`` alone would be clutter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scale(factor: Array | float, tree: PyTree) -> PyTree:
 
 
 def select(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
-    """``yes`` where the scalar ``condition`` holds, else ``no``; a NaN on the other side does no harm."""
+    """``yes`` where the scalar ``condition`` holds, else ``no``; a NaN in the one not taken does no harm."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 

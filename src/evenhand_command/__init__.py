@@ -1,6 +1,6 @@
 """The command ``evenhand``, which Ctrl-C ends quietly even in the seconds that importing JAX takes.
 
-It stands outside of the package ``evenhand``, whose import is what is to be guarded.
+It is outside the package ``evenhand``, because it guards that package's import.
 """
 
 import os
@@ -12,11 +12,9 @@ __all__ = ["main"]
 
 def main() -> int:
     """Runs the command line of :mod:`evenhand.cli` and returns its exit code."""
-    guarded = (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )  # else somebody wants it otherwise
+    guarded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else a caller has set another
     if guarded:
-        # Nothing is to be tidied up yet, and an exception in the middle of somebody's import may be swallowed.
+        # There is nothing to clean up yet, and an exception in the middle of an import may be swallowed.
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     from evenhand.cli import main as command
 
@@ -29,4 +27,4 @@ def main() -> int:
     finally:
         if guarded:
             sys.stdout.flush()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # threads of libraries would complain while they end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # libraries' threads would complain as they end

@@ -84,7 +84,7 @@ def test_a_digit_that_changed_is_refused_and_made_again(
     for command in ("compare", "report"):
         sentence = told([command, str(folder)], capsys, 2)
         assert f"{folder / name} is damaged" in sentence and f"`evenhand resume {folder}`" in sentence
-    assert f"{folder / name} is damaged: the results are made again" in told(
+    assert f"{folder / name} is damaged: the results are rebuilt" in told(
         ["resume", str(folder), "--quiet"], capsys, 0
     )
     assert results(folder) == results(finished)
@@ -112,7 +112,7 @@ def test_a_configuration_that_was_edited_is_told(folder: Path, capsys: pytest.Ca
     assert f"{path} was changed after" in told(["compare", str(folder)], capsys, 0)
     assert f"{path} was changed" in told(["report", str(folder), "--out", str(folder / "x")], capsys, 0)
     assert main(["resume", str(folder)]) == 0
-    assert f"{path} was changed since it was written: what it says now counts." in capsys.readouterr().err
+    assert f"{path} was changed since it was written: the new settings apply." in capsys.readouterr().err
     assert told(["compare", str(folder)], capsys, 0) == ""
 
 

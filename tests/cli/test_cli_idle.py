@@ -46,15 +46,15 @@ def test_pictures_without_columns(told) -> None:
     assert found == {
         "--client-column a": "digits has no columns to choose from.",
         "--label-column b": "digits has no columns to choose from.",
-        "--text": "digits is not LEAF data, which alone hold text.",
-        "--hidden 3": "only --model mlp has such a layer.",
+        "--text": "digits is not LEAF data, and only those hold text.",
+        "--hidden 3": "it is for --model mlp only.",
         "--cohort 1000": "there are 30 clients, all of which take part in each round.",
         "--eval-clients 99": "there are 30 clients, all of which are evaluated.",
-        "--lanes 31": "a round trains 30 at most.",
+        "--lanes 31": "a round trains at most 30 clients.",
     }
     assert told("--cohort 5 --lanes 6 --stragglers 0.05") == {
-        "--lanes 6": "a round trains 5 at most.",
-        "--stragglers 0.05": "0.05 of a cohort of 5 rounds to nobody.",
+        "--lanes 6": "a round trains at most 5 clients.",
+        "--stragglers 0.05": "0.05 of a cohort of 5 rounds to no client.",
     }
 
 
@@ -68,7 +68,7 @@ def test_what_counts_is_not_told(told) -> None:
 
 def test_tables(told, tmp_path: Path) -> None:
     table(tmp_path)
-    whose = "the rows of t.csv say whose they are"
+    whose = "t.csv names the client of each example"
     assert told("--data t.csv --clients 7 --alpha 0.3") == {
         "--clients 7": f"{whose}, which makes 3 clients.",
         "--alpha 0.3": f"{whose}.",
@@ -79,7 +79,7 @@ def test_tables(told, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("\n".join(["x,label", *rows]))
     assert told("--data rows.csv --clients 2 --alpha 0.3 --data-seed 2") == {}
     assert told("--data rows.csv --clients 2 --alpha 0.3 --regression") == {
-        "--alpha 0.3": "rows with real labels, as those of rows.csv, are spread evenly."
+        "--alpha 0.3": "examples with real-valued labels, as in rows.csv, are spread evenly."
     }
 
 
@@ -91,8 +91,8 @@ def test_a_test_part_of_its_own(told, tmp_path: Path) -> None:
     )
     assert told("--data one.npz --test-fraction 0.3 --data-seed 2") == {}
     assert told("--data two.npz --test-fraction 0.3 --data-seed 2") == {
-        "--test-fraction 0.3": "two.npz has a test part of its own.",
-        "--data-seed 2": "two.npz has its clients and its test part, so that nothing is drawn.",
+        "--test-fraction 0.3": "two.npz comes with a test part.",
+        "--data-seed 2": "two.npz comes with clients and a test part, so nothing is drawn.",
     }
     users = {
         "users": ["a"],
@@ -112,7 +112,7 @@ def test_a_test_part_of_its_own(told, tmp_path: Path) -> None:
 
 def test_synthetic_data_take_alpha_from_their_name(told) -> None:
     assert told("--data synthetic:1,1 --alpha 2") == {
-        "--alpha 2.0": "synthetic data take theirs from their name, --data synthetic:ALPHA,BETA."
+        "--alpha 2.0": "synthetic data take it from their name, --data synthetic:ALPHA,BETA."
     }
 
 

@@ -88,7 +88,7 @@ def test_a_signal_leaves_a_usable_folder(
     assert summary["rounds"] == lines[-1]["round"] == summary["last"]["round"] >= 4
 
     assert main(["compare", str(out)]) == 0
-    assert "Interrupted before its last round" in capsys.readouterr().out
+    assert "Interrupted before the last round" in capsys.readouterr().out
     # What was done before Ctrl-C is exactly what a run of that many rounds does.
     words = [
         "run",

@@ -212,10 +212,10 @@ def test_help_says_what_the_docstring_says(
     with pytest.raises(SystemExit):
         main(["run", "qfedavg", "--help"])
     shown = capsys.readouterr().out
-    assert "--q FLOAT" in shown and "from 0 (FedAvg) to as fair as can be" in shown and "(required)" in shown
+    assert "--q FLOAT" in shown and "0 is FedAvg, larger is fairer" in shown and "(required)" in shown
     assert "one over the step size of the work" in shown and "(default: none)" in shown
     # "as in ``fedavg``" is looked up.
-    assert "aggregate what stragglers got done" in shown and "as in fedavg" not in shown
+    assert "aggregate stragglers' partial work" in shown and "as in fedavg" not in shown
 
 
 def test_local_work_that_a_method_does_without_is_said_to_have_no_effect(

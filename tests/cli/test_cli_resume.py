@@ -140,7 +140,7 @@ def test_ctrl_c_before_the_first_save(
     interrupted(table, folder, monkeypatch)
     assert f"`evenhand resume {folder}` continues" in capsys.readouterr().out
     assert main(["resume", str(folder)]) == 0
-    assert "stopped before its first state was saved: the run begins anew" in capsys.readouterr().err
+    assert "stopped before its first state was saved: the run starts over" in capsys.readouterr().err
     for name in ("metrics.jsonl", "clients.csv", "params.npz"):
         assert (folder / name).read_bytes() == (finished / name).read_bytes(), name
 
@@ -154,7 +154,7 @@ def test_an_edited_configuration_never_trains_fewer_rounds_over_those_of_an_inte
     config = folder / "config.json"
     config.write_text(config.read_text().replace(f'"rounds": {ROUNDS}', '"rounds": 1'))
     before = contents(folder)
-    assert "has 2 rounds done already, more than the 1" in refused(["resume", str(folder)], capsys)
+    assert "has already done 2 rounds, more than the 1" in refused(["resume", str(folder)], capsys)
     assert contents(folder) == before
 
 
@@ -189,7 +189,7 @@ def test_a_finished_run_is_left_alone(
     for words in ([], ["--rounds", str(ROUNDS)]):
         assert main(["resume", str(finished), *words]) == 0
         shown = capsys.readouterr()
-        assert shown.out.count("\n") == 1 and "is finished, with 6 rounds done" in shown.out
+        assert shown.out.count("\n") == 1 and "is finished after 6 rounds" in shown.out
         assert shown.err == ""
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
     # A page that is gone is made again, without training.
@@ -255,7 +255,7 @@ def test_a_finished_run_without_a_state_is_never_trained_over(
     folder = without_checkpoint(finished, tmp_path / "a")
     before = contents(folder)
     sentence = refused(["resume", str(folder), "--rounds", str(rounds)], capsys)
-    assert ("has 6 rounds done already" if rounds < ROUNDS else "has no checkpoint") in sentence
+    assert ("has already done 6 rounds" if rounds < ROUNDS else "has no checkpoint") in sentence
     assert contents(folder) == before
 
 
@@ -267,7 +267,7 @@ def test_fewer_rounds_are_refused(
     shutil.copytree(finished, folder) if is_finished else stopped(finished, folder)
     before = contents(folder)
     sentence = refused(["resume", str(folder), "--rounds", "5"], capsys)
-    assert "has 6 rounds done already, more than the 5 asked for" in sentence
+    assert "has already done 6 rounds, more than the 5 asked for" in sentence
     # As many rounds as are saved would still throw away what the metrics say of later ones.
     refused(["resume", str(folder), "--rounds", "4"], capsys)
     assert contents(folder) == before
@@ -281,7 +281,7 @@ def test_a_configuration_that_asks_for_fewer_rounds_now_loses_nothing(
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"rounds": 6', '"rounds": 4'))
     before = contents(folder)
-    assert "has 6 rounds done already" in refused(["resume", str(folder)], capsys)
+    assert "has already done 6 rounds" in refused(["resume", str(folder)], capsys)
     assert contents(folder) == before
 
 
@@ -310,7 +310,7 @@ def test_old_results_stay_readable_until_the_new_ones_are_whole(
     assert main(["compare", str(folder)]) == 0
     after = capsys.readouterr()
     assert after.out == before.out
-    assert "was stopped in that: these are its last whole results" in after.err and before.err == ""
+    assert "was stopped while it was: these are its last complete results" in after.err and before.err == ""
     monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
     assert main(["resume", str(folder), "--quiet"]) == 0
     assert_same_folder(folder, longer)

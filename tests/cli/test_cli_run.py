@@ -145,7 +145,7 @@ def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "worst" in shown.out
     assert f"Report: {tmp_path / 'a' / 'report.html'}" in shown.out
     assert re.search(r"round 4 of 4, loss \d\S*, test accuracy \d+\.\d %\n", shown.err)
-    assert "digits: 6 clients, 1,435 training and 362 test rows" in shown.out
+    assert "digits: 6 clients, 1,435 training and 362 test examples" in shown.out
     assert run(tmp_path / "b", "fedavg", "--rounds", "0") == 0
     assert capsys.readouterr() == ("", "")
 
@@ -198,7 +198,7 @@ def test_unlike_scales_are_told_first_and_a_guess_at_the_end(
     words = ["--data", str(tmp_path / "raw.npz"), "--rounds", "1", "--lr", "1e-9"]
     assert main(["run", "fedavg", *words, "--out", str(tmp_path / "a")]) == 0
     shown = capsys.readouterr()
-    assert shown.err.startswith("Features are on unlike scales, from column 1 (about")
+    assert shown.err.startswith("Features are on very different scales, from column 1 (about")
     assert "Features are" not in shown.out
     assert shown.out.startswith("The model ")
     kinds = [finding["kind"] for finding in read(tmp_path / "a" / "summary.json")["findings"]]

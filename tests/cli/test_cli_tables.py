@@ -117,7 +117,7 @@ def test_classes_are_called_by_their_names(table: Path) -> None:
         (["--data", "digits", "--drop", "work"], "digits: drop is for tables"),
         (
             ["--data", "synthetic:1,1", "--fill", "mean"],
-            "--fill is for tables, and --data synthetic:1,1 is none",
+            "--fill is for tables, and --data synthetic:1,1 is not one",
         ),
     ],
 )

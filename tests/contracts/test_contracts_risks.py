@@ -196,8 +196,8 @@ def _bare(losses: Any, weights: Any = None) -> Array:
         ("wrote", _MEAN._replace(value=_writes)),
         ("is below 0", _of(_mean, lambda f, p: -p)),
         ("sum to 1", _of(_mean, lambda f, p: 2.0 * p)),
-        ("not a multiple", _of(_mean, _by_position)),
-        ("not a multiple, not below 0", _of(lambda f, p: -_mean(f, p), _p)),
+        ("not a nonnegative multiple", _of(_mean, _by_position)),
+        ("not a nonnegative multiple", _of(lambda f, p: -_mean(f, p), _p)),
         ("not equal to the weights", _of(lambda f, p: 0.5 * _mean(f, p), _p)),
         ("not lie between", _of(lambda f, p: _mean(f, p) + 4.0, _p)),
         (

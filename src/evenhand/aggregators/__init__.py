@@ -1,4 +1,4 @@
-"""Uploads to one direction."""
+"""Aggregators: they reduce a cohort's uploads to one direction."""
 
 from evenhand.aggregators._in_parts import in_parts
 from evenhand.aggregators._reduce import aggregate, in_passes, reduce_uploads

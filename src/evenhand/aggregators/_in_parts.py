@@ -1,4 +1,4 @@
-"""Uploads of several parts, each of which has an aggregator of its own."""
+"""Uploads made of several parts, each with its own aggregator."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ __all__ = ["in_parts"]
 
 
 def in_parts(parts: Sequence[Sum]) -> Sum:
-    """One sum of several: the delta is a tuple with a part for each, weights and losses have an entry for each.
+    """Several sums as one: a delta is a tuple with an entry for each, and so are weights and losses.
 
     Args:
-      parts: sums in one pass each.
+      parts: the sums, each of one pass.
     """
 
     def weigh(reports: Report, cohort: Cohort, states: PyTree) -> tuple[Array, PyTree]:
         weights, after = list[Array](), list[PyTree]()
         for j, (part, state) in enumerate(zip(parts, states, strict=True)):
-            mine = Report(reports.weight[:, j], reports.loss[:, j])
-            weight, state = (mine.weight, state) if part.weigh is None else part.weigh(mine, cohort, state)
+            weight = reports.weight[:, j]
+            if part.weigh is not None:
+                weight, state = part.weigh(Report(weight, reports.loss[:, j]), cohort, state)
             weights.append(weight)
             after.append(state)
         return jnp.stack(weights, axis=1), tuple(after)

@@ -1,4 +1,4 @@
-"""Running an aggregator on a whole cohort's uploads, in passes where it takes several."""
+"""Running an aggregator on a whole cohort's uploads, in as many passes as it needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def aggregate(
     losses: Array | None = None,
     seed: int = 0,
 ) -> PyTree:
-    """The direction that ``aggregator`` makes of ``m`` uploads, outside any training run.
+    """The direction that ``aggregator`` computes from ``m`` uploads, outside any training run.
 
     Args:
       aggregator: a ``Sum`` or a ``Stack``.
@@ -32,8 +32,8 @@ def aggregate(
       seed: for aggregators that draw at random.
 
     Returns:
-      A tree like one upload's delta.  As in training, an upload is left out whose delta, weight or, where it is needed,
-      loss is not finite, or whose weight is below 0.
+      A tree like one upload's delta.  As in training, an upload is left out if its delta, its weight or, where needed,
+      its loss is not finite, or if its weight is below 0.
 
     Raises:
       EvenhandError: leading axes disagree, there is no upload, or the aggregator needs losses and got none.
@@ -52,7 +52,7 @@ def aggregate(
         )
     (m,) = sizes.pop()
     if aggregator.needs_loss and losses is None:
-        raise EvenhandError("aggregate(): this aggregator weighs uploads by their loss; pass losses=.")
+        raise EvenhandError("aggregate(): this aggregator weights uploads by their loss; pass losses=.")
     weight = jnp.ones(m, jnp.float32) if weights is None else jnp.asarray(weights, jnp.float32)
     loss = jnp.full(m, jnp.nan, jnp.float32) if losses is None else jnp.asarray(losses, jnp.float32)
     if weight.shape != (m,) or loss.shape != (m,):
@@ -78,8 +78,8 @@ def in_passes(
     Args:
       aggregator: a sum.
       state: its state.
-      key: of the server, for all passes.
-      sum_of: ``(public, number) -> total``, what is lifted in pass ``number``, summed over the accepted uploads.
+      key: the server's, for all passes.
+      sum_of: ``(public, number) -> total``, the sum over the accepted uploads of what is lifted in pass ``number``.
     """
     direction: PyTree = ()
     for number in range(aggregator.passes):
@@ -96,10 +96,10 @@ def reduce_uploads(
     Args:
       aggregator: a ``Sum`` or a ``Stack``.
       uploads: leaves ``(m, ...)``; what empty slots hold does not matter.
-      present: bool ``(m,)``, the accepted ones.
+      present: bool ``(m,)``, which of them are accepted.
       state: the aggregator's.
-      key: of the server.
-      noise: ``(m,)``, of each client, for what it adds to its lifted upload.
+      key: the server's.
+      noise: ``(m,)``, a key for each client, for the noise that it adds to its lifted upload.
     """
     if not isinstance(aggregator, Sum):
         return aggregator.apply(tree.among(present, uploads), present, state, key)

@@ -15,13 +15,13 @@ __all__ = ["ascending_mixture"]
 
 
 def ascending_mixture(step_size: float) -> Sum:
-    r"""Uploads weighted by a mixture over all clients, that climbs the losses by projected ascent.
+    r"""Weights uploads by a mixture over all clients that follows their losses by projected gradient ascent.
 
     .. math::
         \Delta = \sum_k \lambda_k \Delta_k, \qquad
         \lambda \leftarrow \Pi_\Lambda \big( \lambda + \gamma_\lambda (F_1(w^t), \dots, F_N(w^t)) \big)
 
-    from :math:`\lambda = 1/N`; the ascent sees the losses of the same round, whose uploads still have the old weights.
+    from :math:`\lambda = 1/N`; the ascent uses the losses of a round whose uploads still have the old weights.
 
     Args:
       step_size: :math:`\gamma_\lambda \ge 0`; 0 keeps the plain mean over clients.
@@ -29,8 +29,8 @@ def ascending_mixture(step_size: float) -> Sum:
     Raises:
       EvenhandError: ``step_size`` negative or not finite.
 
-    Edge cases: made for cohorts of everybody.  Of a smaller cohort, the members' weights are scaled to sum to 1, and
-    only their losses climb.  A loss so large that its step is not finite does not climb, and its client is left out of
+    Edge cases: meant for cohorts of all clients.  In a smaller cohort, the members' weights are scaled to sum to 1, and
+    only they are updated.  A loss so large that its step is not finite updates nothing, and its client is left out of
     that round.
 
     Source: Mohri et al., *Agnostic Federated Learning*, ICML 2019, in the deterministic form that q-FFL is compared to.

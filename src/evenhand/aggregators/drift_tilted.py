@@ -24,20 +24,19 @@ def drift_tilted(tilt: float, *, steps: int = 1) -> Stack:
         \nabla \tilde R_G = 2 \Big( w - \sum_k p_k w_k \Big), \quad p_k \propto e^{q \|w_k - w\|^2}
 
     One step of size 1/2 from the broadcast model gives :math:`\sum_k p_k w_k`.  For ``q < 0`` further steps of 1/2 are
-    mean shift, which descends to a mode; for ``q > 0`` a step of :math:`1 / (2 + q D^2)`, with ``D`` the largest
-    distance between two clients, descends to the only minimiser.
+    mean shift, which descends to a mode; for ``q > 0`` steps of :math:`1 / (2 + q D^2)`, with ``D`` the largest
+    distance between two clients' models, descend to the unique minimiser.
 
     Args:
-      tilt: :math:`q`, finite; above 0 the clients that drifted far count for more, below 0 for less; 0 is the plain
-        mean, whatever ``steps``.
-      steps: 1: the one step of size 1/2; more: so many descending steps, from the broadcast model.
+      tilt: :math:`q`, finite; above 0, clients that drifted far count more; below 0, less; 0 is the plain mean for any
+        ``steps``.
+      steps: 1: one step of size 1/2; more: this many descent steps from the broadcast model.
 
     Raises:
       EvenhandError: ``tilt`` not finite, or ``steps`` not a whole number from 1.
 
-    Edge cases: a single client gets all the weight.  Reported weights are ignored.  One distance per client, over
-    all its parameters together, in their float32: where
-    ``q`` times a squared distance is 1e4, weights are good to 1e-3.
+    Edge cases: a single client gets all the weight.  Reported weights are ignored.  Distances are over all
+    parameters together, in float32: where ``q`` times a squared distance is 1e4, weights are accurate to 1e-3.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp

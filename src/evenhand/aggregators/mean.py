@@ -11,15 +11,15 @@ __all__ = ["mean", "reciprocal"]
 
 
 def mean() -> Sum:
-    r"""The mean of the uploads, weighted as they report.
+    r"""The mean of the uploads, with the weights that clients report.
 
     .. math:: \Delta = \frac{\sum_k \omega_k \Delta_k}{\sum_k \omega_k}
 
-    The weights :math:`\omega_k` are the row counts, or 1, as the method's sampling scheme has it
-    (:mod:`evenhand.sampling`).
+    The weights :math:`\omega_k` are the clients' numbers of examples, or 1, depending on the method's sampling
+    scheme (:mod:`evenhand.sampling`).
 
-    Edge cases: all weights 0, or no upload: zeros.  Nothing finite is rejected: the mean offers no robustness
-    whatever.
+    Edge cases: zeros if all weights are 0 or there is no upload.  Nothing finite is rejected: the mean offers no
+    robustness at all.
 
     Example:
       >>> import jax.numpy as jnp

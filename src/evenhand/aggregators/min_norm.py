@@ -17,7 +17,7 @@ _HALVINGS = 25
 
 
 def min_norm(epsilon: float) -> Stack:
-    r"""The combination of normalised uploads with the least norm, no weight further than ``epsilon`` from equal.
+    r"""The shortest combination of normalised uploads, with no weight further than ``epsilon`` from equal.
 
     .. math::
         \hat\Delta_k = \frac{\Delta_k}{\|\Delta_k\|}, \qquad
@@ -25,8 +25,8 @@ def min_norm(epsilon: float) -> Stack:
         \ \text{s.t.}\ \alpha \ge 0,\ \sum_k \alpha_k = 1,\ \Big| \alpha_k - \frac1m \Big| \le \epsilon, \qquad
         \Delta = \sum_k \alpha_k^* \hat\Delta_k
 
-    the direction in which, at ``epsilon=1``, no client of the cohort gets worse to first order.  The weights are found
-    by accelerated projected gradient descent, in the compiled round.
+    At ``epsilon=1`` no client of the cohort gets worse in this direction, to first order.  The weights are found by
+    accelerated projected gradient descent, in the compiled round.
 
     Args:
       epsilon: from 0 (the mean of unit vectors) to 1 (any combination).
@@ -34,9 +34,9 @@ def min_norm(epsilon: float) -> Stack:
     Raises:
       EvenhandError: ``epsilon`` outside [0, 1].
 
-    Edge cases: uploads of norm 0 are left out, and ``m`` counts the others; without
-    any the direction is zero.  Reported weights are ignored.  The direction is at most 1 long, whatever the uploads:
-    how far a round moves is set by the server's step size.
+    Edge cases: uploads of norm 0 are left out, and ``m`` counts the others; without any, the direction is zero.
+    Reported weights are ignored.  The direction has norm at most 1, whatever the uploads: the server's step size sets
+    how far a round moves.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp
@@ -53,10 +53,10 @@ def min_norm(epsilon: float) -> Stack:
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         norms = jax.vmap(tree.norm)(uploads.delta)
-        there = present & (norms > 0)
-        scale = jnp.where(there, 1.0 / jnp.where(there, norms, 1.0), 0.0)
+        usable = present & (norms > 0)
+        scale = jnp.where(usable, 1.0 / jnp.where(usable, norms, 1.0), 0.0)
         unit = jax.tree.map(lambda leaf: _scaled(scale, leaf), uploads.delta)
-        alpha = _weights(_products(unit), there, epsilon)
+        alpha = _weights(_products(unit), usable, epsilon)
         return jax.tree.map(lambda leaf: jnp.tensordot(alpha.astype(leaf.dtype), leaf, axes=1), unit), state
 
     return Stack(lambda like, clients: (), apply)
@@ -73,10 +73,10 @@ def _products(unit: PyTree) -> Array:
     return sum((leaf @ leaf.T for leaf in flat), jnp.zeros((flat[0].shape[0],) * 2, jnp.float32))
 
 
-def _weights(products: Array, there: Array, epsilon: float) -> Array:
-    count = jnp.maximum(jnp.sum(there.astype(jnp.float32)), 1.0)
-    low = jnp.where(there, jnp.maximum(1.0 / count - epsilon, 0.0), 0.0)
-    high = jnp.where(there, jnp.minimum(1.0 / count + epsilon, 1.0), 0.0)
+def _weights(products: Array, usable: Array, epsilon: float) -> Array:
+    count = jnp.maximum(jnp.sum(usable.astype(jnp.float32)), 1.0)
+    low = jnp.where(usable, jnp.maximum(1.0 / count - epsilon, 0.0), 0.0)
+    high = jnp.where(usable, jnp.minimum(1.0 / count + epsilon, 1.0), 0.0)
     step = 1.0 / count  # the largest eigenvalue is at most the trace
 
     def descend(_: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -87,7 +87,7 @@ def _weights(products: Array, there: Array, epsilon: float) -> Array:
         faster = 0.5 * (1.0 + jnp.sqrt(1.0 + 4.0 * jnp.square(speed)))
         return new, new + (speed - 1.0) / faster * (new - alpha), faster
 
-    begin = jnp.where(there, 1.0 / count, 0.0)
+    begin = jnp.where(usable, 1.0 / count, 0.0)
     return lax.fori_loop(0, _ITERATIONS, descend, (begin, begin, jnp.float32(1.0)))[0]
 
 

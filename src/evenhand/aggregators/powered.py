@@ -1,4 +1,4 @@
-"""The aggregators of q-FFL: uploads weighted by powers of the losses, with a step that follows their curvature."""
+"""The aggregators of q-FFL: uploads weighted by powers of the losses, with a step that adapts to the curvature."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ __all__ = ["loss_powers", "qfedavg"]
 
 
 def qfedavg(q: float, lipschitz: float) -> Sum:
-    r"""q-FedAvg's step: uploads count by the q-th power of the loss, divided by a bound of the curvature.
+    r"""q-FedAvg's step: uploads weighted by the q-th power of their loss, divided by a bound on the curvature.
 
     .. math::
         \Delta w_k = -L \Delta_k, \qquad h_k = q F_k^{q-1} \|\Delta w_k\|^2 + L F_k^q, \qquad
         \Delta = -\frac{\sum_k \omega_k F_k^q \Delta w_k}{\sum_k \omega_k h_k}
 
-    with :math:`F_k` the loss at the broadcast model and :math:`\omega_k` the weight that the sampling scheme gives.
+    with :math:`F_k` the loss at the broadcast model and :math:`\omega_k` the weight from the sampling scheme.
 
     Args:
-      q: how much high losses count, >= 0; 0 is the mean, exactly.
-      lipschitz: :math:`L`, one over the clients' step size; not to be tuned anew for each ``q``.
+      q: how much high losses count, >= 0; 0 is exactly the mean.
+      lipschitz: :math:`L`, one over the clients' step size; not to be retuned for each ``q``.
 
     Raises:
       EvenhandError: ``q`` or ``lipschitz`` out of range.
 
-    Edge cases: 1e-10 is added to each loss; all powers are divided by the largest, which leaves the step as it is, so
-    that no ``q`` overflows.  A loss below 0 counts as 0: for losses that can be negative, add a constant.  The step is
-    shorter than a mean of the uploads, by the factor :math:`1 + q L \|\Delta\|^2 / F` where clients are alike: about
-    ``1/q`` for large ``q``, and next to none if a client of loss 0 still moves while ``q < 1``, as the formula has it.
-    Sums are in the parameters' float32, where the reference code has float64: the powers' common factor is what needed
-    the range.
+    Edge cases: 1e-10 is added to each loss; all powers are divided by the largest, which leaves the step unchanged, so
+    that no ``q`` overflows.  A loss below 0 counts as 0: add a constant to losses that can be negative.  The step is
+    shorter than the mean of the uploads, by a factor of :math:`1 + q L \|\Delta\|^2 / F` for identical clients: about
+    ``1/q`` for large ``q``, and almost 0 if a client of loss 0 still moves while ``q < 1``, as the formula has it.
+    Sums are in float32, where the reference code has float64: only the powers' common factor needed that range.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp
@@ -59,7 +58,7 @@ def qfedavg(q: float, lipschitz: float) -> Sum:
             lifted = lifted[0], _times(upload.weight, 1.0 + q * square / positive(upload.loss))
         return lifted
 
-    # The powers may as well be scaled to sum to 1: both sums have them.
+    # Scaling the powers to sum to 1 leaves the step unchanged: both of its sums contain them.
     return risk_weighted(power(q))._replace(lift=lift)
 
 
@@ -74,7 +73,7 @@ def loss_powers(q: float) -> Sum:
     Raises:
       EvenhandError: ``q`` out of range.
 
-    Edge cases: powers are what they are: large losses to a large ``q`` overflow to infinity.
+    Edge cases: powers are not rescaled: with a large ``q``, large losses overflow to infinity.
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, figure 4 (FedSGD on q-FFL).
     """
@@ -88,7 +87,7 @@ def loss_powers(q: float) -> Sum:
 
 
 def _times(weight: Array, factor: Array) -> Array:
-    """Their product, 0 for weight 0 though the factor overflows."""
+    """The product; 0 for weight 0, even if the factor overflows."""
     return jnp.where(weight > 0, weight * factor, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The mean with weights that a risk makes of the clients' losses."""
+"""The mean with weights that a risk derives from the clients' losses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["risk_weighted"]
 
 
 def risk_weighted(risk: Risk) -> Sum:
-    r"""Uploads weighted by how much their clients' losses count in a risk: the gradient of that risk of the cohort.
+    r"""Weights uploads by how much their clients' losses count in a risk: the gradient of that risk over the cohort.
 
     .. math:: \Delta = \sum_k w_k \Delta_k, \qquad w = \texttt{risk.weights}(F_k(w^t); \omega_k)
 
-    for losses :math:`F_k(w^t)` over all of a client's rows before it trains, and base weights :math:`\omega_k`
-    that the method's sampling scheme gives it (its rows, or 1).
+    for losses :math:`F_k(w^t)` over all of a client's examples before it trains, and base weights :math:`\omega_k`
+    from the method's sampling scheme (its number of examples, or 1).
 
     Args:
       risk: such as ``eh.risks.superquantile(0.5)`` (Delta-FL) or ``eh.risks.tilted(1.0)`` (TERM).

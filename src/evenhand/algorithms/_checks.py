@@ -1,4 +1,4 @@
-"""Slips in the making of a method, each told in one sentence."""
+"""Checks of a method's parts; each raises one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_parts", "check_work"]
 
 
 def check_parts(work: object, aggregator: object, sampling: object, server_opt: object) -> None:
-    """The parts of a method are what their arguments' names say."""
+    """Checks that each part of a method is of the kind that its argument takes."""
     check_work(work)
     expect("aggregator", aggregator, Sum | Stack, "eh.aggregators.mean()")
     expect("sampling", sampling, Sampling, "eh.sampling.uniform()")
@@ -20,7 +20,7 @@ def check_parts(work: object, aggregator: object, sampling: object, server_opt: 
 
 
 def check_work(work: object, name: str = "work") -> Work:
-    """``work`` is local work, of a model, and ``name`` the argument that it is."""
+    """``work``, checked to be local work on a model; ``name`` is the argument that it was passed as."""
     expect(name, work, Work, "eh.local.sgd(model, 0.1, epochs=1, batch_size=10)")
     assert isinstance(work, Work)
     check_model(work.model)

@@ -1,4 +1,4 @@
-"""One method made of several: everything it has is a tuple, with a part for each of them."""
+"""One method made of several: its states, messages and updates are tuples with an entry for each."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Measure: TypeAlias = Callable[[PyTree, Array], Array]
 
 def each_part(function: Callable[..., Any], *parts: Iterable[Any]) -> tuple[Any, ...]:
     """``map`` over parts, as a tuple."""
-    return tuple(function(*own) for own in zip(*parts, strict=True))
+    return tuple(function(*entries) for entries in zip(*parts, strict=True))
 
 
 def model_in_parts(model: Model, names: Sequence[str]) -> Model:
-    """As many models as there are names, measured as the first one, and each under its name."""
+    """A copy of ``model`` for each name; metrics are the first copy's, and each copy's under its name."""
 
     def of(j: int, measure: Measure) -> Measure:
         return lambda outputs, y: measure(outputs[j], y)
@@ -42,36 +42,34 @@ def model_in_parts(model: Model, names: Sequence[str]) -> Model:
 
 
 def phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
-    """One exchange that is all of these; what they tell is told under their names."""
+    """One exchange that runs all ``phases``; what each records is recorded under its name."""
 
-    def report(messages: PyTree, owns: PyTree, data: ClientData) -> Report:
-        told = each_part(lambda phase, message, own: phase.report(message, own, data), phases, messages, owns)
-        # A loss that one part does not ask for must not spoil the report of the others.
+    def report(messages: PyTree, client_states: PyTree, data: ClientData) -> Report:
+        reports = each_part(lambda phase, *both: phase.report(*both, data), phases, messages, client_states)
+        # A loss that one phase does not need must not invalidate the report of the others.
         losses = [
             one.loss if phase.aggregator.needs_loss else jnp.zeros_like(one.loss)
-            for phase, one in zip(phases, told, strict=True)
+            for phase, one in zip(phases, reports, strict=True)
         ]
-        return Report(jnp.stack([one.weight for one in told]), jnp.stack(losses))
+        return Report(jnp.stack([one.weight for one in reports]), jnp.stack(losses))
 
-    def work(messages: PyTree, owns: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
-        # One key: the client has it, in this round, in a run of each method alone, too.
-        done = each_part(
-            lambda phase, message, own: phase.work(message, own, data, key), phases, messages, owns
-        )
+    def work(messages: PyTree, client_states: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
+        # All share the key that the client would have in this round if each method ran alone.
+        done = each_part(lambda phase, *both: phase.work(*both, data, key), phases, messages, client_states)
         return each_part(lambda one: one[0], done), each_part(lambda one: one[1], done)
 
     def server(states: PyTree, directions: PyTree, reported: Array, key: Key) -> tuple[PyTree, Info]:
         done = each_part(lambda phase, *both: phase.server(*both, reported, key), phases, states, directions)
-        told = {
-            of_model(what, name): one
+        infos = {
+            of_model(what, name): value
             for name, (_, info) in zip(names, done, strict=True)
-            for what, one in info.items()
+            for what, value in info.items()
         }
-        return each_part(lambda one: one[0], done), told
+        return each_part(lambda one: one[0], done), infos
 
     def effort(data: ClientData) -> Effort:
-        each = [(phase.effort or step_per_row)(data) for phase in phases]
-        return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *each)
+        efforts = [(phase.effort or step_per_row)(data) for phase in phases]
+        return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *efforts)
 
     return Phase(
         broadcast=lambda states, client: each_part(

@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ServerState(NamedTuple):
-    """The global model, the server optimiser's state, and what the method itself remembers."""
+    """The global model, the server optimiser's state, and whatever else the method keeps."""
 
     params: Params
     optimiser: optax.OptState
@@ -44,7 +44,7 @@ class ServerState(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The broadcast: the global model and whatever else the method tells its clients."""
+    """The broadcast: the global model and whatever else the method sends its clients."""
 
     params: Params
     extra: PyTree
@@ -58,7 +58,7 @@ def server_init(server_opt: optax.GradientTransformation, params: Params, extra:
 def server_step(
     server_opt: optax.GradientTransformation, state: ServerState, direction: Params
 ) -> tuple[ServerState, Info]:
-    """One step of the server optimiser, to which ``-direction`` is the gradient."""
+    """One step of the server optimiser, with ``-direction`` as the gradient."""
     updates, optimiser = server_opt.update(tree.scale(-1.0, direction), state.optimiser, state.params)
     params = optax.apply_updates(state.params, updates)
     return ServerState(params, optimiser, state.extra), {"update_norm": tree.norm(direction)}
@@ -86,24 +86,24 @@ def training(
     aggregator: Aggregator,
     sampling: Sampling,
     correction: Callable[[Message, ClientData], optax.GradientTransformation],
-    tell: Callable[[PyTree], PyTree] = lambda extra: (),
+    attach: Callable[[PyTree], PyTree] = lambda extra: (),
 ) -> Phase:
-    """The phase of FedAvg and its kin: train from the broadcast model, upload the difference, step.
+    """The phase of FedAvg and its variants: train from the broadcast model, upload the difference, step.
 
     Args:
       work: the local work.
       server_opt: the server's optimiser.
       aggregator: reduces the uploads.
       sampling: gives the clients' weights.
-      correction: what is added to each local gradient, given the broadcast and the client's rows.
-      tell: what of the method's server state is broadcast beside the model.
+      correction: what is added to each local gradient, given the broadcast and the client's data.
+      attach: what is broadcast along with the model, given the method's part of the server state.
     """
     check_parts(work, aggregator, sampling, server_opt)
 
     def broadcast(state: ServerState, client: Array) -> Message:
-        return Message(state.params, tell(state.extra))
+        return Message(state.params, attach(state.extra))
 
-    def tell_report(message: Message, client_state: PyTree, data: ClientData) -> Report:
+    def client_report(message: Message, client_state: PyTree, data: ClientData) -> Report:
         return report(work.model, message.params, data, sampling, aggregator)
 
     def train(message: Message, client_state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
@@ -113,4 +113,4 @@ def training(
     def server(state: ServerState, direction: Params, reported: Array, key: Key) -> tuple[ServerState, Info]:
         return server_step(server_opt, state, direction)
 
-    return Phase(broadcast, tell_report, train, aggregator, server, effort=work.effort)
+    return Phase(broadcast, client_report, train, aggregator, server, effort=work.effort)

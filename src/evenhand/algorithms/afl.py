@@ -16,7 +16,7 @@ __all__ = ["afl"]
 
 
 def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
-    r"""AFL: descent in the model, ascent in a mixture over *all* clients; the averaged iterate is the result.
+    r"""AFL: gradient descent on the model, ascent on a mixture of *all* clients; the result is the averaged iterate.
 
     .. math::
         \min_w \max_{\lambda \in \Lambda} \sum_k \lambda_k F_k(w), \qquad
@@ -26,17 +26,17 @@ def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
 
     Args:
       model: what is trained.
-      gamma_w: the step of the model, > 0.
-      gamma_lambda: the step of the mixture, >= 0; 0 is gradient descent on the plain mean over clients.
+      gamma_w: the model's step size, > 0.
+      gamma_lambda: the mixture's step size, >= 0; 0 is gradient descent on the plain mean over clients.
 
     Raises:
       EvenhandError: ``gamma_w`` or ``gamma_lambda`` out of range.
 
-    Edge cases: meant for ``cohort=None``, everybody; a smaller cohort moves only the mixture of its members
+    Edge cases: meant for ``cohort=None``, all clients; a smaller cohort moves only the weights of its members
     (:func:`evenhand.aggregators.ascending_mixture`).
 
-    Differs from the paper, which samples rows: gradients are over all rows, as in the comparison with q-FFL; the
-    reference code there ignores :math:`\lambda` in the step of the model.
+    Differs from the paper, which samples examples: gradients are over all of them, as in the comparison with q-FFL,
+    whose reference code ignores :math:`\lambda` in the model's step.
 
     Example:
       >>> import evenhand as eh

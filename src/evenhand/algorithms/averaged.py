@@ -15,7 +15,7 @@ __all__ = ["averaged"]
 
 
 class _Averaged(NamedTuple):
-    """The method's own state, the mean of its global models so far, and their weights' sum over the last weight."""
+    """The wrapped method's state, the mean of its global models, and the sum of their weights over the last one."""
 
     inner: PyTree
     mean: Params
@@ -23,31 +23,31 @@ class _Averaged(NamedTuple):
 
 
 def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) -> Algorithm:
-    r"""Runs a method as it is, and takes the mean of its global models for the result.
+    r"""Runs a method unchanged, with the mean of its global models over the rounds as the result.
 
     .. math::
         \bar w^T = \frac{\sum_{t=0}^T \beta_t w^t}{\sum_{t=0}^T \beta_t}, \qquad \beta_t = g^t
 
     Args:
       method: any method; its clients train from :math:`w^t`, never from the mean.
-      growth: :math:`g \ge 1`: 1 weighs all rounds alike, as AFL does; :math:`1 / (1 - \gamma \lambda \tau / 2)`, for
-        :math:`\tau` local steps of size :math:`\gamma` on a ridge :math:`\lambda`, is that of Delta-FL's theorem.
-      initial: False: the initial model, :math:`w^0`, does not count.
+      growth: :math:`g \ge 1`: 1 weights all rounds equally, as AFL does; Delta-FL's theorem has :math:`1 / (1 -
+        \gamma \lambda \tau / 2)` for :math:`\tau` local steps of size :math:`\gamma` with a ridge :math:`\lambda`.
+      initial: whether the initial model, :math:`w^0`, counts.
 
     Raises:
-      EvenhandError: ``growth`` below 1 or infinite; or a method that watches the loss of its global model.
+      EvenhandError: ``growth`` below 1 or infinite; or a method that adapts to the loss of its global model.
 
-    Where clients are served models of their own, these stay as they are, and what a run tells is about them.
+    Personal models are not averaged; where a method has them, a run's metrics are theirs.
 
-    Edge cases: before the first round the result is the initial model.  A round without any upload does not count.
-    A large ``growth`` leaves the last model; however many rounds, nothing overflows.
+    Edge cases: before the first round the result is the initial model.  A round without uploads does not count.
+    With a large ``growth`` the result is the last model; nothing overflows, however many rounds there are.
 
     Example:
       >>> import evenhand as eh
       >>> data = eh.data.load("digits", clients=8)
       >>> model = eh.models.softmax_regression(features=64, classes=10)
       >>> method = eh.algorithms.delta_fl(eh.local.sgd(model, 0.5, epochs=1, batch_size=10), theta=0.5)
-      >>> runs = [eh.simulate(each, data, rounds=20, cohort=2) for each in (method, averaged(method, growth=1.1))]
+      >>> runs = [eh.simulate(one, data, rounds=20, cohort=2) for one in (method, averaged(method, growth=1.1))]
       >>> last, mean = (float(run.history["train_loss"][-1]) for run in runs)
       >>> mean < last
       True
@@ -62,7 +62,7 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
         )
     if method.observe is not None:
         raise EvenhandError(
-            "averaged() got a method that adapts to the loss of its global model, which would become that of the mean: "
+            "averaged() got a method that adapts to the loss of its global model, which averaging would change: "
             "give one that does not, e.g. fedprox() with a fixed mu."
         )
 
@@ -93,5 +93,5 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
         init=init,
         phases=(*(wrap(phase, last=False) for phase in before), wrap(final, last=True)),
         global_params=lambda state: state.mean,
-        personal_params=None if personal is None else lambda state, own: personal(state.inner, own),
+        personal_params=None if personal is None else lambda state, client: personal(state.inner, client),
     )

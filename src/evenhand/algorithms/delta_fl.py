@@ -1,4 +1,4 @@
-"""Delta-FL: the worst-off fraction of the clients decides."""
+"""Delta-FL: training for the worst-off fraction of the clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def delta_fl(
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""Delta-FL (Simplicial-FL): minimises the superquantile, over clients, of their losses.
+    r"""Delta-FL (Simplicial-FL): minimises the superquantile of the clients' losses.
 
     .. math::
         \min_w \mathbb S_\theta\big( F_1(w), \dots, F_N(w) \big), \qquad
@@ -34,35 +34,35 @@ def delta_fl(
         \pi = \arg\max_{\pi_k \le p_k / \theta,\ \sum \pi = 1} \sum_{k \in S_t} \pi_k F_k(w^t) - \nu \sum_k \pi_k \log
         \frac{\pi_k}{p_k}
 
-    with losses :math:`F_k(w^t)` over all of a client's rows, before it trains, and :math:`p_k` its share of the
-    cohort's rows.
+    with losses :math:`F_k(w^t)` over all of a client's examples, before it trains, and :math:`p_k` its share of the
+    cohort's examples.
 
     Args:
       work: local work, as in ``fedavg``.
-      theta: the tail fraction in (0, 1]: 1 is FedAvg, towards 0 only the worst client of a cohort counts.  Older texts
-        give the level ``1 - theta``.
-      nu: strength of the smoothing by relative entropy, in the unit of a loss; 0: exact reweighting.
-      filtered: the first algorithm of the paper instead: whole clients, whose loss is above the cohort's quantile.
-      strict: with ``filtered``; False: those whose loss equals the quantile too, as the paper prints it, which for a
-        whole ``theta m`` is one client more than the objective asks for.
-      server_opt, sampling, keep_partial: as in ``fedavg``; ``uniform(weighted=False)`` lets clients, rather than rows,
-        count alike.
+      theta: the tail fraction in (0, 1]: 1 is FedAvg, and near 0 only the worst client of a cohort counts.  Older
+        papers give the level ``1 - theta``.
+      nu: strength of the smoothing by relative entropy, in units of loss; 0: exact reweighting.
+      filtered: use the paper's first algorithm, which keeps only the clients whose loss is above the cohort's quantile.
+      strict: with ``filtered``; False: also keep clients whose loss equals the quantile, as printed in the paper; if
+        ``theta m`` is a whole number, that is one client more than the objective asks for.
+      sampling: as in ``fedavg``; ``uniform(weighted=False)`` weights clients, rather than examples, equally.
+      server_opt, keep_partial: as in ``fedavg``.
 
-    A ridge is for the clients' optimiser: ``optax.chain(optax.add_decayed_weights(lam), optax.sgd(lr))``; it does not
-    enter the losses that are compared, where it would be the same for everybody.
+    Put a ridge into the clients' optimiser: ``optax.chain(optax.add_decayed_weights(lam), optax.sgd(lr))``.  It is then
+    not in the losses that are compared, where it would be the same for all clients.
 
     Raises:
-      EvenhandError: ``theta`` or ``nu`` out of range, ``nu`` or ``strict`` that would be ignored, or local work not
-        described.
+      EvenhandError: ``theta`` or ``nu`` out of range, a ``nu`` or ``strict`` that would be ignored, or an argument of
+        the wrong kind.
 
-    Edge cases: clients that tie at the quantile share what weight is left; ``filtered`` leaves them out, unless nobody
-    is above it.  With equal weights and no ties, ``filtered`` takes ``floor(theta m)`` clients (one at least), and for
-    a whole ``theta m`` it is the exact reweighting.  About ``theta m`` clients of a cohort
-    count: draw ``1 / theta`` times as many to aggregate as many updates.  All of the cohort trains, also those whose
-    weight will be 0, so that who is in the tail does not show.
+    Edge cases: clients tied at the quantile share the remaining weight; ``filtered`` leaves them out, unless no client
+    is above it.  With equal weights and no ties, ``filtered`` keeps ``floor(theta m)`` clients (at least one), and if
+    ``theta m`` is a whole number this is the exact reweighting.  About ``theta m`` clients of a cohort count: to
+    aggregate as many updates as FedAvg, draw cohorts ``1 / theta`` times as large.  The whole cohort trains, including
+    clients whose weight will be 0, so that taking part does not reveal who is in the tail.
 
     Differs from the paper in that the server sees the cohort's losses, as in its experiments; the private quantile is
-    not here yet.  For the averaged iterate of its theorem see :func:`evenhand.algorithms.averaged`.
+    not implemented yet.  For the averaged iterate of its theorem see :func:`evenhand.algorithms.averaged`.
 
     Example:
       >>> import evenhand as eh
@@ -91,7 +91,7 @@ def delta_fl(
 def _risk(theta: float, nu: float, filtered: bool, strict: bool) -> Risk:
     if filtered and nu != 0:
         raise EvenhandError(
-            "delta_fl() got filtered=True and nu=: a filter has no smoothing, so give one of them."
+            "delta_fl() got filtered=True and nu=: a filter has no smoothing, so give only one of them."
         )
     if not (strict or filtered):
         raise EvenhandError(

@@ -21,27 +21,27 @@ def fedavg(
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""FedAvg: each client of the cohort trains from the global model, the server averages.
+    r"""FedAvg: each client of the cohort trains from the global model, and the server averages their updates.
 
     .. math::
         \min_w f(w) = \sum_k p_k F_k(w), \qquad
         w^{t+1} = w^t + \frac{\sum_{k \in S_t} \omega_k (w_k - w^t)}{\sum_{k \in S_t} \omega_k},
 
-    where :math:`w_k` is :math:`w^t` after local work on :math:`F_k`, the mean loss over client ``k``'s rows.
+    where :math:`w_k` is :math:`w^t` after local work on :math:`F_k`, the mean loss over client ``k``'s examples.
 
     Args:
-      work: what clients do, and the model that they train: :func:`evenhand.local.sgd`.
+      work: what clients do and the model that they train, e.g. :func:`evenhand.local.sgd`.
       server_opt: the server's optimiser on the pseudo-gradient :math:`-\Delta`; ``optax.sgd(1.0)`` is plain
-        averaging, :mod:`evenhand.server_opt` has FedAdam and its kin.
-      aggregator: how the uploads become one direction.
+        averaging; :mod:`evenhand.server_opt` has FedAdam and others.
+      aggregator: reduces the uploads to one direction.
       sampling: how cohorts are drawn and the weights :math:`\omega_k` that go with it: ``uniform()`` (the default,
         :math:`\omega_k = n_k`) or ``proportional()`` (:math:`\omega_k = 1`).
-      keep_partial: aggregate what stragglers got done; False: drop them, as FedAvg does.
+      keep_partial: aggregate stragglers' partial work; False: drop stragglers, as FedAvg does.
 
     Raises:
       EvenhandError: an argument of the wrong kind.
 
-    Edge cases: a round in which every client is dropped leaves the model as it was.
+    Edge cases: a round in which every client is dropped leaves the model unchanged.
 
     Example:
       >>> import evenhand as eh

@@ -40,8 +40,7 @@ def feddane(
 ) -> Algorithm:
     r"""FedDane: local gradients are corrected towards a global gradient collected beforehand.
 
-    Each round, with :math:`S_t` and :math:`S'_t` two draws of clients and :math:`\nabla F_k` over all rows of client
-    ``k``:
+    In each round, with cohorts :math:`S_t` and :math:`S'_t` and :math:`\nabla F_k` over all examples of client ``k``:
 
     .. math::
         g^t &= \textstyle\sum_{k \in S_t} \omega_k \nabla F_k(w^t) \big/ \sum_{k \in S_t} \omega_k \\
@@ -51,8 +50,8 @@ def feddane(
     Args:
       work: local work, as in ``fedavg``.
       mu: the proximal weight :math:`\mu \ge 0`.
-      fresh_cohort: draw :math:`S'_t` independently of :math:`S_t`; False: the same clients, as in the reference
-        code.
+      fresh_cohort: draw :math:`S'_t` independently of :math:`S_t`; False: keep the same clients, as in the
+        reference code.
       aggregator: reduces the gradients of the first exchange and the updates of the second.
       keep_partial: aggregate stragglers' partial work; False drops stragglers from both exchanges.
       server_opt, sampling: as in ``fedavg``.
@@ -60,10 +59,10 @@ def feddane(
     Raises:
       EvenhandError: ``mu`` negative or not finite.
 
-    Edge cases: one client, or clients with equal rows, have correction 0: FedProx.  So has a round whose first exchange
-    nobody answers.  On unlike clients the method can diverge, as its authors report.
+    Edge cases: for a single client, for clients with the same data, and in a round whose first exchange no client
+    answers, the correction is 0 and this is FedProx.  On heterogeneous clients it can diverge, as its authors report.
 
-    Differs from the paper in nothing; costs twice the traffic of FedProx.
+    Does not differ from the paper; costs twice the traffic of FedProx.
 
     Example:
       >>> import evenhand as eh
@@ -82,8 +81,9 @@ def feddane(
         raise EvenhandError(f"feddane(mu={mu}): the proximal weight must be a finite number >= 0.")
 
     def correction(message: _rounds.Message, data: ClientData) -> optax.GradientTransformation:
-        (gradient, known), here = message.extra, local.full_gradient(work.model, message.params, data)
-        towards = local.shift(tree.scale(known, tree.subtract(gradient, here)))
+        gradient, known = message.extra
+        client_gradient = local.full_gradient(work.model, message.params, data)
+        towards = local.shift(tree.scale(known, tree.subtract(gradient, client_gradient)))
         return optax.chain(towards, local.proximal(mu, message.params))
 
     train = _rounds.training(
@@ -92,7 +92,7 @@ def feddane(
         aggregator=aggregator,
         sampling=sampling,
         correction=correction,
-        tell=lambda extra: extra,
+        attach=lambda extra: extra,
     )
     return Algorithm(
         model=work.model,

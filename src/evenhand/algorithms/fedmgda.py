@@ -1,4 +1,4 @@
-"""FedMGDA+: a direction that is good for everybody in the cohort."""
+"""FedMGDA+: a direction that is good for every client of the cohort."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fedmgda(
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""FedMGDA+: the shortest combination of the clients' unit updates, near equal weights.
+    r"""FedMGDA+: the shortest combination of the clients' normalised updates, with nearly equal weights.
 
     .. math::
         w^{t+1} = w^t + \eta \sum_k \alpha_k^* \frac{\Delta_k}{\|\Delta_k\|}, \qquad
@@ -30,17 +30,17 @@ def fedmgda(
 
     Args:
       work: local work, as in ``fedavg``.
-      epsilon: from 0, the mean of unit updates, to 1, any combination (MGDA); the source tries 0, 0.1, 0.5 and 1.
-      server_opt: sets :math:`\eta`, how far a round moves at most; the original paper lets it fall:
+      epsilon: how far weights may be from equal, from 0 (the mean) to 1 (MGDA); the source tries 0, 0.1, 0.5 and 1.
+      server_opt: sets :math:`\eta`, the longest step of a round; the original paper lets it decay:
         ``optax.sgd(optax.exponential_decay(1.0, 100, 0.5))``.
-      sampling, keep_partial: as in ``fedavg``; the weights of the sampling scheme are ignored.
+      sampling, keep_partial: as in ``fedavg``; sampling weights are ignored.
 
     Raises:
       EvenhandError: ``epsilon`` outside [0, 1].
 
     Edge cases: uploads of norm 0 are left out.
 
-    Differs from the code of Ditto, where it is a baseline, in nothing but its server step, which is 1 there.
+    Differs from Ditto's code, where it is a baseline, only in the server step, which is 1 there.
 
     Example:
       >>> import evenhand as eh

@@ -23,14 +23,14 @@ def fedprox(
     sampling: Sampling = uniform(),
     keep_partial: bool = True,
 ) -> Algorithm:
-    r"""FedProx: local work held near the broadcast model by a proximal term; stragglers' partial work counts.
+    r"""FedProx: local work kept near the broadcast model by a proximal term; stragglers' partial work counts.
 
     .. math::
         h_k(w; w^t) = F_k(w) + \frac{\mu}{2} \|w - w^t\|^2, \qquad
         w \leftarrow w - \eta \big( \nabla F_k(w; b) + \mu (w - w^t) \big),
 
-    aggregated as in :func:`evenhand.algorithms.fedavg` over *all* of the cohort, with weights that do not depend
-    on how much work a client got done.  The anchor :math:`w^t` stays fixed during the round.
+    aggregated as in :func:`evenhand.algorithms.fedavg` over the *whole* cohort, with weights that do not depend
+    on how much work a client completed.  The anchor :math:`w^t` stays fixed during the round.
 
     Args:
       work: local work, as in ``fedavg``.
@@ -41,7 +41,7 @@ def fedprox(
     Raises:
       EvenhandError: ``mu`` negative or not finite.
 
-    Edge cases: ``mu=0`` without stragglers is FedAvg, bit for bit; with stragglers it is FedAvg that keeps their
+    Edge cases: ``mu=0`` without stragglers is FedAvg, bit for bit; with stragglers it is FedAvg with partial
     work.  For a finite ``mu`` the fixed point is biased away from the minimiser of :math:`f`, less so as ``mu`` grows.
 
     Differs from the reference code, which for sparse (embedding) gradients loses the anchor after the first batch.

@@ -48,16 +48,16 @@ def fedprox_adaptive(
 
     Args:
       work: local work, as in ``fedavg``.
-      mu0: the first :math:`\mu`, a multiple of 0.1.  The source starts from the wrong end on purpose: 1 on IID
-        data, 0 elsewhere.
+      mu0: the initial :math:`\mu`, a multiple of 0.1.  The paper deliberately starts from the wrong end: 1 on IID
+        data, 0 otherwise.
       keep_partial, server_opt, aggregator, sampling: as in ``fedprox``.
 
     Raises:
-      EvenhandError: ``mu0`` negative or no multiple of 0.1.
+      EvenhandError: ``mu0`` negative or not a multiple of 0.1.
 
-    Differs from the paper, which gives only the two triggers: here the count of falls starts again after a
-    decrease and after an equal loss, and :math:`\mu` stays at or above 0.  The global loss is an oracle of the
-    simulation; it costs one pass over all training rows per round.
+    Differs from the paper, which states only the two triggers: here the count of falls restarts when :math:`\mu` is
+    lowered and after an equal loss, and :math:`\mu` stays at or above 0.  Only a simulation knows the global loss;
+    it costs one pass over all training examples per round.
 
     Example:
       >>> import evenhand as eh
@@ -80,7 +80,7 @@ def fedprox_adaptive(
         aggregator=aggregator,
         sampling=sampling,
         correction=lambda message, data: local.proximal(message.extra, message.params),
-        tell=_value,
+        attach=_value,
     )
 
     def init(params: Params, clients: int) -> _rounds.ServerState:

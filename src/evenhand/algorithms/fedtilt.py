@@ -1,4 +1,4 @@
-"""FedTilt: fair to clients, to the classes within a client, and deaf to its outliers, by three tilts."""
+"""FedTilt: fair to clients and to the classes within a client, and robust to its outliers, by three tilts."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ def fedtilt(
     personal: local.Work | None = None,
     server_steps: int = 1,
 ) -> Algorithm:
-    r"""FedTilt: a personal model near the global one, both trained on a loss tilted over classes and over rows.
+    r"""FedTilt: personal models near the global one, all trained on losses tilted over classes and over examples.
 
     .. math::
         \tilde R_n(\tau, \lambda; v) = \frac1\tau \log \sum_k \frac{|D_n^k|}{|D_n|} e^{\tau \tilde R_n^k(\lambda; v)},
         \quad \tilde R_n^k(\lambda; v) = \frac1\lambda \log \frac{1}{|D_n^k|} \sum_{z \in D_n^k} e^{\lambda l(z; v)}
 
-    for the rows :math:`D_n^k` of client ``n`` that have label ``k``.  On each batch ``b``, the same for both models,
+    for the examples :math:`D_n^k` of client ``n`` with label ``k``.  On each batch ``b``, the same for both models,
 
     .. math::
         u \leftarrow u - \eta_1 \nabla \tilde R_b(u), \qquad
         v \leftarrow v - \eta_2 \big( \nabla \tilde R_b(v) + \mu (v - w) \big),
 
-    ``u`` from the broadcast ``w``, ``v`` from where the client left it.  Only ``u`` is sent; the server steps towards
-    the point of least tilted squared distance to those (:func:`evenhand.aggregators.drift_tilted`).
+    where ``u`` starts from the broadcast ``w`` and ``v`` from where the client left it.  Only ``u`` is uploaded; the
+    server steps towards the point of least tilted squared distance (:func:`evenhand.aggregators.drift_tilted`).
 
     Args:
-      work: local work on :func:`evenhand.local.sgd`'s plain loss, with the step :math:`\eta_1`; it is tilted here.
-      classes: how many labels there are, from 0; None: told apart in each batch, more work where batches are large.
-      tilt_class: :math:`\tau`, any real or infinite: above 0 evens out a client's classes; far below 0 gives one up.
-      tilt_sample: :math:`\lambda`: above 0 evens out the rows of a class, below 0 ignores its outliers.
-      tilt_server: ``q``, finite: above 0 clients that drifted far count for more, below 0 for less.
-      prox_mu: :math:`\mu \ge 0`; infinite: everybody is served the global model.
-      tied: one model per client: trained from ``w`` with the proximal term, and sent.  Without tilts this is FedProx.
-      personal: local work of the personal models, with the step :math:`\eta_2`, also if ``tied``; None: ``work``.
-      server_steps: with a ``tilt_server``: 1, or how many descending steps.
+      work: made by :func:`evenhand.local.sgd` without ``risk``, with step size :math:`\eta_1`; its loss is tilted here.
+      classes: the number of classes, labelled from 0; None: found in each batch, which is slow for large batches.
+      tilt_class: :math:`\tau`, finite or infinite: above 0 evens out a client's classes; far below 0 sacrifices one.
+      tilt_sample: :math:`\lambda`: above 0 evens out the examples of a class, below 0 is robust to its outliers.
+      tilt_server: ``q``, finite: above 0, clients that drifted far count more; below 0, less.
+      prox_mu: :math:`\mu \ge 0`; infinite: all clients are served the global model.
+      tied: one model per client, trained from ``w`` with the proximal term and uploaded; without tilts, FedProx.
+      personal: local work of the personal models, or of the tied one, with step size :math:`\eta_2`; None: as ``work``.
+      server_steps: the server's descent steps in a round, if it has a tilt.
 
     Raises:
-      EvenhandError: a tilt is NaN, ``prox_mu`` negative, or infinite while ``tied``, or work whose loss
+      EvenhandError: a tilt is NaN, ``prox_mu`` negative, or infinite while ``tied``, or the loss of the work
         cannot be tilted.
 
-    Edge cases: without tilts the global model is that of FedAvg over clients that count alike, and the personal ones
-    are those of Ditto; equal tilts of classes and samples are one tilt of all rows.  Classes absent from a batch do
-    not count.  The tilt of a batch is a biased estimate of that of all rows; ``batch_size=None`` is exact.
+    Edge cases: without tilts the global model is that of FedAvg with equally weighted clients, and the personal models
+    are Ditto's; equal tilts of classes and examples are one tilt of all examples.  Classes absent from a batch do not
+    count.  The tilted risk of a batch is a biased estimate of that of all examples; ``batch_size=None`` is exact.
 
-    Differs from the paper where that is silent: the server's step; and a personal model begins as the initial one.
+    Differs from the paper only where it is silent: the server's step size; personal models start as the initial one.
 
     Example:
       >>> import evenhand as eh
@@ -83,7 +83,7 @@ def fedtilt(
     personal = work if personal is None else check_work(personal, "personal")
     if personal.model != work.model:
         raise EvenhandError(
-            "fedtilt() got personal= of another model than the work's: make both with the same one."
+            "fedtilt() got work= and personal= with different models: make both with the same one."
         )
     outer, inner = tilted(tilt_class), tilted(tilt_sample)
 
@@ -116,24 +116,24 @@ def fedtilt(
 def _personal(method: Algorithm, solver: local.Solver, mu: float) -> Algorithm:
     (phase,) = method.phases
 
-    def train(message: PyTree, own: Params, data: ClientData, key: Key) -> tuple[Params, Params]:
+    def train(message: PyTree, personal: Params, data: ClientData, key: Key) -> tuple[Params, Params]:
         delta, _ = phase.work(message, (), data, key)
-        params, _ = solver(own, data, key, local.proximal(mu, message.params))
+        params, _ = solver(personal, data, key, local.proximal(mu, message.params))
         return delta, params
 
     return method._replace(
         phases=(phase._replace(work=train),),
         init_client=lambda params: params,
-        personal_params=lambda server, own: own,
+        personal_params=lambda server, personal: personal,
     )
 
 
 def _tied(method: Algorithm, solver: local.Solver, mu: float) -> Algorithm:
     (phase,) = method.phases
 
-    def train(message: PyTree, own: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
+    def train(message: PyTree, client_state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
         params, _ = solver(message.params, data, key, local.proximal(mu, message.params))
-        return tree.subtract(params, message.params), own
+        return tree.subtract(params, message.params), client_state
 
     return method._replace(phases=(phase._replace(work=train),))
 

@@ -25,31 +25,31 @@ def qfedavg(
     sampling: Sampling = proportional(replace=False),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""q-FedAvg: clients with high loss count for more, by a power ``q``; the step follows the curvature.
+    r"""q-FedAvg: clients are weighted by the ``q``-th power of their loss; the step adapts to the curvature.
 
     .. math::
         \min_w \sum_k \frac{p_k}{q+1} F_k(w)^{q+1}, \qquad
         w^{t+1} = w^t - \frac{\sum_k F_k^q \Delta w_k}{\sum_k q F_k^{q-1} \|\Delta w_k\|^2 + L F_k^q}, \quad
         \Delta w_k = L (w^t - w_k)
 
-    with :math:`F_k = F_k(w^t)` over all of a client's rows *before* it trains on its plain loss.
+    with :math:`F_k = F_k(w^t)` over all of a client's examples *before* it trains on its plain loss.
 
     Args:
       work: local work, as in ``fedavg``.
-      q: from 0 (FedAvg) to as fair as can be; a huge ``q`` takes steps of about ``1/q``.
-      lipschitz: :math:`L`, to be tuned at ``q=0`` and left alone for every other ``q``; None: one over the step size of
-        the work, where that is plain gradient descent.
-      sampling: ``proportional(replace=False)``, as in the reference code: clients drawn by their rows, sums unweighted.
-        With ``uniform()`` both sums are weighted by rows, with ``uniform(weighted=False)`` clients count alike.
+      q: 0 is FedAvg, larger is fairer; a huge ``q`` takes steps of about ``1/q``.
+      lipschitz: :math:`L`; tune it at ``q=0`` and keep it for every other ``q``; None: one over the step size of
+        the work, which must be plain gradient descent.
+      sampling: ``proportional(replace=False)``, as in the reference code: drawn in proportion to size, sums unweighted.
+        With ``uniform()`` both sums are weighted by clients' sizes; with ``uniform(weighted=False)``, not at all.
       server_opt, keep_partial: as in ``fedavg``.
 
     Raises:
       EvenhandError: ``q`` or ``lipschitz`` out of range, or no ``lipschitz`` for work without a step size.
 
-    Edge cases: with everybody in the cohort and unweighted sums the objective is the unweighted one.  Losses must not
-    be negative (:func:`evenhand.aggregators.qfedavg` tells what becomes of such, and of a client of loss 0).
+    Edge cases: with all clients in the cohort and unweighted sums, the objective is unweighted too.  Losses must not
+    be negative (for negative losses and losses of 0 see :func:`evenhand.aggregators.qfedavg`).
 
-    Differs from the reference code in that powers are taken of logarithms in float32, not of losses in float64.
+    Differs from the reference code in computing powers from logarithms in float32, not from losses in float64.
 
     Example:
       >>> import evenhand as eh
@@ -66,8 +66,8 @@ def qfedavg(
         step_size = check_work(work).step_size
         if not step_size:
             raise EvenhandError(
-                "qfedavg() needs lipschitz=, one over the clients' step size, because this work has no step size "
-                "of its own: give it, or make the work with a number, as in eh.local.sgd(model, 0.1, ...)."
+                "qfedavg() needs lipschitz=, one over the clients' step size, because this work has no fixed step "
+                "size: give it, or make the work with a number, as in eh.local.sgd(model, 0.1, ...)."
             )
         lipschitz = 1.0 / step_size
     return fedavg(
@@ -87,7 +87,7 @@ def qfedsgd(
     step_size: float | None = None,
     sampling: Sampling = proportional(replace=False),
 ) -> Algorithm:
-    r"""q-FedSGD: the same objective by one gradient over all of a client's rows per round.
+    r"""q-FedSGD: q-FedAvg with one gradient over all of a client's examples per round.
 
     .. math::
         w^{t+1} = w^t - \frac{\sum_k F_k^q \nabla F_k}{\sum_k q F_k^{q-1} \|\nabla F_k\|^2 + L F_k^q}
@@ -95,13 +95,13 @@ def qfedsgd(
     Args:
       model: what is trained.
       q: as in :func:`qfedavg`.
-      lipschitz: :math:`L`; at ``q=0`` the step is a gradient step of ``1 / lipschitz``.  Give it or ``step_size``.
-      step_size: a fixed server step :math:`\eta` in place of the curvature:
-        :math:`w^{t+1} = w^t - \eta \frac1K \sum_k F_k^q \nabla F_k`; the baseline FedSGD, to be tuned for each ``q``.
+      lipschitz: :math:`L`; at ``q=0`` the step is a gradient step of ``1 / lipschitz``.  Give this or ``step_size``.
+      step_size: a fixed server step size :math:`\eta`, whatever the curvature:
+        :math:`w^{t+1} = w^t - \eta \frac1K \sum_k F_k^q \nabla F_k`; the FedSGD baseline, to be tuned for each ``q``.
       sampling: as in :func:`qfedavg`.
 
     Raises:
-      EvenhandError: ``q``, ``lipschitz`` or ``step_size`` out of range, or not exactly one of the last two.
+      EvenhandError: ``q``, ``lipschitz`` or ``step_size`` out of range, or not exactly one of the last two given.
 
     Example:
       >>> import evenhand as eh

@@ -29,14 +29,14 @@ __all__ = ["scaffold"]
 
 
 class _Control(NamedTuple):
-    """The server's control variate ``c`` and how many clients there are."""
+    """The server's control variate ``c`` and the number of clients."""
 
     variate: Params
     clients: Array
 
 
 class _Change(NamedTuple):
-    """What a client uploads: the change of its model and of its control variate."""
+    """What a client uploads: the changes of its model and of its control variate."""
 
     params: Params
     variate: Params
@@ -50,7 +50,7 @@ def scaffold(
     sampling: Sampling = uniform(weighted=False),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""SCAFFOLD: each local gradient is corrected by how the client's gradients differ from everyone's.
+    r"""SCAFFOLD: each local gradient is corrected by how the client's gradients differ from the average.
 
     With control variates :math:`c_k` at the clients and :math:`c` at the server, all zero at first:
 
@@ -73,7 +73,7 @@ def scaffold(
     Raises:
       EvenhandError: an argument of the wrong kind.
 
-    Edge cases: in the first round, and for one client alone with full batches, it is FedAvg.  Each client keeps one
+    Edge cases: in the first round, and for a single client with full batches, this is FedAvg.  Each client keeps one
     vector of the model's size.
 
     Differs from the paper: option II is computed from the gradients themselves, which is the same for plain

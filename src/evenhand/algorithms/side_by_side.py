@@ -12,24 +12,24 @@ __all__ = ["side_by_side"]
 
 
 def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
-    r"""Trains several models at once, each by a method of its own, on the same cohorts and the same batches.
+    r"""Trains several models at once, each with its own method, on the same cohorts and the same batches.
 
     .. math:: w_j^{t+1} = A_j\big(w_j^t; S_t\big), \qquad j = 1, \dots, r
 
-    for methods :math:`A_j` such as Delta-FL with several ``theta``, of whose models every client then takes the one
-    that suits it (:func:`evenhand.evaluation.serve_by_level`).
+    for methods :math:`A_j` such as Delta-FL with several ``theta``; each client can then be served the model that
+    suits it best (:func:`evenhand.evaluation.serve_by_level`).
 
     Args:
-      methods: name -> method, of one model; they must have the same phases, draw their cohorts by the same scheme,
-        however they weigh them, and treat stragglers alike.
+      methods: name -> method, all with the same model; they must have the same phases, draw cohorts by the same scheme
+        (weights may differ), and treat stragglers alike.
 
     A run's parameters are a tuple, in the order of the methods.  ``"loss"`` and the model's metrics are those of the
-    first method, and ``"accuracy (name)"`` is that of the method of this name.
+    first method, and ``"accuracy (name)"`` is that of the method called ``name``.
 
     Raises:
-      EvenhandError: methods that cannot go together.
+      EvenhandError: the methods cannot be combined.
 
-    Edge cases: each method's model is that of a run alone, up to rounding, unless an upload is rejected: then for all.
+    Edge cases: each model is that of the method run alone, up to rounding; but a rejected upload is rejected for all.
 
     Example:
       >>> import evenhand as eh
@@ -45,60 +45,60 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, figure 1 and section 4.1.
     """
-    each, names = list(methods.values()), list(methods)
-    first = _check(each)
+    members, names = list(methods.values()), list(methods)
+    first = _check(members)
 
-    def personal_params(states: PyTree, owns: PyTree) -> PyTree:
+    def personal_params(states: PyTree, client_states: PyTree) -> PyTree:
         return each_part(
-            lambda method, state, own: (
+            lambda method, state, client_state: (
                 method.global_params(state)
                 if method.personal_params is None
-                else method.personal_params(state, own)
+                else method.personal_params(state, client_state)
             ),
-            each,
+            members,
             states,
-            owns,
+            client_states,
         )
 
     def adapt(params: PyTree, data: ClientData, key: Key) -> PyTree:
         return each_part(
-            lambda method, one: one if method.adapt is None else method.adapt(one, data, key), each, params
+            lambda method, one: one if method.adapt is None else method.adapt(one, data, key), members, params
         )
 
     return first._replace(
         name=f"side_by_side({', '.join(names)})",
         model=model_in_parts(first.model, names),
-        init=lambda params, clients: each_part(lambda method, one: method.init(one, clients), each, params),
-        phases=each_part(lambda *phases: phase_in_parts(phases, names), *(method.phases for method in each)),
+        init=lambda params, n: each_part(lambda method, one: method.init(one, n), members, params),
+        phases=each_part(lambda *phases: phase_in_parts(phases, names), *(m.phases for m in members)),
         global_params=lambda states: each_part(
-            lambda method, state: method.global_params(state), each, states
+            lambda method, state: method.global_params(state), members, states
         ),
-        init_client=lambda params: each_part(lambda method, one: method.init_client(one), each, params),
-        personal_params=personal_params if any(method.personal_params for method in each) else None,
-        adapt=adapt if any(method.adapt for method in each) else None,
-        received=lambda messages: each_part(lambda method, one: method.received(one), each, messages),
+        init_client=lambda params: each_part(lambda method, one: method.init_client(one), members, params),
+        personal_params=personal_params if any(method.personal_params for method in members) else None,
+        adapt=adapt if any(method.adapt for method in members) else None,
+        received=lambda messages: each_part(lambda method, one: method.received(one), members, messages),
     )
 
 
-def _check(each: Sequence[Algorithm]) -> Algorithm:
-    if not each:
-        raise EvenhandError("side_by_side() got no method: give at least one, by its name.")
-    for method in each:
+def _check(methods: Sequence[Algorithm]) -> Algorithm:
+    if not methods:
+        raise EvenhandError("side_by_side() got no method: give at least one, as name -> method.")
+    for method in methods:
         expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
-    if any(method.model != each[0].model for method in each):
+    if any(method.model != methods[0].model for method in methods):
         raise EvenhandError(
-            "side_by_side() got methods of different models: make them all with the same one."
+            "side_by_side() got methods with different models: make them all with the same one."
         )
-    if any(method.sampling.draw != each[0].sampling.draw for method in each):
+    if any(method.sampling.draw != methods[0].sampling.draw for method in methods):
         raise EvenhandError(
             "side_by_side() got methods that draw their cohorts by different schemes: give all of them the same one, "
             "e.g. sampling=eh.sampling.uniform(weighted=False)."
         )
-    shapes = {(m.partial_work, *((p.fresh_cohort, p.steps_if_empty) for p in m.phases)) for m in each}
-    sums = all(isinstance(p.aggregator, Sum) and p.aggregator.passes == 1 for m in each for p in m.phases)
-    if len(shapes) > 1 or not sums or any(method.observe for method in each):
+    shapes = {(m.partial_work, *((p.fresh_cohort, p.steps_if_empty) for p in m.phases)) for m in methods}
+    sums = all(isinstance(p.aggregator, Sum) and p.aggregator.passes == 1 for m in methods for p in m.phases)
+    if len(shapes) > 1 or not sums or any(method.observe for method in methods):
         raise EvenhandError(
-            "side_by_side() got methods that cannot share their rounds: they need the same phases, the same "
-            "treatment of stragglers, aggregators that are sums in one pass, and none may watch its global loss."
+            "side_by_side() got methods that cannot share their rounds: all must have the same phases, treat "
+            "stragglers alike, aggregate by sums in one pass, and not adapt to the global loss."
         )
-    return each[0]
+    return methods[0]

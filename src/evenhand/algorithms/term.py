@@ -33,27 +33,27 @@ def term(
         w^{t+1} = w^t + \sum_{k \in S_t} \omega_k (w_k - w^t), \quad
         \omega_k \propto p_k e^{t F_k(w^t)}, \quad \sum_{k \in S_t} \omega_k = 1
 
-    with losses over all of a client's rows before it trains, and :math:`p_k` its share of the cohort's rows.  To tilt
-    rows within a client, train with ``eh.local.sgd(model, 0.1, risk=eh.risks.tilted(t), ...)``, in any method.
+    with losses over all of a client's examples before it trains, and :math:`p_k` its share of the cohort's.  To tilt
+    examples within a client, train with ``eh.local.sgd(model, 0.1, risk=eh.risks.tilted(t), ...)``, in any method.
 
     Args:
       work: local work, as in ``fedavg``.
-      t: the tilt, in 1/loss: above 0 for the worst-off clients, below 0 against outliers; infinite: the worst (best)
-        client only.
+      t: the tilt, in units of 1/loss: above 0 favours the worst-off clients, below 0 is robust to outliers; infinite:
+        only the worst (best) client counts.
       running: average the normaliser over rounds, in log space, with this share in (0, 1] of the newest round, as the
-        stochastic solver of the paper does; None: of the round's own cohort.  Lags where losses fall fast.
-      reference: the normaliser of the reference code, which divides by the cohort's size once more
+        paper's stochastic solver does; it lags where losses fall fast.  None: normalise over the round's cohort.
+      reference: use the normaliser of the reference code, which divides by the cohort's size once more
         (:func:`evenhand.aggregators.reference_tilt`).
-      summed: a client's loss is the sum over its rows rather than the mean, as the reference code has it: then small
-        tilts are large, and so are large clients.
+      summed: take a client's loss as the sum over its examples rather than the mean, as the reference code does; tilts
+        then act more strongly, above all on large clients.
       server_opt, sampling, keep_partial: as in ``fedavg``.
 
     Raises:
-      EvenhandError: ``t`` is NaN, ``running`` out of range or given beside ``reference``.
+      EvenhandError: ``t`` is NaN, ``running`` out of range or given together with ``reference``.
 
-    Edge cases: ``t=0`` is FedAvg.  Nothing overflows in float32 while ``|t F|`` is below 1e4.  A penalty that a model
-    has in its losses is tilted with them, with ``summed`` in proportion to a client's rows; put it into the clients'
-    optimiser (``optax.add_decayed_weights``) to leave it out.
+    Edge cases: ``t=0`` is FedAvg.  Nothing overflows in float32 while ``|t F|`` is below 1e4.  A penalty in a model's
+    losses is tilted with them, and with ``summed`` scaled by the client's size; to leave it out, put it into the
+    clients' optimiser (``optax.add_decayed_weights``).
 
     Differs from the paper in the normaliser, unless ``running`` is given; the reference code differs from both.
 
@@ -85,8 +85,8 @@ def term(
     (phase,) = method.phases
 
     def report(message: PyTree, client_state: PyTree, data: ClientData) -> Report:
-        told = phase.report(message, client_state, data)
-        return told._replace(loss=told.loss * data.size.astype(told.loss.dtype))
+        mean = phase.report(message, client_state, data)
+        return mean._replace(loss=mean.loss * data.size.astype(mean.loss.dtype))
 
     return method._replace(phases=(phase._replace(report=report),))
 
@@ -94,7 +94,7 @@ def term(
 def _aggregator(t: float, running: float | None, reference: bool) -> Aggregator:
     if reference and running is not None:
         raise EvenhandError(
-            "term() got reference=True and running=: they are two normalisers, so give one of them."
+            "term() got reference=True and running=: they are two normalisers, so give only one of them."
         )
     if reference:
         return reference_tilt(t)

@@ -1,4 +1,4 @@
-"""Any risk as the objective of one model on rows that lie in one place: the solvers of TERM, and of what is like it.
+"""Centralised training of one model on any risk of its losses, with the solvers of TERM.
 
 Solvers are values; :func:`fit` runs them.
 """

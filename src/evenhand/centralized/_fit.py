@@ -1,4 +1,4 @@
-"""Running a solver on rows in one place."""
+"""Running a solver on centralised data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Solver(NamedTuple):
     Attributes:
       model: what is trained.
       init: ``(params, x, y) -> state``.
-      step: ``(state, x, y, number, key) -> state``, step ``number`` from 0.
+      step: ``(state, x, y, number, key) -> state``; ``number`` counts the steps from 0.
       params: ``state -> params``.
     """
 
@@ -37,13 +37,13 @@ class Solver(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What :func:`fit` leaves: the trained parameters, and the solver's state, from which one may go on.
+    """The result of :func:`fit`: the trained parameters, and the solver's state, from which training can continue.
 
     Attributes:
       params: as in the model.
       state: the solver's.
-      steps: how many steps are done.
-      seed: decides what comes next.
+      steps: the number of steps done.
+      seed: decides the batches of later steps.
     """
 
     params: Params
@@ -62,19 +62,19 @@ def fit(
     params: Params | None = None,
     go_on: Fit | None = None,
 ) -> Fit:
-    """Trains on all rows, in one compiled loop.
+    """Trains on all examples, in one compiled loop.
 
     Args:
-      solver: how.
+      solver: what is run.
       x: features, ``(n, ...)``.
       y: labels, ``(n, ...)``.
-      steps: how many steps.
+      steps: the number of steps.
       seed: decides the initial parameters, if none are given, and the batches; None: 0, or that of ``go_on``.
       params: where to start; None: the model's own initial ones.
-      go_on: an earlier fit to go on from, with the batches that would have come next.
+      go_on: an earlier fit to continue, with the batches that would have come next.
 
     Raises:
-      EvenhandError: no rows, as many labels as rows are not there, or ``steps`` is not a whole number from 0.
+      EvenhandError: no examples, not one label per example, or ``steps`` is not a whole number from 0.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp, optax
@@ -98,8 +98,8 @@ def fit(
         seed = 0 if go_on is None else go_on.seed
     root = jax.random.key(seed)
     if go_on is None:
-        own = solver.model.init(stream(root, Purpose.INIT)) if params is None else params
-        state, first = solver.init(own, x, y), 0
+        initial = solver.model.init(stream(root, Purpose.INIT)) if params is None else params
+        state, first = solver.init(initial, x, y), 0
     else:
         state, first = go_on.state, go_on.steps
     state = _steps(solver.step, state, x, y, root, jnp.int32(first), jnp.int32(steps))
@@ -107,7 +107,7 @@ def fit(
 
 
 def check_parts(model: object, optimiser: object) -> None:
-    """The parts of a solver are what their arguments' names say."""
+    """Checks that each part of a solver is of the kind that its argument takes."""
     expect("model", model, Model, "eh.models.softmax_regression(features=64, classes=10)")
     expect("optimiser", optimiser, optax.GradientTransformation, "optax.sgd(0.1)")
 
@@ -123,7 +123,7 @@ def _steps(step: Any, state: PyTree, x: Array, y: Array, root: Key, first: Array
 def weighted_gradient(
     model: Model, params: Params, x: Array, y: Array, weigh: Callable[[Array], tuple[Array, PyTree]], key: Key
 ) -> tuple[Params, PyTree]:
-    """``(mean of weights * gradients of losses, what else weigh told)``: weights are made of the losses, and fixed."""
+    """``(mean of weights * gradients of losses, the rest of weigh(losses))``, with the weights held constant."""
 
     def total(params: Params) -> tuple[Array, PyTree]:
         if model.apply_train is None:
@@ -131,7 +131,7 @@ def weighted_gradient(
         else:
             outputs = lowered(model.apply_train)(params, x, key)
         losses = model.losses(outputs, y)
-        weights, told = weigh(lax.stop_gradient(losses))
-        return jnp.mean(lax.stop_gradient(weights) * losses), told
+        weights, others = weigh(lax.stop_gradient(losses))
+        return jnp.mean(lax.stop_gradient(weights) * losses), others
 
     return jax.grad(total, has_aux=True)(params)

@@ -1,4 +1,4 @@
-"""Full gradients of a risk of all rows."""
+"""Gradient descent on a risk of all examples."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class _Descent(NamedTuple):
 def batch(
     model: Model, risk: Risk | Callable[[Array], Risk], *, optimiser: optax.GradientTransformation
 ) -> Solver:
-    r"""Gradient descent on a risk of all rows: batch TERM, flat or hierarchical, or any other risk.
+    r"""Gradient descent on a risk of all examples: batch TERM, flat or hierarchical, or any other risk.
 
     .. math::
         \theta \leftarrow \theta - \alpha \sum_i w_i \nabla f_i(\theta), \qquad w = \texttt{risk.weights}(f(\theta))
 
     Args:
       model: what is trained.
-      risk: over all rows, such as ``eh.risks.tilted(t)`` or ``eh.risks.hierarchical(outer, inner, groups, n)``; or a
-        function of the step's number that gives one, to ramp a tilt:
+      risk: over all examples, such as ``eh.risks.tilted(t)`` or ``eh.risks.hierarchical(outer, inner, groups, n)``;
+        or a function of the step number that gives one, to ramp a tilt:
         ``lambda step: eh.risks.tilted(jnp.minimum(step / 1000, 1.0) * -2.0)``.
-      optimiser: on that gradient, e.g. ``optax.sgd(0.1)``.
+      optimiser: takes that gradient, e.g. ``optax.sgd(0.1)``.
 
-    Edge cases: for ``t < 0`` the tilted risk is not convex even where the losses are: where they are large at the
-    start, come from ``t = 0`` by a ramp.
+    Edge cases: for ``t < 0`` the tilted risk is not convex even if the losses are: if they are large at the start, ramp
+    the tilt from ``t = 0``.
 
-    Where a risk's weights are only the direction of its gradient (``power``, TiVaR), steps are as long as weights that
-    sum to 1 make them.
+    Where a risk's weights are only the direction of its gradient (``power``, TiVaR), the step uses the weights, which
+    sum to 1, and not the gradient's length.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp, optax

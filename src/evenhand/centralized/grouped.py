@@ -1,4 +1,4 @@
-"""Stochastic hierarchical TERM: groups drawn by their tilted risk, rows tilted within."""
+"""Stochastic hierarchical TERM: groups drawn by their tilted risk, examples tilted within."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def grouped(
     optimiser: optax.GradientTransformation,
     start: float | None = None,
 ) -> Solver:
-    r"""Stochastic hierarchical TERM: a step draws a group, then a batch of its rows.
+    r"""Stochastic hierarchical TERM: each step draws a group, then a batch of its examples.
 
     .. math::
         P(g) \propto |g| e^{t \tilde R_g}, \qquad
@@ -48,24 +48,24 @@ def grouped(
         + \frac{\lambda}{|B|} \sum_{x \in B} e^{\tau f(x)} \Big), \qquad
         \theta \leftarrow \theta - \frac{\alpha}{|B|} \sum_{x \in B} e^{\tau (f(x) - \tilde R_g)} \nabla f(x)
 
-    Only the drawn group's estimate moves; the draw supplies its weight.
+    Only the drawn group's estimate is updated; the group's weight is in the probability of drawing it.
 
     Args:
       model: what is trained.
-      groups: ``(n,)``, the group of each row, whole numbers from 0.
-      t: the tilt over groups, finite; below 0 groups of high loss are avoided.  Or a function of the step's number that
+      groups: ``(n,)``, the group of each example, whole numbers from 0.
+      t: the tilt over groups, finite; below 0, groups of high loss are avoided.  Or a function of the step number that
         gives one, to ramp it.
-      tau: the tilt over rows of a group, finite; 0: their mean, with :math:`\tilde R_g` a plain running mean.  Or a
-        function of the step's number, like ``t``; the estimates, which are losses, stay as they are.
+      tau: the tilt over the examples of a group, finite; 0: their mean, with :math:`\tilde R_g` a running mean.
+        Or a function of the step number, like ``t``; the estimates, which are losses, stay as they are.
       rate: :math:`\lambda \in (0, 1]`, the share of the newest batch in :math:`\tilde R_g`.
-      batch_size: rows per batch, drawn uniformly with replacement.
-      optimiser: on that gradient.
-      start: the estimates before a group is first drawn, 0 in the paper; None: 0 too, but its first batch replaces it.
+      batch_size: examples per batch, drawn uniformly with replacement.
+      optimiser: takes that gradient.
+      start: a group's estimate before it is first drawn, 0 in the paper; None: 0 too, but its first batch replaces it.
 
     Raises:
       EvenhandError: a number out of range, or groups that are not whole numbers from 0.
 
-    Edge cases: groups are drawn by adding Gumbel noise to :math:`t \tilde R_g + \log |g|`, which is right for any sign
+    Edge cases: groups are drawn by adding Gumbel noise to :math:`t \tilde R_g + \log |g|`, which works for any sign
     of ``t``; groups without rows are never drawn.
 
     Example:
@@ -96,14 +96,12 @@ def grouped(
 
     def init(params: Params, x: Array, y: Array) -> _Groups:
         if x.shape[0] != member.size:
-            raise EvenhandError(
-                f"grouped() knows the groups of {member.size} rows, but got {x.shape[0]} rows."
-            )
+            raise EvenhandError(f"grouped() has the groups of {member.size} rows, but got {x.shape[0]} rows.")
         seen = jnp.full(sizes.size, start is not None)
         return _Groups(params, optimiser.init(params), jnp.full(sizes.size, start or 0.0, jnp.float32), seen)
 
     def step(state: _Groups, x: Array, y: Array, number: Array, key: Key) -> _Groups:
-        noise, draw, own = jax.random.split(key, 3)
+        noise, draw, work_key = jax.random.split(key, 3)
         scores = outer(number) * state.risks + logs
         g = jnp.argmax(scores + jax.random.gumbel(noise, scores.shape, scores.dtype))
         place = jax.random.randint(draw, (batch_size,), 0, jnp.asarray(sizes, jnp.int32)[g])
@@ -116,7 +114,7 @@ def grouped(
             )
             return jnp.exp(now * (losses - risk)), risk
 
-        gradient, risk = weighted_gradient(model, state.params, x[rows], y[rows], weigh, own)
+        gradient, risk = weighted_gradient(model, state.params, x[rows], y[rows], weigh, work_key)
         updates, memory = optimiser.update(gradient, state.optimiser, state.params)
         params = jax.tree.map(jnp.add, state.params, updates)
         return _Groups(params, memory, state.risks.at[g].set(risk), state.seen.at[g].set(True))

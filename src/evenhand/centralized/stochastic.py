@@ -1,4 +1,4 @@
-"""Stochastic TERM: mini-batches against a running normaliser."""
+"""Stochastic TERM: mini-batches weighted against a running normaliser."""
 
 from __future__ import annotations
 
@@ -43,25 +43,26 @@ def stochastic(
         + \frac{\lambda}{|B|} \sum_{x \in B} e^{t f(x)} \Big), \qquad
         \theta \leftarrow \theta - \frac{\alpha}{|B|} \sum_{x \in B} e^{t (f(x) - \tilde R)} \nabla f(x)
 
-    with the tilted risk of all rows for :math:`\tilde R` at the start.  At ``t = 0`` it is a running mean of losses.
+    where :math:`\tilde R` starts as the tilted risk of all examples; at ``t = 0`` it is a running mean of losses.
 
     Args:
       model: what is trained.
-      t: the tilt, finite; 0 is stochastic gradient descent.  Or a function of the step's number that gives one, to ramp
+      t: the tilt, finite; 0 is stochastic gradient descent.  Or a function of the step number that gives one, to ramp
         it: ``lambda step: -2.0 * jnp.minimum(step / 1000, 1.0)``.
-      rate: :math:`\lambda \in (0, 1]`, the share of the newest batch; 1 weighs each batch by itself; the paper's theory
-        has :math:`1 - 1/(2e)`.
-      batch_size: rows per batch, drawn uniformly with replacement.
-      optimiser: on that gradient.
-      two_batches: the form that is analysed: the normaliser sees a batch of its own, drawn independently.
+      rate: :math:`\lambda \in (0, 1]`, the share of the newest batch; 1 normalises each batch by itself; the paper's
+        theory has :math:`1 - 1/(2e)`.
+      batch_size: examples per batch, drawn uniformly with replacement.
+      optimiser: takes that gradient.
+      two_batches: the variant that the paper analyses: the normaliser has a second, independent batch.
 
     Raises:
       EvenhandError: a number out of range.
 
-    Edge cases: where losses fall, for ``t > 0``, :math:`t \tilde R` follows by at most
-    :math:`\log \frac{1}{1 - \lambda}` a step; for large ``t`` weights then go to 0 and training stalls.  The state's
-    ``weight`` tells; ``rate=1`` is the way out.  Under a ramp :math:`\tilde R`, which is a loss, is kept from tilt to
-    tilt, also through 0.  No weight is above :math:`|B| / \lambda`; only with ``two_batches`` may one overflow.
+    Edge cases: where losses fall and ``t > 0``, :math:`t \tilde R` follows by at most
+    :math:`\log \frac{1}{1 - \lambda}` a step; for large ``t``, weights then go to 0 and training stalls.  The state's
+    ``weight`` shows this; ``rate=1`` avoids it.  Under a ramp :math:`\tilde R`, which is a loss, is kept from tilt to
+    tilt, also through 0.  Weights are at most :math:`|B| / \lambda`, except with ``two_batches``: there one may
+    overflow.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp, optax
@@ -86,7 +87,7 @@ def stochastic(
         return _Tilted(params, optimiser.init(params), risk, jnp.float32(1.0))
 
     def step(state: _Tilted, x: Array, y: Array, number: Array, key: Key) -> _Tilted:
-        first, second, own = jax.random.split(key, 3)
+        first, second, work_key = jax.random.split(key, 3)
         rows = jax.random.randint(first, (batch_size,), 0, x.shape[0])
 
         def weigh(losses: Array) -> tuple[Array, PyTree]:
@@ -99,7 +100,7 @@ def stochastic(
             weights = jnp.exp(now * (losses - risk))
             return weights, (risk, jnp.mean(weights))
 
-        gradient, (risk, weight) = weighted_gradient(model, state.params, x[rows], y[rows], weigh, own)
+        gradient, (risk, weight) = weighted_gradient(model, state.params, x[rows], y[rows], weigh, work_key)
         updates, memory = optimiser.update(gradient, state.optimiser, state.params)
         return _Tilted(jax.tree.map(jnp.add, state.params, updates), memory, risk, weight)
 
@@ -109,7 +110,7 @@ def stochastic(
 def ramped(
     name: str, tilt: float | Callable[[Array], Array], solver: str
 ) -> Callable[[Array], Array | float]:
-    """``number of the step -> tilt``, of a finite tilt or of a function of the step."""
+    """``step number -> tilt``, from a finite tilt or a function of the step number."""
     if callable(tilt):
         return lambda number: tilt(number.astype(jnp.float32))
     if not math.isfinite(tilt):
@@ -118,12 +119,12 @@ def ramped(
 
 
 def check_rate(rate: float, name: str) -> None:
-    """The share of the newest batch is one."""
+    """Checks that the share of the newest batch is in (0, 1]."""
     if not 0.0 < rate <= 1.0:
         raise EvenhandError(f"{name}(rate={rate}): the share of the newest batch must lie in (0, 1].")
 
 
 def mixed(old: Array, losses: Array, t: Array | float, rate: float) -> Array:
-    """The tilted mean of an old estimate, of weight ``1 - rate``, and a batch, of weight ``rate``; all are losses."""
+    """The tilted mean of an old estimate, with weight ``1 - rate``, and of a batch's losses, with ``rate``."""
     newest = tilted(t).value(losses)
     return tilted(t).value(jnp.stack([old, newest]), jnp.array([1.0 - rate, rate], losses.dtype))

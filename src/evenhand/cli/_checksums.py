@@ -1,12 +1,12 @@
 """``checksums.json``: whether the files of a run folder are those that the run wrote.
 
-It names ``config.json`` alone while the first results are being made, and all files once they are whole.  A run that is
-trained further keeps the checksums of its old results, and they can be read, until the new ones are written; of
-``metrics.jsonl``, which grows meanwhile, the old results are the first lines.
+It lists only ``config.json`` while the first results are being made, and all files once they are complete.  A run that
+is trained further keeps its old results readable, and their checksums, until the new ones are written; the old results
+cover the first lines of ``metrics.jsonl``, which grows meanwhile.
 
-Damaged numbers are refused, and so is a damaged ``checksums.json``; ``evenhand resume`` makes them anew from the
-checkpoint.  A person may have changed ``config.json`` on purpose: that is told, and the checkpoint refuses what does
-not fit it.  Folders of earlier versions have no checksums, which is told too.
+Damaged results are refused, and so is a damaged ``checksums.json``; ``evenhand resume`` rebuilds them from the
+checkpoint.  ``config.json`` may have been edited on purpose: that is reported, and the checkpoint refuses settings that
+do not fit it.  Folders of earlier versions have no checksums, which is reported too.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class _Sum(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """What a run folder is worth.
+    """The state of the files in a run folder.
 
     Attributes:
-      results: ``"none"`` yet; ``"sealed"``: checked; ``"unchecked"``: they have no checksums.
+      results: ``"none"`` yet; ``"sealed"``: checked; ``"unchecked"``: without checksums.
       damaged: the files that are not as the run wrote them.
       is_edited: ``config.json`` is not as it was written.
-      length: how much of ``metrics.jsonl`` the results are of; None: all.
+      length: how many bytes of ``metrics.jsonl`` the results cover; None: all.
       is_longer: more of it has been written since.
     """
 
@@ -68,13 +68,13 @@ class Condition(NamedTuple):
             remarks.append(f"{folder / CONFIG} was changed after `evenhand` wrote it.")
         if self.is_longer:
             remarks.append(
-                f"{folder} is being trained further, or was stopped in that: these are its last whole results."
+                f"{folder} is being trained further, or was stopped while it was: these are its last complete results."
             )
         return remarks
 
 
 def begin(folder: Path, *, config: str, metrics: str) -> None:
-    """Before ``config.json`` and ``metrics.jsonl`` are replaced; old results stay if ``metrics`` begins with theirs."""
+    """Prepares for a new ``config.json`` and ``metrics.jsonl``; old results stay if ``metrics`` begins with theirs."""
     sums = _read(folder) or {}
     old, text = sums.get(METRICS), metrics.encode()
     if old is None or old != _of(text[: old.length]):
@@ -83,19 +83,19 @@ def begin(folder: Path, *, config: str, metrics: str) -> None:
 
 
 def reopen(folder: Path) -> None:
-    """Before the results are replaced: there are none until they are sealed."""
+    """Prepares for new results: there are none until they are sealed."""
     _write(folder, {CONFIG: _config_sum(folder)})
 
 
 def seal(folder: Path) -> None:
-    """After the results are whole."""
+    """Records the checksums of complete results."""
     names = [*_RESULTS, *([FEATURES] if (folder / FEATURES).exists() else [])]
     sums = {name: _of_file(folder / name, (folder / name).stat().st_size) for name in names}
     _write(folder, {CONFIG: _config_sum(folder), **sums})
 
 
 def check(folder: Path) -> Condition:
-    """What the run folder is worth; it has a ``config.json``."""
+    """The state of a run folder that has a ``config.json``."""
     if not (folder / CHECKSUMS).exists():
         return Condition("unchecked" if (folder / SUMMARY).exists() else "none")
     sums = _read(folder)
@@ -117,18 +117,18 @@ def check(folder: Path) -> Condition:
 
 
 def _config_sum(folder: Path) -> _Sum:
-    """As it was written, and not as somebody has changed it meanwhile."""
+    """The checksum of ``config.json`` as it was written, even if the file was edited since."""
     sums = _read(folder)
     if sums is None:
         raise EvenhandError(
             f"{folder / CHECKSUMS} was damaged while the run was writing there: `evenhand resume {folder}` "
-            f"completes it."
+            "completes it."
         )
     return sums[CONFIG]
 
 
 def _read(folder: Path) -> dict[str, _Sum] | None:
-    """None if it is missing or damaged."""
+    """The recorded checksums; None if the file is missing or damaged."""
     try:
         found = read_json(folder / CHECKSUMS)
     except EvenhandError:

@@ -51,7 +51,7 @@ class Compare:
             say(console, sentence)
         stopped = [str(run.folder) for run in saved if run.interrupted]
         if stopped:
-            say(console, f"Interrupted before its last round: {', '.join(stopped)}.", "yellow")
+            say(console, f"Interrupted before the last round: {', '.join(stopped)}.", "yellow")
         if self.clients > 0 and of.same_clients:
             console.print(client_table(of, self.clients))
             if len(of.methods) == 2 and not of.obstacles and all(map(may_win, of.runs)):

@@ -1,4 +1,4 @@
-"""``config.json`` and back: the method's expression and the options of a run."""
+"""``config.json``, written and read back: the method's expression and the options of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Recorded", "changes", "configuration", "continued", "filled", "flat"
 _T = TypeVar("_T")
 
 _ELSEWHERE = {"method", "out", "overwrite", "quiet", "config"}
-"""Fields that are told apart, or that say where numbers go and not what they are."""
+"""Fields that are recorded separately, or that say where numbers go and not what they are."""
 
 _EITHER = {"epochs": "steps", "steps": "epochs"}
 
@@ -50,7 +50,7 @@ def configuration(method: str, options: Any, data: FederatedDataset) -> dict[str
     Args:
       method: the expression of the method.
       options: the dataclass of all options; its fields without a value are left out.
-      data: what they led to.
+      data: the data set that they led to.
     """
     return {
         "method": method,
@@ -66,7 +66,7 @@ def configuration(method: str, options: Any, data: FederatedDataset) -> dict[str
 
 
 def changes(path: Path, config: Mapping[str, Any]) -> list[str]:
-    """Why a run of ``config``, made from the file ``path``, may give other numbers than that file's."""
+    """Why a run with ``config``, made from the file ``path``, may give other numbers than the run of that file."""
     old = read_json(_file(path))
     if dict_in(old, "data").get("fingerprint") != config["data"]["fingerprint"]:
         return [f"The data are not those of {path}, so the numbers will differ."]
@@ -89,7 +89,7 @@ def flat(value: Any) -> dict[str, Any]:
 
 
 def _file(path: Path) -> Path:
-    """A run folder stands for its ``config.json``; what is neither is refused: a pipe would be waited for."""
+    """A run folder stands for its ``config.json``; anything but a file is refused, as reading a pipe would wait."""
     if path.is_dir():
         path = path / CONFIG
     if path.exists() and not path.is_file():
@@ -101,7 +101,7 @@ def recorded(path: Path) -> Recorded:
     """What a run folder or its ``config.json`` says.
 
     Raises:
-      EvenhandError: the file is missing, no JSON, or no configuration of a run.
+      EvenhandError: the file is missing, not JSON, or not the configuration of a run.
     """
     path = _file(path)
     config = read_json(path)
@@ -114,34 +114,34 @@ def recorded(path: Path) -> Recorded:
 
 
 def with_method(words: Sequence[str], before: Recorded) -> list[str]:
-    """``run --config FILE --mu 1`` with the method of the file, which its options are options of."""
+    """``run --config FILE --mu 1`` with the method of the file, whose options these are."""
     name = called(before.method)[0].replace("_", "-")
     method = [name] if name in METHODS else [Composed.name, f"--expression={before.method}"]
     return ["run", *method, *words[1:]]
 
 
 def continued(run: _T, words: Sequence[str], before: Recorded) -> _T:
-    """``run``, where what the ``words`` leave out is as it was ``before``.
+    """``run``, with the options that ``words`` leave out as they were ``before``.
 
     Raises:
       EvenhandError: the file has a setting that no run has, or a value of another kind.
     """
-    said = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
-    dropped = {other for name, other in _EITHER.items() if name in said}
+    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
+    dropped = {other for name, other in _EITHER.items() if name in given}
     options = {name: value for name, value in before.options.items() if name not in dropped}
-    options |= {name: value for name, value in flat(run).items() if name in said - _ELSEWHERE}
+    options |= {name: value for name, value in flat(run).items() if name in given - _ELSEWHERE}
     apart = {name: value for name, value in vars(run).items() if name in _ELSEWHERE}
     return filled(type(run), options, before.path, apart)
 
 
 def filled(kind: type[_T], options: Mapping[str, Any], path: Path, apart: Mapping[str, Any]) -> _T:
-    """A dataclass with these fields, and those of the dataclasses in it; the others have their defaults.
+    """A dataclass with these options, in it or in the dataclasses that it contains; all others keep their defaults.
 
     Args:
       kind: its type.
       options: name -> value.
       path: the file that they come from.
-      apart: name -> value, of fields of ``kind`` that are not checked.
+      apart: name -> value, for fields of ``kind`` that are not checked.
 
     Raises:
       EvenhandError: there is no such option, or the value is of another kind.

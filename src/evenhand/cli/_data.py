@@ -21,21 +21,21 @@ __all__ = ["SOURCES", "DataOptions", "fingerprint", "remarks"]
 _LI, _LECUN = "Li et al., MLSys 2020", "LeCun et al., 1998"
 
 SOURCES = (
-    ("digits", "1,797 real handwritten digits (8 × 8), over clients by Dirichlet(alpha).", "scikit-learn"),
+    ("digits", "1,797 real handwritten digits (8 × 8), spread by Dirichlet(alpha).", "scikit-learn"),
     ("mnist", "70,000 handwritten digits (28 × 28), downloaded once.", _LECUN),
     ("fashion-mnist", "70,000 pictures of clothes (28 × 28), downloaded once.", "Xiao et al., 2017"),
-    ("synthetic:A,B", "Synthetic(α, β): each client labels Gaussian rows by a model of its own.", _LI),
+    ("synthetic:A,B", "Synthetic(α, β): each client labels Gaussian examples by its own model.", _LI),
     ("synthetic:iid", "The same with one model and one distribution for all clients.", _LI),
     ("FOLDER", "LEAF: train/*.json and test/*.json, or one folder of JSON files.", "Caldas et al., 2018"),
     ("FILE.csv", "A table with client columns, a label column and features; also .tsv, .parquet.", ""),
     ("FILE.npz", "Arrays x, y and client.", ""),
-    ("*-ubyte[.gz]", "IDX images and labels, over clients by Dirichlet(alpha).", _LECUN),
+    ("*-ubyte[.gz]", "IDX images and labels, spread by Dirichlet(alpha).", _LECUN),
 )
 """Name, what it is, source."""
 
 _SYNTHETIC_CLIENTS = 30
 _LARGE_TARGETS = 100.0
-"""Deviation of real targets from which on the usual step sizes diverge."""
+"""Standard deviation of real targets above which the usual step sizes diverge."""
 _ALL, _NONE = "(default: all others)", "(default: none)"
 
 
@@ -46,33 +46,33 @@ class DataOptions:
     data: str = "digits"
     """digits, mnist, fashion-mnist, synthetic:ALPHA,BETA, synthetic:iid, or a path: `evenhand list data`"""
     client_column: str = "client"
-    """the column (or .npz array) that says whose row it is; A,B: a client for each combination of two columns"""
+    """the column (or .npz array) of client ids; A,B: a client for each combination of two columns"""
     label_column: str = "label"
     """the column (or .npz array) to predict; all other columns are features"""
     features_array: str | None = None
-    """the .npz array of features, where it is not x"""
+    """the .npz array of features, if it is not x"""
     features: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_ALL)] = None
-    """tables: the columns to learn from; a name with a comma in it stands in double quotes"""
+    """tables: the columns to learn from; put a name that has a comma in double quotes"""
     drop: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """tables: columns to leave out"""
     categorical: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """tables: columns whose numbers are categories, such as codes of regions"""
     fill: Annotated[Fill | None, arg(help_behavior_hint="(default: empty cells are refused)")] = None
-    """tables: what an empty cell of a feature counts as; text under mean and median: a category of its own"""
+    """tables: what an empty cell of a feature counts as; with mean or median, empty text is a category of its own"""
     no_standardize: bool = False
-    """tables: leave numbers as they are; else they get mean 0 and deviation 1 over the training rows"""
+    """tables: leave numbers as they are; else they get mean 0 and standard deviation 1 over the training rows"""
     regression: bool = False
     """labels are real numbers, not classes"""
     text: bool = False
-    """LEAF only: the rows are text, whose characters become tokens (Shakespeare)"""
+    """LEAF only: the examples are text, whose characters become tokens (Shakespeare)"""
     clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the data)")] = None
-    """how many clients, where the data has none"""
+    """how many clients, where the data name none"""
     alpha: float = 0.5
-    """Dirichlet concentration of classes, where the data has no clients; small: unlike clients"""
+    """Dirichlet concentration of classes, where the data name no clients; the smaller, the more clients differ"""
     test_fraction: float = 0.2
-    """share of each client's rows kept for testing, where the data has no test part"""
+    """share of each client's examples kept for testing, where the data have no test part"""
     data_seed: int = 0
-    """seed of partition, split and synthetic rows; --seed leaves the data alone"""
+    """seed of partition, split and synthetic examples; --seed does not change the data"""
 
     def load(self) -> FederatedDataset:
         """The data set.
@@ -118,7 +118,7 @@ class DataOptions:
             "--no-standardize": self.no_standardize,
         }
         for option in (option for option, value in given.items() if value):
-            raise EvenhandError(f"{option} is for tables, and --data {self.data} is none: leave it out.")
+            raise EvenhandError(f"{option} is for tables, and --data {self.data} is not one: leave it out.")
 
     def _synthetic(self, parameters: str) -> FederatedDataset:
         iid = parameters == "iid"
@@ -140,7 +140,7 @@ class DataOptions:
 
 
 def remarks(data: FederatedDataset) -> list[str]:
-    """What a person should know about a table before training on it."""
+    """What to know about a table before training on it."""
     if data.features is None:
         return []
     found = [

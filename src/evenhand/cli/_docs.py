@@ -1,4 +1,4 @@
-"""What docstrings say, as a terminal shows it: first sentences, and what arguments mean."""
+"""Docstrings as a terminal shows them: first sentences, and what arguments mean."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ def first_line(made: Callable[..., Any] | type) -> str:
 
 
 def argument_lines(name: str, known: dict[str, Callable[..., Any]]) -> dict[str, str]:
-    """Argument -> what the docstring of the factory ``name`` says of it; "as in" another one is looked up."""
+    """Argument -> what the docstring of the factory ``name`` says of it; "as in" another factory is looked up."""
     lines: dict[str, str] = {}
     for argument, text in _arguments(known[name]).items():
         reference = _AS_IN.match(text)
         if reference is not None and reference[1] in known and reference[1] != name:
             shared = argument_lines(reference[1], known).get(argument, "").rstrip(".")
-            rest = text[reference.end() :]
-            text = f"{shared}; {rest}" if rest and shared else shared or rest
+            added = text[reference.end() :]
+            text = f"{shared}; {added}" if added and shared else shared or added
         lines[argument] = plain(text).rstrip(".")
     return lines
 
 
 @cache
 def _arguments(factory: Callable[..., Any]) -> dict[str, str]:
-    """The section of a docstring that is headed ``Args:``; entries of several names count for each."""
+    """The entries of a docstring's section ``Args:``; one with several names counts for each of them."""
     section = (inspect.getdoc(factory) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     found: dict[str, str] = {}
     for entry in re.split(r"\n(?=  \S)", f"\n{section}")[1:]:

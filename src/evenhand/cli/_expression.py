@@ -1,9 +1,9 @@
-"""Methods and their parts as the expressions that Python would take, read without evaluating anything.
+"""Methods and their parts as Python expressions, read without evaluating anything.
 
-``fedprox(mu=0.1, aggregator=risk_weighted(superquantile(0.5)))`` is a tree of calls.  A call names a public factory of
-the room that its place asks for: in an aggregator's place, an aggregator.  What a factory takes is read off its
-signature, so that a new factory needs nothing here.  The model is filled in, and so is the clients' local work, unless
-the expression has some.
+``fedprox(mu=0.1, aggregator=risk_weighted(superquantile(0.5)))`` is a tree of calls.  Each call names a public factory
+of the kind that is expected in its place: where an aggregator belongs, an aggregator.  What a factory takes is read off
+its signature, so that a new factory needs nothing here.  The model is filled in, and so is the clients' local work,
+unless the expression has some.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from evenhand.types import Model
 __all__ = ["ExpressionError", "built", "called", "canonical"]
 
 _LONGEST = 10_000
-"""Characters of an expression, at most: nobody writes a longer one."""
+"""Most characters of an expression."""
 
 
 class ExpressionError(EvenhandError):
@@ -42,7 +42,7 @@ class ExpressionError(EvenhandError):
 
 
 class _Reader(NamedTuple):
-    """An expression, and what is filled in."""
+    """An expression, and what is filled into it."""
 
     text: str
     model: Model
@@ -59,7 +59,7 @@ def built(text: str, kind: type, model: Model, work: Callable[[], Work]) -> Any:
       work: makes the clients' local work, where the expression has none.
 
     Raises:
-      ExpressionError: it is no such expression; the sentence says where, and what is known there.
+      ExpressionError: it is not such an expression; the sentence says where, and what is allowed there.
     """
     reader = _Reader(" ".join(text.split()), model, work)
     try:
@@ -69,19 +69,19 @@ def built(text: str, kind: type, model: Model, work: Callable[[], Work]) -> Any:
 
 
 def canonical(text: str) -> str:
-    """The expression with the spaces and quotes that Python would give it, so that equal ones are equal texts.
+    """The expression with the spaces and quotes that Python would give it, so that equal expressions are equal texts.
 
     Raises:
-      ExpressionError: it is no expression.
+      ExpressionError: it is not an expression.
     """
     return ast.unparse(_parsed(" ".join(text.split())))
 
 
 def called(text: str) -> tuple[str, list[str], dict[str, str]]:
-    """The outermost call of an expression: its name, and the texts of its arguments by place and by name.
+    """The outermost call of an expression: its name, and the texts of its arguments by position and by name.
 
     Raises:
-      ExpressionError: it is no expression.
+      ExpressionError: it is not an expression.
 
     Example:
       >>> called("averaged(fedprox(mu=1), growth=2)")
@@ -99,7 +99,9 @@ def called(text: str) -> tuple[str, list[str], dict[str, str]]:
 
 def _parsed(text: str) -> ast.expr:
     if len(text) > _LONGEST:
-        raise ExpressionError(f"An expression of {len(text):,} characters: give one of at most {_LONGEST:,}.")
+        raise ExpressionError(
+            f"The expression has {len(text):,} characters: give one of at most {_LONGEST:,}."
+        )
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -134,7 +136,7 @@ def _made(reader: _Reader, node: ast.expr, room: Room) -> Any:
 
 
 def _instead(name: str, room: Room) -> str:
-    """What may be meant by a name that the room does not know."""
+    """What a name that the room does not have may have been meant for."""
     known = ", ".join(factories(room))
     for other in ROOMS:
         if name in factories(other):
@@ -147,12 +149,12 @@ def _bound(
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a call: those that go to ``*args``, and all others by name."""
     hints, known = get_type_hints(factory), parameters(factory)
-    given, rest, words = list(call.args), list[Any](), dict[str, Any]()
+    given, variadic, words = list(call.args), list[Any](), dict[str, Any]()
     filled = dict[str, Callable[[], Any]]()
     for parameter in inspect.signature(factory).parameters.values():
         kinds = list(arms(hints[parameter.name]))
         if parameter.kind is parameter.VAR_POSITIONAL:
-            rest = [_value(reader, node, parameter.name, kinds) for node in given]
+            variadic = [_value(reader, node, parameter.name, kinds) for node in given]
             given = []
         elif Model in kinds:
             words[parameter.name] = reader.model
@@ -175,16 +177,16 @@ def _bound(
         words[keyword.arg] = _value(reader, keyword.value, keyword.arg, list(arms(hints[keyword.arg])))
     words |= {each: work() for each, work in filled.items() if each not in words}
     for parameter in known.values():
-        if parameter.default is parameter.empty and parameter.name not in words and not rest:
+        if parameter.default is parameter.empty and parameter.name not in words and not variadic:
             raise _wrong(reader, call, f"{name} needs {parameter.name}=: {signature(name, factory)}")
-    return rest, words
+    return variadic, words
 
 
 def _value(reader: _Reader, node: ast.expr, name: str, kinds: list[Any]) -> Any:
-    """An argument: a part, made by a call; or a constant of one of the kinds."""
+    """An argument: a part, which a call makes, or a constant of one of the kinds."""
     room = room_for(kinds)
     constant = _constant(node)
-    if constant is not _NONE_SUCH:
+    if constant is not _NO_CONSTANT:
         for kind in kinds:
             if _fits(constant[0], kind):
                 return kind(constant[0]) if kind is float else constant[0]
@@ -192,14 +194,14 @@ def _value(reader: _Reader, node: ast.expr, name: str, kinds: list[Any]) -> Any:
         return _made(reader, node, room)
     wanted = [CONSTANTS[kind] for kind in kinds if kind in CONSTANTS]
     wanted += [] if room is None else [f"{a(room.what)} such as {example(room)}"]
-    raise _wrong(reader, node, f"{name} takes {' or '.join(wanted) or 'what no expression can say'}")
+    raise _wrong(reader, node, f"{name} takes {' or '.join(wanted) or 'what no expression can give'}")
 
 
-_NONE_SUCH: tuple[Any, ...] = ()
+_NO_CONSTANT: tuple[Any, ...] = ()
 
 
 def _constant(node: ast.expr) -> tuple[Any, ...]:
-    """The constant that a node is, in a tuple of its own; an empty tuple if it is none."""
+    """The constant that a node is, in a tuple of one; an empty tuple if it is none."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
             return (value,)
@@ -208,12 +210,12 @@ def _constant(node: ast.expr) -> tuple[Any, ...]:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             found = _constant(operand)
             number = found and isinstance(found[0], int | float) and not isinstance(found[0], bool)
-            return (-found[0],) if number else _NONE_SUCH
+            return (-found[0],) if number else _NO_CONSTANT
         case ast.Tuple(elts=elements):
             values = [_constant(element) for element in elements]
-            return (tuple(value[0] for value in values),) if all(values) else _NONE_SUCH
+            return (tuple(value[0] for value in values),) if all(values) else _NO_CONSTANT
         case _:
-            return _NONE_SUCH
+            return _NO_CONSTANT
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -230,7 +232,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _is_work(given: list[ast.expr]) -> bool:
-    """Whether what stands in the work's place is work, rather than the next argument."""
+    """Whether the first argument is local work, rather than what comes after it."""
     return (
         bool(given)
         and isinstance(given[0], ast.Call)

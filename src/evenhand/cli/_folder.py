@@ -1,8 +1,8 @@
 """The run folder: files that say what was run, how it went, and what each client got.
 
 * ``config.json``: the method, every option, the versions and a fingerprint of the data;
-  ``evenhand run --config`` makes the same run from it.
-* ``features.json``: only of tables: how their columns became the inputs of the model;
+  ``evenhand run --config`` repeats the run from it.
+* ``features.json``: only for tables: how their columns became the inputs of the model;
   :func:`evenhand.data.load_features` reads it.
 * ``metrics.jsonl``: one JSON object per evaluation, appended as the run goes.
 * ``clients.csv``: one line per client.
@@ -10,10 +10,10 @@
   ``flax.traverse_util.unflatten_dict(dict(numpy.load(path)), sep="/")`` is what ``Model.apply`` takes.
 * ``summary.json``: how the run ended, and the summary over clients of each metric.
 * ``checksums.json``: length and SHA-256 of each file above, see :mod:`evenhand.cli._checksums`.
-* ``report.html``: the figures; it is written last, so that a folder which has it is whole.
-* ``checkpoint/``: the latest states, with checksums of their own, which ``evenhand resume`` continues from; empty
-  or missing before the first save.  Every run that ends by itself saves its last state, unless ``--checkpoint off``.
-* ``.lock``: while a process trains there; a second one is refused, and reading is not.
+* ``report.html``: the figures; it is written last, so that a folder which has it is complete.
+* ``checkpoint/``: the latest states, with their own checksums, from which ``evenhand resume`` continues; empty or
+  missing before the first save.  Every run that ends by itself saves its last state, unless ``--checkpoint off``.
+* ``.lock``: held while a process trains there; a second one is refused, reading is not.
 
 A number that is not finite is ``null`` in the JSON files, and one that does not exist before the first round is left
 out at round 0.  Each file is replaced in one step: a kill at any moment leaves the old one or the new one.
@@ -81,23 +81,23 @@ Vector = np.ndarray[Any, np.dtype[Any]]
 
 @contextmanager
 def free(folder: Path, *, overwrite: bool) -> Generator[None]:
-    """Holds a folder for a new run; one that holds something is refused, unless it may be overwritten."""
+    """Locks a folder for a new run; one that is not empty is refused, unless it may be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise EvenhandError(f"--out {folder} is a file: name a folder that is new or empty.")
     with held(folder):
         if not overwrite and any(path.name != LOCK for path in folder.iterdir()):
-            resume = f", or continue by `evenhand resume {folder}`" if (folder / CONFIG).exists() else ""
+            resume = f", or continue with `evenhand resume {folder}`" if (folder / CONFIG).exists() else ""
             raise EvenhandError(
                 f"--out {folder} is not empty: name another folder, or add --overwrite{resume}."
             )
         foreign = not (folder / CONFIG).exists() and Checkpoint(folder / CHECKPOINT).saved()
         if foreign:
-            raise EvenhandError(f"{folder / CHECKPOINT} is not of a run of `evenhand run`: move it away.")
+            raise EvenhandError(f"{folder / CHECKPOINT} was not written by `evenhand run`: move it away.")
         yield
 
 
 def claim(folder: Path, *, checkpoint: bool) -> None:
-    """Makes the folder; an earlier run's files in it go, anybody else's stay.
+    """Makes the folder; an earlier run's files in it are removed, all others stay.
 
     Args:
       folder: the run folder.
@@ -107,11 +107,11 @@ def claim(folder: Path, *, checkpoint: bool) -> None:
     place, old = folder / CHECKPOINT, folder / f".{CHECKPOINT}.old"
     if old.is_dir():
         shutil.rmtree(old)
-    if (folder / CONFIG).exists() and place.is_dir():  # else it was no run that put it there
+    if (folder / CONFIG).exists() and place.is_dir():  # else no run put it there
         old.mkdir()
         for part in place.iterdir():
             if part.name != LOCK:
-                os.replace(part, old / part.name)  # in one step: half a state must never be taken for one
+                os.replace(part, old / part.name)  # in one step: half a state must not pass for a state
     for name in _FILES:
         (folder / name).unlink(missing_ok=True)
     if old.is_dir():
@@ -122,7 +122,7 @@ def claim(folder: Path, *, checkpoint: bool) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A path to write to, whose file takes the place of ``path`` once it is whole."""
+    """A path to write to, whose file takes the place of ``path`` once it is complete."""
     temporary = path.with_name(f".{path.name}.part")
     try:
         with _naming(path):
@@ -136,7 +136,7 @@ def replacing(path: Path) -> Generator[Path]:
 
 @contextmanager
 def _naming(path: Path) -> Generator[None]:
-    """The system's complaint about a file that cannot be written says which."""
+    """Turns the system's error about a file that cannot be written into a sentence that names the file."""
     try:
         yield
     except OSError as error:
@@ -162,7 +162,7 @@ def metrics_text(history: Mapping[str, Vector]) -> str:
 
 
 def append_metrics(folder: Path, history: Mapping[str, Vector]) -> None:
-    """The last evaluation as one line, on disk when this returns."""
+    """Appends the last evaluation as one line, which is in the file when this returns."""
     path = folder / METRICS
     with _naming(path), path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(_line(history, -1))
@@ -180,11 +180,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
     if path.stat().st_size > _LONGEST_JSON:
-        raise EvenhandError(f"{path} is not what `evenhand run` writes, for it is too long: restore it.")
+        raise EvenhandError(f"{path} is not what `evenhand run` writes (it is too long): restore it.")
     value = _object(path.read_bytes(), str(path), parse_int=_short, parse_float=_finite)
     if _is_deeper(value, _DEEPEST_JSON):
         raise EvenhandError(
-            f"{path} is not what `evenhand run` writes, for it is nested too deeply: restore it."
+            f"{path} is not what `evenhand run` writes (it is nested too deeply): restore it."
         )
     return value
 
@@ -203,7 +203,7 @@ def read_metrics(folder: Path, length: int | None = None) -> dict[str, np.ndarra
         lines = file.read(-1 if length is None else length).splitlines()
     rows = [_object(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
-        raise EvenhandError(f"{path} holds no evaluation: repeat the run.")
+        raise EvenhandError(f"{path} holds no evaluations: repeat the run.")
     names = dict.fromkeys(name for row in rows for name in row)
     if "round" not in names:
         raise EvenhandError(f"{path} names no rounds: restore it or repeat the run.")
@@ -214,7 +214,7 @@ def read_metrics(folder: Path, length: int | None = None) -> dict[str, np.ndarra
 
 
 def last_round(folder: Path) -> int:
-    """The last round that there are metrics of, 0 if there is none; what a kill left of a line does not count."""
+    """The last round that has metrics, 0 if there is none; a line that a kill cut short does not count."""
     path = folder / METRICS
     lines = path.read_bytes().splitlines() if path.is_file() else []
     for line in reversed(lines):
@@ -269,7 +269,7 @@ def _short(digits: str) -> int:
 
 
 def _finite(text: str) -> float:
-    """Python would read NaN and Infinity, which are not JSON, and 1e999 as one."""
+    """A finite number; Python alone would accept NaN and Infinity, which are not JSON, and read 1e999 as infinity."""
     if not math.isfinite(float(text)):
         raise ValueError(f"{text:.20} is not a finite number")
     return float(text)
@@ -282,7 +282,7 @@ def dict_in(of: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON knows."""
+    """``value`` in the types that JSON knows; NaN and infinities become None."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

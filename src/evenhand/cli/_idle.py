@@ -1,4 +1,4 @@
-"""Options that change nothing on the data at hand, each told in one line."""
+"""Options that have no effect on the data at hand, each reported in one line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class _Case(NamedTuple):
     """A run before it starts.
 
     Attributes:
-      options: name -> value, of those that have one.
-      name: the data's, as given.
+      options: name -> value, for those that have one.
+      name: the data's name, as given.
       clients: how many there are.
       cohort: how many of them take part in a round.
       kind: "built in", "synthetic", "table", "LEAF" or "pictures".
-      spread: whether the rows were spread over clients, rather than that the data name theirs.
-      tested: whether the data have a test part of their own.
+      spread: whether the examples were spread over clients, rather than naming their client.
+      tested: whether the data come with a test part.
       real: whether the labels are real numbers.
     """
 
@@ -47,30 +47,30 @@ def idle(options: Mapping[str, Any], defaults: Mapping[str, Any], data: Federate
     """One sentence for each option that was set and has no effect on ``data``.
 
     Args:
-      options: name -> value, of those that have one.
-      defaults: the same of a run for which nothing was asked.
+      options: name -> value, for those that have one.
+      defaults: the same for a run without options.
       data: what the run is about to train on.
     """
     case = _case(options, data)
-    told: list[str] = []
+    sentences: list[str] = []
     for name, reason in _REASONS.items():
         value = options.get(name)
         if value != defaults.get(name) and (why := reason(case)):
             option = "--" + name.replace("_", "-")
-            told.append(f"{option if value is True else f'{option} {value}'} has no effect: {why}.")
-    return told
+            sentences.append(f"{option if value is True else f'{option} {value}'} has no effect: {why}.")
+    return sentences
 
 
 def check_labels(data: DataOptions) -> None:
-    """Real-valued labels are not asked of data whose labels are known to be classes.
+    """Checks that ``--regression`` is not given for data whose labels are known to be classes.
 
     Raises:
-      EvenhandError: they are.
+      EvenhandError: it is.
     """
     if data.regression and _kind(data.data) in ("built in", "synthetic"):
         raise EvenhandError(
             f"--regression is for labels that are real numbers, but those of {data.data} are classes: leave it out, "
-            "or name other data by --data."
+            "or name other data with --data."
         )
 
 
@@ -88,7 +88,7 @@ def _kind(name: str) -> str:
 def _case(options: Mapping[str, Any], data: FederatedDataset) -> _Case:
     name, cohort, clients = str(options["data"]), options["cohort"], data.num_clients
     kind = _kind(name)
-    # A table names its clients unless it is told how many there are to be, and has no column of them.
+    # A table names its clients, unless it has no column of them and --clients says how many there are.
     spread = kind in ("built in", "pictures") or (kind == "table" and options.get("clients") == clients)
     return _Case(
         options,
@@ -124,26 +124,26 @@ def _columns(case: _Case) -> str | None:
 
 def _alpha(case: _Case) -> str | None:
     if case.kind == "synthetic":
-        return "synthetic data take theirs from their name, --data synthetic:ALPHA,BETA"
+        return "synthetic data take it from their name, --data synthetic:ALPHA,BETA"
     if not case.spread:
-        return f"the rows of {case.name} say whose they are"
-    return f"rows with real labels, as those of {case.name}, are spread evenly" if case.real else None
+        return f"{case.name} names the client of each example"
+    return f"examples with real-valued labels, as in {case.name}, are spread evenly" if case.real else None
 
 
 def _clients(case: _Case) -> str | None:
     if case.options["clients"] == case.clients:
         return None
-    return f"the rows of {case.name} say whose they are, which makes {case.clients} clients"
+    return f"{case.name} names the client of each example, which makes {case.clients} clients"
 
 
 def _data_seed(case: _Case) -> str | None:
     if case.spread or not case.tested:
         return None
-    return f"{case.name} has its clients and its test part, so that nothing is drawn"
+    return f"{case.name} comes with clients and a test part, so nothing is drawn"
 
 
 def _no_more(name: str, what: str) -> _Reason:
-    """For a number of clients that is larger than that of all of them."""
+    """For a number of clients that is larger than there are."""
 
     def reason(case: _Case) -> str | None:
         asked = case.options[name]
@@ -154,28 +154,26 @@ def _no_more(name: str, what: str) -> _Reason:
 
 
 def _lanes(case: _Case) -> str | None:
-    return f"a round trains {case.cohort} at most" if case.options["lanes"] > case.cohort else None
+    return f"a round trains at most {case.cohort} clients" if case.options["lanes"] > case.cohort else None
 
 
 def _stragglers(case: _Case) -> str | None:
     share = case.options["stragglers"]
-    nobody = 0 <= share <= 1 and round(case.cohort * (1 - share)) == case.cohort
-    return f"{share} of a cohort of {case.cohort} rounds to nobody" if nobody else None
+    none = 0 <= share <= 1 and round(case.cohort * (1 - share)) == case.cohort
+    return f"{share} of a cohort of {case.cohort} rounds to no client" if none else None
 
 
 _REASONS: dict[str, _Reason] = {
     "client_column": _columns,
     "label_column": _columns,
     "text": lambda case: (
-        None if case.kind == "LEAF" else f"{case.name} is not LEAF data, which alone hold text"
+        None if case.kind == "LEAF" else f"{case.name} is not LEAF data, and only those hold text"
     ),
     "clients": _clients,
     "alpha": _alpha,
-    "test_fraction": lambda case: f"{case.name} has a test part of its own" if case.tested else None,
+    "test_fraction": lambda case: f"{case.name} comes with a test part" if case.tested else None,
     "data_seed": _data_seed,
-    "hidden": lambda case: (
-        None if case.options.get("model") == "mlp" else "only --model mlp has such a layer"
-    ),
+    "hidden": lambda case: None if case.options.get("model") == "mlp" else "it is for --model mlp only",
     "cohort": _no_more("cohort", "take part in each round"),
     "eval_clients": _no_more("eval_clients", "are evaluated"),
     "lanes": _lanes,

@@ -1,4 +1,4 @@
-"""``evenhand list``: what there is to choose from."""
+"""``evenhand list``: the methods, parts, data sets and models to choose from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     """Something to choose.
 
     Attributes:
-      name: how it is called; for what an expression can call, its signature.
+      name: its name; for what an expression can call, its signature.
       line: what it is.
       source: where it comes from.
     """
@@ -58,12 +58,12 @@ TOPICS: dict[str, tuple[Entry, ...]] = {
 
 @dataclass(frozen=True)
 class List:
-    """Show the methods, the parts that compose them, data sets and models."""
+    """Show the methods, the parts that they are composed of, data sets and models."""
 
     topic: Positional[
         Literal["all", "methods", "aggregators", "risks", "parts", "attacks", "data", "models"]
     ] = "all"
-    """which of them to show"""
+    """what to show"""
 
     def execute(self) -> int:
         """Prints them and returns the exit code."""

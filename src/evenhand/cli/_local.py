@@ -1,4 +1,4 @@
-"""What ``evenhand run`` lets clients do in a round."""
+"""The clients' local work in ``evenhand run``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class LocalOptions:
     """What a client does in one round."""
 
     lr: float = 0.1
-    """the clients' step η of plain gradient descent"""
+    """the clients' step size η, of plain gradient descent"""
     epochs: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1)")] = None
-    """passes E over a client's rows per round"""
+    """passes E over a client's examples per round"""
     steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: not used)")] = None
-    """in place of --epochs: batches per round"""
+    """batches per round, instead of --epochs"""
     batch_size: int | Literal["all"] = 10
-    """rows per batch"""
+    """examples per batch"""
 
     def work(self, model: Model) -> local.Work:
         """The local work, for one model."""
@@ -35,12 +35,12 @@ class LocalOptions:
         if self.epochs is not None and self.steps is not None:
             raise EvenhandError("--epochs and --steps exclude each other: give one of them.")
         epochs = 1 if self.epochs is None and self.steps is None else self.epochs
-        rows = None if self.batch_size == "all" else self.batch_size
-        return local.sgd(model, self.lr, epochs=epochs, steps=self.steps, batch_size=rows)
+        size = None if self.batch_size == "all" else self.batch_size
+        return local.sgd(model, self.lr, epochs=epochs, steps=self.steps, batch_size=size)
 
     @property
     def idle(self) -> list[str]:
-        """The options that are set to something else than their defaults."""
+        """The options that differ from their defaults."""
         return [
             f"--{name.replace('_', '-')} {value}"
             for name, value in vars(self).items()

@@ -44,13 +44,13 @@ _EXAMPLES = {
   evenhand help run                                as `evenhand run --help`
   evenhand --version""",
     "run": """\
-  evenhand run fedavg                              digits, 50 rounds, everybody
+  evenhand run fedavg                              digits, 50 rounds
   evenhand run fedprox --mu 0.1 --cohort 10 --epochs 5 --stragglers 0.9
   evenhand run scaffold --data my.csv --client-column city --label-column sold
   evenhand run fedavg --server-opt 'fedadam(0.1)' --data leaf/femnist --lr 0.03
   evenhand run 'averaged(fedprox(mu=0.1, server_opt=fedadam(0.1)))' --epochs 5
   evenhand run --config runs/a --out runs/b        the same run again
-  evenhand run fedavg --config runs/a --out runs/c another method, else the same""",
+  evenhand run fedavg --config runs/a --out runs/c the same with another method""",
     "resume": """\
   evenhand resume runs/a
   evenhand resume runs/a --rounds 200              trains further""",
@@ -66,7 +66,7 @@ _EXAMPLES = {
   source <(evenhand completion bash)               in ~/.bashrc: <Tab> completes
   evenhand completion zsh > ~/.zfunc/_evenhand     where ~/.zfunc is in $fpath""",
 }
-"""What stands at the end of each command's help."""
+"""The end of each command's help."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-      arguments: what stands after ``evenhand``; None: what the process was started with.
+      arguments: what follows ``evenhand``; None: what the process was started with.
 
     Returns:
       0 if all went well, 2 for bad input (one sentence about it is on stderr), 130 after Ctrl-C, 143 after SIGTERM,
-      which ends a run just as orderly.
+      which also ends a run in order.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     _hush_the_store()
@@ -142,10 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _hush_the_store() -> None:
-    """Where orbax fails, it raises, which becomes a sentence; its log and its threads need not add to it."""
+    """Silences orbax's log and threads: where it fails, it also raises, and that becomes a sentence."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    sys.excepthook = _report_crash  # for good, as its threads end when they like
+    sys.excepthook = _report_crash  # for good, as its threads may end at any time
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _report_unraisable
 
@@ -166,7 +166,7 @@ def _is_closed_loop(error: BaseException | None) -> bool:
 
 @contextmanager
 def _terminable(terminated: list[int]) -> Generator[None]:
-    """SIGTERM is Ctrl-C, but is noted in ``terminated``."""
+    """Treats SIGTERM as Ctrl-C, and notes it in ``terminated``."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -184,7 +184,7 @@ def _terminable(terminated: list[int]) -> Generator[None]:
 
 @contextmanager
 def _warnings_as_sentences() -> Generator[None]:
-    """The library's warnings, without the line of code that they are about."""
+    """Prints the library's warnings without the line of code that they come from."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", EvenhandWarning)
         others = warnings.showwarning
@@ -204,7 +204,7 @@ def parse(words: Sequence[str]) -> _Made:
 
     Raises:
       SystemExit: they ask for help.
-      EvenhandError: they spell none, or name a configuration that cannot be read.
+      EvenhandError: they do not spell one, or they name a configuration that cannot be read.
     """
     words = list(words) or ["help"]
     if words[0] == "help":
@@ -218,7 +218,7 @@ def parse(words: Sequence[str]) -> _Made:
 
 
 def _run_or_other(words: Sequence[str]) -> _Made:
-    """The command that words spell, checked; what a ``run`` leaves out is as in the configuration that it names."""
+    """The command that ``words`` spell, checked; what a ``run`` leaves out is as in the configuration that it names."""
     words = ordered(words, _COMMANDS)
     path = _config_among(words)
     before = None if path is None else recorded(path)
@@ -247,7 +247,7 @@ def _read(words: Sequence[str]) -> _Made:
 
 
 def _spelled(part: str | Argument) -> str:
-    """A part of a sentence, with an argument as the option that it is here."""
+    """A part of a sentence; an argument is shown as the option of the command line."""
     if isinstance(part, str):
         return part
     name = _RENAMED.get(part.name, part.name.replace("_", "-"))

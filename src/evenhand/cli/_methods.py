@@ -1,4 +1,4 @@
-"""The plain names of methods: each stands for a factory, with an option for every argument that a text can say.
+"""The plain names of methods: each stands for a factory, with an option for every argument that text can spell.
 
 ``evenhand run fedprox --mu 0.1`` is ``evenhand run 'fedprox(mu=0.1)'``.  Names, options, defaults and help are read off
 signatures and docstrings, so that a new method needs nothing here.
@@ -38,10 +38,10 @@ class Method:
         """The expression that this stands for.
 
         Args:
-          before: an expression; where it calls the same method, its arguments count unless they are given anew.
+          before: an expression; if it calls the same method, its arguments apply unless they are given anew.
 
         Raises:
-          EvenhandError: an argument that the method needs is missing, or one is no expression.
+          EvenhandError: an argument that the method needs is missing, or one is not an expression.
         """
         factory = self.name.replace("-", "_")
         given = {
@@ -70,10 +70,10 @@ class Composed(Method):
     name: ClassVar[str] = "composed"
 
     expression: str
-    """the method, such as 'averaged(fedprox(mu=0.1))'; it may stand in the place of METHOD, without this option"""
+    """the method, such as 'averaged(fedprox(mu=0.1))'; it may take the place of METHOD, without this option"""
 
     def text(self, before: str = "") -> str:
-        """The expression, as its author wrote it but for spaces and quotes."""
+        """The expression as given, except for spaces and quotes."""
         return canonical(self.expression)
 
 
@@ -99,7 +99,7 @@ def _named(factory: str) -> type[Method]:
 
 
 def _field(parameter: inspect.Parameter, kinds: list[Any], line: str) -> tuple[str, Any, Any] | None:
-    """A field, its type and its default; ``None`` for what only an expression can say."""
+    """A field, its type and its default; ``None`` for what only an expression can give."""
     default = parameter.default
     if parameter.kind is parameter.VAR_POSITIONAL:
         return None
@@ -120,7 +120,7 @@ def _field(parameter: inspect.Parameter, kinds: list[Any], line: str) -> tuple[s
 
 
 def _listed(method: type[Method]) -> Any:
-    """A method as one of the commands that tyro chooses from; it breaks a line only where the next one is indented."""
+    """A method as one of the commands that tyro chooses from; tyro keeps a line break if the next line is indented."""
     shown = textwrap.fill(method.__doc__ or "", 79, subsequent_indent="  ")
     return Annotated[method, subcommand(method.name, description=shown)]
 

@@ -49,10 +49,10 @@ class ModelOptions:
     """width of the hidden layer of mlp"""
 
     def build(self, data: FederatedDataset) -> Model:
-        """The model, with inputs and outputs as the data have them.
+        """The model, with inputs and outputs that fit the data.
 
         Raises:
-          EvenhandError: the model and the data do not go together.
+          EvenhandError: the model and the data do not fit together.
         """
         name = _default(data) if self.model is None else self.model
         return next(choice for choice in MODELS if choice.name == name).build(data, self.hidden)
@@ -88,7 +88,7 @@ def _linear(data: FederatedDataset, hidden: int) -> Model:
 def _svm(data: FederatedDataset, hidden: int) -> Model:
     if _classes(data, "svm") > 2:
         raise EvenhandError(
-            f"--model svm tells two classes apart; {data.name} has {data.num_classes}: use --model softmax."
+            f"--model svm is for two classes, but {data.name} has {data.num_classes}: use --model softmax."
         )
     return models.svm(_features(data))
 
@@ -102,8 +102,8 @@ def _lstm(data: FederatedDataset, hidden: int) -> Model:
     x = data.train.x
     if x.dtype.kind != "i" or x.ndim != 2:
         raise EvenhandError(
-            f"--model lstm reads whole-number tokens, but a row of {data.name} is {x.dtype} of shape "
-            f"{data.feature_shape}: use --model softmax, or add --text if the rows are text."
+            f"--model lstm reads whole-number tokens, but an example of {data.name} is {x.dtype} of shape "
+            f"{data.feature_shape}: use --model softmax, or add --text if the examples are text."
         )
     tokens = 1 + max(int(split.x.max(initial=0)) for split in (data.train, data.valid, data.test))
     return models.lstm(max(tokens, _classes(data, "lstm")))

@@ -1,4 +1,4 @@
-"""A run as it happens: every evaluation on disk at once, and a whole run folder whenever it ends."""
+"""A run recorded as it happens: every evaluation at once, and a complete run folder whenever the run ends."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Place(NamedTuple):
 
     Attributes:
       folder: the run folder.
-      config: what ``config.json`` shall hold.
+      config: what goes into ``config.json``.
       resumed: whether the run continues from what the folder holds already.
-      remarks: what is said once the run is known to begin.
+      remarks: sentences to print once the run is known to start.
     """
 
     folder: Path
@@ -40,11 +40,11 @@ class Place(NamedTuple):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the run keeps its state, or begins anew where it was stopped before the first save."""
+        """Whether the run saves its state; stopped before the first save, it starts over."""
         return self.config["options"]["checkpoint"] != "off"
 
     def begin(self, run: Run) -> None:
-        """Writes what stands there before the next round; of a run that was killed, the lines beyond go."""
+        """Writes the files as they are before the next round; lines that a killed run wrote beyond it are dropped."""
         for sentence in self.remarks:
             remark(sentence)
         if not self.resumed:
@@ -65,9 +65,9 @@ def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) 
 
     Args:
       runs: the run so far at each evaluation.
-      place: where it goes.
+      place: where the run is written.
       rounds: how many rounds were asked for.
-      console: told how it goes, where no bar is live on it.
+      console: shows the progress, unless a live bar does.
     """
     folder = place.folder
     last, interrupted = None, False
@@ -79,7 +79,7 @@ def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) 
                 else:
                     _folder.append_metrics(folder, run.history)
                 before, last = last, run
-                run.release()  # files need its metrics and global model only
+                run.release()  # the files need only its metrics and global model
             if not console.is_terminal and _tenth(run, rounds) > _tenth(before, rounds):
                 row = {name: float(values[-1]) for name, values in run.history.items()}
                 console.print(f"round {int(row['round'])} of {rounds}, {latest(row)}")
@@ -91,12 +91,12 @@ def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) 
     with uninterrupted():
         _finish(folder, last, rounds, interrupted=interrupted)
     if not console.quiet:
-        _tell(folder, last, rounds, interrupted=interrupted, resumable=place.is_resumable)
+        _print_result(folder, last, rounds, interrupted=interrupted, resumable=place.is_resumable)
     return 130 if interrupted else 0
 
 
 def _tenth(run: Run | None, rounds: int) -> int:
-    """How many tenths of the rounds are done; a log wants about ten lines, whatever the number of rounds."""
+    """How many tenths of the rounds are done; a log gets about ten lines, whatever the number of rounds."""
     return -1 if run is None else 10 * int(run.history["round"][-1]) // max(rounds, 1)
 
 
@@ -130,7 +130,7 @@ def _finish(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
 
 
 def _write_params(path: Path, params: Params) -> None:
-    """Arrays by slash-joined names; ``params`` that are one array are called that."""
+    """Writes arrays under slash-joined names; a single array is called ``params``."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     names = (jax.tree_util.keystr(keys, simple=True, separator="/") or "params" for keys, _ in leaves)
     arrays = {name: np.asarray(leaf) for name, (_, leaf) in zip(names, leaves, strict=True)}
@@ -138,21 +138,21 @@ def _write_params(path: Path, params: Params) -> None:
         np.savez(file, allow_pickle=False, **arrays)
 
 
-def _tell(folder: Path, run: Run, rounds: int, *, interrupted: bool, resumable: bool) -> None:
+def _print_result(folder: Path, run: Run, rounds: int, *, interrupted: bool, resumable: bool) -> None:
     console = Console(highlight=False)
     of = compare(load_run(folder).view)
     for finding in run.findings:
         if finding.kind != "scales":  # said before the training
             say(console, finding.sentence, "yellow")
-    rows = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test rows"
-    say(console, f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {rows}")
+    sizes = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test examples"
+    say(console, f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}")
     console.print(overview(of))
     swung = swing(run.history, of.split, of.metric)
     if swung is not None:
-        say(console, f"This is not settled: the {of.split} {of.metric} {swung.text}.")
+        say(console, f"This has not settled: the {of.split} {of.metric} {swung.text}.")
     done = int(run.history["round"][-1])
     if interrupted:
         resume = f", and `evenhand resume {folder}` continues" if resumable else ""
-        stopped = f"Stopped after round {done} of {rounds}; the folder holds what was done{resume}."
+        stopped = f"Stopped after round {done} of {rounds}; the folder holds the results so far{resume}."
         say(console, stopped)
     say(console, f"Report: {folder / _folder.REPORT}")

@@ -1,4 +1,4 @@
-"""``evenhand report``: the page of a saved run, made anew."""
+"""``evenhand report``: the page of a saved run, written again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Report"]
 
 @dataclass(frozen=True)
 class Report:
-    """Make report.html of a saved run again, and print where it is."""
+    """Write the report.html of a saved run again, and print its path."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """a folder written by `evenhand run`"""

@@ -1,6 +1,6 @@
-"""``evenhand resume``: a run that was stopped continues, and ends as if it had not been.
+"""``evenhand resume``: a stopped run continues, and ends as if it had never been stopped.
 
-It never trains fewer rounds over more, and results that are damaged are made again from the checkpoint.
+It never replaces more rounds by fewer, and it rebuilds damaged results from the checkpoint.
 """
 
 from __future__ import annotations
@@ -39,14 +39,12 @@ __all__ = ["Resume"]
 
 @dataclass(frozen=True)
 class Resume:
-    """Continue a run that was stopped or killed, to the same numbers in the end."""
+    """Continue a run that was stopped or killed; it ends with the same numbers."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """a folder written by `evenhand run`"""
-    rounds: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as asked at first)")] = (
-        None
-    )
-    """rounds in all, those done included; more than before trains further"""
+    rounds: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as before)")] = None
+    """rounds in total, including those done; more than before trains further"""
     quiet: bool = False
     """print nothing but errors"""
 
@@ -62,18 +60,19 @@ class Resume:
         before = _restored(path)
         run = replace(before, quiet=self.quiet)
         if self.rounds is not None and self.rounds != before.rounds:
-            # Evaluated as often as before, whatever that number would have led to.
+            # Evaluated as often as before, whatever the new number of rounds would have led to.
             run = replace(run, rounds=self.rounds, eval_every=before.every)
         condition = check(self.run)
         ended = _ended(self.run, condition)
-        # A run that has not ended has done no more than was asked for, whatever a damaged line says; what an edited
-        # configuration asks for says nothing about that.
+        # A run that has not ended has done no more rounds than were asked for, whatever a damaged line says; an edited
+        # configuration no longer says how many that were.
         limit = before.rounds if not condition.is_edited else sys.maxsize
         most = max(ended or 0, min(last_round(self.run), limit))
         if run.rounds < most:
             raise EvenhandError(
-                f"{self.run} has {most} rounds done already, more than the {run.rounds} asked for: ask for more, or "
-                f"train so few in another folder by `evenhand run --config {self.run} --rounds {run.rounds} --out NEW`."
+                f"{self.run} has already done {most} rounds, more than the {run.rounds} asked for: ask for more, or "
+                f"train fewer in another folder with "
+                f"`evenhand run --config {self.run} --rounds {run.rounds} --out NEW`."
             )
         if (
             ended is not None
@@ -83,34 +82,34 @@ class Resume:
         ):
             if not self.quiet:
                 print(
-                    f"{visible(self.run)} is finished, with {ended} rounds done: --rounds {2 * ended} trains further."
+                    f"{visible(self.run)} is finished after {ended} rounds: --rounds {2 * ended} trains further."
                 )
             return 0
         saved = Checkpoint(self.run / CHECKPOINT).saved()
         if run.checkpoint == "off" or (not saved and (ended is not None or condition.damaged)):
             raise EvenhandError(
-                f"{self.run} has no checkpoint to continue from: repeat the run by "
+                f"{self.run} has no checkpoint to continue from: repeat the run with "
                 f"`evenhand run --config {self.run} --rounds {run.rounds} --out NEW`."
             )
         remarks = self._remarks(condition)
         if not (saved or self.quiet):
-            remarks.append(f"{self.run} was stopped before its first state was saved: the run begins anew.")
+            remarks.append(f"{self.run} was stopped before its first state was saved: the run starts over.")
         return self._train(path, run, remarks)
 
     def _remarks(self, condition: Condition) -> list[str]:
         path, remarks = self.run / CONFIG, list[str]()
         if condition.is_edited and not self.quiet:
-            remarks.append(f"{path} was changed since it was written: what it says now counts.")
+            remarks.append(f"{path} was changed since it was written: the new settings apply.")
         for name in condition.damaged[:1]:
-            remarks.append(f"{self.run / name} is damaged: the results are made again from the checkpoint.")
+            remarks.append(f"{self.run / name} is damaged: the results are rebuilt from the checkpoint.")
         return remarks
 
     def _train(self, path: Path, run: Run, remarks: list[str]) -> int:
         data = run.data.load()
         if dict_in(read_json(path), "data").get("fingerprint") != fingerprint(data):
             raise EvenhandError(
-                f"The data {run.data.data} are not those that {self.run} was trained on: restore them, or begin "
-                f"anew by `evenhand run --config {self.run} --out NEW`."
+                f"The data {run.data.data} are not those that {self.run} was trained on: restore them, or start "
+                f"over with `evenhand run --config {self.run} --out NEW`."
             )
         config = run.recorded(data)
         if not self.quiet:
@@ -119,7 +118,7 @@ class Resume:
 
 
 def _restored(path: Path) -> Run:
-    """The command that a ``config.json`` stands for."""
+    """The command that a ``config.json`` records."""
     try:
         before = recorded(path)
         return filled(Run, before.options, path, {"method": Composed(canonical(before.method))})
@@ -128,7 +127,7 @@ def _restored(path: Path) -> Run:
 
 
 def _ended(folder: Path, condition: Condition) -> int | None:
-    """How many rounds the run was finished with, or None if it was not."""
+    """How many rounds the run finished with, or None if it did not finish."""
     if condition.results == "none" or {SUMMARY, CHECKSUMS} & set(condition.damaged):
         return None
     try:

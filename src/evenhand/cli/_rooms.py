@@ -1,4 +1,4 @@
-"""What an expression can call: the public factories of each kind of value, found by their signatures."""
+"""What an expression can call: for each kind of value a "room", the public factories that return it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Room(NamedTuple):
-    """Where the factories of one kind of value live.
+    """A kind of value, and the module of its factories.
 
     Attributes:
       what: what such a value is called.
@@ -63,24 +63,24 @@ CONSTANTS: Mapping[Any, str] = {
     tuple: "a tuple",
     NoneType: "None",
 }
-"""What an expression can say by itself, and what it is called."""
+"""The types of constants in an expression, and their names in sentences."""
 
 
 @cache
 def factories(room: Room) -> Mapping[str, Callable[..., Any]]:
-    """The public functions of a room that return what it is for, and that an expression can call."""
+    """The public functions of a room that return its kind of value and that an expression can call."""
     found: dict[str, Callable[..., Any]] = {}
     for name in room.module.__all__:
         value = vars(room.module)[name]
         if inspect.isfunction(value):
             hints = get_type_hints(value)
-            if _is_of(hints.get("return"), room.kinds) and all(map(_is_sayable, _needed(value, hints))):
+            if _is_of(hints.get("return"), room.kinds) and all(map(_is_expressible, _needed(value, hints))):
                 found[name] = value
     return found
 
 
 def signature(name: str, factory: Callable[..., Any]) -> str:
-    """``fedprox(mu=, keep_partial=True, ...)``: what an expression can say; parts and their defaults by name alone."""
+    """``fedprox(mu=, keep_partial=True, ...)``: the arguments that an expression can give; of parts, only the names."""
     shown: list[str] = []
     for parameter in parameters(factory).values():
         default = parameter.default
@@ -90,7 +90,7 @@ def signature(name: str, factory: Callable[..., Any]) -> str:
 
 
 def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """What an expression can say of a factory's parameters: not the model, nor work that is filled in."""
+    """The parameters of a factory that an expression can give: not the model, nor local work that is filled in."""
     hints = get_type_hints(factory)
     return {
         name: parameter
@@ -101,19 +101,19 @@ def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _needed(factory: Callable[..., Any], hints: Mapping[str, Any]) -> Iterator[Any]:
-    """The types of what a call must say."""
+    """The types of the arguments that a call must give."""
     for name, parameter in parameters(factory).items():
         if parameter.default is parameter.empty:
             yield hints[name]
 
 
-def _is_sayable(hint: Any) -> bool:
+def _is_expressible(hint: Any) -> bool:
     types = list(arms(hint))
     return room_for(types) is not None or any((get_origin(each) or each) in CONSTANTS for each in types)
 
 
 def arms(hint: Any) -> Iterator[Any]:
-    """The types of a union, or the one that it is."""
+    """The types of a union, or the one type that the hint is."""
     if get_origin(hint) in (Union, UnionType):
         for arm in get_args(hint):
             yield from arms(arm)
@@ -138,7 +138,7 @@ def room_of(kind: type) -> Room:
 
 
 def example(room: Room) -> str:
-    """The signature that needs the least."""
+    """The signature that needs the fewest arguments."""
 
     def missing(name: str) -> int:
         return sum(p.default is p.empty for p in parameters(factories(room)[name]).values())

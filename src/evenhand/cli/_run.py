@@ -1,4 +1,4 @@
-"""``evenhand run``: train one method on one data set, and leave a run folder."""
+"""``evenhand run``: train one method on one data set, and write a run folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
 
 @dataclass(frozen=True)
 class Run:
-    """Train METHOD on data spread over clients; `run METHOD --help` has all options."""
+    """Train METHOD on data spread over clients; `run METHOD --help` shows all options."""
 
     method: Annotated[Choice, arg(name="")]
     data: Annotated[DataOptions, arg(name="")] = field(default_factory=DataOptions)
@@ -52,13 +52,13 @@ class Run:
     stragglers: float = 0.0
     """share of each cohort that is slow and does only part of its work"""
     systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
-    """who is slow or drops out, in place of --stragglers: 'chain(stragglers(0.5), dropouts(0.1))'"""
+    """which clients are slow or drop out, instead of --stragglers: 'chain(stragglers(0.5), dropouts(0.1))'"""
     seed: int = 0
     """seed of the initial model, cohorts, batches and stragglers"""
     eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
     """rounds between two evaluations of every client"""
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
-    """evaluate so many clients, drawn once per run; metrics, clients.csv and report are about them alone"""
+    """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
     lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
     """clients trained side by side"""
     checkpoint: float | Literal["off"] = 10.0
@@ -70,7 +70,7 @@ class Run:
     quiet: bool = False
     """print nothing but errors"""
     config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """start from the config.json of an earlier run; what is given beside it counts more"""
+    """start from the config.json of an earlier run; options given here take precedence"""
 
     def execute(self) -> int:
         """Trains, writes the run folder and returns the exit code."""
@@ -82,9 +82,9 @@ class Run:
             if not self.quiet:
                 for sentence in remarks(data):
                     print(visible(sentence), file=sys.stderr)
-                doubts = idle(flat(self), flat(Run(self.method)), data)
-                doubts += [] if self.config is None else changes(self.config, config)
-                for sentence in doubts:
+                cautions = idle(flat(self), flat(Run(self.method)), data)
+                cautions += [] if self.config is None else changes(self.config, config)
+                for sentence in cautions:
                     remark(sentence)
             return self.train(data, Place(folder, config, resumed=False))
 
@@ -102,8 +102,8 @@ class Run:
         model = self.model.build(data)
         console = Console(stderr=True, quiet=self.quiet, highlight=False)
         algorithm = self._algorithm(model, console)
-        if (unlike := feature_scales(data)) is not None:
-            say(console, unlike.sentence, "yellow")
+        if (finding := feature_scales(data)) is not None:
+            say(console, finding.sentence, "yellow")
         checkpoint = None
         if self.checkpoint != "off":
             checkpoint = Checkpoint(place.folder / CHECKPOINT, self.checkpoint, fresh=not place.resumed)
@@ -133,7 +133,7 @@ class Run:
         algorithm = built(text, Algorithm, model, work)
         if not asked and self.local.idle:
             idle = " and ".join(self.local.idle)
-            say(console, f"{idle} has no effect: {text:.80} says itself what clients do.", "yellow")
+            say(console, f"{idle} has no effect: {text:.80} sets its own local work.", "yellow")
         return algorithm
 
     def _systems(self, model: Model) -> Systems | None:

@@ -1,4 +1,4 @@
-"""A run folder read back, as what reports and comparisons show."""
+"""A run folder read back, for reports and comparisons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SavedRun(NamedTuple):
 
     Attributes:
       folder: where it is.
-      view: what is shown of it.
+      view: what reports show of it.
       interrupted: whether Ctrl-C ended it before its last round.
       fingerprint: of the data; runs with equal fingerprints had equal data.
       remarks: what a reader of the numbers should know about the folder, in sentences.
@@ -44,13 +44,13 @@ def load_run(folder: Path) -> SavedRun:
     condition = check(folder)
     if condition.results == "none":
         raise EvenhandError(
-            f"{folder} has no results yet: a run trains there, or was stopped, and `evenhand resume {folder}` "
-            f"continues it."
+            f"{folder} has no results yet: a run is training there, or was stopped, and "
+            f"`evenhand resume {folder}` continues it."
         )
     if condition.damaged:
         raise EvenhandError(
-            f"{folder / condition.damaged[0]} is damaged, for it does not match {CHECKSUMS}: "
-            f"`evenhand resume {folder}` makes the results again from the checkpoint."
+            f"{folder / condition.damaged[0]} is damaged (it does not match {CHECKSUMS}): "
+            f"`evenhand resume {folder}` rebuilds the results from the checkpoint."
         )
     summary = _known(folder / SUMMARY, read_json(folder / SUMMARY), _SUMMARY)
     history = read_metrics(folder, condition.length)
@@ -88,7 +88,7 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
 
 
 def _findings(path: Path, found: Any) -> tuple[Finding, ...]:
-    """None in a folder that was written before they were looked for."""
+    """The recorded findings; none in a folder of a version that looked for none."""
     try:
         return tuple(Finding(each["kind"], str(each["sentence"])) for each in found)
     except (KeyError, TypeError):
@@ -121,7 +121,7 @@ _SUMMARY = {
 
 
 def _known(path: Path, of: dict[str, Any], expected: dict[str, tuple[type, ...]]) -> dict[str, Any]:
-    """``of``, whose values are of the types that are relied on."""
+    """``of``, once its values are checked to have the expected types."""
     for name, kinds in expected.items():
         outer, _, inner = name.rpartition(".")
         within = of[outer] if outer else of

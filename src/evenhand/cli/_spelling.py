@@ -1,4 +1,4 @@
-"""Misspelt words: what each option takes, read off the dataclasses, and one sentence about what is something else."""
+"""Misspelt words: what each option takes is read off the dataclasses, and anything else gets one sentence."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _NUMBER = re.compile(r"-(\.?\d.*|inf|nan)")
 
 
 class Takes(NamedTuple):
-    """What stands after an option, or in a command's own place.
+    """What an option or a positional argument takes.
 
     Attributes:
-      kinds: types and words, such as ``(int, "all")``; empty: it is a switch, and nothing does.
-      many: whether there may be several.
-      needed: whether there must be one.
+      kinds: types and words, such as ``(int, "all")``; empty for a switch, which takes nothing.
+      many: whether it may be several.
+      needed: whether it must be given.
     """
 
     kinds: tuple[Any, ...]
@@ -65,7 +65,7 @@ Options: TypeAlias = Mapping[str, Takes]
 def options_of(command: type) -> Options:
     """What a command, or a method, takes: its options as they are typed, those of the dataclasses in it included.
 
-    Places come under their names in capitals.
+    Positional arguments are under their names in capitals.
     """
     found: dict[str, Takes] = {}
     hints = get_type_hints(command, include_extras=True)
@@ -87,21 +87,24 @@ def options_of(command: type) -> Options:
 
 
 def ordered(words: Sequence[str], commands: Mapping[str, type]) -> list[str]:
-    """The words of one of the ``commands``, its method before its options; of an option given twice the last counts.
+    """The words of one of the ``commands``, its method before its options; of an option given twice, the last counts.
 
     Args:
-      words: what stands after ``evenhand``.
+      words: what follows ``evenhand``.
       commands: name -> dataclass.
 
     Raises:
-      EvenhandError: a command, method, option or kind of value that there is not.
+      EvenhandError: a command, method or option is unknown, or a value of the wrong kind.
     """
     command = words[0]
     if command not in commands:
         raise EvenhandError(_no_command(command, commands))
     methods = {name: options_of(method) for name, method in METHODS.items()} if command == "run" else {}
-    own = options_of(commands[command])
-    everything = {**own, **{name: takes for options in methods.values() for name, takes in options.items()}}
+    general = options_of(commands[command])
+    everything = {
+        **general,
+        **{name: takes for options in methods.values() for name, takes in options.items()},
+    }
     given, places = _sorted(words, everything)
     words = [
         _hyphenated(word) if i in places and _hyphenated(word) in methods else word
@@ -110,18 +113,18 @@ def ordered(words: Sequence[str], commands: Mapping[str, type]) -> list[str]:
     at = next((place for place in places if words[place] in methods), None)
     composed = next((place for place in places if "(" in words[place]), None) if methods else None
     if at is None and composed is not None:
-        rest = [*words[1:composed], *words[composed + 1 :]]
-        return ordered([command, Composed.name, f"--expression={words[composed]}", *rest], commands)
+        others = [*words[1:composed], *words[composed + 1 :]]
+        return ordered([command, Composed.name, f"--expression={words[composed]}", *others], commands)
     method = None if at is None else words[at]
     loose = [words[place] for place in places if place != at]
     asked, from_file = any(name in HELP for name, _ in given), any(name == "--config" for name, _ in given)
     if methods and method is None and (loose or not (asked or from_file)):
         raise EvenhandError(_no_method(loose))
-    known = everything if method is None else {**own, **methods[method]}
+    known = everything if method is None else {**general, **methods[method]}
     if not asked:
         name = command if method is None else method
-        others = methods or {other: options_of(cls) for other, cls in commands.items()}
-        found = [*_slips(given, known, others, name), *_misplaced(loose, known, name)]
+        all_options = methods or {other: options_of(cls) for other, cls in commands.items()}
+        found = [*_slips(given, known, all_options, name), *_misplaced(loose, known, name)]
         if found:
             whose = command if method is None else f"{command} {method}"
             raise EvenhandError(f"{found[0]}: see `evenhand {whose} --help`.")
@@ -129,7 +132,7 @@ def ordered(words: Sequence[str], commands: Mapping[str, type]) -> list[str]:
 
 
 def _sorted(words: Sequence[str], known: Options) -> tuple[list[tuple[str, str | None]], list[int]]:
-    """The options with what stands after them, and the places of the other words but the first."""
+    """The options with their values, and the positions of the other words but the first."""
     given: list[tuple[str, str | None]] = []
     places: list[int] = []
     at = 1
@@ -140,7 +143,7 @@ def _sorted(words: Sequence[str], known: Options) -> tuple[list[tuple[str, str |
             continue
         name, equals, value = word.partition("=")
         name = _hyphenated(name)
-        # What follows an option that there is not was meant for it, unless it is a method.
+        # What follows an unknown option was meant for it, unless it is a method.
         takes = known.get(name, Takes((str,)))
         count = 0 if equals else len(takes.kinds[:1])
         while count and at < len(words) and not _is_option(words[at]):
@@ -165,7 +168,7 @@ def _slips(
     others: Mapping[str, Options],
     name: str,
 ) -> Iterable[str]:
-    """What is wrong with the options of ``name``, clauses of a sentence."""
+    """What is wrong with the options of ``name``, as clauses of a sentence."""
     for option, value in given:
         if option not in known:
             yield _unknown(option, known, others, name)
@@ -186,7 +189,7 @@ def _unknown(option: str, known: Options, others: Mapping[str, Options], name: s
 
 
 def _misplaced(loose: Sequence[str], known: Options, name: str) -> Iterable[str]:
-    """What is wrong with the words that are no options, clauses of a sentence."""
+    """What is wrong with the words that are not options, as clauses of a sentence."""
     place = next((place for place in known if place.isupper()), None)
     takes = Takes(()) if place is None else known[place]
     if takes.needed and not loose:
@@ -206,8 +209,8 @@ def _no_command(word: str, commands: Iterable[str]) -> str:
     meant = nearest(word, [*commands, "help", "--help", "--version"])
     if meant is None and (method := nearest(word, METHODS)):
         meant = f"run {method}"
-    told = f" among {', '.join(commands)}" if meant is None else f" (perhaps you meant `evenhand {meant}`)"
-    return f"There is no command {word!r:.40}{told}: see `evenhand --help`."
+    hint = f" among {', '.join(commands)}" if meant is None else f" (perhaps you meant `evenhand {meant}`)"
+    return f"There is no command {word!r:.40}{hint}: see `evenhand --help`."
 
 
 def _no_method(loose: Sequence[str]) -> str:
@@ -217,8 +220,8 @@ def _no_method(loose: Sequence[str]) -> str:
     other = next((room for room in ROOMS if word.replace("-", "_") in factories(room)), None)
     if other is not None:
         return f"{word} is {a(other.what)}, not a method: see `evenhand list` for what takes it."
-    told = perhaps(word, METHODS) or f" among {', '.join(METHODS)}"
-    return f"There is no method {word!r:.40}{told}: see `evenhand list methods`."
+    hint = perhaps(word, METHODS) or f" among {', '.join(METHODS)}"
+    return f"There is no method {word!r:.40}{hint}: see `evenhand list methods`."
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -226,7 +229,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _kinds(hint: Any) -> list[Any]:
-    """The types and words that a type hint allows, bool and None apart."""
+    """The types and words that a type hint allows, except bool and None."""
     match get_origin(hint):
         case origin if origin is Annotated:
             return _kinds(get_args(hint)[0])

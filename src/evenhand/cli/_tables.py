@@ -27,10 +27,10 @@ _COLUMNS = (
     ("angle", "angle\n°"),
 )
 _EVENNESS = ("variance", "angle")
-"""Less is better, whatever the metric."""
+"""Lower is better, whatever the metric."""
 
 _MOST_COLUMNS = 6
-"""So many methods stand side by side in a table of clients; the others in a further one below."""
+"""Most methods side by side in a table of clients; further ones are in another table below."""
 
 _MOST_HEADS, _WIDEST_HEAD = 4, 24
 """More methods than that, or longer names, are numbered, and the table of clients names them by number."""
@@ -88,7 +88,7 @@ def tally(of: Comparison) -> str:
         return f"{other} serves {better} clients better than {one}, {worse} worse and {known - better - worse} alike."
     return (
         f"In each of {of.seeds} seeds, {other} serves {better} clients better than {one} and {worse} worse; "
-        f"for the other {known - better - worse} that depends on the seed."
+        f"for the other {known - better - worse} it depends on the seed."
     )
 
 

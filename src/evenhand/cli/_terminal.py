@@ -1,4 +1,4 @@
-"""Sentences and names on a terminal, shown as they are: nothing in them is markup, and nothing acts."""
+"""Sentences and names on a terminal, shown as they are: without markup or control codes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def named(text: object, style: str = "") -> Text:
 
 
 def say(console: Console, sentence: str, style: str = "") -> None:
-    """A sentence on a line of its own, not broken; what isolates a name on a page is left out."""
+    """Prints a sentence as one unbroken line, without the characters that isolate names on a page."""
     console.print(named(sentence.translate(_OF_PAGES), style), soft_wrap=True)
 
 
 def remark(sentence: str) -> None:
-    """A sentence on the error stream, for what is not a result."""
+    """Prints a sentence that is not a result, on the error stream."""
     print(f"evenhand: {visible(sentence)}", file=sys.stderr)

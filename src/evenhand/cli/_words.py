@@ -1,4 +1,4 @@
-"""How words become dataclasses."""
+"""Words of the command line turned into dataclasses."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _STYLE = (CascadeSubcommandArgs, FlagCreatePairsOff, OmitArgPrefixes, OmitSubcom
 
 
 def read(kind: Any, words: Sequence[str], *, prog: str, description: str) -> Any:
-    """The dataclass that ``words`` spell; slips are found before, by :func:`evenhand.cli._spelling.ordered`.
+    """The dataclass that ``words`` spell, once :func:`evenhand.cli._spelling.ordered` has checked them.
 
     Raises:
       SystemExit: the words ask for help, which is printed.
-      EvenhandError: they spell none.
+      EvenhandError: they do not spell one.
     """
     complaint = io.StringIO()
     try:

@@ -1,4 +1,4 @@
-"""Array-likes made finite numbers of the few dtypes that training uses, or refused in one sentence."""
+"""Array-likes turned into finite numbers of the few dtypes that training uses, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ __all__ = [
     "whole_numbers",
 ]
 
-# More classes than this, and than rows, is a label that is not a class number (an id, a year, a slipped
-# digit).
+# A label this large, and not below the number of rows, is no class number but an id, a year or a slipped digit.
 _MANY_CLASSES = 10_000
 _DEEPEST = 32
-"""Axes of an array; NumPy has at most 64."""
+"""Most axes of an array; NumPy allows 64."""
 
 
 def element(name: str) -> Place:
@@ -69,7 +68,7 @@ def as_array(values: npt.ArrayLike, source: str, what: str) -> NDArray:
 
 
 def check_form(shape: tuple[int, ...], dtype: np.dtype[Any], source: str, what: str) -> None:
-    """Refuses an array that is not one of rows with numbers, booleans or names in them."""
+    """Refuses an array without rows, or whose entries are not numbers, booleans or names."""
     if dtype.kind not in "biufUS":
         kind = "mixed or missing values" if dtype.kind == "O" else f"values of dtype {str(dtype)[:40]}"
         raise EvenhandError(f"{source}: {what} holds {kind}: write plain numbers or plain text.")
@@ -94,7 +93,7 @@ def _check_length(longest: int, source: str, what: str) -> None:
 
 
 def _check_entries(values: Sequence[Any], source: str, what: str) -> None:
-    """Refuses lists that NumPy would turn into text, or into more memory than they are worth."""
+    """Refuses lists that NumPy would turn into text, or that would take too much memory."""
     kinds, longest = _kinds(values)
     if None in kinds:
         raise EvenhandError(f"{source}: {what} is nested too deeply: give one list of numbers per row.")
@@ -125,7 +124,7 @@ def _kinds(values: Sequence[Any], depth: int = 0) -> tuple[set[type | None], int
 
 
 def _of_objects(array: NDArray, source: str, what: str) -> NDArray:
-    """An array of Python objects as what they all are: texts, as pandas keeps them, or numbers."""
+    """Python objects as text, as pandas keeps it, or as numbers, if all of them are; unchanged otherwise."""
     entries = array.reshape(-1).tolist()
     kinds = set(map(type, entries))
     if kinds == {str}:
@@ -198,7 +197,7 @@ def whole_numbers(values: NDArray, source: str, place: Place) -> NDArray:
         row = first_bad(broken)
         raise EvenhandError(
             f"{source}: {place(row)} is {bad_value(values, broken):g}, not a class number: number the classes "
-            "from 0, or say ",
+            "from 0, or give ",
             Argument("regression", "True"),
             " if the labels are real-valued targets.",
         )
@@ -225,7 +224,7 @@ def class_labels(
                 f"{source}: {place(0)} is {values.reshape(-1)[0].item()[:40]!r}, not a number: give numbers as "
                 "targets, or leave regression out."
             )
-        with np.errstate(invalid="ignore"):  # a signalling NaN, which is refused in a moment
+        with np.errstate(invalid="ignore"):  # a signalling NaN, which is refused next
             wide = values.astype(np.float64)
         return float32(wide, source, place), None
     if values.dtype.kind == "U":

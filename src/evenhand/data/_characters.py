@@ -35,9 +35,9 @@ def encode_characters(text: str) -> NDArray:
     except KeyError as error:
         raise EvenhandError(
             f"character {error.args[0]!r} is not among the {len(ALPHABET)} of the LEAF Shakespeare alphabet: "
-            "replace it, or encode with a function of your own."
+            "replace it, or encode with another function."
         ) from None
     except TypeError:
         raise EvenhandError(
-            f"a row of type {type(text).__name__} is not text: leave the encoding out where rows are numbers."
+            f"an example of type {type(text).__name__} is not text: leave the encoding out where examples are numbers."
         ) from None

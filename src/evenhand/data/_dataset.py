@@ -18,12 +18,12 @@ __all__ = ["FederatedDataset", "Split"]
 
 
 class Split(NamedTuple):
-    """Rows of all clients, one client after the other.
+    """The examples of all clients as rows of arrays, one client after the other.
 
     Attributes:
       x: features, ``(rows, ...)``, float32, or int32 for tokens.
       y: labels, ``(rows, ...)``, int32 class numbers or float32 targets.
-      offsets: int64 ``(K + 1,)``; client ``k`` owns rows ``offsets[k]`` up to ``offsets[k + 1]``.
+      offsets: int64 ``(K + 1,)``; client ``k`` has rows ``offsets[k]`` up to ``offsets[k + 1]``.
     """
 
     x: NDArray
@@ -32,12 +32,12 @@ class Split(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of all clients together."""
+        """Examples of all clients together."""
         return len(self.x)
 
     @property
     def sizes(self) -> NDArray:
-        """Rows per client, ``(K,)``."""
+        """Examples per client, ``(K,)``."""
         return np.diff(self.offsets)
 
     def client(self, k: int) -> tuple[NDArray, NDArray]:
@@ -55,13 +55,13 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedDataset:
-    """Training, validation and test rows of the same clients, immutable.
+    """Training, validation and test examples of the same clients; immutable.
 
     On construction everything is checked, floats become float32, integers int32, and every array is made
     read-only; an array that the caller could still write to is copied.
 
     Attributes:
-      train: at least one row for every client.
+      train: at least one example for every client.
       valid: may be empty, for some clients or for all.
       test: likewise.
       client_ids: one distinct name per client, in the order of the splits.
@@ -70,9 +70,9 @@ class FederatedDataset:
       features: how the columns of a table became ``x``, for :func:`evenhand.data.encode_table`; None for others.
 
     Raises:
-      EvenhandError: a client without training rows, rows without entries, a client id or class name that is
-        empty or cannot be shown, offsets that do not fit the rows, a NaN or an infinity,
-        a negative class number, features of unlike shape or kind in the splits, or a repeated client id.
+      EvenhandError: a client without training examples, rows without entries, a client id or class name that is
+        empty or cannot be shown, offsets that do not fit the rows, a NaN or an infinity, a negative class number,
+        features whose shape or kind differs between the splits, or a repeated client id.
 
     Example:
       >>> import numpy as np
@@ -95,7 +95,7 @@ class FederatedDataset:
     features: Features | None = None
 
     def __post_init__(self) -> None:
-        """Replace what was given by its checked, read-only form."""
+        """Replaces what was given by its checked, read-only form."""
         ids = tuple(str(name) for name in self.client_ids)
         object.__setattr__(self, "client_ids", ids)
         if self.classes is not None:
@@ -121,11 +121,11 @@ class FederatedDataset:
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """The shape of one row of ``x``."""
+        """The shape of the features of one example."""
         return self.train.x.shape[1:]
 
     def describe(self) -> str:
-        """A few lines for a person: clients, rows per client with their mean and standard deviation, features."""
+        """A few lines to read: clients, examples per client with mean and standard deviation, features."""
         splits = (("train", self.train), ("valid", self.valid), ("test", self.test))
         lines = [
             f"{self.name}: {counted(self.num_clients, 'client')}, x {self.train.x.dtype} {self.feature_shape}, "
@@ -143,7 +143,7 @@ class FederatedDataset:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """A table of rows per client, for notebooks."""
+        """A table of examples per client, for notebooks."""
         head = "".join(f"<th>{name}</th>" for name in ("", "total", "mean", "std", "least", "most"))
         rows = "".join(
             f"<tr><th>{title}</th><td>{split.rows:,}</td><td>{sizes.mean():,.1f}</td><td>{sizes.std():,.1f}</td>"
@@ -194,7 +194,7 @@ def _checked(split: Split, title: str, clients: int, name: str) -> Split:
 def _check_together(data: FederatedDataset) -> None:
     ids, train = data.client_ids, data.train
     if not ids:
-        raise EvenhandError(f"{data.name}: there are no clients: give at least one with a training row.")
+        raise EvenhandError(f"{data.name}: there are no clients: give at least one with a training example.")
     for title, names in (("client id", ids), ("class name", data.classes or ())):
         for name in names:
             fault = name_fault(name) if name else "is empty"
@@ -205,7 +205,9 @@ def _check_together(data: FederatedDataset) -> None:
         raise EvenhandError(f"{data.name}: client id {twice!r} occurs twice: merge the two, or rename one.")
     if train.sizes.min() < 1:
         k = int(np.argmin(train.sizes))
-        raise EvenhandError(f"{data.name}: client {ids[k]!r} has no training rows: drop it or give it some.")
+        raise EvenhandError(
+            f"{data.name}: client {ids[k]!r} has no training examples: drop it or give it some."
+        )
     for title, split in (("valid", data.valid), ("test", data.test)):
         for column, one, other in (("x", split.x, train.x), ("y", split.y, train.y)):
             if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:

@@ -35,15 +35,15 @@ def classes(y: npt.ArrayLike, what: str = "y") -> NDArray:
     labels = as_array(y, "partition", what)
     if labels.ndim != 1:
         raise EvenhandError(
-            f"{what} has {labels.ndim} axes: give one class label per row to partition by label."
+            f"{what} has {labels.ndim} axes: give one class label per example to partition by label."
         )
     return np.unique(labels, return_inverse=True)[1]
 
 
 def check_clients(rows: int, clients: int) -> None:
-    """Refuses what is not a number of clients, or more of them than rows."""
+    """Refuses a number of clients that is not a whole number from 1, or is larger than that of the examples."""
     if whole_number("clients", clients, 1) > rows:
-        raise EvenhandError(f"{rows} rows are too few for {clients} clients: give each at least one row.")
+        raise EvenhandError(f"{rows} examples are too few for {clients} clients: give each at least one.")
 
 
 def rows_of_classes(codes: NDArray) -> list[NDArray]:
@@ -60,7 +60,7 @@ def spread(rows: int, shares: NDArray) -> NDArray:
 
 
 def no_empty_client(client: NDArray, clients: int, random: np.random.Generator) -> NDArray:
-    """Gives each client without rows a random row of the client that has most, the first of several."""
+    """Gives each client without examples a random one of the client that has most, the first of several."""
     members = [rows.tolist() for rows in rows_of_classes(client)]
     members += [[] for _ in range(clients - len(members))]
     heap = [(-len(rows), k) for k, rows in enumerate(members) if rows]
@@ -87,7 +87,7 @@ def shard_counts(counts: NDArray, clients: int, each: int) -> NDArray:
         )
     if total > most.sum():
         raise EvenhandError(
-            f"the rows are too few to give {clients} clients {each} classes each: use fewer clients or fewer "
+            f"there are too few examples to give {clients} clients {each} classes each: use fewer clients or fewer "
             "classes per client."
         )
     pieces = np.ones(len(counts), np.int64)
@@ -102,7 +102,7 @@ def shard_counts(counts: NDArray, clients: int, each: int) -> NDArray:
 
 
 def deal(pieces: NDArray, clients: int, each: int, random: np.random.Generator) -> list[list[int]]:
-    """Who gets a shard of each class; taking the classes with most shards left always works out."""
+    """For each class, the clients that get a shard; taking the classes with most shards left always succeeds."""
     left = pieces.astype(np.float64)
     holders: list[list[int]] = [[] for _ in pieces]
     for k in random.permutation(clients).tolist():

@@ -1,4 +1,4 @@
-"""Columns of a table made inputs of a model: fitted on the training rows, applied to any rows."""
+"""Columns of a table turned into inputs of a model: fitted on the training rows, applied to any rows."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ class Column(NamedTuple):
     Attributes:
       name: the column's name.
       kind: ``"number"`` is one input, ``(value - mean) / deviation``; ``"category"`` is one input per category,
-        1 for the row's own and 0 for the others.
-      mean: of the training rows; 0 where numbers are left as they are.
-      deviation: likewise, and 1; 0 where all training rows are alike, and then the input is 0 for every row.
-      categories: those of the training rows, sorted; a text that is none of them is 0 everywhere.
+        1 for that of the row and 0 for the others.
+      mean: the mean of the training rows; 0 where numbers are left as they are.
+      deviation: their standard deviation; 1 where numbers are left as they are.  It is 0 where all training rows are
+        alike, and then the input is 0 for every row.
+      categories: those of the training rows, sorted; for any other text, all inputs are 0.
       fill: what an empty cell counts as; None: empty cells are refused.
     """
 
@@ -84,12 +85,12 @@ class Features(NamedTuple):
 
     @property
     def scaled(self) -> tuple[str, ...]:
-        """The columns of numbers that do not enter as they are."""
+        """The columns of numbers that are rescaled."""
         as_is = (0.0, 1.0)
         return tuple(column.name for column in self.columns if (column.mean, column.deviation) != as_is)
 
     def describe(self) -> str:
-        """Some sentences for a person."""
+        """Some sentences to read."""
         numbers = [column for column in self.columns if column.kind == "number"]
         texts = [f"{column.name} ({len(column.categories)})" for column in self.columns if column.categories]
         constant = [column.name for column in numbers if column.deviation == 0]
@@ -150,7 +151,7 @@ class Features(NamedTuple):
 def fit(
     table: Sequence[Series], rows: NDArray, source: str, *, standardize: bool, fill: Fill | None
 ) -> Features:
-    """Finds means, deviations, categories and what fills empty cells, from some rows alone.
+    """Finds means, deviations, categories and what fills empty cells, from the given rows alone.
 
     Numbers that are all 0 or 1 are left as they are, like the inputs of a category.
 
@@ -201,9 +202,9 @@ def encode(features: Features, table: Sequence[Series], rows: NDArray, source: s
                     "are standardised: repair them or drop the column."
                 )
         else:
-            own = _positions(column, series)[series.values[rows]]
-            known = np.flatnonzero(own >= 0)
-            x[known, at + own[known]] = 1.0
+            positions = _positions(column, series)[series.values[rows]]
+            known = np.flatnonzero(positions >= 0)
+            x[known, at + positions[known]] = 1.0
         at += len(column.inputs)
     return x
 
@@ -254,10 +255,10 @@ def _scaled(column: Column, values: NDArray) -> NDArray:
 
 
 def _positions(column: Column, series: Series) -> NDArray:
-    """The input of each text of ``series``, and, last, of an empty cell; -1 for none."""
-    own = {category: position for position, category in enumerate(column.categories)}
-    positions = [own.get(text, -1) for text in series.categories or ()]
-    empty = -1 if column.fill is None else own.get(str(column.fill), -1)
+    """The position of the input for each text of ``series`` and, last, for an empty cell; -1 for none."""
+    known = {category: position for position, category in enumerate(column.categories)}
+    positions = [known.get(text, -1) for text in series.categories or ()]
+    empty = -1 if column.fill is None else known.get(str(column.fill), -1)
     return np.array([*positions, empty], np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Client ids of any kind as numbers or text, missing and unspeakable ones refused."""
+"""Client ids of any kind as numbers or text; missing and unprintable ones are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def client_codes(
 
     Args:
       client: ``(n,)`` integers, floats, booleans, dates or text; an array of objects may hold any one of them.
-      source: the file, or what else the ids come from.
+      source: the file, or whatever else the ids come from.
       what: the array or column in it.
       place: where a row is; ``what[row]`` by default.
     """
@@ -43,7 +43,7 @@ def client_codes(
 
 
 def id_array(client: npt.ArrayLike, source: str, what: str = "client") -> NDArray:
-    """Ids as an array; those of a list stay what they are, where NumPy would make one text of unlike things."""
+    """Ids as an array; those of a list keep their types, where NumPy would turn mixed ones into text."""
     try:
         return np.array(client, object) if isinstance(client, list | tuple) else np.asarray(client)
     except (ValueError, TypeError):

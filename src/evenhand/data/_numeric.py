@@ -14,7 +14,7 @@ __all__ = ["INT32", "NDArray", "Place", "bad_value", "first_bad", "float32", "in
 
 NDArray: TypeAlias = npt.NDArray[Any]
 Place: TypeAlias = Callable[[int], str]
-"""Row number -> where a person finds that row: ``x[3]``, ``line 5, column 'age'``."""
+"""Row number -> where that row is found: ``x[3]``, ``line 5, column 'age'``."""
 
 INT32 = np.iinfo(np.int32)
 _SLICE = 2**26
@@ -25,7 +25,7 @@ def float32(array: NDArray, source: str, place: Place) -> NDArray:
     """``array`` as float32, or the error for its first entry that is not finite in it."""
     with np.errstate(over="ignore", invalid="ignore"):
         small = array.astype(np.float32, copy=False)
-    for first in range(0, len(small), _slice_rows(small)):  # the array may be larger than what memory is left
+    for first in range(0, len(small), _slice_rows(small)):  # the array may be larger than free memory
         rows = slice(first, first + _slice_rows(small))
         bad = ~np.isfinite(small[rows])
         if bad.any():
@@ -49,10 +49,10 @@ def int32(array: NDArray, source: str, place: Place) -> NDArray:
 
 
 def out_of_range(source: str, where: str, value: str) -> EvenhandError:
-    """The error for a class number or token that is too large, or negative beyond measure."""
+    """The error for a class number or token beyond the range of int32."""
     return EvenhandError(
         f"{source}: {where} is {value}, which is out of range: number classes and tokens from 0, or give "
-        "real values as floats and say ",
+        "real values as floats, with ",
         Argument("regression", "True"),
         " if they are labels.",
     )

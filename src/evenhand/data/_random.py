@@ -11,7 +11,7 @@ from evenhand.errors import whole_number
 __all__ = ["generator"]
 
 _LARGEST = 2**128 - 1
-"""NumPy takes seeds of any size, but nobody means one of millions of digits."""
+"""The largest seed; NumPy takes any, but one of millions of digits is a mistake."""
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

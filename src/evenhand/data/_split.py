@@ -1,4 +1,4 @@
-"""From rows with client ids to a data set with a training, a validation and a test split."""
+"""From examples with client ids to a data set with a training, a validation and a test split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Assignment", "Rows", "assign", "build", "check_fractions", "from_arr
 
 
 class Rows(NamedTuple):
-    """Checked rows in any order, each with the id of its client.
+    """Checked examples in any order, each with the id of its client.
 
     Attributes:
       x: float32 or int32 ``(n, ...)``.
@@ -41,7 +41,7 @@ class Rows(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """Which rows are whose, and for what.
+    """Which client each row belongs to, and which split.
 
     Attributes:
       ids: the clients.
@@ -54,7 +54,7 @@ class Assignment(NamedTuple):
     parts: tuple[NDArray, NDArray, NDArray]
 
     def offsets(self, part: int) -> NDArray:
-        """Where each client's rows begin in a part, ``(K + 1,)``."""
+        """Where each client's rows begin in a part, and where the last end, ``(K + 1,)``."""
         sizes = np.bincount(self.codes[self.parts[part]], minlength=len(self.ids))
         return np.concatenate([[0], np.cumsum(sizes)])
 
@@ -70,12 +70,12 @@ def from_arrays(
     name: str = "arrays",
     classes: Sequence[str] | None = None,
 ) -> FederatedDataset:
-    r"""Group rows by client and split each client's rows at random into training, validation and test.
+    r"""Group examples by client and split each client's at random into training, validation and test.
 
-    A client with :math:`n` rows, shuffled, gives its first :math:`\max(1, \lfloor(1-t-v)n\rfloor)` to
+    A client with :math:`n` examples, shuffled, gives its first :math:`\max(1, \lfloor(1-t-v)n\rfloor)` to
     training, those up to :math:`\lfloor(1-t)n\rfloor` to validation and the rest to test, where :math:`t` is
-    ``test_fraction`` and :math:`v` ``valid_fraction``.  So nobody is left without training rows, and a client
-    with one row has only that.
+    ``test_fraction`` and :math:`v` ``valid_fraction``.  So no client is left without training examples, and
+    the only example of a client is one of them.
 
     Args:
       x: ``(n, ...)`` features.  Floats and booleans become float32; integers become int32 and count as
@@ -83,14 +83,14 @@ def from_arrays(
       y: ``(n, ...)`` labels: integers >= 0 are class numbers, floats are real-valued targets, and text is
         numbered in sorted order and kept in ``classes``.
       client: ``(n,)`` client ids of any dtype.  Clients are ordered by id, numbers as numbers.
-      test_fraction: share of each client's rows for testing, in [0, 1).
+      test_fraction: share of each client's examples for testing, in [0, 1).
       valid_fraction: share for validation, in [0, 1); the two together stay below 1.
       seed: of the shuffle.
       name: what the data set is called.
       classes: the names of the class numbers in ``y``, if they have any.
 
     Raises:
-      EvenhandError: lengths differ, there are no rows, a number is not finite, a label is negative, a client
+      EvenhandError: lengths differ, there are no examples, a number is not finite, a label is negative, a client
         id is missing, or a fraction is out of range.
 
     Example:
@@ -133,7 +133,7 @@ def build(
     valid_fraction: float,
     seed: int,
 ) -> FederatedDataset:
-    """The data set of ``train``'s clients; ``test`` None: ``test_fraction`` of their rows is for testing."""
+    """The data set of ``train``'s clients; ``test`` None: ``test_fraction`` of their examples is for testing."""
     check_fractions(test_fraction if test is None else 0.0, valid_fraction)
     codes, ids = _codes(train, name, "client")
     parts = _parts(codes, len(ids), test_fraction if test is None else 0.0, valid_fraction, seed)
@@ -144,8 +144,8 @@ def build(
         strangers = [client for client in test_ids if client not in position]
         if strangers:
             raise EvenhandError(
-                f"{name}: client {strangers[0]!r} has test rows but no training rows: drop it or give it "
-                "some."
+                f"{name}: client {strangers[0]!r} has test examples but no training examples: drop "
+                "it or give it some."
             )
         test_codes = np.array([position[client] for client in test_ids], np.int64)[test_codes]
         splits[2] = _gather(test, test_codes, np.argsort(test_codes, kind="stable"), len(ids))
@@ -155,7 +155,7 @@ def build(
 def assign(
     client: NDArray, *, name: str, what: str, test_fraction: float, valid_fraction: float, seed: int
 ) -> Assignment:
-    """Splits each client's rows, of which only the clients' ids are looked at.
+    """Splits each client's rows, given only the client ids.
 
     Args:
       client: ``(n,)`` ids of any dtype.
@@ -169,7 +169,7 @@ def assign(
 
 
 def check_fractions(test_fraction: float, valid_fraction: float) -> None:
-    """Both in [0, 1), and something left for training."""
+    """Checks that both are in [0, 1) and leave something for training."""
     for title, value in (("test_fraction", test_fraction), ("valid_fraction", valid_fraction)):
         if not (math.isfinite(value) and 0 <= value < 1):
             raise EvenhandError(f"{title} must be at least 0 and below 1, not {value}.")
@@ -195,7 +195,7 @@ def _codes(rows: Rows, name: str, what: str) -> tuple[NDArray, tuple[str, ...]]:
             "label and one client id for each row of x."
         )
     if not len(rows.x):
-        raise EvenhandError(f"{name}: there are no rows: give at least one for each client.")
+        raise EvenhandError(f"{name}: there are no examples: give at least one for each client.")
     return client_codes(rows.client, name, what)
 
 

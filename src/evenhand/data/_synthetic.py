@@ -34,8 +34,7 @@ def synthetic(
     test_fraction: float = 0.2,
     valid_fraction: float = 0.0,
 ) -> FederatedDataset:
-    r"""Synthetic(alpha, beta): every client labels its own Gaussian rows with a linear softmax model of its
-    own.
+    r"""Synthetic(alpha, beta): every client labels Gaussian examples by its own linear softmax model.
 
     Drawn in this order, with :math:`N(\cdot, \sigma)` given by its *standard deviation* and :math:`j` from 1
     to 60:
@@ -47,31 +46,30 @@ def synthetic(
         x &\sim N(v_k, \Sigma),\ \Sigma_{jj} = j^{-1.2} \text{ (variance)}, \qquad
         y = \arg\max(x^\top W_k + b_k).
 
-    A client with ``iid`` rows has :math:`v_k = 0` and shares one :math:`W, b \sim N(0, 1)` with the others
-    like it.
+    An IID client has :math:`v_k = 0` and shares one :math:`W, b \sim N(0, 1)` with all other IID clients.
 
     Three things that are easily misread:
 
     * ``alpha`` and ``beta`` are standard deviations, as in the authors' code, though the text reads like
       variances.
     * ``alpha`` changes nothing.  :math:`u_k` is added to every entry of :math:`W_k` and :math:`b_k`, so it
-      moves all ten scores of a row alike and never the arg-max: data sets that differ only in ``alpha`` are
+      moves all ten scores of an example alike and never the arg-max: data sets that differ only in ``alpha`` are
       the same.  Clients label differently because each draws its own :math:`W_k, b_k`, and do so at
       ``alpha=0``.
     * ``Synthetic(0, 0)`` is therefore far from IID; ``iid=True`` is.
 
-    Differs from the authors' scripts: their generator was not seeded, so their very data cannot be drawn
-    again; they cut 90/10 where the paper says 80/20, the default here.
+    Differs from the authors' scripts: their generator was not seeded, so their exact data cannot be drawn
+    again; they split 90/10 where the paper says 80/20, the default here.
 
     Args:
       alpha: standard deviation of the clients' common shift of their models, >= 0.
       beta: standard deviation of the clients' feature means, >= 0.
       clients: how many clients; 30 in FedProx, 100 in q-FFL.
       seed: of all draws.
-      iid: all clients are IID; ``alpha`` and ``beta`` play no part.
-      iid_clients: the first so many clients are IID, the others Synthetic(alpha, beta): 50 of 100 is the
-        "hybrid" set of q-FFL.
-      size_sigma: :math:`\sigma_n`; 2 in FedProx.  q-FFL's tables (127 rows a client, deviation 73) need 1.
+      iid: all clients are IID; ``alpha`` and ``beta`` have no effect.
+      iid_clients: how many clients, the first ones, are IID; the others are Synthetic(alpha, beta).  50 of 100 is
+        the "hybrid" set of q-FFL.
+      size_sigma: :math:`\sigma_n`; 2 in FedProx.  q-FFL's tables (127 examples per client, deviation 73) need 1.
       max_size: cap on :math:`n_k`, at least 1; None: no cap.
       test_fraction: as in :func:`evenhand.data.from_arrays`.
       valid_fraction: likewise; q-FFL uses 0.1 for both.
@@ -97,7 +95,7 @@ def synthetic(
     sizes = np.minimum(sizes, np.inf if max_size is None else max_size)
     if sizes.sum() > _MOST_ROWS:
         raise EvenhandError(
-            f"size_sigma={size_sigma} draws {sizes.sum():.3g} rows: lower it, or give max_size."
+            f"size_sigma={size_sigma} draws {sizes.sum():.3g} examples: lower it, or give max_size."
         )
     sizes = sizes.astype(np.int64)
     x, y = _draw_rows(random, sizes, alpha, beta, shared)

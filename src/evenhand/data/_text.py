@@ -13,10 +13,10 @@ __all__ = ["LONGEST", "MISSING", "first_repeated", "is_missing", "name_fault", "
 MISSING = frozenset(
     ["", "nan", "NaN", "NAN", "-nan", "None", "null", "NULL", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaT"]
 )
-"""How programs write that there is no value; none of these names a client."""
+"""How programs write a missing value; none of these names a client."""
 
 LONGEST = 255
-"""Characters of a name; a longer one is a text in the wrong place, and in an array each row takes its space."""
+"""Most characters of a name; a longer one is text in the wrong place, and would cost its length in each row."""
 
 
 def number(text: str) -> float | None:
@@ -54,12 +54,12 @@ def numbers(cells: Sequence[str]) -> npt.NDArray[Any] | None:
 
 
 def is_missing(text: str) -> bool:
-    """Whether a cell says that there is no value, as ``""``, ``"nan"`` and ``"NULL"`` do."""
+    """Whether a cell stands for a missing value, as ``""``, ``"nan"`` and ``"NULL"`` do."""
     return text.strip() in MISSING
 
 
 def name_fault(text: str) -> str | None:
-    r"""Why ``text`` cannot name a client or a class, after "is" or "has", or None.
+    r"""Why ``text`` cannot name a client or a class, beginning with "is" or "has"; None if it can.
 
     A name has to survive a terminal, a table and a file in UTF-8.
 

@@ -1,4 +1,4 @@
-"""Ways to spread pooled rows over clients: ``(n,)`` client numbers, one for every row."""
+"""Ways to spread pooled examples over clients: ``(n,)`` client numbers, one for each example."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _WIDEST = 1e6
 
 
 def iid(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
-    """Deal shuffled rows out evenly: sizes differ by at most one.
+    """Deal shuffled examples out evenly: clients' sizes differ by at most one.
 
     Args:
-      rows: how many rows there are, or any array with one entry per row.
+      rows: how many examples there are, or any array with one entry per example.
       clients: how many clients.
       seed: of the shuffle.
 
@@ -37,7 +37,7 @@ def iid(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
       ``(n,)`` int64 client numbers.
 
     Raises:
-      EvenhandError: fewer rows than clients.
+      EvenhandError: fewer examples than clients.
 
     Example:
       >>> import numpy as np
@@ -50,14 +50,14 @@ def iid(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
 
 
 def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> NDArray:
-    r"""Label skew: each class is spread over the clients by a Dirichlet draw of its own.
+    r"""Label skew: each class is spread over the clients by a separate Dirichlet draw.
 
     For every class :math:`c`, :math:`p_c\sim\mathrm{Dir}(\alpha\mathbf 1_K)` and client :math:`k` gets a
-    share :math:`p_{c,k}` of the shuffled rows of :math:`c`, rounded so that the class is used up.  Small
+    share :math:`p_{c,k}` of the shuffled examples of :math:`c`, rounded so that the class is used up.  Small
     ``alpha``: few clients per class, and unequal sizes; large ``alpha``: nearly IID.
 
-    Differs from the papers: they draw again until every client has enough rows, which need not end; here a
-    client left without rows gets one random row of the client that has most.
+    Differs from the papers: they draw again until every client has enough examples, which may never end; here a
+    client left without examples gets a random one of the client that has most.
 
     Args:
       y: ``(n,)`` class labels of any dtype.
@@ -66,10 +66,10 @@ def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> ND
       seed: of the draws.
 
     Returns:
-      ``(n,)`` int64 client numbers; every client has at least one row.
+      ``(n,)`` int64 client numbers; every client has at least one example.
 
     Raises:
-      EvenhandError: fewer rows than clients, or ``alpha`` not positive and finite.
+      EvenhandError: fewer examples than clients, or ``alpha`` not positive and finite.
 
     Source: Yurochkin et al., *Bayesian Nonparametric Federated Learning of Neural Networks*, ICML 2019; Li et
     al., *Federated Learning on Non-IID Data Silos*, ICDE 2022.
@@ -97,23 +97,23 @@ def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> ND
 def shards(y: npt.ArrayLike, clients: int, classes_per_client: int, seed: int = 0) -> NDArray:
     """Label skew: every client holds exactly ``classes_per_client`` classes, in shards of similar size.
 
-    Each class is cut into a number of shards in proportion to its rows, and each client is dealt one shard of
+    Each class is cut into a number of shards in proportion to its examples, and each client is dealt one shard of
     each of ``classes_per_client`` different classes, in random order.
 
-    Differs from the paper: McMahan et al. cut the label-sorted rows at equal distances, where a shard can
+    Differs from the paper: McMahan et al. cut the label-sorted examples at equal distances, so that a shard can
     hold two classes and a client can get two shards of one class.
 
     Args:
       y: ``(n,)`` class labels of any dtype.
       clients: how many clients.
-      classes_per_client: how many classes each of them sees.
+      classes_per_client: how many classes each of them has.
       seed: of the draws.
 
     Returns:
-      ``(n,)`` int64 client numbers; every client has at least ``classes_per_client`` rows.
+      ``(n,)`` int64 client numbers; every client has at least ``classes_per_client`` examples.
 
     Raises:
-      EvenhandError: more classes per client than classes, fewer shards than classes, or too few rows.
+      EvenhandError: more classes per client than classes, fewer shards than classes, or too few examples.
 
     Source: McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*,
     AISTATS 2017, section 3.
@@ -140,21 +140,21 @@ def shards(y: npt.ArrayLike, clients: int, classes_per_client: int, seed: int = 
 
 
 def quantity(rows: int | npt.ArrayLike, clients: int, sigma: float, seed: int = 0) -> NDArray:
-    r"""Size skew: client sizes are log-normal, rows are otherwise dealt at random.
+    r"""Size skew: client sizes are log-normal; examples are otherwise dealt at random.
 
-    Every client gets one row, and the others in proportion to :math:`e^{\sigma z_k}`, :math:`z_k\sim N(0,1)`.
+    Every client gets one example; the others are dealt in proportion to :math:`e^{\sigma z_k}`, :math:`z_k\sim N(0,1)`.
 
     Args:
-      rows: how many rows there are, or any array with one entry per row.
+      rows: how many examples there are, or any array with one entry per example.
       clients: how many clients.
-      sigma: standard deviation of the log sizes, >= 0; 0: equal sizes; 2: a few clients hold most rows.
+      sigma: standard deviation of the log sizes, >= 0; 0: equal sizes; 2: a few clients hold most examples.
       seed: of the draws.
 
     Returns:
-      ``(n,)`` int64 client numbers; every client has at least one row.
+      ``(n,)`` int64 client numbers; every client has at least one example.
 
     Raises:
-      EvenhandError: fewer rows than clients, or ``sigma`` negative or not finite.
+      EvenhandError: fewer examples than clients, or ``sigma`` negative or not finite.
 
     Example:
       >>> import numpy as np
@@ -193,19 +193,19 @@ def by_column(values: npt.ArrayLike) -> NDArray:
 
 
 def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed: int = 0) -> NDArray:
-    """Spread further rows so that each class meets the clients in the shares it has already.
+    """Spread further examples so that each class is divided among the clients in the same shares as before.
 
-    For a data set that comes with pooled test rows: partition the training rows, then give every client test
-    rows like its own.
+    For a data set that comes with pooled test examples: partition the training examples, then give every client test
+    examples like them.
 
     Args:
-      y: ``(n,)`` labels of the rows already spread.
+      y: ``(n,)`` labels of the examples already spread.
       client: ``(n,)`` their client numbers.
-      new_y: ``(m,)`` labels of the further rows; a class not in ``y`` is spread by the clients' sizes.
+      new_y: ``(m,)`` labels of the further examples; a class not in ``y`` is spread by the clients' sizes.
       seed: of the shuffle.
 
     Returns:
-      ``(m,)`` int64 client numbers; a client may get no row.
+      ``(m,)`` int64 client numbers; a client may get none.
 
     Example:
       >>> matching([0, 0, 1, 1], [0, 0, 1, 1], [1, 0, 1])
@@ -216,8 +216,8 @@ def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed
     )
     if len(labels) != len(owner) or owner.dtype.kind not in "iu" or not len(owner) or owner.min() < 0:
         raise EvenhandError(
-            f"matching: client has {len(owner)} entries of {owner.dtype} for {len(labels)} labels: give each row "
-            "in y the number of its client, from 0."
+            f"matching: client has {len(owner)} entries of {owner.dtype} for {len(labels)} labels: give each entry "
+            "of y the number of its client, from 0."
         )
     clients = int(owner.max()) + 1
     random = generator(seed, "partition.matching")

@@ -1,4 +1,4 @@
-"""What a model does for each client, how evenly, and what a reader must know before believing it."""
+"""How well and how evenly a model serves its clients, and what to know before trusting the numbers."""
 
 from evenhand.evaluation._classes import (
     CLASS_COLUMNS,

@@ -1,7 +1,7 @@
 """The accuracy of each class within each client, and how evenly a client's classes are served.
 
-NumPy in float64, on the host.  Only the classes that a client has rows of are kept: memory follows the rows, not the
-clients times the classes.
+NumPy in float64, on the host.  Only the classes that a client has examples of are kept: memory grows with the examples,
+not with clients times classes.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ __all__ = [
 ]
 
 CLASS_COLUMNS = ("classes", "class_spread", "worst_class")
-"""What is known per client, see :func:`class_spread`."""
+"""What is measured per client; see :func:`class_spread`."""
 
 _TABLE = 2**22
-"""Numbers in a table of clients and classes, about, which is only ever made for some clients at a time."""
+"""About how many numbers a table of clients by classes has; it is made for some clients at a time."""
 _READABLE = 50
-"""Classes in a table for a person, at most."""
+"""Most classes in a table for readers."""
 _TOGETHER = 2**16
-"""Clients in such a table, at most."""
+"""Most clients in a table of clients by classes."""
 
 NDArray = npt.NDArray[Any]
 
 
 class ClassMetrics(NamedTuple):
-    """The accuracy of each class at each client that has rows of it, ordered by client, then by class.
+    """The accuracy of each class at each client that has examples of it, ordered by client, then by class.
 
     Attributes:
       clients: the clients' positions, ``(cells,)``.
       classes: class numbers, ``(cells,)``.
-      counts: rows of that class at that client, ``(cells,)``, at least 1: a class without rows has no accuracy.
+      counts: examples of that class at that client, ``(cells,)``, at least 1: an absent class has no accuracy.
       accuracy: the share of them that the client's model gets right, ``(cells,)``, float64.
     """
 
@@ -52,18 +52,18 @@ class ClassMetrics(NamedTuple):
 
     @staticmethod
     def joined(parts: Mapping[int, ClassMetrics]) -> ClassMetrics:
-        """Of some clients after the others, by the position of the first of them."""
+        """Joins blocks of clients, each given with the position of its first client."""
         moved = [part._replace(clients=part.clients + first) for first, part in parts.items()]
         return ClassMetrics(*(np.concatenate(each) for each in zip(*moved, strict=True)))
 
 
 class ClassIndex(NamedTuple):
-    """Which clients have rows of which classes.
+    """Which clients have examples of which classes.
 
     Attributes:
-      y: class numbers of all rows, ``(rows,)``, on the host.
-      offsets: ``(K + 1,)``; client ``k`` owns rows ``offsets[k]`` up to ``offsets[k + 1]``.
-      number: of classes.
+      y: class numbers of all examples, ``(examples,)``, on the host.
+      offsets: ``(K + 1,)``; client ``k`` has rows ``offsets[k]`` up to ``offsets[k + 1]``.
+      number: how many classes there are.
       clients: as in :class:`ClassMetrics`.
       classes: likewise.
       counts: likewise.
@@ -81,16 +81,16 @@ class ClassIndex(NamedTuple):
         return int(np.clip(_TABLE // self.number, 1, _TOGETHER))
 
     def cells(self, first: int, table: NDArray) -> tuple[slice, NDArray]:
-        """What a table, ``(clients, classes)`` from client ``first`` on, says of the pairs that have rows."""
-        own = slice(*np.searchsorted(self.clients, [first, first + len(table)]))
-        return own, table[self.clients[own] - first, self.classes[own]]
+        """Which cells a table, ``(clients, classes)`` from client ``first`` on, fills, and their values in it."""
+        cells = slice(*np.searchsorted(self.clients, [first, first + len(table)]))
+        return cells, table[self.clients[cells] - first, self.classes[cells]]
 
     def metrics(self, right: NDArray) -> ClassMetrics:
-        """The accuracies, from how many rows of each pair are right, ``(cells,)``."""
+        """The accuracies, from how many examples of each cell are right, ``(cells,)``."""
         return ClassMetrics(self.clients, self.classes, self.counts, right / self.counts)
 
     def some(self, own: slice) -> ClassIndex:
-        """The same of some of the clients, counted from 0."""
+        """The index of the clients in the slice ``own``, renumbered from 0."""
         rows, offsets = (
             slice(self.offsets[own.start], self.offsets[own.stop]),
             self.offsets[own.start : own.stop + 1],
@@ -101,22 +101,22 @@ class ClassIndex(NamedTuple):
         return ClassIndex(self.y[rows], offsets - offsets[0], self.number, *cells_of)
 
     def sums(self, values: NDArray) -> NDArray:
-        """Per pair the sum of a number per row: ``(rows,) -> (cells,)``."""
+        """Sums a value per example over each cell: ``(examples,) -> (cells,)``."""
         sums = np.zeros(len(self.clients))
         for first, rows, keys, clients in _blocks(self.y, self.offsets, self.number, self.fitting()):
             table = np.bincount(keys, values[rows], clients * self.number).reshape(clients, self.number)
-            own, found = self.cells(first, table)
-            sums[own] = found
+            cells, found = self.cells(first, table)
+            sums[cells] = found
         return sums
 
 
 def index_classes(y: NDArray, offsets: NDArray, number: int) -> ClassIndex:
-    """Finds which clients have rows of which classes.
+    """Finds which clients have examples of which classes.
 
     Args:
-      y: class numbers ``0 .. number - 1``, one per row.
+      y: class numbers ``0 .. number - 1``, one per example.
       offsets: ``(K + 1,)``.
-      number: of classes.
+      number: how many classes there are.
     """
     y = np.asarray(y).reshape(-1)
     empty = np.zeros(0, np.int64)
@@ -133,11 +133,11 @@ def index_classes(y: NDArray, offsets: NDArray, number: int) -> ClassIndex:
 
 
 def class_spread(metrics: ClassMetrics, clients: int) -> dict[str, npt.NDArray[np.float64]]:
-    r"""How evenly each client's classes are served; an absent class is left out, it does not count as 0.
+    r"""How evenly each client's classes are served; an absent class is left out and does not count as 0.
 
-    With ``a_{n,k}`` the accuracy of class ``k`` at client ``n`` and ``K_n`` the classes that it has rows of:
+    With ``a_{n,k}`` the accuracy of class ``k`` at client ``n`` and ``K_n`` the classes that it has examples of:
 
-    * ``"classes"``: ``|K_n|``, 0 for a client without rows;
+    * ``"classes"``: ``|K_n|``, 0 for a client without examples;
     * ``"class_spread"``: ``s_n = std {a_{n,k} : k in K_n}`` (population), a share of 1; 0 for a client with one class;
     * ``"worst_class"``: ``min {a_{n,k} : k in K_n}``.
 
@@ -146,7 +146,7 @@ def class_spread(metrics: ClassMetrics, clients: int) -> dict[str, npt.NDArray[n
       clients: how many clients there are.
 
     Returns:
-      ``(clients,)`` each; NaN for a client without rows.
+      ``(clients,)`` each; the latter two are NaN for a client without examples.
 
     Example:
       >>> table = ClassMetrics(
@@ -160,25 +160,25 @@ def class_spread(metrics: ClassMetrics, clients: int) -> dict[str, npt.NDArray[n
 
     Source: *FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning*, Definition 2.
     """
-    who, accuracy = metrics.clients, metrics.accuracy
-    number = np.bincount(who, minlength=clients).astype(np.float64)
+    client, accuracy = metrics.clients, metrics.accuracy
+    number = np.bincount(client, minlength=clients).astype(np.float64)
     worst = np.full(clients, np.nan)
-    if len(who):
-        starts = np.flatnonzero(np.diff(who, prepend=-1))
-        worst[who[starts]] = np.minimum.reduceat(accuracy, starts)
-    has = np.maximum(number, 1.0)
-    above = accuracy - worst[who]  # so that equal accuracies have no spread at all
-    deviation = above - (np.bincount(who, above, clients) / has)[who]
-    spread = np.sqrt(np.bincount(who, deviation**2, clients) / has)
+    if len(client):
+        starts = np.flatnonzero(np.diff(client, prepend=-1))
+        worst[client[starts]] = np.minimum.reduceat(accuracy, starts)
+    divisor = np.maximum(number, 1.0)
+    above = accuracy - worst[client]  # so that equal accuracies have exactly zero spread
+    deviation = above - (np.bincount(client, above, clients) / divisor)[client]
+    spread = np.sqrt(np.bincount(client, deviation**2, clients) / divisor)
     return {"classes": number, "class_spread": np.where(number > 0, spread, np.nan), "worst_class": worst}
 
 
 def summarize_classes(columns: Mapping[str, NDArray]) -> dict[str, float]:
     r"""Summarises over the clients how evenly the classes within each are served.
 
-    * ``class_spread``: :math:`\mu_\sigma = \mathrm{mean}_n\, s_n`, every client that has rows counts alike;
+    * ``class_spread``: :math:`\mu_\sigma = \mathrm{mean}_n\, s_n`, every client that has examples counts alike;
     * ``class_spread_std``: :math:`\sigma_\sigma = \mathrm{std}_n\, s_n` (population);
-    * ``worst_class``: ``min {a_{n,k}}`` over all clients and their classes, 0 where a model has given some class up.
+    * ``worst_class``: ``min {a_{n,k}}`` over all clients and their classes, 0 where a model has given up some class.
 
     Accuracies and their spreads are shares of 1: times 100 they are the paper's percentage points.  Less spread is
     more even.  Where every client has one class only, there is no spread to measure and it is 0.
@@ -187,7 +187,7 @@ def summarize_classes(columns: Mapping[str, NDArray]) -> dict[str, float]:
       columns: from :func:`class_spread`.
 
     Returns:
-      NaN where no client has rows, or where a client that has some got NaN.
+      NaN where no client has examples, or where a client that has some got NaN.
 
     Example:
       >>> a = np.array([1.0, 0.8, 0.9, 0.9, 0.6, 1.0])
@@ -201,7 +201,7 @@ def summarize_classes(columns: Mapping[str, NDArray]) -> dict[str, float]:
     spread, worst = columns["class_spread"][has], columns["worst_class"][has]
     if not has.any():
         return dict.fromkeys(("class_spread", "class_spread_std", "worst_class"), float("nan"))
-    with np.errstate(invalid="ignore"):  # a table that somebody has damaged may hold infinities
+    with np.errstate(invalid="ignore"):  # a damaged table may hold infinities
         return {
             "class_spread": float(np.mean(spread)),
             "class_spread_std": float(np.std(spread - spread[0])),
@@ -210,17 +210,17 @@ def summarize_classes(columns: Mapping[str, NDArray]) -> dict[str, float]:
 
 
 def by_class(metrics: ClassMetrics, names: Sequence[str] | None, number: int) -> list[dict[str, Any]]:
-    """One entry per class: its name, its rows, how many clients have some, and how often it is recognised.
+    """One entry per class: its name, its examples (``rows``), how many clients have some, and its accuracy.
 
-    Nothing where there are more than 50 classes, which nobody reads one by one.
+    Empty for more than 50 classes, too many to read one by one.
 
-    ``accuracy`` is over all rows of the class, ``worst`` that of the client that has the lowest; both are None for a
-    class without rows.
+    ``accuracy`` is over all examples of the class, ``worst`` is that of the client where it is lowest; both are None
+    for a class without examples.
 
     Args:
       metrics: the accuracy of each class at each client.
-      names: of the classes; None: they are called by their numbers.
-      number: of classes.
+      names: the names of the classes; None: their numbers.
+      number: how many classes there are.
 
     Example:
       >>> a = np.array
@@ -230,15 +230,15 @@ def by_class(metrics: ClassMetrics, names: Sequence[str] | None, number: int) ->
     """
     entries: list[dict[str, Any]] = []
     for k in range(number if number <= _READABLE else 0):
-        own = metrics.classes == k
-        rows, accuracy = metrics.counts[own], metrics.accuracy[own]
-        some = len(rows) > 0
+        cells = metrics.classes == k
+        counts, accuracy = metrics.counts[cells], metrics.accuracy[cells]
+        some = len(counts) > 0
         entries.append(
             {
                 "class": str(k) if names is None else names[k],
-                "rows": int(rows.sum()),
-                "clients": len(rows),
-                "accuracy": float(np.average(accuracy, weights=rows)) if some else None,
+                "rows": int(counts.sum()),
+                "clients": len(counts),
+                "accuracy": float(np.average(accuracy, weights=counts)) if some else None,
                 "worst": float(accuracy.min()) if some else None,
             }
         )
@@ -248,9 +248,9 @@ def by_class(metrics: ClassMetrics, names: Sequence[str] | None, number: int) ->
 def _blocks(
     y: NDArray, offsets: NDArray, number: int, fitting: int
 ) -> Iterator[tuple[int, slice, NDArray, int]]:
-    """Some clients at a time: the first of them, their rows, each row's place in a table of them, how many."""
+    """Blocks of clients: the first client, the rows, each row's cell in the block's table, how many clients."""
     sizes = np.diff(offsets)
     for first in range(0, len(sizes), fitting):
-        own = sizes[first : first + fitting]
-        rows = slice(int(offsets[first]), int(offsets[first + len(own)]))
-        yield first, rows, np.repeat(np.arange(len(own)) * number, own) + y[rows], len(own)
+        some = sizes[first : first + fitting]
+        rows = slice(int(offsets[first]), int(offsets[first + len(some)]))
+        yield first, rows, np.repeat(np.arange(len(some)) * number, some) + y[rows], len(some)

@@ -27,8 +27,8 @@ class Dissimilarity(NamedTuple):
     Attributes:
       B: the dissimilarity, from 1 (all gradients equal) to infinity.
       gradient_variance: ``V``, with weights ``n_k / n``.
-      uniform_variance: the same with all clients alike in the outer mean, but not in the global gradient.
-      gradient_norms: norm of each client's gradient, ``(K,)``; NaN for a client without rows.
+      uniform_variance: the same with equal weights in the outer mean, though not in the global gradient.
+      gradient_norms: norm of each client's gradient, ``(K,)``; NaN for a client without examples.
       global_gradient_norm: norm of the gradient of the global objective.
     """
 
@@ -52,15 +52,15 @@ def dissimilarity(model: Model, params: Params, rows: Split | Prepared) -> Dissi
     ``B`` is 1 where all gradients vanish together, and infinite where only their mean does.  ``V`` is
     computed from the deviations, not as a difference of squares, so ``B >= 1`` holds in floating point too.
 
-    The gradients are taken one client at a time: memory does not grow with the number of clients.
+    The gradients are computed one client at a time: memory does not grow with the number of clients.
 
     Args:
       model: gives the losses.
       params: the point ``w``.
-      rows: usually the training split; :func:`~evenhand.evaluation.prepare` it once for repeated use.
+      rows: the examples, usually the training split; :func:`~evenhand.evaluation.prepare` it once for repeated use.
 
-    Differs from the paper: ``uniform_variance`` is what its published experiments plot, the mean over clients
-    with equal weights of the squared distance to the ``n_k``-weighted global gradient.
+    Differs from the paper: ``uniform_variance`` is what its published experiments plot, the equally weighted mean
+    over clients of the squared distance to the ``n_k``-weighted global gradient.
 
     Example:
       >>> model = Model(
@@ -107,13 +107,13 @@ def inexactness(
     .. math:: \gamma_k^t = \frac{\|\nabla h_k(w_k)\|}{\|\nabla h_k(w^t)\|}
                          = \frac{\|\nabla F_k(w_k) + \mu (w_k - w^t)\|}{\|\nabla F_k(w^t)\|}
 
-    where 0 / 0 is 0.  Infinite if the work left a stationary point; above 1 if it led away from one.
+    where 0 / 0 is 0.  Infinite if the local work left a stationary point; above 1 if it led away from one.
 
     Args:
       model: gives the losses.
       start: the broadcast parameters ``w^t``.
-      end: the client's parameters ``w_k`` after its work.
-      rows: usually the training split; :func:`~evenhand.evaluation.prepare` it once for repeated use.
+      end: the client's parameters ``w_k`` after its local work.
+      rows: the examples, usually the training split; :func:`~evenhand.evaluation.prepare` it once for repeated use.
       client: the client's position ``k``.
       mu: strength of the proximal term; 0 for FedAvg.
 
@@ -137,10 +137,10 @@ def _gradients(
     losses: Callable[[Any, Array], Array],
     capacity: int,
 ) -> tuple[Array, Array, Array]:
-    """Norm of the global gradient, and per client the gradient's norm and distance from the global one."""
+    """Norm of the global gradient; for each client, its gradient's norm and distance from the global one."""
     model = _bare(apply, losses)
-    everyone = ClientData(x, y, jnp.int32(0), jnp.int32(x.shape[0]), jnp.float32(1.0), x.shape[0])
-    overall = local.full_gradient(model, params, everyone)
+    pooled = ClientData(x, y, jnp.int32(0), jnp.int32(x.shape[0]), jnp.float32(1.0), x.shape[0])
+    overall = local.full_gradient(model, params, pooled)
 
     def client(window: tuple[Array, Array]) -> tuple[Array, Array]:
         gradient = local.full_gradient(model, params, _client(x, y, window, capacity))
@@ -161,7 +161,7 @@ def _residuals(
     losses: Callable[[Any, Array], Array],
     capacity: int,
 ) -> tuple[Array, Array]:
-    """Norms of the local problem's gradient after and before the work."""
+    """Norms of the local problem's gradient after and before the local work."""
     model, data = _bare(apply, losses), _client(x, y, window, capacity)
     pull = tree.scale(mu, tree.subtract(end, start))
     after = tree.add(local.full_gradient(model, end, data), pull)
@@ -177,7 +177,7 @@ def _client(x: Array, y: Array, window: tuple[Array, Array], capacity: int) -> C
 
 
 def _bare(apply: Callable[[Params, Array], Any], losses: Callable[[Any, Array], Array]) -> Model:
-    """The part of a model that gradients need; a whole one cannot key a cache, its metrics being a dict."""
+    """The part of a model that gradients need; a whole model cannot be a cache key, as its metrics are a dict."""
     return Model(lambda key: (), apply, losses, {})
 
 

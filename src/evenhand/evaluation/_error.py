@@ -1,4 +1,4 @@
-"""The error of the clients: its percentiles and its tails, every client or every row counting alike.
+"""The error of the clients: its percentiles and its tails, with every client or every example counting alike.
 
 NumPy in float64, on the host.
 """
@@ -40,19 +40,19 @@ def _statistics(errors: Vector, weights: Vector) -> list[float]:
 
 
 def _percentiles(errors: Vector, weights: Vector) -> list[float]:
-    """Of ascending errors, each as often as its weight says."""
+    """Percentiles of ascending errors, each counted as often as its weight says."""
     ends, shares, last = np.cumsum(weights), np.array(_PERCENTILES) / 100, len(errors) - 1
     if np.all(weights == np.floor(weights)):
         position = shares * (ends[-1] - 1)
         below = np.floor(position)
         part = position - below
         at, after = np.searchsorted(ends, below, "right"), np.searchsorted(ends, below + 1, "right")
-    else:  # of endlessly many copies, two are apart only where a percentile falls between them
+    else:  # in the limit of many copies, neighbours differ only where a percentile falls between them
         position, part = shares * ends[-1], 1.0 - shares
         at = np.searchsorted(ends, position * (1 - 1e-12))
         after = np.searchsorted(ends, position * (1 + 1e-12), "right")
     low, high = errors[np.minimum(at, last)], errors[np.minimum(after, last)]
-    apart = (part > 0) & (high > low)  # two infinities have no difference
+    apart = (part > 0) & (high > low)  # the difference of two infinities is undefined
     step = np.subtract(high, low, where=apart, out=np.zeros_like(low)) * part
     return [float(e) for e in np.minimum(low + step, high)]
 
@@ -62,5 +62,5 @@ def _tail(errors: Vector, weights: Vector, share: float) -> float:
     ends = np.cumsum(weights)
     room = share * ends[-1]
     taken = np.clip(room - (ends - weights), 0.0, weights)
-    kept = taken > 1e-12 * room  # what rounding leaves of a boundary between two errors is no weight
+    kept = taken > 1e-12 * room  # less is what rounding leaves at a boundary between two errors
     return float(np.sum(taken[kept] * errors[kept]) / np.sum(taken[kept]))

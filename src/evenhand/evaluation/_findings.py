@@ -1,4 +1,4 @@
-"""What a reader must know before believing a run's numbers: found from what was measured, and told in sentences."""
+"""What to know before trusting a run's numbers: found from its measurements, and written in sentences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NDArray = npt.NDArray[Any]
 _LOSSES = {f"{split}_loss": name for split, name in SPLIT_NAMES.items()}
 _WORSE, _MUCH_WORSE, _LATEST = 3.0, 100.0, 3
 _TINY, _STILL = 1e-6, 1e-5
-_ROWS_OF_ONE, _ROWS, _LEARNT = 20, 100, 1.2
+_LEAST_OF_ONE, _LEAST, _LEARNT = 20, 100, 1.2
 _APART = 1000.0
 _SAMPLE_ROWS, _SAMPLE_NUMBERS = 1024, 2**22
 
@@ -30,13 +30,13 @@ Kind: TypeAlias = Literal["diverged", "unmoved", "rejected", "guessing", "scales
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong with a run.
+    """Something wrong with a run.
 
     Attributes:
       kind: ``"diverged"``, ``"unmoved"`` (nothing was learnt because nothing changed), ``"rejected"`` (uploads
-        that no honest client can send), ``"guessing"`` (the model does
-        no better than one answer for everybody) or ``"scales"`` (of the features).
-      sentence: what it is, since when, how much, and what to try; plain text, of one or more sentences.
+        that no honest client can send), ``"guessing"`` (the model does no better than one constant answer) or
+        ``"scales"`` (the features' scales differ too much).
+      sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
     """
 
     kind: Kind
@@ -52,14 +52,14 @@ def findings(
     class_names: Sequence[str] | None = None,
     scales: Finding | None = None,
 ) -> tuple[Finding, ...]:
-    """All that is wrong with a run, the worst first; nothing is, before the first round, but the features' scales.
+    """All that is wrong with a run, the worst first; before the first round only the features' scales can be.
 
     Args:
       history: as in :attr:`evenhand.simulation.Run.history`.
       per_round: as in :attr:`evenhand.simulation.Run.per_round`.
-      classes: split -> accuracy of each class at each client, of the splits that have classes.
+      classes: split -> accuracy of each class at each client, for the splits that have classes.
       blank: from :func:`blank_loss`.
-      class_names: what classes 0, 1, ... are called; None: by number.
+      class_names: the names of classes 0, 1, ...; None: their numbers.
       scales: from :func:`feature_scales`.
     """
     known = () if scales is None else (scales,)
@@ -80,36 +80,36 @@ def findings(
 def _rejected(
     history: Mapping[str, NDArray], per_round: Mapping[str, NDArray], *, scaled: bool
 ) -> Finding | None:
-    """The server has rejected an upload: some number in it was not finite, or its weight was impossible."""
+    """The server rejected uploads: numbers in them were not finite, or their weights were impossible."""
     rejected = np.asarray(per_round.get("rejected", ()), np.float64)
     if not np.any(rejected):
         return None
     rounds, reported = np.flatnonzero(rejected), np.asarray(per_round["reported"], np.float64)
     text = (
-        f"The server rejected {counted(int(rejected.sum()), 'upload')} in {counted(len(rounds), 'round')} of "
-        f"{len(rejected):,}, first in round {rounds[0] + 1}: a number in them was not finite, or their weight was "
-        "below 0 or above that of the largest client"
+        f"The server rejected {counted(int(rejected.sum()), 'upload')} in {len(rounds):,} of "
+        f"{counted(len(rejected), 'round')}, first in round {rounds[0] + 1}: a number in them was not finite, or "
+        "their weight was below 0 or above that of the largest client"
     )
     empty = int(np.sum(reported[rounds] == 0))
     if not np.any(reported) and _is_still(history):
-        text = f"The model never moved. {text}; none was ever left"
+        text = f"The model never moved. {text}; none was ever accepted"
     elif empty:
-        text += f". In {counted(empty, 'round')} none was left"
+        text += f". In {counted(empty, 'round')} none was accepted"
     cure = _slower(scaled=scaled, at_once=rounds[0] == 0)
-    return Finding("rejected", f"{text}. Where no client is malicious, local training diverges. {cure}")
+    return Finding("rejected", f"{text}. If no client is malicious, local training diverged. {cure}")
 
 
 def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> Finding | None:
-    """The training loss ends far above where it was, or some loss is not a number.
+    """The training loss ends far above where it was, or some loss is not finite.
 
-    The rule: a loss of some split is NaN or infinite at the last evaluation; or, with the floor as the larger of the
-    lowest training loss of any evaluation and the loss of a model that knows nothing (where that is not known, the
-    loss at round 0; 1e-6 at least), each of the last three evaluations after round 0 is 3 times the floor or more; or
-    the last one is 100 times the floor or more.
+    The rule: at the last evaluation, the loss of some split is NaN or infinite; or each of the last three evaluations
+    after round 0 is at least 3 times the floor; or the last one is at least 100 times the floor.  The floor is the
+    larger of the lowest training loss of any evaluation and the loss of a model that knows nothing (where unknown, the
+    loss at round 0), and at least 1e-6.
 
-    So a loss that starts near 0 may rise to what a model that knows nothing has, and three times that; a loss that a
-    fair, robust or private method trades for something else may rise that far as well; and one bad round in the middle,
-    or among the last three, is a swing, not a divergence.
+    So a loss that starts near 0 may rise to three times that of a model that knows nothing; so may a loss that a fair,
+    robust or private method trades for something else; and one bad round, in the middle or among the last three, is a
+    swing, not a divergence.
     """
     rounds, loss = history["round"], np.asarray(history["train_loss"], np.float64)
     for name, what in _LOSSES.items():
@@ -136,24 +136,24 @@ def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> 
 
 
 def _slower(*, scaled: bool, at_once: bool) -> str:
-    step = "a step of the clients a hundred times smaller" if at_once else "a smaller step of the clients"
-    rest = f"{step}, clipped gradients, fewer local epochs or a smaller step of the server"
-    return f"Try {rest}." if scaled else f"Bring the features to one scale first; then try {rest}."
+    size = "hundred times smaller" if at_once else "smaller"
+    cures = f"a {size} client step size, clipped gradients, fewer local epochs or a smaller server step size"
+    return f"Try {cures}." if scaled else f"Bring the features to one scale first; then try {cures}."
 
 
 def _unmoved(history: Mapping[str, NDArray], per_round: Mapping[str, NDArray]) -> Finding | None:
     """Training has changed nothing.
 
-    The rule: at all evaluations each split's loss differs from that of round 0 by a 1e-5th of it at most, and that of
-    the training rows is not 0, which leaves nothing to learn; or no client has reported in any round.
+    The rule: at every evaluation, each split's loss differs from its value at round 0 by at most 1e-5 of that value,
+    and the training loss is not 0, where nothing would be left to learn; or no client reported in any round.
     """
     rounds, loss = int(history["round"][-1]), float(history["train_loss"][0])
     reported = per_round.get("reported")
     if reported is not None and len(reported) and not np.any(reported) and _is_still(history):
         text = (
             f"The model never moved: no client reported in any of the {rounds} rounds, because all of them "
-            "dropped out, or were stragglers, whose work this method drops. Lower the share of either, or take a "
-            "method that keeps partial work, such as FedProx."
+            "dropped out or were stragglers, whose work this method discards. Lower either share, or use a method "
+            "that keeps partial work, such as FedProx."
         )
         return Finding("unmoved", text)
     if loss == 0 or not _is_still(history):
@@ -162,11 +162,11 @@ def _unmoved(history: Mapping[str, NDArray], per_round: Mapping[str, NDArray]) -
     text = f"The model did not move: after {rounds} rounds the training loss is {_text(loss)}, as before the first"
     if norms and not any(np.any(values) for values in norms):
         text += (
-            ", and every update had norm 0. Check that the clients' step is not 0, that the loss depends on the "
-            "parameters, and that the aggregator does not reject every upload."
+            ", and every update had norm 0. Check that the clients' step size is not 0, that the loss depends on "
+            "the parameters, and that the aggregator does not reject every upload."
         )
     else:
-        text += ". Try a larger step of the clients or of the server, unless the model was trained already."
+        text += ". Try a larger client or server step size, unless the model was already trained."
     return Finding("unmoved", text)
 
 
@@ -177,14 +177,16 @@ def _is_still(history: Mapping[str, NDArray]) -> bool:
 
 
 def _one_class(cells: ClassMetrics | None, names: Sequence[str] | None) -> Finding | None:
-    """All training rows, 20 or more, are of one class."""
-    if cells is None or len(there := np.unique(cells.classes[cells.counts > 0])) != 1:
+    """All training examples, at least 20, are of one class."""
+    if cells is None or len(present := np.unique(cells.classes[cells.counts > 0])) != 1:
         return None
-    if (rows := int(np.sum(cells.counts))) < _ROWS_OF_ONE:
+    if (examples := int(np.sum(cells.counts))) < _LEAST_OF_ONE:
         return None
-    text = f"All {rows:,} training rows are of one class, {_called(there[0], names)}"
-    text += ": there is nothing to tell apart, and an accuracy of 100 % says nothing."
-    return Finding("guessing", f"{text} Check which column holds the labels, or add rows of other classes.")
+    text = f"All {examples:,} training examples are of one class, {_called(present[0], names)}"
+    text += ": there is nothing to tell apart, and an accuracy of 100 % means nothing."
+    return Finding(
+        "guessing", f"{text} Check which column holds the labels, or add examples of other classes."
+    )
 
 
 def _called(number: int, names: Sequence[str] | None) -> str:
@@ -192,14 +194,14 @@ def _called(number: int, names: Sequence[str] | None) -> str:
 
 
 def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) -> Finding | None:
-    """The model does no better than one answer for everybody, on the test rows or whatever stands in for them.
+    """The model does no better than one constant answer, on test examples or, without any, on the next best split.
 
-    The rule, where the rows have two classes or more and, of the ``n`` rows, the most frequent class has a share ``p``:
+    The rule, where the ``n`` examples have two or more classes, of which the most frequent has a share ``p``:
 
-    * one answer: all rows of one class are right and none of any other, of 20 rows or more;
-    * no better: the accuracy over all rows is at most ``p + sqrt(p (1 - p) / n)``, of 100 rows or more, and the mean of
-      the classes' accuracies at most 1.2 times that of a guess.  A fair model that gives up accuracy over all rows for
-      the rare classes gets a higher mean, and is not meant.
+    * one answer: of at least 20 examples, all of one class are right and none of any other;
+    * no better: over at least 100 examples, the accuracy is at most ``p + sqrt(p (1 - p) / n)``, and the mean of the
+      classes' accuracies at most 1.2 times that of a guess.  A fair model that gives up overall accuracy for the rare
+      classes has a higher mean, and is not meant.
     """
     split = next(
         (name for name in ("test", "valid", "train") if name in classes and len(classes[name].counts)), None
@@ -209,23 +211,23 @@ def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) 
     cells = classes[split]
     counts = np.bincount(cells.classes, cells.counts)
     right = np.bincount(cells.classes, cells.counts * cells.accuracy)
-    there = np.flatnonzero(counts)
-    counts, right, n = counts[there], right[there], float(np.sum(counts))
-    if len(there) < 2 or not np.isfinite(right).all():
+    present = np.flatnonzero(counts)
+    counts, right, n = counts[present], right[present], float(np.sum(counts))
+    if len(present) < 2 or not np.isfinite(right).all():
         return None
     most, share, accuracy = int(np.argmax(counts)), float(np.max(counts) / n), float(np.sum(right) / n)
-    told = [_called(c, names) for c in there.tolist()]
-    cure = "Train for more rounds, change the step of the clients, or check that features and labels belong together."
+    answers = [_called(c, names) for c in present.tolist()]
+    cure = "Train for more rounds, change the client step size, or check that features and labels belong together."
     some = np.flatnonzero(right > 0.5)
-    if n >= _ROWS_OF_ONE and len(some) == 1 and right[some[0]] > counts[some[0]] - 0.5:
-        text = f"The model gives one answer, {told[some[0]]}, for all {n:,.0f} {SPLIT_NAMES[split]} rows"
-        text += ", the most frequent one" if some[0] == most else ""
+    if n >= _LEAST_OF_ONE and len(some) == 1 and right[some[0]] > counts[some[0]] - 0.5:
+        answer = answers[some[0]] + (" (the most frequent)" if some[0] == most else "")
+        text = f"The model gives one answer, {answer}, for all {n:,.0f} {SPLIT_NAMES[split]} examples"
         return Finding("guessing", f"{text}: it has learnt nothing that tells them apart. {cure}")
     allowed = share + math.sqrt(share * (1 - share) / n)
-    if n >= _ROWS and accuracy <= allowed and np.mean(right / counts) <= _LEARNT / len(there):
+    if n >= _LEAST and accuracy <= allowed and np.mean(right / counts) <= _LEARNT / len(present):
         text = (
-            f"The model is no better than a guess: its accuracy over all {SPLIT_NAMES[split]} rows is "
-            f"{100 * accuracy:.1f} %, and always answering {told[most]}, their most frequent class, gives "
+            f"The model is no better than a guess: its accuracy over all {SPLIT_NAMES[split]} examples is "
+            f"{100 * accuracy:.1f} %, and always answering {answers[most]}, their most frequent class, gives "
             f"{100 * share:.1f} %."
         )
         return Finding("guessing", f"{text} {cure}")
@@ -233,11 +235,11 @@ def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) 
 
 
 def blank_loss(data: FederatedDataset) -> float:
-    """The loss, about, of a model that knows nothing: what no training should end far above.
+    """The approximate loss of a model that knows nothing; no training should end far above it.
 
     For ``C`` classes ``ln(C)``, the cross-entropy of equal chances, and ``ln(2)`` for fewer than 2.  For real targets
-    the mean of their squares, the squared error of answering 0, over a sample of the training rows; 0, for not known,
-    where all of them are 0, since labels that say nothing are all that some models get.
+    the mean of their squares, the squared error of answering 0, over a sample of the training examples; 0, for unknown,
+    where all of them are 0, as such labels are mere placeholders in some models' data.
     """
     classes = data.num_classes
     if classes is not None:
@@ -247,16 +249,16 @@ def blank_loss(data: FederatedDataset) -> float:
 
 
 def feature_scales(data: FederatedDataset, names: Sequence[str] | None = None) -> Finding | None:
-    """Whether some features are on scales so unlike that one step size cannot suit all of them.
+    """A finding where the features' scales are so different that one step size cannot suit them all.
 
-    The rule: a column's scale is the root of the mean square of its values that are not 0, since those are what a
-    gradient meets however rare they are; together with 1, the scale of an intercept, the columns' scales span a factor
-    of 1000 or more.  Rows of more than one axis, such as images, are one column; integers (tokens) have no scale.  At
-    most 1024 training rows, evenly spread, and 4 million numbers are looked at, whatever the size of the data.
+    The rule: a column's scale is the root mean square of its non-zero values, since those are what a gradient meets,
+    however rare they are; together with 1, the scale of an intercept, the columns' scales span a factor of 1000 or
+    more.  Examples of more than one axis, such as images, are one column; integers (tokens) have no scale.  At most
+    1024 evenly spaced training examples and 4 million numbers are read, whatever the size of the data.
 
     Args:
-      data: the clients' rows.
-      names: of the columns; None: those that a table gave them, else their positions, from 0.
+      data: the clients' examples.
+      names: the names of the columns; None: those in the table, else their positions, from 0.
     """
     if data.train.x.dtype.kind != "f":
         return None
@@ -279,16 +281,16 @@ def feature_scales(data: FederatedDataset, names: Sequence[str] | None = None) -
         for k in (low, high)
     ]
     if scale[high] / scale[low] >= _APART:
-        text = f"Features are on unlike scales, from {each[0]} to {each[1]}"
+        text = f"Features are on very different scales, from {each[0]} to {each[1]}"
     else:
-        text = f"Features are far from the scale of 1: {each[1] if scale[high] >= _APART else each[0]}"
-    text += ": one step size hardly suits them all, and training may diverge or stand still."
-    cure = "Standardise each feature: subtract its mean over the training rows and divide by its standard deviation."
+        text = f"Features are far from a scale of 1: {each[1] if scale[high] >= _APART else each[0]}"
+    text += ": one step size can hardly suit them all, and training may diverge or stall."
+    cure = "Standardise each feature: subtract its mean over the training data and divide by its standard deviation."
     return Finding("scales", f"{text} {cure}")
 
 
 def _some(rows: NDArray) -> NDArray:
-    """Rows evenly spread over all of them, few enough to be read at once wherever they are."""
+    """Evenly spaced rows, few enough to be read at once, even from a file."""
     width = max(1, math.prod(rows.shape[1:]))
     count = max(1, min(_SAMPLE_ROWS, _SAMPLE_NUMBERS // width))
     return rows[:: -(-len(rows) // count)]

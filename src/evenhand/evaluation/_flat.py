@@ -1,8 +1,8 @@
-"""Losses and metrics of every client, from one pass over the rows of all of them.
+"""Losses and metrics of every client, from one pass over the examples of all of them.
 
-A model that all clients share does not care whose row it sees: the rows go through it in chunks of one size,
-and only the sums per client, on the host and in float64, know about clients.  The result does not depend on
-how the rows fall into chunks, nor on which device a chunk goes to.
+For a model that all clients share, it does not matter whose example it sees: the examples go through it in chunks of
+one size, and only the sums per client, on the host and in float64, tell clients apart.  The result depends neither on
+how the examples fall into chunks nor on which device evaluates a chunk.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from evenhand.types import Array, Model, Params, PyTree
 __all__ = ["Prepared", "evaluate", "mean_loss", "per_client", "prepare"]
 
 _CHUNK_NUMBERS = 2**19
-"""Numbers in the rows of one chunk, about: what a forward pass makes of them must fit in memory."""
+"""About how many numbers a chunk of features has: its forward pass must fit in memory."""
 _CHUNK_ROWS = (128, 4096)
 """Fewest and most rows in a chunk."""
 _AHEAD = 4
-"""Chunks under way: enough to keep the devices busy, and no more rows than these beside those of the split."""
+"""Chunks in flight: enough to keep the devices busy, and few enough to copy little of the split."""
 _TOGETHER = 2**16
-"""Clients whose rows are summed at a time: in float64 the values of all rows would take more than they do."""
+"""Clients that are summed at a time: in float64, the values of all examples could take more memory than they do."""
 
 Measure = Callable[[Any, Array], Array]
 
 
 class Prepared(NamedTuple):
-    """A split, or some clients of one, to be evaluated again and again.
+    """A split, or some of its clients, ready to be evaluated repeatedly.
 
     Attributes:
-      x: features of all clients' rows, ``(rows, ...)``: on the device, or a NumPy array that stays on the host, or in
-        its file, and goes to the device chunk by chunk.
-      y: labels, ``(rows, ...)``, likewise.
-      offsets: ``(K + 1,)`` on the host; client ``k`` owns rows ``offsets[k]`` up to ``offsets[k + 1]``.
-      clients: ``(K,)``, who they are; None: ``0 .. K - 1``.
-      mesh: devices of this process that share the work, each with all of ``x`` where that is on the device; None: one.
+      x: features of all clients' examples, ``(examples, ...)``: on the device, or a NumPy array that stays on the host
+        or in its file and is sent to the device chunk by chunk.
+      y: labels, ``(examples, ...)``, likewise.
+      offsets: ``(K + 1,)`` on the host; client ``k`` has rows ``offsets[k]`` up to ``offsets[k + 1]``.
+      clients: the clients' numbers, ``(K,)``; None: ``0 .. K - 1``.
+      mesh: devices of this process that share the work, each with all of ``x`` unless it is on the host; None: one.
     """
 
     x: Array | npt.NDArray[Any]
@@ -59,26 +59,26 @@ class Prepared(NamedTuple):
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Rows per client, ``(K,)``."""
+        """Examples per client, ``(K,)``."""
         return np.diff(self.offsets)
 
     def some(self, own: slice) -> Prepared:
-        """Some of the clients, who are now ``0 .. K - 1``; the rows of the others stay where they are."""
+        """Only the clients in the slice ``own``, renumbered from 0; no examples are moved."""
         return self._replace(offsets=self.offsets[own.start : own.stop + 1], clients=None)
 
 
 def prepare(split: Split) -> Prepared:
-    """Copies a split's rows to the device; rows that are there already stay where they are."""
+    """Copies a split's examples to the device, unless they are on it already."""
     return Prepared(jnp.asarray(split.x), jnp.asarray(split.y), np.asarray(split.offsets, np.int64))
 
 
 def evaluate(model: Model, params: Params, split: Split) -> dict[str, npt.NDArray[np.float64]]:
     """Mean loss and mean metrics of each client, all with the same parameters.
 
-    To evaluate the same rows many times, :func:`prepare` them once and call :func:`per_client`.
+    To evaluate the same examples many times, :func:`prepare` them once and call :func:`per_client`.
 
     Returns:
-      ``"loss"`` and each of the model's metrics, ``(K,)`` float64; NaN for a client without rows.
+      ``"loss"`` and each of the model's metrics, ``(K,)`` float64; NaN for a client without examples.
 
     Example:
       >>> import jax.numpy as jnp
@@ -97,14 +97,14 @@ def evaluate(model: Model, params: Params, split: Split) -> dict[str, npt.NDArra
 
 
 def per_client(model: Model, params: Params, prepared: Prepared) -> dict[str, npt.NDArray[np.float64]]:
-    """As :func:`evaluate`, on rows that are prepared already; compiles once per model and shape of rows."""
+    """As :func:`evaluate`, on prepared examples; compiles once per model and shape of the examples."""
     return per_class(model, params, prepared, None)[0]
 
 
 def per_class(
     model: Model, params: Params, prepared: Prepared, index: ClassIndex | None
 ) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
-    """As :func:`per_client`, and the accuracy of each class at each client where it is told who has which."""
+    """As :func:`per_client`; with an ``index``, also the accuracy of each class at each client."""
     measures = measures_of(model)
     totals = np.zeros((len(measures.names), len(prepared.sizes)))
     right = np.zeros(0 if index is None else len(index.clients))
@@ -122,10 +122,10 @@ def per_class(
 
 
 def mean_loss(model: Model, params: Params, prepared: Prepared) -> Array:
-    r"""The training objective ``f(w) = sum_k (n_k / n) F_k(w)``: mean loss over all rows of all clients.
+    r"""The training objective ``f(w) = sum_k (n_k / n) F_k(w)``: mean loss over all examples of all clients.
 
-    A float32 scalar, accurate to a few units in the last place however many rows there are; NaN without rows.
-    Made to be called from compiled code: ``params`` and the rows may be tracers.
+    A float32 scalar, accurate to a few units in the last place for any number of examples; NaN without any.  It can
+    be called from compiled code: ``params`` and the examples may be tracers.
     """
     rows = prepared.x.shape[0]
     if not rows:
@@ -146,7 +146,7 @@ def mean_loss(model: Model, params: Params, prepared: Prepared) -> Array:
 
 
 class Measures(NamedTuple):
-    """What to compute of each row; hashable, so that compiled code is found again."""
+    """What to compute for each example; hashable, so that compiled code is found again."""
 
     apply: Callable[[Params, Array], PyTree]
     names: tuple[str, ...]
@@ -154,7 +154,7 @@ class Measures(NamedTuple):
 
 
 class Total(NamedTuple):
-    """A running sum and what rounding has taken from it so far (Neumaier)."""
+    """A running sum and what rounding has lost of it so far (Neumaier)."""
 
     sum: Array
     lost: Array
@@ -170,7 +170,7 @@ def chunk_rows(x: Array | npt.NDArray[Any]) -> int:
 
 
 def values_of(params: Params, x: Any, y: Any, start: Any, measures: Measures, width: int) -> Array:
-    """All measures of ``width`` rows from ``start`` on, ``(measures, width)``."""
+    """All measures of ``width`` examples from row ``start`` on, ``(measures, width)``."""
     x, y = lax.dynamic_slice_in_dim(x, start, width), lax.dynamic_slice_in_dim(y, start, width)
     outputs = measures.apply(params, x)
     columns: list[Array] = []
@@ -178,8 +178,8 @@ def values_of(params: Params, x: Any, y: Any, start: Any, measures: Measures, wi
         column = function(outputs, y)
         if column.shape != (width,):
             raise EvenhandError(
-                f"The model's {name!r} gives an array of shape {column.shape} for {width} rows; "
-                f"it must give one number per row, shape ({width},)."
+                f"The model's {name!r} gives an array of shape {column.shape} for {width} examples; "
+                f"it must give one number per example, shape ({width},)."
             )
         columns.append(column.astype(jnp.float32))
     return jnp.stack(columns)
@@ -197,22 +197,22 @@ def _chunks(
     measures: Measures,
     width: int,
     mesh: Mesh,
-    rows: PartitionSpec,
+    spec: PartitionSpec,
 ) -> Array:
     """A chunk per device, ``(devices, measures, width)``."""
 
-    def own(params: Params, x: Array, y: Array, starts: Array) -> Array:
+    def on_device(params: Params, x: Array, y: Array, starts: Array) -> Array:
         return values_of(params, x, y, starts[0], measures, width)[None]
 
     each = PartitionSpec(*mesh.axis_names)
-    specs = (PartitionSpec(), rows, rows, each)
-    return jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)(
+    specs = (PartitionSpec(), spec, spec, each)
+    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)(
         params, x, y, starts
     )
 
 
 def _of_rows(params: Params, prepared: Prepared, measures: Measures) -> npt.NDArray[np.float32]:
-    """All measures of every row, ``(measures, rows)``."""
+    """All measures of every example, ``(measures, examples)``."""
     rows, mesh = prepared.x.shape[0], prepared.mesh
     devices = 1 if mesh is None else mesh.size
     width = min(chunk_rows(prepared.x), -(-rows // devices))
@@ -238,14 +238,14 @@ def _of_rows(params: Params, prepared: Prepared, measures: Measures) -> npt.NDAr
 def _windows(
     params: Params, prepared: Prepared, starts: npt.NDArray[Any], measures: Measures, width: int
 ) -> Array:
-    x, y, mesh, rows = prepared.x, prepared.y, prepared.mesh, PartitionSpec()
+    x, y, mesh, spec = prepared.x, prepared.y, prepared.mesh, PartitionSpec()
     if isinstance(x, np.ndarray):
         x, y = (dealt(mesh, [part[start : start + width] for start in starts]) for part in (x, y))
-        starts, rows = np.zeros_like(starts), PartitionSpec(*(() if mesh is None else mesh.axis_names))
+        starts, spec = np.zeros_like(starts), PartitionSpec(*(() if mesh is None else mesh.axis_names))
     starts = starts.astype(np.int32)
     if mesh is None:
         return _chunk(params, x, y, starts[0], measures, width)[None]
-    return _chunks(params, x, y, starts, measures, width, mesh, rows)
+    return _chunks(params, x, y, starts, measures, width, mesh, spec)
 
 
 def add(total: Total, values: Array) -> Total:

@@ -1,4 +1,4 @@
-"""Serving by level: several models for everybody, of which each client takes the one that suits its own rows."""
+"""Serving by level: of several models, each client takes the one that suits its own examples best."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NDArray = npt.NDArray[Any]
 
 
 class Measured(Protocol):
-    """A run: what each of its clients gets."""
+    """A run, by what each of its clients gets."""
 
     def client_metrics(self, split: str = "test") -> Mapping[str, NDArray]:
         """Metric -> ``(num_clients,)``."""
@@ -24,7 +24,7 @@ class Measured(Protocol):
 
 
 class Levels(NamedTuple):
-    """What clients get that choose among several models.
+    """What each client gets when it chooses among several models.
 
     Attributes:
       level: ``(num_clients,)``, the position of the run whose model the client chose.
@@ -42,9 +42,9 @@ class _Level(NamedTuple):
     name: str
 
     def client_metrics(self, split: str = "test") -> dict[str, NDArray]:
-        mine = f" ({self.name})"
+        suffix = f" ({self.name})"
         found = self.run.client_metrics(split)
-        return {name.removesuffix(mine): values for name, values in found.items() if name.endswith(mine)}
+        return {name.removesuffix(suffix): values for name, values in found.items() if name.endswith(suffix)}
 
 
 def serve_by_level(
@@ -54,23 +54,23 @@ def serve_by_level(
     metric: str = "accuracy",
     split: str = "test",
 ) -> Levels:
-    """Each client takes, of several runs' models, the one that is best on rows of its own.
+    """Of several runs' models, each client takes the one that is best on its own examples.
 
     One model per level: q-FFL with a ``q`` for each device, Delta-FL with several ``theta``.  Runs with the same data
-    and the same seed draw the same cohorts and batches, as if all levels were trained side by side; traffic and work
-    are the sum of theirs.
+    and the same seed draw the same cohorts and batches, as if all levels were trained side by side; their traffic
+    and work add up.
 
     Args:
       runs: one per level, on the same data, or the one run of :func:`evenhand.algorithms.side_by_side`; of equal levels
         the first is taken, so begin with the least fair.
       choose_on: the split that clients choose on, ``"valid"`` or ``"train"``.
-      metric: what they choose by.
-      split: the split that the returned metrics are about.
+      metric: the metric that they choose by.
+      split: the split of the returned metrics.
 
     Raises:
-      ValueError: there is no run, the runs have different numbers of clients, or nobody has rows to choose on.
+      ValueError: there is no run, the runs have different numbers of clients, or no client has examples to choose on.
 
-    Edge cases: a client without rows to choose on takes the first model.
+    Edge cases: a client without examples to choose on takes the first model.
 
     Example:
       >>> import evenhand as eh
@@ -90,7 +90,9 @@ def serve_by_level(
     """
     runs = runs if isinstance(runs, Sequence) else _levels(runs)
     if not runs:
-        raise ValueError("serve_by_level() needs at least one run, or one of several methods side by side.")
+        raise ValueError(
+            "serve_by_level() needs at least one run, or one run of several methods side by side."
+        )
     scores = [np.asarray(run.client_metrics(choose_on)[metric], np.float64) for run in runs]
     if len({score.shape for score in scores}) > 1:
         raise ValueError(
@@ -98,8 +100,8 @@ def serve_by_level(
         )
     if np.all(np.isnan(np.stack(scores))):
         raise ValueError(
-            f"serve_by_level(): no client has {choose_on} rows to choose on; load the data with valid_fraction=0.2, or "
-            'choose_on="train".'
+            f"serve_by_level(): no client has {choose_on} examples to choose on: load the data with "
+            'valid_fraction=0.2, or give choose_on="train".'
         )
     sign = 1.0 if is_higher_better(metric) else -1.0
     known = np.where(np.isnan(np.stack(scores)), -np.inf, sign * np.stack(scores))

@@ -1,4 +1,4 @@
-"""The splits and metrics: what they are called, and which way is better."""
+"""The names of splits and metrics, and whether higher or lower is better."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
 
 
 def is_higher_better(metric: str) -> bool:
-    """Whether more of a metric is better: not so for losses and errors, known by their names."""
+    """Whether higher is better; not for losses and errors, which are known by their names."""
     return not any(word in measured(metric) for word in _LOWER_IS_BETTER)
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share of the rows, to be shown in percent."""
+    """Whether a metric is a share of the examples, shown in percent."""
     return "accuracy" in measured(metric)
 
 
 def primary_metric(metrics: Iterable[str]) -> str:
-    """The metric that a model is judged by, among the names of those that it has."""
+    """The metric that a model is judged by, given the names of those that it has."""
     return "accuracy" if "accuracy" in metrics else "loss"
 
 
 def column(split: str, metric: str, statistic: str = "") -> str:
-    """What a metric of a split, or a statistic of it over clients, is called in histories: ``"test_accuracy_mean"``."""
+    """The column of a history for a metric of a split, or a statistic of it over clients: ``"test_accuracy_mean"``."""
     return "_".join(filter(None, (split, metric, statistic)))

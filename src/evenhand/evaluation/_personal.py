@@ -1,4 +1,4 @@
-"""Losses and metrics of every client, each with parameters of its own."""
+"""Losses and metrics of every client, each evaluated with its own parameters."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["evaluate_personal"]
 NDArray = npt.NDArray[Any]
 
 _BLOCK_NUMBERS = 2**23
-"""Numbers in the rows that go to a device at a time, about, where they do not lie there."""
+"""About how many numbers are sent to a device at a time, where the examples are on the host."""
 _BLOCK_CLIENTS = 2**12
-"""Clients that go with them, at most."""
+"""Most clients that are sent with them."""
 
 
 def evaluate_personal(
@@ -39,15 +39,15 @@ def evaluate_personal(
     params_of: Callable[[PyTree, Array], Params] = tree.take,
     lanes: int = 1,
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Mean loss and mean metrics of each client with parameters of its own.
+    """Mean loss and mean metrics of each client, evaluated with its own parameters.
 
     Args:
       model: gives the losses and metrics.
       states: what the parameters are made from; by default the stacked parameters, with a leading axis ``K``.
-      prepared: the rows, from :func:`prepare`.
+      prepared: the examples, from :func:`prepare`.
       params_of: ``(states, k) -> params`` of client ``k``, a traced int32; pass the same function every time,
-        or it is compiled every time.
-      lanes: how many clients go through the model side by side.
+        or each call compiles again.
+      lanes: how many clients are evaluated side by side.
 
     Returns:
       As :func:`evaluate`.
@@ -65,9 +65,9 @@ def personal_per_class(
     lanes: int = 1,
     widest: NDArray | None = None,
 ) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
-    """As :func:`evaluate_personal`, and the accuracy of each class at each client where it is told who has which.
+    """As :func:`evaluate_personal`; with an ``index``, also the accuracy of each class at each client.
 
-    ``widest`` has the sizes of all clients that are ever evaluated: one program does for all of them.
+    ``widest`` holds the sizes of all clients that will ever be evaluated, so that one program serves them all.
     """
     measures, sizes = _flat.measures_of(model), prepared.sizes
     totals = np.zeros((len(sizes), len(measures.names)))
@@ -79,27 +79,27 @@ def personal_per_class(
         for block in blocks(prepared, len(sizes) if index is None else index.fitting()):
             windows = tuple(part.astype(np.int32) for part in (block.ids, block.starts, block.sizes))
             classes = 0 if index is None else index.number
-            fixed = (measures, params_of, width, lanes, prepared.mesh, block.rows, classes)
+            fixed = (measures, params_of, width, lanes, prepared.mesh, block.spec, classes)
             found = np.asarray(_personal(states, block.x, block.y, windows, *fixed), np.float64)
-            who, found = block.clients[block.clients >= 0], found[block.clients >= 0]
-            totals[who] = found[:, : len(measures.names)]
+            clients, found = block.clients[block.clients >= 0], found[block.clients >= 0]
+            totals[clients] = found[:, : len(measures.names)]
             if index is not None:
-                own, sums = index.cells(who[0], found[:, len(measures.names) :])
-                right[own] = sums
+                cells, sums = index.cells(clients[0], found[:, len(measures.names) :])
+                right[cells] = sums
     return _flat.means(totals.T, measures, prepared), None if index is None else index.metrics(right)
 
 
 class _Block(NamedTuple):
-    """Some clients, as many for each device.
+    """A block of clients, equally many for each device.
 
     Attributes:
-      x: rows, on the device.
+      x: features, on the devices.
       y: labels.
       clients: positions among those evaluated, -1 for padding.
-      ids: who they are.
-      starts: their first rows, counted from that device's first.
-      sizes: how many.
-      rows: how ``x`` and ``y`` lie on the devices.
+      ids: the clients' numbers in the data set.
+      starts: the first row of each client, counted from its device's first.
+      sizes: how many rows each client has.
+      spec: how ``x`` and ``y`` are divided among the devices.
     """
 
     x: Any
@@ -108,54 +108,54 @@ class _Block(NamedTuple):
     ids: NDArray
     starts: NDArray
     sizes: NDArray
-    rows: PartitionSpec
+    spec: PartitionSpec
 
 
 def _on_device(prepared: Prepared, together: int) -> Iterator[_Block]:
-    """All clients, evenly among the devices, each of which has all rows; no more than ``together`` on one."""
+    """All clients, divided evenly among the devices, each of which holds all rows; at most ``together`` on one."""
     count, devices = len(prepared.sizes), _devices(prepared)
     most = devices * min(-(-count // devices), together)
     for first in range(0, count, most):
-        own = np.arange(first, min(first + most, count))
-        clients = np.pad(own, (0, most - len(own)), constant_values=-1)
+        positions = np.arange(first, min(first + most, count))
+        clients = np.pad(positions, (0, most - len(positions)), constant_values=-1)
         yield _block(prepared, prepared.x, prepared.y, clients, prepared.offsets[clients], PartitionSpec())
 
 
 def _on_host(prepared: Prepared, together: int) -> Iterator[_Block]:
-    """As many clients at a time as a block of rows holds, a block per device."""
+    """As many clients at a time as fit into a block of rows, one block per device."""
     offsets, mesh = prepared.offsets, prepared.mesh
     room = _BLOCK_NUMBERS // max(1, int(np.prod(prepared.x.shape[1:])))
     room = min(prepared.x.shape[0], max(room, int(prepared.sizes.max())))
     most = min(_BLOCK_CLIENTS, len(prepared.sizes), together)
-    rows = PartitionSpec(*(() if mesh is None else mesh.axis_names))
+    spec = PartitionSpec(*(() if mesh is None else mesh.axis_names))
     first = 0
     while first < len(prepared.sizes):
         xs, ys, clients, starts = list[NDArray](), list[NDArray](), list[NDArray](), list[NDArray]()
         for _ in range(_devices(prepared)):
             fitting = int(np.searchsorted(offsets, offsets[first] + room, "right")) - 1
             until = min(first + most, fitting)
-            own = slice(offsets[first], offsets[until])
-            xs.append(filled(prepared.x, own, room))
-            ys.append(filled(prepared.y, own, room))
-            who = np.arange(first, until)
-            clients.append(np.pad(who, (0, most - len(who)), constant_values=-1))
-            starts.append(np.pad(offsets[who] - offsets[first], (0, most - len(who))))
+            rows = slice(offsets[first], offsets[until])
+            xs.append(filled(prepared.x, rows, room))
+            ys.append(filled(prepared.y, rows, room))
+            positions = np.arange(first, until)
+            clients.append(np.pad(positions, (0, most - len(positions)), constant_values=-1))
+            starts.append(np.pad(offsets[positions] - offsets[first], (0, most - len(positions))))
             first = until
         x, y = dealt(mesh, xs), dealt(mesh, ys)
-        yield _block(prepared, x, y, np.concatenate(clients), np.concatenate(starts), rows)
+        yield _block(prepared, x, y, np.concatenate(clients), np.concatenate(starts), spec)
 
 
 def _block(
-    prepared: Prepared, x: Any, y: Any, clients: NDArray, starts: NDArray, rows: PartitionSpec
+    prepared: Prepared, x: Any, y: Any, clients: NDArray, starts: NDArray, spec: PartitionSpec
 ) -> _Block:
     live = clients >= 0
     ids = clients if prepared.clients is None else prepared.clients[clients]
     sizes = np.where(live, prepared.sizes[clients], 0)
-    return _Block(x, y, clients, np.where(live, ids, 0), np.where(live, starts, 0), sizes, rows)
+    return _Block(x, y, clients, np.where(live, ids, 0), np.where(live, starts, 0), sizes, spec)
 
 
 def filled(part: Any, own: slice, room: int) -> NDArray:
-    """Some of the rows, and zeros up to ``room`` of them."""
+    """The rows ``part[own]``, padded with zeros to ``room`` rows."""
     whole = np.zeros((room, *part.shape[1:]), part.dtype)
     whole[: own.stop - own.start] = part[own]
     return whole
@@ -176,21 +176,21 @@ def _personal(
     width: int,
     lanes: int,
     mesh: Mesh | None,
-    rows: PartitionSpec,
+    spec: PartitionSpec,
     classes: int,
 ) -> Array:
-    """Totals of all measures over each client's rows, then of the accuracy by class, ``(K, measures + classes)``."""
+    """Each client's totals of all measures, then of the accuracy by class, ``(K, measures + classes)``."""
     measures = measures._replace(apply=lowered(measures.apply))
 
-    def own(states: PyTree, x: Array, y: Array, windows: tuple[Array, Array, Array]) -> Array:
+    def on_device(states: PyTree, x: Array, y: Array, windows: tuple[Array, Array, Array]) -> Array:
         client = partial(_client, states, x, y, measures, params_of, width, classes)
         return lax.map(client, windows, batch_size=lanes if lanes > 1 else None)
 
     if mesh is not None:
         each = PartitionSpec(*mesh.axis_names)
-        specs = (PartitionSpec(), rows, rows, each)
-        own = jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
-    return own(states, x, y, windows)
+        specs = (PartitionSpec(), spec, spec, each)
+        on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
+    return on_device(states, x, y, windows)
 
 
 def _client(
@@ -210,8 +210,8 @@ def _client(
         done, total, right = carry
         start = jnp.minimum(offset + done, x.shape[0] - width)
         row = start + jnp.arange(width, dtype=jnp.int32)
-        own = (row >= offset + done) & (row < offset + size)
-        values = jnp.where(own[None], _flat.values_of(params, x, y, start, measures, width), 0.0)
+        fresh = (row >= offset + done) & (row < offset + size)
+        values = jnp.where(fresh[None], _flat.values_of(params, x, y, start, measures, width), 0.0)
         if classes:
             labels = lax.dynamic_slice_in_dim(y, start, width).reshape(width, 1)
             chosen = labels == jnp.arange(classes, dtype=labels.dtype)[None]

@@ -25,8 +25,8 @@ def summarize(
     With ``a`` the values of the ``m`` clients that count and ``c`` their weights:
 
     * ``clients``: ``m``;
-    * ``mean``: ``sum(a) / m``, every client counts alike; ``weighted_mean``: ``sum(c a) / sum(c)``, every row
-      counts alike when the weights are numbers of rows;
+    * ``mean``: ``sum(a) / m``, every client counts alike; ``weighted_mean``: ``sum(c a) / sum(c)``, every example
+      counts alike when the weights are numbers of examples;
     * ``variance``: ``sum((a - mean)^2) / m`` (population), ``std`` its root, ``min``, ``max``;
     * ``worst10``, ``best10``: see :func:`worst` and :func:`best`;
     * ``p10``, ``p25``, ``p50``, ``p75``, ``p90``: linearly interpolated percentiles;
@@ -41,19 +41,19 @@ def summarize(
       ``max {sum(q e) : 0 <= q <= 1 / (theta m), sum(q) = 1}`` with ``theta = 0.1`` and ``0.05``: the client at the
       boundary counts in part, where ``worst10`` takes whole clients only;
     * ``error_best10``: mean error of the best 10 %, ``min {sum(q e) : ...}`` over the same ``q``;
-    * ``weighted_error_...``, all of these with every row counted alike: percentiles as if each client stood there
-      ``c`` times (weights that are not whole: the limit of many copies), and ``q <= c / (theta sum(c))``.
+    * ``weighted_error_...``: all of these with every example counted alike: percentiles as if each client occurred
+      ``c`` times (for weights that are not whole, the limit of many copies), and ``q <= c / (theta sum(c))``.
 
-    Papers give training errors by rows and test errors by clients: ``weighted_error_p90`` of the training split,
-    ``error_p90`` of the test split.
+    Papers report training errors over examples and test errors over clients: ``weighted_error_p90`` of the training
+    split, ``error_p90`` of the test split.
 
-    A client without rows has no value, and is left out: its weight is 0 or, where no weights are given, its
-    value is NaN.  The NaN of a client that does have weight is a result (training diverged), so it is not
-    hidden: all statistics but ``clients`` are NaN then.  They are also NaN when no client is left.
+    A client without examples has no value and is left out: its weight is 0 or, where no weights are given, its
+    value is NaN.  The NaN of a client that has weight is a result (training diverged) and is not hidden: all
+    statistics but ``clients`` are then NaN, as they are when no client is left.
 
     Args:
       values: ``(K,)``, one value per client.
-      weights: ``(K,)``, usually the client's rows in the split that the values come from; None: all alike.
+      weights: ``(K,)``, usually each client's examples in the split that the values come from; None: equal weights.
       higher_is_better: False for losses and errors: the worst clients are then those with the highest values.
 
     Raises:
@@ -150,7 +150,7 @@ def angle(values: npt.ArrayLike) -> float:
 def kl_to_uniform(values: npt.ArrayLike) -> float:
     r"""Divergence in nats of the normalised values from the uniform distribution: 0 is perfectly even.
 
-    ``KL(a / sum(a) || 1 / m) = ln(m) - entropy(a)``, at most ``ln(m)``, with ``0 ln 0 = 0``.  Zeros only
+    ``KL(a / sum(a) || 1 / m) = ln(m) - entropy(a)``, at most ``ln(m)``, with ``0 ln 0 = 0``.  All zeros
     count as uniform.  NaN if a value is negative or infinite.
 
     Example:
@@ -169,7 +169,7 @@ def kl_to_uniform(values: npt.ArrayLike) -> float:
 def entropy(values: npt.ArrayLike) -> float:
     r"""Entropy in nats of the normalised values: ``ln(m)`` is perfectly even.
 
-    ``-sum(p ln p)`` with ``p = a / sum(a)`` and ``0 ln 0 = 0``; zeros only count as uniform.  NaN if a value
+    ``-sum(p ln p)`` with ``p = a / sum(a)`` and ``0 ln 0 = 0``; all zeros count as uniform.  NaN if a value
     is negative or infinite.
 
     Example:
@@ -201,19 +201,19 @@ def _counted(values: npt.ArrayLike, weights: npt.ArrayLike | None) -> tuple[Vect
     if a.shape != c.shape:
         raise ValueError(f"There are {a.size} values but {c.size} weights; give one weight per client.")
     if not (np.isfinite(c).all() and (c >= 0).all()):
-        raise ValueError("A weight is negative or not finite; weights are numbers of rows.")
+        raise ValueError("A weight is negative or not finite; weights are numbers of examples.")
     counted = ~np.isnan(a) if weights is None else c > 0
     order = np.lexsort((c[counted], a[counted]))
     return a[counted][order], c[counted][order]
 
 
 def _variance(a: Vector) -> float:
-    # Shifted by a value of its own, so that a constant vector has exactly zero variance.
+    # Shifted by one of the values, so that a constant vector has exactly zero variance.
     return float(np.var(a - a[0]))
 
 
 def _shares(values: npt.ArrayLike) -> Vector:
-    """The values divided by their sum; NaN where that is no distribution."""
+    """The values divided by their sum; NaN where that is not a distribution."""
     a = _vector(values)
     if not a.size:
         return a

@@ -1,10 +1,10 @@
-r"""Local work: what a client does with its own rows between a broadcast and its upload.
+r"""Local work: what a client does with its examples between a broadcast and its upload.
 
 :class:`Work` is a model together with a *solver*, which runs some optimiser on :math:`F_k` from the broadcast
 parameters.  What a method adds to the gradient (a proximal term, a control variate) is an optax transformation placed
 before the optimiser, so that any method works with any optimiser and any solver of the user's own.
 
-:func:`sgd` is made of three parts, each of use to a solver with a loop of its own: :func:`batches`, the rows of each
+:func:`sgd` is made of three parts that a solver with its own loop can use too: :func:`batches`, the examples of each
 step; an estimator of the gradient on them (:func:`batch_gradient`); and the loop, :func:`over_batches`.
 """
 

@@ -1,4 +1,4 @@
-"""Which of its rows a client trains on, step after step."""
+"""Which of its examples a client trains on in each step."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from evenhand.types import Array, ClientData, Effort, Key
 __all__ = ["Batch", "Batches", "batches", "over_batches", "step_per_row"]
 
 _MOST = 10**6
-"""Most epochs, steps or rows per batch: more is a slip of the keyboard, and would overflow an int32."""
+"""Most epochs, steps or examples per batch: a larger number is a typo, and would overflow an int32."""
 
 
 class Batch(NamedTuple):
-    """Some of a client's rows, or all of them; none are copied before :meth:`read`.
+    """Some or all of a client's examples; none is copied before :meth:`read`.
 
     Attributes:
       data: the client.
-      positions: int32 ``(b,)``, which of its rows; None: all of them.
+      positions: int32 ``(b,)``, which of its examples; None: all of them.
       inside: bool ``(b,)``, which entries of ``positions`` count: the last batch of an epoch may be smaller.
     """
 
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     inside: Array | None = None
 
     def read(self) -> tuple[Array, Array, Array]:
-        """``(x, y, inside)``: rows, their labels, and which of them count."""
+        """``(x, y, inside)``: inputs, labels, and which of them count."""
         positions, inside = self.positions, self.inside
         if positions is None or inside is None:
             positions = jnp.arange(self.data.capacity, dtype=jnp.int32)
@@ -47,7 +47,7 @@ class Batches(NamedTuple):
     """A schedule of local steps, made by :func:`batches`.
 
     Attributes:
-      effort: ``data -> Effort``, the steps and rows of one round, or a straggler's part of them.
+      effort: ``data -> Effort``, the steps and examples of one round, or a straggler's part of them.
       draw: ``(data, key) -> (i -> Batch)``, the batch of each step.
     """
 
@@ -57,20 +57,21 @@ class Batches(NamedTuple):
 
 
 def batches(*, epochs: int | None = None, steps: int | None = None, batch_size: int | None = None) -> Batches:
-    """Consecutive slices of a fresh permutation of the client's rows, one permutation for each epoch.
+    """Consecutive slices of a fresh permutation of the client's examples, one permutation per epoch.
 
-    No row is wasted or counted twice: the last slice of an epoch may be smaller, and nothing is padded.
+    No example is left out or counted twice: the last slice of an epoch may be smaller, and nothing is padded.
 
     Args:
-      epochs: passes over the client's rows; or else
-      steps: how many batches, over as many passes as that takes.
-      batch_size: rows per batch; None: all rows of the client, one step per epoch.
+      epochs: passes over the client's examples; give this or ``steps``.
+      steps: the number of batches, over as many passes as they take.
+      batch_size: examples per batch; None: all of the client's examples, one step per epoch.
 
     A straggler (``data.progress < 1``) does ``1 + floor(progress * epochs)`` epochs, or that share of its steps
-    where there is one epoch only or where work is counted in steps.
+    where there is only one epoch or work is counted in steps.
 
     Raises:
-      EvenhandError: not exactly one of ``epochs`` and ``steps``, or one that is not a whole number from 1 to a million.
+      EvenhandError: not exactly one of ``epochs`` and ``steps`` given, or an argument that is not a whole number from 1
+        to a million.
     """
     _check(epochs, steps, batch_size)
 
@@ -78,19 +79,19 @@ def batches(*, epochs: int | None = None, steps: int | None = None, batch_size: 
         return jnp.int32(1) if batch_size is None else (data.size + (batch_size - 1)) // batch_size
 
     def effort(data: ClientData) -> Effort:
-        each = jnp.maximum(per_epoch(data), 1)
-        over = (total := _num_steps(data, each, epochs, steps)) % each
-        rest = data.size if batch_size is None else jnp.minimum(over * batch_size, data.size)
-        return Effort(total, total // each * data.size + jnp.where(over > 0, rest, 0))
+        epoch = jnp.maximum(per_epoch(data), 1)
+        over = (total := _num_steps(data, epoch, epochs, steps)) % epoch
+        partial = data.size if batch_size is None else jnp.minimum(over * batch_size, data.size)
+        return Effort(total, total // epoch * data.size + jnp.where(over > 0, partial, 0))
 
     def draw(data: ClientData, key: Key) -> Callable[[Array], Batch]:
         if (rows := batch_size) is None:
             return lambda i: Batch(data)
-        word, each = permutation.words(key), per_epoch(data)
+        word, epoch = permutation.words(key), per_epoch(data)
 
         def batch(i: Array) -> Batch:
-            positions = (i % each) * rows + jnp.arange(min(rows, data.capacity), dtype=jnp.int32)
-            order = permutation.permute(positions, data.size, word, i // each)
+            positions = (i % epoch) * rows + jnp.arange(min(rows, data.capacity), dtype=jnp.int32)
+            order = permutation.permute(positions, data.size, word, i // epoch)
             return Batch(data, order, positions < data.size)
 
         return batch
@@ -103,8 +104,7 @@ def over_batches(
 ) -> Any:
     """Folds ``step(carry, batch, step_key) -> carry`` over the batches of one round, from ``begin``.
 
-    What a local optimiser with a loop of its own needs: it takes the batches, in number and order, that plain descent
-    would take.
+    For local optimisers with their own loop: they get the same batches, in the same order, as plain descent.
     """
     batch, total = schedule.draw(data, key), schedule.effort(data).steps
 
@@ -116,13 +116,13 @@ def over_batches(
 
 
 def step_per_row(data: ClientData) -> Effort:
-    """What work is taken for that cannot be told: one step, of one row, per row that a straggler gets to."""
+    """The effort assumed where it is unknown: one step, on one example, per example or a straggler's share of them."""
     rows = jnp.ceil(data.size.astype(jnp.float32) * jnp.minimum(data.progress, 1.0)).astype(jnp.int32)
     return Effort(rows, rows)
 
 
 def _num_steps(data: ClientData, per_epoch: Array, epochs: int | None, steps: int | None) -> Array:
-    """Local steps of this client in this round: all, or the part that a straggler manages."""
+    """Local steps of this client in this round: all, or the part that a straggler completes."""
 
     def part(whole: Array) -> Array:
         done = 1 + jnp.floor(data.progress * whole.astype(jnp.float32)).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Mini-batch descent on a client's rows."""
+"""Mini-batch descent on a client's examples."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ def sgd(
     batch_size: int | None = None,
     risk: RowRisk | None = None,
 ) -> Work:
-    r"""Mini-batch descent with any optax optimiser, started anew in every round: each step is
+    r"""Mini-batch descent with any optax optimiser, which starts afresh in every round.
+
+    Each step is
 
     .. math:: w \leftarrow w + \text{client\_opt}\big(\text{correction}(\nabla F_k(w; b))\big)
 
-    for a batch ``b`` of the client's rows, and :math:`\nabla F_k(w; b)` the gradient of the mean loss over ``b``, or of
-    another risk of its losses.  The correction is what a method adds, such as a proximal term.
+    for a batch ``b`` of the client's examples, and :math:`\nabla F_k(w; b)` the gradient of the mean loss over ``b``,
+    or of another risk of its losses.  The correction is what a method adds, such as a proximal term.
 
     Args:
       model: what is trained.
-      client_opt: the optimiser; a number is plain gradient descent with that step.
-      epochs: passes ``E`` over the client's rows, reshuffled each time; or else
-      steps: how many batches, over as many passes as that takes.
-      batch_size: rows per batch; None: all rows of the client, one step per epoch.
-      risk: what becomes of the losses of a batch, such as ``eh.risks.tilted(1.0)``; None: their mean.  A function of
-        the batch's labels, where losses are grouped by them: ``lambda y: eh.risks.hierarchical(..., y, classes)``.
+      client_opt: the optimiser; a number means plain gradient descent with that step size.
+      epochs: passes ``E`` over the client's examples, reshuffled each time; give this or ``steps``.
+      steps: the number of batches, over as many passes as they take.
+      batch_size: examples per batch; None: all of the client's examples, one step per epoch.
+      risk: the risk of a batch's losses, such as ``eh.risks.tilted(1.0)``; None: their mean.  Or a function of the
+        batch's labels that gives one, to group losses: ``lambda y: eh.risks.hierarchical(..., y, classes)``.
 
-    What a straggler gets done: see :func:`evenhand.local.batches`.
+    For the part that a straggler completes see :func:`evenhand.local.batches`.
 
     Raises:
-      EvenhandError: a step that is negative or not finite; not exactly one of ``epochs`` and ``steps``; or one that is
-        not a whole number from 1 to a million.
+      EvenhandError: a step size that is negative or not finite; not exactly one of ``epochs`` and ``steps`` given; or
+        one of these or ``batch_size`` is not a whole number from 1 to a million.
 
     Example:
       >>> import evenhand as eh
@@ -66,14 +68,14 @@ def sgd(
 
     def of_risk(risk: RowRisk | None) -> Work:
         solve = descent(schedule, batch_gradient(model, risk), optimiser)
-        # Work on a risk of its own does not take another in its place.
+        # Work that already has a risk does not take another.
         return Work(model, solve, schedule.effort, step_size, of_risk if risk is None else None)
 
     return of_risk(risk)
 
 
 def descent(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTransformation) -> Solver:
-    """A step of the optimiser for each batch, against the corrected estimate of the gradient."""
+    """A solver that takes one step of the optimiser per batch, on the corrected estimate of the gradient."""
 
     def solve(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
@@ -92,7 +94,7 @@ def descent(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTr
 
 
 def _plain(step: Array | float) -> tuple[optax.GradientTransformation, float | None]:
-    """Plain gradient descent, and its step unless that is known to a compiled function only."""
+    """Plain gradient descent, and its step size, or None if that is a tracer."""
     expect("client_opt", step, Real | np.ndarray | jax.Array, "0.1, or an optax optimiser")
     try:
         known = math.nan if isinstance(step, bool) or np.ndim(step) else float(step)

@@ -1,4 +1,4 @@
-"""The gradient of a client's loss, estimated on a batch of its rows."""
+"""The gradient of a client's loss, estimated on a batch of its examples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Estimator: TypeAlias = Callable[[Params, Batch, Key], Params]
 """``(params, batch, key) -> gradient``; the key is for dropout and noise."""
 
 RowRisk: TypeAlias = Risk | Callable[[Array], Risk]
-"""A risk over the rows of a batch, or a function of the batch's labels that gives one."""
+"""A risk over the examples of a batch, or a function of the batch's labels that gives one."""
 
 
 def batch_gradient(model: Model, risk: RowRisk | None = None) -> Estimator:
@@ -27,10 +27,10 @@ def batch_gradient(model: Model, risk: RowRisk | None = None) -> Estimator:
 
     Args:
       model: gives the losses.
-      risk: what becomes of the losses of a batch; None: their mean.  The risk of a batch is not an unbiased estimate of
-        that of all rows, unless it is the mean.
+      risk: the risk of a batch's losses; None: their mean.  Except for the mean, the risk of a batch is a biased
+        estimate of that of all examples.
     """
-    slope = jax.jit(jax.grad(partial(_batch_loss, model, risk)))  # traced once, whoever traces the work
+    slope = jax.jit(jax.grad(partial(_batch_loss, model, risk)))  # traced once, however often the work is
 
     def estimate(params: Params, batch: Batch, key: Key) -> Params:
         if batch.positions is None and risk is None:

@@ -1,4 +1,4 @@
-"""A client's rows, and passes over all of them."""
+"""Reading a client's examples, and passes over all of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 __all__ = ["full_gradient", "full_loss", "losses_of", "rows_at"]
 
 _CHUNK_NUMBERS = 2**17
-"""Numbers in the rows of one slice of a pass over a client's rows, about: bounds memory."""
+"""About how many numbers one slice of a pass over a client's examples holds, to bound memory."""
 _CHUNK_ROWS = (64, 512)
-"""Fewest and most rows in a slice."""
+"""Fewest and most examples in a slice."""
 
 
 def full_gradient(model: Model, params: Params, data: ClientData, key: Key | None = None) -> Params:
-    r""":math:`\nabla F_k(w)`: the gradient of the mean loss over all rows of the client, as in ``params``.
+    r""":math:`\nabla F_k(w)`: the gradient of the mean loss over all of the client's examples, a tree like ``params``.
 
     With ``key`` the forward pass is the one for training (dropout), without it the one for evaluation.
     """
@@ -36,7 +36,7 @@ def full_gradient(model: Model, params: Params, data: ClientData, key: Key | Non
 
 
 def full_loss(model: Model, params: Params, data: ClientData) -> Array:
-    r""":math:`F_k(w)`: the mean loss over all rows of the client, a float32 scalar."""
+    r""":math:`F_k(w)`: the mean loss over all of the client's examples, a float32 scalar."""
     count = jnp.maximum(data.size, 1).astype(jnp.float32)
 
     def add(total: Array, x: Array, y: Array, inside: Array, chunk: Array) -> Array:
@@ -46,10 +46,10 @@ def full_loss(model: Model, params: Params, data: ClientData) -> Array:
 
 
 def rows_at(data: ClientData, positions: Array) -> tuple[Array, Array]:
-    """The client's rows at some of its own positions, and their labels."""
+    """The inputs and labels of the client's examples at these positions."""
     if jax.default_backend() != "cpu":
         return data.x[data.start + positions], data.y[data.start + positions]
-    # XLA:CPU gathers number by number, and works out each index anew for each; a slice per row is a copy of memory.
+    # XLA:CPU gathers number by number and recomputes the index for each; a slice per row is a plain copy of memory.
     index = lax.optimization_barrier(data.start + positions)
 
     def copy(row: Array, batch: Array) -> Array:
@@ -62,7 +62,7 @@ def rows_at(data: ClientData, positions: Array) -> tuple[Array, Array]:
 def _over_rows(
     data: ClientData, begin: PyTree, add: Callable[[PyTree, Array, Array, Array, Array], PyTree]
 ) -> PyTree:
-    """Folds ``add(total, x, y, inside, chunk)`` over the client's rows, a slice at a time."""
+    """Folds ``add(total, x, y, inside, chunk)`` over the client's examples, a slice at a time."""
     fewest, most = _CHUNK_ROWS
     fitting = _CHUNK_NUMBERS // max(1, math.prod(data.x.shape[1:]))
     width = min(max(fewest, min(fitting, most)), data.capacity)
@@ -78,7 +78,7 @@ def _over_rows(
 
 
 def losses_of(params: Params, model: Model, x: Array, y: Array, inside: Array, key: Key | None) -> Array:
-    """The loss of each row, 0 for those that are not inside; for training where there is a key."""
+    """The loss of each example, 0 where not ``inside``; with a ``key``, that of the forward pass for training."""
     if key is None or model.apply_train is None:
         outputs = lowered(model.apply)(params, x)
     else:

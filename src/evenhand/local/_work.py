@@ -24,18 +24,18 @@ uses it, start from ``correction.init(params)``, and return the last state.
 
 
 class Work(NamedTuple):
-    """Local work: the first argument of every method that trains on its clients.
+    """Local work, the first argument of most methods.
 
-    :func:`evenhand.local.sgd` makes one; ``Work(model, solve)`` is one of your own.
+    Made by :func:`evenhand.local.sgd`, or from a solver of your own by ``Work(model, solve)``.
 
     Attributes:
       model: what is trained.
       solve: the training itself, a :data:`Solver`.
-      effort: ``data -> Effort``, so that clients of like effort train side by side.
-      step_size: the step, if this is plain gradient descent, else None.
+      effort: ``data -> Effort``, so that clients of similar effort train at the same time.
+      step_size: the step size, if this is plain gradient descent, else None.
       of_risk: ``risk -> Work``, the same work on another risk of each batch's losses; None: the risk cannot be changed.
 
-    ``solve`` and ``of_risk`` know the model that they were made with: make new work for another model.
+    ``solve`` and ``of_risk`` are bound to the model that they were made with: make new work for another model.
     """
 
     model: Model
@@ -47,7 +47,7 @@ class Work(NamedTuple):
 
 
 def check_model(model: object) -> None:
-    """``model`` is one.
+    """Checks that ``model`` is a :class:`~evenhand.types.Model`.
 
     Raises:
       EvenhandError: it is not; the sentence says how to make one.

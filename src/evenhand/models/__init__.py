@@ -1,6 +1,6 @@
-"""Models: parameters, a forward pass, and one loss per row.
+"""Models: parameters, a forward pass, and one loss per example.
 
-A model of your own comes from :func:`from_flax` or :func:`from_functions`; the losses and metrics here fit
+To make a model of your own use :func:`from_flax` or :func:`from_functions`; the losses and metrics here fit
 both.
 """
 

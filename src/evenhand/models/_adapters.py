@@ -1,4 +1,4 @@
-"""Makes a :class:`~evenhand.types.Model` of the user's own functions or flax module."""
+"""Makes a :class:`~evenhand.types.Model` from the user's functions or flax module."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["from_flax", "from_functions"]
 _Factory: TypeAlias = Callable[[Any], Any]
 """``nnx.Rngs -> nnx.Module``."""
 _STATISTICS = (
-    "the running statistics of unlike clients cannot be averaged meaningfully; use a layer without them, "
-    "e.g. GroupNorm or LayerNorm in the place of BatchNorm."
+    "the running statistics of heterogeneous clients cannot be averaged meaningfully; use a layer without them, "
+    "e.g. GroupNorm or LayerNorm instead of BatchNorm."
 )
 
 
@@ -33,12 +33,12 @@ def from_functions(
     metrics: Mapping[str, PerRow] | None = None,
     apply_train: Callable[[Params, Array, Key], PyTree] | None = None,
 ) -> Model:
-    r"""A model of pure functions; nothing is wrapped.
+    r"""A model made of pure functions, which are used as they are.
 
     Args:
       init: ``key -> params``, a pytree of float arrays.
       apply: ``(params, x) -> outputs``; ``x`` and outputs have rows first.
-      losses: ``(outputs, y) -> (rows,)``, one loss per row, not their mean.
+      losses: ``(outputs, y) -> (rows,)``, one loss per example, not their mean.
       metrics: name -> ``(outputs, y) -> (rows,)``; None: none.
       apply_train: ``(params, x, key) -> outputs`` in training; None: ``apply``.
 
@@ -63,7 +63,7 @@ def from_flax(
     sample: npt.ArrayLike,
     metrics: Mapping[str, PerRow] | None = None,
 ) -> Model:
-    r"""A model of a flax module, linen or nnx.
+    r"""A model made from a flax module, linen or nnx.
 
     The parameters are linen's ``"params"`` collection, or nnx's ``Param`` variables as nested dicts.
     Training differs from evaluation where ``__call__`` has a boolean argument ``train``, ``training`` or
@@ -71,8 +71,8 @@ def from_flax(
     and ``module.eval()``). Dropout draws from the key of the training step.
 
     Args:
-      module: a linen module; or a function ``rngs -> nnx.Module``, e.g. ``lambda rngs: Net(rngs=rngs)``, for
-        an nnx module holds its parameters already.
+      module: a linen module; or a function ``rngs -> nnx.Module``, e.g. ``lambda rngs: Net(rngs=rngs)``,
+        since an nnx module already holds its parameters.
       loss: ``(outputs, y) -> (rows,)``, or ``"cross_entropy"``, ``"squared_error"``, ``"hinge"``,
         ``"logistic"``.
       sample: inputs of the right shape and dtype, ``(rows, ...)``, e.g. ``x[:1]``; their values do not
@@ -81,7 +81,7 @@ def from_flax(
         any.
 
     Raises:
-      EvenhandError: the loss has an unknown name; the module keeps anything but parameters (BatchNorm's
+      EvenhandError: the loss has an unknown name; the module keeps state other than parameters (BatchNorm's
         running statistics); its outputs do not have rows first; it draws random numbers in evaluation; it is
         an nnx module rather than a function that makes one.
 
@@ -139,13 +139,13 @@ def _linen(module: nn.Module, sample: Array) -> _Functions:
     for name in jax.eval_shape(variables, jax.random.key(0)):
         if name != "params":
             raise EvenhandError(f'{type(module).__name__} keeps a collection "{name}": {_STATISTICS}')
-    # Compiled, and so kept between processes: of many small draws each would compile a program of its own.
+    # Compiled as one program, which is cached between processes; else every small draw would compile its own.
     return _Functions(jax.jit(init), apply, apply_train if training else None)
 
 
 def _nnx(factory: _Factory) -> _Functions:
-    """The module is made anew at every trace: compiled, what ``update`` overwrites costs nothing."""
-    from flax import nnx  # a third of a second, which most processes need not spend
+    """The module is rebuilt at every trace; once compiled, the values that ``update`` overwrites cost nothing."""
+    from flax import nnx  # takes a third of a second, and few processes need it
 
     def make(key: Key) -> nnx.Module:
         module = factory(nnx.Rngs(key))
@@ -182,8 +182,8 @@ def _nnx(factory: _Factory) -> _Functions:
             "parameters can be drawn from a key."
         )
     example = nnx.eval_shape(lambda: make(jax.random.key(0)))
-    _, randomness, rest = nnx.state(example, nnx.Param, nnx.RngState, ...)
-    for path, variable in nnx.to_flat_state(rest):
+    _, randomness, others = nnx.state(example, nnx.Param, nnx.RngState, ...)
+    for path, variable in nnx.to_flat_state(others):
         name = ".".join(map(str, path))
         raise EvenhandError(
             f"{type(example).__name__} keeps a {type(variable).__name__} in {name}: {_STATISTICS}"
@@ -194,15 +194,15 @@ def _nnx(factory: _Factory) -> _Functions:
 
 
 def _mode(module: type, *, train: bool) -> dict[str, Any]:
-    """The arguments with which this kind of module's ``__call__`` is told whether it trains."""
-    told = {"train": train, "training": train, "deterministic": not train}
+    """The arguments of the module's ``__call__`` that say whether it is training."""
+    flags = {"train": train, "training": train, "deterministic": not train}
     arguments = inspect.signature(module.__call__).parameters
-    return {name: value for name, value in told.items() if name in arguments}
+    return {name: value for name, value in flags.items() if name in arguments}
 
 
 def _check_rows_first(functions: _Functions, sample: Array) -> None:
     params = jax.eval_shape(functions.init, jax.random.key(0))
-    # Two numbers of rows: a module whose outputs happen to have one of them cannot have both.
+    # Two numbers of rows: outputs whose first axis has one of them by chance cannot have both.
     for rows in (2, 3):
         x = jax.ShapeDtypeStruct((rows, *sample.shape[1:]), sample.dtype)
         outputs = jax.eval_shape(functions.apply, params, x)

@@ -18,10 +18,10 @@ _Shape = tuple[int, int, int]
 
 
 def cnn_femnist(classes: int = 62, *, hidden: int = 512) -> Model:
-    r"""The two-convolution network for 28 x 28 grey images, by cross-entropy.
+    r"""The network with two convolutions for 28 x 28 grey images, with cross-entropy loss.
 
     ``conv 5x5x32 same, ReLU, pool 2, conv 5x5x64 same, ReLU, pool 2, dense hidden, ReLU, dense classes``;
-    1,690,046 parameters as it stands, 1,663,370 with ten classes.  Kernels start Glorot uniform, biases 0;
+    1,690,046 parameters by default, 1,663,370 with ten classes.  Kernels start Glorot uniform, biases at 0;
     metric ``"accuracy"``.
 
     Args:
@@ -50,7 +50,7 @@ def cnn_femnist(classes: int = 62, *, hidden: int = 512) -> Model:
 
 
 def cnn_femnist_dropout(classes: int = 62) -> Model:
-    r"""The network with dropout for 28 x 28 grey images, by cross-entropy.
+    r"""The network with dropout for 28 x 28 grey images, with cross-entropy loss.
 
     ``conv 3x3x32 valid, ReLU, conv 3x3x64 valid, ReLU, pool 2, dropout 0.25, dense 128, ReLU, dropout 0.5,
     dense classes``; 1,206,590 parameters with 62 classes.  Dropout acts in training only.  Inputs, parameter
@@ -72,11 +72,10 @@ def cnn_femnist_dropout(classes: int = 62) -> Model:
 
 
 def cnn_cifar(classes: int = 10) -> Model:
-    r"""The network with dropout for 32 x 32 colour images, by cross-entropy; 1,626,442 parameters with ten
-    classes.
+    r"""The network with dropout for 32 x 32 colour images, with cross-entropy loss.
 
     The layers of :func:`cnn_femnist_dropout` on inputs ``(n, 32, 32, 3)``, channels last, or ``(n, 3072)`` in
-    that order: the dense layer has 12,544 inputs.
+    that order: the dense layer has 12,544 inputs.  1,626,442 parameters with ten classes.
 
     Args:
       classes: labels are integers ``0 .. classes - 1``.
@@ -128,14 +127,14 @@ class _DropoutCNN(nn.Module):
 
 
 class _Dropout(nn.Module):
-    """Dropout at a rate in 256ths, from 8 random bits a unit: a fourth of what ``nn.Dropout`` draws."""
+    """Dropout at a rate in 256ths, from 8 random bits per unit: a quarter of what ``nn.Dropout`` draws."""
 
     rate: float
 
     def __call__(self, x: Array, train: bool) -> Array:
         dropped = 256 * self.rate
         if dropped % 1:
-            raise ValueError(f"The rate must be a multiple of 1/256, but is {self.rate}.")
+            raise ValueError(f"The rate must be a multiple of 1/256, but it is {self.rate}.")
         if not train:
             return x
         words = jax.random.bits(self.make_rng("dropout"), (-(-x.size // 4),))
@@ -149,5 +148,5 @@ def _halved(x: Array) -> Array:
 
 
 def _flat(x: Array) -> Array:
-    # -1 would be ambiguous for no rows at all.
+    # -1 would be ambiguous for zero rows.
     return x.reshape(x.shape[0], math.prod(x.shape[1:]))

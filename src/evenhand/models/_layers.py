@@ -1,4 +1,4 @@
-"""What the models here have in common: initial values, forms of input, the affine layer."""
+"""What the models share: initialisers, shapes of inputs, the affine layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ zeros: Initializer = nn.initializers.zeros_init()
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:
-    """The widths of a model, each under its argument's name, are whole numbers that can be indexed.
+    """Checks that the widths of a model, by argument name, are whole numbers in range.
 
     Raises:
       EvenhandError: one of them is not.
@@ -31,7 +31,7 @@ def check_sizes(sizes: Mapping[str, int]) -> None:
 
 
 def glorot_uniform(key: Key, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    """``U(-a, a)``, ``a^2 = 6 / (fan_in + fan_out)``, number for number flax's initialiser of that name."""
+    """``U(-a, a)``, ``a^2 = 6 / (fan_in + fan_out)``, the same numbers as from flax's initialiser of that name."""
     limit = math.sqrt(6.0 / (math.prod(shape[:-2]) * (shape[-2] + shape[-1])))
     # Drawn flat: on the CPU, XLA takes six times longer to compile the draw of a small matrix.
     draw = jax.random.uniform(key, (math.prod(shape),), dtype, -limit, limit)
@@ -42,8 +42,8 @@ class Affine(nn.Module):
     """``x @ kernel + bias`` of rows flattened to ``features`` numbers; parameters ``kernel`` and ``bias``.
 
     Attributes:
-      features: numbers per row.
-      outputs: outputs per row.
+      features: numbers per example.
+      outputs: outputs per example.
       kernel_init: initialiser of the kernel ``(features, outputs)``; the bias starts at 0.
     """
 
@@ -72,7 +72,7 @@ def vector_rows(x: Array, features: int) -> Array:
 def image_rows(x: Array, shape: tuple[int, int, int]) -> Array:
     """Rows as float32 images ``(n, height, width, channels)``.
 
-    Rows may be flat, or lack the axis of a single channel; channels first is refused, for it would be
+    Rows may be flat, or lack the axis of a single channel; channels first is refused, since it would be
     scrambled.
     """
     x = jnp.asarray(x)

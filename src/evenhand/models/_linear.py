@@ -1,4 +1,4 @@
-"""Models that see a row as a vector: linear and softmax regression, support vector machine, perceptrons."""
+"""Models that see an example as a vector: linear and softmax regression, support vector machine, perceptrons."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Margin", "linear_regression", "mlp", "softmax_regression", "svm"]
 
 
 def linear_regression(features: int, *, outputs: int = 1) -> Model:
-    r"""Linear regression ``x W + b`` by squared error, ``l(w; x, y) = (1 / d) ||x W + b - y||^2``.
+    r"""Linear regression ``x W + b`` with squared error, ``l(w; x, y) = (1 / d) ||x W + b - y||^2``.
 
     No factor of one half: the mean loss is the mean squared error.  ``W`` and ``b`` start at 0; metrics are
     ``"squared_error"`` and ``"absolute_error"``.
 
     Args:
-      features: numbers per row; rows of any shape are flattened.
-      outputs: targets ``d`` per row, ``(n, d)``, or ``(n,)`` where ``d`` is 1.
+      features: numbers per example; examples of any shape are flattened.
+      outputs: the number ``d`` of targets per example, ``(n, d)``, or ``(n,)`` where ``d`` is 1.
 
     Params:
       ``{"kernel": (features, outputs), "bias": (outputs,)}``.
@@ -49,7 +49,7 @@ def softmax_regression(features: int, *, classes: int) -> Model:
     Kernel Glorot uniform, bias 0, no regularisation; metric ``"accuracy"``.
 
     Args:
-      features: numbers per row; rows of any shape are flattened.
+      features: numbers per example; examples of any shape are flattened.
       classes: labels are integers ``0 .. classes - 1``.
 
     Params:
@@ -83,16 +83,16 @@ class Margin(NamedTuple):
 def svm(features: int, *, regularization: float = 0.01) -> Model:
     r"""Linear support vector machine, ``l(w; x, y) = max(0, 1 - y (x W + b)) + (lambda / 2) ||W||^2``.
 
-    Labels are -1/+1 or 0/1; ``W`` and ``b`` start at 0 and ``b`` is not penalised.  The penalty is a part of
-    every row's loss, through the outputs (:class:`Margin`), so the mean over any rows, with any weights that
+    Labels are -1/+1 or 0/1; ``W`` and ``b`` start at 0 and ``b`` is not penalised.  The penalty is part of every
+    example's loss, through the outputs (:class:`Margin`), so the mean over any examples, with any weights that
     sum to 1, is the mean hinge loss plus one penalty.  Metric: ``"accuracy"``, a score of 0 being wrong.
 
     Differs from the paper: there a client's objective is the *sum* ``(1/2) ||W||^2 + sum_i max(0, 1 - y_i
     z_i)``, which is ``n_k`` times this one with ``regularization = 1 / n_k``; means keep step sizes and
-    ``F_k`` comparable between clients of unlike sizes.
+    ``F_k`` comparable between clients of different sizes.
 
     Args:
-      features: numbers per row; rows of any shape are flattened.
+      features: numbers per example; examples of any shape are flattened.
       regularization: ``lambda >= 0``.
 
     Params:
@@ -132,12 +132,12 @@ def svm(features: int, *, regularization: float = 0.01) -> Model:
 
 
 def mlp(features: int, *, classes: int, hidden: Sequence[int] = (128,)) -> Model:
-    r"""Perceptron with ReLU layers, ``z = relu(... relu(x W_0 + b_0) ...) W + b``, by cross-entropy.
+    r"""Multilayer perceptron with ReLUs, ``z = relu(... relu(x W_0 + b_0) ...) W + b``, and cross-entropy.
 
     Kernels Glorot uniform, biases 0; metric ``"accuracy"``.
 
     Args:
-      features: numbers per row; rows of any shape are flattened.
+      features: numbers per example; examples of any shape are flattened.
       classes: labels are integers ``0 .. classes - 1``.
       hidden: widths of the hidden layers; empty: softmax regression.
 

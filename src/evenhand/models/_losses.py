@@ -1,4 +1,4 @@
-r"""Losses and metrics, one number per row: nothing here is averaged over rows.
+r"""Losses and metrics, one number per example: nothing here is averaged over examples.
 
 ``outputs`` has rows first.  A single score may come as ``(n,)`` or ``(n, 1)``, and so may its labels.
 Results are float32 at least, whatever the precision of the outputs.
@@ -39,11 +39,11 @@ def cross_entropy(outputs: Array, y: Array) -> Array:
     r"""Softmax cross-entropy ``log sum_c exp(z_c) - z_y`` of logits ``z`` and integer labels ``y``.
 
     Args:
-      outputs: logits, ``(n, C)``, or ``(n, ..., C)``, whose row loss is the mean over the middle axes.
+      outputs: logits, ``(n, C)``, or ``(n, ..., C)``, where the loss is the mean over the middle axes.
       y: classes ``0 .. C - 1``, integers, ``(n,)`` or ``(n, ...)``.
 
     Returns:
-      ``(n,)``, >= 0; the largest logit is subtracted first, so that large logits cost no digits.  A label
+      ``(n,)``, >= 0; the largest logit is subtracted first, so that large logits lose no digits.  A label
       outside ``0 .. C - 1`` gives NaN.
 
     Raises:
@@ -60,13 +60,13 @@ def cross_entropy(outputs: Array, y: Array) -> Array:
     chosen = labels[..., None] == jnp.arange(classes, dtype=jnp.int32)[(None,) * labels.ndim]
     losses = jnp.sum(jnp.where(chosen, -jax.nn.log_softmax(logits, axis=-1), 0.0), axis=-1)
     known = (labels >= 0) & (labels < classes)
-    return _mean_over_rest(jnp.where(known, losses, jnp.nan))
+    return _mean_per_example(jnp.where(known, losses, jnp.nan))
 
 
 def accuracy(outputs: Array, y: Array) -> Array:
     """1 where the largest logit is the label's, else 0; shapes and errors as in :func:`cross_entropy`.
 
-    Of equal logits the first counts as the largest.  A row with a NaN among its logits has no answer, and gives NaN.
+    Of equal logits the first counts as the largest.  A NaN among an example's logits gives NaN.
 
     Example:
       >>> import jax.numpy as jnp
@@ -78,17 +78,17 @@ def accuracy(outputs: Array, y: Array) -> Array:
     right = jnp.argmax(logits, axis=-1).astype(jnp.int32) == labels
     # argmax stops at the first NaN, so a diverged model would be credited with class 0.
     unknown = jnp.any(jnp.isnan(logits), axis=-1)
-    return _mean_over_rest(jnp.where(unknown, jnp.nan, right.astype(logits.dtype)))
+    return _mean_per_example(jnp.where(unknown, jnp.nan, right.astype(logits.dtype)))
 
 
 def squared_error(outputs: Array, y: Array) -> Array:
-    r"""Mean over a row's components of ``(output - y)^2``, without a factor of one half.
+    r"""Mean over an example's components of ``(output - y)^2``, without a factor of one half.
 
-    With ``d`` components, ``(1 / d) ||output - y||^2``; its mean over rows is the mean squared error.
+    With ``d`` components, ``(1 / d) ||output - y||^2``; its mean over examples is the mean squared error.
 
     Args:
       outputs: ``(n,)``, ``(n, 1)`` or ``(n, ..., d)``.
-      y: targets, as many numbers as the outputs have.
+      y: targets, of the same size as the outputs.
 
     Raises:
       EvenhandError: outputs and targets differ in size.
@@ -100,11 +100,11 @@ def squared_error(outputs: Array, y: Array) -> Array:
       Array([0., 4.], dtype=float32)
     """
     predicted, targets = _paired("squared_error", outputs, y)
-    return _mean_over_rest(jnp.square(predicted - targets))
+    return _mean_per_example(jnp.square(predicted - targets))
 
 
 def absolute_error(outputs: Array, y: Array) -> Array:
-    """Mean over a row's components of ``|output - y|``; shapes and errors as in :func:`squared_error`.
+    """Mean over an example's components of ``|output - y|``; shapes and errors as in :func:`squared_error`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -113,7 +113,7 @@ def absolute_error(outputs: Array, y: Array) -> Array:
       Array([0., 2.], dtype=float32)
     """
     predicted, targets = _paired("absolute_error", outputs, y)
-    return _mean_over_rest(jnp.abs(predicted - targets))
+    return _mean_per_example(jnp.abs(predicted - targets))
 
 
 def hinge(outputs: Array, y: Array) -> Array:
@@ -126,7 +126,7 @@ def hinge(outputs: Array, y: Array) -> Array:
       y: labels, ``(n,)`` or ``(n, 1)``, of any dtype.
 
     Raises:
-      EvenhandError: there is not one score and one label per row.
+      EvenhandError: there is not one score and one label per example.
 
     Example:
       >>> import jax.numpy as jnp
@@ -182,7 +182,7 @@ _METRICS: Mapping[PerRow, Mapping[str, PerRow]] = {
 
 
 def resolve(loss: Loss) -> PerRow:
-    """The loss itself where it is given by name."""
+    """The loss function, looked up if it is given by name."""
     if not isinstance(loss, str):
         return loss
     if loss not in _LOSSES:
@@ -203,7 +203,7 @@ def _float(values: Array) -> Array:
     return values if values.dtype == jnp.float64 else values.astype(jnp.float32)
 
 
-def _mean_over_rest(values: Array) -> Array:
+def _mean_per_example(values: Array) -> Array:
     return jnp.mean(values, axis=tuple(range(1, values.ndim)))
 
 

@@ -16,24 +16,24 @@ __all__ = ["lstm"]
 
 
 def lstm(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers: int = 2) -> Model:
-    r"""Stacked LSTM that reads a row of tokens and predicts the next one, by cross-entropy.
+    r"""Stacked LSTM that reads a sequence of tokens and predicts the next one, with cross-entropy loss.
 
     Embedding, ``layers`` LSTM layers, and a dense layer on the last step's output.  A layer with input
-    ``x_t`` does
+    ``x_t`` computes
 
     .. math:: (i, j, f, o) &= [x_t, h_{t-1}] K + b \\
        c_t &= \sigma(f + 1) \, c_{t-1} + \sigma(i) \tanh(j), \qquad h_t = \sigma(o) \tanh(c_t)
 
     from ``h_0 = c_0 = 0``: no peepholes, forget bias 1.  Kernels and embedding start Glorot uniform, biases
-    0.  The default has 817,872 parameters: ``embedding`` (80, 8), ``lstm_0`` and ``lstm_1`` with ``kernel``
+    at 0.  The default has 817,872 parameters: ``embedding`` (80, 8), ``lstm_0`` and ``lstm_1`` with ``kernel``
     (inputs + 256, 4 x 256) and ``bias``, ``output``.
 
-    The recurrence has a gradient of its own (one product for the kernel's gradient over all steps); reverse
-    mode and forward over reverse work, ``jax.jvp`` of the bare model does not.
+    The recurrence has a custom gradient (one product for the kernel's gradient over all steps); reverse mode
+    and forward over reverse work, ``jax.jvp`` of the bare model does not.
 
     Args:
-      vocabulary: distinct tokens; inputs are integers ``0 .. vocabulary - 1``, ``(n, T)``, and so are the
-        labels, ``(n,)``.  A token beyond the vocabulary gives NaN.
+      vocabulary: the number of distinct tokens; inputs, ``(n, T)``, and labels, ``(n,)``, are integers
+        ``0 .. vocabulary - 1``.  A token beyond the vocabulary gives NaN.
       embedding: numbers per embedded token.
       hidden: width of each layer.
       layers: how many layers.

@@ -1,4 +1,4 @@
-"""How a run serves each class: a table by the names of the classes."""
+"""How well a run serves each class, as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["class_table"]
 
 
 def class_table(runs: Sequence[RunView]) -> str:
-    """The section of a page about one run of a model of some classes; nothing for others."""
+    """The section on classes of a page about a single run; empty for several runs or fewer than two classes."""
     known: Mapping[str, Sequence[Mapping[str, Any]]] = runs[0].info.get("by_class") or {}
     split = next((split for split in reversed(SPLITS) if split in known), None)
     if len(runs) != 1 or split is None or len(known[split]) < 2:
@@ -33,10 +33,10 @@ def class_table(runs: Sequence[RunView]) -> str:
     ]
     head = [
         "Class",
-        f"{split} rows",
+        f"{split} examples",
         "clients with some",
-        "accuracy over rows",
-        "at the client where it is lowest",
+        "accuracy over examples",
+        "accuracy at the worst client",
     ]
-    body = table(f"Accuracy by class, {split} rows", head, rows, "numbers")
+    body = table(f"Accuracy by class, {split} examples", head, rows, "numbers")
     return f"<section>\n<h2>Class by class</h2>\n{body}\n</section>"

@@ -1,4 +1,4 @@
-"""``clients.csv``: one line per client, as it is written and read again."""
+"""``clients.csv``, one line per client: written and read back."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ClientTable(NamedTuple):
 
     Attributes:
       client_ids: the clients' names, ``K`` of them.
-      sizes: split -> rows per client, ``(K,)``.
-      clients: split -> metric -> ``(K,)``; NaN for a client without rows.
-      classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, where it is there.
+      sizes: split -> examples per client, ``(K,)``.
+      clients: split -> metric -> ``(K,)``; NaN for a client without examples.
+      classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, where the file has it.
     """
 
     client_ids: tuple[str, ...]
@@ -39,12 +39,12 @@ class ClientTable(NamedTuple):
 
 
 def write_clients_csv(path: str | Path, view: RunView) -> None:
-    """Writes one line per client: its id, its rows in each split, and each metric in each split.
+    """Writes one line per client: its id, its examples in each split (``"test_rows"``), and each metric in each split.
 
-    Where rows have classes, also how many a client has rows of in each split (``"test_classes"``), how its accuracies
-    spread over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`.  A metric that a client does not
-    have, because it has no rows in that split, is an empty field.  A name that a spreadsheet would take for a formula
-    stands behind a ``'``; :func:`evenhand.text.spreadsheet_name` gives it back.
+    Where examples have classes, also how many classes a client has in each split (``"test_classes"``), the spread of
+    its accuracies over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`.  A metric is an empty
+    field for a client without examples in that split.  A name that a spreadsheet would take for a formula is preceded
+    by ``'``; :func:`evenhand.text.spreadsheet_name` restores it.
     """
     splits = [split for split in SPLITS if split in view.sizes or split in view.clients]
     columns = {
@@ -68,7 +68,7 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
 
 
 def read_clients_csv(path: str | Path) -> ClientTable:
-    """What :func:`write_clients_csv` wrote.
+    """Reads what :func:`write_clients_csv` wrote.
 
     Raises:
       EvenhandError: there is no such file, or it is not such a table.
@@ -78,14 +78,14 @@ def read_clients_csv(path: str | Path) -> ClientTable:
     classes, clients = dict[str, Mapping[str, NDArray]](), dict[str, Mapping[str, NDArray]]()
     for split in sizes:
         prefix = column(split, _ROWS).removesuffix(_ROWS)
-        own = {
+        of_split = {
             name.removeprefix(prefix): values for name, values in columns.items() if name.startswith(prefix)
         }
-        own.pop(_ROWS)
-        known = CLASS_COLUMNS if all(name in own for name in CLASS_COLUMNS) else ()
-        clients[split] = {name: values for name, values in own.items() if name not in known}
+        of_split.pop(_ROWS)
+        known = CLASS_COLUMNS if all(name in of_split for name in CLASS_COLUMNS) else ()
+        clients[split] = {name: values for name, values in of_split.items() if name not in known}
         if known:
-            classes[split] = {name: own[name] for name in known}
+            classes[split] = {name: of_split[name] for name in known}
     return ClientTable(client_ids, sizes, clients, classes)
 
 
@@ -99,11 +99,11 @@ def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray]]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise EvenhandError(f"{path} is not a table in UTF-8 ({error}): repeat the run.") from None
     if not lines:
-        raise EvenhandError(f"{path} holds no client: repeat the run.")
+        raise EvenhandError(f"{path} holds no clients: repeat the run.")
     for number, line in enumerate(lines, 2):
         if len(line) != len(header):
             raise EvenhandError(
-                f"{path}, line {number} has {len(line)} fields and the header {len(header)}: repeat the run."
+                f"{path}, line {number} has {len(line)} fields, but the header {len(header)}: repeat the run."
             )
     try:
         table = np.array([[float(field or "nan") for field in line[1:]] for line in lines], np.float64)

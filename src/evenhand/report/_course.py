@@ -1,4 +1,4 @@
-"""How a run's metric went: its latest value in words, and how much its last rounds swing."""
+"""The course of a run's metric: its latest value in words, and how much it swings in the last rounds."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Swing(NamedTuple):
     """How far a metric went up and down in the last evaluations of a run.
 
     Attributes:
-      size: the smaller of the largest rise and the largest fall between any two of them, one after the other or not:
-        0 for a metric that only rises or only falls, which is a trend.
+      size: the smaller of the largest rise and the largest fall between any two of them, consecutive or not: 0 for a
+        metric that only rises or only falls, which is a trend.
       first: the round of the first of them.
-      last: of the last one.
-      metric: whose swing it is.
+      last: the round of the last of them.
+      metric: the metric.
     """
 
     size: float
@@ -37,20 +37,20 @@ class Swing(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What the metric did, for a person."""
+        """What the metric did, in words."""
         size = f"{100 * self.size:.1f} points" if is_share(self.metric) else f"{self.size:.3g}"
         return f"went up and down by {size} between rounds {self.first} and {self.last}"
 
 
 def swing(history: Mapping[str, npt.NDArray[Any]], split: str, metric: str) -> Swing | None:
-    """How much the last rounds swing, if that is not small against what is claimed of the last one.
+    """How much a metric swings in the last rounds, if enough to doubt its last value.
 
-    The rule: of the evaluations after round 0 the last fifth counts, three at least; a swing of an accuracy counts from
-    1 point on, and of any other metric from 5 % of its last value on.  It is that of the mean over clients where the
-    history has one (``"test_accuracy_mean"``), else over rows.
+    The rule: of the evaluations after round 0 the last fifth counts, but at least three; a swing counts from 1 point
+    on for an accuracy, and from 5 % of the last value on for any other metric.  It is that of the mean over clients if
+    the history has it (``"test_accuracy_mean"``), else of the mean over examples.
 
     Returns:
-      None where it is smaller than that, where fewer than three evaluations are known, or where one is not finite.
+      None if it is smaller than that, if there are fewer than three evaluations, or if one is not finite.
 
     Example:
       >>> import numpy as np
@@ -75,7 +75,7 @@ def swing(history: Mapping[str, npt.NDArray[Any]], split: str, metric: str) -> S
 
 
 def latest(row: Mapping[str, float]) -> str:
-    """The latest training loss in words and, where it is known, the accuracy, of test rows where there are any.
+    """The latest training loss in words and, where known, the accuracy, on test examples if there are any.
 
     Example:
       >>> latest({"train_loss": 0.31234, "train_accuracy": 0.91, "test_accuracy": 0.876})

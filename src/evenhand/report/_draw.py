@@ -1,6 +1,6 @@
 """What the figures share: colours, lines, bins and scales.
 
-The colours are told apart by colour-blind readers, and each has a marker of its own.
+Colour-blind readers can tell the colours apart, and each has a different marker.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def line(
     alpha: float = 1.0,
     most: int = MOST_POINTS,
 ) -> None:
-    """A line through the finite points, thinned to what can be seen; its few points are marked."""
+    """A line through the finite points, thinned to what can be seen; points get markers if they are few."""
     y = finite(y)
     if not np.isfinite(y).any():
         return
@@ -90,11 +90,11 @@ def line(
 def band(
     axes: Axes, x: NDArray, low: NDArray, high: NDArray, metric: str, colour: str, name: str = ""
 ) -> None:
-    """What lies between two lines, where both are finite."""
+    """The area between two lines, where both are finite."""
     low, high = finite(low), finite(high)
     if np.isfinite(low).any() and np.isfinite(high).any():
         kept = thin(len(x))
-        bounds = [scaled(side[kept], metric) for side in (low, high)]
+        bounds = [scaled(bound[kept], metric) for bound in (low, high)]
         axes.fill_between(x[kept], *bounds, color=colour, alpha=0.15, linewidth=0, label=name)
 
 
@@ -112,21 +112,21 @@ def finite(values: NDArray) -> NDArray:
 
 
 def short(name: str, most: int = 40) -> str:
-    """A name for a figure: nothing hidden, not too long, no formula to matplotlib, not dropped for its underscore."""
+    """A name for a figure: visible, not too long, no formula to matplotlib, not dropped for a leading underscore."""
     name = visible(name)
     name = name if len(name) <= most else name[: most - 1] + "…"
     return name.replace("$", r"\$").replace("_", " _", name.startswith("_"))
 
 
 def thin(count: int, most: int = MOST_POINTS) -> NDArray:
-    """At most so many evenly spaced indices, the first and the last among them."""
+    """At most ``most`` evenly spaced indices, the first and the last among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def edges(values: NDArray, metric: str, clients: int) -> NDArray:
-    """Bins: for shares some of the equal bins on [0, 1] that cover the values, else by their spread.
+    """The edges of bins: for shares, those of the equal bins on [0, 1] that cover the values, else by their spread.
 
-    Few clients get wide bins: an accuracy over ten rows has eleven values, between which narrow ones stay empty.
+    Few clients get wide bins: an accuracy over ten examples has eleven values, and narrow bins between them are empty.
     """
     if not values.size:
         return np.array([0.0, 1.0])
@@ -143,7 +143,7 @@ def edges(values: NDArray, metric: str, clients: int) -> NDArray:
 
 
 def log_if_wide(*every: Axes) -> None:
-    """A logarithmic axis for all where positive numbers span much."""
+    """Logarithmic axes if all values are positive and span a wide range."""
     lines = [np.asarray(line.get_ydata(), np.float64) for axes in every for line in axes.lines]
     y = np.concatenate([*lines, np.zeros(0)])
     y = y[np.isfinite(y)]

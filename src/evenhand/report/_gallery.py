@@ -1,4 +1,4 @@
-"""The figures of the report, each with its title, how to read it, and its message in words."""
+"""The figures of the report, each with a title, how to read it, and its message in words."""
 
 from __future__ import annotations
 
@@ -35,34 +35,34 @@ def gallery(subject: Comparison) -> str:
 
 
 def _how_to_read(subject: Comparison) -> str:
-    """What holds for all figures."""
-    told: list[str] = []
+    """Notes on all figures."""
+    notes: list[str] = []
     if len(subject.methods) > 3:
-        told.append("A panel per method, on equal scales; grey: the other methods.")
+        notes.append("A panel per method, on equal scales; grey: the other methods.")
     if subject.seeds > 1:
-        told.append(
-            f"Lines are means over {subject.seeds} seeds, bands go from the lowest seed to the highest."
+        notes.append(
+            f"Lines are means over {subject.seeds} seeds; bands span the lowest to the highest seed."
         )
-    return f'<p class="caption">{" ".join(told)}</p>\n' if told else ""
+    return f'<p class="caption">{" ".join(notes)}</p>\n' if notes else ""
 
 
 def _curves(subject: Comparison) -> list[str]:
-    """The metric by round and, where it is another, the loss."""
+    """The metric by round and, unless that is the loss, the loss."""
     runs, metric, split, several = subject.runs, subject.metric, subject.split, len(subject.methods) > 1
     if not any(len(run.history["round"]) for run in runs):
         return []
     title = f"{subject.what} by round".capitalize()
-    note = "Mean over clients" if plots.over_clients(subject, split, metric) else "Mean over all rows"
+    note = "Mean over clients" if plots.over_clients(subject, split, metric) else "Mean over all examples"
     if several:
-        note += "; dashed: worst tenth of them."
+        note += "; dashed: worst tenth of the clients."
     else:
-        note += "." if subject.seeds > 1 else "; band: from the worst to the best tenth of them."
-    shown = [svg(plots.learning_curve(subject), "curve", title, note, f"{title}. {_told(subject)}")]
+        note += "." if subject.seeds > 1 else "; band: worst to best tenth of the clients."
+    shown = [svg(plots.learning_curve(subject), "curve", title, note, f"{title}. {_message(subject)}")]
     loss_split = "train" if several else split
     if metric != "loss" and any(f"{loss_split}_loss" in run.history for run in runs):
         title = f"{'Training loss' if several else 'Loss'} by round"
         figure = plots.learning_curve(subject._replace(metric="loss", split=loss_split))
-        shown.append(svg(figure, "loss", title, "Mean over all rows.", f"{title}."))
+        shown.append(svg(figure, "loss", title, "Mean over all examples.", f"{title}."))
     return shown
 
 
@@ -77,38 +77,38 @@ def _clients(subject: Comparison) -> list[str]:
             "histogram",
             "How many clients get how much",
             f"Clients by {what}.",
-            f"Histogram of the {what} per client. {_told(subject)}",
+            f"Histogram of the {what} per client. {_message(subject)}",
         ),
         svg(
             plots.client_curve(subject),
             "clients",
             "Every client, worst served first",
             "The flatter, the more even. Shaded: the worst tenth.",
-            f"The {what} of every client, worst served first. {_told(subject)}",
+            f"The {what} of every client, worst served first. {_message(subject)}",
         ),
         svg(
             plots.size_scatter(subject),
             "sizes",
             "Does a client's size decide what it gets?",
-            "A mark per client." + (" Lines: medians by size." if many else ""),
-            f"The {what} of every client against its number of training rows.",
+            "One mark per client." + (" Lines: medians by size." if many else ""),
+            f"The {what} of every client against its number of training examples.",
         ),
     ]
 
 
-def _told(subject: Comparison) -> str:
+def _message(subject: Comparison) -> str:
     """The figure's message in words, for those who cannot see it."""
     metric = subject.metric
-    told: list[str] = []
+    sentences: list[str] = []
     for method in subject.methods:
         stats = method.statistics(subject.split, metric)
         mean, low, high = (value(float(np.mean(stats[key])), metric) for key in ("mean", "worst10", "best10"))
-        told.append(f"{isolated(method.name)}: mean {mean}, worst tenth {low}, best tenth {high}.")
-    return " ".join(told)
+        sentences.append(f"{isolated(method.name)}: mean {mean}, worst tenth {low}, best tenth {high}.")
+    return " ".join(sentences)
 
 
 def _extra_series(runs: Sequence[RunView]) -> list[str]:
-    """Whatever else changed during some run: ``mu``, say, but no loss, metric or statistic of one."""
+    """Other recorded series that change during some run, such as ``mu``: not metrics or their statistics."""
     known = ("round", *(f"{split}_" for split in SPLITS))
     keys = dict.fromkeys(key for run in runs for key in run.history if not key.startswith(known))
 

@@ -27,21 +27,21 @@ _VARIABLES = {
 
 
 class Cell(NamedTuple):
-    """A table cell: HTML that is safe already, and classes for the style sheet."""
+    """A table cell: HTML that is already safe, and classes for the style sheet."""
 
     html: str
     classes: str = ""
 
 
 def escape(text: object) -> str:
-    """Any text, with all that HTML would take for markup made harmless and nothing hidden but what isolates a name."""
+    """Any text with its markup escaped and nothing hidden, except for the characters that isolate a name."""
     parts = re.split("([\u2068\u2069])", str(text))
     shown = (part if i % 2 else visible(part) for i, part in enumerate(parts))
     return html.escape("".join(shown), quote=True)
 
 
 def bar(text: str, share: float, colour: int = 0) -> Cell:
-    """A number with a bar behind it, from 0 to all of the cell."""
+    """A number with a bar that fills a share of the cell."""
     width = 100 * min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
     style = f"--w:{width:.1f}%;--c:var(--c{colour % len(draw.PALETTE)})"
     return Cell(f'<span class="bar" style="{style}">{escape(text)}</span>', "number")
@@ -55,7 +55,7 @@ def swatch(colour: int) -> str:
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str | Cell]], classes: str = "") -> str:
     """A table whose first column names the rows; plain strings are escaped."""
     name = escape(caption)
-    # The caption stands outside of what scrolls, so that it wraps on a narrow screen.
+    # The caption is outside the scrolling part, so that it wraps on a narrow screen.
     lines = [
         f'<p class="caption">{name}</p>\n<div class="scroll" role="region" aria-label="{name}" tabindex="0">'
     ]
@@ -80,18 +80,18 @@ def details(summary: str, body: str) -> str:
 
 
 def svg(figure: Figure, name: str, title: str, note: str, alt: str) -> str:
-    """A figure as inline SVG whose colours follow the page's and whose ids are its own.
+    """A figure as inline SVG whose colours follow the page's and whose ids are unique.
 
     Args:
       figure: what to draw.
-      name: short, unlike those of the page's other figures.
+      name: short, and unique on the page.
       title: the line above it.
       note: how to read it.
       alt: what it shows, in words.
     """
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
-        # The reader's browser draws the text, with its own fonts: what is missing here is not missing there.
+        # The reader's browser draws the text with its own fonts, so that a glyph missing here does not matter.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph .* missing from")
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
@@ -111,7 +111,7 @@ def svg(figure: Figure, name: str, title: str, note: str, alt: str) -> str:
 
 
 def _shorter(tag: str) -> str:
-    """A tag without what shows nothing: tenths of a point are all that can be seen, and the page has its own fonts."""
+    """A tag without what cannot be seen: digits beyond tenths of a point, and fonts, which the page sets."""
     tag = re.sub(r"font-family: [^;\"]*;? ?|", "", tag)
     tag = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", tag)
     if tag.startswith("<g id="):

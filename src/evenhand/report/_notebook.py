@@ -15,7 +15,7 @@ class Summary(dict[str, float]):
     """The statistics of one metric over clients: a plain dict that a notebook shows as a table.
 
     Attributes:
-      metric: what they are about, e.g. ``"accuracy"``.
+      metric: the metric, e.g. ``"accuracy"``.
     """
 
     def __init__(self, values: Mapping[str, float], metric: str) -> None:
@@ -48,8 +48,8 @@ def run_html(view: RunView) -> str:
             )
     rounds, cohort, seed = (view.info.get(name) for name in ("rounds", "cohort", "seed"))
     facts = f"{counted(len(view.client_ids), 'client')}, {rounds} rounds, cohort {cohort}, seed {seed}"
-    said = "".join(f"<p><strong>{escape(finding.sentence)}</strong></p>\n" for finding in view.findings)
+    warnings = "".join(f"<p><strong>{escape(finding.sentence)}</strong></p>\n" for finding in view.findings)
     title = f"{'Diverged: ' if diverged(view) else ''}{view.title}"
     head = ["", "Mean over clients", "Worst 10 %", "Best 10 %", "Spread (std)"]
     body = table(f"{title}: {facts}", head, rows)
-    return f"{said}{body}"
+    return f"{warnings}{body}"

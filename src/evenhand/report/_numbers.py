@@ -11,7 +11,7 @@ __all__ = ["listed", "number", "percent", "plural", "spread", "value"]
 
 
 def number(x: float, digits: int = 4) -> str:
-    """A number to some significant digits; a dash where there is none."""
+    """A number to some significant digits; a dash for NaN."""
     if math.isnan(x):
         return "–"
     if math.isinf(x):
@@ -35,16 +35,16 @@ def value(x: float, metric: str) -> str:
 
 
 def spread(x: float, metric: str) -> str:
-    """A standard deviation: of shares in percentage points."""
+    """A standard deviation; that of shares in percentage points."""
     return f"{number(100 * x, 3)} points" if is_share(metric) else number(x)
 
 
 def plural(count: int, noun: str) -> str:
-    """So many of something."""
+    """A count with its noun, in the plural unless the count is 1."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def listed(texts: Sequence[str]) -> str:
-    """Texts as a part of a sentence: ``"a, b and c"``."""
+    """Texts listed in a sentence: ``"a, b and c"``."""
     *first, last = texts or [""]
     return f"{', '.join(first)} and {last}" if first else last

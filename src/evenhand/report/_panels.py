@@ -1,4 +1,4 @@
-"""Where the parts of a figure go: axes for all methods or a panel for each, labels at the ends of lines, legends."""
+"""The layout of figures: shared axes or a panel per method, labels at the ends of lines, legends."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from evenhand.report import _draw as draw
 __all__ = ["End", "label_ends", "legend", "one", "panels", "title"]
 
 MOST_SHARED = 3
-"""So many methods share one pair of axes; more get a panel each."""
+"""Up to this many methods share one pair of axes; more get a panel each."""
 
 _WIDTH, _HEIGHT = 4.4, 3.1
 _LONGEST_END = 18
-"""So many letters fit beside the axes, in the wider fonts that browsers have."""
+"""How many letters fit beside the axes, even in the wider fonts of browsers."""
 
 _FARTHEST_END = 0.05
-"""A label may stand so far from its line's end, as a share of the axes' height."""
+"""How far a label may be from its line's end, as a share of the axes' height."""
 
 _LETTERS = 64
-"""What a row of a legend holds, with 6 for each line's sample."""
+"""How many letters a row of a legend holds, counting 6 for each line's sample."""
 
 
 class End(NamedTuple):
@@ -40,7 +40,7 @@ class End(NamedTuple):
 
 
 def one(x: str, y: str) -> tuple[Figure, Axes]:
-    """A figure of one pair of axes."""
+    """A figure with one pair of axes."""
     with rc_context(draw.STYLE):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
@@ -50,7 +50,7 @@ def one(x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def panels(names: Sequence[str], colours: Sequence[str], x: str, y: str) -> tuple[Figure, list[Axes]]:
-    """A panel for each name, in its colour and on the same scales: three rows at most, or two columns."""
+    """A panel for each name, in its colour and on the same scales: one column of up to three, else two columns."""
     columns = 1 if len(names) <= MOST_SHARED else 2
     rows = -(-len(names) // columns)
     with rc_context(draw.STYLE):
@@ -60,7 +60,7 @@ def panels(names: Sequence[str], colours: Sequence[str], x: str, y: str) -> tupl
         figure.supxlabel(x, fontsize=9, color=draw.INK)
         figure.supylabel(y, fontsize=9, color=draw.INK)
     every = list(grid.flat)
-    for axes in every[len(names) :]:  # the last row may have a place too many
+    for axes in every[len(names) :]:  # the last row may have one place too many
         axes.set_axis_off()
         every[len(names) - 1].tick_params(labelbottom=True)
         grid[-2, -1].tick_params(labelbottom=True)
@@ -78,7 +78,7 @@ def title(axes: Axes, name: str, colour: str, most: int) -> None:
 
 
 def label_ends(figure: Figure, axes: Axes, ends: Sequence[End]) -> None:
-    """Each line's name where it ends; a legend above where the names are too long or the ends too close for that."""
+    """Each line's name where the line ends; a legend instead if names are too long or ends too close together."""
     axes.autoscale_view()
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = np.array([to_axes.transform((end.x, end.y))[1] for end in ends])
@@ -99,7 +99,7 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[End]) -> None:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """A legend above the axes, for which the figure grows if it takes many lines."""
+    """A legend above the axes; the figure grows to make room for it."""
     handles, names = axes.get_legend_handles_labels()
     if names:
         one_row = sum(map(len, names)) + 6 * len(names) <= _LETTERS
@@ -113,7 +113,7 @@ def legend(figure: Figure, axes: Axes) -> None:
 
 
 def _apart(heights: draw.NDArray, gap: float) -> draw.NDArray:
-    """Heights on [0, 1] moved until neighbours are a gap apart, in their order."""
+    """Heights on [0, 1], moved in the same order until neighbours are ``gap`` apart."""
     if not len(heights):
         return heights
     order = np.argsort(heights, kind="stable")

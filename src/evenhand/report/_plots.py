@@ -29,17 +29,17 @@ __all__ = [
 ]
 
 MEDIANS_FROM = 40
-"""With so many clients, a scatter gets a line of medians."""
+"""From this many clients on, a scatter plot gets a line of medians."""
 
 _DASHED = (0, (2, 1.5))
 _IN_A_PANEL, _BEHIND = 100, 25
-"""How many points a line has in a small panel: its own, and those of the others."""
+"""Most points of a line in a small panel: of the panel's method, and of the others behind it."""
 
 NDArray = npt.NDArray[np.float64]
 
 
 class Lines(NamedTuple):
-    """A line of a method: the mean over its seeds between the lowest and the highest; thin: its worst tenth."""
+    """A method's line: the mean over its seeds, the lowest and the highest; ``thin``: the worst tenth."""
 
     x: NDArray
     mean: NDArray
@@ -60,20 +60,20 @@ def learning_curve(of: Comparison) -> Figure:
     if len(of.methods) > 1:
         return _compared(dict(enumerate(lines)), of, metric, "round", draw.label(metric, split))
     figure, axes = panels.one("round", draw.label(metric, None))
-    method, own, ends = next(iter(of.methods)), lines[0], list[panels.End]()
+    method, main, ends = next(iter(of.methods)), lines[0], list[panels.End]()
     for other, colour in (("valid", draw.PALETTE[2]), ("train", draw.MUTED)):
         if other != split:
-            side = _by_round(method, _key(of, other))
-            draw.line(axes, side.x, side.mean, metric, colour, (0, (4, 2)), SPLIT_NAMES[other])
-            ends += _end(side.x, side.mean, metric, SPLIT_NAMES[other], colour)
-    low, high, colour = own.low, own.high, draw.PALETTE[0]
+            dashed = _by_round(method, _key(of, other))
+            draw.line(axes, dashed.x, dashed.mean, metric, colour, (0, (4, 2)), SPLIT_NAMES[other])
+            ends += _end(dashed.x, dashed.mean, metric, SPLIT_NAMES[other], colour)
+    low, high, colour = main.low, main.high, draw.PALETTE[0]
     if len(method.runs) == 1:
         low, high = (_by_round(method, column(split, metric, f"{tail}10")).mean for tail in ("worst", "best"))
-    draw.band(axes, own.x, low, high, metric, colour)
-    draw.line(axes, own.x, own.mean, metric, colour, "-", SPLIT_NAMES[split])
+    draw.band(axes, main.x, low, high, metric, colour)
+    draw.line(axes, main.x, main.mean, metric, colour, "-", SPLIT_NAMES[split])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     draw.log_if_wide(axes)
-    panels.label_ends(figure, axes, [*ends, *_end(own.x, own.mean, metric, SPLIT_NAMES[split], colour)])
+    panels.label_ends(figure, axes, [*ends, *_end(main.x, main.mean, metric, SPLIT_NAMES[split], colour)])
     return figure
 
 
@@ -81,8 +81,8 @@ def client_histogram(of: Comparison) -> Figure:
     """See :func:`evenhand.report.figures.client_histogram`."""
     metric, several = of.metric, len(of.methods) > 1
     values = [[_finite_clients(x) for x in _clients(method, of)] for method in of.methods]
-    everyone = np.concatenate([x for method in values for x in method])
-    edges = draw.edges(everyone, metric, max(x.size for method in values for x in method))
+    pooled = np.concatenate([x for method in values for x in method])
+    edges = draw.edges(pooled, metric, max(x.size for method in values for x in method))
     label = draw.label(metric, of.split)
     figure, every = _one_or_panels(of, label, "clients")
     for i, axes in enumerate(every):
@@ -113,7 +113,7 @@ def client_curve(of: Comparison) -> Figure:
 
 def size_scatter(of: Comparison) -> Figure:
     """See :func:`evenhand.report.figures.size_scatter`."""
-    metric, names = of.metric, ("training rows of the client", draw.label(of.metric, of.split))
+    metric, names = of.metric, ("training examples of the client", draw.label(of.metric, of.split))
     figure, every = _one_or_panels(of, *names)
     points = [_sizes_and_values(method, of) for method in of.methods]
     for i, (axes, (sizes, values)) in enumerate(zip(every, points, strict=True)):
@@ -132,7 +132,7 @@ def size_scatter(of: Comparison) -> Figure:
         if values.size >= MEDIANS_FROM:
             groups = np.array_split(np.argsort(sizes, kind="stable"), 8)
             x, y = np.array([[np.median(sizes[group]), np.median(values[group])] for group in groups]).T
-            axes.plot(x, draw.scaled(y, metric), color=draw.INK, label="median among clients of a size")
+            axes.plot(x, draw.scaled(y, metric), color=draw.INK, label="median of clients of similar size")
         if not values.size:
             _say_nothing(axes)
     draw.count_axis(
@@ -152,7 +152,7 @@ def series(of: Comparison, key: str) -> Figure:
 
 
 def _compared(lines: Mapping[int, Lines], of: Comparison, metric: str, x: str, y: str) -> Figure:
-    """A line per method, by its place: all on the same axes, or each in a panel before those of the others."""
+    """A line per method, by its position: on shared axes, or each in its panel in front of the others."""
     names, looks = [of.names[i] for i in lines], [draw.look(i) for i in lines]
     shared, clients = len(lines) <= panels.MOST_SHARED, x != "round"
     if shared:
@@ -167,21 +167,21 @@ def _compared(lines: Mapping[int, Lines], of: Comparison, metric: str, x: str, y
         else:
             axes.xaxis.set_major_locator(MaxNLocator(6 if shared else 4, integer=True))
     ends: list[panels.End] = []
-    for k, (i, own) in enumerate(lines.items()):
+    for k, (i, line) in enumerate(lines.items()):
         axes, (colour, style) = every[k % len(every)], looks[k]
         if not shared:
             _behind(axes, [other for j, other in lines.items() if j != i], metric)
         most = draw.MOST_POINTS if shared else _IN_A_PANEL
-        if own.thin is not None:
-            draw.line(axes, own.x, own.thin, metric, colour, _DASHED, "", width=1.1, most=most)
+        if line.thin is not None:
+            draw.line(axes, line.x, line.thin, metric, colour, _DASHED, "", width=1.1, most=most)
         if len(of.methods[i].runs) > 1:
-            draw.band(axes, own.x, own.low, own.high, metric, colour)
+            draw.band(axes, line.x, line.low, line.high, metric, colour)
         name, marker = names[k] if len(of.methods) > 1 else "", draw.MARKERS[i % 6] if clients else "o"
         draw.line(
-            axes, own.x, own.mean, metric, colour, style if shared else "-", name, marker=marker, most=most
+            axes, line.x, line.mean, metric, colour, style if shared else "-", name, marker=marker, most=most
         )
-        ends += _end(own.x, own.mean, metric, name, colour) if name else []
-        if not shared and not np.isfinite(own.mean).any():
+        ends += _end(line.x, line.mean, metric, name, colour) if name else []
+        if not shared and not np.isfinite(line.mean).any():
             _say_nothing(axes)
     draw.log_if_wide(*every)
     if shared:
@@ -218,12 +218,12 @@ def _say_nothing(axes: Axes) -> None:
 
 
 def _key(of: Comparison, split: str) -> str:
-    """The recorded mean that the headline is about, or what comes next to it."""
+    """The recorded mean over clients or, where some run lacks it, that over examples."""
     return column(split, of.metric, "mean" if over_clients(of, of.split, of.metric) else "")
 
 
 def _by_round(method: Method, key: str, thin: str = "") -> Lines:
-    """A recorded number at the rounds that all runs of a method have evaluated."""
+    """A recorded series at the rounds that all runs of a method have evaluated."""
     every = [np.asarray(run.history["round"], np.float64) for run in method.runs]
     rounds = reduce(np.intersect1d, every)
 
@@ -239,7 +239,7 @@ def _by_round(method: Method, key: str, thin: str = "") -> Lines:
 
 
 def _served(method: Method, of: Comparison) -> Lines:
-    """Clients in the order of what they get, as shares of all."""
+    """Clients in the order of what they get, at their share of all clients in percent."""
     ordered = [np.sort(_finite_clients(x)) for x in _clients(method, of)]
     if not is_higher_better(of.metric):
         ordered = [x[::-1] for x in ordered]

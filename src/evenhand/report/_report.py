@@ -1,4 +1,4 @@
-"""One self-contained page about one run, or about several side by side."""
+"""A self-contained page about one run, or about several side by side."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["write_report"]
 def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> Path:
     """Writes a page on how well and how evenly the runs serve their clients.
 
-    The page needs nothing but itself: figures are inline, there are no scripts, and nothing is ever fetched.
-    It is about the accuracy where all runs have one, else about the loss; about test rows if there are any.
+    The page is self-contained: figures are inline, there are no scripts, and nothing is ever fetched.
+    It is about the accuracy if all runs have one, else the loss; on test examples if there are any.
 
     Args:
-      path: the file to write; its folder is made if need be.
-      runs: one run, or several to be compared: a :class:`~evenhand.simulation.Run` or its view, a list of them, or
-        names and the run or runs (one per seed) that go by each.  Runs that are equal but for their seeds are shown as
-        one method; see :func:`~evenhand.report.compare`.
+      path: the file to write; its folder is created if needed.
+      runs: one run, or several to be compared: a :class:`~evenhand.simulation.Run` or its view, a list of them, or a
+        mapping from names to a run or to runs (one per seed).  Runs that differ only in their seeds are shown as one
+        method; see :func:`~evenhand.report.compare`.
       title: the page's heading; None: the names of the methods.
 
     Returns:

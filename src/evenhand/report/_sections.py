@@ -1,4 +1,4 @@
-"""The sections of the report, from top to bottom; the statistics have a module of their own."""
+"""The sections of the report, from top to bottom; the statistics have their own module."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def facts(subject: Comparison) -> str:
 
 
 def notice(subject: Comparison) -> str:
-    """What a reader must know before believing the numbers: a box for each run that something is wrong with."""
+    """What to know before trusting the numbers: a box for each run that has findings."""
     several = len(subject.runs) > 1
     boxes: list[str] = []
     for name, run in subject.named_runs:
@@ -67,12 +67,12 @@ def headline(subject: Comparison) -> str:
     if not np.isfinite(stats["mean"]).any():
         return _lead(f"Training diverged: the {subject.what} is not a finite number.")
     swung = swing(first.runs[0].history, subject.split, metric) if len(first.runs) == 1 else None
-    told = "" if swung is None else f" This is not settled: the {subject.what} {swung.text}."
-    return _lead(_sentence(subject, first) + told) + _cards(first, subject)
+    unsettled = "" if swung is None else f" This has not settled: the {subject.what} {swung.text}."
+    return _lead(_sentence(subject, first) + unsettled) + _cards(first, subject)
 
 
 def worst_clients(subject: Comparison) -> str:
-    """The ten clients that get least, and what the other methods give them; means over seeds."""
+    """The ten worst-served clients, and what the other methods give them; means over seeds."""
     if len(subject.methods) > 1 and not subject.same_clients:
         return ""
     run, metric, split = subject.runs[0], subject.metric, subject.split
@@ -81,11 +81,11 @@ def worst_clients(subject: Comparison) -> str:
     ]
     if not served:
         return ""
-    rows_of = np.asarray(run.sizes.get(split, np.ones(len(run.client_ids))))
+    sizes = np.asarray(run.sizes.get(split, np.ones(len(run.client_ids))))
     sign = 1 if is_higher_better(metric) else -1
     # Nothing is worse than a model that has diverged.
     ranked = np.argsort(np.where(np.isnan(served[0]), -np.inf, sign * served[0]), kind="stable")
-    known = [int(k) for k in ranked if rows_of[k]]
+    known = [int(k) for k in ranked if sizes[k]]
     if not known:
         return ""
     finite = [float(x) for values in served for x in values[known[:_WORST]] if math.isfinite(x)]
@@ -98,12 +98,12 @@ def worst_clients(subject: Comparison) -> str:
         bars = [bar(value(x, metric), x / top, i) for i, x in enumerate(numbers)]
         rows.append([run.client_ids[k], *counts, *bars])
     several = len(subject.methods) > 1
-    title = "The ten worst served clients" if len(known) > _WORST else "The clients, worst served first"
+    title = "The ten worst-served clients" if len(known) > _WORST else "The clients, worst served first"
     names = [f"{subject.what}, {name}" for name in subject.names] if several else [subject.what]
-    rest = f" by {subject.names[0]}, and what they get from the others" if several else ""
-    rest += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
-    head = ["Client", *(f"{'training' if s == 'train' else s} rows" for s in splits), *names]
-    body = table(f"Ordered by {subject.what}{rest}", head, rows, "numbers")
+    note = f" by {subject.names[0]}, and what they get from the others" if several else ""
+    note += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
+    head = ["Client", *(f"{'training' if s == 'train' else s} examples" for s in splits), *names]
+    body = table(f"Ordered by {subject.what}{note}", head, rows, "numbers")
     return f"<section>\n<h2>{title}</h2>\n{body}\n</section>"
 
 
@@ -132,13 +132,13 @@ def time(subject: Comparison) -> str:
         rows.append([labels[i], stack, *(Cell(escape(text), "number") for text in shown)])
     key = "".join(f"<li>{swatch(k)}{escape(name)}</li>" for k, name in enumerate(activities))
     head = ["Run", "", *activities, "total", "rounds / s", "examples / s", "padded"]
-    caption = "Seconds per activity; rounds and examples per second of training; padding among executed steps"
+    caption = "Seconds per activity; rounds and examples per second of training; share of padding in the executed steps"
     body = table(caption, head, rows, "numbers")
     return f'<section>\n<h2>Where the time went</h2>\n{body}\n<ul class="legend">{key}</ul>\n</section>'
 
 
 def settings(subject: Comparison) -> str:
-    """Every setting; in a comparison those that differ first."""
+    """Every setting; in a comparison, those that differ come first."""
     configs = [[flat(run.config) for run in method.runs] for method in subject.methods]
     keys = list(dict.fromkeys(key for method in configs for config in method for key in config))
     if not keys:
@@ -199,13 +199,13 @@ def _cards(method: Method, subject: Comparison) -> str:
         )
 
     tail = plural(max(1, clients // 10), "client")
-    rows = f"{value(stats['weighted_mean'], metric)} over rows"
-    people = f"standard deviation over {plural(clients, 'client')}"
+    over_examples = f"{value(stats['weighted_mean'], metric)} over examples"
+    over_clients = f"standard deviation over {plural(clients, 'client')}"
     cards = [
-        ("Mean over clients", value(stats["mean"], metric), over_seeds("mean", rows)),
+        ("Mean over clients", value(stats["mean"], metric), over_seeds("mean", over_examples)),
         ("Worst 10 % of clients", value(stats["worst10"], metric), over_seeds("worst10", tail)),
         ("Best 10 % of clients", value(stats["best10"], metric), over_seeds("best10", tail)),
-        ("Spread", spread(stats["std"], metric), people),
+        ("Spread", spread(stats["std"], metric), over_clients),
     ]
     body = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(text)}<small>{escape(note)}</small></dd></div>\n"
@@ -224,11 +224,11 @@ def _run_labels(subject: Comparison) -> list[str]:
 
 
 def _setting(key: str, configs: Sequence[dict[str, Any]]) -> str:
-    """A setting of a method: all that its runs have."""
+    """A setting of a method, with all values that its runs have."""
     return ", ".join(dict.fromkeys(shown(config[key]) if key in config else "–" for config in configs))
 
 
 def _shared(runs: Sequence[RunView], name: str) -> Any:
-    """What all runs say of themselves, None where they differ."""
+    """A fact that all runs share; None where they differ."""
     found = [run.info.get(name) for run in runs]
     return found[0] if all(other == found[0] for other in found) else None

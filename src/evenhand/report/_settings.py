@@ -1,4 +1,4 @@
-"""What runs were told: which settings make a method, and in what two methods differ."""
+"""The settings of runs: which define a method, and in which two methods differ."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from evenhand.report._view import ANONYMOUS, RunView
 __all__ = ["as_methods", "clients_of", "data_of", "flat", "method_names", "obstacles", "shown"]
 
 SEEDS = ("seed", "data_seed")
-"""Settings of which a method has many."""
+"""Settings that may differ between the runs of a method."""
 
 _IDLE = ("lanes", "checkpoint", "eval_every", "quiet", "out", "overwrite", "config")
-"""Settings that change no number."""
+"""Settings that do not affect the numbers."""
 
 _DATA = (
     *("data", "clients", "alpha", "test_fraction", "data_seed", "client_column", "label_column"),
@@ -26,11 +26,11 @@ _DATA = (
 )
 _BUDGET = ("rounds", "cohort", "stragglers")
 _MOST_NAMED = 3
-"""A name gets at most so many settings."""
+"""Most settings in a method's name."""
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings with dots between the names."""
+    """Nested settings under dotted names."""
     found: dict[str, Any] = {}
     for key, setting in config.items():
         inner = (
@@ -41,7 +41,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def shown(setting: Any, most: int = 200) -> str:
-    """A setting in a table."""
+    """A setting as a table shows it."""
     if isinstance(setting, float):
         return f"{setting:.12g}"
     text = setting if isinstance(setting, str) else json.dumps(setting, default=str)
@@ -49,11 +49,11 @@ def shown(setting: Any, most: int = 200) -> str:
 
 
 def as_methods(runs: Sequence[RunView]) -> list[list[RunView]]:
-    """Runs that are one method together, sorted by seed; see :func:`~evenhand.report.compare`."""
+    """Runs grouped by method, and sorted by seed; see :func:`~evenhand.report.compare`."""
     groups: dict[Any, list[RunView]] = {}
     for i, run in enumerate(runs):
-        key = [run.title, *(f"{name}={setting!r}" for name, setting in _told(run).items())]
-        if "data_seed" not in run.config:  # else its settings say what data it had
+        key = [run.title, *(f"{name}={setting!r}" for name, setting in _method_settings(run).items())]
+        if "data_seed" not in run.config:  # else its settings identify the data
             key.append(repr(data_of(run)))
         if not run.config and run.title == ANONYMOUS:
             key.append(str(i))
@@ -63,14 +63,14 @@ def as_methods(runs: Sequence[RunView]) -> list[list[RunView]]:
 
 
 def method_names(groups: Sequence[Sequence[RunView]]) -> list[str]:
-    """The titles; where these are alike, with the settings that differ, and numbered where none does."""
+    """The titles; equal ones are followed by the settings that differ, or numbered where none does."""
     titles = [group[0].title for group in groups]
     names: list[str] = []
     for title, group in zip(titles, groups, strict=True):
-        alike = [_told(other[0]) for other in groups if other[0].title == title]
-        told = _told(group[0])
-        keys = [key for key in told if len({repr(other.get(key)) for other in alike}) > 1]
-        added = [f" {key.rsplit('.', 1)[-1]}={_brief(told[key])}" for key in keys[:_MOST_NAMED]]
+        alike = [_method_settings(other[0]) for other in groups if other[0].title == title]
+        settings = _method_settings(group[0])
+        keys = [key for key in settings if len({repr(other.get(key)) for other in alike}) > 1]
+        added = [f" {key.rsplit('.', 1)[-1]}={_brief(settings[key])}" for key in keys[:_MOST_NAMED]]
         names.append(title + "".join(added))
     return [
         name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})"
@@ -79,13 +79,15 @@ def method_names(groups: Sequence[Sequence[RunView]]) -> list[str]:
 
 
 def obstacles(groups: Sequence[Sequence[RunView]]) -> list[str]:
-    """In what methods differ that must not differ where they are compared."""
+    """What differs between the methods but must not, for a comparison."""
     found: list[str] = []
     if _differ(groups, data_of):
         configs = [flat(run.config) for group in groups for run in group]
-        told = {key: dict.fromkeys(_brief(c[key]) for c in configs if key in c) for key in _DATA}
+        texts_by_key = {key: dict.fromkeys(_brief(c[key]) for c in configs if key in c) for key in _DATA}
         names = [
-            f"{key.replace('_', ' ')} {', '.join(texts)}" for key, texts in told.items() if len(texts) > 1
+            f"{key.replace('_', ' ')} {', '.join(texts)}"
+            for key, texts in texts_by_key.items()
+            if len(texts) > 1
         ]
         found.append(f"data ({'; '.join(names)})" if names else "data")
     if _differ(groups, lambda run: run.info.get("seed")):
@@ -97,40 +99,40 @@ def obstacles(groups: Sequence[Sequence[RunView]]) -> list[str]:
     if not found and _differ(groups, clients_of):
         found.append("evaluated clients")
     if not found and _differ(groups, _trial):
-        found.append("choice of which seed goes with which data")
+        found.append("pairing of seeds with data")
     return found
 
 
 def data_of(run: RunView) -> str:
-    """What is equal for equal data: the fingerprint where it is known, else the clients."""
+    """A key that is equal for equal data: the fingerprint where known, else that of the clients."""
     known = run.info.get("fingerprint")
     return clients_of(run) if known is None else str(known)
 
 
 def clients_of(run: RunView) -> str:
-    """What is equal for the same clients with as many rows."""
+    """A key that is equal for the same clients with equally many examples."""
     digest = hashlib.blake2b(repr(tuple(run.client_ids)).encode("utf-8", "surrogatepass"))
     for split in sorted(run.sizes):
-        rows = np.asarray(run.sizes[split], np.int64)
-        if rows.any():
-            digest.update(split.encode() + rows.tobytes())
+        sizes = np.asarray(run.sizes[split], np.int64)
+        if sizes.any():
+            digest.update(split.encode() + sizes.tobytes())
     return digest.hexdigest()
 
 
-def _told(run: RunView) -> dict[str, Any]:
-    """The settings that make a method; of the rounds, those done."""
+def _method_settings(run: RunView) -> dict[str, Any]:
+    """The settings that define a method, with the rounds done rather than those asked for."""
     settings = flat(run.config)
     kept = {name: setting for name, setting in settings.items() if name not in (*SEEDS, *_IDLE)}
     return kept | {name: setting for name, setting in _budget(run).items() if setting is not None}
 
 
 def _budget(run: RunView) -> dict[str, Any]:
-    told = {name: run.info.get(name, run.config.get(name)) for name in _BUDGET}
-    return told | {"stragglers": told["stragglers"] or 0}
+    budget = {name: run.info.get(name, run.config.get(name)) for name in _BUDGET}
+    return budget | {"stragglers": budget["stragglers"] or 0}
 
 
 def _by_data(group: list[RunView]) -> list[list[RunView]]:
-    """Apart by their data where these changed though ``data_seed`` did not."""
+    """The group split by data, where the data changed although ``data_seed`` did not."""
     data = {repr(run.config.get("data_seed")): set[str]() for run in group}
     for run in group:
         data[repr(run.config.get("data_seed"))].add(data_of(run))
@@ -141,7 +143,7 @@ def _by_data(group: list[RunView]) -> list[list[RunView]]:
 
 
 def _without_repeats(group: list[RunView]) -> list[list[RunView]]:
-    """A second run with the seed and the data of a first is in a list of its own."""
+    """The group split so that no part has two runs with the same seed and data."""
     parts: list[list[RunView]] = []
     for run in group:
         free = [part for part in parts if _trial(run) not in [_trial(other) for other in part]]
@@ -162,11 +164,11 @@ def _trial_order(run: RunView) -> tuple[int, str, str, str]:
 
 
 def _differ(groups: Sequence[Sequence[RunView]], of: Any) -> bool:
-    """Whether methods have unlike sets of something."""
+    """Whether ``of`` takes different sets of values on the methods' runs."""
     return len({frozenset(map(of, group)) for group in groups}) > 1
 
 
 def _brief(setting: Any) -> str:
-    """A setting in a name: of a path, the last part."""
+    """A setting as part of a name; of a path, the last component."""
     text = shown(setting, 40)
     return Path(text).name if "/" in text else text

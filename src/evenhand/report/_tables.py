@@ -28,8 +28,8 @@ class Statistic(NamedTuple):
       name: as on the page.
       kind: how it is shown: a ``value`` of the metric, a ``spread`` of values, its ``square``, or else the
         unit of a plain number.
-      even: +1 if more of it is better, -1 if less is, 0 if it is a value, whose direction is the metric's.
-      meaning: for the reader who asks.
+      even: +1 if more of it is better, -1 if less is, 0 if the metric decides.
+      meaning: the explanation on the page.
     """
 
     key: str
@@ -42,21 +42,23 @@ class Statistic(NamedTuple):
 _SUMMARY = (
     Statistic("mean", "Mean over clients", "value", 0, "every client counts alike"),
     Statistic(
-        "weighted_mean", "Mean over rows", "value", 0, "every row counts alike, so large clients count more"
+        "weighted_mean",
+        "Mean over examples",
+        "value",
+        0,
+        "every example counts alike, so large clients count more",
     ),
     Statistic("worst10", "Worst 10 % of clients", "value", 0, "mean of the worst tenth, at least one client"),
     Statistic("best10", "Best 10 % of clients", "value", 0, "mean of the best tenth, at least one client"),
     Statistic("min", "Lowest", "value", 0, "lowest value of a client"),
-    Statistic("p10", "10th percentile", "value", 0, "a tenth of the clients lie below"),
-    Statistic("p25", "25th percentile", "value", 0, "a quarter of the clients lie below"),
-    Statistic("p50", "Median", "value", 0, "half of the clients lie below"),
-    Statistic("p75", "75th percentile", "value", 0, "three quarters of the clients lie below"),
-    Statistic("p90", "90th percentile", "value", 0, "nine tenths of the clients lie below"),
+    Statistic("p10", "10th percentile", "value", 0, "a tenth of the clients are below"),
+    Statistic("p25", "25th percentile", "value", 0, "a quarter of the clients are below"),
+    Statistic("p50", "Median", "value", 0, "half of the clients are below"),
+    Statistic("p75", "75th percentile", "value", 0, "three quarters of the clients are below"),
+    Statistic("p90", "90th percentile", "value", 0, "nine tenths of the clients are below"),
     Statistic("max", "Highest", "value", 0, "highest value of a client"),
     Statistic("std", "Standard deviation", "spread", -1, "over clients, population"),
-    Statistic(
-        "variance", "Variance", "square", -1, "over clients, population; of percentages where it is in %²"
-    ),
+    Statistic("variance", "Variance", "square", -1, "over clients, population; in %² for percentages"),
     Statistic(
         "angle", "Angle to all-equal", "°", -1, "between the clients' values and a vector of equal values"
     ),
@@ -70,9 +72,11 @@ _SUMMARY = (
         "Spread over a client's classes",
         "spread",
         -1,
-        "standard deviation of a client's accuracies on the classes that it has rows of, mean over clients",
+        "standard deviation of a client's accuracies on the classes that it has, mean over clients",
     ),
-    Statistic("class_spread_std", "Its spread over clients", "spread", -1, "standard deviation of the same"),
+    Statistic(
+        "class_spread_std", "Its spread over clients", "spread", -1, "standard deviation of that over clients"
+    ),
     Statistic(
         "worst_class", "Worst class of a client", "value", 0, "lowest accuracy of any class at any client"
     ),
@@ -81,7 +85,7 @@ _SUMMARY = (
         "Error, 90th percentile",
         "value",
         -1,
-        "nine tenths of the clients err less; the error is 1 less the value, or the value where less is better",
+        "nine tenths of the clients err less; the error is 1 minus the value, or the value where less is better",
     ),
     Statistic(
         "error_superquantile90",
@@ -92,24 +96,26 @@ _SUMMARY = (
     ),
     Statistic(
         "weighted_error_p90",
-        "Error over rows, 90th percentile",
+        "Error over examples, 90th percentile",
         "value",
         -1,
-        "every row counts alike: papers give it for training rows",
+        "every example counts alike; papers report it for training examples",
     ),
     Statistic(
         "weighted_error_superquantile90",
-        "Error over rows, worst 10 %",
+        "Error over examples, worst 10 %",
         "value",
         -1,
-        "mean error of the clients worst off that have exactly a tenth of the rows",
+        "mean error of the worst clients that together have exactly a tenth of the examples",
     ),
-    Statistic("clients", "Clients with rows", "", 0, "clients without rows in the split do not count"),
+    Statistic(
+        "clients", "Clients with examples", "", 0, "clients without examples in the split do not count"
+    ),
 )
 
 
 def ranking(subject: Comparison) -> str:
-    """One row per method, with the numbers that decide between them."""
+    """One row per method, with the statistics that decide between them."""
     metric = subject.metric
     stats = [method.statistics(subject.split, metric) for method in subject.methods]
     rows_of = {row.key: row for row in _SUMMARY}
@@ -153,9 +159,9 @@ def shown(stats: Mapping[str, float], metric: str) -> list[list[str]]:
 
 
 def summary(subject: Comparison) -> str:
-    """All statistics of all metrics: a column per method, or of a single one per split."""
+    """All statistics of all metrics: a column per method or, for a single method, per split."""
     several = len(subject.methods) > 1
-    first, *rest = [
+    first, *others = [
         (metric, splits)
         for metric in (subject.metric, *_others(subject))
         for splits in (
@@ -163,8 +169,8 @@ def summary(subject: Comparison) -> str:
         )
     ]
     parts = ["<section>\n<h2>How evenly the clients are served</h2>", _statistics(subject, *first)]
-    for metric, splits in rest:
-        where = f", {SPLIT_NAMES[splits[0]]} rows" if several else ""
+    for metric, splits in others:
+        where = f", {SPLIT_NAMES[splits[0]]} examples" if several else ""
         parts.append(
             details(f"The same for: {metric.replace('_', ' ')}{where}", _statistics(subject, metric, splits))
         )
@@ -178,7 +184,7 @@ def summary(subject: Comparison) -> str:
 
 
 def _statistics(subject: Comparison, metric: str, splits: Sequence[str]) -> str:
-    """A column per method and split; in a comparison there is one split only."""
+    """A column per method and split; a comparison has one split only."""
     found = [method.statistics(split, metric) for split in splits for method in subject.methods]
     several = len(subject.methods) > 1
     about = subject._replace(metric=metric, split=splits[0])
@@ -195,17 +201,18 @@ def _statistics(subject: Comparison, metric: str, splits: Sequence[str]) -> str:
         caption += "" if subject.obstacles else "; the best is bold"
         head = list(subject.names)
     else:
-        caption, head = f"{name} per client at the end of the run", [f"{SPLIT_NAMES[s]} rows" for s in splits]
+        caption = f"{name} per client at the end of the run"
+        head = [f"{SPLIT_NAMES[s]} examples" for s in splits]
     return table(caption.capitalize(), ["", *head], rows, "numbers narrow")
 
 
 def _measured(found: Sequence[Mapping[str, object]]) -> list[Statistic]:
-    """The statistics that some run has: not all metrics, nor all saved runs, tell classes apart."""
+    """The statistics that some run has: not all metrics, nor all saved runs, have those over classes."""
     return [row for row in _SUMMARY if any(row.key in known for known in found)]
 
 
 def _splits(subject: Comparison, metric: str) -> list[str]:
-    """The splits that some run has numbers for, the report's own first."""
+    """The splits that some run has numbers for, beginning with the report's."""
     known = [s for s in SPLITS if any(metric in run.clients.get(s, {}) for run in subject.runs)]
     filled = [s for s in known if any(any(run.sizes.get(s, [1])) for run in subject.runs)]
     return sorted(filled or known, key=lambda split: split != subject.split)
@@ -237,7 +244,7 @@ def _shown(x: float, row: Statistic, metric: str) -> str:
 
 
 def _over_seeds(values: NDArray, row: Statistic, metric: str) -> str:
-    """The mean over seeds and, where there are several, how far they spread."""
+    """The mean over seeds and, for several, their standard deviation."""
     text = _shown(float(np.mean(values)), row, metric)
     if len(values) < 2 or not np.isfinite(values).all() or row.key == "clients":
         return text

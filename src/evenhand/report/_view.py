@@ -1,4 +1,4 @@
-"""What a report shows of a run, whoever made it."""
+"""What a report shows of a run, wherever the run comes from."""
 
 from __future__ import annotations
 
@@ -29,22 +29,21 @@ class RunView(NamedTuple):
 
     Attributes:
       title: a short name, such as that of the method.
-      history: equal-length arrays, ``"round"`` among them; the others are ``"<split>_<metric>"``, such as
-        ``"test_accuracy"``, over rows, optionally with ``"_mean"``, ``"_worst10"`` or ``"_best10"`` behind, over
-        clients, or whatever else was recorded.  NaN where there is no number.
-      sizes: rows per client, ``(K,)``, of the splits ``"train"``, ``"valid"`` and ``"test"`` that exist.
+      history: equal-length arrays: ``"round"``; ``"<split>_<metric>"``, such as ``"test_accuracy"``, over examples;
+        the same followed by ``"_mean"``, ``"_worst10"`` or ``"_best10"``, over clients; and whatever else was
+        recorded.  NaN where a value is missing.
+      sizes: examples per client, ``(K,)``, of the splits ``"train"``, ``"valid"`` and ``"test"`` that exist.
       client_ids: the clients' names, ``K`` of them.
-      clients: split -> metric -> ``(K,)``, at the end of the run; NaN for a client without rows.
-      info: what is known about the run itself.  Understood, and all optional: ``"rounds"``, ``"cohort"``,
-        ``"seed"``, ``"data"`` and ``"method"`` (names), ``"fingerprint"`` (equal for equal data), ``"seconds"``
-        (activity -> seconds),
-        ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"``
-        (the line that runs it again), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
+      clients: split -> metric -> ``(K,)``, at the end of the run; NaN for a client without examples.
+      info: facts about the run itself.  Known keys, all optional: ``"rounds"``, ``"cohort"``, ``"seed"``, ``"data"``
+        and ``"method"`` (names), ``"fingerprint"`` (equal for equal data), ``"seconds"`` (activity -> seconds),
+        ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"`` (the line
+        that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
         :func:`~evenhand.evaluation.by_class` gives).
       config: every setting of the run, possibly nested.
-      classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits whose rows
-        have classes, and not for runs that were saved before it was measured.
-      findings: what a reader must know before believing the numbers, the worst first.
+      classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits with
+        classes, and not for runs saved by versions that did not measure it.
+      findings: what to know before trusting the numbers, the worst first.
     """
 
     title: str
@@ -59,12 +58,12 @@ class RunView(NamedTuple):
 
 
 def diverged(run: RunView) -> bool:
-    """Whether training has failed, so that none of the run's numbers may be called the best."""
+    """Whether training diverged, so that none of the run's numbers may be called the best."""
     return any(finding.kind == "diverged" for finding in run.findings)
 
 
 class Viewable(Protocol):
-    """What has a :class:`RunView`: a :class:`~evenhand.simulation.Run`."""
+    """Anything that has a :class:`RunView`, such as a :class:`~evenhand.simulation.Run`."""
 
     def view(self) -> RunView:
         """All that reports and figures know about it."""
@@ -72,14 +71,14 @@ class Viewable(Protocol):
 
 
 Runs: TypeAlias = RunView | Viewable | Sequence[RunView | Viewable] | Mapping[str, "Runs"]
-"""A run, several, or names with the run or runs that go by each."""
+"""A run, several runs, or a mapping from names to the run or runs of each name."""
 
 ANONYMOUS = "run"
-"""The title of a run that was given none."""
+"""The title of a run without one."""
 
 
 def views(runs: Runs) -> list[RunView]:
-    """Every run's view; under its name where it has one.
+    """The views of all runs, titled by the names of the mapping where there is one.
 
     Raises:
       EvenhandError: there is no run.
@@ -101,12 +100,12 @@ def _views(runs: Runs) -> list[RunView]:
 
 
 def common_metric(runs: Sequence[RunView]) -> str:
-    """The metric that a report is about: the accuracy where all runs have one, else the loss."""
+    """The metric that a report is about: the accuracy if all runs have one, else the loss."""
     return primary_metric(["accuracy"] if all(_has(run, "accuracy") for run in runs) else [])
 
 
 def headline_split(runs: Sequence[RunView], metric: str) -> str:
-    """The split that says most: test rows if all runs have some, else validation, else training."""
+    """The split that a report is about: test if all runs have results on it, else validation, else training."""
     for split in reversed(SPLITS):
         if all(np.isfinite(client_values(run, split, metric)).any() for run in runs):
             return split
@@ -117,13 +116,13 @@ def headline_split(runs: Sequence[RunView], metric: str) -> str:
 
 
 def client_values(run: RunView, split: str, metric: str) -> NDArray:
-    """A metric of each client, ``(K,)``; NaN where it is not known."""
+    """A metric of each client, ``(K,)``; NaN where it is unknown."""
     missing = np.full(len(run.client_ids), np.nan)
     return np.asarray(run.clients.get(split, {}).get(metric, missing), np.float64)
 
 
 def statistics(run: RunView, split: str, metric: str) -> dict[str, float]:
-    """The summary of one metric on one split; of the accuracy also that over classes, where it is known."""
+    """The summary of one metric on one split; for the accuracy also that over classes, where known."""
     values, sizes = client_values(run, split, metric), run.sizes.get(split)
     found = summarize(values, sizes, higher_is_better=is_higher_better(metric))
     if metric == "accuracy" and split in run.classes:

@@ -1,4 +1,4 @@
-"""Runs side by side: which of them are one method, whether they may be compared, and what is more than noise."""
+"""Runs side by side: which are one method, whether methods may be compared, and which differences exceed noise."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ NDArray = npt.NDArray[np.float64]
 
 
 class Method(NamedTuple):
-    """Runs that are equal but for their seeds, in the order of these.
+    """Runs that differ only in their seeds, in the order of the seeds.
 
     Attributes:
-      name: unlike those of the other methods, and safe to show (see :func:`evenhand.text.visible`).
+      name: distinct from those of the other methods, and safe to show (see :func:`evenhand.text.visible`).
       runs: one for each seed.
     """
 
@@ -41,7 +41,7 @@ class Method(NamedTuple):
     runs: tuple[RunView, ...]
 
     def statistics(self, split: str, metric: str) -> dict[str, NDArray]:
-        """As :func:`~evenhand.evaluation.summarize` has them, ``(runs,)`` each; NaN where a run has none."""
+        """The statistics of :func:`~evenhand.evaluation.summarize`, ``(runs,)`` each; NaN where a run has none."""
         found = [statistics(run, split, metric) for run in self.runs]
         keys = dict.fromkeys(key for one in found for key in one)
         return {key: np.array([one.get(key, math.nan) for one in found]) for key in keys}
@@ -52,14 +52,14 @@ class Method(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Some methods, by one metric on one split.
+    """Methods compared by one metric on one split.
 
     Attributes:
       methods: in the order of their first runs.
-      metric: the accuracy where all runs have one, else the loss.
-      split: ``"test"`` if all runs have such rows, else ``"valid"``, else ``"train"``.
-      obstacles: in what the methods differ so that their numbers must not be compared, ``"data (alpha 0.1, 0.5)"``
-        for example; empty for a fair comparison.
+      metric: the accuracy if all runs have one, else the loss.
+      split: ``"test"`` if all runs have results on it, else ``"valid"``, else ``"train"``.
+      obstacles: differences because of which the methods' numbers must not be compared, such as
+        ``"data (alpha 0.1, 0.5)"``; empty for a fair comparison.
     """
 
     methods: tuple[Method, ...]
@@ -88,7 +88,7 @@ class Comparison(NamedTuple):
 
     @property
     def seeds(self) -> int:
-        """How many runs the method has that has most."""
+        """The largest number of runs of a method."""
         return max(len(method.runs) for method in self.methods)
 
     @property
@@ -103,19 +103,19 @@ class Comparison(NamedTuple):
 
     @property
     def same_clients(self) -> bool:
-        """Whether a client of one run is the same client, with the same rows, in all others."""
+        """Whether all runs have the same clients with the same examples."""
         return len({data_of(run) for run in self.runs}) == len({clients_of(run) for run in self.runs}) == 1
 
     def winners(self, values: Sequence[NDArray], texts: Sequence[str], sign: int) -> set[int]:
-        """Which methods are best in a number by more than noise.
+        """Which methods are best in a statistic by more than noise.
 
-        Nobody is where the comparison is not fair, or where fewer than two methods are left that may win
-        (:func:`may_win`).  With one run each, the method with the best number is, and those that show the same,
-        unless all do: what one seed can say.  With several seeds, a method is the best if the 95 % interval of its
-        paired differences (Student's t over equal seeds) to every other method lies above 0.
+        No method is if the comparison is unfair, or if fewer than two methods may win (:func:`may_win`).  With one run
+        each, the method with the best value is, and so are those that show the same, unless all do: one seed can say
+        no more.  With several seeds, a method is the best if the 95 % interval of its paired differences (Student's t
+        over equal seeds) to every other method lies above 0.
 
         Args:
-          values: the number, ``(runs,)`` for each method.
+          values: the statistic, ``(runs,)`` for each method.
           texts: how each method's mean is shown.
           sign: 1 if more is better, -1 if less is.
         """
@@ -137,19 +137,19 @@ class Comparison(NamedTuple):
 def compare(runs: Runs) -> Comparison:
     """Sorts runs into methods and says whether these may be compared.
 
-    **A method** is all that a run was told but its seeds: the method's name and numbers, the model, the local work
-    (step size, epochs, batch), the rounds and the cohort.  Runs that differ in ``seed`` only are one method, and so are
-    runs that also differ in ``data_seed``: that is how papers repeat an experiment with clients or splits drawn anew,
-    and the spread over such runs then holds that of the draw.  How fast or how often something was done (``lanes``,
-    ``eval_every``, ``checkpoint``) is no part of it.  A second run with settings and seed of a first is a method of its
-    own, because it would count one draw twice.
+    **A method** is all settings of a run but its seeds: the method's name and numbers, the model, the local work (step
+    size, epochs, batch), the rounds and the cohort.  Runs that differ only in ``seed`` are one method, and so are runs
+    that also differ in ``data_seed``: papers repeat experiments in this way, with clients or splits drawn anew, and the
+    spread over the runs then includes that of the draw.  How fast or how often something was done (``lanes``,
+    ``eval_every``, ``checkpoint``) does not matter.  A second run with the settings and the seed of a first is a
+    separate method, because one draw would count twice.
 
-    **Methods may be compared** when they had the same data (by its fingerprint where it is known, else by the clients'
-    names and rows), evaluated the same clients, did as many rounds, with as large cohorts and as many stragglers, and
-    all that from the same seeds.  Models, step sizes and epochs may differ: they are what is compared.
+    **Methods may be compared** when they had the same data (by the fingerprint where known, else by the clients' names
+    and numbers of examples), evaluated the same clients, and ran as many rounds with as large cohorts and as many
+    stragglers, all from the same seeds.  Models, step sizes and epochs may differ: they are what is compared.
 
     Args:
-      runs: a run or several, or names and runs; see :mod:`evenhand.report.figures`.
+      runs: a run, several, or several by name; see :mod:`evenhand.report.figures`.
 
     Raises:
       EvenhandError: there is no run, or the runs have no metric in common.
@@ -173,7 +173,7 @@ def compare(runs: Runs) -> Comparison:
 
 
 def may_win(run: RunView) -> bool:
-    """Whether a run may be called the best: not if it diverged, or a client has a loss or metric that is not finite."""
+    """Whether a run may be called the best: not if it diverged, or if a loss or metric of a client is not finite."""
     if diverged(run):
         return False
     for split, metrics in run.clients.items():
@@ -184,7 +184,7 @@ def may_win(run: RunView) -> bool:
 
 
 def verdict(of: Comparison) -> str:
-    """What a comparison says, in a sentence or two; names of methods are isolated (:func:`evenhand.text.isolated`)."""
+    """What a comparison shows, in a sentence or two; method names are isolated (:func:`evenhand.text.isolated`)."""
     if of.obstacles:
         return (
             f"These runs are shown side by side, not compared: they differ in their {listed(of.obstacles)}."
@@ -196,24 +196,22 @@ def verdict(of: Comparison) -> str:
     for key in ("mean", "worst10"):
         values = [s[key] for s in found]
         shown = [value(float(np.mean(x)), of.metric) for x in values]
-        who = sorted(of.winners(values, shown, sign))
-        winners.append(listed([isolated(of.names[i]) for i in who]))
-        texts.append(shown[who[0]] if who else "")
+        best = sorted(of.winners(values, shown, sign))
+        winners.append(listed([isolated(of.names[i]) for i in best]))
+        texts.append(shown[best[0]] if best else "")
     tail = tail_name(min(float(np.min(s["clients"])) for s in found))
     lost = [isolated(method.name) for method in of.methods if not all(map(may_win, method.runs))]
-    rest = f" Left out, since training diverged: {listed(lost)}." if lost and any(winners) else ""
-    return _told(winners, texts, tail, of) + rest
+    left_out = f" Left out, since training diverged: {listed(lost)}." if lost and any(winners) else ""
+    return _sentence(winners, texts, tail, of) + left_out
 
 
-def _told(winners: Sequence[str], texts: Sequence[str], tail: str, of: Comparison) -> str:
+def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, of: Comparison) -> str:
     first, second = winners
     if not first and not second:
         sound = [method.name for method in of.methods if all(may_win(run) for run in method.runs)]
         if len(sound) < 2:
-            which = (
-                f"All methods but {isolated(sound[0])} diverged" if sound else "All of these runs diverged"
-            )
-            return f"{which}, so none is called the best."
+            lost = f"All methods but {isolated(sound[0])}" if sound else "All of these runs"
+            return f"{lost} diverged, so none is called the best."
         noise = f" by more than the noise of {of.seeds} seeds" if of.seeds > 1 else ""
         return f"No method is better than all others{noise}, for the average client or for {tail}."
     if not first:
@@ -224,11 +222,11 @@ def _told(winners: Sequence[str], texts: Sequence[str], tail: str, of: Compariso
     text = f"The average client is served best by {first} ({of.what} {texts[0]})"
     if not second:
         return f"{text}; for {tail} no method is best."
-    return f"{text}, {tail} {'too' if first == second else f'by {second}'} ({texts[1]})."
+    return f"{text}, {f'and so is {tail}' if first == second else f'{tail} by {second}'} ({texts[1]})."
 
 
 def caution(of: Comparison) -> str:
-    """How far the stars can be trusted; empty where there are none to be."""
+    """How far marks of the best can be trusted; empty where there are none."""
     if of.obstacles or len(of.methods) < 2:
         return ""
     if of.seeds == 1:
@@ -242,12 +240,12 @@ def caution(of: Comparison) -> str:
 
 
 def tail_name(clients: float) -> str:
-    """What the worst tenth of so many clients is called."""
+    """The words for the worst tenth of this many clients."""
     return "the worst tenth of the clients" if clients >= 20 else "the worst client"
 
 
 def _lower_bound(differences: NDArray) -> float:
-    """Where the 95 % interval of a mean begins; of one number, the number."""
+    """The lower end of the 95 % interval of a mean."""
     from scipy.special import stdtrit  # a tenth of a second that `import evenhand` need not take
 
     count = len(differences)

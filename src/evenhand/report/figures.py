@@ -9,9 +9,9 @@ Each function takes ``runs``:
 
 Up to three methods share one pair of axes, and each line is labelled where it ends; four or more get a panel each, in
 which the others are grey.  ``metric`` is ``"accuracy"``, ``"loss"`` or another that the model measures (None: the
-accuracy where all runs have one, else the loss), ``split`` is ``"train"``, ``"valid"`` or ``"test"`` (None: the test
-rows if there are any).  What comes back is a ``matplotlib.figure.Figure``: ``figure.savefig("curve.pdf")``, or the last
-line of a notebook's cell.  matplotlib is loaded by the first call, not by the import.
+accuracy if all runs have one, else the loss), ``split`` is ``"train"``, ``"valid"`` or ``"test"`` (None: test if there
+are test examples).  Each returns a ``matplotlib.figure.Figure``: call ``figure.savefig("curve.pdf")``, or make it the
+last line of a notebook's cell.  matplotlib is loaded by the first call, not by the import.
 
 Example:
   >>> import evenhand as eh
@@ -39,16 +39,16 @@ __all__ = ["client_curve", "client_histogram", "learning_curve", "series", "size
 
 
 def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
-    """A metric against the round: the mean over clients, which is the number that reports are about.
+    """A metric against the round: its mean over clients, as in reports.
 
     One run: a line per split, with a band from the worst to the best tenth of the clients of ``split``.  Several
-    methods: a line each on ``split``, and a dashed one for the worst tenth of its clients.  For a metric whose mean
-    over clients was not recorded (all but the first, and runs of earlier versions) the mean over rows stands in.
+    methods: a line each on ``split``, and a dashed one for the worst tenth of its clients.  Where the mean over clients
+    was not recorded (for all metrics but the first, and by earlier versions), the mean over examples is drawn instead.
 
     Args:
       runs: see :mod:`evenhand.report.figures`, as for the other arguments.
       metric: what to draw.
-      split: on which rows.
+      split: the split to measure it on.
 
     Raises:
       EvenhandError: no run has that metric on that split.
@@ -73,7 +73,7 @@ def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None
     Args:
       runs: see :mod:`evenhand.report.figures`, as for the other arguments.
       metric: what to draw.
-      split: on which rows.
+      split: the split to measure it on.
 
     Raises:
       EvenhandError: no run has that metric on that split.
@@ -98,7 +98,7 @@ def client_curve(runs: Runs, *, metric: str | None = None, split: str | None = N
     Args:
       runs: see :mod:`evenhand.report.figures`, as for the other arguments.
       metric: what to draw.
-      split: on which rows.
+      split: the split to measure it on.
 
     Raises:
       EvenhandError: no run has that metric on that split.
@@ -116,14 +116,14 @@ def client_curve(runs: Runs, *, metric: str | None = None, split: str | None = N
 
 
 def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
-    """A metric of each client against its training rows; of many clients also the median by size.
+    """A metric of each client against its number of training examples; for many clients also the median by size.
 
-    Several seeds: a client's mean over them where they have the same clients, else a mark for each.
+    Several seeds: a client's mean over the seeds if these have the same clients, else a mark for each.
 
     Args:
       runs: see :mod:`evenhand.report.figures`, as for the other arguments.
       metric: what to draw.
-      split: on which rows.
+      split: the split to measure it on.
 
     Raises:
       EvenhandError: no run has that metric on that split.
@@ -133,7 +133,7 @@ def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = N
       >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
       >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
       >>> eh.report.figures.size_scatter(run).axes[0].get_xlabel()
-      'training rows of the client'
+      'training examples of the client'
     """
     from evenhand.report import _plots as plots
 
@@ -177,7 +177,7 @@ def _of(runs: Runs, metric: str | None, split: str | None) -> Comparison:
         names = dict.fromkeys(name for run in of.runs for name in run.clients.get(of.split, {}))
         if metric not in names:
             raise EvenhandError(
-                f"No run has a metric {metric!r} on its {of.split} rows: choose one of {list(names)}."
+                f"No run has a metric {metric!r} on its {of.split} split: choose one of {list(names)}."
             )
         of = of._replace(metric=metric)
     return of

@@ -1,7 +1,7 @@
-"""Losses to one number, and how much each of them counts in it: at the level of examples and of clients alike.
+"""Risks: they reduce the losses of examples or of clients to one number, and say how much each of them counts.
 
-Every risk is a :class:`evenhand.types.Risk`.  Its ``value`` is an objective for training, its ``weights`` are what a
-server gives to clients; a loss of weight 0 does not exist for either.
+Every risk is a :class:`evenhand.types.Risk`.  Its ``value`` is an objective for training, its ``weights`` are those
+that a server gives to clients; both ignore a loss of weight 0.
 """
 
 from evenhand.risks.entropic_value_at_risk import entropic_value_at_risk

@@ -18,20 +18,20 @@ Weigh = Callable[[Array, Array], Array]
 
 
 def risk(value: Callable[[Array, Array], Array], weigh: Weigh) -> Risk:
-    """A risk from functions of losses and of weights that sum to 1 already."""
+    """A risk from functions of losses and of weights that already sum to 1."""
 
-    def whole(losses: Array, weights: Array | None = None) -> Array:
+    def risk_value(losses: Array, weights: Array | None = None) -> Array:
         return value(*population(losses, weights))
 
-    def each(losses: Array, weights: Array | None = None) -> Array:
+    def risk_weights(losses: Array, weights: Array | None = None) -> Array:
         return weigh(*population(losses, weights))
 
-    whole.__qualname__, each.__qualname__ = value.__qualname__, weigh.__qualname__  # for their reprs
-    return Risk(whole, each)
+    risk_value.__qualname__, risk_weights.__qualname__ = value.__qualname__, weigh.__qualname__  # for reprs
+    return Risk(risk_value, risk_weights)
 
 
 def linear(weigh: Weigh) -> Risk:
-    """A risk that is the mean of the losses under its own weights, which are its gradient."""
+    """A risk whose value is the mean of the losses under its weights, which are also its gradient."""
 
     def value(losses: Array, p: Array) -> Array:
         weights = weigh(losses, p)
@@ -41,7 +41,7 @@ def linear(weigh: Weigh) -> Risk:
 
 
 def population(losses: Array, weights: Array | None) -> tuple[Array, Array]:
-    """``(losses, p)``: ``p`` sums to 1 and is all 0 where ``weights`` are; losses of weight 0 become 0, NaN or not."""
+    """``(losses, p)``: ``p`` sums to 1, or is all 0 if ``weights`` are; losses of weight 0 become 0, even if NaN."""
     losses = jnp.asarray(losses)
     if losses.ndim != 1 or losses.shape[0] == 0:
         raise EvenhandError(
@@ -62,21 +62,21 @@ def population(losses: Array, weights: Array | None) -> tuple[Array, Array]:
 
 
 def pinned(losses: Array) -> Array:
-    """The same numbers, but read from memory by all who use them: what compares losses must begin with this.
+    """The same losses, computed once and read from memory: code that compares losses must start with this.
 
-    XLA computes the losses anew in each kernel that needs them, where it may round them otherwise, so that the quantile
-    of a vector is none of its entries.  It does not do so with what a sort has sorted.
+    XLA may recompute the losses in each kernel that needs them and round them differently, so that the quantile of a
+    vector equals none of its entries.  It does not recompute the output of a sort.
     """
     return jax.lax.sort((jnp.arange(losses.shape[0], dtype=jnp.int32), losses), num_keys=1)[1]
 
 
 def log_weights(p: Array) -> Array:
-    """``log p``, minus infinity at 0, and no NaN in the gradient of what is made of it."""
+    """``log p``, minus infinity at 0, without NaN in gradients that pass through it."""
     return jnp.where(p > 0, jnp.log(jnp.where(p > 0, p, 1.0)), -jnp.inf)
 
 
 def among(chosen: Array, p: Array) -> Array:
-    """Weights ``p`` restricted to the entries that are chosen; they sum to 1 unless there is nobody."""
+    """Weights ``p`` restricted to the chosen entries and scaled to sum to 1; zeros if those have no weight."""
     mass = jnp.where(chosen, p, 0.0)
     total = jnp.sum(mass)
     return mass / jnp.where(total > 0, total, 1.0)
@@ -95,6 +95,6 @@ def _at(primals: Any, tangents: Any) -> tuple[Array, Array]:
 
 
 def check_tail(theta: float, name: str) -> None:
-    """``theta`` is a fraction of the population."""
+    """Checks that ``theta`` is a fraction in (0, 1]."""
     if not 0.0 < theta <= 1.0:
         raise EvenhandError(f"{name}(theta={theta}): the tail fraction must lie in (0, 1].")

@@ -1,4 +1,4 @@
-"""The entropic value at risk: the tightest Chernoff bound of a quantile."""
+"""The entropic value at risk: the tightest Chernoff bound on a quantile."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["entropic_value_at_risk"]
 
 _STEPS = 48
 _DECADES = 4.0
-"""The tilt is looked for within so many powers of ten, either way, of 1 / the losses' range."""
+"""The tilt is sought within this many powers of ten, either way, of 1 / (range of the losses)."""
 
 
 def entropic_value_at_risk(theta: float) -> Risk:
-    r"""EVaR: the least upper bound of the (1 - theta)-quantile that a tilted risk with ``t > 0`` gives.
+    r"""EVaR: the tightest upper bound on the (1 - theta)-quantile from tilted risks with ``t > 0``.
 
     .. math:: \text{EVaR}_\theta(f; p) = \min_{t > 0} \Big\{ \tilde R(t; f) - \frac1t \log \theta \Big\}
 
     The weights :math:`w(t)` are those of the tilted risk at the minimising ``t``, which a bisection finds from
-    :math:`\sum_i w_i \log (w_i / p_i) = -\log\theta`: the function itself is flat there, too flat for float32.
+    :math:`\sum_i w_i \log (w_i / p_i) = -\log\theta`: near its minimum the function itself is too flat for float32.
 
     Args:
-      theta: the tail fraction in (0, 1]; 1: the mean, towards ``min p``: the largest loss.
+      theta: the tail fraction in (0, 1]; 1 gives the mean, values near ``min p`` the largest loss.
 
     Raises:
       EvenhandError: ``theta`` outside (0, 1].
 
-    Edge cases: losses that are all equal give that loss.
+    Edge cases: if all losses are equal, the value is that loss.
 
     Example:
       >>> import jax.numpy as jnp
@@ -48,14 +48,14 @@ def entropic_value_at_risk(theta: float) -> Risk:
         return mean()
 
     def tilt(losses: Array, p: Array) -> Array:
-        there = p > 0
-        largest = jnp.max(jnp.where(there, losses, -jnp.inf))
-        width = largest - jnp.min(jnp.where(there, losses, jnp.inf))
+        present = p > 0
+        largest = jnp.max(jnp.where(present, losses, -jnp.inf))
+        width = largest - jnp.min(jnp.where(present, losses, jnp.inf))
         width = jnp.where((width > 0) & jnp.isfinite(width), width, 1.0)
 
         def divergence(t: Array) -> Array:
-            """That of the weights from ``p``: it grows with ``t``, and is ``-log theta`` at the minimum."""
-            powers = jnp.where(there, t * (losses - largest), -jnp.inf)
+            """The relative entropy of the weights to ``p``: it grows with ``t``, to ``-log theta`` at the minimum."""
+            powers = jnp.where(present, t * (losses - largest), -jnp.inf)
             masses = p * jnp.exp(powers)
             total = jnp.sum(masses)
             total = jnp.where(total > 0, total, 1.0)

@@ -1,4 +1,4 @@
-"""A risk of groups' risks."""
+"""A risk over the risks of groups."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ __all__ = ["hierarchical"]
 
 
 def hierarchical(outer: Risk, inner: Risk, groups: Array, num_groups: int) -> Risk:
-    r"""The risk, over groups, of the risk within each group; groups count by their total weight.
+    r"""A risk, over groups, of the risk within each group; groups are weighted by their total weight.
 
     .. math::
         R(f; p) = R_{\text{outer}}\big( (R_{\text{inner}}(f_g; p_g))_g ;\ (\textstyle\sum_{i \in g} p_i)_g \big), \qquad
         w_i = w_{g(i)} \, w_{i | g(i)}
 
-    with tilted risks outside and inside: hierarchical TERM, and FedTilt's loss where the groups are a client's classes.
+    With tilted risks on both levels this is hierarchical TERM, and FedTilt's loss if the groups are a client's classes.
 
     Args:
-      outer: over groups.
-      inner: over the losses of a group; may be hierarchical itself, over finer groups, to any depth.
+      outer: the risk over groups.
+      inner: the risk over the losses of a group; may be hierarchical itself, over finer groups, to any depth.
       groups: ``(n,)`` whole numbers, the group of each loss, 0 up to ``num_groups - 1``; may be a tracer.
-      num_groups: how many groups there are; those that nobody is in do not count.
+      num_groups: the number of groups; empty ones do not count.
 
     Raises:
-      EvenhandError: there is not one group per loss, or one beyond ``num_groups``; where groups are known only while a
-        program runs, such a loss makes the number NaN instead.
+      EvenhandError: there is not one group per loss, or a group is out of range; where groups are known only while a
+        program runs, a group out of range makes the value NaN instead.
 
-    Edge cases: equal tilts outside and inside give that tilt of all losses, whatever the groups.  With an inner risk
-    whose gradient is not as long as its weights (``power``, ``tilted_value_at_risk``) the weights are still the product
-    above, but not the direction of the gradient.
+    Edge cases: equal tilts on both levels give that tilted risk of all losses, whatever the groups.  With an inner risk
+    whose gradient is only a multiple of its weights (``power``, ``tilted_value_at_risk``) the weights are still the
+    product above, but not the direction of the gradient.
 
     Example:
       >>> import jax.numpy as jnp
@@ -48,11 +48,11 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array, num_groups: int) -> Ri
     tilting; Zhang et al., *FedTilt*, 2025, footnote 3.
     """
     if not isinstance(groups, Tracer):
-        known = np.asarray(groups)  # numbers even where the risk is made inside a compiled function
+        known = np.asarray(groups)  # concrete even where the risk is made inside a compiled function
         if np.any((known < 0) | (known >= num_groups)):
             raise EvenhandError(
                 f"hierarchical() has groups from {known.min()} to {known.max()}, but num_groups={num_groups}: "
-                "number them from 0 and give as many as there are."
+                "number the groups from 0 and set num_groups to how many there are."
             )
     groups = jnp.asarray(groups)
 

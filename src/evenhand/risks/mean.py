@@ -1,4 +1,4 @@
-"""The mean: every loss counts as its weight says."""
+"""The mean: every loss counts by its weight."""
 
 from __future__ import annotations
 

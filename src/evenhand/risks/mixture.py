@@ -1,4 +1,4 @@
-"""A fixed mixture of losses, and the projection that keeps a mixture one."""
+"""A fixed mixture of losses, and the projection of a vector onto the mixtures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["mixture", "project_simplex"]
 
 
 def mixture(shares: Array) -> Risk:
-    r"""A fixed mixture: :math:`\sum_i \lambda_i f_i`, whatever the losses; AFL moves it by :func:`project_simplex`.
+    r"""A mixture with fixed shares, :math:`\sum_i \lambda_i f_i`; AFL updates them with :func:`project_simplex`.
 
     Args:
-      shares: :math:`\lambda`, ``(n,)``, none negative; scaled to sum to 1.  The weights that the risk itself is
-        called with only tell which losses are there.
+      shares: :math:`\lambda`, ``(n,)``, none negative; scaled to sum to 1.  Weights passed to the risk itself only
+        mark which losses are present.
 
     Raises:
-      EvenhandError: a share is negative or not finite, or all are 0; later, if there is not one share per loss.
+      EvenhandError: a share is negative or not finite, or all are 0; when called, there is not one share per loss.
 
     Example:
       >>> import jax.numpy as jnp
@@ -50,7 +50,7 @@ def project_simplex(y: Array) -> Array:
         \lambda_i = \max(y_i + \tau, 0), \quad \tau = \frac1\rho \Big(1 - \sum_{j \le \rho} u_j\Big), \quad
         \rho = \max\Big\{i : u_i + \frac1i \Big(1 - \sum_{j \le i} u_j\Big) > 0 \Big\}
 
-    for ``u`` the entries of ``y``, largest first.
+    with ``u`` the entries of ``y``, largest first.
 
     Example:
       >>> import jax.numpy as jnp
@@ -59,7 +59,7 @@ def project_simplex(y: Array) -> Array:
 
     Source: Duchi et al., *Efficient Projections onto the l1-Ball for Learning in High Dimensions*, ICML 2008.
     """
-    # A shift changes nothing, and what is more than 1 below the largest gets nothing: large entries keep their digits.
+    # A shift changes nothing, and entries more than 1 below the largest become 0: large entries keep their digits.
     y = jnp.maximum(y - jnp.max(y), -2.0)
     u = jnp.sort(y)[::-1]
     rank = jnp.arange(1, y.shape[0] + 1, dtype=y.dtype)

@@ -18,13 +18,13 @@ _LEAST = 1e-10
 
 
 def power(q: float) -> Risk:
-    r"""The q-FFL risk: a power mean of losses that are not negative.
+    r"""The q-FFL risk: a power mean of nonnegative losses.
 
     .. math::
         R_q(f; p) = \Big(\sum_i p_i f_i^{q+1}\Big)^{1/(q+1)}, \qquad
         w_i = \frac{p_i f_i^q}{\sum_j p_j f_j^q} \propto \frac{\partial R_q}{\partial f_i}
 
-    the mean at ``q=0``, towards the largest loss as ``q`` grows.  Its minimisers are those of the objective
+    It is the mean at ``q=0`` and tends to the largest loss as ``q`` grows.  Its minimisers are those of the objective
     :math:`\sum_i \frac{p_i}{q+1} f_i^{q+1}`.
 
     Args:
@@ -33,7 +33,7 @@ def power(q: float) -> Risk:
     Raises:
       EvenhandError: ``q`` negative or not finite.
 
-    Edge cases: a loss below 0 counts as 0, and 1e-10 is added to each, except at ``q=0``; powers are taken of
+    Edge cases: a loss below 0 counts as 0, and 1e-10 is added to each, except at ``q=0``; powers are computed from
     logarithms, so that no ``q`` overflows.  The weights are the *direction* of the gradient, which is shorter where
     losses differ.
 
@@ -69,5 +69,5 @@ def power(q: float) -> Risk:
 
 
 def positive(losses: Array) -> Array:
-    """The losses as powers are taken of them."""
+    """The numbers whose powers are taken: losses, at least 0, plus 1e-10."""
     return jnp.maximum(losses, 0.0) + _LEAST

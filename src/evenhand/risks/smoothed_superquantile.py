@@ -1,4 +1,4 @@
-"""Superquantiles made smooth, by a penalty on weights that stray from the base weights."""
+"""Superquantiles smoothed by a penalty on weights that differ from the base weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from evenhand.types import Array, Risk
 __all__ = ["smoothed_superquantile", "squared_superquantile"]
 
 _STEEPEST = 1e30
-"""Weights per unit of loss, at most: beyond, a float32 would overflow."""
+"""The steepest slope of a weight in its loss; a steeper one would overflow a float32."""
 _STEPS = 60
 """Halvings of an interval: more than the bits of a float32, or of a float64 of ordinary size."""
 
 
 def smoothed_superquantile(theta: float, nu: float) -> Risk:
-    r"""The superquantile smoothed by the relative entropy: between the mean, the superquantile and the entropic risk.
+    r"""The superquantile smoothed by relative entropy, between the mean, the superquantile and the entropic risk.
 
     .. math::
         \mathbb S_\theta^\nu(f; p) = \max_\pi\Big\{ \sum_i \pi_i f_i - \nu \sum_i \pi_i \log\frac{\pi_i}{p_i} \Big\},
@@ -33,7 +33,7 @@ def smoothed_superquantile(theta: float, nu: float) -> Risk:
 
     Args:
       theta: the tail fraction in (0, 1]; once ``theta <= min p`` no cap binds and this is ``tilted(1 / nu)``.
-      nu: the strength of the penalty, > 0, in the unit of a loss; towards 0 the superquantile, towards infinity the
+      nu: the strength of the penalty, > 0, in units of loss; near 0 this is the superquantile, towards infinity the
         mean.
 
     Raises:
@@ -63,7 +63,7 @@ def smoothed_superquantile(theta: float, nu: float) -> Risk:
 
 
 def squared_superquantile(theta: float, nu: float) -> Risk:
-    r"""The superquantile smoothed by a squared distance, whose weights are piecewise linear in the losses.
+    r"""The superquantile smoothed by a squared distance; its weights are piecewise linear in the losses.
 
     .. math::
         \max_\pi\Big\{ \sum_i \pi_i f_i - \frac{\nu}{2 n^2} \sum_i \frac{(\pi_i - p_i)^2}{p_i} \Big\}, \quad
@@ -108,19 +108,19 @@ def _entropic_weights(losses: Array, p: Array, theta: float, nu: float) -> Array
     losses = pinned(losses)
     order = jnp.argsort(-losses)
     ranked, base = losses[order], p[order]
-    # Of each loss, what it and the smaller ones weigh relative to it: by neighbours' distances, since a loss far off
-    # would round away what tells the others apart.
+    # For each loss, the weight of it and the smaller ones relative to its own: from differences of neighbours, since
+    # relative to a distant loss the differences of the others would be rounded away.
     fall = jnp.exp((jnp.append(ranked[1:], ranked[-1]) - ranked) / nu)
 
-    def add(rest: Array, each: tuple[Array, Array]) -> tuple[Array, Array]:
-        total = each[0] + each[1] * rest
+    def add(smaller: Array, terms: tuple[Array, Array]) -> tuple[Array, Array]:
+        total = terms[0] + terms[1] * smaller
         return total, total
 
     _, below = jax.lax.scan(add, jnp.zeros((), p.dtype), (base, fall), reverse=True)
     # With the first k capped, the others share what is left.
     left = 1.0 - jnp.concatenate([jnp.zeros(1, p.dtype), jnp.cumsum(base)[:-1]]) / theta
-    there = (left > 8 * jnp.finfo(p.dtype).eps) & (below > 0)
-    fits = there & (left <= below / theta)
+    possible = (left > 8 * jnp.finfo(p.dtype).eps) & (below > 0)
+    fits = possible & (left <= below / theta)
     first = jnp.argmax(fits)
     free = losses <= ranked[first]
     shares = jnp.where(free, p * jnp.exp(jnp.where(free, losses - ranked[first], 0.0) / nu), 0.0)
@@ -135,9 +135,10 @@ def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Arr
     def of(eta: Array) -> Array:
         return p * jnp.clip(1.0 + slope * (losses - eta), 0.0, 1.0 / theta)
 
-    # From where weights are neither 0 nor capped, so that a loss far off does not round the others' distances away.
+    # Relative to the quantile, whose weight is neither 0 nor capped: relative to a distant loss the differences of the
+    # others would be rounded away.
     losses = jnp.where(p > 0, losses - jnp.where(jnp.any(p > 0), quantile(losses, p, theta), 0.0), 0.0)
-    # At the upper end only what lies above the quantile has weight, at the lower end all from there on are capped.
+    # At the upper end only losses above the quantile have weight; at the lower end all from the quantile up are capped.
     low, high = -(1.0 / theta - 1.0) / slope, 1.0 / slope
 
     def halve(_: Array, interval: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -147,7 +148,7 @@ def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Arr
         return jnp.where(heavy, middle, low), jnp.where(heavy, high, middle)
 
     low, high = jax.lax.fori_loop(0, _STEPS, halve, (low, high))
-    # Linear in between; and two neighbours among the floats may be far apart in weight where nu is small.
+    # Interpolated linearly: where nu is small, the weights at two neighbouring floats may be far apart.
     heavy, light = of(low), of(high)
     more, less = jnp.sum(heavy), jnp.sum(light)
     share = jnp.clip((1.0 - less) / jnp.where(more > less, more - less, 1.0), 0.0, 1.0)

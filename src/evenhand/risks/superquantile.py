@@ -12,14 +12,14 @@ __all__ = ["capped_weights", "inverse_superquantile", "superquantile"]
 
 
 def superquantile(theta: float) -> Risk:
-    r"""The mean of the worst fraction ``theta`` of the losses, boundary loss counted in part.
+    r"""The mean of the worst fraction ``theta`` of the losses, with the boundary loss counted in part.
 
     .. math::
         \mathbb S_\theta(f; p) = \max\Big\{ \textstyle\sum_i \pi_i f_i : \pi \ge 0,\ \sum_i \pi_i = 1,\
         \pi_i \le \frac{p_i}{\theta} \Big\}
         = \min_\eta\ \eta + \frac1\theta \sum_i p_i \max(f_i - \eta, 0)
 
-    The weights fill the largest losses up to their caps until mass 1 is used: of ``n`` equally likely losses,
+    The weights fill the largest losses up to their caps until they sum to 1: of ``n`` equally likely losses,
     ``ceil(theta n)`` have a weight.
 
     Args:
@@ -29,7 +29,7 @@ def superquantile(theta: float) -> Risk:
     Raises:
       EvenhandError: ``theta`` outside (0, 1].
 
-    Edge cases: losses that tie at the boundary share what mass is left in proportion to ``p``, so that the weights do
+    Edge cases: losses tied at the boundary share the remaining weight in proportion to ``p``, so that the weights do
     not depend on the order of the losses.
 
     Example:
@@ -48,7 +48,7 @@ def superquantile(theta: float) -> Risk:
 
 
 def inverse_superquantile(theta: float) -> Risk:
-    r"""The mean of the losses without the worst fraction ``theta``: inverse CVaR, deaf to the largest losses.
+    r"""The mean of the losses without the worst fraction ``theta``: inverse CVaR, robust to the largest losses.
 
     .. math:: R(f; p) = -\mathbb S_{1-\theta}(-f; p)
 
@@ -82,8 +82,8 @@ def capped_weights(losses: Array, p: Array, theta: float) -> Array:
     ranked = falling[order]
     above = mass[jnp.searchsorted(ranked, falling, side="left")]
     tied = mass[jnp.searchsorted(ranked, falling, side="right")] - above
-    rest = 1.0 - above
-    # What a sum of n roundings leaves of a boundary that falls between two losses is no weight.
-    share = jnp.where(rest > 8 * jnp.finfo(p.dtype).eps, rest, 0.0) / jnp.where(tied > 0, tied, 1.0)
+    left = 1.0 - above
+    # Where the boundary falls between two losses, the remainder is only the rounding error of the sum.
+    share = jnp.where(left > 8 * jnp.finfo(p.dtype).eps, left, 0.0) / jnp.where(tied > 0, tied, 1.0)
     weights = p / theta * jnp.clip(share, 0.0, 1.0)
     return weights / jnp.where(jnp.any(p > 0), jnp.sum(weights), 1.0)

@@ -1,4 +1,4 @@
-"""The mean of the losses from a quantile on: what a client can tell of itself, given the quantile."""
+"""The mean of the losses from a quantile up: given the quantile, each client knows whether it counts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["tail_mean"]
 
 
 def tail_mean(theta: float, *, strict: bool = False) -> Risk:
-    r"""The mean of the losses that reach the (1 - theta)-quantile: a superquantile with whole losses only.
+    r"""The mean of the losses at or above the (1 - theta)-quantile: a superquantile that counts no loss in part.
 
     .. math::
         \hat F_\theta = \sum_i \hat\pi_i f_i, \qquad \hat\pi_i \propto p_i \mathbb 1\{ f_i \ge Q_\theta(f; p) \}
 
     Args:
       theta: the tail fraction in (0, 1]; 1 is the mean.
-      strict: only the losses above the quantile.  Where ``theta n`` is whole and no losses tie, that is the exact
-        superquantile, while ``>=`` takes one loss more.
+      strict: only the losses above the quantile.  Where ``theta n`` is a whole number and no losses tie, that is
+        the exact superquantile, while ``>=`` takes one loss more.
 
     Raises:
       EvenhandError: ``theta`` outside (0, 1].
 
-    Edge cases: where nothing is above the quantile, ``strict`` takes the losses that equal it.  Lies at most
-    :math:`\max f / (\theta n)` below the superquantile of losses that are not negative.
+    Edge cases: where no loss is above the quantile, ``strict`` takes those that equal it.  For nonnegative losses the
+    value is at most :math:`\max f / (\theta n)` below the superquantile.
 
     Example:
       >>> import jax.numpy as jnp
@@ -45,7 +45,7 @@ def tail_mean(theta: float, *, strict: bool = False) -> Risk:
         losses = pinned(losses)
         edge = quantile(losses, p, theta)
         above = losses > edge
-        lonely = ~jnp.any(above & (p > 0))
-        return among((above | ((losses == edge) & lonely)) if strict else losses >= edge, p)
+        none_above = ~jnp.any(above & (p > 0))
+        return among((above | ((losses == edge) & none_above)) if strict else losses >= edge, p)
 
     return linear(weigh)

@@ -1,4 +1,4 @@
-"""The tilted risk of TERM: an exponential dial from the least loss over the mean to the greatest."""
+"""The tilted risk of TERM, which goes from the smallest loss through the mean to the largest."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from evenhand.types import Array, Risk
 __all__ = ["tilted"]
 
 _MOST = 3e38
-"""Tilts beyond are infinite, as they would be in a float32."""
+"""Larger tilts count as infinite, as they would be in a float32."""
 _NEAR = 1.0
-"""Where ``|t| (max f - min f)`` is less, the risk is the mean plus a small thing that must not drown in rounding."""
+"""Where ``|t| (max f - min f)`` is less, the risk is the mean plus a small term that must not be lost to rounding."""
 
 
 def tilted(t: float | Array) -> Risk:
-    r"""The t-tilted risk: softmax-weighted losses; fair for ``t > 0``, deaf to outliers for ``t < 0``.
+    r"""The t-tilted risk: softmax-weighted losses; fair for ``t > 0``, robust to outliers for ``t < 0``.
 
     .. math::
         \tilde R(t; f) = \frac1t \log \sum_i p_i e^{t f_i}, \qquad
         w_i = \frac{p_i e^{t f_i}}{\sum_j p_j e^{t f_j}} = \frac{\partial \tilde R}{\partial f_i}
 
-    with its limits: the mean at ``t=0``, the largest loss at ``t=inf``, the smallest at ``t=-inf``; losses that tie
-    there share the weight in proportion to ``p``.  Also known as the entropic risk, of inverse temperature ``t``.
+    Its limits are the mean at ``t=0``, the largest loss at ``t=inf`` and the smallest at ``t=-inf``, where tied losses
+    share the weight in proportion to ``p``.  Also known as the entropic risk with inverse temperature ``t``.
 
     Args:
-      t: the tilt, any real number or infinity, in 1/loss: losses ``a`` times as large are tilted ``a`` times as much.
-        An array is a tilt that may change while a program runs; it must be finite.
+      t: the tilt, finite or infinite, in units of 1/loss: losses ``a`` times as large are tilted ``a`` times as much.
+        An array gives a tilt that may change while a program runs; it must be finite.
 
     Raises:
       EvenhandError: ``t`` is NaN.
 
     Edge cases: finite and exact in float32 for ``|t f|`` up to 1e4, since losses are measured from the one that
-    dominates (the *least* for ``t < 0``), and for any small ``|t|``, where the mean is taken out first.
+    dominates (the *smallest* for ``t < 0``), and for any small ``|t|``, where the mean is subtracted first.
 
     Example:
       >>> import jax.numpy as jnp
@@ -73,19 +73,19 @@ def tilted(t: float | Array) -> Risk:
 
 
 def _dominant(losses: Array, p: Array) -> Array:
-    """The largest loss has all the weight."""
+    """Weights that are all on the largest loss."""
     return among(losses == _largest(losses, p), p)
 
 
 def _shifted(losses: Array, p: Array, t: float | Array) -> tuple[Array, Array]:
-    """The loss that dominates, and ``t`` times each loss's distance to it."""
+    """The loss that dominates, and ``t`` times each loss's difference from it."""
     tilt = jnp.asarray(t, losses.dtype)
     shift = jax.lax.stop_gradient(jnp.where(tilt > 0, _largest(losses, p), -_largest(-losses, p)))
     return shift, jnp.where(p > 0, tilt * (losses - shift), 0.0)
 
 
 def _largest(losses: Array, p: Array) -> Array:
-    """The largest loss that there is; 0 where there is none."""
+    """The largest loss with a weight; 0 where there is none."""
     return jnp.where(jnp.any(p > 0), jnp.max(jnp.where(p > 0, losses, -jnp.inf)), 0.0)
 
 
@@ -101,6 +101,6 @@ def _near_mean(losses: Array, p: Array, tilt: Array, near: Array) -> Array:
 
 
 def _over(function: Callable[[Array], Array], x: Array, slope: float, bend: float) -> Array:
-    """``function(x) / x``, by its parabola ``1 + slope x + bend x^2`` close to 0."""
+    """``function(x) / x``, near 0 by its expansion ``1 + slope x + bend x^2``."""
     tiny = jnp.abs(x) < 1e-4
     return jnp.where(tiny, 1.0 + x * (slope + bend * x), function(x) / jnp.where(tiny, 1.0, x))

@@ -1,4 +1,4 @@
-"""TiVaR: a bound of a quantile by tilted risks of either sign."""
+"""TiVaR: a bound on a quantile from tilted risks of either sign."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from evenhand.types import Array, Risk
 __all__ = ["tilted_value_at_risk"]
 
 _NODES = np.logspace(-4.0, 3.0, 57)
-"""Tilts that are tried first, in units of 1 / range of the losses, of either sign."""
+"""Tilts that are tried first, with either sign, in units of 1 / (range of the losses)."""
 _SURE = 1e-8
-"""A bracket below this is what cancellation has left of it."""
+"""A bracket below this has lost its digits to cancellation."""
 
 
 def tilted_value_at_risk(theta: float, *, floor: float = 0.0) -> Risk:
-    r"""TiVaR: the least upper bound of the (1 - theta)-quantile that a tilted risk of *any* real tilt gives.
+    r"""TiVaR: the tightest upper bound on the (1 - theta)-quantile from tilted risks of *any* real tilt.
 
     .. math::
         \text{TiVaR}_\theta(f; p) = \min_{t \in \mathbb R} \Big\{ F + \frac1t
         \log \frac{e^{t (\tilde R(t; f) - F)} - (1 - \theta)}{\theta} \Big\}, \qquad F = \texttt{floor}
 
-    between the quantile and EVaR; not convex in ``t``, so a grid is searched first and its best node refined.  The
-    weights are those of the tilted risk at the minimising ``t``: the direction of the gradient, which is longer by
-    :math:`1 / (1 - (1 - \theta) e^{-t (\tilde R(t; f) - F)})`.
+    It lies between the quantile and EVaR.  The bound is not convex in ``t``, so a grid is searched first and its best
+    node refined.  The weights are those of the tilted risk at the minimising ``t``: the direction of the gradient,
+    longer by a factor of :math:`1 / (1 - (1 - \theta) e^{-t (\tilde R(t; f) - F)})`.
 
     Args:
-      theta: the tail fraction in (0, 1]; 1: the smallest loss.
-      floor: a number that no loss can be below, whatever the parameters; the higher the tighter.
+      theta: the tail fraction in (0, 1]; 1 gives the smallest loss.
+      floor: a lower bound on the losses, whatever the parameters; the higher, the tighter.
 
     Raises:
-      EvenhandError: ``theta`` outside (0, 1], or ``floor`` not finite.  Outside compiled code also a loss below it.
+      EvenhandError: ``theta`` outside (0, 1], or ``floor`` not finite; outside compiled code, also a loss below it.
 
     Edge cases: computed on the host in float64; in compiled code by a callback, where a loss below the floor gives NaN.
     Losses that equal the floor are taken out of the sum before it is compared with ``1 - theta``, so that large
-    negative tilts lose nothing to cancellation: if just that fraction does, the smallest of the others is exact; if
-    more do, the floor is, and the gradient 0.
+    negative tilts lose nothing to cancellation: if exactly that fraction equals the floor, the value is exactly the
+    smallest of the others; if more do, it is the floor, and the gradient is 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -83,58 +83,58 @@ def tilted_value_at_risk(theta: float, *, floor: float = 0.0) -> Risk:
 
 
 class _Losses(NamedTuple):
-    """Losses above the floor, by how much; and what lies at it, less ``1 - theta``."""
+    """Losses above the floor, less the floor; their weights; and the weight at the floor, less ``1 - theta``."""
 
     above: npt.NDArray[np.float64]
     p: npt.NDArray[np.float64]
-    rest: float
+    at_floor: float
     theta: float
 
     def bounds(self, t: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The bound above the floor at each tilt, none of them 0; infinity where it says nothing or cannot be told."""
-        from scipy.special import logsumexp  # half a second of importing, which most processes need not spend
+        """The bound, less the floor, at each nonzero tilt; infinity where there is none or it is inaccurate."""
+        from scipy.special import logsumexp  # takes half a second, and few processes need it
 
         powers = t[:, None] * self.above[None]
-        if self.rest == 0.0:
+        if self.at_floor == 0.0:
             return (logsumexp(powers, b=self.p[None], axis=1) - math.log(self.theta)) / t
         whole, sign = logsumexp(
             np.pad(powers, ((0, 0), (0, 1))),
-            b=np.append(self.p, self.rest)[None],
+            b=np.append(self.p, self.at_floor)[None],
             axis=1,
             return_sign=True,
         )
         bracket = whole - math.log(self.theta)
-        told = (sign > 0) & (bracket > math.log(_SURE))
-        return np.where(told, np.where(told, bracket, 0.0) / t, math.inf)
+        sure = (sign > 0) & (bracket > math.log(_SURE))
+        return np.where(sure, np.where(sure, bracket, 0.0) / t, math.inf)
 
     def bound(self, t: float) -> float:
-        """The bound above the floor at one tilt."""
+        """The bound, less the floor, at one tilt."""
         return float(self.p @ self.above) / self.theta if t == 0.0 else float(self.bounds(np.array([t]))[0])
 
 
 def _tivar(
     losses: npt.NDArray[np.float64], p: npt.NDArray[np.float64], theta: float, floor: float
 ) -> tuple[float, npt.NDArray[np.float64], float]:
-    """The value, the weights, and how many times as long as them the gradient is."""
-    there = p > 0
-    if not there.any():
+    """The value, the weights, and the factor by which the gradient is longer than the weights."""
+    present = p > 0
+    if not present.any():
         return 0.0, np.zeros_like(p), 0.0
-    if not np.all(np.isfinite(losses[there])) or losses[there].min() < floor:
+    if not np.all(np.isfinite(losses[present])) or losses[present].min() < floor:
         return math.nan, np.full_like(p, math.nan), math.nan
     p = p / p.sum()
-    over = there & (losses > floor)
-    rest = float(p[there & ~over].sum()) - (1.0 - theta)
-    rest = 0.0 if abs(rest) < 1e-7 else rest
-    if rest > 0.0 or not over.any():  # large negative tilts: more than 1 - theta of them lie at the floor
-        weights = np.where(there & ~over, p, 0.0)
+    over = present & (losses > floor)
+    at_floor = float(p[present & ~over].sum()) - (1.0 - theta)
+    at_floor = 0.0 if abs(at_floor) < 1e-7 else at_floor
+    if at_floor > 0.0 or not over.any():  # more than 1 - theta: the limit of large negative tilts
+        weights = np.where(present & ~over, p, 0.0)
         return floor, weights / weights.sum(), 0.0
-    part = _Losses(losses[over] - floor, p[over], rest, theta)
-    t = _best_tilt(part, float(np.ptp(losses[there])))
+    part = _Losses(losses[over] - floor, p[over], at_floor, theta)
+    t = _best_tilt(part, float(np.ptp(losses[present])))
     if math.isinf(t):
         extreme = part.above.max() if t > 0 else part.above.min()
         weights = np.where(over & (losses - floor == extreme), p, 0.0)
         return floor + float(extreme), weights / weights.sum(), 1.0
-    powers = np.where(there, t * (losses - floor), -math.inf) + np.log(np.where(there, p, 1.0))
+    powers = np.where(present, t * (losses - floor), -math.inf) + np.log(np.where(present, p, 1.0))
     whole, bound = float(np.logaddexp.reduce(powers)), part.bound(t)
     return floor + bound, np.exp(powers - whole), math.exp(whole - math.log(theta) - t * bound)
 
@@ -150,7 +150,7 @@ def _best_tilt(part: _Losses, width: float) -> float:
     nodes, bounds = np.insert(nodes, len(_NODES), 0.0), np.insert(bounds, len(_NODES), part.bound(0.0))
     best = int(np.argmin(bounds))
     limits = {math.inf: float(part.above.max())}
-    if part.rest == 0.0:
+    if part.at_floor == 0.0:
         limits[-math.inf] = float(part.above.min())
     low, high = nodes[max(best - 1, 0)], nodes[min(best + 1, len(nodes) - 1)]
     finer: Any = minimize_scalar(part.bound, bounds=(low, high), method="bounded", options={"xatol": 1e-12})

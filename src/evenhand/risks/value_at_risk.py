@@ -12,14 +12,14 @@ __all__ = ["kth_smallest", "quantile", "value_at_risk"]
 
 
 def value_at_risk(theta: float) -> Risk:
-    r"""The (1 - theta)-quantile: the least loss that no more than a fraction ``theta`` lies above.
+    r"""The (1 - theta)-quantile: the smallest loss with at most a fraction ``theta`` of the losses above it.
 
     .. math:: Q_\theta(f; p) = \min\Big\{ v \in f : \sum_{i: f_i > v} p_i \le \theta \Big\}
 
-    All weight is on the losses that equal it.
+    All weight is on losses that equal it.
 
     Args:
-      theta: the fraction in (0, 1] that may lie above; 1: the smallest loss, less than ``min p``: the largest.
+      theta: the fraction in (0, 1] that may be above; 1 gives the smallest loss, less than ``min p`` the largest.
 
     Raises:
       EvenhandError: ``theta`` outside (0, 1].
@@ -55,7 +55,7 @@ def quantile(losses: Array, p: Array, theta: float) -> Array:
 
 
 def kth_smallest(k: int) -> Risk:
-    r"""The ``k``-th smallest of the losses that have a weight, :math:`R_{(k)}`; the largest where there are fewer.
+    r"""The ``k``-th smallest of the losses with a weight, :math:`R_{(k)}`; the largest if there are fewer than ``k``.
 
     Args:
       k: the rank, from 1.

@@ -1,6 +1,6 @@
-"""Contract suites: what every method, aggregator and risk must satisfy, for ours and for yours.
+"""Contract suites: what every method, aggregator and risk must satisfy, whether built in or your own.
 
-Call them from a test of your own; they raise ``AssertionError`` with a sentence that names the broken law.
+Call them from your tests; they raise ``AssertionError`` with a sentence that names the broken law.
 """
 
 from evenhand.testing._aggregator import check_aggregator

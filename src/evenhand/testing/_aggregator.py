@@ -23,13 +23,13 @@ def check_aggregator(
     * The direction has the structure, shapes and dtypes of a delta.
     * It does not depend on the order of the uploads.
     * Uploads that all agree are returned as they are (unless ``keeps_consensus=False``).
-    * The same seed gives the same bits; nothing is written to.
-    * Of a sum: no upload at all gives zeros, unless noise is added; a declared sensitivity bounds ``||lift||`` for
+    * The same seed gives the same bits; arguments are not modified.
+    * For a sum: no uploads give zeros, unless noise is added; a declared sensitivity bounds ``||lift||`` for
       uploads of any size.
 
     Args:
       aggregator: what is checked.
-      uploads: how many uploads to make up.
+      uploads: the number of uploads to generate.
       keeps_consensus: whether equal uploads must be returned as they are; False for one that adds noise, clips or
         shortens.
       tolerance: relative difference allowed between two orders of summation.

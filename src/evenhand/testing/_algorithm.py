@@ -40,17 +40,17 @@ def check_algorithm(
 
     * The global and personal parameters have the structure, shapes and dtypes of the model's.
     * A round keeps the structure, shapes and dtypes of every state.
-    * A client's work, and how it adapts, depend on its own rows only: spoiling everybody else's changes nothing.
+    * A client's work, and how it adapts, depend on its own rows only: corrupting all others changes nothing.
     * Clients outside the cohort, and those that drop out of it, keep their state.
     * The compiled engine and the plain loop agree, for every number of lanes and devices.
-    * The same seed gives the same bits, another seed other numbers.
-    * Nothing is written to.
+    * The same seed gives the same bits, another seed different numbers.
+    * Arguments are not modified.
 
     Args:
       algorithm: what is checked.
       data: clients that fit its model; None: :func:`toy_data`, for methods over :func:`toy_model`.
-      rounds: how many rounds to run.
-      cohort: clients per round, fewer than there are.
+      rounds: the number of rounds to run.
+      cohort: clients per round, fewer than in the data.
       systems: stragglers and dropouts to run under; None: none.
       lanes: numbers of lanes to run with.
       devices: numbers of devices to run with, each with all the lanes.
@@ -75,8 +75,8 @@ def check_algorithm(
     state = state._replace(clients=stored(state.clients, clients))
     _same_form(algorithm.global_params(state.server), params, "global_params")
     if algorithm.personal_params is not None:
-        own = algorithm.personal_params(state.server, tree.take(state.clients, jnp.int32(0)))
-        _same_form(own, params, "personal_params")
+        personal = algorithm.personal_params(state.server, tree.take(state.clients, jnp.int32(0)))
+        _same_form(personal, params, "personal_params")
     if algorithm.adapt is not None:
         data_of_first = ClientData(*rows[:2], rows.starts[0], rows.sizes[0], jnp.float32(1.0), capacity)
         _same_form(algorithm.adapt(params, data_of_first, jax.random.key(0)), params, "adapt")
@@ -89,20 +89,20 @@ def check_algorithm(
         if how is None:
             end, infos = twin.run_rounds(alone, state, rows, keys, 0, count, parts)
         else:
-            side, among = how
-            mesh = over(among)
-            # A copy: the engine takes the memory of its state over.
-            own, placed = everywhere(mesh, (jax.tree.map(jnp.copy, state), rows))
-            program = alone._replace(lanes=side, mesh=mesh)
-            end, infos = engine.run_rounds(program, own, placed, keys, 0, count)
+            lane_count, device_count = how
+            mesh = over(device_count)
+            # A copy: the engine reuses the memory of its state.
+            begin, placed = everywhere(mesh, (jax.tree.map(jnp.copy, state), rows))
+            program = alone._replace(lanes=lane_count, mesh=mesh)
+            end, infos = engine.run_rounds(program, begin, placed, keys, 0, count)
         return here(end), {name: info[:count] for name, info in infos.items() if name != EXECUTED}
 
-    ways = [(side, among) for among in devices for side in lanes]
+    ways = [(lane_count, device_count) for device_count in devices for lane_count in lanes]
     first, infos = run(rounds, ways[0])
     _same_form(first, state, "the state after a round")
-    for side, among in ways[1:]:
-        words = f"{side} lanes on {among} devices and {ways[0][0]} on {ways[0][1]}"
-        _close((first, infos), run(rounds, (side, among)), tolerance, words)
+    for way in ways[1:]:
+        words = f"{way[0]} lanes on {way[1]} devices and {ways[0][0]} on {ways[0][1]}"
+        _close((first, infos), run(rounds, way), tolerance, words)
     _close((first, infos), run(rounds, None), tolerance, "the engine and its readable twin")
     again = run(rounds, ways[0])
     assert _equal((first, infos), again), "The same seed gave different bits: the method is not pure."
@@ -115,29 +115,29 @@ def check_algorithm(
 def _check_privacy_of_rows(
     algorithm: Algorithm, parts: list[twin.Parts], state: RoundState, rows: Rows
 ) -> None:
-    """One client's uploads with everybody else's rows spoiled are what they were."""
+    """Checks that one client's uploads stay the same when all other clients' rows are corrupted."""
     k = int(np.argmax(np.array(rows.sizes)))
     start, size = int(rows.starts[k]), int(rows.sizes[k])
-    mine = (np.arange(rows.x.shape[0]) >= start) & (np.arange(rows.x.shape[0]) < start + size)
-    mine = mine.reshape(-1, *(1,) * (rows.x.ndim - 1))
-    x = jnp.asarray(np.where(mine, np.array(rows.x), -np.array(rows.x) - 1).astype(rows.x.dtype))
-    own = tree.take(state.clients, jnp.int32(k))
+    is_kept = (np.arange(rows.x.shape[0]) >= start) & (np.arange(rows.x.shape[0]) < start + size)
+    is_kept = is_kept.reshape(-1, *(1,) * (rows.x.ndim - 1))
+    x = jnp.asarray(np.where(is_kept, np.array(rows.x), -np.array(rows.x) - 1).astype(rows.x.dtype))
+    client_state = tree.take(state.clients, jnp.int32(k))
     for phase, part in zip(algorithm.phases, parts, strict=True):
         message = phase.broadcast(state.server, jnp.int32(k))
-        fixed = (message, own, jnp.int32(k), jnp.float32(1.0), 0, jax.random.key(3))
-        mine_only, others_spoiled = (part.client(each, *fixed) for each in (rows, rows._replace(x=x)))
+        fixed = (message, client_state, jnp.int32(k), jnp.float32(1.0), 0, jax.random.key(3))
+        clean, corrupted = part.client(rows, *fixed), part.client(rows._replace(x=x), *fixed)
         largest = protocol.largest_weight(algorithm, size)
-        assert protocol.accepts_report(phase.aggregator, mine_only[0], largest), (
-            "A client reports a weight below 0, a larger one than its sampling gives it, or a loss that is not finite."
+        assert protocol.accepts_report(phase.aggregator, clean[0], largest), (
+            "A client reports a weight that is below 0 or above that of its sampling, or a loss that is not finite."
         )
-        assert _equal(mine_only, others_spoiled), "A client's upload depends on other clients' rows."
+        assert _equal(clean, corrupted), "A client's upload depends on other clients' rows."
     if algorithm.adapt is not None:
 
         def data(x: Any) -> ClientData:
             return ClientData(x, rows.y, rows.starts[k], rows.sizes[k], jnp.float32(1.0), size)
 
-        served, own_adapt = algorithm.global_params(state.server), algorithm.adapt
-        adapt = jax.jit(lambda x: own_adapt(served, data(x), jax.random.key(3)))
+        served, adapt_client = algorithm.global_params(state.server), algorithm.adapt
+        adapt = jax.jit(lambda x: adapt_client(served, data(x), jax.random.key(3)))
         assert _equal(adapt(rows.x), adapt(x)), "A client adapts its model to other clients' rows."
 
 

@@ -13,7 +13,7 @@ __all__ = ["check_risk"]
 
 _CASES = 6
 _STEP = 2e-3
-"""How far losses move for a derivative: far enough for float32, near enough for a tilt of 100."""
+"""The step of finite differences: large enough for float32, small enough for a tilt of 100."""
 
 
 class _Parts(NamedTuple):
@@ -34,25 +34,25 @@ def check_risk(
 ) -> None:
     """Checks that a risk obeys the laws every risk must obey.
 
-    * The value is a scalar and the weights are as many as the losses, both of the losses' dtype; float64 too where
-      JAX has it enabled.
+    * The value is a scalar and there is one weight per loss, all of the losses' dtype; float64 too where JAX has it
+      enabled.
     * The value lies between the smallest and the largest loss (unless ``between=False``) and does not fall when a
       loss rises (unless ``monotone=False``); ``risk(f + c) = risk(f) + c`` (unless ``translation=False``).
-    * The weights are not below 0 and sum to 1, and the gradient of the value is a multiple of them, not below 0; with
+    * The weights are nonnegative and sum to 1, and the gradient of the value is a nonnegative multiple of them; with
       ``translation`` it is equal to them.
-    * A loss of weight 0 does not exist, NaN or not; without any loss all are 0; the scale of the weights, and (unless
-      ``symmetric=False``) the order of the losses, do not matter.
-    * It can be compiled and mapped, gives the same bits twice, and writes to nothing.
+    * A loss of weight 0 has no effect, even if NaN; without any loss, value and weights are 0; the scale of the
+      weights, and (unless ``symmetric=False``) the order of the losses, do not matter.
+    * It can be compiled and mapped, gives the same bits twice, and does not modify its arguments.
 
     Args:
       risk: what is checked, on losses between 0.1 and 3.
-      losses: how many losses to make up, at least 3.
-      symmetric: whether losses may change places and absent ones be left out; False for a risk that knows a loss by
-        its position, such as one over groups.
-      translation: whether all losses plus a constant must give the value plus that constant.
+      losses: the number of losses to generate, at least 3.
+      symmetric: whether losses may be permuted and absent ones left out; False for a risk that knows a loss by its
+        position, such as one over groups.
+      translation: whether adding a constant to all losses must add it to the value.
       monotone: whether the value must not fall when a loss rises.
       between: whether the value must lie between the smallest and the largest loss.
-      tolerance: difference allowed between two ways to the same number, relative to the larger of 1 and the number.
+      tolerance: difference allowed between two computations of a number, relative to the larger of 1 and the number.
 
     Raises:
       AssertionError: a law does not hold; the message says which.
@@ -90,7 +90,7 @@ def check_risk(
     assert jax.tree.all(jax.tree.map(np.array_equal, one, measure(f, p))), "The same losses gave other bits."
     plain = [of(f[1], p[1]) for of in risk]
     assert same(plain, [one.value[1], one.weights[1]]), (
-        "The risk is another one when it is compiled and mapped over many vectors of losses."
+        "The risk changes when it is compiled and mapped over many vectors of losses."
     )
     assert np.array_equal(f, copies[0]) and np.array_equal(p, copies[1]), "The risk wrote to its arguments."
     _check_weights(one, translation, tolerance)
@@ -100,10 +100,10 @@ def check_risk(
             "The value does not lie between the smallest and the largest loss."
         )
     for scale in (1e-3, 1e3):
-        assert same(measure(f, scale * p), one), "Weights of another scale give another risk."
+        assert same(measure(f, scale * p), one), "Weights of another scale change the risk."
     alike = measure(f, np.ones_like(p))
     assert same(jax.jit(jax.vmap(risk.value))(f), alike.value), (
-        "Without weights the losses do not count alike."
+        "Without weights the losses do not count equally."
     )
     _check_moves(measure, same, one, (f, p), rng.permutation(losses) if symmetric else None, translation)
     for j in range(losses if monotone else 0):
@@ -118,7 +118,7 @@ def _check_forms(risk: Risk, f: Any, p: Any) -> None:
     for dtype in (np.float32, np.float64) if wide else (np.float32,):
         forms = [jax.eval_shape(of, f[0].astype(dtype), p[0].astype(dtype)) for of in risk]
         assert [(form.shape, form.dtype) for form in forms] == [((), dtype), (f[0].shape, dtype)], (
-            "The value is not a scalar, or the weights are not as many as the losses, or their dtype is another."
+            "The value is not a scalar, or there is not one weight per loss, or a dtype is not that of the losses."
         )
 
 
@@ -128,7 +128,7 @@ def _check_weights(one: _Parts, translation: bool, tolerance: float) -> None:
     length = one.gradient.sum(axis=1, keepdims=True)
     gap = np.abs(one.gradient - length * one.weights)
     assert np.all(gap <= tolerance * np.maximum(1.0, np.abs(length))) and np.all(length >= -tolerance), (
-        "The gradient of the value is not a multiple, not below 0, of the weights."
+        "The gradient of the value is not a nonnegative multiple of the weights."
     )
     assert not translation or np.all(np.abs(one.gradient - one.weights) <= tolerance), (
         "The gradient of the value is not equal to the weights."
@@ -136,7 +136,7 @@ def _check_weights(one: _Parts, translation: bool, tolerance: float) -> None:
 
 
 def _check_moves(measure: Any, same: Any, one: _Parts, of: Any, order: Any, translation: bool) -> None:
-    """Losses that change places, and losses that move together."""
+    """Checks the risk of permuted losses, and of losses plus a constant."""
     f, p = of
     if order is not None:
         turned = _Parts(one.value, one.weights[:, order], one.gradient[:, order])
@@ -149,11 +149,11 @@ def _check_moves(measure: Any, same: Any, one: _Parts, of: Any, order: Any, tran
 
 
 def _check_derivative(measure: Any, one: _Parts, f: Any, p: Any, rng: np.random.Generator) -> None:
-    """By differences, in most cases: a value may have a kink, and a small step cannot tell."""
+    """Checks the gradient by finite differences, in most cases: in some, a step may cross a kink of the value."""
     step = _STEP * np.sign(rng.normal(size=f.shape)).astype(np.float32)
     slope = (measure(f + step, p).value - measure(f - step, p).value) / (2 * _STEP)
     gaps = np.abs(slope - np.sum(one.gradient * step, axis=1) / _STEP)[2:]
-    assert np.median(gaps) <= 0.02, "What differentiating the value gives is not its slope."
+    assert np.median(gaps) <= 0.02, "The gradient of the value is not its slope."
 
 
 def _check_absence(measure: Any, same: Any, f: Any, p: Any, symmetric: bool) -> None:

@@ -1,4 +1,4 @@
-"""A problem small enough to check every law on in seconds, and ragged enough to break careless code."""
+"""A problem small enough to check every law in seconds, and uneven enough to break careless code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def toy_model() -> Model:
 
 
 def toy_data(seed: int = 0) -> FederatedDataset:
-    """Six unlike clients with 1 to 17 training rows and 2 test rows each; fits :func:`toy_model`."""
+    """Six heterogeneous clients with 1 to 17 training examples and 2 test examples each, for :func:`toy_model`."""
     rng = np.random.default_rng(seed)
     train = _split(rng, np.array(_SIZES))
     return FederatedDataset(

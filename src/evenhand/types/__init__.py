@@ -5,15 +5,15 @@ pure functions.  The compiled engine and its readable twin run the same value, s
 
 **Laws.**
 
-* *Pure.*  The same arguments give the same result, arguments are not written to, randomness comes from a key passed in.
+* *Pure.*  The same arguments give the same result, arguments are not modified, randomness comes from a key passed in.
 * *Traceable.*  Arguments may be JAX tracers: no branch on a value, no shape that depends on one.
 * *Closed.*  States keep their tree structure, shapes and dtypes from one round to the next.
 * *Untrusted.*  Everything in an :class:`Upload` comes from a client, which may be malicious or broken.  What is not
   finite, or has a weight below 0 or above the largest honest one, is rejected before an aggregator sees it.
-* *Presence.*  A cohort has ``m`` slots, some of which may be empty: a client that was not drawn, dropped out, or was
-  rejected.  The report and the upload of an empty slot are zeros, and no result depends on them.
+* *Presence.*  A cohort has ``m`` slots, some of which may be empty because a client was not drawn, dropped out, or
+  was rejected.  The report and the upload of an empty slot are zeros, and no result depends on them.
 
-Symbols: ``N`` clients, ``m`` slots in a round's cohort, ``n_k`` training rows at client ``k``, ``w`` the broadcast
+Symbols: ``N`` clients, ``m`` slots in a round's cohort, ``n_k`` training examples at client ``k``, ``w`` the broadcast
 parameters, ``F_k(w)`` client ``k``'s mean training loss.
 """
 

@@ -36,15 +36,15 @@ Info: TypeAlias = Mapping[str, Array]
 class Model(NamedTuple):
     """What is trained: parameters, a forward pass, and *unreduced* losses.
 
-    Losses stay one per row because tilting, masking and per-example clipping all need them so.
+    Losses stay one per example because tilting, masking and per-example clipping all need that.
 
     Attributes:
       init: ``key -> params``.  The same key gives the same parameters.
       apply: ``(params, x) -> outputs`` for evaluation; ``x`` has rows first, outputs too.
-      losses: ``(outputs, y) -> (rows,)`` float, one loss per row, each depending on its own row only.
+      losses: ``(outputs, y) -> (rows,)`` float, one loss per example, each depending on that example only.
       metrics: name -> ``(outputs, y) -> (rows,)`` float, e.g. ``{"accuracy": ...}``; may be empty.
       apply_train: ``(params, x, key) -> outputs`` when training differs from evaluation (dropout); None: ``apply``.
-      name: for people.
+      name: shown to users.
     """
 
     init: Callable[[Key], Params]
@@ -57,16 +57,16 @@ class Model(NamedTuple):
 
 
 class ClientData(NamedTuple):
-    """One client's training rows, as its local work sees them: a window on flat arrays, never a padded copy.
+    """One client's training examples, as its local work sees them: a window on flat arrays, never a padded copy.
 
-    The client's rows are ``x[start : start + size]``.  All but ``capacity``, a Python int, may be tracers.
+    The client's examples are ``x[start : start + size]``.  All but ``capacity``, a Python int, may be tracers.
 
     Attributes:
-      x: rows of one or many clients, ``(rows, ...)``.
+      x: examples of one or many clients, ``(rows, ...)``.
       y: their labels, ``(rows, ...)``.
-      start: int32 scalar, first row of this client.
-      size: int32 scalar ``n_k``; 0 only for an empty slot, whose results are thrown away.
-      progress: float32 scalar in [0, 1): the share of the local work that a straggler gets done; >= 1: all of it.
+      start: int32 scalar, the first row of this client.
+      size: int32 scalar ``n_k``; 0 only for an empty slot, whose results are discarded.
+      progress: float32 scalar in [0, 1): the share of the local work that a straggler completes; >= 1: all of it.
       capacity: the largest ``size`` that can occur.
     """
 
@@ -83,7 +83,7 @@ class Cohort(NamedTuple):
 
     Attributes:
       ids: int32, the client in each slot.
-      present: whether there is one; the id of an empty slot is any valid one.
+      present: whether the slot holds a client; the id of an empty slot is any valid one.
       progress: float32, the share of its local work that the client does; >= 1: all of it.
     """
 
@@ -102,8 +102,8 @@ class Report(NamedTuple):
     """The two numbers that a client reports *before* it trains.
 
     Attributes:
-      weight: its weight in the average, as :attr:`Sampling.weight` has it.
-      loss: ``F_k(w)`` at the broadcast parameters over all its training rows; NaN where nobody asks for it.
+      weight: its weight in the average, from :attr:`Sampling.weight`.
+      loss: ``F_k(w)`` at the broadcast parameters over all its training examples; NaN where it is not needed.
     """
 
     weight: Array
@@ -129,7 +129,7 @@ class Effort(NamedTuple):
 
     Attributes:
       steps: local steps.
-      rows: rows in the batches of all of them together.
+      rows: examples in the batches of all of them together.
     """
 
     steps: Array

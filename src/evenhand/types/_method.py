@@ -1,4 +1,4 @@
-"""A federated method, how it draws its cohorts, and who attacks it."""
+"""A federated method, how it draws its cohorts, and attacks on it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = [
 
 
 class Sampling(NamedTuple):
-    """How a round's cohort is drawn, and the weight that makes the average right for that draw.
+    """How a round's cohort is drawn, and the weights that make the average right for that draw.
 
     Attributes:
       draw: ``(key, sizes, m) -> Cohort``, given all clients' training sizes ``(N,)``; of ``m`` slots, or as many as a
         random number of clients needs.
       weight: ``n_k -> weight`` of a drawn client, >= 0; does not fall with ``n_k``.
       repeats: whether a client can be drawn twice in one cohort.
-      tabulate: ``sizes -> table``, what the draws of all rounds share, and with it
-      look_up: ``(key, table, m) -> Cohort``, the very one that ``draw`` gives.  None, both of them: ``draw`` is all.
+      tabulate: ``sizes -> table``, computed once for the draws of all rounds; None: there is no table.
+      look_up: ``(key, table, m) -> Cohort``, the same cohort as from ``draw``; None: there is no table.
     """
 
     draw: Callable[[Key, Array, int], Cohort]
@@ -59,10 +59,11 @@ class Phase(NamedTuple):
       work: ``(message, client_state, data, key) -> (delta, client_state)``, the local training.
       aggregator: reduces the uploads to one direction.
       server: ``(server_state, direction, reported, key) -> (server_state, info)``; ``reported``, int32, is the number
-        of accepted uploads; ``info`` maps names to scalars that are only shown.
-      fresh_cohort: draw new clients before this phase rather than keep those of the phase before.
-      effort: ``data -> Effort`` of the work, so that clients of like effort train side by side; None: a step per row.
-      steps_if_empty: whether the server steps though no upload was accepted, as noise must; False: nothing changes.
+        of accepted uploads; ``info`` maps names to scalars that are only recorded.
+      fresh_cohort: draw new clients before this phase rather than keep those of the previous one.
+      effort: ``data -> Effort`` of the work, so that clients of similar effort train at the same time; None: one step
+        per example.
+      steps_if_empty: whether the server steps even if no upload was accepted, as with noise; False: nothing changes.
     """
 
     broadcast: Callable[[State, Array], PyTree]
@@ -89,10 +90,10 @@ class Algorithm(NamedTuple):
       personal_params: ``(server_state, client_state) -> params`` that a client is served; None: the global ones.
       partial_work: whether a straggler's partial work is aggregated (FedProx) or dropped (FedAvg).
       observe: ``(server_state, train_loss) -> server_state``, before each round; None: that loss is not computed.
-      adapt: ``(params, data, key) -> params``, what a client makes of the model that it is served, on its training
-        rows, before it is evaluated with it (finetuning); None: it uses the model as it is.
+      adapt: ``(params, data, key) -> params``, how a client finetunes the model that it is served, on its training
+        examples, before evaluation; None: it does not.
       received: ``message -> params``, the global model in the last phase's broadcast, for methods that wrap this one.
-      name: for people, ``"fedprox(mu=0.1)"``.
+      name: shown to users, e.g. ``"fedprox(mu=0.1)"``.
     """
 
     model: Model
@@ -111,18 +112,18 @@ class Algorithm(NamedTuple):
 
 
 class Attack(NamedTuple):
-    """What malicious clients do.  Who is malicious is drawn once per run, from a stream that nothing else uses.
+    """What malicious clients do.  They are drawn once per run, from a stream that nothing else uses.
 
     Attributes:
       fraction: share of the clients that are malicious, rounded down to whole clients.
-      rows: ``(x_k, y_k, rng) -> (x_k, y_k)`` poisons a malicious client's training rows once, before the run, as NumPy
-        arrays of the same shapes; None: its rows are clean.
-      upload: ``(delta, key) -> delta`` replaces what a malicious client sends; None: it sends what it computed.
+      rows: ``(x_k, y_k, rng) -> (x_k, y_k)`` poisons a malicious client's training examples once, before the run, as
+        NumPy arrays of the same shapes; None: they are clean.
+      upload: ``(delta, key) -> delta`` replaces what a malicious client uploads; None: it uploads what it computed.
       report: ``(report, key) -> report`` replaces the weight and the loss that it reports; None: the true ones.
       collude: ``(uploads, malicious, present, key) -> deltas`` of a coalition that knows all uploads of the cohort
         (leading axis ``m``; ``malicious`` and ``present`` are bool ``(m,)``); those of honest clients are kept.
-      clients: positions of the malicious clients, in place of ``fraction``.
-      first: the first round, counted from 1, in which uploads and reports are replaced; poisoned rows always are.
+      clients: positions of the malicious clients, instead of ``fraction``.
+      first: the first round, counted from 1, in which uploads and reports are replaced; poisoned examples always are.
       last: the last such round; None: that of the run.
     """
 

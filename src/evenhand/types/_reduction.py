@@ -1,4 +1,4 @@
-"""Many losses to one number, and many uploads to one direction."""
+"""Reductions of many losses to one number, and of many uploads to one direction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class OfLosses(Protocol):
-    """A function of losses ``(n,)`` and of weights ``(n,)``, none below 0, of any sum; None: equal weights."""
+    """A function of losses ``(n,)`` and of nonnegative weights ``(n,)`` with any sum; None: equal weights."""
 
     def __call__(self, losses: Array, weights: Array | None = None) -> Array:
         """The function's value."""
@@ -26,15 +26,15 @@ class OfLosses(Protocol):
 
 
 class Risk(NamedTuple):
-    """Losses of examples, groups or clients to one number, and how much each of them counts in it.
+    """Reduces losses of examples, groups or clients to one number, and says how much each of them counts in it.
 
-    Law: the number lies between the smallest and the largest loss and does not fall when a loss rises, unless the risk
-    says otherwise; its gradient with respect to the losses is a multiple, not below 0, of the weights; a loss of
-    weight 0 does not exist, NaN or not; the order of the losses does not matter.  Without any loss all are 0.
+    Law: the value lies between the smallest and the largest loss and does not fall when a loss rises, unless the risk
+    says otherwise; its gradient with respect to the losses is a nonnegative multiple of the weights; a loss of weight 0
+    has no effect, even if NaN; the order of the losses does not matter.  Without any loss, value and weights are 0.
 
     Attributes:
-      value: the number, a scalar of the losses' dtype; differentiable.
-      weights: ``(n,)``, none below 0, that sum to 1.
+      value: a scalar of the losses' dtype; differentiable.
+      weights: ``(n,)``, nonnegative, that sum to 1.
     """
 
     value: OfLosses
@@ -49,13 +49,13 @@ class Sum(NamedTuple):
 
     Attributes:
       init: ``(like, num_clients) -> state``, where ``like`` is a tree with the structure of one upload's delta.
-      lift: ``(upload, public, key) -> tree of arrays to be summed``; runs on the client, whose secret the key is.
+      lift: ``(upload, public, key) -> tree of arrays to be summed``; runs on the client, which keeps the key secret.
       lower: ``(total, state, key) -> (direction, state)``; runs on the server.  A total of no uploads gives zeros.
-      publish: ``state -> public``, what clients get to know of the state before each pass.
+      publish: ``state -> public``, what clients learn of the state before each pass.
       weigh: ``(reports, cohort, state) -> (weights, state)`` turns the cohort's reports (fields of shape ``(m,)``)
         into the weights that the uploads get; None: the weights stay as reported and the server need not see them.
       needs_loss: whether clients must report their loss.
-      passes: how many exchanges one aggregation takes; the client keeps its delta between them.
+      passes: the number of exchanges in one aggregation; the client keeps its delta between them.
       sensitivity: a bound on ``||lift(upload)||_2`` over admissible uploads, None if there is none.
     """
 
@@ -73,7 +73,7 @@ class Sum(NamedTuple):
 class Stack(NamedTuple):
     """An aggregator that must see every upload: Krum, medians, filters.
 
-    Law: the direction does not depend on the order of the uploads, ties apart.
+    Law: the direction does not depend on the order of the uploads, except for ties.
 
     Attributes:
       init: ``(like, num_clients) -> state``, as for :class:`Sum`.

@@ -146,7 +146,7 @@ def test_every_factory_refuses_a_model_and_an_optimiser_of_others(name: str) -> 
         ),
         (
             lambda: A.fedtilt(DESCENT, personal=eh.local.sgd(eh.models.mlp(3, classes=2), 0.1, epochs=1)),
-            "personal= of another model",
+            "work= and personal= with different models",
         ),
         (
             lambda: A.fedtilt(eh.local.sgd(MODEL, 0.1, epochs=1, risk=eh.risks.tilted(1.0)), tilt_class=1.0),

@@ -80,7 +80,7 @@ def test_read_only_arrays_are_not_copied() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"train": rows([2, 0, 4])}, "client 'b' has no training rows"),
+        ({"train": rows([2, 0, 4])}, "client 'b' has no training examples"),
         ({"train": rows([2, 3])}, "give 4 integers"),
         ({"train": rows([2, 3, 1])._replace(offsets=np.array([0, 4, 2, 6]))}, "never fall"),
         ({"train": rows([2, 3, 1])._replace(offsets=np.array([1, 2, 5, 6]))}, "start at 0"),

@@ -123,7 +123,7 @@ def test_numbers_are_not_encoded_as_characters(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(good_leaf()))
     with pytest.raises(EvenhandError, match="user 'ann': "):
         load_leaf(tmp_path / "a.json", encode=encode_characters)
-    with pytest.raises(EvenhandError, match="a row of type float is not text"):
+    with pytest.raises(EvenhandError, match="an example of type float is not text"):
         encode_characters(1.5)  # pyright: ignore[reportArgumentType]
 
 

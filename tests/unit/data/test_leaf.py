@@ -151,7 +151,7 @@ def test_users_without_test_rows_are_fine_but_not_all(tmp_path: Path) -> None:
     data = load_leaf(train, test)
     np.testing.assert_array_equal(data.test.sizes, [1, 0])
     none = write(tmp_path / "none.json", part({"b": ([], []), "a": ([], [])}))
-    with pytest.raises(EvenhandError, match="no user has rows"):
+    with pytest.raises(EvenhandError, match="no user has examples"):
         load_leaf(train, none)
 
 

@@ -170,18 +170,18 @@ def test_labels_may_be_names() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: partition.iid(3, 4), "3 rows are too few for 4 clients"),
+        (lambda: partition.iid(3, 4), "3 examples are too few for 4 clients"),
         (lambda: partition.iid(3.5, 2), "rows=3.5: give a whole number"),
         (lambda: partition.iid(3, 0), "clients=0: give a whole number from 1"),
         (lambda: partition.iid(3, 1.5), "clients=1.5: give a whole number"),  # pyright: ignore[reportArgumentType]
         (lambda: partition.dirichlet([0, 1], 2, 0.0), "alpha must be positive"),
         (lambda: partition.dirichlet([0, 1], 2, float("nan")), "alpha must be positive"),
         (lambda: partition.dirichlet([[0, 1]], 1, 1.0), "y has 2 axes"),
-        (lambda: partition.dirichlet([], 1, 1.0), "0 rows are too few"),
+        (lambda: partition.dirichlet([], 1, 1.0), "0 examples are too few"),
         (lambda: partition.quantity(5, 2, -1.0), "sigma must be finite"),
         (lambda: partition.shards([0, 1, 0], 2, 3), "between 1 and the 2 classes"),
         (lambda: partition.shards(np.arange(9), 4, 2), "cannot hold 9 classes"),
-        (lambda: partition.shards([0, 0, 0, 1], 3, 2), "too few to give 3 clients 2 classes"),
+        (lambda: partition.shards([0, 0, 0, 1], 3, 2), "too few examples to give 3 clients 2 classes"),
         (lambda: partition.by_column(["a", ""]), "values[1]"),
         (lambda: partition.by_column(["a", "nan"]), "values[1] is 'nan', which is not a client id"),
         (lambda: partition.by_column([1.0, float("nan")]), "values[1] is nan"),

@@ -65,7 +65,7 @@ def test_features_are_chosen_and_dropped(people: Path) -> None:
         ({"features": ["score"], "drop": ["score"]}, "both a feature and to be dropped"),
         ({"features": []}, "no feature columns"),
         ({"drop": ["age"]}, "no column 'age'.*drop="),
-        ({"drop": ["repaid"]}, "is the label column, which is no feature anyway"),
+        ({"drop": ["repaid"]}, "is the label column, which is not a feature anyway"),
         ({"drop": "score"}, "give a list of names"),
         ({"categorical": ["group"]}, "is the client column"),
         ({"categorical": ["age"]}, "no column 'age'.*categorical="),

@@ -131,7 +131,7 @@ def test_labels_of_any_kind() -> None:
         ({"x": 3.0}, "single value"),
         ({"y": [0, -1, 1]}, "y[1] is the negative label -1"),
         ({"y": [0.0, np.inf, 1.0]}, "y[1] holds inf"),
-        ({"x": np.zeros((0, 1)), "y": np.zeros(0, int), "client": np.zeros(0, int)}, "no rows"),
+        ({"x": np.zeros((0, 1)), "y": np.zeros(0, int), "client": np.zeros(0, int)}, "no examples"),
         ({"test_fraction": 1.0}, "test_fraction must be at least 0 and below 1, not 1.0"),
         ({"valid_fraction": -0.1}, "valid_fraction must be at least 0"),
         ({"test_fraction": math.nan}, "test_fraction"),

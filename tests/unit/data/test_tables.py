@@ -98,7 +98,7 @@ def test_pooled_rows_are_spread_when_asked(tmp_path: Path) -> None:
     data = load(file, clients=5, alpha=0.1, seed=1)
     assert data.num_clients == 5
     assert data.train.rows + data.test.rows == 40
-    with pytest.raises(EvenhandError, match=r"t\.csv: 40 rows are too few for 41 clients"):
+    with pytest.raises(EvenhandError, match=r"t\.csv: 40 examples are too few for 41 clients"):
         load(file, clients=41)
 
 

@@ -45,7 +45,7 @@ def test_data_drawn_anew_are_one_method_unless_they_changed_otherwise() -> None:
     assert not compare(drawn).same_clients
     assert not compare([*drawn, *(run("b", seed=i, data_seed=i) for i in range(3))]).obstacles
     assert compare([*drawn, *(run("b", seed=i, data_seed=2 - i) for i in range(3))]).obstacles == (
-        "choice of which seed goes with which data",
+        "pairing of seeds with data",
     )
     changed = compare([run(seed=0), run(seed=1, fingerprint="edited")])
     assert changed.names == ["fedavg (1)", "fedavg (2)"]

@@ -171,7 +171,7 @@ def test_what_figures_take() -> None:
         assert len(figures.client_curve(runs).axes[0].lines) == 1
     with pytest.raises(EvenhandError, match="no run to report on"):
         figures.client_curve([])
-    with pytest.raises(EvenhandError, match=r"No run has a metric 'f1' on its test rows.*'accuracy'"):
+    with pytest.raises(EvenhandError, match=r"No run has a metric 'f1' on its test split.*'accuracy'"):
         figures.client_curve(view(), metric="f1")
     with pytest.raises(EvenhandError, match="No run has a split 'dev'"):
         figures.client_curve(view(), split="dev")

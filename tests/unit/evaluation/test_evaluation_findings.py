@@ -16,7 +16,7 @@ from evenhand.evaluation import ClassMetrics, Finding, blank_loss, feature_scale
 from evenhand.report import RunView, compare, latest, swing, write_report
 
 BLANK = math.log(10)
-SCALES = Finding("scales", "Features are on unlike scales.")
+SCALES = Finding("scales", "Features are on very different scales.")
 
 
 def history(*train, test=None, rounds=None):
@@ -51,7 +51,7 @@ def test_a_loss_that_is_no_number_is_a_divergence_from_the_round_on_that_it_stay
     (finding,) = found(history(2.3, 1.0, nan, 5.0, nan, nan, rounds=[0, 10, 20, 30, 40, 50]))
     assert finding.kind == "diverged"
     assert "training loss is not a finite number from round 40 on; at round 30 it was 5" in finding.sentence
-    assert "Try a smaller step" in finding.sentence
+    assert "Try a smaller client step size" in finding.sentence
     (finding,) = found(history(2.3, inf))
     assert "a hundred times smaller" in finding.sentence
     assert kinds(history(2.3, nan, 1.0)) == []
@@ -86,7 +86,7 @@ def test_a_loss_near_zero_may_rise_to_what_a_model_without_knowledge_has():
 def test_it_is_said_when_how_far_and_what_to_try():
     (finding,) = found(history(24.0, 20.0, 90.0, 900.0, 8326.0, rounds=[0, 5, 10, 15, 20]))
     assert "from 20 at round 5 to 8,326 at round 20, and from round 10 on it stayed at 60" in finding.sentence
-    assert "a smaller step" in finding.sentence
+    assert "a smaller client step size" in finding.sentence
     (finding,) = found(history(2.3, 900.0, rounds=[0, 20]))  # it can stay nowhere after its last round
     assert "to 900 at round 20. Try" in finding.sentence
     assert "a hundred times smaller" in found(history(2.3, 1e9, 1e9))[0].sentence
@@ -115,7 +115,7 @@ def test_why_a_model_has_not_moved_is_told_where_it_is_known():
     some = {"reported": np.array([0.0, 1.0]), "update_norm": np.zeros(2)}
     assert "every update had norm 0" in found(still, per_round=some)[0].sentence
     small = {"reported": np.ones(2), "update_norm (a)": np.full(2, 1e-12)}
-    assert "Try a larger step" in found(still, per_round=small)[0].sentence
+    assert "Try a larger client or server step size" in found(still, per_round=small)[0].sentence
     assert kinds(history(0.0, 0.0), per_round=nobody) == ["unmoved"]
     assert kinds(history(2.0, 1.0), per_round=some) == []
 
@@ -138,7 +138,7 @@ def test_one_answer_for_everybody_is_found_from_twenty_rows_on():
     one = {"test": cells([6, 14], [0, 1])}
     (finding,) = found(LEARNT, classes=one)
     assert finding.kind == "guessing"
-    assert "one answer, class 1, for all 20 test rows, the most frequent one" in finding.sentence
+    assert "one answer, class 1 (the most frequent), for all 20 test examples" in finding.sentence
     assert "“sold”" in found(LEARNT, classes=one, names=("kept", "sold"))[0].sentence
     rare = found(LEARNT, classes={"test": cells([6, 14], [1, 0])})[0].sentence
     assert "class 0" in rare
@@ -154,7 +154,8 @@ def test_training_rows_of_one_class_are_found_from_twenty_on():
     (finding,) = found(LEARNT, classes=one)
     assert finding.kind == "guessing"
     assert (
-        "All 20 training rows are of one class, class 1: there is nothing to tell apart" in finding.sentence
+        "All 20 training examples are of one class, class 1: there is nothing to tell apart"
+        in finding.sentence
     )
     assert "“sold”" in found(LEARNT, classes=one, names=("kept", "sold"))[0].sentence
     assert kinds(LEARNT, classes={"train": cells([0, 18], [0, 1])}) == []
@@ -182,7 +183,7 @@ def test_guesses_are_looked_for_on_test_rows_or_what_stands_in_for_them():
     good, bad = cells([100, 100], [0.9, 0.9]), cells([100, 100], [0, 1])
     assert kinds(LEARNT, classes={"train": bad, "test": good}) == []
     assert kinds(LEARNT, classes={"train": good, "valid": bad}) == ["guessing"]
-    assert "training rows" in found(LEARNT, classes={"train": bad, "test": cells([], [])})[0].sentence
+    assert "training examples" in found(LEARNT, classes={"train": bad, "test": cells([], [])})[0].sentence
     nan = cells([100, 100], [math.nan, 1])
     assert kinds(LEARNT, classes={"test": nan}) == []
 
@@ -209,11 +210,11 @@ def data(x, y=None):
     ("columns", "told"),
     [
         ((1.0, 999.0), None),
-        ((1.0, 1001.0), "unlike scales, from column 0 (about 1) to column 1 (about 1,001)"),
+        ((1.0, 1001.0), "different scales, from column 0 (about 1) to column 1 (about 1,001)"),
         ((0.1, 99.0), None),
         ((0.1, 101.0), "from column 0 (about 0.1) to column 1 (about 101)"),
-        ((500.0, 1001.0), "far from the scale of 1: column 1 (about 1,001)"),
-        ((0.5, 0.00099), "far from the scale of 1: column 1 (about 0.00099)"),
+        ((500.0, 1001.0), "far from a scale of 1: column 1 (about 1,001)"),
+        ((0.5, 0.00099), "far from a scale of 1: column 1 (about 0.00099)"),
         ((0.5, 0.00101), None),
         ((0.0, 5.0), None),
     ],
@@ -382,7 +383,7 @@ def test_the_headline_of_one_run_tells_its_swing(tmp_path):
     noisy = view("x", [0.9, 0.7])
     noisy = noisy._replace(history=accuracy(0.1, 0.8, 0.7, 0.8))
     assert (
-        "This is not settled: the test accuracy went up and down by 10.0 points"
+        "This has not settled: the test accuracy went up and down by 10.0 points"
         in words(tmp_path / "a", noisy)[1]
     )
     steady = noisy._replace(history=accuracy(0.1, 0.7, 0.75, 0.8))

@@ -203,5 +203,5 @@ def test_personal_from_a_function_of_the_client() -> None:
 
 def test_reduced_losses_are_refused() -> None:
     reduced = softmax._replace(metrics={"error": lambda outputs, y: jnp.mean(outputs)})
-    with pytest.raises(EvenhandError, match=r"'error' gives an array of shape \(\) for 9 rows"):
+    with pytest.raises(EvenhandError, match=r"'error' gives an array of shape \(\) for 9 examples"):
         evaluate(reduced, PARAMS, classes([9]))

@@ -118,10 +118,10 @@ def test_numbers_are_those_of_the_summary(one: tuple[str, Page]) -> None:
     stats = summarize(run.clients["test"]["accuracy"], run.sizes["test"])
     shown = {
         "Mean over clients": f"{100 * stats['mean']:.1f}\u202f%",
-        "Mean over rows": f"{100 * stats['weighted_mean']:.1f}\u202f%",
+        "Mean over examples": f"{100 * stats['weighted_mean']:.1f}\u202f%",
         "Worst 10 % of clients": f"{100 * stats['worst10']:.1f}\u202f%",
         "Jain&#x27;s index": f"{stats['jain']:.4f}",
-        "Clients with rows": "29",
+        "Clients with examples": "29",
     }
     for name, number in shown.items():
         row = re.search(rf'<th scope="row">{re.escape(name)}</th>\s*<td class="number">([^<]*)</td>', text)
@@ -130,7 +130,7 @@ def test_numbers_are_those_of_the_summary(one: tuple[str, Page]) -> None:
     assert "0.3<" in text  # not 0.30000000000000004
     assert "20.0<" in text  # 50 rounds in 2.5 seconds
     worst = min(run.clients["test"]["accuracy"][:-1])
-    assert text.index(f"{100 * worst:.1f}\u202f%", text.index("ten worst served")) > 0
+    assert text.index(f"{100 * worst:.1f}\u202f%", text.index("ten worst-served")) > 0
 
 
 def test_comparison_names_the_best(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_comparison_names_the_best(tmp_path: Path) -> None:
             "Worst 10 % of clients",
             "Standard deviation",
             "Entropy",
-            "Clients with rows",
+            "Clients with examples",
         )
     }
     spiky_wins, even_wins, nobody_wins = (" best", ""), ("", " best"), ("", "")
@@ -254,7 +254,7 @@ def test_several_seeds_are_one_method(tmp_path: Path) -> None:
     runs = [seed(title, i, shift) for i in range(3) for title, shift in (("low", 0.0), ("high", 0.1))]
     text, page = report(tmp_path, *runs)
     (lead,) = re.findall(r'<p class="lead">(.*)</p>', text)
-    assert "served best by high" in lead and "the worst tenth of the clients too" in lead
+    assert "served best by high" in lead and "and so is the worst tenth of the clients" in lead
     assert "seed" not in lead
     mean = [100 * np.nanmean(run.clients["test"]["accuracy"]) for run in runs[1::2]]
     assert f"{np.mean(mean):.1f} ± 0.10\u202f%" in text

@@ -88,8 +88,8 @@ def _text(name: str, column: pa.ChunkedArray) -> Series:
     if not chunks:
         return Series(name, np.zeros(0, np.int32), ())
     texts = [str(text).strip() for text in chunks[0].dictionary.to_pylist()]
-    # An empty text is an empty cell, and texts that only differ in blanks around them are one.
+    # An empty text is an empty cell, and texts that differ only in the blanks around them are one.
     known = {text: position for position, text in enumerate(dict.fromkeys(text for text in texts if text))}
-    own = np.array([*(known.get(text, -1) for text in texts), -1], np.int32)
+    positions = np.array([*(known.get(text, -1) for text in texts), -1], np.int32)
     codes = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
-    return Series(name, own[np.concatenate(codes)], tuple(known))
+    return Series(name, positions[np.concatenate(codes)], tuple(known))

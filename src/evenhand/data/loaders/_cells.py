@@ -29,7 +29,7 @@ Row: TypeAlias = Callable[[int], str]
 BOOLEANS = ("False", "True")
 """The categories of a column of booleans."""
 MOST_CATEGORIES = 1000
-"""Distinct texts of a feature column; more make a model of ids."""
+"""Most distinct texts of a feature column; with more, a model would learn ids."""
 
 _FEW = 20
 _LARGEST_CLASS = 10_000
@@ -49,8 +49,7 @@ def prepared(
       row: row number -> where it is.
       categorical: numbers are categories, too, and texts need not look like categories.
       fill: None: an empty cell is refused.
-      known: for a model that is trained already: it does not matter how many categories there are, and nothing can be
-        filled anew.
+      known: the model is already trained, so that any number of categories will do, and no other fill can be chosen.
     """
     if categorical:
         series = as_categories(series)
@@ -130,7 +129,7 @@ def mixed(source: str, where: str, name: str, cell: str, others: str, *, feature
 
 
 def too_many(source: str, name: str, texts: Sequence[str]) -> EvenhandError:
-    """The error for a column whose texts are no categories."""
+    """The error for a column whose texts are not categories."""
     if all(_DATE.fullmatch(text) for text in texts[:100]):
         return dates(source, name, f"dates such as {show(texts[0])}")
     return EvenhandError(

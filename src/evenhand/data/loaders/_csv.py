@@ -1,4 +1,4 @@
-"""Tables of text with commas, semicolons, tabs or bars, read block by block: never is all of it in memory as text."""
+"""Tables of text with commas, semicolons, tabs or bars, read block by block: the whole text is never in memory."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["header_of", "load_csv", "read_cells"]
 
 _SEPARATORS = (",", ";", "\t", "|")
 _ROWS, _CELLS = 8192, 2**19
-"""Most rows and most cells, about, that are text at a time."""
+"""Most rows, and about the most cells, that are held as text at a time."""
 _LONGEST = 2**26
-"""Characters of a line; a longer one is a file of another kind."""
+"""Most characters of a line; a longer one means a file of another kind."""
 
 
 class _Reader(Protocol):
@@ -65,7 +65,7 @@ def header_of(path: Path) -> list[str]:
 
 
 def read_cells(path: Path, columns: Sequence[CellColumn]) -> list[int]:
-    """Fills the columns, and gives the line of each row."""
+    """Fills the columns, and returns the line of each row."""
     lines: list[int] = []
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = _rows(path, file)
@@ -136,6 +136,6 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
 
 
 def _separator(header: str) -> str:
-    """The mark that stands most often between the names of a header line; a comma where none does."""
+    """The separator that is most frequent between the names of a header line; a comma if there is none."""
     bare = re.sub(r'"[^"]*"', "", header)
     return max(_SEPARATORS, key=bare.count)

@@ -1,4 +1,4 @@
-"""Columns of text cells put together block by block: numbers where all cells spell some, else categories."""
+"""Columns of text cells put together block by block: numbers where all cells spell numbers, else categories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["CellColumn", "add_block"]
 
 _NUMBER, _TEXT = "number", "text"
 _MOST_READ = 2 * MOST_CATEGORIES
-"""Texts after which a column that may not have so many is not read further."""
+"""Distinct texts after which a feature column is refused without reading on."""
 
 
 @dataclass
@@ -27,8 +27,8 @@ class CellColumn:
     Attributes:
       name: the column's name.
       kind: ``"number"``, ``"text"``, or None as long as all cells are empty.
-      fixed: text whatever the cells spell: client ids, and numbers that are categories.
-      feature: whether it is to be learnt from, so that a text is a category.
+      fixed: whether it is text, whatever its cells spell: client ids, and numbers that are categories.
+      feature: whether it is a feature, so that its texts are categories.
       parts: what was read: numbers, or positions in ``known``.
       known: the distinct texts.
     """
@@ -55,7 +55,7 @@ class CellColumn:
                 i = int(np.argmax(np.isin(codes, spelled)))
                 cell = next(cell for cell, code in self.known.items() if code == codes[i])
                 raise mixed(source, f"line {lines[i]}", self.name, cell, "text", feature=self.feature)
-        # Whether a text means an empty cell is asked once for each distinct text, not for each row.
+        # Whether a text means an empty cell is checked once for each distinct text, not for each row.
         empty = np.array([is_missing(cell) for cell in self.known], bool)
         return Series(self.name, np.where(empty[codes], -1, codes), tuple(self.known))
 
@@ -71,7 +71,7 @@ def add_block(
 
     Args:
       source: the file.
-      columns: what has been read before.
+      columns: what has been read so far.
       cells: the cells of each of them.
       lines: where each row is in the file.
     """

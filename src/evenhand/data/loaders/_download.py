@@ -14,7 +14,7 @@ __all__ = ["SOURCES", "Source", "download"]
 
 
 class Source(NamedTuple):
-    """Where files are, and the SHA-256 each must have."""
+    """Where files are, and the SHA-256 that each must have."""
 
     url: str
     files: dict[str, str]
@@ -43,7 +43,7 @@ SOURCES = {
 
 
 def download(name: str, source: Source) -> Path:
-    """The folder with ``source``'s files, fetched if they are not there yet.
+    """The folder with ``source``'s files, downloaded if they are missing.
 
     They are kept under ``$XDG_CACHE_HOME/evenhand`` (``~/.cache/evenhand``).  A file gets its name only after
     its checksum was right, so an interrupted download leaves nothing behind that looks complete.

@@ -31,10 +31,10 @@ def encode_table(table: Any, *, features: Features) -> npt.NDArray[np.float32]:
     """The inputs, ``(rows, inputs)``, that a model trained on one table gets for the rows of another.
 
     Args:
-      table: a CSV or Parquet file, or whatever :func:`evenhand.data.from_frame` takes.  Columns may stand in any
-        order, and others beside those that are used.
+      table: a CSV or Parquet file, or whatever :func:`evenhand.data.from_frame` takes.  Columns may be in any
+        order, and there may be others besides.
       features: of the data set that the model was trained on, or from :func:`load_features`.  Nothing is fitted
-        again: a text that no training row had counts as none of the categories.
+        again: a text that no training row had belongs to none of the categories.
 
     Raises:
       EvenhandError: a column is missing, is of another kind, or has empty cells that ``features`` does not fill.
@@ -60,8 +60,8 @@ def encode_table(table: Any, *, features: Features) -> npt.NDArray[np.float32]:
                 "with: add it."
             )
     found, row = read([column.name for column in features.columns])
-    own = [_checked(source, *pair, row) for pair in zip(features.columns, found, strict=True)]
-    return encode(features, own, np.arange(len(own[0].values)), source)
+    columns = [_checked(source, *pair, row) for pair in zip(features.columns, found, strict=True)]
+    return encode(features, columns, np.arange(len(columns[0].values)), source)
 
 
 def load_features(path: str | Path) -> Features:
@@ -90,7 +90,7 @@ def load_features(path: str | Path) -> Features:
 
 
 def _checked(source: str, column: Column, series: Series, row: Callable[[int], str]) -> Series:
-    fill = None if column.fill is None else "mean"  # which of them does not matter any more
+    fill = None if column.fill is None else "mean"  # which one no longer matters
     categorical = column.kind == "category"
     series = prepared(source, series, row, categorical=categorical, fill=fill, known=True)
     if not categorical and series.categories is not None:

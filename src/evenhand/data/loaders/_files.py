@@ -1,4 +1,4 @@
-"""What lies behind a path, found out before anything is opened: opening a pipe waits for ever."""
+"""What a path leads to, found out before anything is opened: opening a pipe may wait for ever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_file", "check_unpacked", "kind_of", "readable"]
 
 _LARGE = 2**28
 _DENSE = 200
-"""A file of more than ``_LARGE`` bytes that shrinks to a part in so many is nobody's measurements."""
+"""More than ``_LARGE`` bytes that compress by more than this factor are not real data."""
 
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -28,7 +28,7 @@ def kind_of(path: Path) -> str:
     """``"a file"``, ``"a folder"`` or what else ``path`` leads to; ``""`` if it leads nowhere.
 
     Raises:
-      EvenhandError: that cannot be found out, as links lead in a circle or a folder on the way is closed.
+      EvenhandError: that cannot be found out, as links form a circle or a folder on the way is not accessible.
     """
     try:
         return _KINDS.get(stat.S_IFMT(path.stat().st_mode), "a file")
@@ -41,7 +41,7 @@ def kind_of(path: Path) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Refuses what is no regular file, links to one apart.
+    """Refuses anything but a regular file, or a link to one.
 
     Raises:
       EvenhandError: there is nothing, or something else; it has not been opened.
@@ -54,7 +54,7 @@ def check_file(path: Path) -> None:
 
 
 def check_unpacked(path: Path, size: int, cure: str) -> None:
-    """Refuses a packed file that unpacks to more than anybody would put into it on purpose."""
+    """Refuses a compressed file that unpacks to implausibly much."""
     packed = path.stat().st_size
     if size > max(_LARGE, _DENSE * packed):
         raise EvenhandError(
@@ -64,7 +64,7 @@ def check_unpacked(path: Path, size: int, cure: str) -> None:
 
 @contextmanager
 def readable(path: Path) -> Generator[None]:
-    """What the system raises while ``path``, or a file in it, is read, as one sentence."""
+    """Turns what the system raises while ``path``, or a file in it, is read into one sentence."""
     try:
         yield
     except OSError as error:

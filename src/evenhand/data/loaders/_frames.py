@@ -1,6 +1,6 @@
-"""Tables in memory, of whatever library, as columns of numbers and of text.
+"""Tables in memory, of any library, as columns of numbers and of text.
 
-No library is imported here unless the table at hand is one of its own.
+A library is imported only for a table of that library.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def open_frame(frame: Any, source: str) -> Frame:
     """The columns of ``frame``.
 
     Raises:
-      EvenhandError: it is no table.
+      EvenhandError: it is not a table.
     """
     kind, title = library(frame), type(frame).__name__
     match kind, title:
@@ -210,5 +210,5 @@ def _neither(source: str, name: str, what: str) -> EvenhandError:
     return EvenhandError(
         f"{source}: column {name!r} holds {what}, neither numbers nor text: leave it out with ",
         Argument("drop", "NAMES"),
-        ", or make plain columns of it.",
+        ", or turn it into plain columns.",
     )

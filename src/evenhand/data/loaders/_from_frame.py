@@ -37,13 +37,13 @@ def from_frame(
 ) -> FederatedDataset:
     """A federated data set from a pandas, polars or pyarrow table, or from a Hugging Face data set.
 
-    The table is read as :func:`evenhand.data.load` reads a file: one row per example, columns that say whose row it
-    is, a column with the label, and features in the others.  The types of its columns decide what is text and what
+    The table is read as :func:`evenhand.data.load` reads a file: one row per example, columns of client ids, a
+    column with the label, and features in the others.  The types of its columns decide what is text and what
     is a number; categories are text.  Names of columns are turned into text.  The index of a pandas table is not read.
 
     Args:
       frame: a ``pandas.DataFrame``, ``polars.DataFrame``, ``pyarrow.Table`` or ``datasets.Dataset``.
-      client: column of client ids; several make a client of each combination, called ``"north / A"``.
+      client: column of client ids; for several, each combination is a client, called ``"north / A"``.
       label: column of labels.
       features: the columns to learn from; None: all others.
       drop: columns to leave out.
@@ -51,15 +51,15 @@ def from_frame(
       fill: what an empty cell of the features counts as, as in :func:`evenhand.data.load`; None: it is refused.
       standardize: whether numbers get mean 0 and deviation 1 over the training rows.
       regression: labels are real-valued targets.
-      test_fraction: share of each client's rows for testing.
-      valid_fraction: share of each client's rows for validation.
+      test_fraction: share of each client's examples for testing.
+      valid_fraction: share of each client's examples for validation.
       seed: of the split and the partition.
-      clients: over how many clients to spread the rows of a table without a client column.
+      clients: how many clients to spread the rows of a table without a client column over.
       alpha: concentration of that partition.
       name: what the data set is called.
 
     Raises:
-      EvenhandError: ``frame`` is no such table, a column is missing, or cells are empty, dates, lists or a mixture.
+      EvenhandError: ``frame`` is not such a table, a column is missing, or cells are empty, dates, lists or a mixture.
 
     Example:
       >>> import pyarrow

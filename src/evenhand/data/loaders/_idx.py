@@ -26,12 +26,12 @@ DEFAULT_CLIENTS = 100
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 _DEFLATE = 1032
-"""A byte of gzip unpacks to no more than so many."""
+"""Most bytes that a byte of gzip can unpack to."""
 _BLOCK = 2**20
 
 
 def is_idx(name: str) -> bool:
-    """Whether a file is called as IDX files usually are: ``train-images-idx3-ubyte.gz``."""
+    """Whether a file has a usual name for IDX files: ``train-images-idx3-ubyte.gz``."""
     stem = name.removesuffix(".gz")
     return stem.endswith("-ubyte") and ("idx1" in stem or "idx3" in stem)
 
@@ -42,7 +42,7 @@ def load_idx(path: Path, options: Options) -> FederatedDataset:
 
 
 def load_idx_folder(folder: Path, options: Options) -> FederatedDataset:
-    """The data set of a folder with train files and perhaps t10k (or test) files, which keep their part."""
+    """The data set of a folder with train files and perhaps t10k (or test) files, which become the test part."""
     images = sorted(
         {
             path.with_name(path.name.removesuffix(".gz")): path
@@ -142,7 +142,7 @@ def _header(path: Path, file: BufferedIOBase) -> tuple[tuple[int, ...], np.dtype
 
 
 def _at_most(file: BufferedIOBase, size: int) -> bytearray:
-    """The next ``size`` bytes or all that are left: the memory grows with what comes, not with what is promised."""
+    """The next ``size`` bytes or all that are left: memory grows with what is read, not with what was promised."""
     content = bytearray()
     while len(content) < size:
         block = file.read(min(_BLOCK, size - len(content)))

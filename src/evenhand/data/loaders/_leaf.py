@@ -29,24 +29,24 @@ def load_leaf(
 ) -> FederatedDataset:
     """A data set in the JSON layout of LEAF, from one file or from all ``.json`` files of a folder.
 
-    Users are matched by name and ordered by it; files and users may come in any order.  With ``test``, both
+    Users are matched and ordered by name; files and users may come in any order.  With ``test``, both
     parts must hold the same users.
 
     Args:
       train: a file, or a folder of files; a folder with sub-folders ``train`` and perhaps ``test`` stands for
         those.
-      test: likewise; None: each user's rows are split at random.
+      test: likewise; None: each user's examples are split at random.
       regression: labels are real-valued targets; by default 4.0 is class 4, and text is numbered in sorted
         order.
-      test_fraction: share of each user's rows for testing, where there is no test part.
-      valid_fraction: share of each user's (training) rows for validation.
+      test_fraction: share of each user's examples for testing, where there is no test part.
+      valid_fraction: share of each user's (training) examples for validation.
       seed: of the split.
-      encode: one entry of ``x`` -> an array of numbers; its integers are kept as tokens.  Without it ``x``
+      encode: turns one entry of ``x`` into an array of numbers; integers are kept as tokens.  Without it ``x``
         must be numbers, which become float32.  For LEAF's Shakespeare:
         :func:`evenhand.data.encode_characters`.
 
     Raises:
-      EvenhandError: one sentence with the file, the user and the cure.
+      EvenhandError: something is wrong with a file; one sentence gives the file, the user and the cure.
 
     Source: Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018.
 
@@ -88,19 +88,19 @@ def leaf_dataset(train: Path, test: Path | None, options: Options) -> FederatedD
     for user in users.values():
         if not len(user.y):
             raise EvenhandError(
-                f"{user.file}: user {user.name!r} has no rows: drop the user or give it some."
+                f"{user.file}: user {user.name!r} has no examples: drop the user or give it some."
             )
-    everybody = list(users.values())
+    all_users = list(users.values())
     if test is not None and tested is not None:
         _check_same_users(train, users, test, tested)
-        everybody += [user for user in tested.values() if len(user.y)]
-        if len(everybody) == len(users):
-            raise EvenhandError(f"{test}: no user has rows: give them some, or leave the test part out.")
-    _check_same_form(everybody)
-    labels, classes = _labels(everybody, options.regression, source)
+        all_users += [user for user in tested.values() if len(user.y)]
+        if len(all_users) == len(users):
+            raise EvenhandError(f"{test}: no user has examples: give them some, or leave the test part out.")
+    _check_same_form(all_users)
+    labels, classes = _labels(all_users, options.regression, source)
     cut = sum(len(user.y) for user in users.values())
-    train_rows = _rows(everybody[: len(users)], labels[:cut])
-    test_rows = None if tested is None else _rows(everybody[len(users) :], labels[cut:])
+    train_rows = _rows(all_users[: len(users)], labels[:cut])
+    test_rows = None if tested is None else _rows(all_users[len(users) :], labels[cut:])
     return unpooled(source, train_rows, test_rows, classes, options)
 
 
@@ -129,17 +129,17 @@ def _read(path: Path, encode: Encode | None) -> dict[str, User]:
 
 
 def _check_same_users(train: Path, users: dict[str, User], test: Path, tested: dict[str, User]) -> None:
-    for one, others, here, there in ((users, tested, train, test), (tested, users, test, train)):
-        missing = sorted(one.keys() - others.keys())
+    for one, other, path, other_path in ((users, tested, train, test), (tested, users, test, train)):
+        missing = sorted(one.keys() - other.keys())
         if missing:
             raise EvenhandError(
-                f"{there}: user {missing[0]!r} of {here} is missing: give both parts the same users, or only "
+                f"{other_path}: user {missing[0]!r} of {path} is missing: give both parts the same users, or only "
                 "a training part, which is then split."
             )
 
 
 def _check_same_form(users: list[User]) -> None:
-    """Rows of one shape, labels of one kind."""
+    """Checks that all rows have one shape, and all labels one kind."""
     first = users[0]
     for user in users:
         if user.x.shape[1:] != first.x.shape[1:]:

@@ -20,11 +20,11 @@ Json: TypeAlias = dict[str, Any]
 
 
 class User(NamedTuple):
-    """One user's rows.
+    """One user's examples.
 
     Attributes:
-      name: of the user.
-      file: where the rows were found.
+      name: the user's name.
+      file: the file that they are in.
       x: float32 or int32 ``(n, ...)``.
       y: ``(n, ...)`` numbers or text, not yet checked as labels.
     """
@@ -48,13 +48,13 @@ def read_users(file: Path, encode: Encode | None) -> list[User]:
     for position, name in enumerate(names):
         if name not in data:
             raise EvenhandError(
-                f"{file}: user {name!r} is in users but not in user_data: add its rows, or unlist it."
+                f"{file}: user {name!r} is in users but not in user_data: add its examples, or unlist it."
             )
         user = _read_user(file, name, data[name], encode)
         if samples is not None and samples[position] != len(user.y):
             raise EvenhandError(
-                f"{file}: user {name!r} has {len(user.y)} rows but num_samples says {str(samples[position])[:40]}: "
-                "correct num_samples, or restore the rows."
+                f"{file}: user {name!r} has {len(user.y)} examples but num_samples says {str(samples[position])[:40]}: "
+                "correct num_samples, or restore the examples."
             )
         users.append(user)
     return users
@@ -63,7 +63,7 @@ def read_users(file: Path, encode: Encode | None) -> list[User]:
 def _read_user(file: Path, name: str, rows: Any, encode: Encode | None) -> User:
     source = f"{file}: user {name!r}"
     if not isinstance(rows, dict) or not {"x", "y"} <= rows.keys():
-        raise EvenhandError(f"{source} has no x and y: write its rows as two lists of those names.")
+        raise EvenhandError(f"{source} has no x and y: write its examples as two lists of those names.")
     x, y = rows["x"], rows["y"]
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
         raise EvenhandError(f"{source} has x and y of different lengths: give one label for each row of x.")
@@ -105,7 +105,7 @@ def _parse(file: Path) -> Json:
     if not isinstance(data, dict):
         raise EvenhandError(f"{file}: user_data is not an object: write one with an entry for each user.")
     if not names:
-        raise EvenhandError(f"{file}: there are no users: list at least one, with rows.")
+        raise EvenhandError(f"{file}: there are no users: list at least one, with examples.")
     for name in names:
         fault = "is not a client id" if is_missing(name) else name_fault(name)
         if fault is not None:
@@ -145,7 +145,7 @@ def _json(file: Path) -> Any:
 
 
 class _TwiceError(Exception):
-    """A key that occurs twice in one JSON object, which Python would pass over."""
+    """A key that occurs twice in one JSON object, which Python would silently accept."""
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> Json:

@@ -1,4 +1,4 @@
-"""One door for every source of data."""
+"""One entry point for all sources of data."""
 
 from __future__ import annotations
 
@@ -56,23 +56,24 @@ def load(
       sub-folders.
     * ``*-images-idx3-ubyte[.gz]``: IDX with its labels file beside it; or a folder with train and t10k files.
 
-    A table has one row per example: one or several columns that say whose row it is, a column with the label, and
-    features in the others.  A column of text becomes one input per text, a column of numbers is standardised by the
+    A table has one row per example: one or several columns of client ids, a column with the label, and features in
+    the others.  A column of text becomes one input per text, a column of numbers is standardised by the
     mean and the deviation of the training rows of all clients together (0/1 columns stay as they are), and
-    ``features`` of the data set says how.  Cells are separated by commas, semicolons, tabs or bars, as the header is.
+    ``features`` of the data set records how.  Cells are separated by commas, semicolons, tabs or bars, as in the
+    header.
 
-    Rows without client ids (the built-in names, IDX, and others when ``clients`` is given) are spread over
-    clients by :func:`evenhand.data.partition.dirichlet`, real targets evenly.  Test rows that the source
-    keeps apart stay test rows, pooled ones in the class shares of each client's training rows.
+    Examples without client ids (the built-in names, IDX, and others when ``clients`` is given) are spread over
+    clients by :func:`evenhand.data.partition.dirichlet`, real targets evenly.  Test examples that the source keeps
+    apart stay test examples; pooled ones are spread by the class shares of each client's training examples.
 
     Class labels are whole numbers from 0 (4.0 counts as 4), or text, which is numbered in sorted order and kept in
     ``classes``; so are the whole numbers of a table that do not start at 0, such as -1 and 1.
 
     Args:
       source: what to load.
-      client: column or array of client ids; several columns of a table make a client of each combination, called
-        ``"north / A"``, and none of them (``[]``), with ``clients``, leaves it to the partition.
-      label: column or array of labels; in ``.npz`` files ``y`` serves, too.
+      client: column or array of client ids; for several columns of a table, each combination is a client, called
+        ``"north / A"``; none (``[]``), with ``clients``, leaves it to the partition.
+      label: column or array of labels; in ``.npz`` files, ``y`` also works.
       features_array: the array of features in an ``.npz`` file; None: ``x``.
       features: the columns of a table to learn from; None: all others.
       drop: columns of a table to leave out.
@@ -81,17 +82,17 @@ def load(
         rows (text: a category of its own), or their ``"most-frequent"`` value; None: it is refused.
       standardize: whether the numbers of a table get mean 0 and deviation 1.
       regression: labels are real-valued targets.
-      test_fraction: share of each client's rows for testing, where the source has no test part of its own.
-      valid_fraction: share of each client's rows, or training rows, for validation.
+      test_fraction: share of each client's examples for testing, where the source has no test part.
+      valid_fraction: share of each client's examples for validation, taken from its training examples if there is a
+        test part.
       seed: of the split and the partition.
-      clients: over how many clients to spread rows that have no client ids; None: 30 for the digits, 100 for
+      clients: how many clients to spread examples without client ids over; None: 30 for the digits, 100 for
         MNIST and its family, and an error for files that should name their clients.
       alpha: concentration of that partition.
-      encode: LEAF only, one entry of ``x`` -> numbers, for text.
+      encode: LEAF only: turns one entry of ``x`` into numbers, for text.
 
     Raises:
-      EvenhandError: one sentence with the file, the place in it and the cure; nothing is returned
-        half-loaded.
+      EvenhandError: something is wrong with the source; one sentence gives the file, the place in it and the cure.
 
     Example:
       >>> from evenhand.data import load
@@ -185,7 +186,7 @@ def _file(path: Path, options: Options) -> FederatedDataset:
 
 
 def _check_no_table(source: str, options: Options) -> None:
-    """Refuses what only tables understand."""
+    """Refuses options that are only for tables."""
     given = {
         "features": options.features is not None,
         "drop": bool(options.drop),
@@ -196,7 +197,7 @@ def _check_no_table(source: str, options: Options) -> None:
     }
     for name in (name for name, is_given in given.items() if is_given):
         raise EvenhandError(
-            f"{source}: {name} is for tables (.csv, .tsv, .parquet), and this is none: leave it out."
+            f"{source}: {name} is for tables (.csv, .tsv, .parquet), and this is not one: leave it out."
         )
 
 

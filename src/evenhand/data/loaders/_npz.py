@@ -26,20 +26,20 @@ __all__ = ["load_npz"]
 
 def load_npz(path: Path, options: Options) -> FederatedDataset:
     """The data set of an archive; pixels, uint8 of three or more axes, become float32 in [0, 1]."""
-    there = array_names(path)
+    names = array_names(path)
     feature = options.features_array or "x"
-    split = feature not in there and f"{feature}_train" in there
-    suffixes = ("",) if not split else ("_train", "_test") if f"{feature}_test" in there else ("_train",)
-    _check_there(path, there, feature + suffixes[0])
+    split = feature not in names and f"{feature}_train" in names
+    suffixes = ("",) if not split else ("_train", "_test") if f"{feature}_test" in names else ("_train",)
+    _check_array(path, names, feature + suffixes[0])
     label = options.label
-    if label == DEFAULT_LABEL and label + suffixes[0] not in there:
+    if label == DEFAULT_LABEL and label + suffixes[0] not in names:
         label = "y"
     roles = [feature, label]
-    if options.client + suffixes[0] in there:
+    if options.client + suffixes[0] in names:
         roles.append(options.client)
     elif options.clients is None or options.together not in ((), DEFAULT_CLIENT):
         raise EvenhandError(
-            f"{path}: there is no array {options.client + suffixes[0]!r} of client ids among {listing(there)}: "
+            f"{path}: there is no array {options.client + suffixes[0]!r} of client ids among {listing(names)}: "
             "add it (evenhand.data.partition can make one) or name it with ",
             Argument("client", "NAME"),
             ", or spread the rows over N clients with ",
@@ -50,7 +50,7 @@ def load_npz(path: Path, options: Options) -> FederatedDataset:
     parts = [[role + suffix for role in roles] for suffix in suffixes]
     for part in parts:
         for name in part:
-            _check_there(path, there, name)
+            _check_array(path, names, name)
     return _dataset(path, parts, read_arrays(path, parts), options)
 
 
@@ -59,10 +59,10 @@ def _named(last: str) -> tuple[str | Argument, ...]:
     return names, ", ", label, f" {last} ", client, "."
 
 
-def _check_there(path: Path, there: list[str], name: str) -> None:
-    if name not in there:
+def _check_array(path: Path, names: list[str], name: str) -> None:
+    if name not in names:
         raise EvenhandError(
-            f"{path}: there is no array {name!r} among {listing(there)}: save arrays named x, y and client, or "
+            f"{path}: there is no array {name!r} among {listing(names)}: save arrays named x, y and client, or "
             "name them with ",
             *_named("and"),
         )

@@ -50,7 +50,7 @@ def array_names(path: Path) -> list[str]:
     """The names of all arrays in an archive.
 
     Raises:
-      EvenhandError: it is no archive, or damaged, or has two arrays of one name.
+      EvenhandError: it is not an archive, or damaged, or has two arrays of one name.
     """
     with _members(path) as (_, members):
         return list(members)
@@ -65,7 +65,7 @@ def read_arrays(path: Path, parts: Sequence[Sequence[str]]) -> dict[str, NDArray
 
     Raises:
       EvenhandError: an array is damaged, differs in length from the others of its part, holds something else than
-        numbers and short texts, or unpacks to more than its file could mean; nothing large has been read by then.
+        numbers and short texts, or unpacks to implausibly much; nothing large has been read by then.
     """
     names = [name for part in parts for name in part]
     with _members(path) as (archive, members):
@@ -101,7 +101,7 @@ def _members(path: Path) -> Generator[tuple[zipfile.ZipFile, dict[str, zipfile.Z
                 )
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise EvenhandError(
-                    f"{path}: array {name[:40]!r} is packed as NumPy never packs: write it again with numpy.savez."
+                    f"{path}: array {name[:40]!r} is compressed as NumPy never does: write it again with numpy.savez."
                 )
             members[name] = member
         yield archive, members
@@ -124,7 +124,7 @@ def _damage(path: Path, where: str) -> Generator[None]:
 
 
 def _checked(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
-    """What a member promises, if it can be kept."""
+    """The header of a member, checked to be possible."""
     what = f"array {name!r}"
     with _damage(path, what), archive.open(member) as file:
         version = np.lib.format.read_magic(file)

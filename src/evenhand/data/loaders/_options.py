@@ -34,7 +34,7 @@ Encode: TypeAlias = Callable[[Any], npt.ArrayLike]
 DEFAULT_LABEL = "label"
 DEFAULT_CLIENT = ("client",)
 _SHOWN = 40
-"""Characters of a name in a list of names."""
+"""Most characters of a name in a list of names."""
 
 
 class Options(NamedTuple):
@@ -62,7 +62,7 @@ class Options(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Checked rows of nobody in particular."""
+    """Checked examples that belong to no client yet."""
 
     x: NDArray
     y: NDArray
@@ -80,10 +80,10 @@ def several(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def owners(path: Path | str, y: NDArray, clients: int, options: Options) -> NDArray:
-    """Clients for rows that have none, ``(n,)``: Dirichlet by class, evenly for real targets."""
+    """Clients for examples that have none, ``(n,)``: Dirichlet by class, evenly for real targets."""
     if clients > len(y):
         raise EvenhandError(
-            f"{path}: {len(y)} rows are too few for {clients} clients: ask for fewer with ",
+            f"{path}: {len(y)} examples are too few for {clients} clients: ask for fewer with ",
             Argument("clients", "N"),
             ".",
         )
@@ -95,7 +95,7 @@ def owners(path: Path | str, y: NDArray, clients: int, options: Options) -> NDAr
 def unpooled(
     path: Path | str, train: Rows, test: Rows | None, classes: tuple[str, ...] | None, options: Options
 ) -> FederatedDataset:
-    """The data set of rows that know their clients."""
+    """The data set of examples whose clients are known."""
     return build(
         train,
         test,
@@ -115,7 +115,7 @@ def pooled(
     options: Options,
     clients: int,
 ) -> FederatedDataset:
-    """The data set of rows spread over ``clients``: Dirichlet by class, evenly for real targets."""
+    """The data set of examples spread over ``clients``: Dirichlet by class, evenly for real targets."""
     for part in (train,) if test is None else (train, test):
         if len(part.x) != len(part.y):
             raise EvenhandError(
@@ -125,7 +125,7 @@ def pooled(
     rows = Rows(train.x, train.y, owner)
     if test is None:
         return unpooled(path, rows, None, classes, options)
-    # Real targets count as one class: every client gets test rows in proportion to its training rows.
+    # Real targets count as one class: every client gets test examples in proportion to its training examples.
     kinds = (train.y, test.y) if _by_class(train.y) else (np.zeros(len(train.y)), np.zeros(len(test.y)))
     fresh = partition.matching(kinds[0], owner, kinds[1], options.seed)
     return unpooled(path, rows, Rows(test.x, test.y, fresh), classes, options)

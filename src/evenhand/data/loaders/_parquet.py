@@ -42,7 +42,7 @@ def read_parquet(path: Path, features: Sequence[str], others: Sequence[str] = ()
     """Some columns, those of features checked for their types before they are read.
 
     Raises:
-      EvenhandError: the file is damaged, holds other rows than it says, or more than fit into memory.
+      EvenhandError: the file is damaged, holds another number of rows than it says, or more than fit into memory.
     """
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""Tables with named columns, from whatever source: some of clients, one of labels, the rest features."""
+"""Tables with named columns, from any source: some of client ids, one of labels, the others of features."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check_header(source: str, names: Sequence[str]) -> None:
 
 
 def choose_columns(source: str, names: Sequence[str], options: Options) -> Columns:
-    """Which column is what, from the header alone."""
+    """The role of each column, from the header alone."""
     check_header(source, names)
     known = frozenset(names)
     if options.label not in known:
@@ -75,7 +75,7 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
         for name in given:
             if name in taken:
                 raise EvenhandError(
-                    f"{source}: {name!r} is the {taken[name]} column, which is no feature anyway: leave it out of "
+                    f"{source}: {name!r} is the {taken[name]} column, which is not a feature anyway: leave it out of "
                     f"{option}=NAMES."
                 )
     if options.features is None:
@@ -104,7 +104,7 @@ def table_dataset(source: str, columns: Columns, table: Table, options: Options)
         )
     y, classes = label_classes(source, table.label, table.row, regression=options.regression)
     y.setflags(write=False)
-    own = tuple(
+    columns_of_features = tuple(
         prepared(source, series, table.row, categorical=series.name in options.categorical, fill=options.fill)
         for series in table.features
     )
@@ -119,9 +119,12 @@ def table_dataset(source: str, columns: Columns, table: Table, options: Options)
         valid_fraction=options.valid_fraction,
         seed=options.seed,
     )
-    features = fit(own, of.parts[0], source, standardize=options.standardize, fill=options.fill)
+    features = fit(
+        columns_of_features, of.parts[0], source, standardize=options.standardize, fill=options.fill
+    )
     train, valid, test = (
-        Split(encode(features, own, part, source), y[part], of.offsets(i)) for i, part in enumerate(of.parts)
+        Split(encode(features, columns_of_features, part, source), y[part], of.offsets(i))
+        for i, part in enumerate(of.parts)
     )
     return FederatedDataset(train, valid, test, of.ids, source, classes, features)
 
@@ -206,7 +209,7 @@ def _check_features(
 
 
 def _clients(source: str, columns: Columns, table: Table) -> NDArray | None:
-    """A client's name for each row; None where rows have no clients."""
+    """The client's name for each row; None where rows name no clients."""
     if not table.client:
         return None
     parts: list[tuple[list[str], NDArray]] = []
