@@ -1,4 +1,4 @@
-"""Five methods on the same unlike clients, stragglers and seeds: who serves the worst clients best?"""
+"""Five methods on the same heterogeneous clients, stragglers and seeds: who serves the worst clients best?"""
 
 import evenhand as eh
 
@@ -17,5 +17,5 @@ methods = {
 print(f"{'':10}{'mean':>8}{'worst 10 %':>12}{'std':>8}")
 for name, method in methods.items():
     run = eh.simulate(method, data, rounds=30, cohort=10, eval_every=30, systems=eh.systems.stragglers(0.5))
-    told = run.summary("test")
-    print(f"{name:10}{told['mean']:8.3f}{told['worst10']:12.3f}{told['std']:8.3f}")
+    scores = run.summary("test")
+    print(f"{name:10}{scores['mean']:8.3f}{scores['worst10']:12.3f}{scores['std']:8.3f}")
