@@ -39,7 +39,7 @@ def test_compare_shows_both_and_marks_the_better(runs: Path, capsys: pytest.Capt
     shown = capsys.readouterr().out
     means = [summary(runs / name)["test"]["accuracy"]["mean"] for name in ("a", "b")]
     assert means[0] != means[1]
-    lines = [line for line in shown.splitlines() if line.startswith((" fedavg ", " fedprox(mu=2.0) "))]
+    lines = [line for line in shown.splitlines() if line.startswith((" fedavg ", " fedprox(mu=2) "))]
     for line, mean in zip(lines, means, strict=True):
         assert f" {100 * mean:.1f}" + ("*" if mean == max(means) else " ") in line
     assert "clients better than fedavg" in shown
@@ -88,7 +88,7 @@ def test_runs_that_do_not_compare_are_only_shown(
 def test_seeds_of_a_method_are_one_row(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seeds = {"fedavg": [runs / "a", tmp_path / "a1"], "fedprox(mu=2.0)": [runs / "b", tmp_path / "b1"]}
+    seeds = {"fedavg": [runs / "a", tmp_path / "a1"], "fedprox(mu=2)": [runs / "b", tmp_path / "b1"]}
     assert main(["run", "fedavg", *QUICK, "--seed", "1", "--out", str(tmp_path / "a1")]) == 0
     assert main(["run", "fedprox", "--mu", "2", *QUICK, "--seed", "1", "--out", str(tmp_path / "b1")]) == 0
     folders = [folders[i] for i in (1, 0) for folders in seeds.values()]
@@ -100,7 +100,7 @@ def test_seeds_of_a_method_are_one_row(
         assert lines[at].removeprefix(f" {name}").split()[0].rstrip("*") == f"{np.mean(means):.1f}"
         assert lines[at + 1].split()[0] == f"±{np.std(means, ddof=1):.1f}"
     assert not [line for line in lines if str(tmp_path) in line or "seed 1" in line]
-    (told,) = [line for line in lines if line.startswith("In each of 2 seeds, fedprox(mu=2.0) serves")]
+    (told,) = [line for line in lines if line.startswith("In each of 2 seeds, fedprox(mu=2) serves")]
     gains = []
     for first, second in zip(*seeds.values(), strict=True):
         a, b = (load_run(folder).view.clients["test"]["accuracy"] for folder in (first, second))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
+from evenhand.cli import main
 from evenhand.cli._data import DataOptions, fingerprint
 from evenhand.cli._main import parse
 from evenhand.cli._run import Run
@@ -58,7 +59,7 @@ def test_what_is_given_counts_more_even_where_it_is_the_default(config: Path) ->
 def test_options_of_the_method_join_those_of_the_file(config: Path) -> None:
     """With and without the method's name."""
     for words in (["--mu", "2"], ["fedprox", "--mu", "2"]):
-        assert run(*words, "--config", str(config)).method.text() == "fedprox(mu=2.0, server_opt=sgd(0.5))"
+        assert run(*words, "--config", str(config)).method.text() == "fedprox(mu=2, server_opt=sgd(0.5))"
     longer = run("--aggregator", "mean()", "--config", str(config)).method.text()
     assert longer == "fedprox(mu=0.1, server_opt=sgd(0.5), aggregator=mean())"
 
@@ -74,7 +75,9 @@ def test_an_expression_comes_back_as_it_is(tmp_path: Path) -> None:
     again = run("--config", str(written(tmp_path, text)))
     assert again.method.text() == text
     more = run("--no-initial", "--config", str(tmp_path)).method.text()
-    assert more == text[:-1] + ", initial=False)"
+    assert more == text.replace("averaged(", "averaged(method=")[:-1] + ", initial=False)"
+    other = run("--method", "fedavg()", "--config", str(tmp_path)).method.text()
+    assert other == "averaged(method=fedavg(), growth=2)"
     text = "nothing_like_it(1)(2)"
     assert run("--config", str(written(tmp_path, text))).method.text() == text
 
@@ -83,6 +86,15 @@ def test_steps_replace_epochs(config: Path) -> None:
     stepped = run("--config", str(config), "--steps=5").local
     assert (stepped.steps, stepped.epochs) == (5, None)
     assert run("--config", str(config), "--lr=5").local.epochs == 3
+
+
+def test_a_system_replaces_stragglers_and_the_other_way_round(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for before, given in (("stragglers", "systems"), ("systems", "stragglers")):
+        values = {"stragglers": 0.5, "systems": "dropouts(0.1)"}
+        path.write_text(json.dumps({"method": "fedavg()", "options": {before: values[before]}}))
+        again = run("--config", str(path), f"--{given}={values[given]}")
+        assert (bool(again.stragglers), bool(again.systems)) == (given == "stragglers", given == "systems")
 
 
 def test_a_folder_stands_for_its_config(config: Path) -> None:
@@ -124,3 +136,15 @@ def test_a_fingerprint_sees_every_number() -> None:
         )
     }
     assert len(prints) == 4
+
+
+def test_equal_expressions_are_equal_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    """However they are spelt: else the seeds of one method would count as several methods."""
+    texts = {
+        run(*words).method.text()
+        for words in (["fedprox", "--mu", "1"], ["fedprox( mu = 1.0 )"], ["fedprox(mu=1)"])
+    }
+    assert texts == {"fedprox(mu=1)"}
+    assert run("fedprox(mu=1.5, server_opt=sgd(2.0))").method.text() == "fedprox(mu=1.5, server_opt=sgd(2))"
+    assert main(["run", "fedprox(mu=" + "-" * 600 + "1)"]) == 2
+    assert "is nested too deeply" in capsys.readouterr().err

@@ -240,4 +240,4 @@ def test_local_work_that_a_method_does_without_is_said_to_have_no_effect(
         )
         == 0
     )
-    assert "--lr 0.3 and --epochs 7 has no effect" in " ".join(capsys.readouterr().err.split())
+    assert "--lr 0.3 and --epochs 7: no effect, since" in " ".join(capsys.readouterr().err.split())

@@ -82,7 +82,7 @@ def test_every_option_tells_what_it_takes(
             helps |= set(re.findall(r"see `evenhand ([^`]+)`", told))
             tried += 1
     assert tried >= 1 or command == "list"
-    place = command.removesuffix(" runs/a")
+    place = command.removesuffix(" runs/a").removesuffix(" composed")
     assert helps <= {f"{place} --help"}
     for words in helps:
         assert f"usage: evenhand {place}" in help_of(words.split(), capsys)
@@ -193,9 +193,10 @@ def test_options_of_another_method_are_told_whose_they_are(
     own = {name: set(options_of(other)) for name, other in METHODS.items()}
     foreign = set().union(*own.values()) - own[method]
     assert len(foreign) > 10
+    name = "An expression" if method == "composed" else method
     for option in foreign:
         told = refused(["run", method, option, "1"], capsys)
-        of = re.fullmatch(rf"evenhand: {method} has no {option}, which is an option of (.*): see .*\n", told)
+        of = re.fullmatch(rf"evenhand: {name} has no {option}, which is an option of (.*): see .*\n", told)
         assert of, told
         assert set(re.split(r", | and ", of[1])) == {
             other for other, options in own.items() if option in options

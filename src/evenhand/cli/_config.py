@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 _ELSEWHERE = {"method", "out", "overwrite", "quiet", "config"}
 """Fields that are recorded separately, or that say where numbers go and not what they are."""
 
-_EITHER = {"epochs": "steps", "steps": "epochs"}
+_EITHER = {"epochs": "steps", "steps": "epochs", "stragglers": "systems", "systems": "stragglers"}
 
 
 class Recorded(NamedTuple):
@@ -149,7 +149,7 @@ def filled(kind: type[_T], options: Mapping[str, Any], path: Path, apart: Mappin
     known = options_of(kind)
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
-        if option not in known:
+        if option not in known or "-" in name:
             raise EvenhandError(f"{path}: run has no option {option}: leave {name!r:.40} out.")
         if not known[option].holds(value):
             takes = known[option] if known[option].kinds else "true or false"

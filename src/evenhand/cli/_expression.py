@@ -65,7 +65,7 @@ def built(text: str, kind: type, model: Model, work: Callable[[], Work]) -> Any:
     try:
         return _made(reader, _parsed(reader.text), room_of(kind))
     except RecursionError:
-        raise ExpressionError(f"{reader.text!r:.80} is nested too deeply.") from None
+        raise _too_deep(reader.text) from None
 
 
 def canonical(text: str) -> str:
@@ -74,7 +74,11 @@ def canonical(text: str) -> str:
     Raises:
       ExpressionError: it is not an expression.
     """
-    return ast.unparse(_parsed(" ".join(text.split())))
+    text = " ".join(text.split())
+    try:
+        return ast.unparse(_WholeNumbers().visit(_parsed(text)))
+    except RecursionError:
+        raise _too_deep(text) from None
 
 
 def called(text: str) -> tuple[str, list[str], dict[str, str]]:
@@ -88,13 +92,32 @@ def called(text: str) -> tuple[str, list[str], dict[str, str]]:
       ('averaged', ['fedprox(mu=1)'], {'growth': '2'})
     """
     match _parsed(text):
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if _are_distinct(keywords):
             words = {
                 keyword.arg: ast.unparse(keyword.value) for keyword in keywords if keyword.arg is not None
             }
             return name, [ast.unparse(each) for each in args], words
         case _:
             return "", [], {}
+
+
+class _WholeNumbers(ast.NodeTransformer):
+    """``1.0`` as ``1``, which every factory takes for the same."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        value = node.value
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            return ast.copy_location(ast.Constant(int(value)), node)
+        return node
+
+
+def _are_distinct(keywords: list[ast.keyword]) -> bool:
+    names = [keyword.arg for keyword in keywords]
+    return None not in names and len(set(names)) == len(names)
+
+
+def _too_deep(text: str) -> ExpressionError:
+    return ExpressionError(f"{text!r:.80} is nested too deeply.")
 
 
 def _parsed(text: str) -> ast.expr:
@@ -131,7 +154,7 @@ def _made(reader: _Reader, node: ast.expr, room: Room) -> Any:
         raise
     except EvenhandError as error:
         raise ExpressionError(str(error)) from None
-    except (TypeError, OverflowError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise _wrong(reader, node, f"{signature(name, factory)} cannot take this ({error})") from None
 
 

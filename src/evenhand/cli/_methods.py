@@ -52,6 +52,15 @@ class Method:
         name, places, words = called(before) if before else ("", [], {})
         if name != factory:
             places, words = [], {}
+        elif not given:
+            return canonical(before)
+        positional = [
+            parameter.name
+            for parameter in parameters(_FACTORIES[factory]).values()
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
+        if len(places) <= len(positional):
+            places, words = [], dict(zip(positional, places, strict=False)) | words
         words |= {argument: canonical(str(value)) for argument, value in given.items()}
         if not places:
             for parameter in parameters(_FACTORIES[factory]).values():
@@ -105,7 +114,8 @@ def _field(parameter: inspect.Parameter, kinds: list[Any], line: str) -> tuple[s
         return None
     if bool in kinds and default is not parameter.empty:
         hint = f"(default: {'on' if default else 'off'})"
-        return parameter.name, Annotated[bool, arg(help=line, help_behavior_hint=hint)], default
+        shown = f"switch off: {line}" if default else line
+        return parameter.name, Annotated[bool, arg(help=shown, help_behavior_hint=hint)], default
     room = room_for(kinds)
     kind = str if room is not None else next((kind for kind in kinds if kind in _NUMBERS), NoneType)
     if kind is NoneType:

@@ -85,7 +85,12 @@ def signature(name: str, factory: Callable[..., Any]) -> str:
     for parameter in parameters(factory).values():
         default = parameter.default
         plain = isinstance(default, bool | int | float | str | NoneType)
-        shown.append(f"{parameter.name}={default if plain else ''}")
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            shown.append(f"*{parameter.name}")
+        elif default is parameter.empty:
+            shown.append(f"{parameter.name}=")
+        else:
+            shown.append(f"{parameter.name}={default if plain else '...'}")
     return f"{name}({', '.join(shown)})"
 
 
@@ -148,5 +153,7 @@ def example(room: Room) -> str:
 
 
 def a(what: str) -> str:
-    """``a method``, ``an aggregator``."""
+    """``a method``, ``an aggregator``, ``local work``."""
+    if what in ("local work", "systems"):
+        return what
     return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"

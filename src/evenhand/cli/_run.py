@@ -133,7 +133,7 @@ class Run:
         algorithm = built(text, Algorithm, model, work)
         if not asked and self.local.idle:
             idle = " and ".join(self.local.idle)
-            say(console, f"{idle} has no effect: {text:.80} sets its own local work.", "yellow")
+            say(console, f"{idle}: no effect, since {text:.80} sets its own local work.", "yellow")
         return algorithm
 
     def _systems(self, model: Model) -> Systems | None:

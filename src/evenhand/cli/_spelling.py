@@ -122,11 +122,11 @@ def ordered(words: Sequence[str], commands: Mapping[str, type]) -> list[str]:
         raise EvenhandError(_no_method(loose))
     known = everything if method is None else {**general, **methods[method]}
     if not asked:
-        name = command if method is None else method
+        name = command if method is None else "An expression" if method == Composed.name else method
         all_options = methods or {other: options_of(cls) for other, cls in commands.items()}
         found = [*_slips(given, known, all_options, name), *_misplaced(loose, known, name)]
         if found:
-            whose = command if method is None else f"{command} {method}"
+            whose = command if method in (None, Composed.name) else f"{command} {method}"
             raise EvenhandError(f"{found[0]}: see `evenhand {whose} --help`.")
     return list(words) if at is None else [command, words[at], *words[1:at], *words[at + 1 :]]
 
