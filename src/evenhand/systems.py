@@ -133,6 +133,7 @@ def _chain(systems: tuple[Systems, ...]) -> Systems:
 
 
 def _kind(system: Systems) -> str:
+    # A user's draw may be any callable, and those of one factory share this name.
     return getattr(system.draw, "__qualname__", "")
 
 

@@ -35,7 +35,7 @@ def scaled(factor, tree):
     return {name: factor * leaf for name, leaf in tree.items()}
 
 
-def agree(method, expected, tolerance=1e-6):
+def assert_agree(method, expected, tolerance=1e-6):
     run = eh.simulate(method, DATA, rounds=ROUNDS)
     for name, leaf in expected.items():
         np.testing.assert_allclose(
@@ -44,7 +44,7 @@ def agree(method, expected, tolerance=1e-6):
     return run
 
 
-def unlike(a, b):
+def assert_unlike(a, b):
     assert max(np.abs(a[name] - b[name]).max() for name in a) > 1e-3
 
 
@@ -66,16 +66,16 @@ def q_fedavg(q, lipschitz, weights):
 @pytest.mark.parametrize("q", [0.0, 0.1, 1.0, 5.0])
 def test_q_fedavg_and_q_fedsgd_equal_algorithm_four(q):
     expected = q_fedavg(q, 1 / LR, np.ones(6))
-    agree(eh.algorithms.qfedavg(WORK, q=q, lipschitz=1 / LR, sampling=ALIKE), expected)
-    agree(eh.algorithms.qfedsgd(MODEL, q=q, lipschitz=1 / LR), expected)
+    assert_agree(eh.algorithms.qfedavg(WORK, q=q, lipschitz=1 / LR, sampling=ALIKE), expected)
+    assert_agree(eh.algorithms.qfedsgd(MODEL, q=q, lipschitz=1 / LR), expected)
     other = q_fedavg(q + 0.3, 1 / LR, np.ones(6))
     assert max(np.abs(expected[name] - other[name]).max() for name in other) > 1e-3
 
 
 def test_q_fedavg_weighs_both_sums_by_rows_where_the_sampling_does():
     expected = q_fedavg(1.0, 2.0, SIZES)
-    agree(eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=2.0, sampling=eh.sampling.uniform()), expected)
-    unlike(expected, q_fedavg(1.0, 2.0, np.ones(6)))
+    assert_agree(eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=2.0, sampling=eh.sampling.uniform()), expected)
+    assert_unlike(expected, q_fedavg(1.0, 2.0, np.ones(6)))
 
 
 def test_q_fedsgd_with_a_fixed_step_follows_the_objectives_gradient():
@@ -83,8 +83,8 @@ def test_q_fedsgd_with_a_fixed_step_follows_the_objectives_gradient():
     w = begin()
     for _ in range(ROUNDS):
         w = step(w, average([scaled(loss(w, k) ** 2, gradient(w, k)) for k in CLIENTS], np.ones(6)), 0.03)
-    agree(eh.algorithms.qfedsgd(MODEL, q=2.0, step_size=0.03), w)
-    unlike(w, q_fedavg(2.0, 1 / LR, np.ones(6)))
+    assert_agree(eh.algorithms.qfedsgd(MODEL, q=2.0, step_size=0.03), w)
+    assert_unlike(w, q_fedavg(2.0, 1 / LR, np.ones(6)))
 
 
 def project(y):
@@ -105,7 +105,7 @@ def test_afl_equals_its_loop():
         mixture = project(mixture + 0.05 * losses)
         iterates.append(w)
     mean = average(iterates, np.ones(ROUNDS))
-    run = agree(eh.algorithms.afl(MODEL, gamma_w=LR, gamma_lambda=0.05), mean)
+    run = assert_agree(eh.algorithms.afl(MODEL, gamma_w=LR, gamma_lambda=0.05), mean)
     np.testing.assert_allclose(run.state.aggregators[0], mixture, atol=1e-6)
     assert np.abs(mean["w"] - w["w"]).max() > 1e-2, "the last iterate is another model"
     assert np.abs(mixture - 1 / 6).max() > 0.05
@@ -120,8 +120,8 @@ def test_delta_fl_equals_a_loop_whose_weights_a_linear_programme_finds(theta):
         caps = [(0, share / theta) for share in p]
         pi = linprog(-losses, A_eq=np.ones((1, 6)), b_eq=[1], bounds=caps).x
         w = step(w, average([gradient(w, k) for k in CLIENTS], pi), LR)
-    agree(eh.algorithms.delta_fl(WORK, theta=theta), w)
-    unlike(w, term(0.0, "own"))
+    assert_agree(eh.algorithms.delta_fl(WORK, theta=theta), w)
+    assert_unlike(w, term(0.0, "own"))
 
 
 def term(t, mode, rate=0.5):
@@ -148,7 +148,7 @@ def term(t, mode, rate=0.5):
 def test_term_equals_its_loop_with_every_normaliser(t, mode):
     expected = term(t, mode)
     more = {"own": {}, "running": {"running": 0.5}, "reference": {"reference": True}}[mode]
-    agree(eh.algorithms.term(WORK, t=t, **more), expected, 2e-6)
+    assert_agree(eh.algorithms.term(WORK, t=t, **more), expected, 2e-6)
     others = [term(t, other) for other in ("own", "running", "reference") if other != mode]
     assert all(np.abs(expected["w"] - other["w"]).max() > 1e-3 for other in others)
 
@@ -159,8 +159,8 @@ def test_terms_summed_losses_are_means_times_rows():
     for _ in range(ROUNDS):
         powers = p * np.exp(0.05 * SIZES * np.array([loss(w, k) for k in CLIENTS]))
         w = step(w, average([gradient(w, k) for k in CLIENTS], powers), LR)
-    agree(eh.algorithms.term(WORK, t=0.05, summed=True), w)
-    unlike(w, term(0.05, "own"))
+    assert_agree(eh.algorithms.term(WORK, t=0.05, summed=True), w)
+    assert_unlike(w, term(0.05, "own"))
 
 
 def test_q_maml_equals_its_loop():
@@ -192,15 +192,15 @@ def test_q_maml_equals_its_loop():
         return w
 
     adapted, plain = loop(True), loop(False)
-    run = agree(eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, sampling=ALIKE), adapted)
+    run = assert_agree(eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, sampling=ALIKE), adapted)
     for k in CLIENTS:
         own = adapted
         for _ in range(5):
             own = step(own, part(own, k, slice(0, max(SIZES[k] // 2, 1)))[1], LR)
         served = run.personal_params(k)
         assert max(np.abs(served[name] - own[name]).max() for name in own) < 1e-5
-        unlike(served, adapted)
+        assert_unlike(served, adapted)
         assert run.client_metrics("train")["loss"][k] == pytest.approx(loss(own, k), rel=1e-5)
-    run = agree(eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, adapt=False, sampling=ALIKE), plain)
-    unlike(run.personal_params(0), plain)
+    run = assert_agree(eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, adapt=False, sampling=ALIKE), plain)
+    assert_unlike(run.personal_params(0), plain)
     assert np.abs(adapted["w"] - plain["w"]).max() > 1e-3

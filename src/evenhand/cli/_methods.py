@@ -141,5 +141,5 @@ METHODS: Mapping[str, type[Method]] = {method.name: method for method in (*map(_
 if TYPE_CHECKING:
     Choice: TypeAlias = Method
 else:
-    Choice = Union[tuple(map(_listed, METHODS.values()))]  # noqa: UP007  (of a tuple)
+    Choice = Union[tuple(map(_listed, METHODS.values()))]  # noqa: UP007  (| takes no tuple)
 """One of the methods, as tyro reads it."""
