@@ -19,7 +19,7 @@ from rich.table import Table
 from tasks import TASKS
 
 HERE = Path(__file__).parent
-# XLA and PyTorch both give scratch memory back at every call, and get it again page by page: keep the heap.
+# XLA and PyTorch both return scratch memory at every call, and get it back page by page, unless the heap is kept.
 HEAP = {
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
@@ -27,7 +27,7 @@ HEAP = {
 }
 # Seconds between measurements: PyTorch's threads spin a while after their last work.
 _PAUSE = 0.5
-# Clients: the twin is a Python loop. It also holds all rows in its programs, so that real sizes are too many for it.
+# Clients per cohort: the twin is a Python loop. Its programs hold all rows, so that real sizes are too many for it.
 _MOST_FOR_TWIN = 20
 GOALS = {
     "cifar10-cnn": 0.75,
@@ -48,9 +48,9 @@ class Bench:
     torch: Path | None = None
     """a Python that has PyTorch, such as .venv-torch/bin/python; none: without it"""
     repeats: int = 5
-    """measurements of each side, taken in turns"""
+    """measurements of each worker, taken in turns"""
     data_dir: Path | None = None
-    """folder with client_sizes.npz, for FEMNIST's own client sizes; none: a log-normal fit"""
+    """folder with client_sizes.npz, for FEMNIST's real client sizes; none: a log-normal fit"""
     million: bool = False
     """also a run over a million clients beside one over ten thousand (some minutes, 6 GB)"""
     fair: bool = False
@@ -59,8 +59,8 @@ class Bench:
     """write all measurements to this JSON file"""
 
 
-class Side:
-    """A worker process that answers commands."""
+class Worker:
+    """A process that answers commands."""
 
     def __init__(self, python: str, script: str, bench: Bench, threads: int | None = None) -> None:
         environment = {**os.environ, **HEAP}
@@ -101,52 +101,54 @@ class Result:
     measured: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     loss_gap: float | None = None
 
-    def median(self, side: str, what: str) -> float:
-        """The median of a figure of one side."""
-        return statistics.median(each[what] for each in self.measured[side])
+    def median(self, worker: str, what: str) -> float:
+        """The median of a figure of one worker."""
+        return statistics.median(each[what] for each in self.measured[worker])
 
-    def ratio(self, other: str) -> float:
-        """Evenhand's time over another side's, the median over turns."""
-        pairs = zip(self.measured["evenhand"], self.measured[other], strict=True)
+    def ratio(self, reference: str) -> float:
+        """Evenhand's time over that of another worker, the median over turns."""
+        pairs = zip(self.measured["evenhand"], self.measured[reference], strict=True)
         return statistics.median(a["wall"] / b["wall"] for a, b in pairs)
 
 
 def measure(name: str, bench: Bench) -> Result:
-    """All sides in turns, each in a process of its own."""
-    sides = {"evenhand": Side(sys.executable, "evenhand_rounds.py", bench)}
+    """All workers in turns, each in a separate process."""
+    workers = {"evenhand": Worker(sys.executable, "evenhand_rounds.py", bench)}
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if bench.torch is not None:
         for threads in sorted({1, cores}):
-            sides[f"torch, {threads} threads"] = Side(str(bench.torch), "torch_loop.py", bench, threads)
-    result = Result(sides["evenhand"].ask(f"load {name}"), {side: [] for side in sides})
-    for side, worker in sides.items():
-        if side != "evenhand":
+            workers[f"torch, {threads} threads"] = Worker(str(bench.torch), "torch_loop.py", bench, threads)
+    result = Result(workers["evenhand"].ask(f"load {name}"), {label: [] for label in workers})
+    for label, worker in workers.items():
+        if label != "evenhand":
             worker.ask(f"load {name}")
     for _ in range(bench.repeats):
-        for side, worker in sides.items():
+        for label, worker in workers.items():
             time.sleep(_PAUSE)
-            result.measured[side].append(worker.ask("time"))
+            result.measured[label].append(worker.ask("time"))
     if bench.torch is not None and TASKS[name].model != "lstm":
         with tempfile.TemporaryDirectory() as folder:
-            losses = [worker.ask(f"check {folder}/plan.npz")["loss"] for worker in sides.values()]
+            losses = [worker.ask(f"check {folder}/plan.npz")["loss"] for worker in workers.values()]
         result.loss_gap = max(abs(loss - losses[0]) for loss in losses[1:])
     if TASKS[name].sizes and TASKS[name].cohort <= _MOST_FOR_TWIN:
-        sides["evenhand"].ask("twin")
-        result.measured["twin"] = [sides["evenhand"].ask("twin") for _ in range(bench.repeats)]
-    for worker in sides.values():
+        workers["evenhand"].ask("twin")
+        result.measured["twin"] = [workers["evenhand"].ask("twin") for _ in range(bench.repeats)]
+    for worker in workers.values():
         worker.close()
     return result
 
 
 def table(results: dict[str, Result]) -> Table:
-    """What a person wants to see."""
+    """The medians to print."""
     out = Table(title="A round of federated averaging; medians")
     columns = ("task", "wall ms", "CPU ms", "lanes x devices", "padding", "compile s", "peak MB")
     for column in (*columns, "PyTorch ms", "ratio", "goal", "loss gap", "twin / engine"):
         out.add_column(column, justify="left" if column == "task" else "right")
     for name, result in results.items():
-        torch = {side: result.median(side, "wall") for side in result.measured if side.startswith("torch")}
-        best = min(torch, key=lambda side: torch[side], default=None)
+        torch = {
+            label: result.median(label, "wall") for label in result.measured if label.startswith("torch")
+        }
+        best = min(torch, key=lambda label: torch[label], default=None)
         out.add_row(
             name,
             f"{1e3 * result.median('evenhand', 'wall'):.2f}",
@@ -165,7 +167,7 @@ def table(results: dict[str, Result]) -> Table:
 
 
 def write(path: Path, results: dict[str, Result]) -> None:
-    """Everything that was measured."""
+    """Writes everything that was measured."""
     whole = {
         name: {"about": r.about, "measured": r.measured, "loss_gap": r.loss_gap}
         for name, r in results.items()
@@ -180,8 +182,8 @@ def start() -> tuple[float, float]:
 
         def seconds() -> float:
             command = [sys.executable, str(HERE / "start.py")]
-            told = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-            return float(told.stdout.split()[0])
+            done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+            return float(done.stdout.split()[0])
 
         first = seconds()
         return first, statistics.median(seconds() for _ in range(5))

@@ -1,4 +1,4 @@
-"""Evenhand's side of the benchmark: the same tasks, through the engine that ``simulate`` uses.
+"""Evenhand's worker of the benchmark: the same tasks, through the engine that ``simulate`` uses.
 
 Reads commands from standard input, one a line, and answers each with a line of JSON.
 """
@@ -95,10 +95,10 @@ class Rounds:
         return {"wall": wall / count, "cpu": cpu / count, "peak_mb": peak, "padded": executed / useful}
 
     def check(self, path: str) -> dict[str, float]:
-        """Plans a round for the other side in ``path``, runs it, and tells the loss on the cohort's rows."""
+        """Plans a round for the other workers in ``path``, runs it, and returns the loss on the cohort's rows."""
         model = network(self.task)._replace(
             apply_train=None
-        )  # no dropout: the two sides cannot draw the same
+        )  # no dropout: two libraries cannot draw the same
         run = setup.set_up(self.method(model), self.data, **self.settings)
         params = jax.tree.map(np.array, run.state.server.params)
         sizes = self.data.train.sizes
@@ -135,17 +135,17 @@ def for_torch(task: Task, params: Any) -> dict[str, np.ndarray]:
     if task.model == "logistic":
         params = {"": params}
     out = {}
-    for layer, own in params.items():
-        kernel = own["kernel"]
+    for layer, leaves in params.items():
+        kernel = leaves["kernel"]
         if kernel.ndim == 4:
             kernel = kernel.transpose(3, 2, 0, 1)
         elif layer == "dense":  # its inputs are pixels, ours with channels last
-            side = int((kernel.shape[0] // 64) ** 0.5)
-            kernel = kernel.reshape(side, side, 64, -1).transpose(3, 2, 0, 1).reshape(-1, kernel.shape[0])
+            width = int((kernel.shape[0] // 64) ** 0.5)
+            kernel = kernel.reshape(width, width, 64, -1).transpose(3, 2, 0, 1).reshape(-1, kernel.shape[0])
         else:
             kernel = kernel.T
         dot = "." if layer else ""
-        out |= {f"{layer}{dot}weight": np.ascontiguousarray(kernel), f"{layer}{dot}bias": own["bias"]}
+        out |= {f"{layer}{dot}weight": np.ascontiguousarray(kernel), f"{layer}{dot}bias": leaves["bias"]}
     return out
 
 
@@ -153,16 +153,18 @@ def main() -> None:
     data_dir = Path(sys.argv[1]) if len(sys.argv) > 1 and sys.argv[1] else None
     loop: Rounds | None = None
     for line in sys.stdin:
-        verb, *rest = line.split()
+        verb, *arguments = line.split()
         answer: dict[str, float] = {}
         if verb == "load":
-            lanes, devices = (int(number) if number.isdigit() else None for number in [*rest, "-", "-"][1:3])
-            loop = Rounds(with_real_sizes(TASKS[rest[0]], data_dir), lanes, devices)
+            lanes, devices = (
+                int(number) if number.isdigit() else None for number in [*arguments, "-", "-"][1:3]
+            )
+            loop = Rounds(with_real_sizes(TASKS[arguments[0]], data_dir), lanes, devices)
             program = loop.setup.program
             answer = {"compile": loop.compile, "lanes": program.lanes, "devices": program.devices.size}
         elif loop is not None:
             if verb == "check":
-                answer = loop.check(rest[0])
+                answer = loop.check(arguments[0])
             else:
                 answer = loop.time(*((engine, loop.task.rounds) if verb == "time" else (twin, 1)))
         print(json.dumps(answer), flush=True)

@@ -2,8 +2,8 @@
 
     python benchmarks/fair.py [--repeats 7]
 
-Prints, for two tasks, median milliseconds per round and the ratio to the round of FedAvg whose clients also tell the
-loss of all their rows: what a fair method needs to know, whatever it does with it.  The methods take turns.
+Prints, for two tasks, median milliseconds per round and the ratio to the round of FedAvg whose clients also report the
+loss of all their rows, which a fair method needs whatever it does with it.  The methods take turns.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def methods(task: Task) -> dict[str, eh.Algorithm]:
     model, rate = network(task), task.lr
     epochs = None if task.steps else 1
     work = eh.local.sgd(model, rate, epochs=epochs, steps=task.steps, batch_size=task.batch)
-    asking = eh.aggregators.risk_weighted(eh.risks.mean())
+    needing_losses = eh.aggregators.risk_weighted(eh.risks.mean())
     alg = eh.algorithms
     return {
         "FedAvg": alg.fedavg(work),
-        LOSSES: alg.fedavg(work, aggregator=asking),
+        LOSSES: alg.fedavg(work, aggregator=needing_losses),
         "q-FedAvg": alg.qfedavg(work, q=1.0, lipschitz=1 / rate, sampling=eh.sampling.uniform()),
         "TERM": alg.term(work, t=1.0),
         "Delta-FL": alg.delta_fl(work, theta=0.5),
@@ -54,13 +54,15 @@ class Rounds:
     def __init__(self, method: eh.Algorithm, data: eh.data.FederatedDataset, task: Task) -> None:
         self.setup = set_up(method, data, cohort=task.cohort, seed=0, stream=False)
         self.state, self.number, self.task = self.setup.state, 0, task
-        self.go(1)
+        self.run(1)
 
-    def go(self, count: int) -> float:
+    def run(self, count: int) -> float:
         """Seconds per round."""
-        run: Any = self.setup
+        setup: Any = self.setup
         begin = time.perf_counter()
-        self.state, _ = engine.run_rounds(run.program, self.state, run.rows, run.keys, self.number, count)
+        self.state, _ = engine.run_rounds(
+            setup.program, self.state, setup.rows, setup.keys, self.number, count
+        )
         jax.block_until_ready(self.state)
         self.number += count
         return (time.perf_counter() - begin) / count
@@ -78,13 +80,13 @@ def main() -> None:
     for name in ("lr-mnist", "mlp"):
         task = TASKS[name]
         data = dataset(task)
-        sides = {label: Rounds(method, data, task) for label, method in methods(task).items()}
-        turns = {label: np.array([0.0] * repeats) for label in sides}
+        running = {label: Rounds(method, data, task) for label, method in methods(task).items()}
+        turns = {label: np.array([0.0] * repeats) for label in running}
         for turn in range(repeats):
-            for label, side in sides.items():
-                turns[label][turn] = side.go(task.rounds)
+            for label, rounds in running.items():
+                turns[label][turn] = rounds.run(task.rounds)
         for label, seconds in turns.items():
-            ratios = (statistics.median(seconds / turns[other]) for other in ("FedAvg", LOSSES))
+            ratios = (statistics.median(seconds / turns[reference]) for reference in ("FedAvg", LOSSES))
             milliseconds = 1e3 * statistics.median(seconds)
             table.add_row(name, label, f"{milliseconds:.2f}", *(f"{ratio:.2f}" for ratio in ratios))
     Console(width=100).print(table)

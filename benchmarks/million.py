@@ -4,7 +4,7 @@
 
 Prints one line of JSON: seconds to set up (from the arrays to the first evaluation, of a sample), to compile, and
 median milliseconds per round at both numbers of clients and their ratio, peak memory of the whole process in MB.
-The two runs take turns, so that whatever else the machine does meets both.
+The two runs take turns, so that whatever else the machine does affects both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEATURES, CLASSES, ROWS = 60, 10, 20
 
 
 class Timed(NamedTuple):
-    """A run that goes on when asked, and what it took to get there."""
+    """A run that continues when asked, the seconds to set it up, and those trained up to each evaluation."""
 
     runs: Iterator[Any]
     set_up: float
@@ -35,7 +35,7 @@ class Timed(NamedTuple):
 
 
 def split(clients: int, rows: int, seed: int, place: str) -> eh.data.Split:
-    """Rows of a linear model with label noise; read-only, so that nobody has to copy them."""
+    """Rows of a linear model with label noise; read-only, so that they need not be copied."""
     rng = np.random.default_rng(seed)
     truth = np.random.default_rng(0).normal(size=(FEATURES, CLASSES)).astype(np.float32)
     count = clients * rows
@@ -55,7 +55,7 @@ def split(clients: int, rows: int, seed: int, place: str) -> eh.data.Split:
     if place == "mapped":
         x.flush()
         x = np.load(file, mmap_mode="r")
-        file.unlink()  # what is mapped stays until nobody uses it
+        file.unlink()  # a mapped file stays until it is no longer used
     x.setflags(write=False)
     y.setflags(write=False)
     return eh.data.Split(x, y, np.arange(0, count + 1, rows))
@@ -87,7 +87,7 @@ def begin(clients: int, options: argparse.Namespace) -> Timed:
     return Timed(runs, time.perf_counter() - start, [])
 
 
-def go_on(timed: Timed, options: argparse.Namespace) -> dict[str, float]:
+def train_block(timed: Timed, options: argparse.Namespace) -> dict[str, float]:
     """One block of rounds and an evaluation; returns seconds so far."""
     seconds = next(timed.runs).info["seconds"]
     trained = seconds["train"] + seconds["data"]
@@ -118,9 +118,9 @@ def main() -> None:
     many, few = begin(options.clients, options), begin(options.few, options)
     seconds: dict[str, float] = {}
     for _ in range(options.repeats + 1):
-        seconds = go_on(many, options)
-        go_on(few, options)
-    one, other = per_round(few, options), per_round(many, options)
+        seconds = train_block(many, options)
+        train_block(few, options)
+    few_ms, many_ms = per_round(few, options), per_round(many, options)
     print(
         json.dumps(
             {
@@ -132,9 +132,9 @@ def main() -> None:
                 "compile_s": round(seconds["compile"], 2),
                 "evaluate_s": round(seconds["evaluate"] / (options.repeats + 2), 4),
                 "waited_for_rows_s": round(seconds["data"], 4),
-                f"ms_per_round_{options.few}": round(one, 3),
-                f"ms_per_round_{options.clients}": round(other, 3),
-                "ratio": round(other / one, 3),
+                f"ms_per_round_{options.few}": round(few_ms, 3),
+                f"ms_per_round_{options.clients}": round(many_ms, 3),
+                "ratio": round(many_ms / few_ms, 3),
                 "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
             }
         )

@@ -3,7 +3,7 @@
     python benchmarks/passes.py [--repeats 7] [--clients 1000] [--passes 5]
     JAX_NUM_CPU_DEVICES=1 python benchmarks/passes.py --states 100000
 
-The first prints median milliseconds per round of everybody among so many clients with one row each, which train a
+The first prints median milliseconds per round of all of so many clients with one row each, which train a
 softmax regression of 7,850 numbers for one step: reduced by the mean, by a smoothed geometric median in passes, and
 by the same median over stacked uploads; and the ratios to the mean's round.  The methods take turns.  The second trains
 SCAFFOLD, which keeps a state at each client, and prints the peak memory of the process.
@@ -86,9 +86,9 @@ class Rounds:
     def __init__(self, method: eh.Algorithm, data: eh.data.FederatedDataset) -> None:
         self.setup = set_up(method, data, cohort=data.num_clients, seed=0, stream=False)
         self.state, self.number = self.setup.state, 0
-        self.go(1)
+        self.run(1)
 
-    def go(self, count: int) -> float:
+    def run(self, count: int) -> float:
         """Seconds per round."""
         begin = time.perf_counter()
         setup = self.setup
@@ -113,14 +113,14 @@ def compare(clients: int, passes: int, repeats: int) -> None:
     runs = {name: Rounds(eh.algorithms.fedavg(work, aggregator=each), data) for name, each in reduced.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
-        for name, run in runs.items():
-            seconds[name].append(run.go(3))
+        for name, rounds in runs.items():
+            seconds[name].append(rounds.run(3))
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     for name, value in medians.items():
         print(f"{name:24} {1e3 * value:9.1f} ms {value / medians['mean']:7.1f} x")
 
 
-def remember(clients: int) -> None:
+def client_states(clients: int) -> None:
     """Prints the peak memory of training with a state at each client."""
     data, model = federation(clients)
     method = eh.algorithms.scaffold(eh.local.sgd(model, 0.1, epochs=1, batch_size=10))
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=0)
     chosen = parser.parse_args()
     if chosen.states:
-        remember(chosen.states)
+        client_states(chosen.states)
     else:
         compare(chosen.clients, chosen.passes, chosen.repeats)
 

@@ -1,6 +1,6 @@
-"""The tasks that every side of the benchmark runs: sizes, shapes and data, in NumPy alone.
+"""The tasks that every worker of the benchmark runs: sizes, shapes and data, in NumPy alone.
 
-Both sides import this file, so it must not need either's libraries.
+All workers import this file, so it must not need the libraries of any.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TASKS = {
 
 
 def with_real_sizes(task: Task, data_dir: Path | None) -> Task:
-    """FEMNIST's own client sizes: from the data folder, or a log-normal fit of them where there is none."""
+    """FEMNIST's real client sizes: from the data folder, or a log-normal fit of them where there is none."""
     if task.sizes:
         return task
     if data_dir is not None:

@@ -1,7 +1,7 @@
 """The yardstick: federated averaging as a plain PyTorch loop over clients, as fast as such a loop gets.
 
-Runs in an environment of its own (PyTorch, NumPy).  Reads commands from standard input, one a line, and answers each
-with a line of JSON, so that the two sides of a comparison can take turns.
+Runs in a separate environment (PyTorch, NumPy).  Reads commands from standard input, one a line, and answers each
+with a line of JSON, so that the workers can take turns.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Loop:
                 torch._foreach_add_(self.params, grads, alpha=-self.task.lr)
 
     def round(self, ids: np.ndarray, plan: list[list[torch.Tensor]] | None = None) -> None:
-        """One round: everybody in the cohort from the same model, then the weighted mean."""
+        """One round: all clients of the cohort train from the same model, then the weighted mean."""
         before = [p.detach().clone() for p in self.params]
         total = [torch.zeros_like(p) for p in before]
         weight = sum(self.task.sizes[k] for k in ids)
@@ -130,9 +130,9 @@ class Loop:
         return {"wall": wall / self.task.rounds, "cpu": cpu / self.task.rounds, "peak_mb": peak}
 
     def check(self, path: str) -> dict[str, float]:
-        """The loss on the cohort's rows after a round that the other side has planned, from its parameters."""
+        """The loss on the cohort's rows after a round that Evenhand's worker has planned, from its parameters."""
         given = np.load(path)
-        self.model.eval()  # no dropout: the two sides cannot draw the same
+        self.model.eval()  # no dropout: two libraries cannot draw the same
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(torch.from_numpy(given[name]))
@@ -142,9 +142,9 @@ class Loop:
         total, count = 0.0, 0
         with torch.no_grad():
             for k in ids:
-                own = slice(int(self.starts[k]), int(self.starts[k + 1]))
-                total += float(F.cross_entropy(self.model(self.x[own]), self.y[own], reduction="sum"))
-                count += own.stop - own.start
+                window = slice(int(self.starts[k]), int(self.starts[k + 1]))
+                total += float(F.cross_entropy(self.model(self.x[window]), self.y[window], reduction="sum"))
+                count += window.stop - window.start
         self.model.train()
         return {"loss": total / count}
 

@@ -1,6 +1,6 @@
-"""Malformed inputs: each builder writes one into a folder and gives the path that ``load`` must refuse.
+"""Malformed inputs: each builder writes one into a folder and returns the path that ``load`` must refuse.
 
-``VARIANTS`` maps a variant's name to its builder, ``CURES`` to a word that the error sentence must contain.
+``VARIANTS`` maps a variant's name to its builder, ``CURES`` to words that the error sentence must contain.
 """
 
 from __future__ import annotations

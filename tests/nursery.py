@@ -1,8 +1,8 @@
-"""Processes to be killed, at a small fraction of what a new interpreter costs.
+"""Processes to be killed, each at a small fraction of the cost of a new interpreter.
 
 The nursery is one process that has imported everything and forks a child per job.  It never touches a device, so that
 neither a JAX backend nor its threads exist when it forks; each child then starts a backend of its own, traces and
-compiles as every new process does (the persistent cache spares it most of XLA's work).
+compiles as every new process does (the persistent cache saves most of XLA's work).
 """
 
 import gc
@@ -20,7 +20,7 @@ SETTINGS = {"rounds": 50, "cohort": 4, "eval_every": 2, "seed": 3, "lanes": 1}
 
 
 class Nursery:
-    """The side of the test; may be used by several threads."""
+    """The test's end of the pipe to the process; several threads may use it."""
 
     def __init__(self, cache: Path) -> None:
         environment = {
@@ -29,7 +29,7 @@ class Nursery:
             "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=4", "device_count=1"),
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "OPENBLAS_NUM_THREADS": "1",  # its threads would be the only ones to be forked away from
+            "OPENBLAS_NUM_THREADS": "1",  # else its threads would be the only others at a fork
             "COLUMNS": "80",
         }
         self._lock = threading.Lock()
@@ -77,8 +77,8 @@ class Child(NamedTuple):
 
 
 METHODS = ("scaffold", "fedtilt", "fedadam", "qmaml", "afl")
-"""Unlike in what they keep: a state at each client, models of their own, moments of the server, an adaptation to each
-client, and weights of all clients."""
+"""They differ in the state that they keep: a state at each client, personal models, moments of the server, an
+adaptation to each client, and weights of all clients."""
 
 
 def _method(name: str):
@@ -98,7 +98,7 @@ def _method(name: str):
 
 
 def _simulate(folder: str, result: str, method: str = "scaffold", rounds: int = SETTINGS["rounds"]) -> int:
-    """One run to its end; its bits go to ``result``."""
+    """One run to its end; all its numbers go to the file ``result``."""
     settings = {**SETTINGS, "rounds": rounds}
     run = eh.simulate(_method(method), eh.testing.toy_data(), checkpoint=folder or None, **settings)
     leaves = {f"leaf {i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(run.state))}
@@ -135,7 +135,7 @@ def _serve() -> None:
                 finally:
                     os._exit(code)
         else:
-            # Reaped only here, so that the number still means this child when it is killed.
+            # Reaped only here, so that the id still belongs to this child when it is killed.
             pid = request["pid"]
             if pid not in statuses and request["do"] == "kill":
                 os.kill(pid, signal.SIGKILL)

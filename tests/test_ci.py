@@ -1,4 +1,4 @@
-"""``.ci/run`` with scripts and interpreters that only pretend: which Pythons it takes, and how it ends."""
+"""``.ci/run`` with stand-ins for scripts and interpreters: which Pythons it uses, and how it ends."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ def script(path, *lines):
 
 @pytest.fixture
 def ci(tmp_path):
-    """Runs it: ``(default, others, failing script) -> (exit status, what was run, closing lines)``."""
+    """Runs ``.ci/run``: ``(default, others, failing script) -> (exit status, what was run, closing lines)``."""
     if not all(map(shutil.which, TOOLS)):
         pytest.skip("needs a Unix shell")
 
@@ -32,7 +32,7 @@ def ci(tmp_path):
             script(tmp_path / "bin" / f"python{version}", f"echo {version}")
         for name in ("test", "quickstart"):
             status = int(name == failing)
-            words = f'echo "{name} in ${{VENV:-.venv}} with ${{PYTHON:-its own}}"'
+            words = f'echo "{name} in ${{VENV:-.venv}} with ${{PYTHON:-the default}}"'
             script(tmp_path / "scripts" / name, words, "echo ' == 5 passed == '", f"exit {status}")
         script(tmp_path / ".ci" / "run")
         shutil.copy(RUN, tmp_path / ".ci" / "run")
@@ -59,21 +59,21 @@ def ci(tmp_path):
 def test_the_other_python_is_the_newest_or_else_the_oldest(ci, default, others, second):
     status, done, closing = ci(default, others)
     assert status == 0
-    assert done == ["test in .venv with its own"] + [
+    assert done == ["test in .venv with the default"] + [
         f"{name} in .venv-{second} with python{second}" for name in ("quickstart", "test")
     ]
     assert len(closing) == 4
     assert all("passed:" in line and "5 passed" in line for line in closing[1:])
 
 
-def test_one_python_only_is_told(ci):
+def test_the_closing_lines_say_so_if_there_is_only_one_python(ci):
     status, done, closing = ci("3.11", [])
     assert (status, len(done)) == (0, 1)
     assert "ONE PYTHON ONLY" in closing[-1]
 
 
 @pytest.mark.parametrize("failing", ["test", "quickstart"])
-def test_a_part_that_fails_is_told_and_fails_the_whole(ci, failing):
+def test_a_part_that_fails_is_reported_and_fails_the_whole(ci, failing):
     status, done, closing = ci("3.11", ["3.13"], failing)
-    assert (status, len(done)) == (1, 3), "the others are run all the same"
+    assert (status, len(done)) == (1, 3), "the other parts run all the same"
     assert sum("FAILED" in line for line in closing) == {"test": 2, "quickstart": 1}[failing]

@@ -25,7 +25,7 @@ def pinned(lines):
 
 
 def installed(extras=("test",)):
-    """The version of each package that the project with its extras brings."""
+    """The version of each package that the project and its extras require."""
     found, pending, seen = {}, [(PROJECT, frozenset(extras))], set()
     while pending:
         name, wanted = pending.pop()
@@ -35,7 +35,7 @@ def installed(extras=("test",)):
         try:
             package = distribution(name)
         except PackageNotFoundError:
-            continue  # reported by whoever imports it
+            continue  # whatever imports it fails
         found[name] = package.version
         for line in package.requires or ():
             need = Requirement(line)
@@ -51,10 +51,10 @@ def differences(wanted, found):
             yield f"{name}: pinned {wanted.get(name)}, installed {found.get(name)}"
 
 
-def test_everything_installed_is_pinned_and_everything_pinned_installed():
-    told = list(differences(pinned(FILE.read_text("utf-8").splitlines()), installed()))
-    assert not told, "constraints.txt is not what is installed (scripts/test installs it):\n" + "\n".join(
-        told
+def test_everything_installed_is_pinned_and_everything_pinned_is_installed():
+    found = list(differences(pinned(FILE.read_text("utf-8").splitlines()), installed()))
+    assert not found, "constraints.txt is not what is installed (scripts/test installs it):\n" + "\n".join(
+        found
     )
 
 
@@ -63,7 +63,7 @@ def test_everything_installed_is_pinned_and_everything_pinned_installed():
     [({}, {"a": "1"}), ({"a": "1"}, {}), ({"a": "1"}, {"a": "2"})],
     ids=["not pinned", "no longer installed", "another version"],
 )
-def test_a_difference_is_told(wanted, found):
+def test_a_difference_is_reported(wanted, found):
     assert len(list(differences(wanted, found))) == 1
 
 

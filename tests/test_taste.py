@@ -1,6 +1,6 @@
-"""The shape of the source: who may import whom, how long things may be, what is exported.
+"""The structure of the source: what each package may import, how long files and functions may be, what is exported.
 
-Each rule is a function from a module's source to its violations, and is tried on a source that breaks it.
+Each rule is a function from a module's source to its violations, and is tested on a source that breaks it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import evenhand
 ROOT = Path(evenhand.__file__).parent
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
-# Who may import whom, bottom up; everybody may import what is under their own name.
+# What each package may import, bottom up; each may also import its own modules.
 _BASE = {"errors", "naming", "text", "types", "tree", "permutation", "programs", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "aggregators", "algorithms"}
@@ -76,8 +76,8 @@ def imports_point_down(path: str, source: str) -> list[str]:
     return [f"{owner} imports {name}" for name in _imported(path, source) if name not in allowed]
 
 
-def private_names_stay_at_home(path: str, source: str) -> list[str]:
-    """A name that begins with ``_`` is its package's; those right under ``evenhand`` are everybody's here."""
+def private_names_stay_private(path: str, source: str) -> list[str]:
+    """A name that begins with ``_`` is for its own package; those directly under ``evenhand`` are for every package."""
     owner, found = _package(path), list[str]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("evenhand."):
@@ -91,7 +91,7 @@ def private_names_stay_at_home(path: str, source: str) -> list[str]:
 
 
 def files_are_short(path: str, source: str) -> list[str]:
-    # A method's file holds its documentation too; the front of a package only lists names.
+    # A method's file also holds its documentation; the ``__init__`` of the package only lists names.
     method = path.startswith("algorithms/") and not path.endswith("__init__.py")
     lines, most = len(source.splitlines()), 150 if method else 300
     return [f"{lines} lines, more than {most}"] if lines > most else []
@@ -156,8 +156,8 @@ def nothing_left_undone(path: str, source: str) -> list[str]:
 def methods_know_no_engine(path: str, source: str) -> list[str]:
     if not path.startswith("algorithms/"):
         return []
-    far = {"simulation", "data", "cli", "evaluation", "testing", "models", "deploy"}
-    return [f"imports {name}" for name in _imported(path, source) if name in far]
+    forbidden = {"simulation", "data", "cli", "evaluation", "testing", "models", "deploy"}
+    return [f"imports {name}" for name in _imported(path, source) if name in forbidden]
 
 
 def methods_inherit_nothing(path: str, source: str) -> list[str]:
@@ -173,7 +173,7 @@ def methods_inherit_nothing(path: str, source: str) -> list[str]:
 
 RULES: list[Rule] = [
     imports_point_down,
-    private_names_stay_at_home,
+    private_names_stay_private,
     files_are_short,
     functions_are_short,
     no_keyword_pass_through,
@@ -193,7 +193,7 @@ def _package(path: str) -> str:
 
 
 def _imported(path: str, source: str) -> Iterator[str]:
-    """The first name below ``evenhand`` of each import, wherever it stands in the file."""
+    """The first name below ``evenhand`` of each import anywhere in the file."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -234,11 +234,11 @@ def _calls(source: str) -> Iterator[tuple[ast.Call, str]]:
             yield node, node.func.id
 
 
-# --- the source keeps them ---------------------------------------------------------------------------------------
+# --- the source obeys them ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_source_keeps_the_rule(rule: Rule) -> None:
+def test_the_source_obeys_the_rule(rule: Rule) -> None:
     found = [f"{path}: {what}" for path in FILES for what in rule(path, (ROOT / path).read_text("utf-8"))]
     assert not found, "\n".join(found)
 
@@ -249,14 +249,14 @@ def test_all_of_the_source_is_read() -> None:
         FILES
     )
     packages = {_package(path) for path in FILES} - {"__init__"}
-    assert packages == set(MAY_IMPORT), "the order of imports names what exists"
+    assert packages == set(MAY_IMPORT), "MAY_IMPORT must list exactly the packages that exist"
 
 
-def test_the_order_of_imports_is_an_order() -> None:
+def test_the_order_of_imports_has_no_cycle() -> None:
     rank: dict[str, int] = {}
     while len(rank) < len(MAY_IMPORT):
         ready = {name for name, below in MAY_IMPORT.items() if name not in rank and below <= set(rank)}
-        assert ready, "a circle"
+        assert ready, "a cycle"
         rank |= dict.fromkeys(ready, len(rank))
     assert (
         rank["cli"]
@@ -290,9 +290,9 @@ def unfinished_exports(module: ModuleType) -> list[str]:
 def _is_documented(value: Any, name: str) -> bool:
     home = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
     if not (inspect.ismodule(value) or callable(value)) or not str(home).startswith("evenhand"):
-        return True  # a constant, or an alias of what others made
+        return True  # a constant, or an alias of another library's object
     documentation = inspect.getdoc(value) or ""
-    # Named tuples and dataclasses are given their signature for a docstring.
+    # Named tuples and dataclasses without a docstring are given their signature as one.
     return bool(documentation) and not documentation.startswith(f"{name}(")
 
 
@@ -307,7 +307,7 @@ def _modules(public: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("public", [True, False], ids=["public", "private"])
-def test_every_module_exports_what_it_says(public: bool) -> None:
+def test_every_module_exports_what_its_all_lists(public: bool) -> None:
     found = []
     for name in _modules(public):
         module = importlib.import_module(name)
@@ -320,13 +320,13 @@ def test_public_modules_are_documented() -> None:
     assert not [name for name in _modules(True) if not importlib.import_module(name).__doc__]
 
 
-def test_the_front_page_is_short() -> None:
+def test_the_top_level_package_exports_few_names() -> None:
     assert len(evenhand.__all__) <= 30
     assert list(evenhand.__all__) == sorted(evenhand.__all__)
     assert not [name for name in evenhand.__all__ if name not in vars(evenhand)]
 
 
-# --- each rule catches what it is for ----------------------------------------------------------------------------
+# --- each rule catches what it forbids ---------------------------------------------------------------------------
 
 _LONG = "def long():\n" + "    x = 1\n" * 60
 _LONG_TEXT = 'def short():\n    """' + "text\n" * 80 + '"""\n    return 1\n'
@@ -353,9 +353,9 @@ _INNER_TEXT = (
         (imports_point_down, "simulation/engine.py", "from evenhand.testing import toy_data"),
         (imports_point_down, "testing/_toy.py", "from evenhand.cli import main"),
         (imports_point_down, "novel.py", ""),
-        (private_names_stay_at_home, "cli/_run.py", "from evenhand.report._view import RunView"),
-        (private_names_stay_at_home, "cli/_run.py", "from evenhand.simulation import _simulate"),
-        (private_names_stay_at_home, "tree.py", "def f():\n    from evenhand.local._work import Work"),
+        (private_names_stay_private, "cli/_run.py", "from evenhand.report._view import RunView"),
+        (private_names_stay_private, "cli/_run.py", "from evenhand.simulation import _simulate"),
+        (private_names_stay_private, "tree.py", "def f():\n    from evenhand.local._work import Work"),
         (files_are_short, "types.py", "\n" * 301),
         (files_are_short, "algorithms/fedavg.py", "\n" * 151),
         (functions_are_short, "local.py", _LONG),
@@ -391,8 +391,8 @@ def test_the_rule_catches(rule: Rule, path: str, source: str) -> None:
         ),
         (imports_point_down, "simulation/_run.py", "from evenhand.simulation._round import Rows"),
         (imports_point_down, "__init__.py", "from evenhand import cli"),
-        (private_names_stay_at_home, "report/_page.py", "from evenhand.report._view import RunView"),
-        (private_names_stay_at_home, "cli/_main.py", "from evenhand._version import __version__"),
+        (private_names_stay_private, "report/_page.py", "from evenhand.report._view import RunView"),
+        (private_names_stay_private, "cli/_main.py", "from evenhand._version import __version__"),
         (files_are_short, "types.py", "\n" * 300),
         (functions_are_short, "local.py", _LONG.replace("    x = 1\n", "", 1)),
         (functions_are_short, "local.py", _LONG_TEXT),

@@ -1,9 +1,12 @@
-"""``evenhand compare``, ``report`` and ``list``: what they print, and what they say about damaged folders."""
+"""``evenhand compare``, ``report`` and ``list``: what they print, and how they refuse damaged folders."""
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +103,7 @@ def test_seeds_of_a_method_are_one_row(
         assert lines[at].removeprefix(f" {name}").split()[0].rstrip("*") == f"{np.mean(means):.1f}"
         assert lines[at + 1].split()[0] == f"±{np.std(means, ddof=1):.1f}"
     assert not [line for line in lines if str(tmp_path) in line or "seed 1" in line]
-    (told,) = [line for line in lines if line.startswith("In each of 2 seeds, fedprox(mu=2) serves")]
+    (sentence,) = [line for line in lines if line.startswith("In each of 2 seeds, fedprox(mu=2) serves")]
     gains = []
     for first, second in zip(*seeds.values(), strict=True):
         a, b = (load_run(folder).view.clients["test"]["accuracy"] for folder in (first, second))
@@ -108,7 +111,7 @@ def test_seeds_of_a_method_are_one_row(
     better, worse = (int((sign * np.stack(gains) > 0).all(axis=0).sum()) for sign in (1, -1))
     assert (
         f"serves {better} clients better than fedavg and {worse} worse; for the other {6 - better - worse}"
-        in told
+        in sentence
     )
 
 
@@ -139,7 +142,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert set(load_run(folders[0]).view.client_ids) == set(names)
 
 
-def test_report_makes_the_page_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_writes_the_page_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = runs / "a" / "report.html"
     before = page.read_text()
     page.unlink()
@@ -175,9 +178,8 @@ def test_a_damaged_folder_is_one_sentence(
 ) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(runs / "a", folder)
-    (
-        folder / "checksums.json"
-    ).unlink()  # as earlier versions left it, or the damage would be told by that alone
+    # As earlier versions left it; otherwise the checksums would show the damage before anything is read.
+    (folder / "checksums.json").unlink()
     (folder / name).unlink()
     if content is not None:
         (folder / name).write_text(content)
@@ -202,7 +204,7 @@ def test_list_names_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
     assert "superquantile(theta=)" in {entry.name for entry in TOPICS["risks"]}
 
 
-def test_folders_written_before_classes_were_told_apart_still_load(
+def test_folders_of_versions_without_metrics_of_classes_still_load(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("classes", "class_spread", "worst_class")
@@ -224,3 +226,20 @@ def test_folders_written_before_classes_were_told_apart_still_load(
     shown = f"{100 * new['accuracy']['class_spread']:.1f} points"
     assert f'classes</th>\n<td class="number">{shown}</td>' in page.read_text()
     assert "The same for: class" not in page.read_text()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_list_and_help_on_a_terminal_that_cannot_show_all_characters(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    for words in (["list"], ["run", "qfedsgd", "--help"]):
+        terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", terminal)
+        with suppress(SystemExit):
+            assert main(words) == 0
+        terminal.flush()
+        shown.append(terminal.buffer.getvalue().decode(encoding))
+    assert "1,797 real handwritten digits (8 " in shown[0] and "superquantile(theta=)" in shown[0]
+    assert r"w + \u03b7 v" in shown[0] and (r"(28 \xd7 28)" in shown[0]) == (encoding == "ascii")
+    assert "--step-size FLOAT" in shown[1] and r"step size \u03b7" in shown[1]

@@ -46,14 +46,31 @@ def run(*words: str) -> Run:
 def test_what_is_not_given_is_as_it_was(config: Path) -> None:
     same = run("--config", str(config))
     assert same.method.text() == "fedprox(mu=0.1, server_opt=sgd(0.5))"
-    assert (same.local.lr, same.local.epochs, same.data.regression, same.cohort) == (1e-05, 3, True, "all")
-    assert (same.rounds, same.data.alpha, same.seed, same.config) == (7, 1.0, 0, config)
+    assert (same.local.lr, same.local.epochs, same.data.regression) == (1e-05, 3, True)
+    assert same.training.cohort == "all"
+    assert (same.training.rounds, same.training.seed, same.training.config) == (7, 0, config)
+    assert same.data.alpha == 1.0
 
 
-def test_what_is_given_counts_more_even_where_it_is_the_default(config: Path) -> None:
+def test_what_is_given_takes_precedence_even_where_it_is_the_default(config: Path) -> None:
     other = run("--seed", "3", f"--config={config}", "--lr", "0.1", "--rounds=50", "--cohort", "2", "--quiet")
-    assert (other.seed, other.local.lr, other.rounds, other.cohort, other.quiet) == (3, 0.1, 50, 2, True)
-    assert (other.local.epochs, other.data.alpha) == (3, 1.0)
+    assert (other.training.seed, other.training.rounds, other.training.cohort) == (3, 50, 2)
+    assert other.training.quiet
+    assert (other.local.lr, other.local.epochs, other.data.alpha) == (0.1, 3, 1.0)
+
+
+def test_switches_of_the_file_can_be_switched_back(config: Path) -> None:
+    options = {"regression": True, "text": True, "standardize": False}
+    config.write_text(json.dumps({"method": "fedavg(keep_partial=True)", "options": options}))
+    words = ["--config", str(config)]
+    same = run(*words).data
+    assert (same.regression, same.text, same.standardize) == (True, True, False)
+    other = run(*words, "--no-regression", "--standardize", "--no_text").data
+    assert (other.regression, other.text, other.standardize) == (False, False, True)
+    assert run(*words, "--no-regression", "--regression").data.regression  # the last one counts
+    for more in ([], ["fedavg"]):
+        assert run(*more, *words, "--no-keep-partial").method.text() == "fedavg(keep_partial=False)"
+        assert run(*more, *words).method.text() == "fedavg(keep_partial=True)"
 
 
 def test_options_of_the_method_join_those_of_the_file(config: Path) -> None:
@@ -64,7 +81,7 @@ def test_options_of_the_method_join_those_of_the_file(config: Path) -> None:
     assert longer == "fedprox(mu=0.1, server_opt=sgd(0.5), aggregator=mean())"
 
 
-def test_another_method_has_arguments_of_its_own(config: Path) -> None:
+def test_another_method_takes_no_argument_of_the_file(config: Path) -> None:
     assert run("fedavg", "--config", str(config)).method.text() == "fedavg()"
     assert run("averaged( fedavg() )", "--config", str(config)).method.text() == "averaged(fedavg())"
     assert run("fedavg", "--config", str(config)).local.epochs == 3
@@ -78,8 +95,8 @@ def test_an_expression_comes_back_as_it_is(tmp_path: Path) -> None:
     assert more == text.replace("averaged(", "averaged(method=")[:-1] + ", initial=False)"
     other = run("--method", "fedavg()", "--config", str(tmp_path)).method.text()
     assert other == "averaged(method=fedavg(), growth=2)"
-    text = "nothing_like_it(1)(2)"
-    assert run("--config", str(written(tmp_path, text))).method.text() == text
+    with pytest.raises(eh.EvenhandError, match="column 1: a method belongs here"):
+        run("--config", str(written(tmp_path, "nothing_like_it(1)(2)")))
 
 
 def test_steps_replace_epochs(config: Path) -> None:
@@ -94,25 +111,27 @@ def test_a_system_replaces_stragglers_and_the_other_way_round(tmp_path: Path) ->
         values = {"stragglers": 0.5, "systems": "dropouts(0.1)"}
         path.write_text(json.dumps({"method": "fedavg()", "options": {before: values[before]}}))
         again = run("--config", str(path), f"--{given}={values[given]}")
-        assert (bool(again.stragglers), bool(again.systems)) == (given == "stragglers", given == "systems")
+        found = bool(again.training.stragglers), bool(again.training.systems)
+        assert found == (given == "stragglers", given == "systems")
 
 
 def test_a_folder_stands_for_its_config(config: Path) -> None:
     one, other = (run("--config", str(path)) for path in (config.parent, config))
-    assert dataclasses.replace(one, config=None) == dataclasses.replace(other, config=None)
+    assert dataclasses.replace(one, training=other.training) == other
+    assert dataclasses.replace(one.training, config=config) == other.training
 
 
 @pytest.mark.parametrize(
     "content",
     ["{}", '{"method": {"name": "fedavg"}, "options": {}}', '{"method": "fedavg()", "options": []}'],
 )
-def test_json_that_is_no_configuration(tmp_path: Path, content: str) -> None:
+def test_json_that_is_not_a_configuration(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(eh.EvenhandError, match="not the configuration of a run"):
         run("--config", str(tmp_path))
 
 
-def test_paths_are_recorded_from_the_root_and_names_as_they_are(
+def test_paths_are_recorded_as_absolute_and_names_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -139,7 +158,7 @@ def test_a_fingerprint_sees_every_number() -> None:
 
 
 def test_equal_expressions_are_equal_texts(capsys: pytest.CaptureFixture[str]) -> None:
-    """However they are spelt: else the seeds of one method would count as several methods."""
+    """However they are spelt: otherwise the seeds of one method would count as several methods."""
     texts = {
         run(*words).method.text()
         for words in (["fedprox", "--mu", "1"], ["fedprox( mu = 1.0 )"], ["fedprox(mu=1)"])

@@ -1,4 +1,4 @@
-"""Run folders that are damaged, edited or old: nothing is believed, and nothing is a traceback."""
+"""Run folders that are damaged, edited or old: no damaged number is used, and nothing raises a traceback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUN += ["--checkpoint", "0", "--quiet"]
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page takes as long as the training; it is made where a test says so."""
+    """Skips the page, which takes as long as the training."""
     monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
 
 
@@ -53,15 +53,15 @@ def old(folder: Path) -> Path:
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """Numbers without clocks."""
+    """The result files, without what depends on the clock."""
     summary = json.loads((folder / "summary.json").read_text())
     del summary["seconds"], summary["examples_per_second"]
     found = {name: (folder / name).read_bytes() for name in RESULTS}
     return found | {"summary.json": json.dumps(summary).encode()}
 
 
-def told(words: list[str], capsys: pytest.CaptureFixture[str], code: int) -> str:
-    """What is said on stderr: at most one sentence."""
+def answer(words: list[str], capsys: pytest.CaptureFixture[str], code: int) -> str:
+    """What the command prints on stderr, at most one sentence, as it ends with this exit code."""
     capsys.readouterr()
     assert main(words) == code
     shown = capsys.readouterr().err
@@ -77,22 +77,22 @@ def with_one_digit_changed(path: Path, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_a_digit_that_changed_is_refused_and_made_again(
+def test_results_with_a_changed_digit_are_refused_and_rebuilt(
     name: str, finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_one_digit_changed(folder / name, random.Random(0))
     for command in ("compare", "report"):
-        sentence = told([command, str(folder)], capsys, 2)
+        sentence = answer([command, str(folder)], capsys, 2)
         assert f"{folder / name} is damaged" in sentence and f"`evenhand resume {folder}`" in sentence
-    assert f"{folder / name} is damaged: the results are rebuilt" in told(
+    assert f"{folder / name} is damaged: the results are rebuilt" in answer(
         ["resume", str(folder), "--quiet"], capsys, 0
     )
     assert results(folder) == results(finished)
-    assert told(["compare", str(folder)], capsys, 0) == ""
+    assert answer(["compare", str(folder)], capsys, 0) == ""
 
 
 @pytest.mark.parametrize("damage", ["{", "{}", '{"config.json": 5}', None])
-def test_checksums_that_are_damaged_themselves(
+def test_damaged_checksums(
     damage: str | None, finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder / "checksums.json"
@@ -101,36 +101,36 @@ def test_checksums_that_are_damaged_themselves(
         del sums["params.npz"]
         damage = json.dumps(sums)
     path.write_text(damage)
-    assert "checksums.json is damaged" in told(["compare", str(folder)], capsys, 2)
-    assert "checksums.json is damaged" in told(["resume", str(folder), "--quiet"], capsys, 0)
+    assert "checksums.json is damaged" in answer(["compare", str(folder)], capsys, 2)
+    assert "checksums.json is damaged" in answer(["resume", str(folder), "--quiet"], capsys, 0)
     assert results(folder) == results(finished)
 
 
-def test_a_configuration_that_was_edited_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edited_configuration_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "config.json"
     path.write_text(path.read_text().replace('"rounds": 4', '"rounds": 6'))
-    assert f"{path} was changed after" in told(["compare", str(folder)], capsys, 0)
-    assert f"{path} was changed" in told(["report", str(folder), "--out", str(folder / "x")], capsys, 0)
+    assert f"{path} was changed after" in answer(["compare", str(folder)], capsys, 0)
+    assert f"{path} was changed" in answer(["report", str(folder), "--out", str(folder / "x")], capsys, 0)
     assert main(["resume", str(folder)]) == 0
     assert f"{path} was changed since it was written: the new settings apply." in capsys.readouterr().err
-    assert told(["compare", str(folder)], capsys, 0) == ""
+    assert answer(["compare", str(folder)], capsys, 0) == ""
 
 
-def test_a_folder_of_an_earlier_version_is_read_with_a_word(
+def test_a_folder_of_an_earlier_version_is_read_with_a_remark(
     old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "has no checksums.json (an earlier version" in told(["compare", str(old)], capsys, 0)
-    assert told(["resume", str(old), "--rounds", "6", "--quiet"], capsys, 0) == ""
-    assert told(["compare", str(old)], capsys, 0) == ""
+    assert "has no checksums.json (an earlier version" in answer(["compare", str(old)], capsys, 0)
+    assert answer(["resume", str(old), "--rounds", "6", "--quiet"], capsys, 0) == ""
+    assert answer(["compare", str(old)], capsys, 0) == ""
 
 
 def test_a_run_without_results_yet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sums = json.loads((folder / "checksums.json").read_text())
     (folder / "checksums.json").write_text(json.dumps({"config.json": sums["config.json"]}))
-    assert "has no results yet" in told(["compare", str(folder)], capsys, 2)
+    assert "has no results yet" in answer(["compare", str(folder)], capsys, 2)
     (folder / "checksums.json").unlink()
     (folder / "summary.json").unlink()
-    assert "has no results yet" in told(["report", str(folder)], capsys, 2)
+    assert "has no results yet" in answer(["report", str(folder)], capsys, 2)
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def test_a_run_without_results_yet(folder: Path, capsys: pytest.CaptureFixture[s
         ("summary.json", b'{"rounds": ' + b"[" * 100_000),
     ],
 )
-def test_odd_files(name: str, damage: bytes, old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_files(name: str, damage: bytes, old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (old / name).write_bytes(damage)
     for command in ("compare", "report"):
-        assert name in told([command, str(old)], capsys, 2)
+        assert name in answer([command, str(old)], capsys, 2)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_values_of_another_type(name: str, path: str, old: Path, capsys: pytest.
     within = value[outer[0]] if outer else value
     within[last] = [5]
     (old / name).write_text(json.dumps(value))
-    sentence = told(["compare", str(old)], capsys, 2)
+    sentence = answer(["compare", str(old)], capsys, 2)
     assert f"{old / name} is not what `evenhand run` writes ({path.replace('.jax', '.*')} is [5])" in (
         sentence.replace(f"{path} is", f"{path.replace('.jax', '.*')} is").replace(
             "seconds.* is", f"{path} is"
@@ -190,7 +190,7 @@ def test_values_of_another_type(name: str, path: str, old: Path, capsys: pytest.
 
 
 def damaged(path: Path, rng: random.Random) -> None:
-    """A bit, a digit, an end or a value of the file is another."""
+    """Changes a bit, a digit or a value of the file, cuts off its end, or removes it."""
     data = path.read_bytes()
     match rng.choice(("bit", "digit", "end", "value", "all")):
         case "bit":
@@ -209,7 +209,7 @@ def damaged(path: Path, rng: random.Random) -> None:
             path.write_bytes(data[: rng.randrange(len(data))])
 
 
-def test_whatever_is_damaged_no_other_numbers_are_shown_or_made(
+def test_whatever_is_damaged_no_other_numbers_are_shown_or_written(
     finished: Path, tmp_path: Path, thorough: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = sorted(path.relative_to(finished) for path in finished.rglob("*") if path.is_file())
@@ -267,17 +267,17 @@ def test_a_full_disk_is_named_and_the_run_resumes(
 
     out = tmp_path / "run"
     monkeypatch.setattr(os, "replace", full)
-    sentence = told([*RUN, "--rounds", "4", "--out", str(out)], capsys, 2)
+    sentence = answer([*RUN, "--rounds", "4", "--out", str(out)], capsys, 2)
     assert sentence == f"evenhand: {out / name} could not be written: No space left on device.\n"
     assert not list(out.glob(".*"))
     monkeypatch.setattr(os, "replace", replace)
     if name != "config.json":
-        assert told(["resume", str(out), "--quiet"], capsys, 0) == ""
+        assert answer(["resume", str(out), "--quiet"], capsys, 0) == ""
         assert results(out) == results(finished)
 
 
 def test_files_that_may_not_grow(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The real thing, in a process of its own, where the system lets no file be longer than the checkpoint needs."""
+    """The system itself refuses: in a separate process, no file may grow to the size of a checkpoint."""
     program = (
         "import resource, sys; from evenhand.cli import main; "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2500, resource.RLIM_INFINITY)); sys.exit(main(sys.argv[1:]))"
@@ -294,5 +294,5 @@ def test_files_that_may_not_grow(finished: Path, tmp_path: Path, capsys: pytest.
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith(f"evenhand: The state after round 2 could not be saved in {out}")
     assert done.stderr.count("\n") == 1
-    assert told(["resume", str(out), "--quiet"], capsys, 0) == ""
+    assert answer(["resume", str(out), "--quiet"], capsys, 0) == ""
     assert results(out) == results(finished)

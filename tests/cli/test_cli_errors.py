@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,11 +12,12 @@ import pytest
 
 from evenhand import __version__
 from evenhand.cli import main
+from evenhand.cli._data import DataOptions
 from malformed import CURES, VARIANTS
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one sentence that ``evenhand`` answers with."""
+    """The one sentence that ``evenhand`` refuses these words with."""
     assert main(words) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -30,7 +32,7 @@ def test_malformed_data(variant: str, tmp_path: Path, capsys: pytest.CaptureFixt
     path = VARIANTS[variant](tmp_path)
     out = tmp_path / "out"
     sentence = refused(["run", "fedavg", "--data", str(path), "--rounds", "1", "--out", str(out)], capsys)
-    # The command line spells the cures in its own options.
+    # The command line spells the remedies as its own options.
     assert CURES[variant].replace("regression=True", "--regression") in sentence
     assert "=True" not in sentence
     assert path.name in sentence
@@ -54,7 +56,8 @@ def test_malformed_data(variant: str, tmp_path: Path, capsys: pytest.CaptureFixt
         ("--epochs 1 --steps 1", "--epochs and --steps exclude each other"),
         ("--batch-size 0", "--batch-size 0: "),
         ("--lr 0", "--lr 0.0 is not a step size"),
-        ("--lr nan", "--lr nan is not a step size"),
+        ("--lr nan", "--lr takes a number, not 'nan'"),
+        ("--lr inf", "--lr inf is not a step size"),
         ("--server-opt sgd(-1)", "The server's learning_rate is -1.0: "),
         ("--stragglers 1.5", "evenhand: stragglers(fraction=1.5): "),
         ("--data-seed -1", "--data-seed -1: give a whole number from 0"),
@@ -75,7 +78,9 @@ def test_bad_options(words: str, sentence: str, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("run fedprox --mu -1", "mu"),
+        ("run fedprox --mu -1", "fedprox(mu=-1.0): the proximal weight must be"),
+        ("run fedprox --mu nan", "--mu takes a number, not 'nan': see `evenhand run fedprox --help`."),
+        ("run fedprox --mu=-NaN", "--mu takes a number, not '-NaN'"),
         ("run fedprox-adaptive --mu0 0.25", "multiple of 0.1"),
         ("run fedavg --server-opt fedadam(0.1,b1=1)", "b1"),
         ("run fedavg --server-opt fedavgm(momentum=1)", "momentum"),
@@ -94,6 +99,45 @@ def test_bad_words(
     monkeypatch.chdir(tmp_path)
     assert sentence in refused(words.split(), capsys)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("run fedprox(mu=1,aggregtor=mean())", "column 15: fedprox has no 'aggregtor'"),
+        ("run fedprox(mu=-1)", "fedprox(mu=-1.0): the proximal weight must be"),
+        ("run fedprox --mu 1 --server-opt fedadam()", "column 26: fedadam needs learning_rate="),
+        ("run fedavg --systems dropouts()", "column 1: dropouts needs "),
+        ("run fedavg --lr 0", "--lr 0.0 is not a step size"),
+        (
+            "run --config c.json",
+            "evenhand: c.json: 'fedporx(mu=1)', column 1: there is no method 'fedporx' (per",
+        ),
+        ("run --config d.json", "evenhand: d.json: 'fedprox(' is not an expression at column "),
+        ("run fedprox --mu 2 --config d.json", "evenhand: d.json: 'fedprox(' is not an expression"),
+        ("run --config e.json", "evenhand: e.json: 'dropouts()', column 1: dropouts needs "),
+        (
+            "run --config e.json --systems chain(dropouts())",
+            "evenhand: 'chain(dropouts())', column 7: dropouts ",
+        ),
+        ("run fedavg(1) --config c.json", "evenhand: 'fedavg(1)', column 8: fedavg takes this by name only"),
+    ],
+)
+def test_faulty_expressions_are_found_before_the_data_are_loaded(
+    words: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And one that a configuration holds is reported with the name of its file."""
+    monkeypatch.setattr(DataOptions, "load", lambda self: pytest.fail("The data were loaded."))
+    monkeypatch.chdir(tmp_path)
+    for name, method in (("c", "fedporx(mu=1)"), ("d", "fedprox("), ("e", "fedavg()")):
+        options = {"systems": "dropouts()"} if name == "e" else {}
+        Path(f"{name}.json").write_text(json.dumps({"method": method, "options": options}))
+    assert sentence in refused(words.split(), capsys)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_out_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +171,7 @@ def test_help_ends_with_examples(
     assert max(len(line) for line in shown.splitlines() if not line.startswith("usage:")) <= 80
 
 
-def test_version_in_a_process_of_its_own() -> None:
+def test_the_version_in_a_separate_process() -> None:
     command = [sys.executable, "-m", "evenhand.cli", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
     assert done.stdout == f"evenhand {__version__}\n"

@@ -1,4 +1,4 @@
-"""Methods as expressions: whatever Python composes the command line composes, and nothing is evaluated."""
+"""Methods as expressions: the command line composes what Python composes, and evaluates nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ import pytest
 import evenhand as eh
 from evenhand.cli import main
 from evenhand.cli._expression import ExpressionError, built
-from evenhand.cli._rooms import ROOMS, Room, factories, signature
+from evenhand.cli._rooms import ROOMS, Room, arms, factories, room_for, signature
 from evenhand.local import Work
 from evenhand.types import Algorithm, Model
 
@@ -32,9 +32,9 @@ def read(text: str) -> Algorithm:
     return built(text, Algorithm, MODEL, lambda: WORK)
 
 
-# --- made-up compositions ----------------------------------------------------------------------------------------
+# --- random compositions -----------------------------------------------------------------------------------------
 
-# Values that are legal together with every other in this table.
+# Each value is legal together with every other in this table.
 _NUMBERS: dict[str, tuple[str, ...]] = {
     "theta": ("0.3", "0.5", "1.0"),
     "mu0": ("0.0", "0.5"),
@@ -57,43 +57,43 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
 }
 _NEVER = {"reference", "filtered", "strict", "nu", "tied"}
 _NEVER |= {"step_size", "lipschitz", "keep_partial", "replace"}
-"""Options that do not go with every other, or that a state at each client forbids."""
+"""Arguments that exclude others, or that a method with a state at each client cannot take."""
 
 
 def composition(room: Room, draw: random.Random, depth: int = 0) -> str:
-    """A legal call, with some of its options."""
+    """A legal call, with some of its optional arguments."""
     known = {name: factory for name, factory in factories(room).items() if depth < 2 or name not in _WRAPPERS}
     known.pop("fedprox_adaptive" if depth else "", None)  # it cannot be averaged
-    known.pop("kth_smallest", None)  # of as many losses as there are clients
+    known.pop("kth_smallest", None)  # its k may not exceed the size of the cohort
     if room.what == "aggregator" and draw.random() < 0.7:  # so that risks are drawn often enough
         known = {"risk_weighted": known["risk_weighted"]}
     name, factory = draw.choice(sorted(known.items()))
-    hints, said = get_type_hints(factory), list[str]()
+    hints, arguments = get_type_hints(factory), list[str]()
     for parameter in inspect.signature(factory).parameters.values():
         must = parameter.default is parameter.empty
-        if Model in _arms(hints[parameter.name]) or (Work in _arms(hints[parameter.name])):
+        if {Model, Work} & set(arms(hints[parameter.name])):
             continue
         if must or (parameter.name not in _NEVER and draw.random() < 0.5):
             value = argument(parameter.name, hints[parameter.name], draw, depth)
             if value is not None:
                 named = parameter.kind is parameter.KEYWORD_ONLY or (not must and draw.random() < 0.5)
-                said.append(
-                    f"{parameter.name}={value}" if named or any("=" in one for one in said) else value
-                )
-    return f"{name}({', '.join(said)})"
+                named = named or any("=" in one for one in arguments)
+                arguments.append(f"{parameter.name}={value}" if named else value)
+    return f"{name}({', '.join(arguments)})"
 
 
 def argument(name: str, hint: Any, draw: random.Random, depth: int) -> str | None:
-    for room in ROOMS:
-        if any(arm in room.kinds for arm in _arms(hint)):
-            return None if room.what == "local work" else composition(room, draw, depth + 1)
-    if bool in _arms(hint):
-        return draw.choice(["True", "False"])
-    return draw.choice(_NUMBERS.get(name, ("0.1", "0.5", "1")))
-
-
-def _arms(hint: Any) -> tuple[Any, ...]:
-    return getattr(hint, "__args__", (hint,)) or (hint,)
+    """A value for an argument; None for local work, which is filled in, and for what only Python can give."""
+    kinds = list(arms(hint))
+    room = room_for(kinds)
+    if room is not None:
+        return None if room.what == "local work" else composition(room, draw, depth + 1)
+    if name in _NUMBERS:
+        return draw.choice(_NUMBERS[name])
+    words = [repr(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    values = {bool: ["True", "False"], float: ["0.1", "0.5", "1"], int: ["1", "2"], str: ["'text'"]}
+    known = [values[kind] for kind in kinds if kind in values] + ([words] if words else [])
+    return draw.choice(known[0]) if known else None
 
 
 def _legal() -> list[str]:
@@ -103,7 +103,9 @@ def _legal() -> list[str]:
         text = composition(_ROOM["method"], draw)
         if not text.startswith(("qfedsgd(", "qfedavg(")) or "lipschitz" in text or "q=" in text:
             text = text.replace("qfedsgd(", "qfedsgd(lipschitz=10.0, ")
-            if "scaffold(" in text:  # keeps a state at each client, which must not be drawn twice
+            for theta in ("1.0", "theta=1.0"):  # which would leave all clients out
+                text = text.replace(f"inverse_superquantile({theta}", "inverse_superquantile(0.5")
+            if "scaffold(" in text:  # it keeps a state at each client, so that none may be drawn twice
                 text = text.replace("proportional(", "proportional(replace=False, ")
             found.append(text)
     return found
@@ -121,10 +123,10 @@ def test_two_hundred_compositions_are_read() -> None:
             assert set(factories(room)) - {"kth_smallest"} <= used, room.what
 
 
-@pytest.mark.filterwarnings("ignore:Training diverged")  # as some must, with steps that were drawn for them
+@pytest.mark.filterwarnings("ignore:Training diverged")  # as it may with step sizes drawn at random
 @pytest.mark.parametrize("first", range(0, len(LEGAL), 20))
 def test_compositions_train(first: int, thorough: bool) -> None:
-    """Each is a program of its own, so that all take minutes: one in twenty, or all with ``--thorough``."""
+    """Each compiles another program, so that all of them take minutes: one in twenty, or all with ``--thorough``."""
     for text in LEGAL[first : first + (20 if thorough else 1)]:
         run = eh.simulate(read(text), DATA, rounds=2, cohort=4, eval_every=2)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params)), text
@@ -208,13 +210,34 @@ def test_an_expression_is_what_python_makes_of_it(text: str, made: Callable[[], 
         ("(" * 5000, "is not an expression"),
         ("", "is not an expression"),
         ("fedavg() if x else fedavg()", "column 1: a method belongs here"),
+        (
+            "side_by_side({})",
+            "side_by_side needs methods, which an expression cannot give: call it from Python.",
+        ),
+        ("fedavg(aggregator=in_parts((1,)))", "column 19: in_parts needs parts, which an expression cannot"),
+        (
+            "fedavg(aggregator=risk_weighted(hierarchical(mean(), mean(), 1, 2)))",
+            "column 33: hierarchical needs groups, which an expression cannot give: call it from Python.",
+        ),
+        (f"averaged(growht=2, {'growth=1, ' * 30})", "'averaged(growht=2, growth=1, growth=1, "),
+        (f"averaged(fedavg(), {'growth=1, ' * 30}growth=+)", "growth=1, growth=+)' is not an expression at "),
     ],
 )
-def test_one_sentence_with_the_place_and_the_cure(text: str, words: str) -> None:
+def test_faults_get_one_sentence_with_the_place_and_the_remedy(text: str, words: str) -> None:
     with pytest.raises(ExpressionError) as error:
         read(text)
     assert words in str(error.value)
     assert len(str(error.value)) < 500
+
+
+def test_of_a_long_expression_the_part_around_the_fault_is_shown() -> None:
+    for before in range(0, 200, 3):
+        text = f"averaged(fedprox(mu={'0' * before}.5, aggregtor=mean()), growth={'1' * (200 - before)})"
+        with pytest.raises(ExpressionError) as error:
+            read(text)
+        shown, _, rest = str(error.value).partition(", column ")
+        assert "aggregtor=mean()" in shown and len(shown) < 90
+        assert rest.startswith(f"{text.index('aggregtor') + 1}: fedprox has no 'aggregtor'")
 
 
 def test_two_hundred_broken_compositions_get_a_sentence_each() -> None:

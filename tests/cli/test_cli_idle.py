@@ -1,4 +1,4 @@
-"""Options that change nothing on the data at hand: each is told in one line, with the reason, and no others are."""
+"""Options without an effect on the data at hand: a line reports each, with the reason, and no other option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evenhand.cli._run import Run
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> object:
+def reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> object:
     """``words -> {option: why it has no effect}`` of a run that stops before it trains."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Run, "train", lambda *_: 0)
@@ -39,8 +39,8 @@ def table(folder: Path) -> None:
     (folder / "t.csv").write_text("\n".join(["client,x,label", *rows]))
 
 
-def test_pictures_without_columns(told) -> None:
-    found = told(
+def test_pictures_without_columns(reasons) -> None:
+    found = reasons(
         "--client-column a --label-column b --text --hidden 3 --cohort 1000 --eval-clients 99 --lanes 31"
     )
     assert found == {
@@ -52,45 +52,47 @@ def test_pictures_without_columns(told) -> None:
         "--eval-clients 99": "there are 30 clients, all of which are evaluated.",
         "--lanes 31": "a round trains at most 30 clients.",
     }
-    assert told("--cohort 5 --lanes 6 --stragglers 0.05") == {
+    assert reasons("--cohort 5 --lanes 6 --stragglers 0.05") == {
         "--lanes 6": "a round trains at most 5 clients.",
         "--stragglers 0.05": "0.05 of a cohort of 5 rounds to no client.",
     }
 
 
-def test_what_counts_is_not_told(told) -> None:
-    assert told("") == {}
-    assert told("--cohort 30 --eval-clients 30 --lanes 30 --stragglers 0.5 --hidden 9 --model mlp") == {}
-    assert told("--clients 12 --alpha 0.2 --test-fraction 0.3 --data-seed 4 --seed 3 --lr 1 --steps 2") == {}
-    assert told("--data synthetic:1,1 --clients 5 --test-fraction 0.3 --data-seed 4") == {}
-    assert told("--cohort 1000 --quiet") == {}
+def test_options_with_an_effect_are_not_reported(reasons) -> None:
+    assert reasons("") == {}
+    assert reasons("--cohort 30 --eval-clients 30 --lanes 30 --stragglers 0.5 --hidden 9 --model mlp") == {}
+    assert (
+        reasons("--clients 12 --alpha 0.2 --test-fraction 0.3 --data-seed 4 --seed 3 --lr 1 --steps 2") == {}
+    )
+    assert reasons("--data synthetic:1,1 --clients 5 --test-fraction 0.3 --data-seed 4") == {}
+    assert reasons("--cohort 1000 --quiet") == {}
 
 
-def test_tables(told, tmp_path: Path) -> None:
+def test_tables(reasons, tmp_path: Path) -> None:
     table(tmp_path)
     whose = "t.csv names the client of each example"
-    assert told("--data t.csv --clients 7 --alpha 0.3") == {
+    assert reasons("--data t.csv --clients 7 --alpha 0.3") == {
         "--clients 7": f"{whose}, which makes 3 clients.",
         "--alpha 0.3": f"{whose}.",
     }
-    assert told("--data t.csv --test-fraction 0.3 --data-seed 2") == {}
-    # Without a column of clients the rows are spread, and those with real labels evenly.
+    assert reasons("--data t.csv --test-fraction 0.3 --data-seed 2") == {}
+    # Without a client column the examples are spread over clients, evenly if their labels are real numbers.
     rows = [f"{i},{i % 2}" for i in range(18)]
     (tmp_path / "rows.csv").write_text("\n".join(["x,label", *rows]))
-    assert told("--data rows.csv --clients 2 --alpha 0.3 --data-seed 2") == {}
-    assert told("--data rows.csv --clients 2 --alpha 0.3 --regression") == {
+    assert reasons("--data rows.csv --clients 2 --alpha 0.3 --data-seed 2") == {}
+    assert reasons("--data rows.csv --clients 2 --alpha 0.3 --regression") == {
         "--alpha 0.3": "examples with real-valued labels, as in rows.csv, are spread evenly."
     }
 
 
-def test_a_test_part_of_its_own(told, tmp_path: Path) -> None:
+def test_data_that_come_with_a_test_part(reasons, tmp_path: Path) -> None:
     arrays = {"x": np.ones((6, 2)), "y": np.array([0, 1] * 3), "client": np.arange(6) // 2}
     np.savez(tmp_path / "one.npz", **arrays)
     np.savez(
         tmp_path / "two.npz", **{name + part: a for name, a in arrays.items() for part in ("_train", "_test")}
     )
-    assert told("--data one.npz --test-fraction 0.3 --data-seed 2") == {}
-    assert told("--data two.npz --test-fraction 0.3 --data-seed 2") == {
+    assert reasons("--data one.npz --test-fraction 0.3 --data-seed 2") == {}
+    assert reasons("--data two.npz --test-fraction 0.3 --data-seed 2") == {
         "--test-fraction 0.3": "two.npz comes with a test part.",
         "--data-seed 2": "two.npz comes with clients and a test part, so nothing is drawn.",
     }
@@ -102,16 +104,16 @@ def test_a_test_part_of_its_own(told, tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / "leaf" / part).mkdir(parents=True)
         (tmp_path / "leaf" / part / "u.json").write_text(json.dumps(users))
-    assert list(told("--data leaf --test-fraction 0.3 --alpha 2 --client-column x")) == [
+    assert list(reasons("--data leaf --test-fraction 0.3 --alpha 2 --client-column x")) == [
         "--client-column x",
         "--alpha 2.0",
         "--test-fraction 0.3",
     ]
-    assert told("--data leaf/train --test-fraction 0.3") == {}
+    assert reasons("--data leaf/train --test-fraction 0.3") == {}
 
 
-def test_synthetic_data_take_alpha_from_their_name(told) -> None:
-    assert told("--data synthetic:1,1 --alpha 2") == {
+def test_synthetic_data_take_alpha_from_their_name(reasons) -> None:
+    assert reasons("--data synthetic:1,1 --alpha 2") == {
         "--alpha 2.0": "synthetic data take it from their name, --data synthetic:ALPHA,BETA."
     }
 

@@ -1,4 +1,4 @@
-"""Odd inputs on the command line."""
+"""Unusual inputs on the command line."""
 
 from __future__ import annotations
 

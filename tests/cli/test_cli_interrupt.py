@@ -36,7 +36,7 @@ def _interrupt(process: subprocess.Popen[str], number: signal.Signals = signal.S
             return process.communicate(timeout=90)
         except subprocess.TimeoutExpired:
             pass
-    raise AssertionError("Ctrl-C was pressed three times in vain.")
+    raise AssertionError("Ctrl-C had no effect, three times.")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -104,7 +104,7 @@ def test_a_signal_leaves_a_usable_folder(
     assert [
         json.loads(line) for line in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()
     ] == lines[:4]
-    # And it goes on from there; this process orders its sets and hashes otherwise than the one that was stopped.
+    # It continues from that round; this process orders its sets and hashes otherwise than the one that was stopped.
     assert main(["resume", str(out), "--rounds", str(summary["rounds"] + 2), "--quiet"]) == 0
     longer = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert longer[:-2] == lines
@@ -132,6 +132,6 @@ def test_ctrl_c_while_importing_is_quiet(thorough: bool) -> None:
         finally:
             process.kill()
         assert shown == ""
-        # A fast machine may be through, and have refused the folder.
+        # A fast machine may have finished importing, and have refused the folder.
         assert (process.returncode, complaints.count("\n")) in {(130, 0), (2, 1)}
         assert "Traceback" not in complaints

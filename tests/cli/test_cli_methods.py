@@ -6,7 +6,9 @@ import dataclasses
 import inspect
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,8 @@ from evenhand.cli._expression import built
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._main import parse
 from evenhand.cli._methods import METHODS, Composed
+from evenhand.cli._rooms import ROOMS, arms, factories, parameters, room_for
+from evenhand.cli._rooms import example as simplest
 from evenhand.cli._run import Run
 from evenhand.cli._spelling import options_of
 from evenhand.local import Work
@@ -29,13 +33,13 @@ from evenhand.rounds import weighed
 from evenhand.types import Algorithm, ClientData, Cohort, Key, Model, Params, Report, Upload
 
 MODEL = eh.models.linear_regression(features=2)
-# Rows with two labels of different loss, so that tilts over classes and over rows show.
+# The loss differs between the two labels, so that tilts over classes and over examples show.
 LABELS = eh.models.from_functions(
     init=lambda key: jnp.zeros(2),
     apply=lambda params, x: x @ params,
     losses=lambda outputs, y: jnp.square(outputs - y.astype(jnp.float32)),
 )
-ROWS = ClientData(
+EXAMPLES = ClientData(
     jnp.array([[1.0, 2.0], [3.0, 4.0], [0.5, -1.0], [-1.0, 0.0]]),
     jnp.array([1.0, 5.0, 5.0, 1.0]),
     jnp.int32(0),
@@ -62,14 +66,14 @@ work = Work(MODEL, two_steps)
 
 
 class Local(LocalOptions):
-    """Local work that is always the solver above, with the loss of real work where a method changes that."""
+    """Options whose work is always the solver above, except for a method that changes the loss of the work."""
 
     def work(self, model: Model) -> Work:
         return super().work(model) if model is LABELS else Work(model, two_steps, step_size=self.lr)
 
 
 def two_rounds(algorithm: Algorithm) -> np.ndarray:
-    """The global and a client's own parameters after two rounds with three clients, who send unlike things."""
+    """The global and the personal parameters after two rounds with three clients, whose uploads differ."""
     params = algorithm.model.init(jax.random.key(0))
     state, client = algorithm.init(params, 3), algorithm.init_client(params)
     memories: dict[int, object] = {}
@@ -78,12 +82,14 @@ def two_rounds(algorithm: Algorithm) -> np.ndarray:
             state = algorithm.observe(state, jnp.float32(loss))
         for index, phase in enumerate(algorithm.phases):
             message = phase.broadcast(state, jnp.int32(0))
-            told = phase.report(message, client, ROWS)
-            delta, client = phase.work(message, client, ROWS, jax.random.key(1))
+            reported = phase.report(message, client, EXAMPLES)
+            delta, client = phase.work(message, client, EXAMPLES, jax.random.key(1))
             deltas = jax.tree.map(lambda d: jnp.stack([d, 0.5 * d + 0.1, 0.2 - d]), delta)
-            losses = told.loss * jnp.array([1.0, 0.5, 0.1]) if phase.aggregator.needs_loss else jnp.ones(3)
+            losses = (
+                reported.loss * jnp.array([1.0, 0.5, 0.1]) if phase.aggregator.needs_loss else jnp.ones(3)
+            )
             memory = memories.get(index, phase.aggregator.init(delta, 3))
-            report = Report(jnp.full(3, told.weight), losses)
+            report = Report(jnp.full(3, reported.weight), losses)
             cohort = Cohort.of(jnp.arange(3))
             weights, memory, _ = weighed(phase.aggregator, report, cohort, memory)
             uploads = Upload(deltas, weights, losses)
@@ -93,8 +99,8 @@ def two_rounds(algorithm: Algorithm) -> np.ndarray:
             )
             state, _ = phase.server(state, direction, jnp.int32(3), jax.random.key(2))
     served = algorithm.personal_params
-    own = () if served is None else served(state, client)
-    leaves = jax.tree.leaves((algorithm.global_params(state), own))
+    personal = () if served is None else served(state, client)
+    leaves = jax.tree.leaves((algorithm.global_params(state), personal))
     return np.concatenate([np.ravel(leaf) for leaf in leaves])
 
 
@@ -156,8 +162,13 @@ GIVEN = {
 }
 """Words -> what they must make."""
 
-UNLIKE: list[tuple[str, str]] = list(itertools.pairwise(GIVEN))
+PAIRS: list[tuple[str, str]] = list(itertools.pairwise(GIVEN))
 """Each must differ from the next, so that no option is ignored."""
+
+OTHERS = {name for name in METHODS if name != Composed.name} - {
+    words.split()[0].replace("_", "-") for words in GIVEN
+}
+"""Methods that are newer than the table above."""
 
 
 def made(words: str) -> Algorithm:
@@ -173,71 +184,110 @@ def test_hyper_parameters_arrive(words: str) -> None:
     np.testing.assert_array_equal(two_rounds(made(words)), two_rounds(GIVEN[words]))
 
 
-@pytest.mark.parametrize(("one", "other"), UNLIKE)
+@pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_no_option_is_ignored(one: str, other: str) -> None:
     assert not np.array_equal(two_rounds(GIVEN[one]), two_rounds(GIVEN[other]))
 
 
-def test_every_method_has_an_option_for_each_argument_that_a_text_can_say() -> None:
-    assert {words.split()[0].replace("_", "-") for words in GIVEN} == set(METHODS) - {Composed.name}
-    assert set(METHODS) - {Composed.name} == {
-        name.replace("_", "-") for name in algorithms.__all__ if name != "side_by_side"
-    }
+def needed(factory: Callable[..., Any]) -> dict[str, tuple[str, Any]]:
+    """A value for each argument that a factory needs, as text and in Python."""
+    hints, found = get_type_hints(factory), dict[str, tuple[str, Any]]()
+    for argument, parameter in parameters(factory).items():
+        if parameter.default is parameter.empty:
+            kinds = list(arms(hints[argument]))
+            room = room_for(kinds)
+            if room is None:
+                words = [get_args(kind)[0] for kind in kinds if get_origin(kind) is Literal]
+                values = {float: 0.5, int: 2, bool: True, str: "text"}
+                value = [*words, *(value for kind, value in values.items() if kind in kinds)][0]
+                found[argument] = repr(value), value
+            else:
+                name = simplest(room).partition("(")[0]
+                part = vars(room.module)[name]
+                found[argument] = f"{name}()", part(work) if Algorithm in kinds else part()
+    return found
+
+
+@pytest.mark.parametrize("name", [*sorted(OTHERS), "term", "averaged", "afl"])  # these try the test itself
+def test_methods_that_no_table_names_get_the_arguments_that_they_need(name: str) -> None:
+    """A new method is checked from the day that it is exported, as an expression and by its name and options."""
+    factory = vars(algorithms)[name.replace("-", "_")]
+    arguments = needed(factory)
+    hints = get_type_hints(factory)
+    values = {argument: value for argument, (_, value) in arguments.items()}
+    values |= {each: {Work: work, Model: MODEL}[hints[each]] for each in {"work", "model"} & set(hints)}
+    expected = two_rounds(factory(**values))
+    call = f"{factory.__name__}({','.join(f'{each}={text}' for each, (text, _) in arguments.items())})"
+    np.testing.assert_array_equal(two_rounds(made(call)), expected)
+    if not set(arguments) & set(METHODS[name].others):
+        options = [
+            f"--{each.replace('_', '-')} {text.strip(chr(39))}" for each, (text, _) in arguments.items()
+        ]
+        np.testing.assert_array_equal(two_rounds(made(" ".join([name, *options]))), expected)
+
+
+def test_every_method_has_an_option_for_each_argument_that_text_can_give() -> None:
+    """Those of the package do; see test_cli_new_method.py for arguments that have none."""
     for name, method in METHODS.items():
         if name != Composed.name:
-            factory = vars(algorithms)[name.replace("-", "_")]
-            said = {
-                parameter
-                for parameter in inspect.signature(factory).parameters
-                if parameter not in ("work", "model")
-            }
-            assert {field.name for field in dataclasses.fields(method)} == said
+            known = inspect.signature(vars(algorithms)[name.replace("-", "_")]).parameters
+            options = {field.name for field in dataclasses.fields(method)}
+            assert options | set(method.others) == set(known) - {"work", "model"}
+            assert not method.others or name in OTHERS
+    only_in_python = {name.replace("_", "-") for name in algorithms.__all__} - set(METHODS)
+    assert "side-by-side" in only_in_python
+    for name in only_in_python:
+        with pytest.raises(eh.EvenhandError, match="call it from Python"):
+            parse(["run", name])
 
 
 def test_options_of_methods_are_not_options_of_run() -> None:
-    """Else the one would hide the other."""
+    """Otherwise one would hide the other."""
     for method in METHODS.values():
         assert not set(options_of(method)) & set(options_of(Run)), method.name
+
+
+def help_of(method: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        main(["run", method, "--help"])
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_help_says_what_the_docstring_says(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "120")
     for method in METHODS:
-        with pytest.raises(SystemExit):
-            main(["run", method, "--help"])
-        shown = capsys.readouterr().out
-        assert not re.search(r":\w+:`|``|\\[a-z]", shown), method
-    with pytest.raises(SystemExit):
-        main(["run", "qfedavg", "--help"])
-    shown = capsys.readouterr().out
+        shown = help_of(method, capsys)
+        assert not re.search(r":\w+:`|``|\\[a-z]|frac(?!tion)|[\^_]\w\+", shown), method
+        # What only Python understands is not in it.
+        assert not re.search(r"\b(None|False|True):|\boptax\.|{None", shown), method
+    shown = help_of("qfedavg", capsys)
     assert "--q FLOAT" in shown and "0 is FedAvg, larger is fairer" in shown and "(required)" in shown
-    assert "one over the step size of the work" in shown and "(default: none)" in shown
+    assert "for every other q (default: one over the step size of the work, which must be plain" in shown
     # "as in ``fedavg``" is looked up.
     assert "aggregate stragglers' partial work" in shown and "as in fedavg" not in shown
+    assert "sgd(1.0) is plain averaging" in shown
+    assert "w^(t+1) = w^t - η 1/K Σ_k F_k^q ∇ F_k" in help_of("qfedsgd", capsys)
 
 
-def test_local_work_that_a_method_does_without_is_said_to_have_no_effect(
+def test_calls_in_the_help_are_calls_that_an_option_accepts(capsys: pytest.CaptureFixture[str]) -> None:
+    """As hints for what to type: ``sgd(1.0)``, not ``optax.sgd(1.0)``."""
+    for method in METHODS:
+        for name in re.findall(r"(?<!\w)([a-z][\w.]+)\(", help_of(method, capsys)):
+            assert any(name in factories(room) for room in ROOMS), (method, name)
+
+
+def test_the_options_of_the_method_come_first_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = help_of("fedprox", capsys)
+    assert shown.index("--mu") < shown.index("--no-keep-partial") < shown.index("--rounds")
+    assert shown.index("--rounds") < shown.index("--data ") < shown.index("--model ") < shown.index("--lr ")
+
+
+def test_options_of_local_work_that_a_method_does_without_have_no_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--clients", "4", "--rounds", "1", "--out", str(tmp_path / "a")]
-    assert (
-        main(
-            [
-                "run",
-                "afl",
-                "--gamma-w",
-                "0.1",
-                "--gamma-lambda",
-                "0.1",
-                "--epochs",
-                "7",
-                "--lr",
-                "0.3",
-                *words,
-            ]
-        )
-        == 0
-    )
+    words = ["run", "afl", "--gamma-w", "0.1", "--gamma-lambda", "0.1", "--epochs", "7", "--lr", "0.3"]
+    words += ["--clients", "4", "--rounds", "1", "--out", str(tmp_path / "a")]
+    assert main(words) == 0
     assert "--lr 0.3 and --epochs 7: no effect, since" in " ".join(capsys.readouterr().err.split())

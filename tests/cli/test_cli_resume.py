@@ -1,4 +1,4 @@
-"""``evenhand resume``: where it goes on, how it ends, and what it says where there is nothing to go on from."""
+"""``evenhand resume``: where it continues, how it ends, and what it says where it cannot continue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESULTS = {*NAMES, "features.json", "summary.json", "report.html", "checksums.js
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page takes as long as the training; what is in it is tested elsewhere."""
+    """Skips the page, which takes as long as the training; other tests are about it."""
     monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
 
 
@@ -52,7 +52,7 @@ def finished(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stopped(finished: Path, folder: Path) -> Path:
-    """The same run as a kill after its last evaluation but one leaves it."""
+    """A copy of the run as a kill after its last evaluation but one would leave it."""
     shutil.copytree(finished, folder)
     shutil.rmtree(folder / "checkpoint" / str(ROUNDS))
     for name in ("clients.csv", "params.npz", "summary.json", "report.html"):
@@ -82,7 +82,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return shown.err
 
 
-def test_a_stopped_run_ends_as_one_that_was_not(
+def test_a_stopped_run_ends_as_one_that_was_not_stopped(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = stopped(finished, tmp_path / "a")
@@ -94,7 +94,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(
 
 
 @pytest.mark.parametrize("tail", ['{"round": 6, "train_lo', "{}\n{}\n", None])
-def test_lines_beyond_the_checkpoint_go(finished: Path, tmp_path: Path, tail: str | None) -> None:
+def test_lines_beyond_the_checkpoint_are_dropped(finished: Path, tmp_path: Path, tail: str | None) -> None:
     folder = stopped(finished, tmp_path / "a")
     metrics = folder / "metrics.jsonl"
     if tail is None:
@@ -106,7 +106,7 @@ def test_lines_beyond_the_checkpoint_go(finished: Path, tmp_path: Path, tail: st
     assert_same_folder(folder, finished)
 
 
-def test_a_run_killed_before_its_first_save_begins_anew(finished: Path, tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_save_starts_over(finished: Path, tmp_path: Path) -> None:
     folder = stopped(finished, tmp_path / "a")
     shutil.rmtree(folder / "checkpoint")
     (folder / "checkpoint").mkdir()
@@ -115,7 +115,7 @@ def test_a_run_killed_before_its_first_save_begins_anew(finished: Path, tmp_path
 
 
 def interrupted(table: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C when round 4 is being evaluated, before any state was saved."""
+    """Trains until Ctrl-C in the evaluation of round 4, before any state is saved."""
     append = _folder.append_metrics
 
     def press(of: Path, history: dict[str, np.ndarray]) -> None:
@@ -159,7 +159,7 @@ def test_an_edited_configuration_never_trains_fewer_rounds_over_those_of_an_inte
 
 
 @pytest.mark.parametrize("damage", ["summary.json", "clients.csv"])
-def test_damaged_results_without_a_state_are_not_made_again_from_nothing(
+def test_damaged_results_without_a_state_are_not_rebuilt_from_the_start(
     finished: Path, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "a"
@@ -171,8 +171,10 @@ def test_damaged_results_without_a_state_are_not_made_again_from_nothing(
     assert contents(folder) == before
 
 
-def test_the_state_and_not_the_seed_alone_is_what_is_gone_on_from(finished: Path, tmp_path: Path) -> None:
-    """A round count that is wrong must show, or equal folders would prove nothing."""
+def test_a_run_continues_from_the_saved_state_and_not_from_the_seed_alone(
+    finished: Path, tmp_path: Path
+) -> None:
+    """A wrong number of rounds in the state must change the results; else equal folders would prove nothing."""
     folder = stopped(finished, tmp_path / "a")
     (folder / "checkpoint" / "4").rename(folder / "checkpoint" / "2")
     about = folder / "checkpoint" / "2" / "about" / "metadata"
@@ -192,7 +194,7 @@ def test_a_finished_run_is_left_alone(
         assert shown.out.count("\n") == 1 and "is finished after 6 rounds" in shown.out
         assert shown.err == ""
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
-    # A page that is gone is made again, without training.
+    # A missing page is written again, without training.
     folder = tmp_path / "a"
     shutil.copytree(finished, folder)
     (folder / "report.html").unlink()
@@ -200,7 +202,7 @@ def test_a_finished_run_is_left_alone(
     assert_same_folder(folder, finished)
 
 
-def test_more_rounds_train_further(
+def test_more_rounds_train_the_run_further(
     finished: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     longer = tmp_path / "longer"
@@ -211,7 +213,7 @@ def test_more_rounds_train_further(
     assert_same_folder(folder, longer)
 
 
-def test_the_default_number_of_evaluations_stays_when_rounds_are_added(table: Path, tmp_path: Path) -> None:
+def test_adding_rounds_does_not_change_how_often_a_run_is_evaluated(table: Path, tmp_path: Path) -> None:
     words = ["run", "fedavg", "--data", str(table), "--quiet"]
     assert main([*words, "--rounds", "100", "--out", str(tmp_path / "a")]) == 0
     assert main(["resume", str(tmp_path / "a"), "--rounds", "104", "--quiet"]) == 0
@@ -219,7 +221,7 @@ def test_the_default_number_of_evaluations_stays_when_rounds_are_added(table: Pa
     assert_same_folder(tmp_path / "a", tmp_path / "b")
 
 
-def test_short_runs_keep_their_last_state(table: Path, tmp_path: Path) -> None:
+def test_short_runs_save_their_last_state(table: Path, tmp_path: Path) -> None:
     run(tmp_path / "short", table, "--checkpoint", "1000")
     assert {path.name for path in (tmp_path / "short" / "checkpoint").iterdir()} == {str(ROUNDS)}
     assert main(["resume", str(tmp_path / "short"), "--rounds", "10", "--quiet"]) == 0
@@ -227,7 +229,7 @@ def test_short_runs_keep_their_last_state(table: Path, tmp_path: Path) -> None:
     assert_same_folder(tmp_path / "short", tmp_path / "long")
 
 
-def test_off_keeps_no_state(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_off_saves_no_state(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "off"
     run(folder, table, "--checkpoint", "off")
     assert not (folder / "checkpoint").exists()
@@ -242,14 +244,14 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def without_checkpoint(finished: Path, folder: Path) -> Path:
-    """A short run of an earlier version: finished, with a place for states and none in it."""
+    """A short run of an earlier version: finished, with an empty folder for states."""
     shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("checksums.json", "checkpoint"))
     (folder / "checkpoint").mkdir()
     return folder
 
 
 @pytest.mark.parametrize("rounds", [2, 5, 10])
-def test_a_finished_run_without_a_state_is_never_trained_over(
+def test_a_finished_run_without_a_state_is_never_overwritten(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rounds: int
 ) -> None:
     folder = without_checkpoint(finished, tmp_path / "a")
@@ -268,12 +270,12 @@ def test_fewer_rounds_are_refused(
     before = contents(folder)
     sentence = refused(["resume", str(folder), "--rounds", "5"], capsys)
     assert "has already done 6 rounds, more than the 5 asked for" in sentence
-    # As many rounds as are saved would still throw away what the metrics say of later ones.
+    # As many rounds as the saved state has would still lose the metrics of later ones.
     refused(["resume", str(folder), "--rounds", "4"], capsys)
     assert contents(folder) == before
 
 
-def test_a_configuration_that_asks_for_fewer_rounds_now_loses_nothing(
+def test_a_configuration_edited_to_fewer_rounds_loses_nothing(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "a"
@@ -285,7 +287,7 @@ def test_a_configuration_that_asks_for_fewer_rounds_now_loses_nothing(
     assert contents(folder) == before
 
 
-def test_old_results_stay_readable_until_the_new_ones_are_whole(
+def test_old_results_stay_readable_until_the_new_ones_are_complete(
     finished: Path,
     table: Path,
     tmp_path: Path,
@@ -316,7 +318,7 @@ def test_old_results_stay_readable_until_the_new_ones_are_whole(
     assert_same_folder(folder, longer)
 
 
-def test_overwrite_begins_anew(finished: Path, table: Path, tmp_path: Path) -> None:
+def test_overwrite_starts_over(finished: Path, table: Path, tmp_path: Path) -> None:
     folder = tmp_path / "a"
     run(folder, table, "--seed", "5", "--rounds", "8")
     run(folder, table, "--overwrite")
@@ -324,7 +326,7 @@ def test_overwrite_begins_anew(finished: Path, table: Path, tmp_path: Path) -> N
     assert {path.name for path in (folder / "checkpoint").iterdir()} == {"4", "6"}
 
 
-def test_the_parameters_are_those_that_the_metrics_are_of(finished: Path, table: Path) -> None:
+def test_the_saved_parameters_have_the_last_metrics(finished: Path, table: Path) -> None:
     params = flax.traverse_util.unflatten_dict(dict(np.load(finished / "params.npz")), sep="/")
     data = eh.data.load(table)
     model = eh.models.softmax_regression(features=2, classes=3)
@@ -348,7 +350,14 @@ def test_the_parameters_are_those_that_the_metrics_are_of(finished: Path, table:
             "config.json is damaged: run has no option --help",
         ),
         ('{"method": {"name": "fedavg"}, "options": {}}', "is not the configuration of a run"),
-        ('{"method": "--help", "options": {}}', "are not those that"),
+        (
+            '{"method": "--help", "options": {}}',
+            "config.json is damaged: '--help', column 1: a method belongs",
+        ),
+        (
+            '{"method": "fedporx()", "options": {}}',
+            "config.json is damaged: 'fedporx()', column 1: there is no ",
+        ),
         ('{"method": "fedavg(", "options": {}}', "config.json is damaged: 'fedavg(' is not an expression"),
         ('{"method": "fedavg()", "options": {"rounds": 9}}', "are not those that"),
     ],
@@ -361,7 +370,7 @@ def test_a_damaged_configuration(
     assert sentence in refused(["resume", str(folder)], capsys)
 
 
-def test_nothing_to_go_on_from(
+def test_folders_that_no_run_can_continue_from(
     finished: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "nowhere is not a run folder" in refused(["resume", str(tmp_path / "nowhere")], capsys)
@@ -372,7 +381,7 @@ def test_nothing_to_go_on_from(
     assert "is damaged" in refused(["resume", str(folder)], capsys)
 
 
-def test_data_that_are_gone_or_changed(
+def test_data_that_are_missing_or_changed(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy, folder = tmp_path / "copy.csv", tmp_path / "a"
@@ -396,7 +405,7 @@ def test_a_checkpoint_of_other_settings(
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["round"] == ROUNDS
 
 
-def test_damage_to_what_was_fitted_on_a_table_is_seen(
+def test_damage_to_the_features_of_a_table_is_found(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "run"))

@@ -1,4 +1,4 @@
-"""``evenhand run``: the folder it leaves, the numbers in it, and how it ends."""
+"""``evenhand run``: the folder that it leaves, the numbers in it, and how it ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read(path: Path) -> dict:
 
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the page out, which takes as long as the training, where a test is not about it."""
+    """Skips the page, which takes as long as the training, where a test is not about it."""
     monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
 
 
@@ -64,7 +64,7 @@ def test_a_run_leaves_its_files(folder: Path) -> None:
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
 
-def test_the_files_hold_what_simulate_gives(folder: Path) -> None:
+def test_the_files_hold_what_simulate_returns(folder: Path) -> None:
     data = eh.data.load("digits", clients=6)
     model = eh.models.softmax_regression(features=64, classes=10)
     method = eh.algorithms.fedprox(eh.local.sgd(model, 0.05, epochs=1, batch_size=10), mu=0.5)
@@ -88,7 +88,31 @@ def test_the_files_hold_what_simulate_gives(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_config_makes_the_same_run_again(folder: Path, tmp_path: Path) -> None:
+def test_the_default_folder_names_the_arguments_of_the_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--data", "synthetic:1,1", "--clients", "3", "--rounds", "0", "--checkpoint", "off", "--quiet"]
+    methods = (
+        ["fedavg"],
+        ["fedprox", "--mu", "1"],
+        ["fedprox", "--mu", "0.1"],
+        ["fedprox(mu=2)", "--seed", "4"],
+    )
+    for method in methods:
+        assert main(["run", *method, *words]) == 0
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        "fedavg-synthetic-1-1-0",
+        "fedprox-mu-1-synthetic-1-1-0",
+        "fedprox-mu-0.1-synthetic-1-1-0",
+        "fedprox-mu-2-synthetic-1-1-4",
+    }
+    assert main(["run", "fedprox", "--mu", "1", *words]) == 2  # nothing is overwritten
+    assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_config_repeats_the_run(folder: Path, tmp_path: Path) -> None:
     config = str(folder / "config.json")
     assert main(["run", "--config", config, "--out", str(tmp_path / "again"), "--quiet"]) == 0
     for name in ("metrics.jsonl", "clients.csv", "config.json"):
@@ -150,7 +174,7 @@ def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr() == ("", "")
 
 
-def test_divergence_is_said_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_divergence_is_printed_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for word in QUICK if word != "--quiet"]
     out, sound = tmp_path / "a", tmp_path / "b"
     assert main(["run", "fedavg", *words, "--lr", "1e9", "--out", str(out)]) == 0
@@ -186,7 +210,7 @@ def test_an_accuracy_that_is_not_a_number_is_none_in_the_summary(
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_unlike_scales_are_told_first_and_a_guess_at_the_end(
+def test_unlike_scales_are_reported_first_and_a_guess_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.savez(

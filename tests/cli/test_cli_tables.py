@@ -1,4 +1,4 @@
-"""Tables on the command line: which columns, what becomes of them, and what the run folder keeps of it."""
+"""Tables on the command line: which columns are used, what becomes of them, and what the run folder records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the page out, which takes as long as the training, where a test is not about it."""
+    """Skips the page, which takes as long as the training, where a test is not about it."""
     monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
 
 
@@ -47,10 +47,12 @@ def test_columns_and_what_becomes_of_them(
 ) -> None:
     words = ["--client-column", "region,group", "--drop", "smoker", "--categorical", "code", "--fill", "mean"]
     assert train(*words) == 0
-    told = capsys.readouterr().err
-    assert "Features: 1 column of numbers standardised by the mean and deviation of the training rows" in told
-    assert "one-hot encoded: code (2), work (2). Empty cells are filled from the training rows." in told
-    assert "--no-standardize leaves numbers as they are" in told
+    shown = capsys.readouterr().err
+    assert (
+        "Features: 1 column of numbers standardised by the mean and deviation of the training rows" in shown
+    )
+    assert "one-hot encoded: code (2), work (2). Empty cells are filled from the training rows." in shown
+    assert "--no-standardize leaves numbers as they are" in shown
     assert [line.split(",")[0] for line in Path("runs/a/clients.csv").read_text().splitlines()[1:]] == [
         "north / A",
         "north / B",
@@ -62,7 +64,7 @@ def test_columns_and_what_becomes_of_them(
     kernel = np.load("runs/a/params.npz")["kernel"]
     assert encode_table(table, features=features).shape == (60, len(kernel))
 
-    # The same from the file of settings, under another name.
+    # The configuration repeats the run in another folder.
     assert main(["run", "--config", "runs/a", "--out", "runs/b", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
     assert (Path("runs/b/features.json")).read_text() == Path("runs/a/features.json").read_text()
@@ -76,19 +78,19 @@ def test_numbers_as_they_are(no_figures: None, table: Path, capsys: pytest.Captu
         train("--client-column", "region", "--features", "smoker, income", "--no-standardize", "--lr", "1e-9")
         == 0
     )
-    told = capsys.readouterr().err
-    assert "Features: 2 columns of numbers left unscaled." in told
-    assert "--no-standardize" not in told
+    shown = capsys.readouterr().err
+    assert "Features: 2 columns of numbers left unscaled." in shown
+    assert "--no-standardize" not in shown
     assert [column.deviation for column in load_features("runs/a").columns] == [1.0, 1.0]
     assert main(["run", "--config", "runs/a", "--out", "runs/b", "--quiet"]) == 0
     assert load_features("runs/b") == load_features("runs/a")
-    # A run on other data that takes the folder over leaves no features of this one behind.
+    # A run on other data that overwrites the folder removes these features.
     words = ["run", "fedavg", "--data", "synthetic:iid", "--clients", "3", "--rounds", "1", "--quiet"]
     assert main([*words, "--out", "runs/a", "--overwrite"]) == 0
     assert not Path("runs/a/features.json").exists()
 
 
-def test_classes_are_called_by_their_names(table: Path) -> None:
+def test_classes_have_the_names_of_the_table(table: Path) -> None:
     assert train("--client-column", "region", "--features", "income", "--quiet") == 0
     summary = json.loads(Path("runs/a/summary.json").read_text())
     classes = summary["by_class"]["test"]
@@ -105,7 +107,7 @@ def test_classes_are_called_by_their_names(table: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (["--features", "repaid"], "'repaid' is the label column and cannot be a feature"),
         (["--features", "region"], "'region' is the client column and cannot be a feature"),
@@ -121,23 +123,28 @@ def test_classes_are_called_by_their_names(table: Path) -> None:
         ),
     ],
 )
-def test_one_sentence(words: list[str], said: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_sentence(
+    words: list[str], sentence: str, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train("--client-column", "region", *words) == 2
-    told = capsys.readouterr().err
-    assert said in told and told.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert sentence in shown and shown.count("\n") == 1
     assert not Path("runs").exists()
 
 
-def test_names_with_commas_stand_in_quotes(no_figures: None, table: Path) -> None:
+def test_names_with_commas_are_quoted(no_figures: None, table: Path) -> None:
     table.write_text('"last, first",v,w,repaid\nann,1,2,0\nann,3,1,1\nbob,5,2,0\nbob,5,2,0\n')
     assert train("--client-column", '"last, first"', "--features", '"v", w', "--quiet") == 0
     assert load_features("runs/a").inputs == ("v", "w")
 
 
-def test_large_targets_are_told(no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_large_targets_are_reported(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["--client-column", "region", "--label-column", "income", "--features", "smoker", "--regression"]
     assert train(*words, "--lr", "1e-9") == 0
-    assert "The targets have a deviation of 3" in (told := capsys.readouterr().err) and "small --lr" in told
+    shown = capsys.readouterr().err
+    assert "The targets have a deviation of 3" in shown and "small --lr" in shown
     table.write_text(table.read_text().replace("000,", ","))
     assert train(*words, "--overwrite") == 0
     assert "The targets" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a person mistypes, and what is told: one sentence that names the word, what goes there and a help that works."""
+"""Mistyped words: each gets one sentence that names the word, says what belongs in its place, and points to a help."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMANDS: dict[str, dict[str, Takes]] = {
     "report runs/a": options_of(Report),
     "list": options_of(List),
 }
-MACHINE_TALK = re.compile(
+JARGON = re.compile(
     r"literal|argument|instantiat|[│╭╰─]|\\b(int|float|str|bool|None|NoneType|PosixPath)\\b|\\{|Error"
 )
 
@@ -46,16 +46,17 @@ def test_the_options_that_are_checked_are_those_of_the_help(
 ) -> None:
     shown = help_of([*command.split(), "--help"], capsys)
     known = next(options for name, options in COMMANDS.items() if name.startswith(command))
-    # At the beginning of a line of the box.
-    assert set(re.findall(r"(?m)^[│| ]{0,4}(--[a-z][\w-]*)", shown)) == {
+    # At the beginning of a line of a box.
+    listed = re.findall(r"(?m)^[│| ]{0,4}(--[a-z][\w-]*)(?:, (--[a-z][\w-]*))?( ?)", shown)
+    assert {name for *names, _ in listed for name in names if name} == {
         name for name in known if name.startswith("--")
     }
-    switches = re.findall(r"(?m)^[│| ]{0,4}(--[a-z][\w-]*) {2,}", shown)
-    assert set(switches) == {name for name, takes in known.items() if not takes.kinds}
+    switches = {name for first, second, _ in listed if second for name in (first, second)}
+    assert switches == {name for name, takes in known.items() if not takes.kinds}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_tells_what_it_takes(
+def test_every_option_says_what_it_takes(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -74,12 +75,12 @@ def test_every_option_tells_what_it_takes(
         if float in takes.kinds:
             wrong += [[option, "1_0"], [option, "1,5"]]
         for words in wrong:
-            told = refused([*command.split(), *words], capsys)
-            assert option in told, told
-            assert not MACHINE_TALK.search(told), told
-            assert told.count(". ") == 0
-            assert len(told) < 300, told
-            helps |= set(re.findall(r"see `evenhand ([^`]+)`", told))
+            sentence = refused([*command.split(), *words], capsys)
+            assert option in sentence, sentence
+            assert not JARGON.search(sentence), sentence
+            assert sentence.count(". ") == 0
+            assert len(sentence) < 300, sentence
+            helps |= set(re.findall(r"see `evenhand ([^`]+)`", sentence))
             tried += 1
     assert tried >= 1 or command == "list"
     place = command.removesuffix(" runs/a").removesuffix(" composed")
@@ -135,6 +136,15 @@ def test_every_option_tells_what_it_takes(
         ("run fedavg --lr", "--lr needs a number after it: see `evenhand run fedavg --help`."),
         ("run fedavg --lr --seed 3", "--lr needs a number after it: see "),
         ("run fedavg --regression=yes", "--regression is a switch, so leave '=yes' out: see "),
+        ("run fedavg --no-regression=yes", "--no-regression is a switch, so leave '=yes' out: see "),
+        (
+            "run fedavg --no-regresion",
+            "fedavg has no option --no-regresion (perhaps you meant --no-regression)",
+        ),
+        (
+            "run side-by-side",
+            "evenhand: side_by_side needs methods, which an expression cannot give: call it from",
+        ),
         ("run fedavg --model sofmax", "lstm, not 'sofmax' (perhaps you meant softmax): see "),
         ("run fedavg --cohort al", "(perhaps you meant all)"),
         ("run fedavg --data digit", "digit: no such file or folder (perhaps you meant digits), nor one "),
@@ -174,7 +184,7 @@ def test_every_option_tells_what_it_takes(
         ("run fedavg --hidden 0 --model mlp", "evenhand: --hidden 0: give a whole number from 1 "),
     ],
 )
-def test_slips(
+def test_mistyped_words(
     words: str,
     sentence: str,
     tmp_path: Path,
@@ -187,19 +197,21 @@ def test_slips(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_options_of_another_method_are_told_whose_they_are(
+def test_an_option_of_other_methods_is_refused_with_their_names(
     method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = {name: set(options_of(other)) for name, other in METHODS.items()}
-    foreign = set().union(*own.values()) - own[method]
+    options_by_method = {name: set(options_of(other)) for name, other in METHODS.items()}
+    foreign = set().union(*options_by_method.values()) - options_by_method[method]
     assert len(foreign) > 10
     name = "An expression" if method == "composed" else method
     for option in foreign:
-        told = refused(["run", method, option, "1"], capsys)
-        of = re.fullmatch(rf"evenhand: {name} has no {option}, which is an option of (.*): see .*\n", told)
-        assert of, told
+        sentence = refused(["run", method, option, "1"], capsys)
+        of = re.fullmatch(
+            rf"evenhand: {name} has no {option}, which is an option of (.*): see .*\n", sentence
+        )
+        assert of, sentence
         assert set(re.split(r", | and ", of[1])) == {
-            other for other, options in own.items() if option in options
+            other for other, options in options_by_method.items() if option in options
         }
 
 
@@ -208,19 +220,22 @@ def test_a_misspelt_path_gets_the_nearest_entry_of_its_folder(
 ) -> None:
     for name in ("visits.csv", "prices.csv"):
         (tmp_path / name).write_text("")
-    told = refused(["run", "fedavg", "--data", str(tmp_path / "vists.csv")], capsys)
-    assert f"(perhaps you meant {tmp_path / 'visits.csv'})" in told
+    sentence = refused(["run", "fedavg", "--data", str(tmp_path / "vists.csv")], capsys)
+    assert f"(perhaps you meant {tmp_path / 'visits.csv'})" in sentence
     assert "perhaps" not in refused(["run", "fedavg", "--data", str(tmp_path / "other.npz")], capsys)
     assert "perhaps" not in refused(["run", "fedavg", "--data", str(tmp_path / "no" / "where.csv")], capsys)
 
 
-def test_slips_in_a_configuration_name_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_in_a_configuration_are_reported_with_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "c.json"
     for options, sentence in {
         '"rounds": "many"': "--rounds takes a whole number, not 'many'.",
         '"cohort": 1.5': "--cohort takes a whole number or all, not 1.5.",
         '"lr": true': "--lr takes a number, not True.",
         '"regression": 1': "--regression takes true or false, not 1.",
+        '"no_regression": true': "write 'regression', true or false, in place of 'no_regression'.",
         '"mu": 1.0': "run has no option --mu: leave 'mu' out.",
         '"help": true': "run has no option --help: leave 'help' out.",
     }.items():
@@ -266,7 +281,7 @@ def test_completion_scripts_are_of_their_shell(shell: str, capsys: pytest.Captur
         assert (checked.returncode, checked.stderr) == (0, "")
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["completion", "bash"])
     (tmp_path / "evenhand.bash").write_text(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Every method and aggregator of the package keeps the published contract; and the contract can be broken."""
+"""Every method and aggregator of the package obeys the published contract, and broken ones are found out."""
 
 import jax
 import jax.numpy as jnp
@@ -42,19 +42,19 @@ SLOW = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_keep_the_contract(name):
+def test_methods_obey_the_contract(name):
     """SCAFFOLD and FedDane are checked without stragglers in tests/shape, numbers of lanes in tests/engine."""
     eh.testing.check_algorithm(METHODS[name], lanes=(3,))
 
 
 @pytest.mark.parametrize("name", FAIR)
-def test_fair_methods_keep_the_contract(name):
-    """They share the engine's handling of lanes with the methods above: one number of them will do."""
+def test_fair_methods_obey_the_contract(name):
+    """They share the engine's handling of lanes with the methods above, so that one number of lanes is enough."""
     eh.testing.check_algorithm(FAIR[name], lanes=(2,), rounds=2)
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_methods_keep_the_contract_under_stragglers(name):
+def test_methods_obey_the_contract_under_stragglers(name):
     eh.testing.check_algorithm(SLOW[name], systems=eh.systems.stragglers(0.5), lanes=(3,), rounds=2)
 
 
@@ -64,20 +64,22 @@ _LISTED = {name.partition(",")[0] for name in (*METHODS, *FAIR, *SLOW)} | {
 _OTHERS = [name for name in factories(room_of(Algorithm)) if name not in _LISTED]
 
 
-@pytest.mark.parametrize("name", [*_OTHERS, "term"])  # one at least, so that the test itself is tested
-def test_methods_that_nobody_has_listed_keep_the_contract(name):
-    """A new method is checked from the day that it is exported: with 0.5 for whatever number it needs."""
+@pytest.mark.parametrize("name", [*_OTHERS, "term"])  # at least one, so that the test itself is tested
+def test_methods_that_no_list_names_obey_the_contract(name):
+    """A new method is checked from the day that it is exported, with 0.5 for each number that it needs."""
     needed = [p for p in parameters(factories(room_of(Algorithm))[name]).values() if p.default is p.empty]
-    said = ", ".join("fedavg()" if p.name == "method" else f"{p.name}=0.5" for p in needed)
-    eh.testing.check_algorithm(built(f"{name}({said})", Algorithm, MODEL, lambda: WORK), lanes=(2,), rounds=2)
+    arguments = ", ".join("fedavg()" if p.name == "method" else f"{p.name}=0.5" for p in needed)
+    eh.testing.check_algorithm(
+        built(f"{name}({arguments})", Algorithm, MODEL, lambda: WORK), lanes=(2,), rounds=2
+    )
 
 
-def test_the_mean_keeps_the_contract():
+def test_the_mean_obeys_the_contract():
     eh.testing.check_aggregator(eh.aggregators.mean())
 
 
 def _broken_methods():
-    """Methods that break one law each, and the words in which the contract must say so."""
+    """Methods that break one law each, and words that the contract's message must contain."""
     base = METHODS["fedavg"]
     (phase,) = base.phases
 
@@ -98,7 +100,7 @@ def _broken_methods():
     yield "depends on other clients' rows", base._replace(phases=(phase._replace(work=peeks),))
     yield "structure, shapes or dtypes", base._replace(phases=(phase._replace(server=grows),))
     yield "global_params", base._replace(global_params=lambda state: state.params["w"])
-    yield "personal_params", base._replace(personal_params=lambda server, own: server.params["b"])
+    yield "personal_params", base._replace(personal_params=lambda server, state: server.params["b"])
     yield "adapt differ from", base._replace(adapt=lambda params, data, key: params["w"])
     yield (
         "other clients' rows",

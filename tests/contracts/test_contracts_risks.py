@@ -1,4 +1,4 @@
-"""Every risk of the package keeps the published contract; and each law of it can be broken and is then found out."""
+"""Every risk of the package obeys the published contract, and a risk that breaks one of its laws is found out."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _UNEVEN = {
 
 
 @pytest.mark.parametrize("name", _RISKS)
-def test_risks_keep_the_contract(name: str) -> None:
+def test_risks_obey_the_contract(name: str) -> None:
     """The oracle is the contract."""
     check_risk(_RISKS[name])
 
 
 @pytest.mark.parametrize("name", _UNEVEN)
-def test_risks_that_do_not_move_with_their_losses_keep_the_rest(name: str) -> None:
+def test_risks_that_are_not_translation_equivariant_obey_the_other_laws(name: str) -> None:
     """The oracle is the contract, first without the law of translation, then with it."""
     risk, symmetric = _UNEVEN[name]
     check_risk(risk, symmetric=symmetric, translation=False)
@@ -65,20 +65,20 @@ def test_risks_that_do_not_move_with_their_losses_keep_the_rest(name: str) -> No
     ],
     ids=["mixture", "hierarchical tilts", "hierarchical tails"],
 )
-def test_risks_that_know_a_loss_by_its_position_keep_the_rest(risk: Risk) -> None:
+def test_risks_that_depend_on_positions_obey_the_other_laws(risk: Risk) -> None:
     """The oracle is the contract, first without the law of order, then with it."""
     check_risk(risk, symmetric=False)
     with pytest.raises(AssertionError, match="order"):
         check_risk(risk)
 
 
-def test_any_number_of_losses_will_do() -> None:
+def test_the_number_of_losses_can_be_chosen() -> None:
     """The oracle is the contract."""
     check_risk(risks.kth_smallest(3), losses=3)
 
 
 def test_float64_is_checked_where_jax_has_it() -> None:
-    """A risk that always answers in float32 passes without float64 and is found out with it."""
+    """A risk that always returns float32 passes without float64 and is found out with it."""
 
     def narrow(losses: Array, weights: Array | None = None) -> Array:
         return jnp.asarray(risks.mean().value(losses, weights)).astype(jnp.float32)
@@ -97,14 +97,14 @@ _MEAN = risks.mean()
 _LARGEST = risks.tilted(math.inf)
 
 
-def _of(value: Any, weights: Any, nobody: str = "zeros") -> Risk:
+def _of(value: Any, weights: Any, without_losses: str = "zeros") -> Risk:
     """A risk from functions of losses without NaN and of weights that sum to 1."""
 
     def population(losses: Any, given: Any) -> tuple[Array, Array]:
         f = jnp.asarray(losses)
         w = jnp.ones_like(f) if given is None else jnp.asarray(given)
         total = jnp.sum(w)
-        fallback = jnp.zeros_like(f) if nobody == "zeros" else jnp.full_like(f, 1 / len(f))
+        fallback = jnp.zeros_like(f) if without_losses == "zeros" else jnp.full_like(f, 1 / len(f))
         p = jnp.where(total > 0, w / jnp.where(total > 0, total, 1.0), fallback)
         return jnp.where(p > 0, f, 0.0), p
 
@@ -123,12 +123,12 @@ def _p(f: Array, p: Array) -> Array:
 
 
 def _linear(weigh: Any) -> Risk:
-    """The mean under these weights, with them for its gradient, right or wrong."""
+    """The mean under these weights, which are also its gradient, rightly or not."""
     return _of(lambda f, p: jnp.sum(jax.lax.stop_gradient(weigh(f, p)) * f), weigh)
 
 
 def _pretends(value: Any) -> Risk:
-    """A value that claims the gradient of the mean."""
+    """A risk of this value with the gradient of the mean."""
     value = jax.custom_jvp(value)
     value.defjvp(lambda primals, tangents: (value(*primals), jnp.sum(primals[1] * tangents[0])))
     return _of(value, _p)
@@ -153,7 +153,7 @@ def _largest(f: Array, p: Array) -> Array:
 _CALLS: list[int] = []
 
 
-def _moody(f: Array, p: Array) -> Array:
+def _noisy(f: Array, p: Array) -> Array:
     def noise(_: Any) -> Any:
         _CALLS.append(0)
         return np.asarray(1e-6 * (len(_CALLS) % 97), np.float32)
@@ -191,7 +191,7 @@ def _bare(losses: Any, weights: Any = None) -> Array:
     [
         ("not a scalar", _MEAN._replace(value=_MEAN.weights)),
         ("is not finite", _of(lambda f, p: _mean(f, p) * jnp.nan, _p)),
-        ("other bits", _of(_moody, _p)),
+        ("other bits", _of(_noisy, _p)),
         ("compiled", _MEAN._replace(value=_compiled_otherwise)),
         ("wrote", _MEAN._replace(value=_writes)),
         ("is below 0", _of(_mean, lambda f, p: -p)),
@@ -221,17 +221,17 @@ def _bare(losses: Any, weights: Any = None) -> Array:
                 lambda f, w=None: risks.tilted(0.2 * len(f)).weights(f, w),
             ),
         ),
-        ("Without any loss", _of(_mean, _p, nobody="everybody")),
+        ("Without any loss", _of(_mean, _p, without_losses="uniform")),
     ],
 )
 def test_a_broken_risk_is_found_out(words: str, risk: Risk) -> None:
-    """Each risk keeps the laws that are checked before the one it breaks."""
+    """Each risk obeys the laws that are checked before the one it breaks."""
     with pytest.raises(AssertionError, match=words):
         check_risk(risk)
 
 
 def test_flags_waive_one_law_each() -> None:
-    """Risks that break one law pass without it."""
+    """A risk that breaks one law passes when that law is waived."""
     half = _of(lambda f, p: 0.5 * _mean(f, p), _p)
     check_risk(half, between=False, translation=False)
     check_risk(half, between=False, translation=False, losses=4)

@@ -1,4 +1,4 @@
-"""The Python blocks of the documentation run as they stand, the examples too, and links lead somewhere."""
+"""The Python blocks of the documentation and the examples run as they are, and linked files exist."""
 
 import re
 import runpy
@@ -18,9 +18,9 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     text = page.read_text(encoding="utf-8")
     blocks = MARKED.findall(text)
     assert len(blocks) == text.count("```python"), f"{page.name} has a block that no test runs."
-    names = {}
+    namespace = {}
     for block in blocks:
-        exec(compile(block, page.name, "exec"), names)
+        exec(compile(block, page.name, "exec"), namespace)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

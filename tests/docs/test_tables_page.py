@@ -1,4 +1,4 @@
-"""docs/tables.md: its shell makes the commands that it seems to, and they do what it says."""
+"""docs/tables.md: its shell blocks run the commands that they seem to, and these do what the page says."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PEOPLE = ROOT / "examples" / "people.csv"
 
 
 def commands(folder: Path) -> list[list[str]]:
-    """What the page's shell blocks call ``evenhand`` with, after each of them made the folder that it is to write."""
+    """The arguments of each call of ``evenhand`` in the page's shell blocks; a run makes only its folder."""
     blocks = "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
     make = 'while [ "$1" != --out ]; do shift; done; mkdir -p "$2"'
     stand_in = f'evenhand() {{ printf "%q " "$@"; echo; if [ "$1" = run ]; then {make}; fi; }}\n'
-    said = subprocess.run(["bash", "-ec", stand_in + blocks], cwd=folder, capture_output=True, text=True)
-    return [shlex.split(line) for line in said.stdout.splitlines()]
+    shell = subprocess.run(["bash", "-ec", stand_in + blocks], cwd=folder, capture_output=True, text=True)
+    return [shlex.split(line) for line in shell.stdout.splitlines()]
 
 
 def test_the_file_is_what_its_script_writes(
@@ -41,10 +41,11 @@ def test_the_file_is_what_its_script_writes(
 def test_the_page_trains_and_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three methods, and one of them on two of the seeds, for one round each: some seconds of compiling."""
+    """Three methods, one of them with two seeds, for one round each: it takes some seconds to compile them."""
     monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
-    said = commands(tmp_path)
-    runs, (compare,) = [words for words in said if words[0] == "run"], [w for w in said if w[0] == "compare"]
+    calls = commands(tmp_path)
+    runs = [words for words in calls if words[0] == "run"]
+    (compare,) = [words for words in calls if words[0] == "compare"]
     assert len(runs) == 9
     assert {words[1] for words in runs} == {"fedavg", "qfedavg", "term"}
     assert sorted(compare[1:10]) == sorted(words[words.index("--out") + 1] for words in runs)
@@ -52,20 +53,24 @@ def test_the_page_trains_and_compares(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "here" / "examples").symlink_to(ROOT / "examples")
-    some = ["runs/fedavg-0", "runs/fedavg-1", "runs/qfedavg-0", "runs/term-0"]
+    trained = ["runs/fedavg-0", "runs/fedavg-1", "runs/qfedavg-0", "runs/term-0"]
     for words in runs:
-        if words[words.index("--out") + 1] in some:
+        if words[words.index("--out") + 1] in trained:
             assert main([*words, "--rounds", "1"]) == 0
-            told = capsys.readouterr()
-            assert told.err.split(" --no-stand")[0].strip() in " ".join(PAGE.split())
+            printed = capsys.readouterr()
+            assert printed.err.split(" --no-stand")[0].strip() in " ".join(PAGE.split())
     assert (
         main(
-            [word for word in compare if not word.startswith("runs/") or word in [*some, "runs/compare.html"]]
+            [
+                word
+                for word in compare
+                if not word.startswith("runs/") or word in [*trained, "runs/compare.html"]
+            ]
         )
         == 0
     )
-    told = capsys.readouterr().out
-    assert all(method in told for method in ("fedavg", "qfedavg", "term"))
+    printed = capsys.readouterr().out
+    assert all(method in printed for method in ("fedavg", "qfedavg", "term"))
     assert (tmp_path / "here" / "runs" / "compare.html").exists()
     clients = (tmp_path / "here" / "runs" / "term-0" / "clients.csv").read_text()
     assert "\nnorth / A," in clients and clients.count("\n") == 9

@@ -1,4 +1,4 @@
-"""Clients that adapt the model they are served: every way to evaluate them equals a loop over them."""
+"""Clients that adapt the model they are served: every way to evaluate them equals a loop over clients."""
 
 import gc
 
@@ -23,22 +23,25 @@ def tuned(params, data, key):
     return TUNE.solve(params, data, key, optax.identity())[0]
 
 
-def own_bias(method):
-    """Clients that serve themselves the global model plus their own number."""
+def with_personal_scale(method):
+    """Clients that scale the global model by a number that each of them keeps."""
     (phase,) = method.phases
     return method._replace(
         phases=(
             phase._replace(
-                report=lambda message, own, data: phase.report(message, (), data),
-                work=lambda message, own, data, key: (phase.work(message, (), data, key)[0], own + 1),
+                report=lambda message, state, data: phase.report(message, (), data),
+                work=lambda message, state, data, key: (phase.work(message, (), data, key)[0], state + 1),
             ),
         ),
         init_client=lambda params: jnp.float32(0.0),
-        personal_params=lambda server, own: tree.scale(1.0 + own, server.params),
+        personal_params=lambda server, state: tree.scale(1.0 + state, server.params),
     )
 
 
-METHODS = {"global": FEDAVG._replace(adapt=tuned), "personal": own_bias(FEDAVG)._replace(adapt=tuned)}
+METHODS = {
+    "global": FEDAVG._replace(adapt=tuned),
+    "personal": with_personal_scale(FEDAVG)._replace(adapt=tuned),
+}
 
 
 def run(method, **how):
@@ -69,33 +72,33 @@ def test_every_client_is_measured_with_its_adapted_model(name):
 
 
 @pytest.mark.parametrize("how", [{}, {"stream": True}, {"eval_clients": 4}, {"devices": 2}], ids=str)
-def test_in_blocks_streamed_sampled_or_shared_it_is_the_same(monkeypatch, how):
+def test_adapting_in_blocks_streamed_sampled_or_on_two_devices_gives_the_same(monkeypatch, how):
     plain = run(METHODS["personal"], devices=how.get("devices"))
     monkeypatch.setattr(_adapted, "_ROOM", 40)
-    some = run(METHODS["personal"], **how)
-    who = np.arange(DATA.num_clients) if some.evaluated is None else some.evaluated
+    varied = run(METHODS["personal"], **how)
+    who = np.arange(DATA.num_clients) if varied.evaluated is None else varied.evaluated
     for split in ("train", "test"):
-        one, other = plain.client_metrics(split), some.client_metrics(split)
-        for name in one:
-            np.testing.assert_allclose(other[name][who], one[name][who], rtol=1e-5)
-        classes, others = plain.class_metrics(split), some.class_metrics(split)
+        metrics, varied_metrics = plain.client_metrics(split), varied.client_metrics(split)
+        for name in metrics:
+            np.testing.assert_allclose(varied_metrics[name][who], metrics[name][who], rtol=1e-5)
+        classes, varied_classes = plain.class_metrics(split), varied.class_metrics(split)
         kept = np.isin(classes.clients, who)
-        for part, other_part in zip(classes, others, strict=True):
-            np.testing.assert_allclose(other_part, part[kept])
+        for part, varied_part in zip(classes, varied_classes, strict=True):
+            np.testing.assert_allclose(varied_part, part[kept])
 
 
-def test_as_many_adapt_together_as_there_is_room_for(monkeypatch):
-    """A model of 4 numbers; rows of 3 numbers count where they must be sent, 9 at most per client."""
+def test_as_many_clients_adapt_together_as_there_is_room_for(monkeypatch):
+    """The model has 4 numbers; rows of 3 numbers, at most 9 per client, count only where they must be sent."""
     sizes = np.array([1, 5, 2, 2, 9, 1])
     train = eh.evaluation.Prepared(np.zeros((20, 3)), np.zeros(20), np.concatenate([[0], np.cumsum(sizes)]))
-    for room, streamed, there in ((30, 1, 6), (62, 2, 6), (93, 3, 6), (8, 1, 2), (3, 1, 1)):
+    for room, streamed, on_device in ((30, 1, 6), (62, 2, 6), (93, 3, 6), (8, 1, 2), (3, 1, 1)):
         monkeypatch.setattr(_adapted, "_ROOM", room)
         assert _adapted.fitting(train, 4) == streamed
-        assert _adapted.fitting(train._replace(x=jnp.zeros((20, 3))), 4) == there
+        assert _adapted.fitting(train._replace(x=jnp.zeros((20, 3))), 4) == on_device
 
 
 def test_every_client_has_a_key_of_its_own():
-    """With equal rows and equal models, only the key can tell two clients apart."""
+    """With equal rows and equal models, two clients can differ by their keys only."""
     x = np.tile(toy_data().train.x[:6], (3, 1))
     y = np.tile(toy_data().train.y[:6], 3)
     data = eh.data.from_arrays(x, y, np.repeat(np.arange(3), 6), test_fraction=0.0)
@@ -106,7 +109,7 @@ def test_every_client_has_a_key_of_its_own():
 
 
 def test_a_dropped_run_leaves_no_rows_on_the_device():
-    """The programs that evaluate are kept, and must not hold what they were first run on."""
+    """The programs that evaluate are kept, and must not hold the rows that they were first run on."""
     x = np.random.default_rng(0).normal(size=(5_000, 4)).astype(np.float32)
     data = eh.data.from_arrays(
         x, (x[:, 0] > 0).astype(np.int32), np.repeat(np.arange(5), 1_000), test_fraction=0.0
@@ -130,16 +133,16 @@ def test_a_checkpoint_knows_how_clients_adapt(tmp_path):
     method = METHODS["global"]
     run(method, checkpoint=tmp_path)
     assert run(method, checkpoint=tmp_path).info["rounds"] == 2
-    other = local.sgd(MODEL, 0.2, steps=3, batch_size=2)
+    faster = local.sgd(MODEL, 0.2, steps=3, batch_size=2)
     changed = method._replace(
-        adapt=lambda params, data, key: other.solve(params, data, key, optax.identity())[0]
+        adapt=lambda params, data, key: faster.solve(params, data, key, optax.identity())[0]
     )
-    for another in (changed, method._replace(adapt=None)):
+    for other in (changed, method._replace(adapt=None)):
         with pytest.raises(eh.EvenhandError, match="another run"):
-            run(another, checkpoint=tmp_path)
+            run(other, checkpoint=tmp_path)
 
 
-def test_an_adaptation_that_diverges_is_told_from_bad_labels():
-    away = METHODS["global"]._replace(adapt=lambda params, data, key: tree.scale(jnp.inf, params))
+def test_an_adaptation_that_diverges_is_not_blamed_on_the_labels():
+    diverging = METHODS["global"]._replace(adapt=lambda params, data, key: tree.scale(jnp.inf, params))
     with pytest.raises(eh.EvenhandError, match=r"adapted to its own rows.*smaller steps"):
-        run(away)
+        run(diverging)

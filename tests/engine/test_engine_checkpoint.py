@@ -1,4 +1,4 @@
-"""A run that dies goes on from its checkpoint, and ends with the same bits as one that never died."""
+"""A run that stops continues from its checkpoint, and ends with the same bits as one that never stopped."""
 
 import errno
 import itertools
@@ -35,21 +35,21 @@ def assert_same_run(a, b):
     for x, y in zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state), strict=True):
         np.testing.assert_array_equal(x, y)
     for columns in ("history", "per_round"):
-        one, other = getattr(a, columns), getattr(b, columns)  # the test names the attribute
-        assert one.keys() == other.keys()
-        for name in one:
-            np.testing.assert_array_equal(one[name], other[name])
+        values, others = getattr(a, columns), getattr(b, columns)
+        assert values.keys() == others.keys()
+        for name in values:
+            np.testing.assert_array_equal(values[name], others[name])
 
 
 def test_ctrl_c_during_a_save_waits_until_it_is_whole(whole, tmp_path, monkeypatch):
-    """Threads of the store would complain of it on the user's screen."""
+    """An interrupt inside it would make the checkpoint library's threads print errors on the user's screen."""
     save, saved = orbax.checkpoint.CheckpointManager.save, []
 
-    def pressed(manager, step, **how):
+    def interrupted(manager, step, **how):
         os.kill(os.getpid(), signal.SIGINT)
         saved.append(save(manager, step, **how))
 
-    monkeypatch.setattr(orbax.checkpoint.CheckpointManager, "save", pressed)
+    monkeypatch.setattr(orbax.checkpoint.CheckpointManager, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
         eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS)
     monkeypatch.undo()
@@ -60,7 +60,7 @@ def test_ctrl_c_during_a_save_waits_until_it_is_whole(whole, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("evaluations", "devices"), [(1, 1), (3, 1), (3, 2)])
-def test_an_interrupted_run_goes_on_to_the_same_bits(whole, tmp_path, evaluations, devices):
+def test_an_interrupted_run_continues_to_the_same_bits(whole, tmp_path, evaluations, devices):
     settings = {**SETTINGS, "devices": devices}
     if devices > 1:
         whole = eh.simulate(METHOD, DATA, **settings)
@@ -83,9 +83,9 @@ def test_a_finished_run_trains_further_when_asked_for_more_rounds(whole, tmp_pat
 
 def test_another_runs_checkpoint_is_refused(tmp_path):
     eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 2})
-    for other, words in (({"seed": 4}, "its seed is 3, not 4"), ({"cohort": 3}, "its cohort is 4, not 3")):
+    for changed, words in (({"seed": 4}, "its seed is 3, not 4"), ({"cohort": 3}, "its cohort is 4, not 3")):
         with pytest.raises(eh.EvenhandError, match=words):
-            eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, **other})
+            eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, **changed})
     with pytest.raises(eh.EvenhandError, match="2 rounds done, more than rounds=1"):
         eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 1})
     faster = eh.algorithms.scaffold(eh.local.sgd(MODEL, 0.2, epochs=2, batch_size=4))
@@ -107,7 +107,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path):
         eh.types.Attack(0.25, rows=lambda x, y, rng: (2 * x, y)),
     ],
 )
-def test_the_checkpoint_of_other_lies_is_refused(tmp_path, other):
+def test_the_checkpoint_of_another_attack_is_refused(tmp_path, other):
     flipped = eh.types.Attack(0.25, rows=lambda x, y, rng: (-x, y))
     eh.simulate(METHOD, DATA, checkpoint=tmp_path, attack=flipped, **{**SETTINGS, "rounds": 2})
     eh.simulate(METHOD, DATA, checkpoint=tmp_path, attack=flipped, **{**SETTINGS, "rounds": 2})
@@ -131,7 +131,7 @@ def kept(folder):
 
 
 def forged(step, **changes):
-    """Changes what is saved beside the arrays, as nobody could tell by the checksum."""
+    """Changes what is saved beside the arrays, and its checksum with it, so that the checksum cannot show it."""
     path = step / "about" / "metadata"
     about = json.loads(path.read_text())
     assert changes.keys() <= about.keys()
@@ -146,7 +146,7 @@ def test_the_last_two_states_are_kept_and_nothing_before_the_first_round(tmp_pat
 
 
 def test_states_are_saved_no_more_often_than_asked(tmp_path, monkeypatch):
-    clock = iter(range(0, 10**6, 3))  # three seconds pass between two looks at it
+    clock = iter(range(0, 10**6, 3))  # three seconds pass between two readings
     monkeypatch.setattr("evenhand.simulation._checkpoint.monotonic", lambda: next(clock))
     saved = []
     save = Checkpoints.save
@@ -176,7 +176,7 @@ def test_a_fresh_run_replaces_the_checkpoint_of_another(whole, tmp_path):
     assert_same_run(eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS), whole)
 
 
-def test_a_checkpoint_that_cannot_be_written_or_read_is_one_sentence(tmp_path):
+def test_a_checkpoint_that_cannot_be_written_or_read_gives_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(eh.EvenhandError, match=r"No checkpoint can be kept in .*/file/below"):
         eh.simulate(METHOD, DATA, checkpoint=tmp_path / "file" / "below", **SETTINGS)
@@ -195,7 +195,7 @@ def test_a_checkpoint_that_cannot_be_written_or_read_is_one_sentence(tmp_path):
 
 
 def test_the_comparison_sees_a_wrong_number_of_rounds(whole, tmp_path):
-    """Rounds are what random numbers are drawn by."""
+    """Random numbers are drawn by the number of the round."""
     eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 6})
     shutil.rmtree(tmp_path / "4")
     (tmp_path / "6").rename(tmp_path / "4")
@@ -212,12 +212,12 @@ def test_the_comparison_sees_one_bit_of_the_state(whole, tmp_path):
     identity = json.loads((tmp_path / "6" / "about" / "metadata").read_text())["identity"]
     found = Checkpoints(tmp_path, run.state, lambda: identity).load()
     server = jax.tree.map(lambda leaf: np.nextafter(leaf, np.float32(9)), found.state.server)
-    other = Checkpoints(Checkpoint(tmp_path, fresh=True), run.state, lambda: identity)
-    other.save(found._replace(state=found.state._replace(server=server)))
+    checkpoints = Checkpoints(Checkpoint(tmp_path, fresh=True), run.state, lambda: identity)
+    checkpoints.save(found._replace(state=found.state._replace(server=server)))
     with pytest.raises(AssertionError):
         assert_same_run(eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS), whole)
-    other = Checkpoints(Checkpoint(tmp_path, fresh=True), run.state, lambda: identity)
-    other.save(found)
+    checkpoints = Checkpoints(Checkpoint(tmp_path, fresh=True), run.state, lambda: identity)
+    checkpoints.save(found)
     assert_same_run(eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS), whole)
 
 
@@ -237,7 +237,7 @@ def damaged_history(step):
 
 
 def damaged_state(step):
-    """As nothing but the checksum can tell: the arrays of another run, in files that are whole."""
+    """Only the checksum can show it: the arrays of another run, in files that are whole."""
     shutil.rmtree(step / "state")
     other = step.parent.parent / "other"
     eh.simulate(METHOD, DATA, checkpoint=other, **{**SETTINGS, "seed": 4, "rounds": 6})
@@ -257,7 +257,7 @@ def test_damage_is_seen_and_the_state_before_it_leads_to_the_same_bits(whole, tw
     runs = eh.simulation.iterate(METHOD, DATA, checkpoint=folder, **SETTINGS)
     with pytest.warns(EvenhandWarning, match=r"after round 6, is damaged \(.*from the one after round 4"):
         assert next(runs).info["rounds"] == 4
-    # Nothing goes before there is something better.
+    # Nothing is deleted before a newer state is saved.
     assert {path: path.read_bytes() for path in before} == before
     assert next(runs).info["rounds"] == 6 and kept(folder) == [4, 6]
     assert_same_run(list(runs)[-1], whole)
@@ -267,8 +267,8 @@ def test_damage_is_seen_and_the_state_before_it_leads_to_the_same_bits(whole, tw
         eh.simulate(METHOD, DATA, checkpoint=folder, **SETTINGS)
 
 
-def test_a_checkpoint_without_checksums_is_read_with_a_word(whole, two_states, tmp_path):
-    """As earlier versions wrote it, which did not save how many clients are evaluated either."""
+def test_a_checkpoint_without_checksums_is_read_with_a_warning(whole, two_states, tmp_path):
+    """Earlier versions wrote such checkpoints; they did not save how many clients are evaluated either."""
     shutil.copytree(two_states, tmp_path / "run")
     for path in (tmp_path / "run").glob("*/about/metadata"):
         about = {name: value for name, value in json.loads(path.read_text()).items() if "sha256" not in name}
@@ -277,7 +277,7 @@ def test_a_checkpoint_without_checksums_is_read_with_a_word(whole, two_states, t
     with pytest.warns(EvenhandWarning, match="by an earlier version of Evenhand, without checksums"):
         run = eh.simulate(METHOD, DATA, checkpoint=tmp_path / "run", **SETTINGS)
     assert_same_run(run, whole)
-    # A checksum that is damaged itself is not an old one.
+    # A checkpoint whose checksum is itself damaged is not one of an earlier version.
     for path in (tmp_path / "run").glob("*/about/metadata"):
         path.write_text(path.read_text().replace('"sha256":', '"sha257":'))
     with pytest.raises(eh.EvenhandError, match="is damaged"):
@@ -290,7 +290,7 @@ def test_other_evaluated_clients_are_another_run(tmp_path):
         eh.simulate(METHOD, DATA, checkpoint=tmp_path, eval_clients=3, **SETTINGS)
 
 
-def test_a_full_disk_is_one_sentence_and_the_last_state_stays(whole, tmp_path, monkeypatch):
+def test_a_full_disk_gives_one_sentence_and_keeps_the_last_state(whole, tmp_path, monkeypatch):
     def full(manager, step, **how):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""What compiles and what does not, and whose arrays a run may use up."""
+"""When a run compiles a program, and which arrays it may use up."""
 
 import itertools
 import os
@@ -46,7 +46,7 @@ def first():
     ],
     ids=["learning rate", "mu", "seed", "rounds", "evaluations"],
 )
-def test_other_numbers_compile_nothing_and_are_heeded(first, method, settings):
+def test_other_numbers_compile_nothing_and_take_effect(first, method, settings):
     added, params = compilations(method, **settings)
     assert added == 0
     assert not np.array_equal(params, first)
@@ -56,11 +56,13 @@ def test_other_programs_compile(first):
     more_work = eh.algorithms.fedprox(eh.local.sgd(MODEL, 0.1, epochs=3, batch_size=4), mu=0.3)
     assert compilations(more_work)[0] == 1
     assert compilations(fedprox(), cohort=3)[0] == 1
-    assert compilations(fedprox(mu=1.0))[0] == 1, "a factor of 1 is the compiler's to know"
+    assert compilations(fedprox(mu=1.0))[0] == 1, (
+        "a factor of 1 stays in the program, where the compiler can drop it"
+    )
 
 
-def test_other_arrays_are_heeded(first):
-    """A learning rate and weights of the losses as arrays: inside the programs that a round is made of."""
+def test_other_arrays_take_effect(first):
+    """A learning rate and weights of the losses are arrays inside the programs that a round is made of."""
 
     def weighted(weights):
         model = MODEL._replace(losses=lambda outputs, y: MODEL.losses(outputs, y) * weights[0])
@@ -99,7 +101,7 @@ def test_a_hoisted_program_computes_what_it_did():
 @pytest.mark.parametrize(
     "other", [lambda x: x * 0.1 + 0.0, lambda x: x * 0.1 - 1.0, lambda x: x / 0.1, lambda x: x * 2]
 )
-def test_programs_that_differ_in_more_than_numbers_have_keys_of_their_own(other):
+def test_programs_that_differ_in_more_than_numbers_have_different_keys(other):
     def key(function):
         return hoist(jax.make_jaxpr(function)(jnp.float32(1.0))).key
 
@@ -117,8 +119,8 @@ def test_two_callbacks_of_one_name_are_two_programs():
 
 def test_no_array_of_the_callers_is_deleted():
     """The initial parameters are the caller's own array, and so is one that the loss closes over."""
-    own, scale = jnp.zeros(MODEL.init(jax.random.key(0))["w"].shape), jnp.float32(2.0) * jnp.ones(())
-    params = {**MODEL.init(jax.random.key(0)), "w": own}
+    initial, scale = jnp.zeros(MODEL.init(jax.random.key(0))["w"].shape), jnp.float32(2.0) * jnp.ones(())
+    params = {**MODEL.init(jax.random.key(0)), "w": initial}
     model = Model(
         init=lambda key: params,
         apply=MODEL.apply,
@@ -142,8 +144,8 @@ def test_the_state_given_to_the_engine_is_used_up():
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((setup.rows, setup.keys)))
 
 
-def test_a_run_tells_how_fast_it_was_and_what_was_padding():
-    """Sizes 1 and 40 side by side: 2 epochs of 1 and 10 batches, so that 20 of 40 lane-steps train nothing but 2."""
+def test_a_run_reports_its_speed_and_its_padding():
+    """Sizes 1 and 40 in two lanes: 2 epochs of 1 and of 10 batches, so that 22 of the 40 executed steps are useful."""
     sizes = np.array([1, 40])
     toy = DATA.train
     x, y = np.resize(toy.x, (41, *toy.x.shape[1:])), np.resize(toy.y, 41)
@@ -158,8 +160,8 @@ def test_a_run_tells_how_fast_it_was_and_what_was_padding():
     assert slow.info["examples"] < 82
 
 
-def test_clients_of_like_work_go_side_by_side():
-    """Sizes 1, 40, 1, 40 in two groups of two lanes: sorted by work, nothing is executed that is not useful."""
+def test_clients_with_similar_work_train_side_by_side():
+    """Sizes 1, 40, 1, 40 in two groups of two lanes: sorted by work, every step that is executed is useful."""
     sizes = np.array([1, 40, 1, 40])
     x, y = np.resize(DATA.train.x, (82, DATA.train.x.shape[1])), np.resize(DATA.train.y, 82)
     data = eh.data.from_arrays(x, y, np.repeat(np.arange(4), sizes), test_fraction=0.0)
@@ -191,8 +193,8 @@ def test_rounds_between_two_evaluations_are_one_call(monkeypatch):
     assert counts == [0, 5, 5, 2], "the first call compiles"
 
 
-def test_importing_leaves_what_the_user_has_set_and_loads_nothing_needless(tmp_path):
-    words = (
+def test_importing_keeps_the_users_settings_and_loads_nothing_needless(tmp_path):
+    program = (
         "import jax, sys, evenhand; print(jax.config.jax_persistent_cache_min_compile_time_secs,"
         " jax.config.jax_compilation_cache_dir, {'flax.nnx', 'scipy', 'matplotlib', 'orbax'} & set(sys.modules))"
     )
@@ -200,12 +202,12 @@ def test_importing_leaves_what_the_user_has_set_and_loads_nothing_needless(tmp_p
     bare = {name: value for name, value in os.environ.items() if name not in names}
     bare["XDG_CACHE_HOME"] = str(tmp_path)
 
-    def told(**more):
-        command = [sys.executable, "-c", words]
+    def printed(**changes):
+        command = [sys.executable, "-c", program]
         return subprocess.run(
-            command, env=bare | more, capture_output=True, text=True, check=True
+            command, env=bare | changes, capture_output=True, text=True, check=True
         ).stdout.split()
 
-    assert told() == ["0.1", str(tmp_path / "evenhand" / "compiled"), "set()"]
-    assert told(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="7")[0] == "7.0"
-    assert told(JAX_COMPILATION_CACHE_DIR="/elsewhere")[:2] == ["1.0", "/elsewhere"]
+    assert printed() == ["0.1", str(tmp_path / "evenhand" / "compiled"), "set()"]
+    assert printed(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="7")[0] == "7.0"
+    assert printed(JAX_COMPILATION_CACHE_DIR="/elsewhere")[:2] == ["1.0", "/elsewhere"]

@@ -1,4 +1,4 @@
-"""What a run says of itself when it failed: in Python, in its repr and in a notebook; and nothing when it did not."""
+"""A failed run says what went wrong, in Python, in its repr and in a notebook; a sound run says nothing."""
 
 import dataclasses
 import io
@@ -28,13 +28,13 @@ def method(step, model=MODEL):
 
 
 def run_of(algorithm, data=DATA, **options):
-    """The run, and what was warned of."""
+    """The run and its warnings."""
     options = {"rounds": 6, "cohort": 4, "eval_every": 2, "seed": 2} | options
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         run = eh.simulate(algorithm, data, **options)
-    assert all(w.category is EvenhandWarning and w.filename == __file__ for w in told)
-    return run, [str(w.message) for w in told]
+    assert all(w.category is EvenhandWarning and w.filename == __file__ for w in warned)
+    return run, [str(w.message) for w in warned]
 
 
 @pytest.fixture(scope="module")
@@ -42,22 +42,22 @@ def diverged():
     return run_of(method(1e9))
 
 
-def test_divergence_is_warned_of_once_in_a_class_that_can_be_filtered(diverged):
-    run, told = diverged
+def test_divergence_gives_one_warning_of_a_class_that_can_be_filtered(diverged):
+    run, warned = diverged
     assert [finding.kind for finding in run.findings] == ["diverged"]
-    assert told == [run.findings[0].sentence]
+    assert warned == [run.findings[0].sentence]
     with pytest.warns(EvenhandWarning, match="diverged"):
         eh.simulate(method(1e9), DATA, rounds=6, cohort=4, eval_every=2, seed=2)
 
 
 def test_a_sound_run_says_nothing_and_neither_does_the_initial_model():
-    run, told = run_of(method(0.1))
+    run, warned = run_of(method(0.1))
     assert run.findings == ()
-    assert told == []
+    assert warned == []
     assert run_of(method(1e9), rounds=0)[1] == []
 
 
-def test_what_a_generator_hands_out_knows_its_findings_and_warns_of_nothing():
+def test_the_runs_of_a_generator_have_their_findings_and_warn_of_nothing():
     kinds = [
         [finding.kind for finding in run.findings]
         for run in eh.simulation.iterate(method(1e9), DATA, rounds=6, cohort=4, eval_every=2, seed=2)
@@ -65,55 +65,57 @@ def test_what_a_generator_hands_out_knows_its_findings_and_warns_of_nothing():
     assert kinds == [[], ["diverged"], ["diverged"], ["diverged"]]
 
 
-def test_nobody_reported_and_nothing_changed():
-    stalled, told = run_of(method(0.1), systems=eh.systems.stragglers(1.0))
+def test_a_model_that_never_moved_is_warned_of_with_its_cause():
+    stalled, warned = run_of(method(0.1), systems=eh.systems.stragglers(1.0))
     assert [finding.kind for finding in stalled.findings] == ["unmoved"]
-    assert "no client reported" in told[0]
-    silence = Attack(1.0, upload=lambda delta, key: jax.tree.map(jnp.zeros_like, delta))
-    assert "norm 0" in run_of(method(0.1), attack=silence)[1][0]
+    assert "no client reported" in warned[0]
+    zero_uploads = Attack(1.0, upload=lambda delta, key: jax.tree.map(jnp.zeros_like, delta))
+    assert "norm 0" in run_of(method(0.1), attack=zero_uploads)[1][0]
     assert "larger client or server step size" in run_of(method(1e-9))[1][0]
 
 
-def test_uploads_that_are_not_finite_are_rejected_and_said_so():
-    """Every client overflows: nothing is left to move the model.  One of them does: the others go on."""
-    run, told = run_of(method(1e38))
+def test_uploads_that_are_not_finite_are_rejected_and_warned_of():
+    """If every client overflows, the model never moves; if only one does, the others still move it."""
+    run, warned = run_of(method(1e38))
     assert [finding.kind for finding in run.findings] == ["rejected"]
-    assert told[0].startswith(
+    assert warned[0].startswith(
         "The model never moved. The server rejected 24 uploads in 6 of 6 rounds, first in round 1"
     )
-    assert "hundred times smaller" in told[0]
+    assert "hundred times smaller" in warned[0]
     spoil = Attack(clients=(0,), upload=lambda delta, key: jax.tree.map(lambda leaf: leaf * jnp.nan, delta))
-    run, told = run_of(method(0.1), attack=spoil)
+    run, warned = run_of(method(0.1), attack=spoil)
     assert [finding.kind for finding in run.findings] == ["rejected"]
     count = int(run.per_round["rejected"].sum())
-    assert 0 < count <= 6 and f"rejected {count} uploads" in told[0] and "never moved" not in told[0]
+    assert 0 < count <= 6 and f"rejected {count} uploads" in warned[0] and "never moved" not in warned[0]
 
 
 def test_an_accuracy_from_outputs_that_are_not_numbers_is_not_a_number():
     model = eh.models.softmax_regression(4, classes=3)
-    far = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1), server_opt=optax.sgd(1e38))
-    far = far._replace(global_params=lambda state: jax.tree.map(lambda leaf: 1e30 * leaf, state.params))
-    run, told = run_of(far)
-    assert "not a finite number" in told[0]
+    overflowing = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1), server_opt=optax.sgd(1e38))
+    overflowing = overflowing._replace(
+        global_params=lambda state: jax.tree.map(lambda leaf: 1e30 * leaf, state.params)
+    )
+    run, warned = run_of(overflowing)
+    assert "not a finite number" in warned[0]
     assert np.isnan(run.summary()["mean"])
     assert np.isnan(run.client_metrics()["accuracy"]).any()
     assert np.isnan(run.history["test_accuracy"][-1])
 
 
-def test_unlike_scales_are_told_before_the_first_round():
+def test_unlike_scales_are_warned_of_before_the_first_round():
     x = DATA.train.x * np.array([1, 1, 1, 5e4], np.float32)
     unlike = eh.data.FederatedDataset(DATA.train._replace(x=x), DATA.valid, DATA.test, DATA.client_ids)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(
             EvenhandWarning, match="very different scales"
-        ):  # before any round, of which there are many
+        ):  # before the first of very many rounds
             eh.simulate(method(1e-9), unlike, rounds=10**7, cohort=4)
     first = next(eh.simulation.iterate(method(0.1), unlike, rounds=1))
     assert [finding.kind for finding in first.findings] == ["scales"]
 
 
-def test_the_repr_fits_a_screen_and_tells_what_is_wrong(diverged):
+def test_the_repr_fits_a_screen_and_says_what_is_wrong(diverged):
     text = repr(diverged[0])
     assert "Run(fedavg on data, round=6, train_loss=" in text
     assert "\n  Training diverged" in text
@@ -137,7 +139,7 @@ def test_a_summary_is_a_dict_that_a_notebook_shows_with_the_reports_numbers(dive
     assert "Loss over clients" in run.summary(metric="loss")._repr_html_()
 
 
-def test_a_run_in_a_notebook_tells_what_is_wrong_and_is_escaped(diverged):
+def test_a_run_in_a_notebook_says_what_is_wrong_and_is_escaped(diverged):
     html = diverged[0]._repr_html_()
     assert "<strong>Training diverged" in html
     named = eh.data.FederatedDataset(DATA.train, DATA.valid, DATA.test, DATA.client_ids, "<b>x</b>")
@@ -151,7 +153,7 @@ def test_a_run_in_a_notebook_tells_what_is_wrong_and_is_escaped(diverged):
     assert "training loss" in html
 
 
-def test_the_bar_tells_loss_and_accuracy(monkeypatch):
+def test_the_progress_bar_shows_loss_and_accuracy(monkeypatch):
     screen = io.StringIO()
     console = partial(Console, file=screen, force_terminal=True, width=120)
     monkeypatch.setattr("evenhand.simulation._progress.Console", lambda stderr: console())

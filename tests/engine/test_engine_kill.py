@@ -1,4 +1,4 @@
-"""SIGKILL at random moments, then the run goes on: it ends with the bits of one that was never touched."""
+"""A run that is killed at random moments and continued ends with the bits of one that was never killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from nursery import METHODS, Child, Nursery
 
-# Kept between test runs, and apart: an entry that a kill left half-written is nobody else's.
+# Kept between test runs, and separate, so that no other test reads an entry that a kill left half-written.
 CACHE = Path(__file__).parents[2] / ".jax_cache" / "nursery"
 START, SAVE = 1.0, 0.05  # seconds, about: from a new process to its first save, and that save
 AIMS = ("start", "save", "rounds")
@@ -48,7 +48,7 @@ def methods(thorough: bool) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def whole(nursery: Nursery, methods: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``METHOD.npz`` of each method, and ``run/``, which nobody touched."""
+    """``METHOD.npz`` of each method, and the folder ``run/``, all of runs that were never killed."""
     folder = tmp_path_factory.mktemp("whole")
     children = [nursery.start("command", folder=str(folder), words=COMMAND)]
     for method in methods:
@@ -62,7 +62,7 @@ def whole(nursery: Nursery, methods: tuple[str, ...], tmp_path_factory: pytest.T
 def chains(
     nursery: Nursery, whole: Path, methods: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Chain]:
-    """Chains of killed simulations and commands, some at once: from the start, and of runs trained further."""
+    """Chains of killed simulations and commands, three at a time: of new runs, and of runs that are trained further."""
     kills = 6 if len(methods) == 1 else 5
     jobs: dict[str, Callable[[Path, random.Random], Chain]] = {}
     for method in methods:
@@ -79,7 +79,7 @@ def chains(
 
 
 class Chain(NamedTuple):
-    """What kills hit, how often, and what was there when the last child had ended by itself."""
+    """What the kills hit, how often, and the results once the last child had ended by itself."""
 
     hit: Counter[str]
     results: list[Path]
@@ -91,7 +91,7 @@ def newest(checkpoint: Path) -> int:
 
 
 def unfinished(checkpoint: Path) -> set[int]:
-    """Checkpoints that somebody was writing, told apart from those of earlier kills."""
+    """The inodes of incomplete checkpoints, by which those of earlier kills can be recognised."""
     return {path.stat().st_ino for path in checkpoint.glob("*tmp*")}
 
 
@@ -131,9 +131,9 @@ def kill_again_and_again(
 def killed_simulations(
     nursery: Nursery, method: str, kills: int, further: int, folder: Path, rng: random.Random
 ) -> Chain:
-    """Kills runs until there were enough kills; each run is allowed to end after its last one.
+    """Kills runs until there are enough kills; each run may end after its last one.
 
-    Runs that are trained ``further`` had ended before with so many rounds.
+    With ``further``, each run has already ended after that many rounds, and is killed while it is trained further.
     """
     hit, results = Counter[str](), list[Path]()
     while hit.total() < kills:
@@ -154,7 +154,7 @@ def killed_simulations(
 def killed_commands(nursery: Nursery, command: list[str], folder: Path, rng: random.Random) -> Chain:
     """Kills ``evenhand`` three times in training and once while it writes its results, then lets it end.
 
-    A command of fewer rounds ends in peace, and is killed while it is trained further.
+    A command of fewer rounds first ends by itself, and is then killed while it is trained further.
     """
     run, resume = folder / "run", ["resume", "run", "--rounds", str(ROUNDS)]
     if command is not COMMAND:
@@ -182,7 +182,7 @@ def assert_same_arrays(one: Path, other: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files of a run folder, clocks aside."""
+    """The files of a run folder without the times in them."""
     found = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     summary, sums = json.loads(found["summary.json"]), json.loads(found["checksums.json"])
     assert sums.pop("summary.json")["sha256"] == hashlib.sha256(found["summary.json"]).hexdigest()
@@ -193,7 +193,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return found | {"summary.json": json.dumps(summary).encode(), "checksums.json": json.dumps(sums).encode()}
 
 
-def test_kills_leave_every_bit_of_a_simulation(
+def test_kills_change_no_bit_of_a_simulation(
     chains: dict[str, Chain], whole: Path, methods: tuple[str, ...]
 ) -> None:
     hit = Counter[str]()
@@ -208,7 +208,7 @@ def test_kills_leave_every_bit_of_a_simulation(
 
 
 @pytest.mark.parametrize("name", ["command", "command further"])
-def test_a_command_that_is_killed_leaves_the_folder_of_one_that_was_not(
+def test_a_killed_command_leaves_the_folder_of_one_that_was_never_killed(
     name: str, chains: dict[str, Chain], whole: Path
 ) -> None:
     hit, [folder] = chains[name]
@@ -218,14 +218,14 @@ def test_a_command_that_is_killed_leaves_the_folder_of_one_that_was_not(
     assert [json.loads(line)["round"] for line in lines] == list(range(ROUNDS + 1))
 
 
-def test_the_comparisons_see_a_bit(whole: Path, tmp_path: Path) -> None:
+def test_the_comparisons_see_one_changed_bit(whole: Path, tmp_path: Path) -> None:
     with np.load(whole / "scaffold.npz") as file:
         arrays = dict(file)
     arrays["leaf 0"] = np.nextafter(arrays["leaf 0"], np.float32(np.inf))
     np.savez(tmp_path / "other.npz", **arrays)
     with pytest.raises(AssertionError):
         assert_same_arrays(tmp_path / "other.npz", whole / "scaffold.npz")
-    # The checksum of the summary, which clocks are in, is compared with the file.
+    # The summary holds times, so that only its checksum is compared, with the file itself.
     for name in ("config.json", "metrics.jsonl", "clients.csv", "params.npz", "report.html"):
         folder = tmp_path / name
         shutil.copytree(whole / "run", folder)

@@ -1,4 +1,4 @@
-"""Two processes in one folder: one works, and the other gets one sentence and changes nothing."""
+"""Two processes in one folder: one works; the other is refused in one sentence and changes nothing."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_folder_that_is_held_is_refused_and_the_lock_dies_with_its_process(
         assert main(words) == 2
         assert "is in use by process" in capsys.readouterr().err
         assert contents(folder) == before
-    # Reading goes on as ever.
+    # Reading is still allowed.
     assert main(["compare", str(folder)]) == 0
     assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
     other.communicate()
@@ -123,12 +123,12 @@ def test_a_child_does_not_inherit_the_lock(tmp_path: Path, holder: list[subproce
         pass
     process.send_signal(signal.SIGKILL)
     process.wait()
-    with held(tmp_path):  # though the child, which waits for its input, is still there
+    with held(tmp_path):  # although the child, which waits for its input, still runs
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_was_made_to_be_held_goes_if_nothing_was_written(tmp_path: Path) -> None:
+def test_a_folder_that_was_made_to_be_held_is_removed_if_nothing_was_written(tmp_path: Path) -> None:
     with held(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / LOCK).exists()
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""A cohort spread over the devices of two processes gives what one process gives."""
+"""A cohort spread over the devices of two processes gives the same as in one process."""
 
 import json
 import os
@@ -21,9 +21,9 @@ import numpy as np, optax
 import evenhand as eh
 method = eh.algorithms.scaffold(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=2, batch_size=4))
 run = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3)
-told = {"devices": run.info["devices"], "w": np.ravel(run.params["w"]).tolist()}
-told["loss"] = run.history["test_loss"].tolist()
-print(json.dumps(told))
+result = {"devices": run.info["devices"], "w": np.ravel(run.params["w"]).tolist()}
+result["loss"] = run.history["test_loss"].tolist()
+print(json.dumps(result))
 """
 
 
@@ -41,12 +41,12 @@ def test_two_processes_agree_with_one():
     ]
     outputs = [process.communicate(timeout=180) for process in running]
     assert [process.returncode for process in running] == [0, 0], outputs
-    told = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
-    assert told[0] == told[1] and told[0]["devices"] == 4
+    printed = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    assert printed[0] == printed[1] and printed[0]["devices"] == 4
 
     method = eh.algorithms.scaffold(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=2, batch_size=4))
     alone = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3)
-    np.testing.assert_allclose(told[0]["w"], np.ravel(alone.params["w"]), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(told[0]["loss"], alone.history["test_loss"], rtol=1e-5)
+    np.testing.assert_allclose(printed[0]["w"], np.ravel(alone.params["w"]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(printed[0]["loss"], alone.history["test_loss"], rtol=1e-5)
     other = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=4)
-    assert not np.allclose(told[0]["w"], np.ravel(other.params["w"]), rtol=1e-3)
+    assert not np.allclose(printed[0]["w"], np.ravel(other.params["w"]), rtol=1e-3)

@@ -1,4 +1,4 @@
-"""Traced programs that are not as they are known: keys never confuse two of them, and a run never fails for it."""
+"""Traced programs of unknown forms: no two of them share a key, and no run fails because of one."""
 
 import warnings
 from functools import partial
@@ -22,7 +22,7 @@ DATA = eh.testing.toy_data()
 ONE = jnp.float32(1.0)
 
 made_up = Primitive("made_up")
-"""Calls the program that it keeps, as nobody knows."""
+"""Calls the program in its parameters, which no walk over programs knows."""
 
 
 @made_up.def_impl
@@ -64,7 +64,7 @@ def trained():
 
 @pytest.fixture
 def fresh():
-    """What other tests have prepared and compiled is forgotten, and what this one does."""
+    """Forgets what other tests have prepared and compiled, and in the end what this one has."""
     caches = (engine._prepared, engine._compiled)
     for cache in caches:
         cache.cache_clear()
@@ -82,7 +82,7 @@ def array(value):
 
 LONG = np.arange(5000.0, dtype=np.float32)
 CHANGED = np.where(LONG == 2500, np.float32(-7), LONG)
-TWICE, THRICE = jax.jit(lambda x: x * 0.3), jax.jit(lambda x: x * 0.7)
+TIMES_03, TIMES_07 = jax.jit(lambda x: x * 0.3), jax.jit(lambda x: x * 0.7)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ TWICE, THRICE = jax.jit(lambda x: x * 0.3), jax.jit(lambda x: x * 0.7)
         (calling(jnp.sin, 0.0), calling(jnp.sin, -0.0)),
         (jax.jit(lambda x: x + jnp.sum(LONG)), jax.jit(lambda x: x + jnp.sum(CHANGED))),
         (lambda x: x + 0.0, lambda x: x + np.float32(-0.0)),
-        (lambda x: TWICE(TWICE(x)), lambda x: TWICE(THRICE(x))),
-        (lambda x: TWICE(calling(TWICE)(x)), lambda x: TWICE(calling(THRICE)(x))),
+        (lambda x: TIMES_03(TIMES_03(x)), lambda x: TIMES_03(TIMES_07(x))),
+        (lambda x: TIMES_03(calling(TIMES_03)(x)), lambda x: TIMES_03(calling(TIMES_07)(x))),
         (jnp.sin, lambda x: jax.random.normal(jax.random.key(0), ())),
     ],
     ids=[
@@ -134,7 +134,7 @@ def test_numbers_where_jax_needs_the_program_whole_stay_and_are_not_warned_of(fu
         np.testing.assert_array_equal(result, function(factor, x))
 
 
-def test_programs_of_two_ways_to_draw_are_two():
+def test_two_ways_to_draw_random_numbers_are_two_programs():
     def draw(x):
         return x + jax.random.normal(jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)), ())
 
@@ -148,7 +148,7 @@ def test_programs_of_two_ways_to_draw_are_two():
 def test_a_number_used_twice_is_not_two_numbers():
     """The program with one number is compiled first: the other must not read it in both places."""
     results = []
-    for function in (lambda x: TWICE(TWICE(x)), lambda x: TWICE(THRICE(x))):
+    for function in (lambda x: TIMES_03(TIMES_03(x)), lambda x: TIMES_03(TIMES_07(x))):
         hoisted = hoist(jax.make_jaxpr(function)(ONE))
         results.append(float(hoisted.run(jnp.asarray(hoisted.values), hoisted.constants, [ONE])[0]))
     np.testing.assert_allclose(results, [0.09, 0.21], rtol=1e-6)
@@ -158,7 +158,7 @@ def test_a_number_used_twice_is_not_two_numbers():
 
 
 def test_a_program_is_opened_however_it_is_kept():
-    """Closed; open, with arguments for its constants; and a class that is both, as JAX has had it since 0.11."""
+    """A closed program; an open one with arguments for its constants; a class that is both, as in JAX since 0.11."""
     rows = jnp.arange(3.0)
     closed = jax.make_jaxpr(lambda x: x + rows)(1.0)
     jaxpr, values = programs.opened(closed)
@@ -195,7 +195,7 @@ def test_counts_of_a_scan_are_read_or_refused():
             programs.scan_counts(unknown)
 
 
-def test_a_program_in_a_container_of_its_own_is_told_apart():
+def test_programs_in_an_unknown_container_have_different_keys():
     class Box:
         def __init__(self, program):
             self.program = program
@@ -208,32 +208,32 @@ def test_a_program_in_a_container_of_its_own_is_told_apart():
 # --- runs --------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_with_numbers_in_an_unknown_primitive_warns_once_and_goes_on(fresh, trained):
+def test_a_run_with_numbers_in_an_unknown_primitive_warns_once_and_continues(fresh, trained):
     def losses(outputs, y):
         zero = calling(lambda v: v * 0.3)(ONE) - 0.3
         return MODEL.losses(outputs, y) + lax.stop_gradient(zero)
 
-    with pytest.warns(UserWarning, match="numbers inside made_up.*compiles the rounds again") as told:
+    with pytest.warns(UserWarning, match="numbers inside made_up.*compiles the rounds again") as warned:
         _, params = train(model=MODEL._replace(losses=losses))
-    assert len(told) == 1
+    assert len(warned) == 1
     np.testing.assert_allclose(params, trained, rtol=1e-6)
 
 
 def test_what_cannot_be_hashed_leaves_the_program_as_it_is(fresh, trained, monkeypatch):
     monkeypatch.setattr("evenhand.simulation._hoist._counted", lambda value: [value])
-    with pytest.warns(UserWarning, match="unhashable.*compiles the rounds again") as told:
+    with pytest.warns(UserWarning, match="unhashable.*compiles the rounds again") as warned:
         _, params = train()
-    assert len(told) == 1
+    assert len(warned) == 1
     np.testing.assert_allclose(params, trained, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["scan", "while", "jit"])
 def test_a_run_on_an_unknown_form_of_program_warns_once_and_gives_the_same(fresh, trained, monkeypatch, kind):
-    """As if a later JAX had given this kind of equation a parameter that nobody has heard of."""
+    """As if a later JAX had given this kind of equation a parameter that is unknown today."""
     monkeypatch.setitem(programs._BESIDE, kind, "")
-    with pytest.warns(UserWarning, match=f"UnknownForm.*{kind}.*compiles the rounds again") as told:
+    with pytest.warns(UserWarning, match=f"UnknownForm.*{kind}.*compiles the rounds again") as warned:
         _, params = train()
-    assert len(told) == 1
+    assert len(warned) == 1
     np.testing.assert_allclose(params, trained, rtol=1e-6)
 
 
@@ -242,13 +242,13 @@ def test_a_walk_that_fails_leaves_the_program_as_it_is(fresh, trained, monkeypat
         raise AttributeError("no such thing any more")
 
     monkeypatch.setattr(programs, "again", fail)
-    with pytest.warns(UserWarning, match="no such thing any more") as told:
+    with pytest.warns(UserWarning, match="no such thing any more") as warned:
         _, params = train()
-    assert len(told) == 1
+    assert len(warned) == 1
     np.testing.assert_allclose(params, trained, rtol=1e-6)
 
 
-def test_switched_off_gives_the_same_and_compiles_each_number(trained, monkeypatch):
+def test_without_hoisting_a_run_gives_the_same_and_compiles_each_number(trained, monkeypatch):
     train()
     monkeypatch.setenv("EVENHAND_HOIST", "off")
     added, params = train()
@@ -313,7 +313,7 @@ def test_lowering_leaves_what_it_does_not_know(looped, monkeypatch, breaking):
     score, kernel = looped
     wanted = jax.grad(lowered(score))(kernel)
     breaking(monkeypatch)
-    with pytest.warns(UserWarning, match="left to XLA") as told:
+    with pytest.warns(UserWarning, match="left to XLA") as warned:
         found = jax.grad(lowered(score))(kernel)
-    assert len(told) == 1
+    assert len(warned) == 1
     np.testing.assert_allclose(found, wanted, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""What a run promises beyond its numbers: the same bits however it is cut up, and what it tells."""
+"""What a run promises beyond its numbers: the same bits however it is divided, and what it reports."""
 
 from functools import partial
 
@@ -59,7 +59,7 @@ def test_round_zero_is_the_initial_model_and_the_last_round_is_always_evaluated(
 
 def test_history_is_the_row_weighted_mean_of_the_clients(seven):
     for split in ("train", "test"):
-        sizes = getattr(DATA, split).sizes  # a test may look a name up
+        sizes = getattr(DATA, split).sizes
         for name, values in seven.client_metrics(split).items():
             expected = np.sum(values * sizes) / sizes.sum()
             assert seven.history[f"{split}_{name}"][-1] == pytest.approx(expected, rel=1e-12)
@@ -69,7 +69,7 @@ def test_history_is_the_row_weighted_mean_of_the_clients(seven):
     assert np.isnan(seven.client_metrics("valid")["loss"]).all()
 
 
-def test_summary_and_repr_tell_the_run(seven):
+def test_summary_repr_and_info_describe_the_run(seven):
     accuracy = seven.client_metrics("test")["accuracy"]
     assert seven.summary()["mean"] == pytest.approx(accuracy.mean())
     assert seven.summary("train", "loss")["mean"] == pytest.approx(
@@ -81,7 +81,7 @@ def test_summary_and_repr_tell_the_run(seven):
 
 
 def test_the_callers_arrays_survive(seven):
-    """Nothing that was handed out is deleted by going on: every snapshot keeps its own numbers."""
+    """Training on deletes no array of an earlier snapshot: each keeps its numbers."""
     snapshots = [
         bits(run) for run in eh.simulation.iterate(METHOD, DATA, rounds=7, cohort=4, eval_every=3, seed=2)
     ]
@@ -91,14 +91,14 @@ def test_the_callers_arrays_survive(seven):
     np.testing.assert_array_equal(snapshots[-1], bits(seven))
 
 
-def test_malicious_clients_alone_send_what_the_attack_says():
-    """Two of six clients upload zeros: their deltas vanish from a plain sum of all."""
-    silence = Attack(fraction=0.34, upload=lambda delta, key: jax.tree.map(lambda leaf: 0 * leaf, delta))
+def test_only_malicious_clients_send_what_the_attack_says():
+    """Two of six clients upload zeros: their deltas are missing from the sum."""
+    zero_uploads = Attack(fraction=0.34, upload=lambda delta, key: jax.tree.map(lambda leaf: 0 * leaf, delta))
     kwargs = {"rounds": 1, "seed": 2}
     honest = eh.simulate(METHOD, DATA, **kwargs)
-    attacked = eh.simulate(METHOD, DATA, attack=silence, **kwargs)
-    nobody = eh.simulate(METHOD, DATA, attack=silence._replace(fraction=0.1), **kwargs)
-    np.testing.assert_array_equal(bits(honest), bits(nobody))
+    attacked = eh.simulate(METHOD, DATA, attack=zero_uploads, **kwargs)
+    unattacked = eh.simulate(METHOD, DATA, attack=zero_uploads._replace(fraction=0.1), **kwargs)
+    np.testing.assert_array_equal(bits(honest), bits(unattacked))
     assert not np.array_equal(bits(honest), bits(attacked))
 
 
@@ -107,10 +107,10 @@ def _times(factor):
 
 
 def _only(k):
-    """Client ``k`` and nobody else."""
+    """A data set of client ``k`` alone."""
     parts = {}
     for name in ("train", "valid", "test"):
-        x, y = getattr(DATA, name).client(k)  # a test may look a name up
+        x, y = getattr(DATA, name).client(k)
         parts[name] = eh.data.Split(x, y, np.array([0, len(y)]))
     return eh.data.FederatedDataset(**parts, client_ids=(DATA.client_ids[k],))
 
@@ -128,7 +128,7 @@ _STACKED = Stack(
 
 @pytest.mark.parametrize("aggregator", [_STREAMED, _WEIGHED, _STACKED], ids=["sum", "weigh", "stack"])
 def test_a_false_weight_counts_unless_no_honest_client_can_have_it(aggregator):
-    """For a tenth of client j's: (sum_k n_k d_k - 0.9 n_j d_j) / (sum_k n_k - 0.9 n_j), of deltas d_k and rows n_k."""
+    """A tenth of client j's weight gives (sum_k n_k d_k - 0.9 n_j d_j) / (sum_k n_k - 0.9 n_j) of deltas d, sizes n."""
     method = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=2), aggregator=aggregator)
     tenth, kwargs = Attack(fraction=0.17, report=_times(0.1)), {"rounds": 1, "seed": 2}
     (j,) = np.flatnonzero(device_rows(DATA, tenth, 2).malicious)
@@ -144,13 +144,13 @@ def test_a_false_weight_counts_unless_no_honest_client_can_have_it(aggregator):
     without = (n.sum() * honest - n[j] * alone) / (n.sum() - n[j])
     np.testing.assert_allclose(bits(run) - start, without, atol=1e-6)
     assert (run.per_round["rejected"].tolist(), run.per_round["reported"].tolist()) == ([1.0], [5.0])
-    nobody = bits(eh.simulate(method, DATA, attack=tenth._replace(fraction=0.1), **kwargs)) - start
-    np.testing.assert_array_equal(nobody, honest)
+    unattacked = bits(eh.simulate(method, DATA, attack=tenth._replace(fraction=0.1), **kwargs)) - start
+    np.testing.assert_array_equal(unattacked, honest)
 
 
 def test_a_false_report_is_drawn_anew_for_each_malicious_client_and_round():
-    """Its weight is all that is noted; the true one is 1."""
-    note = Stack(
+    """The aggregator keeps the weights alone; the true weight is 1."""
+    keep_weights = Stack(
         lambda like, clients: jnp.zeros(6),
         lambda uploads, present, state, key: (
             jax.tree.map(lambda leaf: leaf[0] * 0, uploads.delta),
@@ -158,17 +158,19 @@ def test_a_false_report_is_drawn_anew_for_each_malicious_client_and_round():
         ),
     )
     method = eh.algorithms.fedavg(
-        eh.local.sgd(MODEL, 0.1, epochs=1), aggregator=note, sampling=eh.sampling.uniform(weighted=False)
+        eh.local.sgd(MODEL, 0.1, epochs=1),
+        aggregator=keep_weights,
+        sampling=eh.sampling.uniform(weighted=False),
     )
     attack = Attack(
         fraction=0.5, report=lambda report, key: report._replace(weight=0.5 * jax.random.uniform(key))
     )
     watched = list(eh.simulation.iterate(method, DATA, rounds=3, eval_every=1, attack=attack))[1:]
-    told = np.stack([run.state.aggregators[0] for run in watched])
+    weights = np.stack([run.state.aggregators[0] for run in watched])
     malicious = device_rows(DATA, attack, 0).malicious
-    assert (told[:, ~malicious] == 1).all()
-    assert len(np.unique(told[:, malicious])) == 9
-    assert told[:, malicious].max() <= 0.5
+    assert (weights[:, ~malicious] == 1).all()
+    assert len(np.unique(weights[:, malicious])) == 9
+    assert weights[:, malicious].max() <= 0.5
 
 
 @pytest.mark.parametrize(
@@ -284,6 +286,6 @@ def test_traffic_is_counted_in_models(method, down, up):
         ),
     ],
 )
-def test_the_likeliest_slips_get_their_cure(make, words):
+def test_the_likeliest_mistakes_get_a_sentence_with_the_cure(make, words):
     with pytest.raises(eh.EvenhandError, match=words):
         make()

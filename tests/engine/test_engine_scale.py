@@ -1,4 +1,4 @@
-"""What must not grow: a round's memory with its cohort, its program with the clients; and who works beside whom."""
+"""A round's memory must not grow with its cohort, nor its program with the clients; and devices work in parallel."""
 
 import gc
 import os
@@ -24,7 +24,7 @@ PARAMS = 50_000
 
 
 def _wide_model():
-    """More parameters than rows: what a round keeps of models is what it keeps at all."""
+    """More parameters than rows, so that nearly all that a round keeps in memory is models."""
     return eh.models.from_functions(
         init=lambda key: {"w": jnp.zeros(PARAMS), "b": jnp.zeros(())},
         apply=lambda params, x: x[:, 0] * jnp.sum(params["w"]) + params["b"],
@@ -38,8 +38,8 @@ def _data(clients, test_fraction=0.0):
     return eh.data.from_arrays(x, y, np.arange(clients), test_fraction=test_fraction)
 
 
-def _method(model, **more):
-    return eh.algorithms.fedavg(eh.local.sgd(model, 0.01, steps=2, batch_size=1), **more)
+def _method(model, **options):
+    return eh.algorithms.fedavg(eh.local.sgd(model, 0.01, steps=2, batch_size=1), **options)
 
 
 def _traced(method, data, **settings):
@@ -49,7 +49,7 @@ def _traced(method, data, **settings):
 
 
 def _scratch(method, **settings):
-    """Bytes that a compiled round keeps beside its arguments, in models."""
+    """The memory that a compiled round needs besides its arguments, in models."""
     function, arguments = _traced(method, _data(64), **settings)
     memory = jax.jit(function).lower(*arguments).compile().memory_analysis()
     return memory.temp_size_in_bytes / (4 * PARAMS)
@@ -105,7 +105,7 @@ def test_a_round_computes_nothing_that_has_an_entry_per_client(sampling, grows):
 
 
 def test_two_devices_train_at_the_same_time():
-    """Each client's loss waits for the other device's: one after the other, they would wait for ever."""
+    """Each client's loss waits for that on the other device: one after the other, they would wait for ever."""
     meeting = threading.Barrier(2)
 
     def meet(outputs):
@@ -154,7 +154,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="benchmarks are not part of the package")
-def test_the_benchmarks_own_side_answers(tmp_path):
+def test_the_worker_of_the_benchmark_answers(tmp_path):
     plan = tmp_path / "plan.npz"
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "evenhand_rounds.py")],
@@ -171,7 +171,7 @@ def test_the_benchmarks_own_side_answers(tmp_path):
 
 
 def _stores(clients):
-    """In how many places of memory there is an array with an entry for each client's parameters."""
+    """The number of distinct arrays in memory that have an entry for each client's parameters."""
     arrays = [leaf for leaf in jax.live_arrays() if leaf.shape == (clients, 4, 3)]
     return len({leaf.unsafe_buffer_pointer() for leaf in arrays})
 

@@ -1,4 +1,4 @@
-"""Rows that stay in a file or on the host, and evaluations of a sample: the numbers are those of everything at hand."""
+"""Streamed rows give the numbers of resident ones, and evaluating a sample gives those of evaluating all clients."""
 
 import jax
 import jax.numpy as jnp
@@ -78,11 +78,11 @@ METHODS = {
     ),
     "feddane": (eh.algorithms.feddane(WORK, mu=0.1), {"systems": eh.systems.stragglers(0.5)}),
     "scaffold": (eh.algorithms.scaffold(WORK), {"devices": 4}),
-    "nobody": (FEDAVG, {"systems": eh.systems.stragglers(1.0)}),
+    "empty cohorts": (FEDAVG, {"systems": eh.systems.stragglers(1.0)}),
 }
 
 
-@pytest.mark.filterwarnings("ignore:The model never moved")  # with nobody in its rounds
+@pytest.mark.filterwarnings("ignore:The model never moved")  # in the case of empty cohorts
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("name", METHODS)
 def test_streamed_rows_give_the_bits_of_resident_ones(mapped, name):
@@ -94,11 +94,11 @@ def test_streamed_rows_give_the_bits_of_resident_ones(mapped, name):
 
 @pytest.mark.filterwarnings("ignore::evenhand.errors.EvenhandWarning")  # whatever rows it trains on
 @pytest.mark.usefixtures("small_blocks")
-def test_a_wrong_place_is_noticed_by_the_comparison(mapped, monkeypatch):
-    right = _streamed._moved
+def test_the_comparison_notices_rows_in_a_wrong_place(mapped, monkeypatch):
+    original = _streamed._moved
 
     def shifted(starts, old, new, places, absent):
-        return right(starts, old, new, (places + 1).astype(np.int32), absent)
+        return original(starts, old, new, (places + 1).astype(np.int32), absent)
 
     monkeypatch.setattr(_streamed, "_moved", shifted)
     with pytest.raises(AssertionError):
@@ -107,12 +107,12 @@ def test_a_wrong_place_is_noticed_by_the_comparison(mapped, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:The server rejected")
 @pytest.mark.usefixtures("small_blocks")
-def test_a_client_that_is_not_there_gives_no_number_rather_than_anothers(mapped, monkeypatch):
-    """Its upload is not a number, so that it is rejected, and the run says so."""
-    right = _ahead._cohorts
+def test_a_client_whose_rows_are_missing_is_rejected_rather_than_given_anothers_rows(mapped, monkeypatch):
+    """Its upload is not a number, so that the server rejects it, and the run says so."""
+    original = _ahead._cohorts
 
     def other_rounds(program, rounds):
-        draw = right(program, rounds)
+        draw = original(program, rounds)
         return lambda sizes, table, keys, first: draw(sizes, table, keys, np.int32(first + 1))
 
     monkeypatch.setattr(_ahead, "_cohorts", other_rounds)
@@ -129,12 +129,12 @@ def test_blocks_hold_what_their_rounds_need_and_nothing_stale(mapped, monkeypatc
         rows, count = source.block(number, 40 - number)
         again, fewer = source.block(number, 1)
         assert fewer == 1 and again.x is rows.x
-        there = np.asarray(rows.starts) < rows.x.shape[0] - 1
-        for k in np.flatnonzero(there):
-            own = slice(int(rows.starts[k]), int(rows.starts[k]) + SIZES[k])
-            np.testing.assert_array_equal(rows.x[own], mapped.train.client(k)[0])
-            np.testing.assert_array_equal(rows.y[own], mapped.train.client(k)[1])
-        assert 8 <= there.sum() < CLIENTS
+        resident = np.asarray(rows.starts) < rows.x.shape[0] - 1
+        for k in np.flatnonzero(resident):
+            window = slice(int(rows.starts[k]), int(rows.starts[k]) + SIZES[k])
+            np.testing.assert_array_equal(rows.x[window], mapped.train.client(k)[0])
+            np.testing.assert_array_equal(rows.y[window], mapped.train.client(k)[1])
+        assert 8 <= resident.sum() < CLIENTS
         assert np.isnan(rows.x[-1]).all() and rows.x.shape[0] == 513
         number += count
         ends.append(number)
@@ -146,13 +146,13 @@ def test_a_round_that_needs_more_than_the_block_has_makes_it_grow(monkeypatch):
     sizes = np.array([1] * 50 + [600])
     data = dataset(arrays(sizes, 0), arrays(sizes % 3, 1))
     options = {"cohort": 3, "rounds": 40}
-    one, other = run(data, stream=True, **options), run(data, **options)
-    assert_same_bits(one, other)
+    streamed, resident = run(data, stream=True, **options), run(data, **options)
+    assert_same_bits(streamed, resident)
     assert set_up(FEDAVG, data, cohort=3, seed=1, stream=True).source.block(0, 1)[0].x.shape[0] < 600
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_rows_of_malicious_clients_are_poisoned_as_they_come(mapped):
+def test_rows_of_malicious_clients_are_poisoned_as_they_are_streamed(mapped):
     attack = Attack(
         fraction=0.4, rows=lambda x, y, rng: (x + rng.normal(size=x.shape).astype(x.dtype), 2 - y)
     )
@@ -162,7 +162,7 @@ def test_rows_of_malicious_clients_are_poisoned_as_they_come(mapped):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_resident_run_goes_on_as_a_streamed_one(mapped, tmp_path):
+def test_a_resident_run_continues_as_a_streamed_one(mapped, tmp_path):
     whole = run(MEMORY)
     run(MEMORY, rounds=6, checkpoint=tmp_path / "kept")
     assert_same_bits_of_state(whole, run(mapped, checkpoint=tmp_path / "kept"))
@@ -190,7 +190,7 @@ def test_a_bad_number_is_found_in_whichever_slice_it_lies(monkeypatch, row):
         dataset((x, y, offsets), arrays(SIZES % 4, 1))
 
 
-def test_methods_that_look_at_all_rows_say_so(mapped):
+def test_methods_that_need_all_rows_refuse_to_stream(mapped):
     method = eh.algorithms.fedprox_adaptive(WORK, mu0=0.5)
     with pytest.raises(eh.EvenhandError, match="stream=False"):
         run(mapped, method)
@@ -210,8 +210,8 @@ def test_rows_on_the_host_and_on_devices_are_evaluated_alike(monkeypatch, device
     monkeypatch.setattr(_personal, "_BLOCK_NUMBERS", block)
     params, mesh, split = MODEL.init(jax.random.key(0)), over(devices), MEMORY.train
     host = Prepared(split.x, split.y, split.offsets, None, mesh)
-    there = prepare(split)
-    expected = per_client(MODEL, params, there), evaluate_personal(MODEL, stacked(), there)
+    on_device = prepare(split)
+    expected = per_client(MODEL, params, on_device), evaluate_personal(MODEL, stacked(), on_device)
     for prepared in (host, Prepared(jnp.asarray(split.x), jnp.asarray(split.y), split.offsets, None, mesh)):
         found = per_client(MODEL, params, prepared), evaluate_personal(MODEL, stacked(), prepared)
         for one, other in zip(expected, found, strict=True):
@@ -226,38 +226,38 @@ def test_a_sample_of_the_clients_is_evaluated_with_their_own_models(devices):
     split = MEMORY.train
     index = np.concatenate([np.arange(split.offsets[k], split.offsets[k + 1]) for k in who])
     offsets = np.concatenate([[0], np.cumsum(SIZES[who])])
-    some = Prepared(split.x[index], split.y[index], offsets, who, over(devices))
-    everybody = evaluate_personal(MODEL, stacked(), prepare(split))["loss"]
-    np.testing.assert_allclose(evaluate_personal(MODEL, stacked(), some)["loss"], everybody[who], rtol=1e-6)
-    first = some._replace(clients=None)
-    assert not np.allclose(evaluate_personal(MODEL, stacked(), first)["loss"], everybody[who])
+    sample = Prepared(split.x[index], split.y[index], offsets, who, over(devices))
+    losses = evaluate_personal(MODEL, stacked(), prepare(split))["loss"]
+    np.testing.assert_allclose(evaluate_personal(MODEL, stacked(), sample)["loss"], losses[who], rtol=1e-6)
+    with_first_models = sample._replace(clients=None)
+    assert not np.allclose(evaluate_personal(MODEL, stacked(), with_first_models)["loss"], losses[who])
 
 
-def test_evaluating_a_sample(tmp_path):
-    whole, some = run(MEMORY), run(MEMORY, eval_clients=12)
-    assert_same_bits_of_state(whole, some)
-    assert len(some.evaluated) == 12 and whole.evaluated is None
+def test_only_a_sample_of_the_clients_is_evaluated_when_asked(tmp_path):
+    whole, sampled = run(MEMORY), run(MEMORY, eval_clients=12)
+    assert_same_bits_of_state(whole, sampled)
+    assert len(sampled.evaluated) == 12 and whole.evaluated is None
     for split in ("train", "test"):
-        for name, values in some.client_metrics(split).items():
+        for name, values in sampled.client_metrics(split).items():
             expected = np.full(CLIENTS, np.nan)
-            expected[some.evaluated] = whole.client_metrics(split)[name][some.evaluated]
+            expected[sampled.evaluated] = whole.client_metrics(split)[name][sampled.evaluated]
             np.testing.assert_allclose(values, expected, rtol=1e-6)
-    rows, loss = SIZES[some.evaluated], whole.client_metrics("train")["loss"][some.evaluated]
-    np.testing.assert_allclose(some.history["train_loss"][-1], np.average(loss, weights=rows), rtol=1e-6)
-    assert some.summary("train")["clients"] == 12
-    view = some.view()
-    assert view.client_ids == tuple(MEMORY.client_ids[k] for k in some.evaluated)
+    rows, loss = SIZES[sampled.evaluated], whole.client_metrics("train")["loss"][sampled.evaluated]
+    np.testing.assert_allclose(sampled.history["train_loss"][-1], np.average(loss, weights=rows), rtol=1e-6)
+    assert sampled.summary("train")["clients"] == 12
+    view = sampled.view()
+    assert view.client_ids == tuple(MEMORY.client_ids[k] for k in sampled.evaluated)
     assert len(view.sizes["train"]) == 12
-    some.report(tmp_path / "report.html")
-    np.testing.assert_array_equal(some.evaluated, run(MEMORY, rounds=0, eval_clients=12).evaluated)
-    assert not np.array_equal(some.evaluated, run(MEMORY, rounds=0, eval_clients=12, seed=2).evaluated)
+    sampled.report(tmp_path / "report.html")
+    np.testing.assert_array_equal(sampled.evaluated, run(MEMORY, rounds=0, eval_clients=12).evaluated)
+    assert not np.array_equal(sampled.evaluated, run(MEMORY, rounds=0, eval_clients=12, seed=2).evaluated)
     assert run(MEMORY, rounds=0, eval_clients=CLIENTS + 1).evaluated is None
     with pytest.raises(eh.EvenhandError, match="eval_clients"):
         run(MEMORY, eval_clients=0)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_sample_of_a_memory_map(mapped):
+def test_evaluating_a_sample_of_a_memory_map_gives_the_same_losses(mapped):
     np.testing.assert_allclose(
         run(mapped, eval_clients=12).client_metrics()["loss"],
         run(MEMORY, eval_clients=12).client_metrics()["loss"],

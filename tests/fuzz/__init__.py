@@ -1,4 +1,4 @@
-"""Files that nobody should have to load: valid small ones with their structure changed, each from one number."""
+"""Fuzzed files: small valid ones with their structure changed, each made from one seed."""
 
 from __future__ import annotations
 

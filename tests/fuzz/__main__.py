@@ -1,8 +1,8 @@
 """``python -m fuzz FOLDER FIRST LAST`` loads fuzzed files FIRST to LAST - 1; without numbers, the hostile ones.
 
-One JSON object a file on stdout.
+It writes one JSON object per file to stdout.
 
-A process of its own, so that its peak memory is theirs and a crash of it can be told from a failure.
+It is a separate process, so that its peak memory is that of the files, and a crash cannot pass for a refusal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SECONDS = 10
 
 
 class _TooSlow(BaseException):
-    """Not an error that a reader could take for one of its own."""
+    """Not an ``Exception``, so that no reader can catch it as one of its errors."""
 
 
 def _alarm(number: int, frame: FrameType | None) -> None:
@@ -36,18 +36,18 @@ def _alarm(number: int, frame: FrameType | None) -> None:
 
 
 def attempt(name: str, path: Path, options: dict[str, Any]) -> dict[str, object]:
-    """What became of one file."""
+    """The outcome of one file."""
     found: dict[str, object] = {"name": name, "options": options}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     signal.alarm(_SECONDS)
     try:
         data = load(path, **options)
-        found |= {"outcome": "loaded", "said": repr(data)}
+        found |= {"outcome": "loaded", "words": repr(data)}
     except EvenhandError as error:
-        found |= {"outcome": "refused", "said": str(error).replace(str(path.parent), "")}
+        found |= {"outcome": "refused", "words": str(error).replace(str(path.parent), "")}
     except BaseException:
-        found |= {"outcome": "traceback", "said": traceback.format_exc()}
+        found |= {"outcome": "traceback", "words": traceback.format_exc()}
     finally:
         signal.alarm(0)
     found["seconds"] = time.perf_counter() - start

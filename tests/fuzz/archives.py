@@ -66,7 +66,7 @@ _PLAIN = [
 
 
 def npz(rng: random.Random, folder: Path) -> Path:
-    """An archive changed in its arrays, in their headers, as a zip file or as bytes."""
+    """An archive with changes to its arrays, to their headers, to the zip file or to its bytes."""
     n = 6
     arrays: dict[str, Any] = {"x": np.arange(2.0 * n).reshape(n, 2), "y": np.arange(n) % 2}
     arrays["client"] = np.arange(n) // 3
@@ -134,7 +134,7 @@ def _array(rng: random.Random, array: np.ndarray) -> np.ndarray:
 
 
 def _header(rng: random.Random, content: bytes) -> bytes:
-    """The array with another header: other things promised, other versions."""
+    """The array with another header, which promises another array or has another version."""
     old = content[10:].split(b"\n", 1)
     body = old[1] if len(old) > 1 else b""
     dtype = rng.choice(_DTYPES) if rng.random() < 0.6 else "'<f8'"
@@ -160,7 +160,7 @@ def _header(rng: random.Random, content: bytes) -> bytes:
 
 
 def idx(rng: random.Random, folder: Path) -> Path:
-    """Images beside labels, changed in headers, contents, gzip members, names and partners."""
+    """Images and labels, with a change to a header, a content, the gzip members or a name, or with a file missing."""
     n = rng.choice([100, 120, 150])
     files = {}
     for part in ("train", "t10k") if rng.random() < 0.3 else ("train",):
@@ -179,8 +179,8 @@ def idx(rng: random.Random, folder: Path) -> Path:
         if name == target and rng.random() < 0.05:
             continue
         (folder / (name + (".gz" if zipped != (rng.random() < 0.03) else ""))).write_bytes(content)
-    there = sorted(folder.iterdir())
-    return folder if rng.random() < 0.3 or not there else rng.choice(there)
+    written = sorted(folder.iterdir())
+    return folder if rng.random() < 0.3 or not written else rng.choice(written)
 
 
 def _idx_parts(

@@ -1,4 +1,4 @@
-"""Damage that files of every format can meet: odd values, and bytes that went astray."""
+"""Damage that files of every format can have: odd values and corrupted bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files made to hang a reader, to fill its memory, or to crash what comes after it; each with a word of its refusal."""
+"""Files made to hang a reader, to fill its memory, or to crash what comes after it; each with words of its refusal."""
 
 from __future__ import annotations
 
@@ -238,4 +238,4 @@ HOSTILE: dict[str, tuple[Builder, str]] = {
     "csv with <NA> as a client": (_csv("bob", "<NA>"), "not a client id"),
     "csv with underscores among numbers": (_csv("bob,5,6,1", "bob,5,6,1_0"), "'1_0' where other rows"),
 }
-"""Name -> what writes it, and a word that its refusal has to contain."""
+"""Name -> what writes it, and words that its refusal must contain."""

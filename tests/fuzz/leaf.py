@@ -55,7 +55,7 @@ def _content(rng: random.Random) -> bytes:
 
 
 def _change(rng: random.Random, tree: Any) -> None:
-    """One place of the tree, as deep as chance goes, replaced, dropped, doubled or renamed."""
+    """Replaces, drops, doubles or renames one value of the tree, at a random depth."""
     while True:
         keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
         if not keys:
@@ -72,7 +72,7 @@ def _change(rng: random.Random, tree: Any) -> None:
         case 1:
             tree[rng.choice(["ann", "nan", "", "\ud800", "\0", "9" * 5000])] = tree[key]
         case 2:
-            # All numbers of a user as one odd value: labels of one kind, rows of one shape.
+            # All of a user's numbers become one odd value, so that labels have one kind and rows one shape.
             value = rng.choice(VALUES)
             tree[key] = [value] * len(tree[key]) if isinstance(tree[key], list | dict) else value
         case _:

@@ -18,7 +18,7 @@ Rows = list[list[str]]
 
 
 def csv(rng: random.Random, folder: Path) -> Path:
-    """A table of text, changed by cells, by columns, as text or as bytes."""
+    """A CSV table with changes to its cells, its columns, its text or its bytes."""
     rows: Rows = [["client", "a", "b", "label"]]
     rows += [[f"c{i % 3}", str(i), str(i * 0.5), str(i % 2)] for i in range(rng.choice([1, 6, 40]))]
     for _ in range(rng.choice([0, 0, 1, 1, 1, 2, 5])):
@@ -42,7 +42,7 @@ def _cell(rng: random.Random, rows: Rows) -> None:
 
 
 def _column(rng: random.Random, rows: Rows) -> None:
-    """One column all odd, gone, doubled, or 3,000 more."""
+    """Makes one column odd, drops or doubles it, or adds 3,000 columns."""
     if not rows[0]:
         return
     j, cell = rng.randrange(len(rows[0])), rng.choice(CELLS)
@@ -117,7 +117,7 @@ _COLUMNS: list[Any] = [
 
 
 def parquet_table(rng: random.Random, folder: Path) -> Path:
-    """A table of columns of any type, changed as columns or as bytes."""
+    """A table of columns of any type, with changes to its columns or its bytes."""
     n = rng.choice([0, 2, 6, 6, 40])
     columns: list[tuple[str, Any]] = [
         ("client", [f"c{i % 2}" for i in range(n)]),

@@ -1,7 +1,7 @@
-"""Whatever is in a file, ``load`` gives a data set or one sentence: nothing else, not slowly, not in gigabytes.
+"""Whatever is in a file, ``load`` gives a data set or an error of one sentence, fast and without gigabytes of memory.
 
-Two processes read the files, so that their peak memory is that of the files; most of their ten seconds goes into
-starting, and into the one training run.
+Two processes read the files, so that their peak memory is that of the files; most of the test's
+ten seconds go into starting them, and into the one training run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fuzz.hostile import HOSTILE
 _SECONDS, _MEGABYTES = 10, 1000
 
 
-def loaded(folder: Path, *numbers: int) -> list[dict[str, Any]]:
-    """What became of each file, in a process of its own."""
+def outcomes(folder: Path, *numbers: int) -> list[dict[str, Any]]:
+    """The outcome of each file, read in a separate process."""
     paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     child = subprocess.run(
         [sys.executable, "-m", "fuzz", str(folder), *map(str, numbers)],
@@ -39,48 +39,48 @@ def loaded(folder: Path, *numbers: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def found(thorough: bool, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What became of the fuzzed files."""
+    """The outcomes of the fuzzed files."""
     last = 1000 if thorough else 60
-    rows = loaded(tmp_path_factory.mktemp("fuzz"), 0, last)
+    rows = outcomes(tmp_path_factory.mktemp("fuzz"), 0, last)
     assert len(rows) == last
     return rows
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What became of the hostile files."""
-    return {row["file"]: row for row in loaded(tmp_path_factory.mktemp("hostile"))}
+    """The outcomes of the hostile files."""
+    return {row["file"]: row for row in outcomes(tmp_path_factory.mktemp("hostile"))}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files_are_refused_at_once(hostile: dict[str, dict[str, Any]], name: str) -> None:
     row = hostile[name]
-    assert row["outcome"] == "refused", row["said"]
-    assert HOSTILE[name][1] in row["said"]
-    assert row["said"].isprintable() and row["said"].endswith(".") and len(row["said"]) < 300
+    assert row["outcome"] == "refused", row["words"]
+    assert HOSTILE[name][1] in row["words"]
+    assert row["words"].isprintable() and row["words"].endswith(".") and len(row["words"]) < 300
     assert row["seconds"] < 2
     assert row["megabytes"] < 100
 
 
-def test_a_data_set_or_one_sentence(found: list[dict[str, Any]]) -> None:
+def test_each_file_gives_a_data_set_or_one_sentence(found: list[dict[str, Any]]) -> None:
     assert [row for row in found if row["outcome"] == "traceback"] == []
     for row in found:
         if row["outcome"] == "refused":
-            assert row["said"].endswith("."), row
-            assert row["said"].isprintable(), row
-            assert len(row["said"]) < 500, row
+            assert row["words"].endswith("."), row
+            assert row["words"].isprintable(), row
+            assert len(row["words"]) < 500, row
 
 
-def test_neither_slow_nor_large(found: list[dict[str, Any]]) -> None:
+def test_no_file_takes_long_or_much_memory(found: list[dict[str, Any]]) -> None:
     assert [row for row in found if row["seconds"] > _SECONDS or row["megabytes"] > _MEGABYTES] == []
 
 
 def test_the_files_are_neither_all_good_nor_all_bad(found: list[dict[str, Any]]) -> None:
-    """The control: where all of a format are refused for one reason, nothing behind it has been tried."""
+    """The control: if all files of a format were refused for one reason, no later check would have been tested."""
     for name in fuzz.FORMATS:
         rows = [row for row in found if row["name"] == name]
         assert {row["outcome"] for row in rows} == {"loaded", "refused"}
-        assert len({row["said"].split(": ")[-1] for row in rows}) >= 5
+        assert len({row["words"].split(": ")[-1] for row in rows}) >= 5
 
 
 def test_what_is_loaded_can_be_trained_on(
@@ -105,5 +105,5 @@ def test_what_is_loaded_can_be_trained_on(
         words += ["--clients", "3"] if "clients" in options else []
         words += ["--regression"] if "regression" in options else []
         code = main(words)
-        said = capsys.readouterr().err
-        assert code == 0 or (code == 2 and said.count("\n") == 1), (row, said)
+        printed = capsys.readouterr().err
+        assert code == 0 or (code == 2 and printed.count("\n") == 1), (row, printed)

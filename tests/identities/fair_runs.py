@@ -1,4 +1,4 @@
-"""What the identity tests of the fair methods share: runs of everybody, each method compiled once."""
+"""Runs that the identity tests of the fair methods share, each method compiled once."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from evenhand.types import Algorithm
 
 WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
 STEP = eh.local.sgd(MODEL, 0.1, steps=1)
-"""One gradient over all rows, for what differs in the aggregation alone: it compiles fast."""
-ALIKE = eh.sampling.uniform(weighted=False)
+"""One full-batch step, for methods that differ in the aggregation alone: it compiles fast."""
+EQUAL_WEIGHTS = eh.sampling.uniform(weighted=False)
 alg = eh.algorithms
 _tilt = partial(alg.fedtilt, WORK, classes=3)
 
 
-def row_tilt(t: float) -> eh.local.Work:
+def example_tilt(t: float) -> eh.local.Work:
     """Local work on the tilted loss of each batch."""
     return eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4, risk=eh.risks.tilted(t))
 
 
 METHODS: dict[str, Algorithm] = {
     "fedavg": alg.fedavg(STEP),
-    "fedavg, clients alike": alg.fedavg(STEP, sampling=ALIKE),
-    "fedavg, batches": alg.fedavg(WORK, sampling=ALIKE),
-    "fedprox 0.5, clients alike": alg.fedprox(WORK, mu=0.5, sampling=ALIKE),
-    "fedavg, rows tilted 2": alg.fedavg(row_tilt(2.0), sampling=ALIKE),
-    "fedavg, rows tilted 0": alg.fedavg(row_tilt(0.0), sampling=ALIKE),
-    "q 0": alg.qfedavg(STEP, q=0.0, lipschitz=10.0, sampling=ALIKE),
-    "q 0, by rows": alg.qfedavg(STEP, q=0.0, lipschitz=3.0, sampling=eh.sampling.uniform()),
-    "q 1": alg.qfedavg(STEP, q=1.0, lipschitz=10.0, sampling=ALIKE),
+    "fedavg, equal weights": alg.fedavg(STEP, sampling=EQUAL_WEIGHTS),
+    "fedavg, batches": alg.fedavg(WORK, sampling=EQUAL_WEIGHTS),
+    "fedprox 0.5, equal weights": alg.fedprox(WORK, mu=0.5, sampling=EQUAL_WEIGHTS),
+    "fedavg, examples tilted 2": alg.fedavg(example_tilt(2.0), sampling=EQUAL_WEIGHTS),
+    "fedavg, examples tilted 0": alg.fedavg(example_tilt(0.0), sampling=EQUAL_WEIGHTS),
+    "q 0": alg.qfedavg(STEP, q=0.0, lipschitz=10.0, sampling=EQUAL_WEIGHTS),
+    "q 0, by examples": alg.qfedavg(STEP, q=0.0, lipschitz=3.0, sampling=eh.sampling.uniform()),
+    "q 1": alg.qfedavg(STEP, q=1.0, lipschitz=10.0, sampling=EQUAL_WEIGHTS),
     "t 0": alg.term(STEP, t=0.0),
     "t 1e-6": alg.term(STEP, t=1e-6),
     "t 1": alg.term(STEP, t=1.0),
@@ -47,12 +47,16 @@ METHODS: dict[str, Algorithm] = {
     "theta 1, smoothed": alg.delta_fl(STEP, theta=1.0, nu=0.3),
     "theta 0.5": alg.delta_fl(STEP, theta=0.5),
     "theta 0.5, filtered": alg.delta_fl(STEP, theta=0.5, filtered=True),
-    "theta 0.5, alike": alg.delta_fl(STEP, theta=0.5, sampling=ALIKE),
-    "theta 0.5, filtered, alike": alg.delta_fl(STEP, theta=0.5, filtered=True, sampling=ALIKE),
-    "theta 0.5, as printed, alike": alg.delta_fl(
-        STEP, theta=0.5, filtered=True, strict=False, sampling=ALIKE
+    "theta 0.5, equal weights": alg.delta_fl(STEP, theta=0.5, sampling=EQUAL_WEIGHTS),
+    "theta 0.5, filtered, equal weights": alg.delta_fl(
+        STEP, theta=0.5, filtered=True, sampling=EQUAL_WEIGHTS
     ),
-    "theta 0.6, filtered, alike": alg.delta_fl(STEP, theta=0.6, filtered=True, sampling=ALIKE),
+    "theta 0.5, as printed, equal weights": alg.delta_fl(
+        STEP, theta=0.5, filtered=True, strict=False, sampling=EQUAL_WEIGHTS
+    ),
+    "theta 0.6, filtered, equal weights": alg.delta_fl(
+        STEP, theta=0.6, filtered=True, sampling=EQUAL_WEIGHTS
+    ),
     "theta 0.5, hardly smoothed": alg.delta_fl(STEP, theta=0.5, nu=1e-4),
     "theta 0.5, all smoothed": alg.delta_fl(STEP, theta=0.5, nu=1e6),
     "theta 0.01": alg.delta_fl(STEP, theta=0.01),
@@ -62,7 +66,7 @@ METHODS: dict[str, Algorithm] = {
     "tilts 0, mu 0": _tilt(prox_mu=0.0),
     "tilts 0, mu inf": _tilt(prox_mu=math.inf),
     "tilts 0, tied": _tilt(prox_mu=0.5, tied=True),
-    "tilts 0, own step": _tilt(personal=eh.local.sgd(MODEL, 0.3, epochs=2, batch_size=4)),
+    "tilts 0, personal step": _tilt(personal=eh.local.sgd(MODEL, 0.3, epochs=2, batch_size=4)),
     "tilts 2": _tilt(tilt_class=2.0, tilt_sample=2.0),
     "tilts 2 and -1": _tilt(tilt_class=2.0, tilt_sample=-1.0),
     "tilts 2 and -1, any labels": alg.fedtilt(WORK, tilt_class=2.0, tilt_sample=-1.0),
@@ -81,10 +85,10 @@ def run(name: str, rounds: int = 3, cohort: int | None = None) -> eh.Run:
 
 
 def end(name: str, rounds: int = 3, cohort: int | None = None) -> np.ndarray:
-    """Its global parameters."""
+    """The global parameters at its end."""
     return flat(run(name, rounds, cohort).params)
 
 
-def own(name: str) -> np.ndarray:
+def served(name: str) -> np.ndarray:
     """What each client is served."""
     return np.stack([flat(run(name).personal_params(k)) for k in range(DATA.num_clients)])

@@ -1,4 +1,4 @@
-"""What the identity tests share: small runs, each method compiled once."""
+"""Small runs that the identity tests share, each method compiled once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA = eh.testing.toy_data()
 ROUNDS = 3
 _BATCHES = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
 _STEPS = eh.local.sgd(MODEL, 0.1, steps=3)
-_WHOLE = eh.sampling.uniform(weighted=False)
+_EQUAL_WEIGHTS = eh.sampling.uniform(weighted=False)
 
 METHODS: dict[str, Algorithm] = {
     "fedavg, batches": eh.algorithms.fedavg(_BATCHES),
@@ -25,7 +25,7 @@ METHODS: dict[str, Algorithm] = {
     "fedprox 0, batches": eh.algorithms.fedprox(_BATCHES, mu=0.0),
     "fedprox 0.1, batches": eh.algorithms.fedprox(_BATCHES, mu=0.1),
     "fedavg": eh.algorithms.fedavg(_STEPS),
-    "fedavg, clients alike": eh.algorithms.fedavg(_STEPS, sampling=_WHOLE),
+    "fedavg, equal weights": eh.algorithms.fedavg(_STEPS, sampling=_EQUAL_WEIGHTS),
     "fedavg, scheme A": eh.algorithms.fedavg(_STEPS, sampling=eh.sampling.proportional()),
     "fedavg, half a step": eh.algorithms.fedavg(_STEPS, server_opt=optax.sgd(0.5)),
     "fedavgm 0": eh.algorithms.fedavg(_STEPS, server_opt=eh.server_opt.fedavgm(momentum=0.0)),
@@ -52,7 +52,7 @@ def runs(
     cohort: int | None = None,
     seed: int = 0,
 ) -> list[eh.Run]:
-    """The run after each round, the first before any."""
+    """The run before the first round and after each round."""
     systems = None if slow is None else SYSTEMS[slow]
     return list(
         eh.simulation.iterate(

@@ -1,4 +1,4 @@
-"""The proximal weight that follows the loss, on made-up losses."""
+"""The proximal weight that adapts to the loss, on made-up losses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _method(mu0: float) -> Algorithm:
 
 @jax.jit
 def _used(start: Any, losses: Array) -> Array:
-    """What is broadcast as ``mu`` after each loss; where the method started is all in its state."""
+    """The ``mu`` that is broadcast after each loss; all that depends on its start is in ``start``."""
     method = _method(0.0)
     assert method.observe is not None
 
@@ -84,7 +84,7 @@ _NAN, _INF = float("nan"), float("inf")
         (0.5, [9, 8, 7, 6, 5, _INF, 4, 3, 2, 1, 0], [0.5] * 5 + [0.6] * 5 + [0.5]),
     ],
 )
-def test_by_hand(mu0: float, losses: list[float], mus: list[float]) -> None:
+def test_the_weight_is_the_one_computed_by_hand(mu0: float, losses: list[float], mus: list[float]) -> None:
     assert _follow(mu0, losses) == pytest.approx(mus, abs=1e-6)
     assert _rule(mu0, losses) == pytest.approx(mus, abs=1e-6)
 
@@ -95,7 +95,7 @@ def test_by_hand(mu0: float, losses: list[float], mus: list[float]) -> None:
     st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, _NAN, _INF]), max_size=_LENGTH - 1),
     st.integers(0, _LENGTH - 1),
 )
-def test_follows_the_rule(mu0: float, tail: list[float], falls: int) -> None:
+def test_the_weight_follows_the_rule(mu0: float, tail: list[float], falls: int) -> None:
     losses = [50.0, *(49.0 - t for t in range(falls)), *tail][:_LENGTH]
     assert _follow(mu0, losses) == pytest.approx(_rule(mu0, losses), abs=1e-6)
 
@@ -110,7 +110,7 @@ def test_steps_of_a_tenth_do_not_drift() -> None:
     state = observe(method.init(MODEL.init(jax.random.key(0)), 6), 1001)
     mu = method.phases[0].broadcast(state, jnp.int32(0)).extra
     assert float(mu) == 100.0
-    assert float(np.cumsum(np.full(1000, 0.1, np.float32))[-1]) != 100.0, "adding float32 tenths does"
+    assert float(np.cumsum(np.full(1000, 0.1, np.float32))[-1]) != 100.0, "adding tenths in float32 drifts"
 
 
 def test_a_run_follows_its_own_training_loss() -> None:

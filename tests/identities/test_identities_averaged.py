@@ -32,7 +32,7 @@ def mean(name: str, **how: float) -> eh.Run:
 
 @pytest.mark.parametrize("initial", [True, False])
 @pytest.mark.parametrize("growth", [1.0, 1.5, 1e6])
-def test_it_is_the_weighted_mean_of_the_iterates(growth: float, initial: bool) -> None:
+def test_the_model_is_the_weighted_mean_of_the_iterates(growth: float, initial: bool) -> None:
     """Theorem 5's weights beta^(1 + t), of which a common factor drops out."""
     each = iterates("theta 0.5").astype(np.float64)
     weights = growth ** np.arange(ROUNDS + 1.0) * np.r_[initial, np.ones(ROUNDS)]
@@ -49,7 +49,7 @@ def test_a_round_of_two_exchanges_counts_once() -> None:
 
 
 def test_clients_never_see_the_mean() -> None:
-    """What they keep is the same bit for bit."""
+    """Their personal models are the same bit for bit."""
     plain, averaged = eh.simulate(ALL["tilts 0"], DATA, rounds=ROUNDS), mean("tilts 0")
     for k in range(DATA.num_clients):
         assert np.array_equal(flat(plain.personal_params(k)), flat(averaged.personal_params(k)))
@@ -60,17 +60,17 @@ def test_the_weights_never_overflow() -> None:
     """1.1^2000 would, in float32; its sum in units of the last weight tends to 1.1 / 0.1."""
     method = eh.algorithms.averaged(ALL["theta 0.5"], growth=1.1)
     (phase,), state = method.phases, method.init(MODEL.init(jax.random.key(0)), DATA.num_clients)
-    still = jax.tree.map(jnp.zeros_like, state.mean)
+    no_step = jax.tree.map(jnp.zeros_like, state.mean)
 
     def body(_: int, state: Any) -> Any:
-        return phase.server(state, still, jnp.int32(6), jax.random.key(0))[0]
+        return phase.server(state, no_step, jnp.int32(6), jax.random.key(0))[0]
 
     end = jax.jit(lambda state: jax.lax.fori_loop(0, 2000, body, state))(state)
     assert float(end.total) == pytest.approx(11.0, rel=1e-5)
     assert gap(flat(end.mean), flat(state.mean)) < 1e-6
 
 
-def test_what_it_refuses() -> None:
+def test_a_bad_growth_and_a_method_that_observes_its_loss_are_refused() -> None:
     for growth in (0.9, float("inf"), float("nan")):
         with pytest.raises(eh.EvenhandError, match="grow by a finite factor"):
             eh.algorithms.averaged(ALL["fedavg"], growth=growth)

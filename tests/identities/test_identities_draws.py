@@ -1,6 +1,6 @@
-"""Each purpose draws from a stream of its own: turning one feature on changes no other's draws.
+"""Each purpose draws from its own stream: turning one feature on changes no draws of another.
 
-A method that learns nothing shows them: its clients upload who they are, how far they get and the key of their
+A method that learns nothing shows the draws: its clients upload their first row, their progress and the key of their
 work, and its aggregator keeps every upload in its state.
 """
 
@@ -24,14 +24,14 @@ _ROUNDS = 4
 _MODEL = Model(
     init=lambda key: jnp.zeros(4), apply=lambda w, x: x @ w, losses=lambda outputs, y: outputs, metrics={}
 )
-_KEEP = eh.sampling.uniform()
+_UNIFORM = eh.sampling.uniform()
 
 
-def _tell(params: Array, data: ClientData, key: Key, correction: optax.GradientTransformation) -> Any:
+def _show_draws(params: Array, data: ClientData, key: Key, correction: optax.GradientTransformation) -> Any:
     """Local work whose result is the client's first row, its progress, and 48 bits of its key."""
     words = jax.random.key_data(key) >> np.uint32(8)
-    told = jnp.stack([data.start.astype(jnp.float32), data.progress, *words.astype(jnp.float32)])
-    return params + told, correction.init(params)
+    draws = jnp.stack([data.start.astype(jnp.float32), data.progress, *words.astype(jnp.float32)])
+    return params + draws, correction.init(params)
 
 
 def _spy(m: int) -> Stack:
@@ -57,8 +57,8 @@ _KEEPING = ["fedprox", "feddane", "feddane, same cohort"]
 _DROPPING = ["fedavg", "scaffold", "feddane, dropping", "feddane, same cohort, dropping"]
 
 
-def _method(kind: str, m: int = 4, sampling: Sampling = _KEEP) -> Algorithm:
-    work = eh.local.Work(_MODEL, _tell)
+def _method(kind: str, m: int = 4, sampling: Sampling = _UNIFORM) -> Algorithm:
+    work = eh.local.Work(_MODEL, _show_draws)
     common: dict[str, Any] = {"aggregator": _spy(m), "sampling": sampling}
     if kind == "fedavg":
         return eh.algorithms.fedavg(work, **common)
@@ -70,7 +70,7 @@ def _method(kind: str, m: int = 4, sampling: Sampling = _KEEP) -> Algorithm:
 
 
 def _phases(method: Algorithm, seed: int = 0, **settings: Any) -> list[np.ndarray]:
-    """For each phase ``(rounds, m, 4)``: what its clients uploaded, first of all for the model."""
+    """For each phase ``(rounds, m, 4)``: the first leaf of what its clients uploaded."""
     settings = {"cohort": 4, "rounds": _ROUNDS, "eval_every": 1, "seed": seed, **settings}
     watched = [run.state.aggregators for run in eh.simulation.iterate(method, DATA, **settings)][1:]
     return [
@@ -94,12 +94,12 @@ def _slow_fedprox() -> np.ndarray:
     return _uploads(_method("fedprox"), systems=_SLOW)
 
 
-def test_uploads_are_told_apart() -> None:
-    told = _plain()
-    assert set(told[:, :, 0].ravel()) == {0.0, 1.0, 4.0, 12.0, 29.0, 34.0}, "everybody is drawn sometimes"
-    assert (told[:, :, 1] == 1).all()
-    keys = told[:, :, 2:].reshape(-1, 2)
-    assert len(np.unique(keys, axis=0)) == len(keys), "every client and round has a key of its own"
+def test_every_client_and_round_has_its_own_key() -> None:
+    uploads = _plain()
+    assert set(uploads[:, :, 0].ravel()) == {0.0, 1.0, 4.0, 12.0, 29.0, 34.0}, "every client is drawn"
+    assert (uploads[:, :, 1] == 1).all()
+    keys = uploads[:, :, 2:].reshape(-1, 2)
+    assert len(np.unique(keys, axis=0)) == len(keys), "every client and round has its own key"
 
 
 def test_rounds_and_seeds_draw_other_cohorts_and_keys() -> None:
@@ -110,7 +110,7 @@ def test_rounds_and_seeds_draw_other_cohorts_and_keys() -> None:
 
 
 @pytest.mark.parametrize("kind", ["fedprox", "feddane", "feddane, same cohort", "scaffold"])
-def test_methods_with_one_seed_meet_the_same_draws(kind: str) -> None:
+def test_methods_with_the_same_seed_have_the_same_draws(kind: str) -> None:
     assert np.array_equal(_uploads(_method(kind)), _plain())
 
 
@@ -119,17 +119,17 @@ def test_stragglers_change_progress_only() -> None:
     assert np.array_equal(slow[:, :, [0, 2, 3]], _plain()[:, :, [0, 2, 3]])
     assert ((slow[:, :, 1] < 1).sum(axis=1) == 2).all()
     shares = slow[:, :, 1][slow[:, :, 1] < 1]
-    assert len(set(shares.tolist())) == 2 * _ROUNDS, "every client and round has a share of its own"
-    assert len(np.unique(slow[:, :, 1] < 1, axis=0)) > 1, "nor are the same slots slow"
+    assert len(set(shares.tolist())) == 2 * _ROUNDS, "every client and round has its own share"
+    assert len(np.unique(slow[:, :, 1] < 1, axis=0)) > 1, "other slots are slow in other rounds"
 
 
 @pytest.mark.parametrize("kind", _KEEPING)
-def test_methods_that_keep_partial_work_meet_the_same_stragglers(kind: str) -> None:
+def test_methods_that_keep_partial_work_have_the_same_stragglers(kind: str) -> None:
     assert np.array_equal(_uploads(_method(kind), systems=_SLOW), _slow_fedprox())
 
 
 @pytest.mark.parametrize("kind", _DROPPING)
-def test_methods_that_drop_stragglers_meet_the_same(kind: str) -> None:
+def test_methods_that_drop_stragglers_have_the_same_ones(kind: str) -> None:
     method = _method(kind, m=2)
     survivors = _uploads(method, systems=_SLOW)
     assert (survivors[:, :, 1] >= 1).all()
@@ -152,12 +152,12 @@ def _starts(gradients: np.ndarray) -> np.ndarray:
     ("kind", "m", "systems"),
     [("feddane", 4, None), ("feddane", 4, _SLOW), ("feddane, dropping", 2, _SLOW)],
 )
-def test_both_exchanges_of_feddane_draw_as_told(
+def test_the_second_exchange_of_feddane_draws_another_cohort_only_if_asked(
     kind: str, m: int, systems: eh.systems.Systems | None
 ) -> None:
     for fresh in (True, False):
-        both = kind if fresh else kind.replace("feddane", "feddane, same cohort")
-        gradients, trained = _phases(_method(both, m), systems=systems)
+        name = kind if fresh else kind.replace("feddane", "feddane, same cohort")
+        gradients, trained = _phases(_method(name, m), systems=systems)
         first, second = _starts(gradients), trained[:, :, 0]
         assert np.array_equal(first, second) != fresh
         if fresh:
@@ -185,19 +185,19 @@ def test_feddane_with_one_client_is_fedprox_batch_by_batch(fresh_cohort: bool) -
     method = eh.algorithms.feddane(_BATCHES, mu=0.1, fresh_cohort=fresh_cohort)
     alone = flat(eh.simulate(method, _alone(DATA.train.x, DATA.train.y), rounds=3).params)
     assert gap(alone, _batched_fedprox()) < 1e-6
-    assert gap(alone, _batched_fedprox(reverse=True)) > 1e-3, "other batches lead elsewhere"
+    assert gap(alone, _batched_fedprox(reverse=True)) > 1e-3, "other batches lead to another model"
     unlike = flat(eh.simulate(method, DATA, rounds=3).params)
     assert gap(unlike, _batched_fedprox(alone=False)) > 1e-3
 
 
 def test_no_cohort_means_as_many_draws_as_clients() -> None:
-    everybody = DATA.train.offsets[:-1].tolist()
+    all_clients = DATA.train.offsets[:-1].tolist()
     uniform = _uploads(_method("fedavg", m=6), cohort=None)
-    assert all(sorted(starts) == everybody for starts in uniform[:, :, 0].tolist())
+    assert all(sorted(starts) == all_clients for starts in uniform[:, :, 0].tolist())
     scheme_a = _method("fedavg", m=6, sampling=eh.sampling.proportional(replace=True))
     drawn = _uploads(scheme_a, cohort=None)
     assert np.array_equal(drawn, _uploads(scheme_a, cohort=6))
-    assert any(sorted(starts) != everybody for starts in drawn[:, :, 0].tolist()), "some twice, some not"
+    assert any(sorted(starts) != all_clients for starts in drawn[:, :, 0].tolist()), "some twice, some not"
 
 
 def test_no_cohort_trains_as_a_cohort_of_as_many_draws() -> None:
@@ -205,15 +205,15 @@ def test_no_cohort_trains_as_a_cohort_of_as_many_draws() -> None:
     scheme_a = eh.algorithms.fedavg(work, sampling=eh.sampling.proportional(replace=True))
     drawn = flat(eh.simulate(scheme_a, DATA, rounds=2).params)
     assert np.array_equal(drawn, flat(eh.simulate(scheme_a, DATA, rounds=2, cohort=6).params))
-    clients_alike = eh.algorithms.fedavg(work, sampling=eh.sampling.uniform(weighted=False))
-    assert gap(drawn, flat(eh.simulate(clients_alike, DATA, rounds=2).params)) > 1e-3, "nor everybody once"
+    equal_weights = eh.algorithms.fedavg(work, sampling=eh.sampling.uniform(weighted=False))
+    assert gap(drawn, flat(eh.simulate(equal_weights, DATA, rounds=2).params)) > 1e-3, "not each client once"
 
 
 def _double(delta: Array, key: Key) -> Array:
     return 2.0 * delta
 
 
-def test_an_attack_changes_what_malicious_clients_send_only() -> None:
+def test_an_attack_changes_only_what_malicious_clients_send() -> None:
     attacked = _uploads(_method("fedavg"), attack=Attack(fraction=0.34, upload=_double))
     malicious = set()
     for before, after in zip(_plain().reshape(-1, 4), attacked.reshape(-1, 4), strict=True):
@@ -236,7 +236,7 @@ def test_another_sampling_changes_the_cohort_but_no_clients_key() -> None:
     assert shared > 0
 
 
-# --- who lies ----------------------------------------------------------------------------------------------------
+# --- which clients are malicious ---------------------------------------------------------------------------------
 
 
 def _many(clients: int) -> eh.data.FederatedDataset:
@@ -259,7 +259,7 @@ def test_the_share_of_malicious_clients_is_rounded_down(clients: int) -> None:
     assert len(_malicious(data, None)) == 0
 
 
-def test_who_lies_is_drawn_once_from_the_seed() -> None:
+def test_malicious_clients_are_drawn_once_from_the_seed() -> None:
     data = _many(100)
     by_upload, by_rows = Attack(0.3, upload=_double), Attack(0.3, rows=lambda x, y, rng: (x + 1, y))
     assert np.array_equal(_malicious(data, by_upload), _malicious(data, by_rows))
@@ -267,31 +267,31 @@ def test_who_lies_is_drawn_once_from_the_seed() -> None:
     counts = np.bincount(
         np.concatenate([_malicious(data, by_upload, seed) for seed in range(40)]), minlength=100
     )
-    assert counts.max() < 40 * 0.3 + 4.5 * np.sqrt(40 * 0.3 * 0.7), "nobody is picked on"
+    assert counts.max() < 40 * 0.3 + 4.5 * np.sqrt(40 * 0.3 * 0.7), "no client is drawn too often"
 
 
 def _noise(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return x + rng.normal(size=x.shape).astype(np.float32), (y + 1) % 3
 
 
-def test_poison_reaches_the_rows_of_malicious_clients_only() -> None:
+def test_poison_reaches_only_the_rows_of_malicious_clients() -> None:
     kept = DATA.train.x.copy(), DATA.train.y.copy()
     attack = Attack(fraction=0.5, rows=_noise)
     rows = device_rows(DATA, attack, 0)
     malicious = _malicious(DATA, attack)
     assert len(malicious) == 3
     for k in range(6):
-        own = slice(*DATA.train.offsets[k : k + 2])
-        assert np.array_equal(rows.x[own], DATA.train.x[own]) == (k not in malicious)
-        assert np.array_equal(rows.y[own], DATA.train.y[own]) == (k not in malicious)
+        window = slice(*DATA.train.offsets[k : k + 2])
+        assert np.array_equal(rows.x[window], DATA.train.x[window]) == (k not in malicious)
+        assert np.array_equal(rows.y[window], DATA.train.y[window]) == (k not in malicious)
     assert np.array_equal(DATA.train.x, kept[0]) and np.array_equal(DATA.train.y, kept[1]), (
-        "the data set is not"
+        "the data set itself is never poisoned"
     )
 
 
 def test_poison_is_drawn_per_client_and_seed() -> None:
-    everybody = Attack(fraction=1.0, rows=_noise)
-    added = [np.asarray(device_rows(DATA, everybody, seed).x) - DATA.train.x for seed in (0, 0, 1)]
+    attack = Attack(fraction=1.0, rows=_noise)
+    added = [np.asarray(device_rows(DATA, attack, seed).x) - DATA.train.x for seed in (0, 0, 1)]
     assert np.array_equal(added[0], added[1])
     first_rows = [noise[start] for noise in (added[0], added[2]) for start in DATA.train.offsets[:-1]]
     assert len(np.unique(np.round(first_rows, 5), axis=0)) == 12
@@ -307,7 +307,7 @@ def test_poisoned_rows_are_trained_on_but_not_evaluated_on() -> None:
     assert honest.history["train_loss"][0] == poisoned.history["train_loss"][0]
 
 
-# --- what malicious clients send ------------------------------------------------------------------------------------
+# --- what malicious clients send ---------------------------------------------------------------------------------
 
 
 def _random(delta: Array, key: Key) -> Array:
@@ -319,7 +319,7 @@ def test_random_uploads_differ_by_client_and_round() -> None:
     method = _method("fedavg", m=6)
     honest = _uploads(method, cohort=None)
     attacked = _uploads(method, cohort=None, attack=attack)
-    lied = (honest != attacked).any(axis=2)
-    assert (lied == lied[0]).all(), "the same clients in every round"
-    assert np.flatnonzero(lied[0]).tolist() == _malicious(DATA, attack).tolist()
-    assert len(np.unique(attacked[lied], axis=0)) == 3 * _ROUNDS
+    changed = (honest != attacked).any(axis=2)
+    assert (changed == changed[0]).all(), "the same clients in every round"
+    assert np.flatnonzero(changed[0]).tolist() == _malicious(DATA, attack).tolist()
+    assert len(np.unique(attacked[changed], axis=0)) == 3 * _ROUNDS

@@ -1,4 +1,4 @@
-"""Where one method becomes another, and where it must not."""
+"""When one method becomes another, and when it must not."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_feddane_with_one_client_is_fedprox() -> None:
 
 
 def test_scaffold_begins_as_fedavg() -> None:
-    scaffold, fedavg = path("scaffold"), path("fedavg, clients alike")
+    scaffold, fedavg = path("scaffold"), path("fedavg, equal weights")
     assert gap(scaffold[1], fedavg[1]) < 1e-7
     assert gap(scaffold[1], scaffold[0]) > 1e-2
     assert gap(scaffold[2], fedavg[2]) > 1e-3
-    assert gap(scaffold[1], path("fedavg")[1]) > 1e-3, "its clients count alike"
+    assert gap(scaffold[1], path("fedavg")[1]) > 1e-3, "its clients have equal weights"
 
 
 def test_server_momentum_of_zero_is_fedavg() -> None:
@@ -65,11 +65,13 @@ def test_adaptive_fedprox_is_fedprox_until_mu_moves() -> None:
     assert gaps[moved + 1] > 1e-5
 
 
-def test_everybody_is_a_cohort_of_all() -> None:
-    everybody = path("fedavg", cohort=6)
-    assert np.array_equal(path("fedavg", cohort=None), everybody)
-    assert np.array_equal(path("fedavg", cohort=99), everybody), "no more than there are"
-    assert gap(path("fedavg", cohort=4)[1], everybody[1]) > 1e-3
+def test_without_a_cohort_all_clients_take_part() -> None:
+    all_clients = path("fedavg", cohort=6)
+    assert np.array_equal(path("fedavg", cohort=None), all_clients)
+    assert np.array_equal(path("fedavg", cohort=99), all_clients), (
+        "a cohort is no larger than the number of clients"
+    )
+    assert gap(path("fedavg", cohort=4)[1], all_clients[1]) > 1e-3
 
 
 def test_the_two_sampling_schemes_differ() -> None:
@@ -77,7 +79,7 @@ def test_the_two_sampling_schemes_differ() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_all_methods_start_from_the_model_that_the_seed_names(method: str) -> None:
+def test_all_methods_start_from_the_model_that_the_seed_gives(method: str) -> None:
     start = eh.simulate(METHODS[method], DATA, rounds=0, seed=3)
     assert np.array_equal(flat(start.params), flat(MODEL.init(stream(jax.random.key(3), Purpose.INIT))))
     assert gap(flat(start.params), flat(eh.simulate(METHODS[method], DATA, rounds=0, seed=4).params)) > 1e-3

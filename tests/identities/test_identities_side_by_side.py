@@ -1,4 +1,4 @@
-"""Several methods in one federation are those methods alone: models, states, infos, and what clients are served."""
+"""Methods trained side by side give what each gives alone: models, states, infos, and what clients are served."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fair_runs import ALIKE, METHODS, STEP, WORK
+from fair_runs import EQUAL_WEIGHTS, METHODS, STEP, WORK
 from identity_runs import DATA, flat, gap
 
 import evenhand as eh
 
 NAMES = ("fedavg", "theta 0.5", "t 0, running", "tilts 0", "q 1, uniform")
-"""Without and with losses, with a memory at the server, with models of the clients' own, with losses in the upload."""
-ALL = METHODS | {"q 1, uniform": eh.algorithms.qfedavg(STEP, q=1.0, lipschitz=10.0, sampling=ALIKE)}
+"""Without losses, with them, with a state at the server, with personal models, with losses in the upload."""
+ALL = METHODS | {"q 1, uniform": eh.algorithms.qfedavg(STEP, q=1.0, lipschitz=10.0, sampling=EQUAL_WEIGHTS)}
 METHOD = eh.algorithms.side_by_side({name: ALL[name] for name in NAMES})
 ROUNDS, COHORT = 3, 4
 
@@ -32,28 +32,28 @@ def alone(name: str) -> eh.Run:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_model_is_the_one_of_a_run_alone(name: str) -> None:
-    j, ours, theirs = NAMES.index(name), together(), alone(name)
-    assert gap(flat(ours.params[j]), flat(theirs.params)) < 1e-6
-    assert gap(flat(ours.params[j]), flat(ours.params[j - 1])) > 1e-3
+    j, joint, single = NAMES.index(name), together(), alone(name)
+    assert gap(flat(joint.params[j]), flat(single.params)) < 1e-6
+    assert gap(flat(joint.params[j]), flat(joint.params[j - 1])) > 1e-3
     for k in range(DATA.num_clients):
-        assert gap(flat(ours.personal_params(k)[j]), flat(theirs.personal_params(k))) < 1e-6
+        assert gap(flat(joint.personal_params(k)[j]), flat(single.personal_params(k))) < 1e-6
     for metric in ("loss", "accuracy"):
-        found = ours.client_metrics("test")[f"{metric} ({name})"]
-        np.testing.assert_allclose(found, theirs.client_metrics("test")[metric], rtol=1e-5)
-    for what, values in theirs.per_round.items():
+        found = joint.client_metrics("test")[f"{metric} ({name})"]
+        np.testing.assert_allclose(found, single.client_metrics("test")[metric], rtol=1e-5)
+    for what, values in single.per_round.items():
         if what not in ("reported", "rejected", "effective_cohort"):
-            np.testing.assert_allclose(ours.per_round[f"{what} ({name})"], values, rtol=1e-4)
+            np.testing.assert_allclose(joint.per_round[f"{what} ({name})"], values, rtol=1e-4)
 
 
-def test_its_own_metrics_are_those_of_the_first() -> None:
+def test_metrics_without_a_name_are_those_of_the_first_method() -> None:
     for metric in ("loss", "accuracy"):
-        one, other = together().client_metrics("test"), alone(NAMES[0]).client_metrics("test")
-        np.testing.assert_allclose(one[metric], other[metric], rtol=1e-5)
+        joint, single = together().client_metrics("test"), alone(NAMES[0]).client_metrics("test")
+        np.testing.assert_allclose(joint[metric], single[metric], rtol=1e-5)
     assert together().history["test_accuracy"][-1] == together().history[f"test_accuracy ({NAMES[0]})"][-1]
 
 
-def test_the_effective_cohort_is_the_mean_of_theirs() -> None:
-    """FedAvg alone has none, since its server sees no weights: by hand, from the rows of those drawn."""
+def test_the_effective_cohort_is_the_mean_over_the_methods() -> None:
+    """FedAvg is not among them: it reports none, since its server sees no weights."""
     pair = eh.algorithms.side_by_side({name: METHODS[name] for name in ("theta 0.5", "theta 0.01")})
     found = eh.simulate(pair, DATA, rounds=ROUNDS, seed=0).per_round["effective_cohort"]
     each = [
@@ -64,7 +64,7 @@ def test_the_effective_cohort_is_the_mean_of_theirs() -> None:
     assert each[0] != pytest.approx(each[1])
 
 
-def test_clients_are_served_by_level_as_from_runs_of_their_own() -> None:
+def test_clients_are_served_by_level_as_from_separate_runs() -> None:
     runs = [alone(name) for name in NAMES]
     one = eh.evaluation.serve_by_level(together(), choose_on="train", metric="loss")
     several = eh.evaluation.serve_by_level(runs, choose_on="train", metric="loss")
@@ -77,22 +77,22 @@ def test_clients_are_served_by_level_as_from_runs_of_their_own() -> None:
         eh.evaluation.serve_by_level(alone("fedavg"))
 
 
-def test_each_adapts_its_own_model() -> None:
+def test_each_method_adapts_its_own_model() -> None:
     tuned = METHODS["fedavg"]._replace(adapt=lambda params, data, key: jax.tree.map(lambda w: w + 1, params))
     method = eh.algorithms.side_by_side({"plain": METHODS["fedavg"], "tuned": tuned})
-    plain, other = eh.simulate(method, DATA, rounds=0).personal_params(0)
-    assert gap(flat(other), flat(plain) + 1) < 1e-6
+    plain, adapted = eh.simulate(method, DATA, rounds=0).personal_params(0)
+    assert gap(flat(adapted), flat(plain) + 1) < 1e-6
 
 
-def test_the_contract_is_kept() -> None:
+def test_methods_side_by_side_obey_the_contract() -> None:
     pair = {name: METHODS[name] for name in ("fedavg", "theta 0.5")}
     eh.testing.check_algorithm(eh.algorithms.side_by_side(pair), lanes=(2,), rounds=2)
 
 
-def test_what_cannot_go_together() -> None:
+def test_methods_that_cannot_share_rounds_are_refused() -> None:
     alg = eh.algorithms
     refused = "cannot share their rounds"
-    krum = (
+    stacking = (
         METHODS["fedavg"]
         .phases[0]
         ._replace(
@@ -105,15 +105,15 @@ def test_what_cannot_go_together() -> None:
         alg.feddane(WORK, mu=0.1),
         alg.fedavg(STEP, keep_partial=True),
         alg.fedprox_adaptive(STEP, mu0=0.1),
-        METHODS["fedavg"]._replace(phases=(krum,)),
+        METHODS["fedavg"]._replace(phases=(stacking,)),
     ):
         with pytest.raises(eh.EvenhandError, match=refused):
             alg.side_by_side({"a": METHODS["fedavg"], "b": other})
     with pytest.raises(eh.EvenhandError, match="different schemes"):
         alg.side_by_side({"a": METHODS["fedavg"], "b": alg.qfedavg(STEP, q=1.0, lipschitz=10.0)})
-    elsewhere = alg.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1), sampling=ALIKE)
+    another_model = alg.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1), sampling=EQUAL_WEIGHTS)
     with pytest.raises(eh.EvenhandError, match="different models"):
-        alg.side_by_side({"a": METHODS["fedavg"], "b": elsewhere})
+        alg.side_by_side({"a": METHODS["fedavg"], "b": another_model})
     with pytest.raises(eh.EvenhandError, match="no method"):
         alg.side_by_side({})
 
@@ -121,13 +121,13 @@ def test_what_cannot_go_together() -> None:
 def test_a_level_is_measured_as_its_metric_says_whatever_its_name() -> None:
     method = eh.algorithms.side_by_side({"plain": METHODS["fedavg"], "max loss": METHODS["theta 0.5"]})
     run = eh.simulate(method, DATA, rounds=1, cohort=COHORT)
-    told = run.summary("test", "accuracy (max loss)")
-    assert told["worst10"] == told["min"] <= told["best10"]
+    summary = run.summary("test", "accuracy (max loss)")
+    assert summary["worst10"] == summary["min"] <= summary["best10"]
     assert run.summary("test", "loss (max loss)")["worst10"] >= run.summary("test", "loss (max loss)")["mean"]
 
 
-def test_two_exchanges_side_by_side_with_cohorts_of_their_own() -> None:
-    """FedDane draws anew before it trains, which takes a second draw for both."""
+def test_two_exchanges_side_by_side_draw_two_cohorts() -> None:
+    """FedDane draws a second cohort to train, the same one for both methods."""
     pair = {mu: eh.algorithms.feddane(WORK, mu=mu, fresh_cohort=True) for mu in (0.1, 1.0)}
     run = eh.simulate(
         eh.algorithms.side_by_side({f"mu {mu}": method for mu, method in pair.items()}),
@@ -139,18 +139,18 @@ def test_two_exchanges_side_by_side_with_cohorts_of_their_own() -> None:
         assert gap(flat(run.params[j]), flat(eh.simulate(method, DATA, rounds=2, cohort=3).params)) < 1e-6
 
 
-def test_work_and_traffic_are_the_sums_of_theirs() -> None:
+def test_work_and_traffic_are_sums_over_the_methods() -> None:
     info, each = together().info, [alone(name).info for name in NAMES]
     assert info["steps"]["useful"] == sum(one["steps"]["useful"] for one in each)
     assert info["examples"] == sum(one["examples"] for one in each)
-    # Where any model's weights are made of losses, all models' are reported with them, and come back.
+    # If the weights of any method depend on losses, all methods report a weight and a loss and get a weight back.
     silent = sum(not ALL[name].phases[0].aggregator.needs_loss for name in NAMES)
     assert silent == 2
     assert info["floats"]["down"] == sum(one["floats"]["down"] for one in each) + silent
     assert info["floats"]["up"] == sum(one["floats"]["up"] for one in each) + 2 * silent
 
 
-def test_one_method_is_itself() -> None:
+def test_one_method_side_by_side_is_that_method() -> None:
     run = eh.simulate(
         eh.algorithms.side_by_side({"a": METHODS["theta 0.5"]}), DATA, rounds=ROUNDS, cohort=COHORT
     )

@@ -26,7 +26,7 @@ def loss(w, k):
 
 
 def gradient(w, k):
-    """Its gradient."""
+    """The gradient of that loss."""
     x, y, p = _probabilities(w, k)
     p[np.arange(len(y)), y] -= 1
     return {"w": x.T @ p / len(y), "b": p.mean(axis=0)}

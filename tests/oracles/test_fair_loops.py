@@ -11,7 +11,7 @@ from evenhand.streams import Purpose, stream
 
 ROUNDS, LR, CLIENTS = 20, 0.2, range(len(SIZES))
 WORK = eh.local.sgd(MODEL, LR, epochs=1)
-ALIKE = eh.sampling.uniform(weighted=False)
+EQUAL_WEIGHTS = eh.sampling.uniform(weighted=False)
 
 
 def begin():
@@ -66,13 +66,13 @@ def q_fedavg(q, lipschitz, weights):
 @pytest.mark.parametrize("q", [0.0, 0.1, 1.0, 5.0])
 def test_q_fedavg_and_q_fedsgd_equal_algorithm_four(q):
     expected = q_fedavg(q, 1 / LR, np.ones(6))
-    assert_agree(eh.algorithms.qfedavg(WORK, q=q, lipschitz=1 / LR, sampling=ALIKE), expected)
+    assert_agree(eh.algorithms.qfedavg(WORK, q=q, lipschitz=1 / LR, sampling=EQUAL_WEIGHTS), expected)
     assert_agree(eh.algorithms.qfedsgd(MODEL, q=q, lipschitz=1 / LR), expected)
-    other = q_fedavg(q + 0.3, 1 / LR, np.ones(6))
-    assert max(np.abs(expected[name] - other[name]).max() for name in other) > 1e-3
+    larger_q = q_fedavg(q + 0.3, 1 / LR, np.ones(6))
+    assert max(np.abs(expected[name] - larger_q[name]).max() for name in larger_q) > 1e-3
 
 
-def test_q_fedavg_weighs_both_sums_by_rows_where_the_sampling_does():
+def test_q_fedavg_weights_both_sums_by_examples_where_the_sampling_does():
     expected = q_fedavg(1.0, 2.0, SIZES)
     assert_agree(eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=2.0, sampling=eh.sampling.uniform()), expected)
     assert_unlike(expected, q_fedavg(1.0, 2.0, np.ones(6)))
@@ -88,7 +88,7 @@ def test_q_fedsgd_with_a_fixed_step_follows_the_objectives_gradient():
 
 
 def project(y):
-    """The simplex projection by bisection on the shift: an algorithm of its own."""
+    """The projection onto the simplex by bisection on the shift, which the library does not use."""
     low, high = y.min() - 1.0, y.max()
     for _ in range(200):
         middle = (low + high) / 2
@@ -113,7 +113,7 @@ def test_afl_equals_its_loop():
 
 @pytest.mark.parametrize("theta", [0.3, 0.5, 0.8])
 def test_delta_fl_equals_a_loop_whose_weights_a_linear_programme_finds(theta):
-    """max pi F subject to 0 <= pi <= p / theta, sum pi = 1; p by rows."""
+    """max pi F subject to 0 <= pi <= p / theta, sum pi = 1; p in proportion to numbers of examples."""
     p, w = SIZES / SIZES.sum(), begin()
     for _ in range(ROUNDS):
         losses = np.array([loss(w, k) for k in CLIENTS])
@@ -121,19 +121,19 @@ def test_delta_fl_equals_a_loop_whose_weights_a_linear_programme_finds(theta):
         pi = linprog(-losses, A_eq=np.ones((1, 6)), b_eq=[1], bounds=caps).x
         w = step(w, average([gradient(w, k) for k in CLIENTS], pi), LR)
     assert_agree(eh.algorithms.delta_fl(WORK, theta=theta), w)
-    assert_unlike(w, term(0.0, "own"))
+    assert_unlike(w, term(0.0, "cohort"))
 
 
 def term(t, mode, rate=0.5):
-    """The three normalisers; reference: two divisions by K and an average started at 0."""
+    """TERM with one of three normalisers; the reference divides by K twice, and its running average starts at 0."""
     p, w, running = SIZES / SIZES.sum(), begin(), None if mode == "running" else 0.0
     for _ in range(ROUNDS):
         f = np.array([loss(w, k) for k in CLIENTS])
-        if mode == "own":
+        if mode == "cohort":
             weights = p * np.exp(t * f) / np.sum(p * np.exp(t * f))
         elif mode == "running":
-            own = np.sum(p * np.exp(t * f))
-            running = own if running is None else (1 - rate) * running + rate * own
+            normaliser = np.sum(p * np.exp(t * f))
+            running = normaliser if running is None else (1 - rate) * running + rate * normaliser
             weights = p * np.exp(t * f) / running
         else:
             powers = np.exp(t * (f - f.max()))
@@ -144,23 +144,23 @@ def term(t, mode, rate=0.5):
 
 
 @pytest.mark.parametrize("t", [2.0, -1.0])
-@pytest.mark.parametrize("mode", ["own", "running", "reference"])
+@pytest.mark.parametrize("mode", ["cohort", "running", "reference"])
 def test_term_equals_its_loop_with_every_normaliser(t, mode):
     expected = term(t, mode)
-    more = {"own": {}, "running": {"running": 0.5}, "reference": {"reference": True}}[mode]
-    assert_agree(eh.algorithms.term(WORK, t=t, **more), expected, 2e-6)
-    others = [term(t, other) for other in ("own", "running", "reference") if other != mode]
+    options = {"cohort": {}, "running": {"running": 0.5}, "reference": {"reference": True}}[mode]
+    assert_agree(eh.algorithms.term(WORK, t=t, **options), expected, 2e-6)
+    others = [term(t, other) for other in ("cohort", "running", "reference") if other != mode]
     assert all(np.abs(expected["w"] - other["w"]).max() > 1e-3 for other in others)
 
 
-def test_terms_summed_losses_are_means_times_rows():
+def test_terms_summed_losses_are_means_times_numbers_of_examples():
     """Tilting sums by t is tilting means by t n_k: the tilt of the largest client is 17 t."""
     w, p = begin(), SIZES / SIZES.sum()
     for _ in range(ROUNDS):
         powers = p * np.exp(0.05 * SIZES * np.array([loss(w, k) for k in CLIENTS]))
         w = step(w, average([gradient(w, k) for k in CLIENTS], powers), LR)
     assert_agree(eh.algorithms.term(WORK, t=0.05, summed=True), w)
-    assert_unlike(w, term(0.05, "own"))
+    assert_unlike(w, term(0.05, "cohort"))
 
 
 def test_q_maml_equals_its_loop():
@@ -192,15 +192,17 @@ def test_q_maml_equals_its_loop():
         return w
 
     adapted, plain = loop(True), loop(False)
-    run = assert_agree(eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, sampling=ALIKE), adapted)
+    run = assert_agree(eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, sampling=EQUAL_WEIGHTS), adapted)
     for k in CLIENTS:
-        own = adapted
+        personal = adapted
         for _ in range(5):
-            own = step(own, part(own, k, slice(0, max(SIZES[k] // 2, 1)))[1], LR)
+            personal = step(personal, part(personal, k, slice(0, max(SIZES[k] // 2, 1)))[1], LR)
         served = run.personal_params(k)
-        assert max(np.abs(served[name] - own[name]).max() for name in own) < 1e-5
+        assert max(np.abs(served[name] - personal[name]).max() for name in personal) < 1e-5
         assert_unlike(served, adapted)
-        assert run.client_metrics("train")["loss"][k] == pytest.approx(loss(own, k), rel=1e-5)
-    run = assert_agree(eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, adapt=False, sampling=ALIKE), plain)
+        assert run.client_metrics("train")["loss"][k] == pytest.approx(loss(personal, k), rel=1e-5)
+    run = assert_agree(
+        eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, adapt=False, sampling=EQUAL_WEIGHTS), plain
+    )
     assert_unlike(run.personal_params(0), plain)
     assert np.abs(adapted["w"] - plain["w"]).max() > 1e-3

@@ -20,16 +20,16 @@ MODEL = Model(
     losses=lambda outputs, z: 0.5 * jnp.square(outputs - z),
     metrics={},
 )
-# The label says the class here, the feature the value.
+# Here the label is the class, and the feature is the value.
 BY_FEATURE = MODEL._replace(apply=lambda v, x: v - x, losses=lambda outputs, y: 0.5 * jnp.square(outputs))
 ROWS = np.array([0.0, 2.0, 4.0, 1.0, -1.0, 3.0], np.float32)
 CLASSES = np.array([0, 1, 1, 0, 0, 1], np.int32)
 
 
-def method(tau: float, lam: float, q: float = 0.0, **more: Any) -> Algorithm:
+def method(tau: float, lam: float, q: float = 0.0, **options: Any) -> Algorithm:
     work = eh.local.sgd(BY_FEATURE, 0.1, epochs=2)
     tilts = {"tilt_class": tau, "tilt_sample": lam, "tilt_server": q}
-    return eh.algorithms.fedtilt(work, classes=2, prox_mu=0.5, **tilts, **more)
+    return eh.algorithms.fedtilt(work, classes=2, prox_mu=0.5, **tilts, **options)
 
 
 @cache
@@ -39,11 +39,11 @@ def round_of(tau: float, lam: float) -> tuple[list[float], list[float]]:
     (phase,) = algorithm.phases
     message = phase.broadcast(algorithm.init(jnp.float32(1.0), 2), jnp.int32(0))
     global_ones, personal = [], []
-    for start, own in ((0, 0.0), (3, 0.5)):
+    for start, initial in ((0, 0.0), (3, 0.5)):
         data = ClientData(
             jnp.asarray(ROWS), jnp.asarray(CLASSES), jnp.int32(start), jnp.int32(3), jnp.float32(1), 3
         )
-        delta, v = phase.work(message, jnp.float32(own), data, jax.random.key(0))
+        delta, v = phase.work(message, jnp.float32(initial), data, jax.random.key(0))
         global_ones.append(float(1.0 + delta))
         personal.append(float(v))
     return global_ones, personal
@@ -113,7 +113,7 @@ def test_the_two_level_loss_of_the_first_round_is_the_specifications() -> None:
             np.testing.assert_allclose(risk.value(jnp.asarray(losses)), expected, rtol=1e-6)
 
 
-def test_a_proximal_weight_has_one_place_only() -> None:
+def test_a_proximal_weight_has_only_one_place() -> None:
     """An infinite one takes the personal models away, and two readings of one argument are refused."""
     alone = eh.algorithms.fedtilt(eh.local.sgd(MODEL, 0.1, epochs=1), classes=2, prox_mu=math.inf)
     assert alone.personal_params is None and alone.init_client(1.0) == ()
@@ -141,7 +141,7 @@ LOGISTIC = Model(
 
 
 def toy_accuracies(experiment: int, tau: float, lam: float, seed: int) -> np.ndarray:
-    """Class accuracies in percent of both personal models, (client, class), on many clean rows."""
+    """Class accuracies in percent of both personal models, (client, class), on many fresh examples."""
     rng = np.random.default_rng((experiment, seed))
     sizes = (100, 100) if experiment == 1 else (150, 50)
     x, y, client = [], [], []
@@ -171,10 +171,10 @@ def toy_accuracies(experiment: int, tau: float, lam: float, seed: int) -> np.nda
         (3, 10, 10, [[93.5, 80.8], [93.5, 79.6]], 6),
     ],
 )
-def test_the_toy_suite_comes_out_as_simulated_for_the_specification(
+def test_accuracies_on_the_toy_data_are_those_simulated_for_the_specification(
     experiment: int, tau: float, lam: float, expected: list[list[float]], within: float
 ) -> None:
-    """Section 9.7, means over three seeds: a tilt below 0 over classes gives one up, one above 0 over rows lets the
-    wide class win."""
+    """Section 9.7, means over three seeds: a negative tilt over classes gives one class up, and a positive one over
+    examples lets the wide class win."""
     found = np.mean([toy_accuracies(experiment, tau, lam, seed) for seed in range(3)], axis=0)
     np.testing.assert_allclose(found, expected, atol=within)

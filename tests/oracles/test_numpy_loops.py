@@ -1,8 +1,8 @@
 """The methods against loops written in NumPy from the papers, sharing no code with the library.
 
 Softmax regression, full batches, all clients or three of six, ragged sizes, 20 rounds.  With p = softmax(X W + b) and
-Y one-hot, grad_W F_k = X'(p - Y) / n_k and grad_b F_k = mean(p - Y).  Everything in float64.  Of the library's own,
-the loops are told only who is drawn.
+Y one-hot, grad_W F_k = X'(p - Y) / n_k and grad_b F_k = mean(p - Y).  Everything is in float64.  The only
+thing that the loops take from the library is which clients are drawn.
 """
 
 from functools import cache, partial
@@ -44,14 +44,14 @@ def fedprox(w, drawn):
 
 
 def feddane(w, drawn):
-    """``drawn``: whose gradients are collected, and who trains."""
+    """``drawn``: the clients whose gradients are collected, and those that train."""
     collect, train = drawn
     g = average([gradient(w, k) for k in collect], SIZES[collect])
 
-    def extra(v, own):
-        return combine(lambda a, b, c, d: a - b + MU * (c - d), g, own, v, w)
+    def extra(v, g_k):
+        return combine(lambda a, b, c, d: a - b + MU * (c - d), g, g_k, v, w)
 
-    models = [local(w, k, partial(extra, own=gradient(w, k)))[0] for k in train]
+    models = [local(w, k, partial(extra, g_k=gradient(w, k)))[0] for k in train]
     return average(models, SIZES[train])
 
 
@@ -73,7 +73,7 @@ def scaffold(w, draws, share=None):
     for (drawn,) in draws:
         models, changes = [], []
         for k in drawn:
-            new, _ = local(w, k, lambda v, c=c, own=controls[k]: combine(np.subtract, c, own))
+            new, _ = local(w, k, lambda v, c=c, c_k=controls[k]: combine(np.subtract, c, c_k))
             control = combine(lambda ck, cc, a, b: ck - cc + (a - b) / (STEPS * LR), controls[k], c, w, new)
             models.append(new)
             changes.append(combine(np.subtract, control, controls[k]))
@@ -103,7 +103,7 @@ def begin(seed):
 
 
 def draws(method, count):
-    """Who takes part in each phase of each round, by the library's draw."""
+    """The clients of each phase of each round, as the library draws them."""
     sizes, keys = jnp.asarray(SIZES, jnp.int32), keys_of(0)
     return [
         [
@@ -116,7 +116,7 @@ def draws(method, count):
 
 @cache
 def final(name, count):
-    """What the loop makes of the common start."""
+    """What the loop ends with from the common start."""
     method, loop = CASES[name]
     return loop(begin(0), draws(method, count))
 
@@ -133,12 +133,14 @@ def test_method_equals_its_numpy_loop(name, count):
     for leaf in ("w", "b"):
         np.testing.assert_allclose(run.params[leaf], expected[leaf], atol=1e-6)
     for other in set(CASES) - {name}:
-        one = count == 6 and "feddane" in name and "feddane" in other  # two draws of everybody are one
-        assert far(run.params, final(other, count)) != one, f"{name} is {other}."
+        same = (
+            count == 6 and "feddane" in name and "feddane" in other
+        )  # two draws of all clients are the same
+        assert far(run.params, final(other, count)) != same, f"{name} is {other}."
     assert far(run.params, final(name, 9 - count)), "who takes part matters"
 
 
-def test_three_of_six_are_drawn_as_told():
+def test_three_different_clients_of_six_are_drawn_and_feddane_draws_twice():
     for name, (method, _) in CASES.items():
         for drawn in draws(method, 3):
             assert all(len(set(ids.tolist())) == 3 for ids in drawn)
@@ -148,9 +150,9 @@ def test_three_of_six_are_drawn_as_told():
 
 
 def test_the_share_of_clients_in_scaffolds_control_variate_counts():
-    everybody, three = (draws(CASES["scaffold"][0], count) for count in (6, 3))
+    six, three = (draws(CASES["scaffold"][0], count) for count in (6, 3))
     assert far(scaffold(begin(0), three, share=1.0), final("scaffold", 3))
-    assert not far(scaffold(begin(0), everybody, share=1.0), final("scaffold", 6)), "all of all"
+    assert not far(scaffold(begin(0), six, share=1.0), final("scaffold", 6)), "the share of all clients is 1"
 
 
 def test_mini_batches_with_a_partial_last_one_equal_a_numpy_loop():

@@ -42,7 +42,7 @@ def rho(mu: float, gamma: float, B: float, K: float, L: float, L_minus: float) -
         ((10, 0.5, 2, 1e6, 1, 0), -0.0756790025),
     ],
 )
-def test_decrease(arguments: tuple[float, ...], value: float) -> None:
+def test_the_expected_decrease_by_numbers(arguments: tuple[float, ...], value: float) -> None:
     assert rho(*arguments) == pytest.approx(value, rel=1e-8)
 
 
@@ -56,7 +56,7 @@ def test_too_much_dissimilarity_leaves_no_decrease(
 ) -> None:
     if gamma * B >= 1 or math.sqrt(K) <= B or gamma * B + math.sqrt(2) * B * (1 + gamma) / math.sqrt(K) >= 1:
         assert rho(mu, gamma, B, K, L, 0.0) <= 0
-    # The other way round, a large enough mu always helps.
+    # Conversely, a large enough mu always helps.
     elif gamma * B + math.sqrt(2) * B * (1 + gamma) / math.sqrt(K) < 0.99:
         assert rho(1e6 * L * B**2, gamma, B, K, L, 0.0) > 0
 
@@ -85,7 +85,7 @@ def test_the_rate_of_the_convex_case(share: float, scaled: dict[tuple[float, flo
         assert (exact >= 1 / 24) == (share < 0.47)
 
 
-def test_rounds_that_suffice() -> None:
+def test_the_stated_number_of_rounds_suffices() -> None:
     # A gradient descent whose every step decreases f by rho ||grad f||^2 exactly: f = w^2 / 2, step s.
     step, w, epsilon = 0.1, 3.0, 1e-2
     decrease = step * (1 - step / 2)
@@ -97,7 +97,7 @@ def test_rounds_that_suffice() -> None:
         w -= step * w
     assert sum(squares) / rounds <= epsilon
     assert sum(squares) / rounds <= first / (decrease * rounds) + 1e-12
-    assert sum(squares[:30]) / 30 > epsilon, "fewer do not always"
+    assert sum(squares[:30]) / 30 > epsilon, "fewer rounds do not always suffice"
 
 
 @hypothesis.given(_MU, st.lists(st.floats(0, 1), min_size=1, max_size=5), st.floats(1, 5), st.floats(10, 1e4))

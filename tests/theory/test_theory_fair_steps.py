@@ -1,4 +1,4 @@
-"""Steps of fair methods against the curvature that they are to follow: q-FFL's, FedTilt's clients', its server's.
+"""Steps of fair methods against the curvature that they must follow: of q-FFL, of FedTilt's clients and its server.
 
 Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, lemma 1; Zhang et al., *FedTilt*, 2025, with the
 numbering of the specifications.
@@ -88,14 +88,14 @@ def test_denominators_bound_the_curvature_of_powers_of_any_losses() -> None:
         def curvatures(lipschitz: float, q: float = q) -> np.ndarray:
             """What the aggregator divides by, for the first client and for all, from the length of its step."""
             rule = qfedavg(q, lipschitz)
-            some = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+            cases = np.array([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
 
             def step(d: Any, loss: Any, who: Any) -> Any:
                 return aggregate(rule, d, weights=who, losses=loss)
 
             over = jax.jit(jax.vmap(jax.vmap(step, (0, 0, None)), (None, None, 0)))
-            steps = over(*(jnp.asarray(part, jnp.float32) for part in (-g / lipschitz, f, some)))
-            whole = np.einsum("sc,kc,kcd->skd", some, f**q, g)
+            steps = over(*(jnp.asarray(part, jnp.float32) for part in (-g / lipschitz, f, cases)))
+            whole = np.einsum("sc,kc,kcd->skd", cases, f**q, g)
             return np.linalg.norm(whole, axis=2) / np.linalg.norm(np.array(steps), axis=2)
 
         tops = np.linalg.eigvalsh(np.stack([hessian[:, 0], hessian.sum(axis=1)]))[..., -1]
@@ -130,7 +130,7 @@ def _tilted(tau: float, lam: float, losses: np.ndarray, classes: np.ndarray) -> 
 
 
 def _descents(model: Model, x: Any, y: Any, count: int, tilts: Any, rates: Any, w: Any, v: Any) -> Any:
-    """Personal models before each gradient step on FedTilt's local loss, ``w`` at rest; one case per row."""
+    """Personal models before each gradient step on FedTilt's local loss, with ``w`` fixed; one case per row."""
 
     def one(tilt: Any, rate: Any, w: Any, v: Any) -> Any:
         risk = eh.risks.hierarchical(eh.risks.tilted(tilt[0]), eh.risks.tilted(tilt[1]), jnp.asarray(y), 3)
@@ -146,9 +146,9 @@ def _descents(model: Model, x: Any, y: Any, count: int, tilts: Any, rates: Any, 
     return np.array(jax.jit(jax.vmap(one))(*parts), float)
 
 
-def test_personal_models_come_near_at_a_linear_rate() -> None:
-    """FedTilt's T14, 400 steps from afar with the step of T12's constant; not three times as fast."""
-    # Rows of length 1 bend by 1/4 at most, and their slopes differ by 2 at most.
+def test_personal_models_converge_at_a_linear_rate() -> None:
+    """FedTilt's T14, 400 steps from far away with the step of T12's constant; not three times as fast."""
+    # Losses of rows of length 1 have curvature 1/4 at most, and their slopes differ by 2 at most.
     tilts = np.array([(1.0, 1.0), (5.0, 5.0), (0.5, 10.0)])
     tops = _RIDGE + 0.25 + _MU + tilts.sum(axis=1)
     w, v = np.tile([1.0, -1.0, 0.5], (3, 1)), np.tile([-3.0, 4.0, 8.0], (3, 1))
@@ -197,14 +197,14 @@ def test_personal_models_follow_the_global_one_to_their_optimum() -> None:
     (phase,) = method.phases
 
     def one(carry: Any, _: Any) -> Any:
-        state, own = carry
+        state, personal = carry
         message = phase.broadcast(state, jnp.int32(0))
         delta, new = jax.vmap(
             lambda v, x: phase.work(message, v, _client(x, _KINDS), jax.random.key(0)), (0, 0)
-        )(own, jnp.asarray(points))
+        )(personal, jnp.asarray(points))
         direction = aggregate(phase.aggregator, delta)
         after, _ = phase.server(state, direction, jnp.int32(3), jax.random.key(0))
-        return (after, new), (method.global_params(state), own)
+        return (after, new), (method.global_params(state), personal)
 
     begin = method.init(jnp.float32(6.0), 3), jnp.array([5.0, -5.0, 9.0])
     w, v = (
@@ -221,8 +221,8 @@ def test_personal_models_follow_the_global_one_to_their_optimum() -> None:
     rounds = np.array([0, 1, 5, 60, 800])
     for x, path in zip(points.astype(float), v.T, strict=True):
         for t in rounds[:-1]:
-            here, then = (abs(path[t + k] - best(x, w[t + k])) for k in (0, 1))
-            assert then <= (1 - size * 1.5) * here + abs(w[t + 1] - w[t]) / 3 + 1e-5
+            distance, next_distance = (abs(path[t + k] - best(x, w[t + k])) for k in (0, 1))
+            assert next_distance <= (1 - size * 1.5) * distance + abs(w[t + 1] - w[t]) / 3 + 1e-5
         assert abs(path[-1] - best(x, w[-1])) < 1e-4
         assert abs(path[0] - size * 1.5 * (path[0] - best(x, w[-1])) - best(x, w[-1])) > 0.5
 
@@ -230,7 +230,7 @@ def test_personal_models_follow_the_global_one_to_their_optimum() -> None:
 # --- FedTilt's server --------------------------------------------------------------------------------------------
 
 
-def test_a_server_step_of_any_size_on_plain_distances() -> None:
+def test_server_steps_of_any_size_on_plain_distances_approach_the_mean() -> None:
     """T18: towards the mean by ``2 eta``, so .98 of the way is left at eta = .01, and .98^5 after five such steps."""
     clients, start = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]]), np.array([0.25, 0.5])
 
@@ -281,8 +281,8 @@ def test_two_clients_meet_half_way() -> None:
     assert np.all(np.abs(np.array(found["away"]) - 1) > 0.3) and abs(found["still"]) < 1e-6
 
 
-def test_descending_steps_descend() -> None:
-    """T21: from step to step under either sign; single steps of 1/2 under a positive tilt may rise."""
+def test_steps_of_the_descent_decrease_the_objective() -> None:
+    """T21: from step to step for tilts of either sign; single steps of 1/2 may increase it for a positive tilt."""
     rng = np.random.default_rng(2)
     clients = rng.normal(size=(40, 5, 2)) * 2
     for q in (0.7, -0.7):

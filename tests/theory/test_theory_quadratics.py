@@ -33,9 +33,9 @@ MODEL = Model(
 def _exact(params: Array, data: ClientData, key: Key, correction: optax.GradientTransformation) -> Any:
     """Solves the corrected local problem, a parabola, from its slope at two points."""
     state = correction.init(params)
-    here, _ = correction.update(local.full_gradient(MODEL, params, data), state, params)
-    there, state = correction.update(local.full_gradient(MODEL, params + 1.0, data), state, params + 1.0)
-    return params - here / (there - here), state
+    slope, _ = correction.update(local.full_gradient(MODEL, params, data), state, params)
+    further, state = correction.update(local.full_gradient(MODEL, params + 1.0, data), state, params + 1.0)
+    return params - slope / (further - slope), state
 
 
 def _clients(a: tuple[float, ...], c: tuple[float, ...]) -> eh.data.FederatedDataset:
@@ -145,7 +145,7 @@ def test_inexact_work_stays_within_the_bounds_of_the_proof(mu: float) -> None:
     assert (gamma > 0).all() and (gamma < 1).all()
     assert (np.abs(ends - w) <= (1 + gamma) / mu * gradient + 1e-6).all()
     assert (np.abs(best - ends) <= gamma / mu * gradient + 1e-6).all()
-    assert not (np.abs(best - ends) <= 0.1 * gamma / mu * gradient).all(), "the bound means something"
+    assert not (np.abs(best - ends) <= 0.1 * gamma / mu * gradient).all(), "the bound is not vacuous"
 
 
 # --- closed forms of local work ----------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def test_five_proximal_steps_by_numbers() -> None:
     np.testing.assert_allclose(ends, [1.32768, 1.30832], rtol=1e-6)
     rows = _clients((1.0, 3.0), (0.0, 1.0)).train
     for k, gamma in enumerate((0.32768, 0.07776)):
-        told = eh.evaluation.inexactness(MODEL, jnp.float32(2.0), jnp.float32(ends[k]), rows, k, mu=mu)
-        assert told == pytest.approx(gamma, rel=1e-5)
+        found = eh.evaluation.inexactness(MODEL, jnp.float32(2.0), jnp.float32(ends[k]), rows, k, mu=mu)
+        assert found == pytest.approx(gamma, rel=1e-5)
         assert eh.evaluation.inexactness(
             MODEL, jnp.float32(2.0), jnp.float32(ends[k]), rows, k
         ) != pytest.approx(gamma, rel=1e-2), "of the proximal problem, not of F_k"
@@ -187,7 +187,7 @@ def test_the_first_step_of_a_round_is_fedavgs() -> None:
     assert np.array_equal(fedavg, fedprox)
 
 
-def test_a_great_mu_turns_an_exact_solve_into_a_gradient_step() -> None:
+def test_a_large_mu_turns_an_exact_solve_into_a_gradient_step() -> None:
     a, c = jnp.array([1.0, 3.0]), jnp.array([0.0, 1.0])
     gradients = np.array([2.0, 3.0])
     for mu, tolerance in ((10.0, 0.31), (1000.0, 5e-3)):
@@ -225,7 +225,7 @@ def test_the_bias_fades_as_mu_grows() -> None:
     assert abs(moved - 0.75) > 0.01, "the minimiser is not one at mu = 1"
 
 
-def test_exact_feddane_with_everybody_is_dane() -> None:
+def test_exact_feddane_with_all_clients_is_dane() -> None:
     # DANE's step: w - mean_k of grad f / (a_k + mu); its fixed point is the minimiser of f, whatever mu.
     data, a, c = _clients((1.0, 3.0), (0.0, 1.0)), np.array([1.0, 3.0]), np.array([0.0, 1.0])
     method = eh.algorithms.feddane(eh.local.Work(MODEL, _exact), mu=1.0)
@@ -274,7 +274,7 @@ def test_numbers_of_the_straggler_simulation() -> None:
     cohort = eh.types.Cohort.of(jnp.arange(10))
     drawn = [eh.systems.stragglers(share).draw(jax.random.key(0), cohort, False) for share in (0.0, 0.5, 0.9)]
     assert [len(fast.ids) for fast in drawn] == [10, 5, 1]
-    # A step on F = w is 1 long: one round tells the mean number of epochs of 400 clients, 200 of them slow.
+    # A step on F = w is 1 long: one round shows the mean number of epochs of 400 clients, 200 of them slow.
     slope = MODEL._replace(apply=lambda w, x: w + 0.0 * x[:, 0], init=lambda key: jnp.float32(0.0))
     method = eh.algorithms.fedprox(eh.local.sgd(slope, 1.0, epochs=20), mu=0.0)
     data = _clients((1.0,) * 400, (0.0,) * 400)
@@ -284,7 +284,7 @@ def test_numbers_of_the_straggler_simulation() -> None:
     assert min(abs(mean_epochs - 20), abs(mean_epochs - 10.5)) > tolerance, "all fast, or all slow"
 
 
-def test_rows_of_a_synthetic_client_vary_less_and_less() -> None:
+def test_later_features_of_a_synthetic_client_vary_less() -> None:
     data = eh.data.synthetic(1.0, 1.0, clients=3, seed=0, max_size=6000, size_sigma=9.0)
     x = data.train.client(int(np.argmax(data.train.sizes)))[0]
     variance = x.var(axis=0, ddof=1)

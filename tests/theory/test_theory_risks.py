@@ -104,7 +104,7 @@ def test_e5_the_risk_of_lipschitz_losses_is_lipschitz() -> None:
 
 @pytest.mark.parametrize("t", _TS)
 def test_e6_the_distance_to_the_mean_is_a_divergence(t: float) -> None:
-    """``R - mean = KL(u || w) / t`` for either sign; with the divergence turned round it is not."""
+    """``R - mean = KL(u || w) / t`` for either sign; with the arguments of the divergence swapped it is not."""
     w = _weights(t)
     u = 1 / _N
     right = np.sum(u * np.log(u / w), axis=1) / t
@@ -132,9 +132,9 @@ def test_e8_the_risk_is_a_cross_entropy_of_renyi(t: float) -> None:
     def entropy(q: np.ndarray) -> np.ndarray:
         return np.log(np.mean(q**-t, axis=1)) / t
 
-    rest = np.log(np.sum(np.exp(-_F), axis=1))
+    log_total = np.log(np.sum(np.exp(-_F), axis=1))
     np.testing.assert_allclose(entropy(np.exp(-_F)), _risk(t), atol=1e-9)
-    np.testing.assert_allclose(entropy(_weights(-1.0)) - rest, _risk(t), atol=1e-9)
+    np.testing.assert_allclose(entropy(_weights(-1.0)) - log_total, _risk(t), atol=1e-9)
     assert np.abs(entropy(_weights(1.0)) - _risk(t)).max() > 0.1
 
 
@@ -162,7 +162,7 @@ def _three(theta: np.ndarray) -> np.ndarray:
 
 
 def _follow(sign: int) -> dict[float, tuple[float, float]]:
-    """Local minima along the path from 0, each looked for near the last: on a grid, then in finer ones."""
+    """Local minima along the path from 0, each searched near the one before: on a grid, then on finer ones."""
     found, theta = {}, 0.4
     stops = sorted((t for t in _PATH if sign * t > 0), key=abs)
     for t in sorted({*stops, *(sign * np.logspace(-2, 2, 120))}, key=abs):
@@ -179,7 +179,7 @@ def test_minima_of_three_functions_along_the_path() -> None:
     """The table of the specification (figure 7.2); the minimum grows with the tilt (theorem 24)."""
     found = {0.0: (0.4, float(_risk(0.0, _three(np.array([0.4])))[0])), **_follow(1), **_follow(-1)}
     for t, (theta, value) in _PATH.items():
-        # A flat minimum is known to the root of what the value is known to.
+        # At a minimum, the error of the argument is about the square root of the error of the value.
         assert found[t] == (pytest.approx(theta, abs=3e-6), pytest.approx(value, abs=1e-6)), t
     values = [value for _, (_, value) in sorted(found.items())]
     assert np.all(np.diff(values) > 0)

@@ -23,8 +23,8 @@ def _best(log_mgf: Callable[[np.ndarray], np.ndarray], gamma: float, t: np.ndarr
     """The least of ``(E e^{tX} - 1) / (e^{t gamma} - 1)``, or for positive tilts of ``E e^{tX} / e^{t gamma}``."""
     with np.errstate(over="ignore", invalid="ignore"):
         bound = np.expm1(np.minimum(log_mgf(t), 700)) / np.expm1(np.minimum(t * gamma, 700))
-    fine = (log_mgf(t) < 690) & (t * gamma < 690)
-    return float(min(np.min(bound[fine]), 1.0 / gamma))
+    finite = (log_mgf(t) < 690) & (t * gamma < 690)
+    return float(min(np.min(bound[finite]), 1.0 / gamma))
 
 
 def _uniform(t: np.ndarray) -> np.ndarray:
@@ -103,7 +103,7 @@ def test_ranks_are_bounded_by_tilts() -> None:
             assert np.all(least <= bound[:8] + 1e-9)
             assert np.all(bound <= tilt - math.log(theta) / power + 1e-12)
         assert np.all(ranked[:8, k - 1] <= least + 1e-12)
-        # The next rank is not bounded so.
+        # A higher rank is not bounded so.
         assert np.any(ranked[:8, min(k + 2, 7)] > least) or k == 7
 
 
@@ -173,8 +173,8 @@ def test_cohorts_underestimate_the_tail(m: int, theta: float, bias: float) -> No
     )
 
 
-def test_the_log_of_a_sum_is_what_the_bounds_are_made_of() -> None:
-    """SciPy's log-sum-exp, so that the theorems above are about the library's risk and no other."""
+def test_the_bounds_are_about_the_librarys_risk() -> None:
+    """The library's tilted risk is SciPy's log-sum-exp, of which the theorems above speak."""
     np.testing.assert_allclose(
         _risks(np.array([2.0]))[0], (logsumexp(2 * _LOSSES, axis=1) - math.log(8)) / 2, rtol=1e-13
     )

@@ -1,4 +1,4 @@
-"""What q-FFL and FedTilt prove of their risks.
+"""What the papers of q-FFL and FedTilt prove about their risks.
 
 Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020; Zhang et al., *FedTilt*, 2025.
 """
@@ -90,7 +90,7 @@ def test_two_clients_become_more_alike_with_any_power() -> None:
         assert np.all(np.diff(entropies, axis=0) >= -1e-9) and np.max(np.diff(entropies, axis=0)) > 1e-3
 
 
-def test_three_clients_need_not() -> None:
+def test_three_clients_need_not_become_more_alike() -> None:
     """The counter-example: the variance of the losses falls up to the power 5 and then rises."""
     variances = [float(_losses(_minimiser(p)).var()) for p in (1, 2, 3, 5, 10)]
     np.testing.assert_allclose(variances, [0.15217, 0.09490, 0.08622, 0.08395, 0.08407], atol=6e-6)
@@ -171,13 +171,13 @@ def test_the_hessian_of_two_levels(tau: float, lam: float) -> None:
     within = np.array([w[g == _GROUPS] @ slopes[g == _GROUPS] / omega[g] for g in range(3)])
     expected = tau * _covariance(omega, within) + np.einsum("i,ijk->jk", w, bends)
     for g in range(3):
-        own = g == _GROUPS
-        expected = expected + omega[g] * lam * _covariance(w[own] / omega[g], slopes[own])
+        members = g == _GROUPS
+        expected = expected + omega[g] * lam * _covariance(w[members] / omega[g], slopes[members])
     np.testing.assert_allclose(hessian, expected, atol=1e-9)
 
 
 def test_positive_tilts_keep_curvature_and_bound_it() -> None:
-    """T11, T12: from the losses' own to that plus a quarter of tilt times squared differences; not from it below 0."""
+    """T11, T12: from the losses' curvature to that plus tilt / 4 times squared differences; negative tilts lose it."""
     least = np.inf
     for tau, lam in [(0.0, 0.0), (1.0, 5.0), (10.0, 0.5), (30.0, 30.0), (-40.0, -40.0)]:
         for v in np.random.default_rng(5).normal(size=(5, 3)):

@@ -188,9 +188,9 @@ def test_the_step_of_a_linear_rate() -> None:
     def parts(a: float, b: float, c: float, x: float, top: float) -> tuple[float, ...]:
         first, second = max(1.0, math.log(a * x / b)), max(1.0, math.log(a * x * x / c))
         step = min(top, first / x, second / x)
-        rest = b * step + c * step**2
+        noise = b * step + c * step**2
         bound = 2 * a * math.exp(-x * top) + 3 * b * first / x + 3 * c * (second / x) ** 2
-        return step, a / math.expm1(x * step) + rest, 2 * a * math.exp(-x * step) + rest, bound
+        return step, a / math.expm1(x * step) + noise, 2 * a * math.exp(-x * step) + noise, bound
 
     numbers = (0.2208584, 0.3097975, 0.3496369, 1.0292640)
     assert parts(10, 1, 1, 0.5 * 50, 1.0) == pytest.approx(numbers, abs=1e-7)
@@ -217,7 +217,7 @@ _SOFT = Model(
 def _drifts(rate: float, tau: int) -> tuple[np.ndarray, np.ndarray]:
     """How far clients are after 0 to ``tau - 1`` steps, without and with momentum; weights of all cohorts of two."""
 
-    # A straggler stops after the steps that its progress says.
+    # A straggler stops after as many steps as its progress allows.
     def one(momentum: Any, done: Any, c: Any) -> Any:
         phase, message = of(momentum)
         data = ClientData(c[None], jnp.zeros(1), jnp.int32(0), jnp.int32(1), (done - 0.5) / tau, 1)
@@ -238,9 +238,9 @@ def _drifts(rate: float, tau: int) -> tuple[np.ndarray, np.ndarray]:
     ids = jnp.array(list(itertools.combinations(range(4), 2)))
     weigh = of(0.0)[0].aggregator.weigh
     assert weigh is not None
-    told = jax.jit(jax.vmap(lambda ids, loss: weigh(Report(jnp.ones(2), loss), ids, ())[0]))
+    weights_of = jax.jit(jax.vmap(lambda ids, loss: weigh(Report(jnp.ones(2), loss), ids, ())[0]))
     weights = np.zeros((6, 4))
-    np.put_along_axis(weights, np.array(ids), np.array(told(ids, losses[0, 0][ids])), axis=1)
+    np.put_along_axis(weights, np.array(ids), np.array(weights_of(ids, losses[0, 0][ids])), axis=1)
     np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)
     return np.concatenate([np.zeros((2, 1, 4)), moved], axis=1), weights
 

@@ -57,7 +57,7 @@ def test_the_synthetic_table_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.
     )
 
 
-def test_mnist_and_shakespeare_from_files_of_their_form(
+def test_mnist_and_shakespeare_run_from_files_of_their_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = np.random.default_rng(0)
@@ -82,13 +82,13 @@ def test_mnist_and_shakespeare_from_files_of_their_form(
     assert len(json.loads((out / "mnist_rates.json").read_text())["methods"]) == 2
 
 
-def test_the_label_shift_clients() -> None:
+def test_label_shift_clients_share_no_row_and_strangers_have_fewer_labels() -> None:
     train, tests = data.clients("synthetic", Path(), 3, **SYNTHETIC)
     strangers = tests[""]
 
     assert train.train.sizes.tolist() == [30] * 60
     assert strangers.sizes.tolist() == [30] * 20
-    # Without replacement, and nobody tests on a row that somebody trains on.
+    # Rows are drawn without replacement, and no client tests on a row that another trains on.
     rows = np.concatenate([train.train.x, strangers.x])
     assert len(np.unique(rows, axis=0)) == len(rows)
     kinds = [[len(set(split.client(k)[1].tolist())) for k in range(20)] for split in (train.train, strangers)]
@@ -153,6 +153,6 @@ def test_where_clients_errors_hardly_differ_only_the_training_losses_draw_togeth
     assert all(abs(a - b) < 2 for a, b in zip(ours["mean"], average["mean"], strict=True))
 
 
-def test_a_clients_mixture_of_digits() -> None:
+def test_shares_are_the_mixture_of_digits_of_each_client() -> None:
     split = eh.data.Split(np.zeros((5, 1)), np.array([0, 0, 2, 1, 1]), np.array([0, 3, 5]))
     np.testing.assert_allclose(data.shares(split, 3), [[2 / 3, 0, 1 / 3], [0, 1, 0]])

@@ -1,4 +1,4 @@
-"""The experiment on FedTilt: it runs, its outliers are as told, and its saved numbers say what its page claims."""
+"""The experiment on FedTilt: it runs, its outliers are as specified, and its saved numbers say what its page claims."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _handed_over(
     )
     model = eh.models.softmax_regression(features=features, classes=2)
     method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))
-    seen = method.phases[0]._replace(work=lambda message, own, data, key: ((data, key), own))
+    seen = method.phases[0]._replace(work=lambda message, state, data, key: ((data, key), state))
     (phase,) = outliers.persistent(method._replace(phases=(seen,)), disturb).phases
     (data, passed), _ = phase.work(None, (), client, jax.random.key(key))
     assert passed == jax.random.key(key)
@@ -67,7 +67,7 @@ def _handed_over(
 
 @pytest.mark.parametrize("size", [1, 3, 49, 64])
 def test_three_rows_in_ten_and_three_pixels_in_ten_are_replaced(size: int) -> None:
-    """T27: exactly so many, others for the next round, within the range of pixels."""
+    """T27: exactly that many, others in the next round, within the range of pixels."""
     disturb = outliers.some_rows(30, outliers.replace_pixels(30, -0.4, 2.8))
     clean, found, _ = _handed_over(disturb, 0, size, 784)
     changed = found != clean
@@ -90,12 +90,12 @@ def test_noise_falls_on_rows_of_one_label_where_asked() -> None:
 
 
 def _spied(method: Algorithm, features: int) -> Algorithm:
-    """Clients remember the features that the work of both of the latest rounds got."""
+    """Clients keep the features that their work got in each of the latest two rounds."""
     (phase,) = method.phases
 
-    def work(message: PyTree, own: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
-        delta, state = phase.work(message, own[0], data, key)
-        return delta, (state, jnp.stack([own[1][1], data.x]))
+    def work(message: PyTree, kept: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
+        delta, state = phase.work(message, kept[0], data, key)
+        return delta, (state, jnp.stack([kept[1][1], data.x]))
 
     return method._replace(
         phases=(phase._replace(work=work),),
@@ -104,8 +104,8 @@ def _spied(method: Algorithm, features: int) -> Algorithm:
     )
 
 
-def test_two_methods_meet_the_same_outliers_and_fresh_ones_each_round() -> None:
-    """Through the engine: the key of a client's work is a matter of seed, round and client alone."""
+def test_two_methods_have_the_same_outliers_and_fresh_ones_each_round() -> None:
+    """Through the engine: the key of a client's work depends on seed, round and client alone."""
     rows, y = _store(4)
     data = eh.data.from_arrays(rows[:90], y[:90], np.repeat([0, 1, 2], 30), test_fraction=0.0)
     model = eh.models.softmax_regression(features=4, classes=2)
@@ -128,7 +128,7 @@ def test_two_methods_meet_the_same_outliers_and_fresh_ones_each_round() -> None:
 
 
 def _images(folder: Path, train: int, test: int) -> None:
-    """Something like MNIST: a digit has ink in a column of its own."""
+    """Images like MNIST's: each digit has ink in another column."""
     random, table = np.random.default_rng(0), dict[str, np.ndarray]()
     for split, each in (("train", train), ("test", test)):
         y = random.permutation(np.repeat(np.arange(10, dtype=np.uint8), each))
@@ -139,7 +139,7 @@ def _images(folder: Path, train: int, test: int) -> None:
     np.savez(folder / "mnist.npz", **table)
 
 
-def test_every_client_holds_two_digits_and_every_image_has_one_holder(tmp_path: Path) -> None:
+def test_every_client_has_two_digits_and_every_image_one_client(tmp_path: Path) -> None:
     """T29; and a cap on the rows keeps all clients of one size."""
     _images(tmp_path, train=43, test=21)
     data = clients.mnist(tmp_path, 0, 100, None)
@@ -164,18 +164,18 @@ def test_the_measures_are_the_specifications_and_the_librarys() -> None:
     )
     assert found["drawn_acc"] == pytest.approx(90) and found["never_drawn"] == 1
 
-    data, everybody = clients.toy(1, 0, 60), np.ones(2, bool)
+    data, all_drawn = clients.toy(1, 0, 60), np.ones(2, bool)
     model = eh.models.softmax_regression(features=2, classes=2)
     method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=50))
     run = eh.simulate(method, data, rounds=1)
-    found = measures.with_own_models(run, everybody)
-    told = run.summary()
-    assert found["acc"] == pytest.approx(100 * told["mean"])
-    assert found["mu_sigma"] == pytest.approx(100 * told["class_spread"])
-    assert found["sigma_sigma"] == pytest.approx(100 * told["class_spread_std"])
-    assert measures.with_one_model(model, run.params, data, everybody) == pytest.approx(found)
+    found = measures.with_own_models(run, all_drawn)
+    summary = run.summary()
+    assert found["acc"] == pytest.approx(100 * summary["mean"])
+    assert found["mu_sigma"] == pytest.approx(100 * summary["class_spread"])
+    assert found["sigma_sigma"] == pytest.approx(100 * summary["class_spread_std"])
+    assert measures.with_one_model(model, run.params, data, all_drawn) == pytest.approx(found)
     twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), run.params)
-    assert measures.with_stacked_models(model, twice, data, everybody) == pytest.approx(found)
+    assert measures.with_stacked_models(model, twice, data, all_drawn) == pytest.approx(found)
 
 
 def test_the_toy_suite_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_the_mnist_suite_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(each["acc"] + each["mu_sigma"] <= 100 + 1e-9 for each in found.values())
 
 
-def test_what_the_page_says_of_the_toy_suite() -> None:
+def test_the_saved_numbers_say_what_the_page_says_of_the_toy_suite() -> None:
     """Near the other implementation for every tilt, and each claim on a tilt's sign for every seed."""
     for experiment in (1, 2, 3):
         paper = json.loads((FOLDER / "results" / f"toy_{experiment}.json").read_text())["paper"]
@@ -232,7 +232,7 @@ def test_what_the_page_says_of_the_toy_suite() -> None:
 
 
 @pytest.mark.parametrize("setting", ["clean", "corruption", "gaussian"])
-def test_what_the_page_says_of_mnist_in_every_setting(setting: str) -> None:
+def test_the_saved_numbers_say_what_the_page_says_of_mnist_in_every_setting(setting: str) -> None:
     """The bound of two classes; Ditto far ahead of the global model, and fair; no FedTilt fairer than it."""
     found = _saved(f"mnist_{setting}")
     assert all(len(each["acc"]) == 5 for each in found.values())
@@ -245,9 +245,9 @@ def test_what_the_page_says_of_mnist_in_every_setting(setting: str) -> None:
         assert each["drawn_sigma"].mean() >= ditto["drawn_sigma"].mean(), name
 
 
-def test_what_the_page_says_of_single_settings_of_mnist() -> None:
+def test_the_saved_numbers_say_what_the_page_says_of_single_settings_of_mnist() -> None:
     clean, corruption, gaussian = (_saved(f"mnist_{name}") for name in ("clean", "corruption", "gaussian"))
-    # On clean data the tilts help the model that all share, for every seed, and the personal ones hardly.
+    # On clean data the tilts help the shared model, for every seed, and hardly the personal ones.
     assert (clean["FedTilt, global"]["acc"] > clean["FedAvg (A)"]["acc"] + 2.5).all()
     assert (clean["FedTilt, global"]["mu_sigma"] < clean["FedAvg (A)"]["mu_sigma"]).all()
     assert abs(clean["FedTilt"]["acc"] - clean["Ditto, mu=0.01"]["acc"]).max() < 0.5
@@ -255,14 +255,14 @@ def test_what_the_page_says_of_single_settings_of_mnist() -> None:
     assert abs(corruption["FedTilt"]["acc"] - corruption["Ditto, mu=0.01"]["acc"]).max() < 0.2
     for measure in ("mu_sigma", "drawn_sigma"):
         assert (corruption["FedTilt"][measure] > corruption["Ditto, mu=0.01"][measure]).all()
-    # Neither reading of the tilts bears Gaussian noise; the figure's gives classes up.
+    # Neither reading of the tilts withstands Gaussian noise; the figure's gives classes up.
     text, figure = gaussian["FedTilt (text)"], gaussian["FedTilt (figure 5)"]
     assert (text["acc"] < gaussian["FedAvg (B)"]["acc"] - 3).all()
     assert (text["acc"] > gaussian["FedAvg (A)"]["acc"]).all()
     assert (figure["acc"] < 60).all() and (figure["drawn_collapsed"] >= 75).all()
 
 
-def test_what_the_page_says_of_five_epochs() -> None:
+def test_the_saved_numbers_say_what_the_page_says_of_five_epochs() -> None:
     """On one seed, FedTilt is then fairer than Ditto on clean data, and still fails with Gaussian noise."""
     one, clean, gaussian = (
         {
@@ -280,7 +280,7 @@ def test_what_the_page_says_of_five_epochs() -> None:
     assert gaussian["FedTilt (figure 5)"]["drawn_collapsed"] == 49
 
 
-def test_what_the_page_says_of_five_epochs_on_five_seeds() -> None:
+def test_the_saved_numbers_say_what_the_page_says_of_five_epochs_on_five_seeds() -> None:
     found = _saved("five_epochs/five_seeds/mnist_clean")
     tilt, ditto, tuned = (found[name] for name in ("FedTilt", "Ditto, mu=0.01", "FedAvg (B)"))
     assert len(tilt["acc"]) == 5

@@ -86,7 +86,9 @@ def test_qffl_against_afl_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.Mon
         assert first["PhD loss"] != second["PhD loss"]
 
 
-def test_qffl_tells_where_adult_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qffl_says_how_to_give_adult_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(SystemExit, match=r"no .*adult\.npz: say with --data-dir"):
         _run(monkeypatch, "--claims", "afl", "--data-dir", str(tmp_path))
 
@@ -110,8 +112,8 @@ def test_saved_family_of_q_gets_more_even_up_to_a_point() -> None:
     assert (np.diff([_saved("family_test", name, "variance").mean() for name in family]) < 0).all()
     angles = {name: _saved("family_test", name, "angle").mean() for name in family}
     assert angles["q=2"] < angles["q=1"] < angles["q=5"] < angles["q=0"]
-    own = _saved("family_test", "each device its own q", "weighted_mean").mean()
-    assert own > max(_saved("family_test", name, "weighted_mean").mean() for name in family)
+    per_device = _saved("family_test", "each device its own q", "weighted_mean").mean()
+    assert per_device > max(_saved("family_test", name, "weighted_mean").mean() for name in family)
 
 
 def test_saved_uniform_sampling_is_less_even_on_training_rows_and_more_accurate() -> None:
@@ -133,12 +135,12 @@ def test_saved_course_holds_the_reduction_from_half_of_the_rounds_on() -> None:
     assert 0.29 < min(less) < max(less) < 0.40
 
 
-def test_saved_adult_says_that_counting_devices_alike_is_what_helps() -> None:
+def test_saved_adult_says_that_equal_weights_of_devices_are_what_helps() -> None:
     plain, pooled = (_saved("adult", name, "PhD") for name in ("q=0", "q=0, devices by rows"))
     assert len(plain) == 5
     assert (plain > pooled + 8.0).all()
     assert (plain == _saved("adult", "q=0.01", "PhD")).all()
-    # The loss of the worst device is what all of them but the pooled one lower; AFL's iterates the most.
+    # All methods but the pooled one lower the loss of the worst device; AFL's last iterate lowers it the most.
     losses = [_saved("adult", name, "PhD loss") for name in ("AFL, last iterate", "q=2", "q=0")]
     assert (losses[0] < losses[1]).all() and (losses[1] < losses[2]).all()
     assert (_saved("adult", "q=2", "average") > _saved("adult", "AFL", "average") + 2.0).all()
@@ -158,6 +160,6 @@ def test_saved_heterogeneity_says_where_q_helps() -> None:
         assert abs(variance["IID", clients, 1].mean() - variance["IID", clients, 0].mean()) < 2
     assert (variance["(2, 2)", 100, 1] < variance["(2, 2)", 100, 0]).all()
     assert all(len(seeds) == 5 for seeds in variance.values())
-    # What the page tells not to hold: a claim that comes true has to be told so there.
+    # The page says that these claims do not hold; if one comes true, the page must say so.
     assert variance["(2, 2)", 50, 1].mean() > variance["(2, 2)", 50, 0].mean()
     assert variance["(2, 2)", 100, 0].mean() < variance["(1, 1)", 100, 0].mean()

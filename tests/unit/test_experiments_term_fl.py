@@ -65,8 +65,8 @@ def test_a_table_at_a_tiny_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     found = _content(folder / "out" / "apart_tuned_rate.json")
     both = ["q-FFL, chosen on validation rows", "TERM, chosen on validation rows"]
     assert list(found) == ["FedAvg", "FedAvg, step 1/3", "q-FFL, q=5, sums", "TERM, t=2", *both]
-    for picked, of in zip(both, ("q-FFL, q=5, sums", "TERM, t=2"), strict=True):
-        known = [set(found[name]["train_loss"].tolist()) for name in (of, "FedAvg")]
+    for picked, candidate in zip(both, ("q-FFL, q=5, sums", "TERM, t=2"), strict=True):
+        known = [set(found[name]["train_loss"].tolist()) for name in (candidate, "FedAvg")]
         assert set(found[picked]["train_loss"].tolist()) <= known[0] | known[1]
     assert all(np.isfinite(numbers).all() for each in found.values() for numbers in each.values())
     assert (found["FedAvg"]["mean"] > 60.0).all()
@@ -76,7 +76,7 @@ def test_a_table_at_a_tiny_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(set(found["FedAvg"]["mean"].tolist())) == 2
 
 
-def test_the_devices(folder: Path) -> None:
+def test_devices_are_split_and_standardised(folder: Path) -> None:
     found = data.devices(folder, 3, data.skewed(0.3), **SHAPE)
     assert found.train.sizes.tolist() == [48, 60, 72, 96]
     for held_out in (found.valid, found.test):
@@ -104,7 +104,7 @@ def test_a_feature_that_does_not_vary_is_zero() -> None:
     np.testing.assert_allclose(found, [[-1.0, 0.0], [1.0, 0.0]])
 
 
-def test_few_devices_have_digits_of_their_own() -> None:
+def test_few_devices_have_other_digits() -> None:
     shares = data.apart(2, (4, 5))(6, np.random.default_rng(1))
     np.testing.assert_allclose(shares.sum(axis=1), 1.0)
     unlike = shares[:, 4] > 0
@@ -113,8 +113,8 @@ def test_few_devices_have_digits_of_their_own() -> None:
     assert (shares[~unlike][:, [4, 5]] == 0.0).all()
 
 
-def test_labels_and_the_file(folder: Path) -> None:
-    """A device of one digit has one label; and a missing file is told."""
+def test_labels_follow_the_digit_and_a_missing_file_is_refused(folder: Path) -> None:
+    """A device of one digit has one label, and a missing file gets a sentence."""
 
     def only(digit: int) -> Any:
         return lambda count, random: np.eye(10)[[digit] * count]
@@ -134,8 +134,13 @@ def test_sizes_are_those_of_vehicle() -> None:
 
 
 def test_validation_rows_choose_the_most_even_of_those_at_fedavgs_average() -> None:
-    told = [("FedAvg", 80.0, 9.0), ("TERM, a", 79.5, 5.0), ("TERM, b", 78.0, 1.0), ("TERM, step", 80.0, 0.0)]
-    found = {name: [{"valid_mean": mean, "valid_std": std}] for name, mean, std in told}
+    candidates = [
+        ("FedAvg", 80.0, 9.0),
+        ("TERM, a", 79.5, 5.0),
+        ("TERM, b", 78.0, 1.0),
+        ("TERM, step", 80.0, 0.0),
+    ]
+    found = {name: [{"valid_mean": mean, "valid_std": std}] for name, mean, std in candidates}
     assert chosen(found) == {"TERM, chosen on validation rows": found["TERM, a"]}
     del found["TERM, a"]
     assert chosen(found)["TERM, chosen on validation rows"] == found["FedAvg"]
@@ -192,7 +197,7 @@ def test_saved_skewed_devices_leave_nothing_to_gain(table: str) -> None:
 
 
 @pytest.mark.parametrize(("skew", "more_even"), [("more_skew", 4), ("less_skew", 4)])
-def test_saved_other_skews(skew: str, more_even: int) -> None:
+def test_saved_other_skews_are_more_even_for_most_seeds(skew: str, more_even: int) -> None:
     table, method = f"{skew}/skewed_tuned_rate", "TERM, chosen on validation rows"
     assert (_gain(table, method, "std") < 0).sum() == more_even
     assert abs(_gain(table, method, "mean").mean()) < 0.5

@@ -1,4 +1,4 @@
-"""The README's Python blocks run as they stand, one after the other, and its commands are real."""
+"""The README's Python blocks run as they are, one after the other, and so do its commands."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MARKED = re.compile(r"<!-- test -->\n```python\n(.*?)```", re.DOTALL)
 
 
-def test_python_blocks_and_the_command_on_their_file(
+def test_python_blocks_and_the_command_on_their_file_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     blocks = MARKED.findall(README)
     assert len(blocks) == README.count("```python") >= 4
-    names: dict[str, object] = {}
+    namespace: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, "README.md", "exec"), namespace)
     assert (tmp_path / "report.html").exists()
     accuracy, worst = map(float, capsys.readouterr().out.split("\n")[0].split())
     assert 0.5 < worst < accuracy < 1
@@ -34,7 +34,7 @@ def test_python_blocks_and_the_command_on_their_file(
     assert (tmp_path / "runs" / "people" / "report.html").exists()
 
 
-def test_the_second_step_compares_what_compares(
+def test_the_second_step_compares_runs_that_can_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -31,8 +31,8 @@ def fedavg(
 
     Args:
       work: what clients do and the model that they train, e.g. :func:`evenhand.local.sgd`.
-      server_opt: the server's optimiser on the pseudo-gradient :math:`-\Delta`; ``optax.sgd(1.0)`` is plain
-        averaging; :mod:`evenhand.server_opt` has FedAdam and others.
+      server_opt: the server's optimiser on the pseudo-gradient :math:`-\Delta`; ``sgd(1.0)`` is plain averaging;
+        :mod:`evenhand.server_opt` has others, such as ``fedadam(0.1)``.
       aggregator: reduces the uploads to one direction.
       sampling: how cohorts are drawn and the weights :math:`\omega_k` that go with it: ``uniform()`` (the default,
         :math:`\omega_k = n_k`) or ``proportional()`` (:math:`\omega_k = 1`).

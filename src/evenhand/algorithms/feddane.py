@@ -53,7 +53,7 @@ def feddane(
       fresh_cohort: draw :math:`S'_t` independently of :math:`S_t`; False: keep the same clients, as in the
         reference code.
       aggregator: reduces the gradients of the first exchange and the updates of the second.
-      keep_partial: aggregate stragglers' partial work; False drops stragglers from both exchanges.
+      keep_partial: aggregate stragglers' partial work; False: drop stragglers from both exchanges.
       server_opt, sampling: as in ``fedavg``.
 
     Raises:

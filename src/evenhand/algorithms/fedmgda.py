@@ -31,9 +31,11 @@ def fedmgda(
     Args:
       work: local work, as in ``fedavg``.
       epsilon: how far weights may be from equal, from 0 (the mean) to 1 (MGDA); the source tries 0, 0.1, 0.5 and 1.
-      server_opt: sets :math:`\eta`, the longest step of a round; the original paper lets it decay:
-        ``optax.sgd(optax.exponential_decay(1.0, 100, 0.5))``.
-      sampling, keep_partial: as in ``fedavg``; sampling weights are ignored.
+      server_opt: sets :math:`\eta`, the longest step of a round.
+      sampling: as in ``fedavg``; its weights are ignored.
+      keep_partial: as in ``fedavg``.
+
+    The original paper lets the longest step decay: ``server_opt=optax.sgd(optax.exponential_decay(1.0, 100, 0.5))``.
 
     Raises:
       EvenhandError: ``epsilon`` outside [0, 1].

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy
 
 from evenhand._version import __version__
 from evenhand.cli._data import fingerprint
-from evenhand.cli._expression import called
+from evenhand.cli._expression import ExpressionError, called, canonical
 from evenhand.cli._folder import CONFIG, dict_in, read_json
 from evenhand.cli._methods import METHODS, Composed
 from evenhand.cli._spelling import options_of
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 
-__all__ = ["Recorded", "changes", "configuration", "continued", "filled", "flat", "recorded", "with_method"]
+__all__ = [
+    "Recorded",
+    "changes",
+    "configuration",
+    "continued",
+    "filled",
+    "flat",
+    "naming",
+    "recorded",
+    "with_method",
+]
 
 _T = TypeVar("_T")
 
@@ -35,7 +46,7 @@ class Recorded(NamedTuple):
 
     Attributes:
       path: the file.
-      method: an expression.
+      method: an expression, canonical.
       options: name -> value.
     """
 
@@ -81,7 +92,7 @@ def flat(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that have a value, those of the dataclasses in it included."""
     options: dict[str, Any] = {}
     for name, item in vars(value).items():
-        if dataclasses.is_dataclass(item) and name != "method":
+        if _is_group(name, item):
             options.update(flat(item))
         elif item is not None:
             options[name] = item
@@ -110,7 +121,19 @@ def recorded(path: Path) -> Recorded:
         raise EvenhandError(
             f"{path} is not the configuration of a run: name the config.json of a run folder."
         )
-    return Recorded(path, method, options)
+    with naming(path):
+        return Recorded(path, canonical(method), options)
+
+
+@contextmanager
+def naming(path: Path | None) -> Generator[None]:
+    """Names the file that a faulty expression comes from; None: it comes from the command line."""
+    try:
+        yield
+    except ExpressionError as error:
+        if path is None:
+            raise
+        raise EvenhandError(f"{path}: {error}") from None
 
 
 def with_method(words: Sequence[str], before: Recorded) -> list[str]:
@@ -120,49 +143,46 @@ def with_method(words: Sequence[str], before: Recorded) -> list[str]:
     return ["run", *method, *words[1:]]
 
 
-def continued(run: _T, words: Sequence[str], before: Recorded) -> _T:
-    """``run``, with the options that ``words`` leave out as they were ``before``.
+def continued(run: _T, given: Collection[str], before: Recorded) -> _T:
+    """``run``, with the options that were not ``given`` as they were ``before``.
 
     Raises:
       EvenhandError: the file has a setting that no run has, or a value of another kind.
     """
-    given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
-    dropped = {other for name, other in _EITHER.items() if name in given}
-    options = {name: value for name, value in before.options.items() if name not in dropped}
-    options |= {name: value for name, value in flat(run).items() if name in given - _ELSEWHERE}
-    apart = {name: value for name, value in vars(run).items() if name in _ELSEWHERE}
-    return filled(type(run), options, before.path, apart)
+    dropped = {other for name, other in _EITHER.items() if name in given}.union(given)
+    kept = {name: value for name, value in before.options.items() if name not in dropped}
+    return filled(run, before._replace(options=kept))
 
 
-def filled(kind: type[_T], options: Mapping[str, Any], path: Path, apart: Mapping[str, Any]) -> _T:
-    """A dataclass with these options, in it or in the dataclasses that it contains; all others keep their defaults.
-
-    Args:
-      kind: its type.
-      options: name -> value.
-      path: the file that they come from.
-      apart: name -> value, for fields of ``kind`` that are not checked.
+def filled(run: _T, before: Recorded) -> _T:
+    """``run``, with the options that a file records.
 
     Raises:
       EvenhandError: there is no such option, or the value is of another kind.
     """
-    known = options_of(kind)
-    for name, value in options.items():
+    known = options_of(type(run))
+    for name, value in before.options.items():
         option = f"--{name.replace('_', '-')}"
         if option not in known or "-" in name:
-            raise EvenhandError(f"{path}: run has no option {option}: leave {name!r:.40} out.")
+            raise EvenhandError(f"{before.path}: run has no option {option}: leave {name!r:.40} out.")
+        if known[option].inverts:
+            switch = name.removeprefix("no_")
+            raise EvenhandError(f"{before.path}: write {switch!r}, true or false, in place of {name!r}.")
         if not known[option].holds(value):
             takes = known[option] if known[option].kinds else "true or false"
-            raise EvenhandError(f"{path}: {option} takes {takes}, not {value!r:.40}.")
-    return _filled(kind, options, apart)
+            raise EvenhandError(f"{before.path}: {option} takes {takes}, not {value!r:.40}.")
+    return _filled(run, before.options)
 
 
-def _filled(kind: type[_T], options: Mapping[str, Any], apart: Mapping[str, Any]) -> _T:
-    hints, values = get_type_hints(kind), dict(apart)
-    for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]  (it is a dataclass)
-        hint = hints[field.name]
-        if field.name not in apart and dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            values[field.name] = _filled(hint, options, {})
-        elif field.name in options and field.name not in apart:
-            values[field.name] = options[field.name]
-    return kind(**values)
+def _filled(options: _T, values: Mapping[str, Any]) -> _T:
+    changed = {
+        name: _filled(value, values) if _is_group(name, value) else values[name]
+        for name, value in vars(options).items()
+        if _is_group(name, value) or (name in values and name not in _ELSEWHERE)
+    }
+    return dataclasses.replace(options, **changed)  # pyright: ignore[reportArgumentType]  (it is a dataclass)
+
+
+def _is_group(name: str, value: Any) -> bool:
+    """Whether a field holds options, rather than one."""
+    return dataclasses.is_dataclass(value) and name != "method"

@@ -6,7 +6,7 @@ import csv
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import numpy as np
 from tyro.conf import arg
@@ -37,6 +37,7 @@ _SYNTHETIC_CLIENTS = 30
 _LARGE_TARGETS = 100.0
 """Standard deviation of real targets above which the usual step sizes diverge."""
 _ALL, _NONE = "(default: all others)", "(default: none)"
+_FILLS, _REFUSED = f"{{{','.join(get_args(Fill))}}}", "(default: empty cells are refused)"
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,18 @@ class DataOptions:
     """the column (or .npz array) of client ids; A,B: a client for each combination of two columns"""
     label_column: str = "label"
     """the column (or .npz array) to predict; all other columns are features"""
-    features_array: str | None = None
-    """the .npz array of features, if it is not x"""
+    features_array: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: x)")] = None
+    """the .npz array of features"""
     features: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_ALL)] = None
     """tables: the columns to learn from; put a name that has a comma in double quotes"""
     drop: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """tables: columns to leave out"""
     categorical: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """tables: columns whose numbers are categories, such as codes of regions"""
-    fill: Annotated[Fill | None, arg(help_behavior_hint="(default: empty cells are refused)")] = None
+    fill: Annotated[Fill | None, arg(metavar=_FILLS, help_behavior_hint=_REFUSED)] = None
     """tables: what an empty cell of a feature counts as; with mean or median, empty text is a category of its own"""
-    no_standardize: bool = False
-    """tables: leave numbers as they are; else they get mean 0 and standard deviation 1 over the training rows"""
+    standardize: bool = True
+    """tables: give numbers mean 0 and standard deviation 1 over the training rows; else they stay as they are"""
     regression: bool = False
     """labels are real numbers, not classes"""
     text: bool = False
@@ -95,7 +96,7 @@ class DataOptions:
             drop=_names("--drop", self.drop or ""),
             categorical=_names("--categorical", self.categorical or ""),
             fill=self.fill,
-            standardize=not self.no_standardize,
+            standardize=self.standardize,
             regression=self.regression,
             test_fraction=self.test_fraction,
             seed=self.data_seed,
@@ -115,7 +116,7 @@ class DataOptions:
             "--drop": self.drop,
             "--categorical": self.categorical,
             "--fill": self.fill,
-            "--no-standardize": self.no_standardize,
+            "--no-standardize": not self.standardize,
         }
         for option in (option for option, value in given.items() if value):
             raise EvenhandError(f"{option} is for tables, and --data {self.data} is not one: leave it out.")

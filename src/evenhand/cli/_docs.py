@@ -36,6 +36,8 @@ _SYMBOLS = {
     "_2": "₂",
 }
 _MATH = re.compile(r":math:`([^`]*)`")
+_FRACTION = re.compile(r"\\frac(\w|{[^{}]*})(\w|{[^{}]*})")
+_GROUP = re.compile(r"{([^{}]{2,})}")
 _NAME = re.compile(r":\w+:`(?:[\w.]*\.)?(\w+)`|``([^`]*)``")
 _EMPHASIS = re.compile(r"\*(\w[^*]*)\*")
 _AS_IN = re.compile(r"as in (?:``|:func:`)(\w+)`{1,2}[.;]?\s*")
@@ -45,10 +47,10 @@ def plain(text: str) -> str:
     """``text`` without markup."""
 
     def formula(found: re.Match[str]) -> str:
-        shown = found[1]
+        shown = _FRACTION.sub(r"\1/\2", found[1])
         for name, symbol in sorted(_SYMBOLS.items(), key=lambda pair: -len(pair[0])):
             shown = re.sub(re.escape(name) + r"(?![A-Za-z])", symbol, shown)
-        return re.sub(r"[{}\\]", "", shown)
+        return re.sub(r"[{}\\]", "", _GROUP.sub(r"(\1)", shown))
 
     text = _NAME.sub(lambda found: found[1] or found[2], _MATH.sub(formula, " ".join(text.split())))
     return _EMPHASIS.sub(r"\1", text)

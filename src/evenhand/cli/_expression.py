@@ -12,16 +12,17 @@ import ast
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from evenhand.cli._rooms import (
-    CONSTANTS,
     ROOMS,
     Room,
     a,
     arms,
+    constant,
     example,
     factories,
+    only_in_python,
     parameters,
     room_for,
     room_of,
@@ -35,6 +36,8 @@ __all__ = ["ExpressionError", "built", "called", "canonical"]
 
 _LONGEST = 10_000
 """Most characters of an expression."""
+_SHOWN = 80
+"""Most characters of it in a sentence."""
 
 
 class ExpressionError(EvenhandError):
@@ -117,7 +120,7 @@ def _are_distinct(keywords: list[ast.keyword]) -> bool:
 
 
 def _too_deep(text: str) -> ExpressionError:
-    return ExpressionError(f"{text!r:.80} is nested too deeply.")
+    return ExpressionError(f"{_excerpt(text)} is nested too deeply.")
 
 
 def _parsed(text: str) -> ast.expr:
@@ -128,9 +131,11 @@ def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        where = f" at column {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
+        column = (error.offset or 0) if isinstance(error, SyntaxError) else 0
+        where = f" at column {column}" if column else ""
         raise ExpressionError(
-            f"{text!r:.80} is not an expression{where}: write it as in Python, such as 'fedprox(mu=0.1)', in quotes."
+            f"{_excerpt(text, column)} is not an expression{where}: "
+            "write it as in Python, such as 'fedprox(mu=0.1)', in quotes."
         ) from None
 
 
@@ -141,9 +146,7 @@ def _made(reader: _Reader, node: ast.expr, room: Room) -> Any:
     if not isinstance(name_node, ast.Name):
         raise _wrong(reader, node, f"{a(room.what)} belongs here, a call such as {example(room)}")
     if name_node.id not in known:
-        raise _wrong(
-            reader, node, f"there is no {room.what} {name_node.id!r:.40}{_instead(name_node.id, room)}"
-        )
+        raise _wrong(reader, node, _unknown(name_node.id, room))
     factory, name = known[name_node.id], name_node.id
     if not isinstance(node, ast.Call):
         raise _wrong(reader, node, f"{name} is a function: call it, {signature(name, factory)}")
@@ -158,13 +161,15 @@ def _made(reader: _Reader, node: ast.expr, room: Room) -> Any:
         raise _wrong(reader, node, f"{signature(name, factory)} cannot take this ({error})") from None
 
 
-def _instead(name: str, room: Room) -> str:
-    """What a name that the room does not have may have been meant for."""
-    known = ", ".join(factories(room))
+def _unknown(name: str, room: Room) -> str:
+    """What is wrong with a name that the room does not have, and what it may have been meant for."""
+    if python := only_in_python(name):
+        return python
+    shown, known = f"there is no {room.what} {name!r:.40}", ", ".join(factories(room))
     for other in ROOMS:
         if name in factories(other):
-            return f": {name} is {a(other.what)}, and {a(room.what)} is one of {known}"
-    return perhaps(name, factories(room)) or f" among {known}"
+            return f"{shown}: {name} is {a(other.what)}, and {a(room.what)} is one of {known}"
+    return shown + (perhaps(name, factories(room)) or f" among {known}")
 
 
 def _bound(
@@ -208,16 +213,16 @@ def _bound(
 def _value(reader: _Reader, node: ast.expr, name: str, kinds: list[Any]) -> Any:
     """An argument: a part, which a call makes, or a constant of one of the kinds."""
     room = room_for(kinds)
-    constant = _constant(node)
-    if constant is not _NO_CONSTANT:
+    given = _constant(node)
+    if given is not _NO_CONSTANT:
         for kind in kinds:
-            if _fits(constant[0], kind):
-                return kind(constant[0]) if kind is float else constant[0]
+            if _fits(given[0], kind):
+                return kind(given[0]) if kind is float else given[0]
     elif room is not None:
         return _made(reader, node, room)
-    wanted = [CONSTANTS[kind] for kind in kinds if kind in CONSTANTS]
+    wanted = [word for kind in kinds if (word := constant(kind))]
     wanted += [] if room is None else [f"{a(room.what)} such as {example(room)}"]
-    raise _wrong(reader, node, f"{name} takes {' or '.join(wanted) or 'what no expression can give'}")
+    raise _wrong(reader, node, f"{name} takes {' or '.join(wanted) or 'what only Python can give'}")
 
 
 _NO_CONSTANT: tuple[Any, ...] = ()
@@ -250,8 +255,9 @@ def _fits(value: Any, kind: Any) -> bool:
         )
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    kind = get_origin(kind) or kind
-    return kind in CONSTANTS and isinstance(value, kind)
+    if get_origin(kind) is Literal:
+        return any(type(value) is type(word) and value == word for word in get_args(kind))
+    return bool(constant(kind)) and isinstance(value, get_origin(kind) or kind)
 
 
 def _is_work(given: list[ast.expr]) -> bool:
@@ -266,4 +272,11 @@ def _is_work(given: list[ast.expr]) -> bool:
 
 def _wrong(reader: _Reader, node: ast.expr | ast.keyword, what: str) -> ExpressionError:
     column = len(reader.text.encode()[: node.col_offset].decode()) + 1
-    return ExpressionError(f"{reader.text!r:.80}, column {column}: {what}.")
+    return ExpressionError(f"{_excerpt(reader.text, column)}, column {column}: {what}.")
+
+
+def _excerpt(text: str, column: int = 1) -> str:
+    """``text`` in quotes; of a long one, what is around a column."""
+    begin = max(0, min(column - _SHOWN // 2, len(text) - _SHOWN))
+    before, after = "..." if begin else "", "..." if begin + _SHOWN < len(text) else ""
+    return repr(before + text[begin : begin + _SHOWN] + after)

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias
@@ -25,7 +26,7 @@ from evenhand.cli._methods import METHODS, Composed
 from evenhand.cli._report import Report
 from evenhand.cli._resume import Resume
 from evenhand.cli._run import Run
-from evenhand.cli._spelling import HELP, options_of, ordered
+from evenhand.cli._spelling import HELP, named, options_of, ordered
 from evenhand.cli._terminal import remark
 from evenhand.cli._words import read
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning
@@ -120,6 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     _hush_the_store()
     terminated: list[int] = []
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what it cannot encode is escaped, as on stderr
     try:
         if words == ["--version"]:
             print(f"evenhand {__version__}")
@@ -227,9 +230,11 @@ def _run_or_other(words: Sequence[str]) -> _Made:
     command = _read(words)
     if not isinstance(command, Run):
         return command
-    text = command.method.text("" if before is None else before.method)
-    command = replace(command, method=Composed(text))
-    return command if before is None else continued(command, words, before)
+    given = named(words)
+    command = replace(command, method=Composed(command.method.text(given, before.method if before else "")))
+    command = command if before is None else continued(command, given, before)
+    command.check(before)
+    return command
 
 
 def _config_among(words: Sequence[str]) -> Path | None:

@@ -1,7 +1,8 @@
 """The plain names of methods: each stands for a factory, with an option for every argument that text can spell.
 
 ``evenhand run fedprox --mu 0.1`` is ``evenhand run 'fedprox(mu=0.1)'``.  Names, options, defaults and help are read off
-signatures and docstrings, so that a new method needs nothing here.
+signatures and docstrings, so that a new method needs nothing here.  An argument that is called like one of the other
+options of ``run`` has no option: only an expression gives it.
 """
 
 from __future__ import annotations
@@ -9,16 +10,30 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, Union, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from tyro.conf import arg, subcommand
 
+from evenhand.cli._data import DataOptions
 from evenhand.cli._docs import argument_lines, first_line
 from evenhand.cli._expression import called, canonical
+from evenhand.cli._local import LocalOptions
+from evenhand.cli._models import ModelOptions
 from evenhand.cli._rooms import arms, factories, parameters, room_for, room_of
+from evenhand.cli._training import TrainingOptions
 from evenhand.errors import EvenhandError
 from evenhand.types import Algorithm
 
@@ -26,50 +41,63 @@ __all__ = ["METHODS", "Choice", "Composed", "Method"]
 
 _FACTORIES = dict(factories(room_of(Algorithm)))
 _NUMBERS: Mapping[Any, str] = {int: "INT", float: "FLOAT", str: "TEXT"}
+_TAKEN = {"help", "name", "others"} | {
+    field.name
+    for options in (DataOptions, LocalOptions, ModelOptions, TrainingOptions)
+    for field in dataclasses.fields(options)
+}
+"""Names that no option of a method may have: those of ``run`` itself, and attributes of :class:`Method`."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method by its plain name; its fields are the arguments of its factory, ``None`` where nothing is given."""
+    """A method by its plain name; its fields are the arguments of its factory that have an option.
+
+    Attributes:
+      name: what follows ``evenhand run``.
+      others: the arguments that have none, and that only an expression can give.
+    """
 
     name: ClassVar[str]
+    others: ClassVar[tuple[str, ...]] = ()
 
-    def text(self, before: str = "") -> str:
+    def text(self, given: Collection[str] = (), before: str = "") -> str:
         """The expression that this stands for.
 
         Args:
+          given: the names of the options that were given.
           before: an expression; if it calls the same method, its arguments apply unless they are given anew.
 
         Raises:
           EvenhandError: an argument that the method needs is missing, or one is not an expression.
         """
         factory = self.name.replace("-", "_")
-        given = {
-            field.name: vars(self)[field.name]
-            for field in dataclasses.fields(self)
-            if vars(self)[field.name] not in (None, field.default)
-        }
+        known, hints = parameters(_FACTORIES[factory]), get_type_hints(_FACTORIES[factory])
+        values = {name: value for name, value in vars(self).items() if name in given}
         name, places, words = called(before) if before else ("", [], {})
         if name != factory:
             places, words = [], {}
-        elif not given:
+        elif not values:
             return canonical(before)
-        positional = [
-            parameter.name
-            for parameter in parameters(_FACTORIES[factory]).values()
-            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        ]
+        positional = [each.name for each in known.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
         if len(places) <= len(positional):
             places, words = [], dict(zip(positional, places, strict=False)) | words
-        words |= {argument: canonical(str(value)) for argument, value in given.items()}
+        for argument, value in values.items():
+            is_part = room_for(list(arms(hints[argument]))) is not None
+            words[argument] = canonical(value if is_part else repr(value))
         if not places:
-            for parameter in parameters(_FACTORIES[factory]).values():
+            for parameter in known.values():
                 if parameter.default is parameter.empty and parameter.name not in words:
-                    option = parameter.name.replace("_", "-")
-                    raise EvenhandError(
-                        f"{self.name} needs --{option}: see `evenhand run {self.name} --help`."
-                    )
+                    raise EvenhandError(f"{self.name} needs {self._option(parameter.name)}.")
         return f"{factory}({', '.join([*places, *(f'{word}={value}' for word, value in words.items())])})"
+
+    def _option(self, argument: str) -> str:
+        if argument in self.others:
+            factory = self.name.replace("-", "_")
+            return (
+                f"{argument}=, which only an expression can give: `evenhand run '{factory}({argument}=...)'`"
+            )
+        return f"--{argument.replace('_', '-')}: see `evenhand run {self.name} --help`"
 
 
 @dataclass(frozen=True)
@@ -81,7 +109,7 @@ class Composed(Method):
     expression: str
     """the method, such as 'averaged(fedprox(mu=0.1))'; it may take the place of METHOD, without this option"""
 
-    def text(self, before: str = "") -> str:
+    def text(self, given: Collection[str] = (), before: str = "") -> str:
         """The expression as given, except for spaces and quotes."""
         return canonical(self.expression)
 
@@ -89,11 +117,15 @@ class Composed(Method):
 def _named(factory: str) -> type[Method]:
     """The dataclass of a factory."""
     lines, hints = argument_lines(factory, _FACTORIES), get_type_hints(_FACTORIES[factory])
-    fields = [
-        field
-        for parameter in parameters(_FACTORIES[factory]).values()
-        if (field := _field(parameter, list(arms(hints[parameter.name])), lines.get(parameter.name, "")))
-    ]
+    fields: list[tuple[str, Any, Any]] = []
+    others: list[str] = []
+    for name, parameter in parameters(_FACTORIES[factory]).items():
+        field = _field(parameter, list(arms(hints[name])), lines.get(name, ""))
+        fields += [] if field is None else [field]
+        others += [name] if field is None else []
+    line = first_line(_FACTORIES[factory])
+    if others:
+        line += f" Only an expression gives {', '.join(others)}: '{factory}({others[0]}=...)'."
     return dataclasses.make_dataclass(
         "".join(word.title() for word in factory.split("_")),
         fields,
@@ -101,7 +133,8 @@ def _named(factory: str) -> type[Method]:
         frozen=True,
         namespace={
             "name": factory.replace("_", "-"),
-            "__doc__": first_line(_FACTORIES[factory]),
+            "others": tuple(others),
+            "__doc__": line,
             "__module__": __name__,
         },
     )
@@ -109,24 +142,31 @@ def _named(factory: str) -> type[Method]:
 
 def _field(parameter: inspect.Parameter, kinds: list[Any], line: str) -> tuple[str, Any, Any] | None:
     """A field, its type and its default; ``None`` for what only an expression can give."""
-    default = parameter.default
-    if parameter.kind is parameter.VAR_POSITIONAL:
+    default, room = parameter.default, room_for(kinds)
+    plain = [kind for kind in kinds if kind in _NUMBERS or get_origin(kind) is Literal]
+    if parameter.name in _TAKEN or parameter.kind is parameter.VAR_POSITIONAL:
         return None
-    if bool in kinds and default is not parameter.empty:
+    if isinstance(default, bool):
         hint = f"(default: {'on' if default else 'off'})"
-        shown = f"switch off: {line}" if default else line
-        return parameter.name, Annotated[bool, arg(help=shown, help_behavior_hint=hint)], default
-    room = room_for(kinds)
-    kind = str if room is not None else next((kind for kind in kinds if kind in _NUMBERS), NoneType)
-    if kind is NoneType:
+        marks = arg(help=line.replace("False:", "off:"), help_behavior_hint=hint)
+        return parameter.name, Annotated[bool, marks], default
+    if room is None and not plain:
         return None
+    line, none, stands_for = line.partition("None: ")
+    line = line.rstrip("; .") if none else line
     hint = "(required)"
-    if default is not parameter.empty:
-        plainly = isinstance(default, int | float | str)
-        hint = f"(default: {default})" if plainly else "(default: none)" if default is None else "(optional)"
-    metavar = _NUMBERS[kind] if room is None else room.what.upper().replace(" ", "-")
+    if default is None:
+        hint = f"(default: {stands_for or 'none'})"
+    elif default is not parameter.empty:
+        hint = f"(default: {default})" if room is None else "(optional)"
+    metavar = "|".join(map(_metavar, plain)) if room is None else room.what.upper().replace(" ", "-")
+    kind = Union[tuple(plain)] if room is None else str  # noqa: UP007  (| takes no tuple)
     marks = arg(help=line, metavar=metavar, help_behavior_hint=hint)
     return parameter.name, Annotated[kind | None, marks], None
+
+
+def _metavar(kind: Any) -> str:
+    return _NUMBERS.get(kind, "{" + ",".join(map(str, get_args(kind))) + "}")
 
 
 def _listed(method: type[Method]) -> Any:

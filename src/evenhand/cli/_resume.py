@@ -15,7 +15,6 @@ from tyro.conf import Positional, arg
 from evenhand.cli._checksums import Condition, check
 from evenhand.cli._config import changes, filled, recorded
 from evenhand.cli._data import fingerprint
-from evenhand.cli._expression import canonical
 from evenhand.cli._folder import (
     CHECKPOINT,
     CHECKSUMS,
@@ -58,25 +57,26 @@ class Resume:
     def _resume(self) -> int:
         path = self.run / CONFIG
         before = _restored(path)
-        run = replace(before, quiet=self.quiet)
-        if self.rounds is not None and self.rounds != before.rounds:
+        options = replace(before.training, quiet=self.quiet)
+        if self.rounds is not None and self.rounds != options.rounds:
             # Evaluated as often as before, whatever the new number of rounds would have led to.
-            run = replace(run, rounds=self.rounds, eval_every=before.every)
+            options = replace(options, rounds=self.rounds, eval_every=options.every)
+        run = replace(before, training=options)
         condition = check(self.run)
         ended = _ended(self.run, condition)
         # A run that has not ended has done no more rounds than were asked for, whatever a damaged line says; an edited
         # configuration no longer says how many that were.
-        limit = before.rounds if not condition.is_edited else sys.maxsize
+        limit = before.training.rounds if not condition.is_edited else sys.maxsize
         most = max(ended or 0, min(last_round(self.run), limit))
-        if run.rounds < most:
+        if options.rounds < most:
             raise EvenhandError(
-                f"{self.run} has already done {most} rounds, more than the {run.rounds} asked for: ask for more, or "
-                f"train fewer in another folder with "
-                f"`evenhand run --config {self.run} --rounds {run.rounds} --out NEW`."
+                f"{self.run} has already done {most} rounds, more than the {options.rounds} asked for: ask for more, "
+                f"or train fewer in another folder with "
+                f"`evenhand run --config {self.run} --rounds {options.rounds} --out NEW`."
             )
         if (
             ended is not None
-            and ended == run.rounds
+            and ended == options.rounds
             and (self.run / REPORT).exists()
             and not condition.damaged
         ):
@@ -86,10 +86,10 @@ class Resume:
                 )
             return 0
         saved = Checkpoint(self.run / CHECKPOINT).saved()
-        if run.checkpoint == "off" or (not saved and (ended is not None or condition.damaged)):
+        if options.checkpoint == "off" or (not saved and (ended is not None or condition.damaged)):
             raise EvenhandError(
                 f"{self.run} has no checkpoint to continue from: repeat the run with "
-                f"`evenhand run --config {self.run} --rounds {run.rounds} --out NEW`."
+                f"`evenhand run --config {self.run} --rounds {options.rounds} --out NEW`."
             )
         remarks = self._remarks(condition)
         if not (saved or self.quiet):
@@ -121,9 +121,11 @@ def _restored(path: Path) -> Run:
     """The command that a ``config.json`` records."""
     try:
         before = recorded(path)
-        return filled(Run, before.options, path, {"method": Composed(canonical(before.method))})
+        run = filled(Run(Composed(before.method)), before)
+        run.check()
     except EvenhandError as error:
         raise EvenhandError(f"{path} is damaged: {str(error).removeprefix(f'{path}: ')}") from None
+    return run
 
 
 def _ended(folder: Path, condition: Condition) -> int | None:

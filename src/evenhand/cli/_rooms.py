@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from types import ModuleType, NoneType, UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import optax
 
@@ -16,13 +16,14 @@ from evenhand.systems import Systems
 from evenhand.types import Algorithm, Model, Risk, Sampling, Stack, Sum
 
 __all__ = [
-    "CONSTANTS",
     "ROOMS",
     "Room",
     "a",
     "arms",
+    "constant",
     "example",
     "factories",
+    "only_in_python",
     "parameters",
     "room_for",
     "room_of",
@@ -55,7 +56,7 @@ ROOMS = (
 )
 
 
-CONSTANTS: Mapping[Any, str] = {
+_CONSTANTS: Mapping[Any, str] = {
     bool: "True or False",
     int: "a whole number",
     float: "a number",
@@ -63,20 +64,56 @@ CONSTANTS: Mapping[Any, str] = {
     tuple: "a tuple",
     NoneType: "None",
 }
-"""The types of constants in an expression, and their names in sentences."""
+
+
+def constant(kind: Any) -> str:
+    """What a sentence calls the constants of this type; empty if an expression cannot hold any."""
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    return _CONSTANTS.get(get_origin(kind) or kind, "")
 
 
 @cache
 def factories(room: Room) -> Mapping[str, Callable[..., Any]]:
     """The public functions of a room that return its kind of value and that an expression can call."""
-    found: dict[str, Callable[..., Any]] = {}
-    for name in room.module.__all__:
-        value = vars(room.module)[name]
-        if inspect.isfunction(value):
-            hints = get_type_hints(value)
-            if _is_of(hints.get("return"), room.kinds) and all(map(_is_expressible, _needed(value, hints))):
-                found[name] = value
-    return found
+    return {name: made for name, made in _public(room).items() if not _inexpressible(made)}
+
+
+def only_in_python(name: str) -> str:
+    """Why an expression cannot call this public factory, as a clause; empty if it can, or if there is none."""
+    for room in ROOMS:
+        needed = _inexpressible(_public(room)[name]) if name in _public(room) else []
+        if needed:
+            return (
+                f"{name} needs {' and '.join(needed)}, which an expression cannot give: call it from Python"
+            )
+    return ""
+
+
+@cache
+def _public(room: Room) -> Mapping[str, Callable[..., Any]]:
+    """The public functions of a room that return its kind of value."""
+    values = ((name, vars(room.module)[name]) for name in room.module.__all__)
+    return {
+        name: value
+        for name, value in values
+        if inspect.isfunction(value) and _is_of(get_type_hints(value).get("return"), room.kinds)
+    }
+
+
+def _inexpressible(factory: Callable[..., Any]) -> list[str]:
+    """The arguments that a call must give and an expression cannot."""
+    hints = get_type_hints(factory)
+    return [
+        name
+        for name, parameter in parameters(factory).items()
+        if parameter.default is parameter.empty and not _is_expressible(hints[name])
+    ]
+
+
+def _is_expressible(hint: Any) -> bool:
+    kinds = list(arms(hint))
+    return room_for(kinds) is not None or any(map(constant, kinds))
 
 
 def signature(name: str, factory: Callable[..., Any]) -> str:
@@ -90,7 +127,7 @@ def signature(name: str, factory: Callable[..., Any]) -> str:
         elif default is parameter.empty:
             shown.append(f"{parameter.name}=")
         else:
-            shown.append(f"{parameter.name}={default if plain else '...'}")
+            shown.append(f"{parameter.name}={repr(default) if plain else '...'}")
     return f"{name}({', '.join(shown)})"
 
 
@@ -103,18 +140,6 @@ def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         if Model not in (types := list(arms(hints[name])))
         and not (Work in types and parameter.default is parameter.empty)
     }
-
-
-def _needed(factory: Callable[..., Any], hints: Mapping[str, Any]) -> Iterator[Any]:
-    """The types of the arguments that a call must give."""
-    for name, parameter in parameters(factory).items():
-        if parameter.default is parameter.empty:
-            yield hints[name]
-
-
-def _is_expressible(hint: Any) -> bool:
-    types = list(arms(hint))
-    return room_for(types) is not None or any((get_origin(each) or each) in CONSTANTS for each in types)
 
 
 def arms(hint: Any) -> Iterator[Any]:
@@ -130,7 +155,7 @@ def _is_of(hint: Any, kinds: tuple[type, ...]) -> bool:
     return hint is not None and all(arm in kinds for arm in arms(hint))
 
 
-def room_for(kinds: Iterable[Any]) -> Room | None:
+def room_for(kinds: Sequence[Any]) -> Room | None:
     """The room of the first of these types that has one."""
     return next((room for room in ROOMS for kind in kinds if kind in room.kinds), None)
 

@@ -6,12 +6,12 @@ import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from rich.console import Console
 from tyro.conf import arg
 
-from evenhand.cli._config import changes, configuration, flat
+from evenhand.cli._config import Recorded, changes, configuration, flat, naming
 from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._expression import built
 from evenhand.cli._folder import CHECKPOINT, free
@@ -21,20 +21,18 @@ from evenhand.cli._methods import Choice
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._record import Place, record
 from evenhand.cli._terminal import remark, say
+from evenhand.cli._training import TrainingOptions
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import feature_scales
 from evenhand.local import Work
 from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import Systems, stragglers
+from evenhand.testing import toy_model
 from evenhand.text import visible
 from evenhand.types import Algorithm, Model
 
 __all__ = ["Run"]
-
-_EVALUATIONS = 50
-_DEFAULT_EVERY = f"(default: {_EVALUATIONS} times a run)"
-_DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
 
 
 @dataclass(frozen=True)
@@ -42,56 +40,27 @@ class Run:
     """Train METHOD on data spread over clients; `run METHOD --help` shows all options."""
 
     method: Annotated[Choice, arg(name="")]
-    data: Annotated[DataOptions, arg(name="")] = field(default_factory=DataOptions)
-    model: Annotated[ModelOptions, arg(name="")] = field(default_factory=ModelOptions)
-    local: Annotated[LocalOptions, arg(name="")] = field(default_factory=LocalOptions)
-    rounds: int = 50
-    """rounds of communication T"""
-    cohort: int | Literal["all"] = "all"
-    """clients drawn per round m"""
-    stragglers: float = 0.0
-    """share of each cohort that is slow and does only part of its work"""
-    systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
-    """which clients are slow or drop out, instead of --stragglers: 'chain(stragglers(0.5), dropouts(0.1))'"""
-    seed: int = 0
-    """seed of the initial model, cohorts, batches and stragglers"""
-    eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
-    """rounds between two evaluations of every client"""
-    eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
-    """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
-    lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
-    """clients trained side by side"""
-    checkpoint: float | Literal["off"] = 10.0
-    """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
-    """the run folder"""
-    overwrite: bool = False
-    """replace an earlier run in that folder"""
-    quiet: bool = False
-    """print nothing but errors"""
-    config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """start from the config.json of an earlier run; options given here take precedence"""
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    local: LocalOptions = field(default_factory=LocalOptions)
 
     def execute(self) -> int:
         """Trains, writes the run folder and returns the exit code."""
-        folder = self._default_folder() if self.out is None else self.out
-        with free(folder, overwrite=self.overwrite):
+        options = self.training
+        folder = self._default_folder() if options.out is None else options.out
+        with free(folder, overwrite=options.overwrite):
             check_labels(self.data)
             data = self.data.load()
             config = self.recorded(data)
-            if not self.quiet:
+            if not options.quiet:
                 for sentence in remarks(data):
                     print(visible(sentence), file=sys.stderr)
                 cautions = idle(flat(self), flat(Run(self.method)), data)
-                cautions += [] if self.config is None else changes(self.config, config)
+                cautions += [] if options.config is None else changes(options.config, config)
                 for sentence in cautions:
                     remark(sentence)
             return self.train(data, Place(folder, config, resumed=False))
-
-    @property
-    def every(self) -> int:
-        """Rounds between two evaluations."""
-        return max(1, self.rounds // _EVALUATIONS) if self.eval_every is None else self.eval_every
 
     def recorded(self, data: FederatedDataset) -> dict[str, Any]:
         """What ``config.json`` holds of this run on ``data``."""
@@ -99,30 +68,45 @@ class Run:
 
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
-        model = self.model.build(data)
-        console = Console(stderr=True, quiet=self.quiet, highlight=False)
-        algorithm = self._algorithm(model, console)
+        options, model = self.training, self.model.build(data)
+        console = Console(stderr=True, quiet=options.quiet, highlight=False)
+        algorithm = self.algorithm(model, console)
         if (finding := feature_scales(data)) is not None:
             say(console, finding.sentence, "yellow")
         checkpoint = None
-        if self.checkpoint != "off":
-            checkpoint = Checkpoint(place.folder / CHECKPOINT, self.checkpoint, fresh=not place.resumed)
+        if options.checkpoint != "off":
+            checkpoint = Checkpoint(place.folder / CHECKPOINT, options.checkpoint, fresh=not place.resumed)
         runs = iterate(
             algorithm,
             data,
-            rounds=self.rounds,
-            cohort=None if self.cohort == "all" else self.cohort,
-            seed=self.seed,
-            eval_every=self.every,
-            systems=self._systems(model),
+            rounds=options.rounds,
+            cohort=None if options.cohort == "all" else options.cohort,
+            seed=options.seed,
+            eval_every=options.every,
+            systems=self.systems(model),
             checkpoint=checkpoint,
-            progress=console.is_terminal and not self.quiet,
-            lanes=self.lanes,
-            eval_clients=self.eval_clients,
+            progress=console.is_terminal and not options.quiet,
+            lanes=options.lanes,
+            eval_clients=options.eval_clients,
         )
-        return record(runs, place, rounds=self.rounds, console=console)
+        return record(runs, place, rounds=options.rounds, console=console)
 
-    def _algorithm(self, model: Model, console: Console) -> Algorithm:
+    def check(self, before: Recorded | None = None) -> None:
+        """Builds the method and the systems for a toy model, so that faults are found before the data are loaded.
+
+        Args:
+          before: the configuration that the run starts from; a fault that it holds is reported with its file.
+        """
+        model, path = toy_model(), None if before is None else before.path
+        is_same = before is not None and before.method == self.method.text()
+        with naming(path if is_same else None):
+            self.algorithm(model, Console(quiet=True))
+        is_same = before is not None and before.options.get("systems") == self.training.systems
+        with naming(path if is_same else None):
+            self.systems(model)
+
+    def algorithm(self, model: Model, console: Console) -> Algorithm:
+        """The method; the ``console`` shows which options of local work it does without."""
         asked: list[bool] = []
 
         def work() -> Work:
@@ -136,15 +120,16 @@ class Run:
             say(console, f"{idle}: no effect, since {text:.80} sets its own local work.", "yellow")
         return algorithm
 
-    def _systems(self, model: Model) -> Systems | None:
-        if self.systems is None:
-            return stragglers(self.stragglers) if self.stragglers else None
-        if self.stragglers:
+    def systems(self, model: Model) -> Systems | None:
+        """Which clients are slow or drop out."""
+        text, share = self.training.systems, self.training.stragglers
+        if text is None:
+            return stragglers(share) if share else None
+        if share:
             raise EvenhandError("--systems and --stragglers exclude each other: give one of them.")
-        return built(self.systems, Systems, model, lambda: self.local.work(model))
+        return built(text, Systems, model, lambda: self.local.work(model))
 
     def _default_folder(self) -> Path:
-        name, _, arguments = self.method.text().partition("(")
-        method = self.method.text()[:60] if "(" in arguments else name
-        words = [re.sub(r"[^\w.-]+", "-", word).strip("-") for word in (method, Path(self.data.data).name)]
-        return Path("runs") / f"{'-'.join(words)}-{self.seed}"
+        names = (self.method.text()[:60], Path(self.data.data).name)
+        words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
+        return Path("runs") / f"{'-'.join(words)}-{self.training.seed}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -12,11 +13,11 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_ar
 
 from tyro.conf import Positional
 
-from evenhand.cli._methods import METHODS, Composed
-from evenhand.cli._rooms import ROOMS, a, factories
+from evenhand.cli._methods import METHODS, Composed, Method
+from evenhand.cli._rooms import ROOMS, a, factories, only_in_python
 from evenhand.errors import EvenhandError, nearest, perhaps
 
-__all__ = ["HELP", "Takes", "options_of", "ordered"]
+__all__ = ["HELP", "Takes", "named", "options_of", "ordered"]
 
 HELP = ("-h", "--help")
 
@@ -31,11 +32,13 @@ class Takes(NamedTuple):
       kinds: types and words, such as ``(int, "all")``; empty for a switch, which takes nothing.
       many: whether it may be several.
       needed: whether it must be given.
+      inverts: whether it is the ``--no-`` form of a switch.
     """
 
     kinds: tuple[Any, ...]
     many: bool = False
     needed: bool = False
+    inverts: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -81,9 +84,17 @@ def options_of(command: type) -> Options:
         if _POSITIONAL in marks:
             found[field.name.upper()] = Takes(kinds, many, needed)
         else:
-            name = field.name if kinds or field.default is not True else f"no-{field.name}"
-            found["--" + _hyphenated(name)] = Takes(kinds, many)
+            found[f"--{_hyphenated(field.name)}"] = Takes(kinds, many)
+            if not kinds:
+                found[f"--no-{_hyphenated(field.name)}"] = Takes((), inverts=True)
     return found
+
+
+def named(words: Sequence[str]) -> set[str]:
+    """The names of the options among ``words``, as Python spells them; ``--no-NAME`` is an option of NAME, too."""
+    options = (word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--"))
+    names = {option.replace("-", "_") for option in options}
+    return names | {name.removeprefix("no_") for name in names}
 
 
 def ordered(words: Sequence[str], commands: Mapping[str, type]) -> list[str]:
@@ -124,7 +135,8 @@ def ordered(words: Sequence[str], commands: Mapping[str, type]) -> list[str]:
     if not asked:
         name = command if method is None else "An expression" if method == Composed.name else method
         all_options = methods or {other: options_of(cls) for other, cls in commands.items()}
-        found = [*_slips(given, known, all_options, name), *_misplaced(loose, known, name)]
+        ambiguous = [] if method is None else _ambiguous(given, general, METHODS[method])
+        found = [*ambiguous, *_slips(given, known, all_options, name), *_misplaced(loose, known, name)]
         if found:
             whose = command if method in (None, Composed.name) else f"{command} {method}"
             raise EvenhandError(f"{found[0]}: see `evenhand {whose} --help`.")
@@ -181,6 +193,20 @@ def _slips(
             yield f"{option} takes {takes}, not {value!r:.40}{perhaps(value, takes.words)}"
 
 
+def _ambiguous(
+    given: Iterable[tuple[str, str | None]], general: Options, method: type[Method]
+) -> Iterable[str]:
+    """Which options of a run are arguments of the method, too, as clauses of a sentence."""
+    for argument in method.others:
+        option = f"--{_hyphenated(argument)}"
+        if option in general and any(name == option for name, _ in given):
+            call = f"'{method.name.replace('-', '_')}({argument}=...)'"
+            yield (
+                f"{option} is ambiguous, as both run and {method.name} have one: write {call} in place of "
+                f"{method.name}, and {option} is that of run"
+            )
+
+
 def _unknown(option: str, known: Options, others: Mapping[str, Options], name: str) -> str:
     owners = [other for other, options in others.items() if option in options]
     if owners:
@@ -220,6 +246,8 @@ def _no_method(loose: Sequence[str]) -> str:
     other = next((room for room in ROOMS if word.replace("-", "_") in factories(room)), None)
     if other is not None:
         return f"{word} is {a(other.what)}, not a method: see `evenhand list` for what takes it."
+    if python := only_in_python(word.replace("-", "_")):
+        return f"{python}."
     hint = perhaps(word, METHODS) or f" among {', '.join(METHODS)}"
     return f"There is no method {word!r:.40}{hint}: see `evenhand list methods`."
 
@@ -261,7 +289,6 @@ def _reads(text: str, kind: Any) -> bool:
 
 def _is_float(text: str) -> bool:
     try:
-        float(text)
+        return not math.isnan(float(text))
     except ValueError:
         return False
-    return True

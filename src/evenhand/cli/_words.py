@@ -8,18 +8,13 @@ from contextlib import redirect_stderr
 from typing import Any
 
 import tyro
-from tyro.conf import (
-    CascadeSubcommandArgs,
-    FlagCreatePairsOff,
-    OmitArgPrefixes,
-    OmitSubcommandPrefixes,
-)
+from tyro.conf import CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes
 
 from evenhand.errors import EvenhandError
 
 __all__ = ["read"]
 
-_STYLE = (CascadeSubcommandArgs, FlagCreatePairsOff, OmitArgPrefixes, OmitSubcommandPrefixes)
+_STYLE = (CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes)
 """How dataclasses become options, for all commands."""
 
 

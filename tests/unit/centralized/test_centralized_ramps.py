@@ -16,7 +16,7 @@ import evenhand as eh
 from evenhand.centralized import Solver, grouped, stochastic
 from evenhand.types import Array, Model
 
-# f_i = |y_i + theta|: a gradient of 1 everywhere, so that frozen or not, a step tells its mean weight.
+# f_i = |y_i + theta|: a gradient of 1 everywhere, so that, frozen or not, a step shows its mean weight.
 PLAIN = Model(
     init=lambda key: jnp.float32(0.0),
     apply=lambda theta, x: jnp.broadcast_to(theta, x.shape[:1]),
@@ -34,7 +34,7 @@ def ramp(step: Array) -> Array:
 
 
 def walk(solver: Solver, losses: np.ndarray, steps: int = len(TILTS)) -> list[Any]:
-    """The states after each step, from step 0, rows of these losses."""
+    """The initial state and those after each step, on rows of these losses."""
     x, y = jnp.zeros((len(losses), 1)), jnp.asarray(losses, jnp.float32)
     state = solver.init(jnp.float32(0.0), x, y)
     step = jax.jit(solver.step)
@@ -59,7 +59,7 @@ def test_a_constant_loss_has_weight_1_under_any_ramp(two_batches: bool) -> None:
 
 
 def test_rows_of_a_group_have_weight_1_under_any_inner_ramp() -> None:
-    """A step against a gradient of 1 is the weight; a jump of the loss by it is nothing to the tilt of the step."""
+    """A step against a gradient of 1 is the weight; the step is too small to change the loss."""
     how = {"groups": np.zeros(2, int), "t": 0.0, "tau": ramp, "rate": 0.3, "batch_size": 2}
     states = walk(grouped(PLAIN, **how, optimiser=optax.sgd(1e-9), start=1.7), np.full(2, 1.7))
     np.testing.assert_allclose([state.risks for state in states], 1.7, rtol=1e-6)
@@ -68,7 +68,7 @@ def test_rows_of_a_group_have_weight_1_under_any_inner_ramp() -> None:
 
 
 def test_a_ramp_averages_losses_at_the_tilt_of_the_step() -> None:
-    """One row per batch, told by the new estimate: old and new by the formula at the tilt of the step."""
+    """The new estimate shows which row was drawn, and is the formula of old and new at the tilt of the step."""
     losses, rate = np.array([0.2, 1.0, 2.5]), 0.4
     flat = walk(stochastic(PLAIN, t=ramp, rate=rate, batch_size=1, optimiser=STILL), losses)
     groups = {"groups": np.zeros(3, int), "t": 0.0, "tau": ramp, "rate": rate, "batch_size": 1}
@@ -76,10 +76,10 @@ def test_a_ramp_averages_losses_at_the_tilt_of_the_step() -> None:
     assert float(flat[0].risk) == pytest.approx(losses.mean(), rel=1e-6)
 
     def check(before: float, after: float, t: float) -> tuple[float, float]:
-        could = [tilted_mean([before, f], [1 - rate, rate], t) for f in losses]
-        row = int(np.argmin(np.abs(np.array(could) - after)))
-        assert after == pytest.approx(could[row], rel=2e-5)
-        return losses[row], could[row]
+        candidates = [tilted_mean([before, f], [1 - rate, rate], t) for f in losses]
+        row = int(np.argmin(np.abs(np.array(candidates) - after)))
+        assert after == pytest.approx(candidates[row], rel=2e-5)
+        return losses[row], candidates[row]
 
     for (before, after), t in zip(pairwise(flat), TILTS.astype(float), strict=True):
         loss, risk = check(float(before.risk), float(after.risk), t)
@@ -98,7 +98,7 @@ def test_a_ramp_averages_losses_at_the_tilt_of_the_step() -> None:
         ("tau", -1.5, 1.0),
     ],
 )
-def test_a_ramp_that_stays_is_the_tilt_itself(which: str, t: float, unlike: float) -> None:
+def test_a_constant_ramp_is_the_tilt_itself(which: str, t: float, unlike: float) -> None:
     losses = np.array([0.2, 1.0, 2.5, 0.4])
 
     def end(tilt: float | Ramp) -> Any:

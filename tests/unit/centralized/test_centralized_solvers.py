@@ -23,7 +23,7 @@ QUADRATIC = Model(
     metrics={},
 )
 POINTS = np.array([0.0, 0.2, 0.4, 1.5], np.float32)
-NOTHING = np.zeros(4, np.float32)
+LABELS = np.zeros(4, np.float32)
 GROUPS = np.array([0, 0, 0, 1])
 FROZEN = optax.sgd(0.0)
 
@@ -37,10 +37,10 @@ def optimum(t: float) -> float:
     return float(minimize_scalar(lambda theta: tilted_loss(theta, t), bounds=(-1, 2), method="bounded").x)
 
 
-def one(solver: Solver, state: object, seeds: int) -> object:
+def after_one_step(solver: Solver, state: object, seeds: int) -> object:
     """The state after one step, for many keys."""
     keys = jax.random.split(jax.random.key(0), seeds)
-    x, y = jnp.asarray(POINTS), jnp.asarray(NOTHING)
+    x, y = jnp.asarray(POINTS), jnp.asarray(LABELS)
     return jax.jit(jax.vmap(lambda key: solver.step(state, x, y, jnp.int32(0), key)))(keys)
 
 
@@ -51,9 +51,9 @@ def test_batch_term_equals_gradient_descent_in_numpy(t: float) -> None:
         f = 0.5 * np.square(theta - POINTS.astype(float))
         w = np.exp(t * f) / np.sum(np.exp(t * f))
         theta -= 0.3 * np.sum(w * (theta - POINTS))
-    found = fit(batch(QUADRATIC, eh.risks.tilted(t), optimiser=optax.sgd(0.3)), POINTS, NOTHING, steps=50)
+    found = fit(batch(QUADRATIC, eh.risks.tilted(t), optimiser=optax.sgd(0.3)), POINTS, LABELS, steps=50)
     np.testing.assert_allclose(found.params, theta, rtol=1e-5)
-    other = fit(batch(QUADRATIC, eh.risks.tilted(t + 1), optimiser=optax.sgd(0.3)), POINTS, NOTHING, steps=50)
+    other = fit(batch(QUADRATIC, eh.risks.tilted(t + 1), optimiser=optax.sgd(0.3)), POINTS, LABELS, steps=50)
     assert abs(float(other.params) - theta) > 1e-3
 
 
@@ -67,7 +67,7 @@ def test_batch_hierarchical_term_reaches_scipys_minimum() -> None:
         return float(np.log(np.mean(np.repeat(np.exp(t * np.array(risks)), [3, 1]))) / t)
 
     risk = eh.risks.hierarchical(eh.risks.tilted(t), eh.risks.tilted(tau), jnp.asarray(GROUPS), 2)
-    found = fit(batch(QUADRATIC, risk, optimiser=optax.sgd(0.1)), POINTS, NOTHING, steps=2000)
+    found = fit(batch(QUADRATIC, risk, optimiser=optax.sgd(0.1)), POINTS, LABELS, steps=2000)
     np.testing.assert_allclose(
         found.params, minimize_scalar(objective, bounds=(-1, 2), method="bounded").x, atol=1e-4
     )
@@ -80,13 +80,13 @@ def test_a_ramp_ends_where_its_last_tilt_does_and_may_be_interrupted() -> None:
         lambda step: eh.risks.tilted(3.0 * jnp.minimum(step / 100, 1.0)),
         optimiser=optax.sgd(0.2, momentum=0.5),
     )
-    whole = fit(solver, POINTS, NOTHING, steps=600)
+    whole = fit(solver, POINTS, LABELS, steps=600)
     np.testing.assert_allclose(whole.params, optimum(3.0), atol=1e-4)
-    half = fit(solver, POINTS, NOTHING, steps=40)
-    assert np.array_equal(fit(solver, POINTS, NOTHING, steps=560, go_on=half).params, whole.params)
+    half = fit(solver, POINTS, LABELS, steps=40)
+    assert np.array_equal(fit(solver, POINTS, LABELS, steps=560, go_on=half).params, whole.params)
     noisy = stochastic(QUADRATIC, t=1.0, rate=0.5, batch_size=1, optimiser=optax.sgd(0.1))
-    once, first = (fit(noisy, POINTS, NOTHING, steps=steps, seed=5) for steps in (20, 10))
-    assert np.array_equal(fit(noisy, POINTS, NOTHING, steps=10, go_on=first).params, once.params)
+    once, first = (fit(noisy, POINTS, LABELS, steps=steps, seed=5) for steps in (20, 10))
+    assert np.array_equal(fit(noisy, POINTS, LABELS, steps=10, go_on=first).params, once.params)
     assert abs(float(half.params) - optimum(3.0)) > 1e-2
 
 
@@ -95,19 +95,19 @@ def test_a_ramp_ends_where_its_last_tilt_does_and_may_be_interrupted() -> None:
 def test_stochastic_term_reaches_the_optimum_of_batch_term(t: float, two_batches: bool) -> None:
     schedule = optax.sgd(optax.polynomial_schedule(0.2, 0.0, 1.0, 20_000))
     solver = stochastic(QUADRATIC, t=t, rate=0.1, batch_size=2, optimiser=schedule, two_batches=two_batches)
-    found = [float(fit(solver, POINTS, NOTHING, steps=20_000, seed=seed).params) for seed in range(3)]
+    found = [float(fit(solver, POINTS, LABELS, steps=20_000, seed=seed).params) for seed in range(3)]
     assert abs(np.mean(found) - optimum(t)) < 0.03
     assert abs(optimum(t) - optimum(0.0)) > 0.06, "plain descent ends elsewhere"
 
 
-def test_a_stochastic_ramp_leaves_the_outlier_that_a_cold_start_clings_to() -> None:
-    """From the outlier itself: a tilt of -2 sees nothing else there, and a ramp starts out for the mean."""
+def test_a_stochastic_ramp_leaves_the_outlier_where_a_constant_tilt_stays() -> None:
+    """From the outlier itself: at a constant tilt of -2 it has all the weight, and a ramp first moves to the mean."""
     points, begin = np.array([0.0, 0.1, 0.2, 5.0], np.float32), jnp.float32(5.0)
 
     def end(t: float | Callable[[jax.Array], jax.Array]) -> float:
         schedule = optax.sgd(optax.polynomial_schedule(0.1, 0.0, 1.0, 5_000))
         solver = stochastic(QUADRATIC, t=t, rate=0.5, batch_size=4, optimiser=schedule)
-        return float(fit(solver, points, NOTHING, steps=5_000, params=begin).params)
+        return float(fit(solver, points, LABELS, steps=5_000, params=begin).params)
 
     assert abs(end(lambda step: -2.0 * jnp.minimum(step / 1000, 1.0)) - 0.1) < 0.1
     assert abs(end(-2.0) - 5.0) < 0.1
@@ -115,7 +115,7 @@ def test_a_stochastic_ramp_leaves_the_outlier_that_a_cold_start_clings_to() -> N
 
 def test_ramps_tilt_by_the_number_of_the_step() -> None:
     """At rate 1 and frozen parameters, step n has the normaliser of a tilt of n; groups are drawn by theirs."""
-    x, y = jnp.asarray(POINTS), jnp.asarray(NOTHING)
+    x, y = jnp.asarray(POINTS), jnp.asarray(LABELS)
     how = {"rate": 1.0, "batch_size": 2, "optimiser": FROZEN}
     ramp = stochastic(QUADRATIC, t=lambda step: 1.0 * step, **how)
     for number in (1, 3):
@@ -143,11 +143,11 @@ def test_ramps_tilt_by_the_number_of_the_step() -> None:
 def test_the_normaliser_is_right_on_average(t: float, rate: float) -> None:
     """E11: E e^(t R+) = (1 - rate) e^(t R) + rate mean e^(t f), at frozen parameters; rounding the rate would show."""
     solver = stochastic(QUADRATIC, t=t, rate=rate, batch_size=1, optimiser=FROZEN)
-    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(NOTHING))
+    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(LABELS))
     whole = np.mean(np.exp(t * 0.5 * np.square(0.3 - POINTS.astype(float))))
     np.testing.assert_allclose(state.risk, np.log(whole) / t, rtol=1e-5)
     state = state._replace(risk=jnp.float32(0.7 / t))
-    found = np.asarray(np.exp(t * one(solver, state, 100_000).risk), float)
+    found = np.asarray(np.exp(t * after_one_step(solver, state, 100_000).risk), float)
     error = found.std() / np.sqrt(found.size)
     assert abs(found.mean() - ((1 - rate) * np.exp(0.7) + rate * whole)) < 4 * error
     assert abs(found.mean() - ((0.9 - rate) * np.exp(0.7) + (rate + 0.1) * whole)) > 20 * error
@@ -156,10 +156,10 @@ def test_the_normaliser_is_right_on_average(t: float, rate: float) -> None:
 def test_weights_use_the_normaliser_of_the_same_step() -> None:
     """With rate 1 and one row per batch every weight is 1; with the old normaliser it would be e^(t f - a)."""
     solver = stochastic(QUADRATIC, t=2.0, rate=1.0, batch_size=1, optimiser=FROZEN)
-    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(NOTHING))
-    np.testing.assert_allclose(one(solver, state, 50).weight, 1.0, rtol=1e-5)
+    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(LABELS))
+    np.testing.assert_allclose(after_one_step(solver, state, 50).weight, 1.0, rtol=1e-5)
     lazy = stochastic(QUADRATIC, t=2.0, rate=0.5, batch_size=1, optimiser=FROZEN)
-    assert np.ptp(np.asarray(one(lazy, state, 50).weight)) > 0.1
+    assert np.ptp(np.asarray(after_one_step(lazy, state, 50).weight)) > 0.1
 
 
 @pytest.mark.parametrize("t", [2.0, -2.0, 0.0])
@@ -168,9 +168,9 @@ def test_groups_are_drawn_by_their_size_and_tilted_risk(t: float) -> None:
     solver = grouped(
         QUADRATIC, groups=GROUPS, t=t, tau=0.0, rate=1.0, batch_size=1, optimiser=FROZEN, start=0.0
     )
-    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(NOTHING))
+    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(LABELS))
     state = state._replace(risks=jnp.array([0.9, 0.2]))
-    after = one(solver, state, 40_000)
+    after = after_one_step(solver, state, 40_000)
     drawn = np.mean(np.asarray(after.risks[:, 1]) != np.float32(0.2))
     shares = np.array([3, 1]) * np.exp(t * np.array([0.9, 0.2]))
     expected = shares[1] / shares.sum()
@@ -188,9 +188,9 @@ def test_the_grouped_step_follows_the_hierarchical_gradient_on_average(t: float,
     solver = grouped(
         QUADRATIC, groups=GROUPS, t=t, tau=tau, rate=1e-6, batch_size=1, optimiser=optax.sgd(1.0), start=0.0
     )
-    state = solver.init(jnp.float32(theta), jnp.asarray(POINTS), jnp.asarray(NOTHING))
+    state = solver.init(jnp.float32(theta), jnp.asarray(POINTS), jnp.asarray(LABELS))
     state = state._replace(risks=jnp.asarray(exact, jnp.float32))
-    steps = np.asarray(one(solver, state, 100_000).params, float) - theta
+    steps = np.asarray(after_one_step(solver, state, 100_000).params, float) - theta
     risk = eh.risks.hierarchical(eh.risks.tilted(t), eh.risks.tilted(tau), jnp.asarray(GROUPS), 2)
     weights = np.asarray(risk.weights(jnp.asarray(0.5 * np.square(theta - POINTS))), float)
     gradient = np.sum(weights * (theta - POINTS))
@@ -199,13 +199,13 @@ def test_the_grouped_step_follows_the_hierarchical_gradient_on_average(t: float,
     assert abs(steps.mean() + np.mean(theta - POINTS)) > 10 * error
 
 
-def test_rows_are_weighed_by_the_estimate_of_the_same_step() -> None:
+def test_rows_are_weighted_by_the_estimate_of_the_same_step() -> None:
     """One step by hand: R_g+ = log(.5 e^(2 .2) + .5 e^(2 f)) / 2 at f = .72, weight e^(2 (f - R_g+)), gradient -1.2."""
     solver = grouped(
         QUADRATIC, groups=GROUPS, t=0.0, tau=2.0, rate=0.5, batch_size=2, optimiser=optax.sgd(1.0), start=0.2
     )
-    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(NOTHING))
-    after = one(solver, state, 60)
+    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(LABELS))
+    after = after_one_step(solver, state, 60)
     second = np.asarray(after.risks[:, 1]) != np.float32(0.2)
     new = np.log(0.5 * np.exp(0.4) + 0.5 * np.exp(1.44)) / 2
     np.testing.assert_allclose(after.risks[second, 1], new, rtol=1e-5)
@@ -214,10 +214,10 @@ def test_rows_are_weighed_by_the_estimate_of_the_same_step() -> None:
 
 
 def test_the_second_batch_is_another_one() -> None:
-    """At rate 1 a row alone would have weight 1 against itself."""
+    """At rate 1, a row that is in both batches alone has weight 1."""
     solver = stochastic(QUADRATIC, t=2.0, rate=1.0, batch_size=1, optimiser=FROZEN, two_batches=True)
-    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(NOTHING))
-    assert np.mean(np.abs(np.asarray(one(solver, state, 100).weight) - 1) > 1e-3) > 0.5
+    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(LABELS))
+    assert np.mean(np.abs(np.asarray(after_one_step(solver, state, 100).weight) - 1) > 1e-3) > 0.5
 
 
 def test_a_group_that_was_never_drawn_begins_at_its_first_batch_or_where_the_paper_does() -> None:
@@ -232,8 +232,8 @@ def test_a_group_that_was_never_drawn_begins_at_its_first_batch_or_where_the_pap
             optimiser=FROZEN,
             start=start,
         )
-        state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(NOTHING))
-        risks = np.asarray(one(solver, state, 50).risks[:, 1])
+        state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(LABELS))
+        risks = np.asarray(after_one_step(solver, state, 50).risks[:, 1])
         assert np.any(risks != 0)
         np.testing.assert_allclose(risks[risks != 0], first, rtol=1e-5)
 
@@ -253,19 +253,19 @@ def test_a_group_that_was_never_drawn_begins_at_its_first_batch_or_where_the_pap
             lambda: fit(
                 grouped(QUADRATIC, groups=[0], t=1.0, tau=0.0, rate=0.5, batch_size=1, optimiser=FROZEN),
                 POINTS,
-                NOTHING,
+                LABELS,
                 steps=1,
             ),
             "got 4 rows",
         ),
         (
-            lambda: fit(batch(QUADRATIC, eh.risks.mean(), optimiser=FROZEN), POINTS, NOTHING[:2], steps=1),
+            lambda: fit(batch(QUADRATIC, eh.risks.mean(), optimiser=FROZEN), POINTS, LABELS[:2], steps=1),
             "one label per row",
         ),
     ],
 )
-def test_a_slip_is_told_in_a_sentence(make: object, words: str) -> None:
+def test_a_wrong_argument_gets_a_sentence(make: object, words: str) -> None:
     assert callable(make)
-    with pytest.raises(eh.EvenhandError) as told:
+    with pytest.raises(eh.EvenhandError) as caught:
         make()
-    assert words in str(told.value)
+    assert words in str(caught.value)

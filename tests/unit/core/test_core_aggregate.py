@@ -47,11 +47,11 @@ def test_an_upload_that_is_not_finite_is_left_out_of_the_mean(bad: float, weight
     direction = aggregate(mean(), deltas, weights=np.array([1.0, 1.0, weight, 1.0]))
     np.testing.assert_allclose(direction, deltas[[0, 1, 3]].mean(axis=0), rtol=1e-6)
     deltas[2, 0] = 1e18
-    assert float(aggregate(mean(), deltas)[0]) == pytest.approx(0.25e18), "what is finite counts"
+    assert float(aggregate(mean(), deltas)[0]) == pytest.approx(0.25e18), "a large finite upload counts"
 
 
 @pytest.mark.parametrize("weight", [np.nan, np.inf, -1e6])
-def test_an_upload_whose_weight_is_none_is_left_out_of_the_mean(weight: float) -> None:
+def test_an_upload_with_an_invalid_weight_is_left_out_of_the_mean(weight: float) -> None:
     direction = aggregate(mean(), _DELTAS["w"], weights=np.array([1.0, weight, 1.0, 2.0, 3.0]))
     expected = np.average(_DELTAS["w"][[0, 2, 3, 4]], axis=0, weights=[1.0, 1.0, 2.0, 3.0])
     np.testing.assert_allclose(direction, expected, rtol=1e-4, atol=1e-6)
@@ -67,7 +67,7 @@ _LOSS_WEIGHTED = mean()._replace(
 )
 
 
-def test_weights_may_be_made_of_the_losses() -> None:
+def test_weights_may_depend_on_the_losses() -> None:
     losses = np.array([0.1, 2.0, 0.5, 3.0, 1.0], np.float32)
     direction = aggregate(_LOSS_WEIGHTED, _DELTAS, weights=_WEIGHTS, losses=losses)
     expected = np.average(_DELTAS["w"], axis=0, weights=_WEIGHTS * losses)
@@ -76,8 +76,8 @@ def test_weights_may_be_made_of_the_losses() -> None:
         aggregate(_LOSS_WEIGHTED, _DELTAS)
 
 
-def test_a_sum_in_two_passes() -> None:
-    # The first pass finds the mean, the second the mean of what lies within 1 of it: state carries over.
+def test_the_second_pass_of_a_sum_sees_the_state_of_the_first() -> None:
+    # The first pass finds the mean, the second the mean of the uploads within 1 of it.
     def lift(
         upload: Upload, public: tuple[jnp.ndarray, jnp.ndarray], key: object
     ) -> tuple[jnp.ndarray, jnp.ndarray]:

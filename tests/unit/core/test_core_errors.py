@@ -1,4 +1,4 @@
-"""Sentences about things in the wrong place, and what a misspelt word was meant to be."""
+"""Error messages about values in the wrong place, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SGD = optax.sgd(0.1)
 
 
 class Module:
-    """As if torch had made it: what it comes from is read off the name of its module."""
+    """Stands in for a class of torch, which is recognised by the name of its module."""
 
     __module__ = "torch.nn.modules.module"
 
 
 class Net(Module):
-    """A user's own, in a module of another name."""
+    """A user's subclass, in a module of another name."""
 
 
 class Linen(nn.Module):
@@ -51,17 +51,17 @@ class Linen(nn.Module):
         ("averaging", None),
     ],
 )
-def test_nearest(word: str, meant: str | None) -> None:
+def test_the_nearest_name_is_suggested(word: str, meant: str | None) -> None:
     assert nearest(word, METHODS) == meant
     assert perhaps(word, METHODS) == ("" if meant is None else f" (perhaps you meant {meant})")
 
 
-def test_nearest_of_nothing() -> None:
+def test_nothing_is_suggested_from_no_names() -> None:
     assert nearest("fedavg", []) is None
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (0.1, "part=0.1: give a value such as 3."),
         ("x" * 100, "part='" + "x" * 59 + ": give"),
@@ -77,11 +77,11 @@ def test_nearest_of_nothing() -> None:
         (None, "part=None: "),
     ],
 )
-def test_what_is_told_of_a_part_of_the_wrong_kind(value: object, told: str) -> None:
+def test_the_message_describes_a_part_of_the_wrong_kind(value: object, message: str) -> None:
     expect("part", 3, int, "3")
     with pytest.raises(eh.EvenhandError) as error:
         expect("part", value, int, "3")
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
     assert str(error.value).endswith(": give a value such as 3.")
 
 
@@ -112,13 +112,13 @@ CENTRALIZED = {"batch", "stochastic", "grouped"}
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_every_factory_refuses_a_model_and_an_optimiser_of_others(name: str) -> None:
+def test_every_factory_refuses_models_and_optimisers_of_another_kind(name: str) -> None:
     FACTORIES[name](MODEL, SGD)
     for model in (Net(), Net, Linen(), eh.models.mlp, "mlp"):
         with pytest.raises(eh.EvenhandError, match=r"^model=.*: give a value such as eh\.models\."):
             FACTORIES[name](model, SGD)
-    others = (0.1,) if name in CENTRALIZED else ()
-    for opt in (Net(), Module, optax.sgd, "sgd", *others) if name not in ONE_STEP else ():
+    numbers = (0.1,) if name in CENTRALIZED else ()
+    for opt in (Net(), Module, optax.sgd, "sgd", *numbers) if name not in ONE_STEP else ():
         with pytest.raises(
             eh.EvenhandError,
             match=r"^(client_opt=.*: give a value such as 0\.1|optimiser=.*: give a value such as optax\.sgd\()",
@@ -192,13 +192,13 @@ def test_every_factory_refuses_a_model_and_an_optimiser_of_others(name: str) -> 
         ),
     ],
 )
-def test_things_in_the_wrong_place_get_the_right_call(make, words: str) -> None:
+def test_values_in_the_wrong_place_get_the_right_call(make, words: str) -> None:
     with pytest.raises(eh.EvenhandError, match=words):
         make()
 
 
 @pytest.mark.parametrize("size", [2**31, 10**12, 0, -1, 2.5])
-def test_sizes_that_nothing_can_have_are_refused_before_memory_is_asked_for(size) -> None:
+def test_impossible_sizes_are_refused_before_memory_is_allocated(size) -> None:
     m = eh.models
     for name, make in [
         ("features", lambda: m.softmax_regression(size, classes=2)),
@@ -222,7 +222,7 @@ def test_sizes_that_nothing_can_have_are_refused_before_memory_is_asked_for(size
             make()
 
 
-def test_widths_of_layers_are_several() -> None:
+def test_one_number_is_refused_as_the_widths_of_layers() -> None:
     with pytest.raises(eh.EvenhandError, match=r"hidden=\(5,\)"):
         eh.models.mlp(3, classes=2, hidden=5)
 

@@ -1,4 +1,4 @@
-"""The aggregators of the fair methods against the specifications' numbers and solvers of SciPy."""
+"""The aggregators of the fair methods against the specifications' numbers and SciPy's solvers."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ SHORTER: dict[str, Aggregator] = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_aggregators_that_average_keep_the_contract(name: str) -> None:
+def test_aggregators_that_average_obey_the_contract(name: str) -> None:
     eh.testing.check_aggregator(ALL[name])
 
 
 @pytest.mark.parametrize("name", SHORTER)
-def test_aggregators_that_shorten_keep_the_contract(name: str) -> None:
+def test_aggregators_that_shorten_obey_the_contract(name: str) -> None:
     eh.testing.check_aggregator(SHORTER[name], keeps_consensus=False)
     with pytest.raises(AssertionError, match="agree"):
         eh.testing.check_aggregator(SHORTER[name])
 
 
 @pytest.mark.parametrize("name", {**ALL, **SHORTER})
-def test_a_client_that_tells_nonsense_is_left_out(name: str) -> None:
-    """A loss, a weight or a change that is not a number, or a weight below 0: the others decide, as if alone."""
+def test_a_client_with_an_invalid_upload_is_left_out(name: str) -> None:
+    """If a loss, weight or delta is not finite, or a weight is below 0, the result is that of the other clients."""
     aggregator = {**ALL, **SHORTER}[name]
     deltas = jnp.array([[1.0, 2.0], [0.5, -1.0], [2.0, 0.0]])
     losses = jnp.array([0.5, 2.0, 1.0])
     alone = aggregate(aggregator, deltas, losses=losses)
-    nonsense = [((jnp.nan, jnp.inf), 0.0, 1.0)]  # its loss of 0 has next to no weight in most
+    invalid = [((jnp.nan, jnp.inf), 0.0, 1.0)]  # a loss of 0 has almost no weight in most
     if aggregator.needs_loss:
         bad_losses = [((9.0, 9.0), loss, 1.0) for loss in (jnp.nan, jnp.inf, -jnp.inf)]
-        nonsense = bad_losses
-    if aggregator.needs_loss and name != "mixture":  # its weights are the server's own
-        nonsense = nonsense + [((9.0, 9.0), 1.0, weight) for weight in (jnp.nan, jnp.inf, -5.0)]
-    for delta, loss, weight in nonsense:
+        invalid = bad_losses
+    if aggregator.needs_loss and name != "mixture":  # whose weights the server itself sets
+        invalid = invalid + [((9.0, 9.0), 1.0, weight) for weight in (jnp.nan, jnp.inf, -5.0)]
+    for delta, loss, weight in invalid:
         spoiled = jnp.concatenate([deltas, jnp.array([delta])])
         weights = jnp.array([1.0, 1.0, 1.0, weight])
         found = aggregate(aggregator, spoiled, weights=weights, losses=jnp.append(losses, loss))
@@ -110,13 +110,13 @@ def test_q_fedsgd_makes_the_step_of_the_specification(q: float, after: tuple[flo
 def test_a_loss_below_zero_counts_as_zero_in_q_fedavg() -> None:
     deltas, honest = jnp.array([[-0.2, 0.1], [0.3, -0.4]]), jnp.array([2.0, 0.5])
     for make in (qfedavg(2.0, 10.0), loss_powers(2.0)):
-        odd = aggregate(make, jnp.concatenate([deltas, deltas[:1]]), losses=jnp.append(honest, -1.0))
-        even = aggregate(make, jnp.concatenate([deltas, deltas[:1]]), losses=jnp.append(honest, 0.0))
-        assert jnp.all(odd == even) and jnp.any(odd != 0)
+        negative = aggregate(make, jnp.concatenate([deltas, deltas[:1]]), losses=jnp.append(honest, -1.0))
+        zero = aggregate(make, jnp.concatenate([deltas, deltas[:1]]), losses=jnp.append(honest, 0.0))
+        assert jnp.all(negative == zero) and jnp.any(negative != 0)
 
 
 def test_no_finite_loss_breaks_the_mixture() -> None:
-    """A malicious 3e38 takes the mixture for itself, and it stays one; others' honest losses are not rounded away."""
+    """A false loss of 3e38 takes the whole mixture, whose sum stays 1; large honest losses are not rounded away."""
     aggregator = ascending_mixture(2.0)
     assert aggregator.weigh is not None
     report = eh.types.Report(jnp.ones(3), jnp.array([0.1, 3e38, 0.2]))
@@ -127,7 +127,7 @@ def test_no_finite_loss_breaks_the_mixture() -> None:
     np.testing.assert_allclose(jnp.sum(state), 1.0, atol=1e-6)
 
 
-def test_a_small_cohort_climbs_alone_on_the_whole_simplex() -> None:
+def test_only_the_cohort_climbs_on_the_simplex_of_all_clients() -> None:
     """Clients 1 and 2 of four climb by .1 and .3: (.25, .35, .55, .25) projected is that less .1."""
     aggregator = ascending_mixture(0.1)
     assert aggregator.weigh is not None
@@ -137,19 +137,19 @@ def test_a_small_cohort_climbs_alone_on_the_whole_simplex() -> None:
     np.testing.assert_allclose(state, [0.15, 0.25, 0.45, 0.15], atol=1e-6)
 
 
-def test_a_round_without_anybody_leaves_the_normaliser() -> None:
+def test_an_empty_round_leaves_the_normaliser() -> None:
     for make in (running_tilt(1.0, 0.5), reference_tilt(1.0, 0.5)):
         assert make.weigh is not None
         nothing = eh.types.Report(jnp.zeros(2), jnp.zeros(2))
-        some, nobody = Cohort.of(jnp.arange(2)), Cohort.of(jnp.arange(2), jnp.zeros(2, bool))
+        both, empty = Cohort.of(jnp.arange(2)), Cohort.of(jnp.arange(2), jnp.zeros(2, bool))
         begin = make.init(jnp.zeros(1), 2)
-        weights, state = make.weigh(nothing, nobody, begin)
+        weights, state = make.weigh(nothing, empty, begin)
         assert jnp.all(weights == 0)
         assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), state, begin))
-        _, after = make.weigh(eh.types.Report(jnp.ones(2), jnp.ones(2)), some, begin)
-        _, late = make.weigh(eh.types.Report(jnp.ones(2), jnp.ones(2)), some, state)
+        _, after = make.weigh(eh.types.Report(jnp.ones(2), jnp.ones(2)), both, begin)
+        _, late = make.weigh(eh.types.Report(jnp.ones(2), jnp.ones(2)), both, state)
         assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), after, late))
-        weights, kept = make.weigh(nothing, nobody, after)
+        weights, kept = make.weigh(nothing, empty, after)
         assert jnp.all(weights == 0)
         assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), kept, after))
 
@@ -310,8 +310,8 @@ def test_the_normaliser_lags_where_losses_fall() -> None:
         (lambda: drift_tilted(1.0, steps=0), "steps"),
     ],
 )
-def test_a_number_out_of_range_is_told_in_a_sentence(make: object, words: str) -> None:
+def test_a_number_out_of_range_gets_a_sentence(make: object, words: str) -> None:
     assert callable(make)
-    with pytest.raises(eh.EvenhandError) as told:
+    with pytest.raises(eh.EvenhandError) as caught:
         make()
-    assert words in str(told.value)
+    assert words in str(caught.value)

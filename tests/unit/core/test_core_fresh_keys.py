@@ -1,4 +1,4 @@
-"""No key draws twice, and none draws for another purpose: what the numbers drawn do not show."""
+"""No key is used for two draws or two purposes, which the drawn numbers cannot show."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
     seen: list[tuple[str, bytes]] = []
 
     def spied(name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
-        def spy(key: Any, *rest: Any, **more: Any) -> Any:
+        def spy(key: Any, *arguments: Any, **options: Any) -> Any:
             seen.append((name, np.asarray(jax.random.key_data(key)).tobytes()))
-            return draw(key, *rest, **more)
+            return draw(key, *arguments, **options)
 
         return spy
 
@@ -54,12 +54,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
         (grouped(MODEL, groups=[0, 0, 1], t=1.0, tau=0.0, **HOW), ["gumbel", "randint", "normal"]),
     ],
 )
-def test_rows_groups_and_dropout_have_keys_of_their_own(
+def test_rows_groups_and_dropout_have_different_keys(
     solver: Solver, draws: list[str], drawn: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "evenhand.centralized._fit.lowered", lambda forward: forward
-    )  # it compiles: keys are unknown
+    )  # it compiles, and compiled keys are unknown
     x, y, key = jnp.arange(3.0)[:, None], jnp.zeros(3), jax.random.key(4)
     state = solver.init(jnp.float32(0.0), x, y)
     solver.step(state, x, y, jnp.int32(0), key)
@@ -68,19 +68,19 @@ def test_rows_groups_and_dropout_have_keys_of_their_own(
     assert len(set(keys)) == len(keys), "a key was used twice, or the step's own"
 
 
-def test_stragglers_have_a_stream_apart_from_the_cohorts() -> None:
-    """In every round and phase: the keys are those of the two purposes, and the dropped are dropped."""
+def test_stragglers_have_another_stream_than_cohorts() -> None:
+    """In every round, the keys are those of the two purposes, and slow clients are left out unless they are kept."""
     seen: dict[str, bytes] = {}
 
-    def told(name: str, key: Any) -> None:
+    def record(name: str, key: Any) -> None:
         seen[name] = np.asarray(jax.random.key_data(key)).tobytes()
 
     def draw(key: Any, sizes: Any, m: int) -> Any:
-        told("cohort", key)
+        record("cohort", key)
         return Cohort.of(jnp.arange(m, dtype=jnp.int32))
 
     def slow(key: Any, cohort: Cohort, keep_partial: bool) -> Cohort:
-        told("slow", key)
+        record("slow", key)
         slow = cohort._replace(progress=jnp.array([1.0, 0.5, 1.0]))
         return slow if keep_partial else jax.tree.map(lambda leaf: leaf[jnp.array([0, 2])], slow)
 
@@ -89,19 +89,19 @@ def test_stragglers_have_a_stream_apart_from_the_cohorts() -> None:
     )
     keys, every = keys_of(1), set()
     for number in (0, 3):
-        met = cohort(method, Systems(slow), jnp.ones(5, jnp.int32), 3, keys, number, 0)
-        assert met.ids.tolist() == [0, 2]
+        clients = cohort(method, Systems(slow), jnp.ones(5, jnp.int32), 3, keys, number, 0)
+        assert clients.ids.tolist() == [0, 2]
         for name, purpose in (("cohort", Purpose.COHORT), ("slow", Purpose.STRAGGLERS)):
             expected = stream(keys.shared, purpose, number)
             assert seen[name] == np.asarray(jax.random.key_data(expected)).tobytes()
             every.add(seen[name])
     assert len(every) == 4
     kept = method._replace(partial_work=True)
-    met = cohort(kept, Systems(slow), jnp.ones(5, jnp.int32), 3, keys, 0, 0)
-    assert (met.ids.tolist(), met.progress.tolist()) == ([0, 1, 2], [1.0, 0.5, 1.0])
+    clients = cohort(kept, Systems(slow), jnp.ones(5, jnp.int32), 3, keys, 0, 0)
+    assert (clients.ids.tolist(), clients.progress.tolist()) == ([0, 1, 2], [1.0, 0.5, 1.0])
 
 
-def test_who_is_slow_and_how_slow_have_keys_of_their_own(
+def test_which_clients_are_slow_and_how_slow_have_different_keys(
     drawn: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, ids = [], jnp.array([4, 7])

@@ -36,12 +36,12 @@ def _passes(x: Array, y: Array, size: Array) -> tuple[Array, Params]:
 @pytest.mark.parametrize("size", [1, 511, 512, 513, 1024, 1100])
 def test_passes_equal_numpy(size: int) -> None:
     x, y = np.full_like(_X, np.nan), np.full_like(_Y, np.nan)
-    own = slice(_START, _START + size)
-    x[own], y[own] = _X[own], _Y[own]
+    window = slice(_START, _START + size)
+    x[window], y[window] = _X[window], _Y[window]
     loss, gradient = _passes(jnp.asarray(x), jnp.asarray(y), jnp.int32(size))
-    residual = _X[own].astype(np.float64) @ [0.5, -1.0, 2.0] + 0.3 - _Y[own]
+    residual = _X[window].astype(np.float64) @ [0.5, -1.0, 2.0] + 0.3 - _Y[window]
     assert float(loss) == pytest.approx(np.mean(residual**2), rel=1e-5)
-    np.testing.assert_allclose(gradient["w"], 2 * _X[own].T @ residual / size, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gradient["w"], 2 * _X[window].T @ residual / size, rtol=1e-4, atol=1e-5)
     assert float(gradient["b"]) == pytest.approx(2 * residual.mean(), rel=1e-4)
 
 
@@ -79,7 +79,7 @@ def test_a_training_pass_needs_a_key() -> None:
     assert float(gradients(jax.random.key(2))[1]["b"]) != float(trained["b"])
 
 
-def test_slices_of_a_training_pass_have_keys_of_their_own() -> None:
+def test_slices_of_a_training_pass_have_different_keys() -> None:
     size = 600
     telltale = Model(
         init=lambda key: jnp.zeros(size),
@@ -158,7 +158,7 @@ def test_shift_adds_the_same_everywhere() -> None:
             assert np.array_equal(s, g + o)
 
 
-def test_mean_gradient_keeps_the_mean_and_passes_on() -> None:
+def test_mean_gradient_keeps_the_mean_and_passes_gradients_on() -> None:
     correction = local.mean_gradient()
     state = correction.init(_leaves(0))
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.mean))
@@ -175,14 +175,14 @@ def test_mean_gradient_keeps_the_mean_and_passes_on() -> None:
 
 
 def test_corrections_see_the_order_of_the_chain() -> None:
-    # SCAFFOLD records what the loss says, before anything is added to it.
+    # SCAFFOLD records the gradient of the loss before anything is added to it.
     grads, offset = _leaves(0), _leaves(1)
     chain = optax.chain(local.mean_gradient(), local.shift(offset))
     _, (seen, _) = chain.update(grads, chain.init(grads), grads)
     assert np.array_equal(seen.mean["bias"], grads["bias"])
 
 
-# --- solvers of the user's own -----------------------------------------------------------------------------------
+# --- solvers that users write ------------------------------------------------------------------------------------
 
 _QUADRATIC = Model(
     init=lambda key: jnp.array([3.0, -2.0]),
@@ -195,9 +195,11 @@ _QUADRATIC = Model(
 def _newton(params: Array, data: ClientData, key: Key, correction: optax.GradientTransformation) -> Any:
     """Minimises a quadratic with a diagonal Hessian, whatever affine correction there is, from two gradients."""
     state = correction.init(params)
-    here, state = correction.update(local.full_gradient(_QUADRATIC, params, data), state, params)
-    there, state = correction.update(local.full_gradient(_QUADRATIC, params + 1.0, data), state, params + 1.0)
-    return params - here / (there - here), state
+    slope, state = correction.update(local.full_gradient(_QUADRATIC, params, data), state, params)
+    further, state = correction.update(
+        local.full_gradient(_QUADRATIC, params + 1.0, data), state, params + 1.0
+    )
+    return params - slope / (further - slope), state
 
 
 _CURVATURE = _RNG.uniform(0.5, 3.0, size=(9, 2))
@@ -215,15 +217,15 @@ def _exact_prox(mu: float, start: np.ndarray, rounds: int) -> np.ndarray:
     w = start
     for _ in range(rounds):
         solutions = []
-        for own in (slice(0, 2), slice(2, 9)):
-            a, ac = _CURVATURE[own].mean(axis=0), (_CURVATURE[own] * _CENTRE[own]).mean(axis=0)
+        for members in (slice(0, 2), slice(2, 9)):
+            a, ac = _CURVATURE[members].mean(axis=0), (_CURVATURE[members] * _CENTRE[members]).mean(axis=0)
             solutions.append((ac + mu * w) / (a + mu))
         w = (2 * solutions[0] + 7 * solutions[1]) / 9
     return w
 
 
 @pytest.mark.parametrize("mu", [0.0, 1.5])
-def test_a_solver_of_the_users_own_solves_the_proximal_problem(mu: float) -> None:
+def test_a_solver_that_a_user_writes_solves_the_proximal_problem(mu: float) -> None:
     method = eh.algorithms.fedprox(eh.local.Work(_QUADRATIC, _newton), mu=mu)
     run = eh.simulate(method, _quadratic_clients(), rounds=3, eval_every=3)
     np.testing.assert_allclose(run.params, _exact_prox(mu, np.array([3.0, -2.0]), 3), rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Mini-batch descent: which rows each step sees, and what the optimiser makes of them."""
+"""Mini-batch descent: which rows each step sees, and how the optimiser uses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evenhand.types import Array, ClientData, Key, Model
 _SIZES = (1, 3, 8, 17, 5, 12)
 _STARTS = (0, 1, 4, 12, 29, 34)
 _ROWS = 46
-# The gradient of a row's loss is that row, so that with one-hot rows a gradient tells who was in the batch.
+# The gradient of a row's loss is that row, so that with one-hot rows a gradient shows the rows of the batch.
 _TELLTALE = Model(
     init=lambda key: jnp.zeros(_ROWS), apply=lambda w, x: x @ w, losses=lambda outputs, y: outputs, metrics={}
 )
@@ -89,14 +89,14 @@ def test_each_epoch_sees_every_row_once(batch_size: int) -> None:
         np.testing.assert_allclose(params, -gradients.sum(axis=0), rtol=1e-6)
 
 
-def test_a_row_counts_as_much_as_its_batch_is_small() -> None:
-    # 5 rows in batches of 4: the row left alone gets a step of its own.
+def test_a_row_counts_more_in_a_smaller_batch() -> None:
+    # 5 rows in batches of 4: the last row is a batch of one.
     watch = _watch(_TELLTALE, np.eye(_ROWS, dtype=np.float32), 2, epochs=1, batch_size=4)
     params, _ = watch(client=4)
     assert sorted(-params[29:34]) == [0.25, 0.25, 0.25, 0.25, 1.0]
 
 
-def test_epochs_and_keys_shuffle_anew() -> None:
+def test_each_epoch_and_key_has_another_order() -> None:
     watch = _watch(_TELLTALE, np.eye(_ROWS, dtype=np.float32), 15, epochs=3, batch_size=4)
     _, gradients = watch(3, seed=0)
     epochs = [gradients[i : i + 5].tobytes() for i in (0, 5, 10)]
@@ -105,7 +105,7 @@ def test_epochs_and_keys_shuffle_anew() -> None:
     assert watch(3, seed=1)[1].tobytes() != gradients.tobytes()
 
 
-def test_steps_run_over_the_epoch_border() -> None:
+def test_steps_continue_into_the_next_epoch() -> None:
     watch = _watch(_TELLTALE, np.eye(_ROWS, dtype=np.float32), 7, steps=7, batch_size=4)
     for client, size in enumerate(_SIZES):
         batches = _check_batches(watch(client)[1], client, 4, passes=7 / -(-size // 4))
@@ -120,7 +120,7 @@ def test_steps_and_epochs_agree_where_they_mean_the_same() -> None:
     assert not np.array_equal(steps(5)[0], epochs(5)[0]), "12 rows: 3 batches a pass"
 
 
-def test_full_batches() -> None:
+def test_a_full_batch_holds_every_row() -> None:
     watch = _watch(_TELLTALE, np.eye(_ROWS, dtype=np.float32), 2, epochs=2)
     for client, size in enumerate(_SIZES):
         gradients = watch(client)[1]
@@ -135,7 +135,7 @@ def test_other_clients_rows_are_never_touched() -> None:
     for work in ({"epochs": 2, "batch_size": 4}, {"epochs": 2}):
         watch = _watch(_TELLTALE, rows, 6, **work)
         assert np.isfinite(watch(4)[0]).all()
-        assert np.isnan(watch(5)[0]).any(), "they would show"
+        assert np.isnan(watch(5)[0]).any(), "rows of other clients show as NaN"
 
 
 # --- optimisers --------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ _W0 = np.array([0.5, -1.0, 2.0])
         jnp.float32(-1),
     ],
 )
-def test_a_step_that_is_none_is_refused(step: Any) -> None:
+def test_an_invalid_step_size_is_refused(step: Any) -> None:
     with pytest.raises(eh.EvenhandError, match=r"got the step .*: give a finite number >= 0"):
         local.sgd(_TELLTALE, step, epochs=1)
 
@@ -174,13 +174,13 @@ def test_a_step_that_is_none_is_refused(step: Any) -> None:
 @pytest.mark.parametrize(
     "step", [0.25, np.float32(0.25), np.array(0.25), jnp.float32(0.25), jnp.float16(0.25)]
 )
-def test_a_number_of_any_library_is_plain_descent(step: Any) -> None:
+def test_a_step_size_of_any_library_means_plain_descent(step: Any) -> None:
     assert local.sgd(_TELLTALE, step, epochs=1).step_size == 0.25
     assert local.sgd(_TELLTALE, 0, epochs=1).step_size == 0.0
     assert local.sgd(_TELLTALE, optax.sgd(0.25), epochs=1).step_size is None
 
 
-def test_a_step_may_be_an_argument_of_a_compiled_function() -> None:
+def test_a_step_size_may_be_an_argument_of_a_compiled_function() -> None:
     sizes: list[float | None] = []
 
     @jax.jit
@@ -295,6 +295,6 @@ def test_without_a_training_pass_there_is_no_noise() -> None:
         ({"epochs": 1, "batch_size": 0}, "batch_size=0"),
     ],
 )
-def test_work_must_be_described_once(work: dict[str, int], words: str) -> None:
+def test_wrong_amounts_of_work_are_refused(work: dict[str, int], words: str) -> None:
     with pytest.raises(eh.EvenhandError, match=words):
         local.sgd(_TELLTALE, 0.1, **work)

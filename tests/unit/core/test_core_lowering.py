@@ -80,7 +80,7 @@ def convolutions(draw: st.DrawFn) -> tuple[Function, jax.Array, jax.Array]:
     window, stretch, spread = each(1, 3), each(1, 2), each(1, 2)
     groups, channels, features = (draw(st.integers(1, 3)) for _ in range(3))
     reach = [(size - 1) * step + 1 for size, step in zip(window, stretch, strict=True)]
-    sizes = [least + more for least, more in zip(reach, each(0, 4), strict=True)]
+    sizes = [least + extra for least, extra in zip(reach, each(0, 4), strict=True)]
     sides = [(low, 1) for low in each(-1, 2)]
     padding = draw(st.sampled_from(["SAME", "VALID", sides] if spread == (1,) * rank else [sides]))
     numbers = ["".join(draw(st.permutations(letters + space))) for letters in ("NC", "IO", "NC")]
@@ -115,7 +115,7 @@ def test_a_wrong_convolution_is_not_close() -> None:
             close(lowered(conv)(x, wrong), conv(x, kernel))
 
 
-def test_clients_with_kernels_of_their_own_get_batched_products() -> None:
+def test_clients_with_different_kernels_get_batched_products() -> None:
     x, kernels = normal(2, 3, 6, 6, 2), normal(2, 3, 3, 2, 4)
     both = [jax.vmap(partial(gradients, f)) for f in (lowered(conv), conv)]
     close(*(jax.jit(f)(x, kernels) for f in both))
@@ -125,7 +125,7 @@ def test_clients_with_kernels_of_their_own_get_batched_products() -> None:
 
 
 @pytest.mark.parametrize(("axes", "convolves"), [((0, None), True), ((0, 0), False), ((None, 0), False)])
-def test_values_alone_are_native_unless_clients_have_kernels_of_their_own(
+def test_values_alone_are_native_unless_clients_have_different_kernels(
     axes: tuple[int | None, int | None], convolves: bool
 ) -> None:
     x, kernel = normal(2, 3, 6, 6, 2), normal(2, 3, 3, 2, 4)
@@ -135,7 +135,7 @@ def test_values_alone_are_native_unless_clients_have_kernels_of_their_own(
     assert ("convolution(" in ours.lower(*operands).as_text("hlo")) == convolves
 
 
-def test_derivatives_of_other_kinds() -> None:
+def test_derivatives_of_other_kinds_equal_the_native_ones() -> None:
     operands = normal(2, 5, 4, 2), normal(3, 3, 2, 3)
     along = normal(2, 5, 4, 2), normal(3, 3, 2, 3)
 
@@ -171,9 +171,9 @@ def test_the_first_layer_does_not_convolve_zeros() -> None:
 
 @settings(max_examples=8)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 2), st.booleans())
-def test_pooling_equals_the_native_form_also_for_ties(kh: int, kw: int, more: int, infinite: bool) -> None:
+def test_pooling_equals_the_native_form_also_for_ties(kh: int, kw: int, extra: int, infinite: bool) -> None:
     # Few distinct values, so that most windows have ties; the gradient goes to the first of them.
-    x = jnp.asarray(RNG.integers(0, 3, (2, 2 * kh + more, 2 * kw + more, 3)), jnp.float32)
+    x = jnp.asarray(RNG.integers(0, 3, (2, 2 * kh + extra, 2 * kw + extra, 3)), jnp.float32)
     x = jnp.where(x == 0, -jnp.inf, x) if infinite else x
     function = partial(nn.max_pool, window_shape=(kh, kw), strides=(kh, kw))
     weight = normal(*jax.eval_shape(function, x).shape)
@@ -187,7 +187,7 @@ def test_pooling_equals_the_native_form_also_for_ties(kh: int, kw: int, more: in
     assert ("reduce_window" in program(lowered(function), x)) == (kh * kw == 1)
 
 
-def test_pooling_has_a_reference_that_differs() -> None:
+def test_pooling_differs_from_one_that_shares_gradients_among_ties() -> None:
     x = jnp.ones((1, 2, 2, 1))
     shared = jax.grad(lambda x: jnp.sum(jnp.max(x, axis=(1, 2))))(x)
     first = jax.grad(lambda x: jnp.sum(lowered(pool)(x)))(x)
@@ -344,7 +344,7 @@ def test_personal_evaluation_side_by_side_does_not_convolve(
     assert ("convolution(" in compiled.lower(*seen[-1]).as_text("hlo")) == (not lowers)
 
 
-def test_without_work_the_function_itself_is_called() -> None:
+def test_with_nothing_to_lower_the_function_itself_is_called() -> None:
     calls: list[Any] = []
 
     def function(tree: dict[str, jax.Array], *, power: int) -> dict[str, Any]:
@@ -371,9 +371,9 @@ def test_control_flow_is_followed_and_custom_derivatives_are_not() -> None:
     assert "conv_general_dilated" not in program(lowered(repeated), x, kernel)
     close(*jax.jit(lambda *o: [gradients(f, *o) for f in (lowered(repeated), repeated)])(x, kernel))
 
-    own = jax.custom_jvp(conv)
-    own.defjvp(lambda primals, tangents: (conv(*primals), 7 * conv(primals[0], tangents[1])))
-    assert program(lowered(own), x, kernel) == program(own, x, kernel)
+    custom = jax.custom_jvp(conv)
+    custom.defjvp(lambda primals, tangents: (conv(*primals), 7 * conv(primals[0], tangents[1])))
+    assert program(lowered(custom), x, kernel) == program(custom, x, kernel)
 
 
 def test_closures_over_traced_arrays_and_integers_pass() -> None:

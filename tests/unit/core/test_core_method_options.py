@@ -1,4 +1,4 @@
-"""Every option of every method arrives where it belongs: one client, one round, by hand and without a run."""
+"""Every option of every method takes effect: one client and one round, by hand and without a run."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def having(option: str) -> list[str]:
     return [name for name in REQUIRED if option in options(name)]
 
 
-def make(name: str, work: local.Work = WORK, **more: Any) -> Algorithm:
+def make(name: str, work: local.Work = WORK, **changes: Any) -> Algorithm:
     first = work if "work" in options(name) else work.model
-    return getattr(algorithms, name)(first, **(REQUIRED[name] | more))
+    return getattr(algorithms, name)(first, **(REQUIRED[name] | changes))
 
 
 def one_step(params: Any, data: ClientData, key: jax.Array, correction: Any) -> tuple[Any, Any]:
-    """A solver that moves by 1 and tells a correction of a gradient of 0."""
+    """A solver that moves by 1 and passes a gradient of 0 to the correction."""
     _, state = correction.update(jnp.float32(0.0), correction.init(params), params)
     return params + 1.0, state
 
@@ -89,7 +89,7 @@ def test_partial_work_is_kept_or_dropped_as_asked(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", having("sampling"))
-def test_the_sampling_draws_and_weighs(name: str) -> None:
+def test_the_sampling_draws_clients_and_sets_their_weights(name: str) -> None:
     scheme = Sampling(
         lambda key, sizes, m: Cohort.of(jnp.arange(m)), lambda size: 7.0 * size.astype(jnp.float32)
     )
@@ -97,14 +97,14 @@ def test_the_sampling_draws_and_weighs(name: str) -> None:
     assert method.sampling is scheme
     state, client = method.init(jnp.float32(0.0), 1), method.init_client(jnp.float32(0.0))
     for phase in method.phases:
-        told = phase.report(phase.broadcast(state, jnp.int32(0)), client, ROWS)
-        assert float(told.weight) == 21.0
+        report = phase.report(phase.broadcast(state, jnp.int32(0)), client, ROWS)
+        assert float(report.weight) == 21.0
     fair = {"qfedavg", "qfedsgd", "qmaml"}
     assert make(name).sampling.repeats is False
     default = eh.sampling.proportional(replace=False) if name in fair else eh.sampling.uniform()
     assert make(name).sampling.draw == default.draw
-    alike = fair | {"scaffold"}
-    assert float(make(name).sampling.weight(jnp.int32(3))) == (1.0 if name in alike else 3.0)
+    equal_weights = fair | {"scaffold"}
+    assert float(make(name).sampling.weight(jnp.int32(3))) == (1.0 if name in equal_weights else 3.0)
 
 
 @pytest.mark.parametrize("name", having("aggregator"))
@@ -114,12 +114,12 @@ def test_the_aggregator_is_that_of_every_phase(name: str) -> None:
     assert all(phase.aggregator is given for phase in method.phases)
     state, client = method.init(jnp.float32(0.0), 1), method.init_client(jnp.float32(0.0))
     for phase in method.phases:
-        told = phase.report(phase.broadcast(state, jnp.int32(0)), client, ROWS)
-        np.testing.assert_allclose(told.loss, 0.5 * (1 + 4 + 9) / 3, rtol=1e-6)
+        report = phase.report(phase.broadcast(state, jnp.int32(0)), client, ROWS)
+        np.testing.assert_allclose(report.loss, 0.5 * (1 + 4 + 9) / 3, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", having("server_opt"))
-def test_the_server_steps_by_its_optimiser_and_remembers(name: str) -> None:
+def test_the_server_steps_by_its_optimiser_and_keeps_its_state(name: str) -> None:
     """Uploads of 1: momentum 1/2 and a step of 1/4 move by 1/4, then by 3/8; by default each moves by 1."""
     heavy = optax.sgd(0.25, momentum=0.5)
     assert after(make(name, ONE, server_opt=heavy), rounds=2) == pytest.approx(0.625)
@@ -128,7 +128,7 @@ def test_the_server_steps_by_its_optimiser_and_remembers(name: str) -> None:
 
 @pytest.mark.parametrize("name", having("work"))
 def test_the_work_is_what_clients_do(name: str) -> None:
-    """And its effort is told, so that clients of like effort go side by side."""
+    """Its effort is passed on too, so that clients of similar effort train side by side."""
     assert after(make(name, ONE)) == pytest.approx(1.0)
     work = local.sgd(MODEL, 0.1, epochs=3, batch_size=2)
     assert make(name, work).model is MODEL
@@ -137,7 +137,7 @@ def test_the_work_is_what_clients_do(name: str) -> None:
 
 
 def test_qfedavg_knows_the_step_of_plain_descent() -> None:
-    """And asks for it where the optimiser is any other."""
+    """With any other optimiser it asks for ``lipschitz=``."""
     algorithms_of = [algorithms.qfedavg(WORK, q=1.0, lipschitz=bound) for bound in (None, 10.0, 5.0)]
     uploads = jnp.array([-0.2, 0.3])
     steps = [
@@ -152,9 +152,9 @@ def test_qfedavg_knows_the_step_of_plain_descent() -> None:
 # --- FedTilt ---------------------------------------------------------------------------------------------------------
 
 
-def tilted_work(**more: Any) -> tuple[float, float]:
+def tilted_work(**changes: Any) -> tuple[float, float]:
     """What one client sends, and what it keeps, from a global model of 0 and a personal one of 1."""
-    method = make("fedtilt", **more)
+    method = make("fedtilt", **changes)
     (phase,) = method.phases
     message = phase.broadcast(method.init(jnp.float32(0.0), 1), jnp.int32(0))
     sent, kept = phase.work(message, jnp.float32(1.0), ROWS, jax.random.key(0))
@@ -179,7 +179,7 @@ def test_fedtilts_personal_optimiser_trains_the_personal_model_or_the_tied_one()
 
 
 def test_fedtilt_tilts_the_personal_work_too() -> None:
-    """One step of 0.3 by hand: rows of loss (w - x)^2 / 2 weighed by their exponential, from v = 1."""
+    """One step of 0.3 by hand: rows of loss (w - x)^2 / 2 weighted by its exponential, from v = 1."""
     x = np.array([1.0, 2.0, 3.0])
     share = np.exp(0.5 * np.square(1.0 - x))
     slope = np.sum(share / share.sum() * (1.0 - x))
@@ -189,7 +189,7 @@ def test_fedtilt_tilts_the_personal_work_too() -> None:
     assert abs(0.3 * (slope - np.mean(1.0 - x))) > 1e-2
 
 
-def test_methods_of_one_gradient_take_a_client_for_as_long_as_its_rows() -> None:
+def test_the_effort_of_methods_of_one_gradient_is_the_number_of_rows() -> None:
     for effort in (
         make("qfedsgd").phases[0].effort,
         algorithms.afl(MODEL, gamma_w=0.1, gamma_lambda=0.1).phases[0].effort,
@@ -198,7 +198,7 @@ def test_methods_of_one_gradient_take_a_client_for_as_long_as_its_rows() -> None
 
 
 def test_fedtilt_ties_one_model_per_client() -> None:
-    """Everybody is served the global model then, and personal ones otherwise."""
+    """All clients are then served the global model, and otherwise their personal ones."""
     assert make("fedtilt", tied=True).personal_params is None
     personal = make("fedtilt").personal_params
     assert personal is not None and float(personal(None, jnp.float32(5.0))) == 5.0
@@ -228,16 +228,16 @@ def test_fedtilts_server_takes_as_many_steps_as_asked(q: float, count: int) -> N
 def test_qmaml_splits_a_clients_rows(support: float, known: int) -> None:
     """Three rows, 1, 2 and 3: a step of 1/2 on the mean of the first ones; loss and gradient on the others."""
     start = 0.5 * np.mean([1.0, 2.0, 3.0][:known])
-    others = np.array([1.0, 2.0, 3.0][known:])
+    query = np.array([1.0, 2.0, 3.0][known:])
     for adapt, lipschitz in ((True, None), (True, 4.0), (False, None)):
         method = make("qmaml", support=support, adapt=adapt, lipschitz=lipschitz)
         (phase,) = method.phases
         message = phase.broadcast(method.init(jnp.float32(0.0), 1), jnp.int32(0))
         sent, _ = phase.work(message, (), ROWS, jax.random.key(0))
-        here = start if adapt else 0.0
-        assert float(sent) == pytest.approx(-(here - others.mean()) / (lipschitz or 2.0), rel=1e-6)
-        told = phase.report(message, (), ROWS)
-        assert float(told.loss) == pytest.approx(0.5 * np.mean(np.square(here - others)), rel=1e-6)
+        point = start if adapt else 0.0
+        assert float(sent) == pytest.approx(-(point - query.mean()) / (lipschitz or 2.0), rel=1e-6)
+        report = phase.report(message, (), ROWS)
+        assert float(report.loss) == pytest.approx(0.5 * np.mean(np.square(point - query)), rel=1e-6)
 
 
 def test_qmaml_finetunes_by_as_many_steps_as_asked() -> None:
@@ -253,10 +253,10 @@ def test_qmaml_finetunes_by_as_many_steps_as_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "step"), [({}, 0.5), ({"lipschitz": 4.0}, 0.25), ({"lipschitz": None, "step_size": 0.1}, 0.1)]
+    ("given", "step"), [({}, 0.5), ({"lipschitz": 4.0}, 0.25), ({"lipschitz": None, "step_size": 0.1}, 0.1)]
 )
-def test_qfedsgds_clients_send_a_step_of_their_own(more: dict[str, float], step: float) -> None:
-    assert after(make("qfedsgd", **more)) == pytest.approx(2.0 * step)
+def test_clients_of_qfedsgd_send_one_gradient_step(given: dict[str, float], step: float) -> None:
+    assert after(make("qfedsgd", **given)) == pytest.approx(2.0 * step)
 
 
 def test_terms_losses_are_summed_over_rows_where_asked() -> None:

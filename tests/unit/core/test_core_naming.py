@@ -1,4 +1,4 @@
-"""Reprs of what is made of functions: a name, or what the functions are called, never an address."""
+"""Reprs of values made of functions: a name, or the names of the functions, never an address."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_a_method_shows_its_name_and_what_sets_it_apart(name):
     assert repr(METHODS[name]) == f"<Algorithm {name}>"
 
 
-def test_every_method_is_among_those():
+def test_every_method_is_in_the_table():
     shown = {name.split("(")[0] for name in METHODS}
     assert shown == set(A.__all__)
 
@@ -58,7 +58,7 @@ def test_every_method_is_among_those():
         (eh.types.Attack(0.2, upload=lambda delta, key: delta), "Attack(fraction=0.2, upload=<lambda>)"),
     ],
 )
-def test_a_part_shows_what_its_functions_are_called(value, text):
+def test_a_part_shows_the_names_of_its_functions(value, text):
     assert repr(value) == text
 
 

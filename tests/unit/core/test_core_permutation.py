@@ -24,7 +24,7 @@ def _keys(count: int) -> Array:
 
 
 def _orders(count: int, size: int, epoch: int = 0) -> np.ndarray:
-    """The permutations ``(count, size)`` that as many clients' keys name."""
+    """The permutations ``(count, size)`` of as many clients' keys."""
     # Not the compiled ``permute``: it would remember the number of rounds that a test changes.
     body = permutation.permute.__wrapped__
 
@@ -64,7 +64,7 @@ def many() -> Callable[[int], np.ndarray]:
 def test_bijection_for_large_sizes(many: Callable[[int], np.ndarray], size: int) -> None:
     order = many(size)[:size]
     assert np.array_equal(np.sort(order), np.arange(size))
-    assert np.mean(order == np.arange(size)) < 1e-3, "it hardly moves anything"
+    assert np.mean(order == np.arange(size)) < 1e-3, "hardly any entry moves"
 
 
 def test_the_largest_size_does_not_overflow(many: Callable[[int], np.ndarray]) -> None:
@@ -132,22 +132,22 @@ def _low_ids_in_low_slots(rotated: bool, cohorts: int = 10**6, clients: int = 10
 def test_low_ids_of_very_many_are_not_favoured() -> None:
     """Each of 10 slots holds one of 10 ids out of a million: 100 times in a million cohorts, Poisson.
 
-    Of 16 rounds alone, a slot comes out as it went in once in 2**16 times, which makes it 250.
+    With 16 rounds alone, a slot keeps its number once in 2**16 times, which makes the count about 250.
     """
     fair, favoured = 100.0, 100.0 + 10**7 / 2**16
     most = fair + 4.5 * np.sqrt(fair)
-    assert most + 6 * np.sqrt(favoured) < favoured, "the two are told apart"
+    assert most + 6 * np.sqrt(favoured) < favoured, "the test must be able to tell the two apart"
     assert abs(_low_ids_in_low_slots(rotated=True) - fair) < most - fair
     assert _low_ids_in_low_slots(rotated=False) > most
 
 
-def test_epochs_and_words_name_different_orders() -> None:
+def test_epochs_and_words_give_different_orders() -> None:
     words = jax.vmap(permutation.words)(_keys(4))
     order = jax.vmap(lambda word, epoch: permutation.permute(jnp.arange(40), jnp.int32(40), word, epoch))
     orders = np.asarray(order(jnp.repeat(words, 4, axis=0), jnp.tile(jnp.arange(4), 4)))
     assert len(np.unique(orders, axis=0)) == 16
     again = permutation.permute(jnp.arange(40), jnp.int32(40), words[1], jnp.int32(1))
-    assert again.tolist() == orders[5].tolist(), "the same word and epoch name the same order"
+    assert again.tolist() == orders[5].tolist(), "the same word and epoch give the same order"
 
 
 def test_both_words_count() -> None:

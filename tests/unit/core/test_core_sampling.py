@@ -1,4 +1,4 @@
-"""How cohorts are drawn: frequencies against exact probabilities, and what the average then estimates."""
+"""How cohorts are drawn: frequencies against exact probabilities, and what the average estimates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SCHEMES: dict[str, Sampling] = {
 
 @cache
 def _cohorts(name: str) -> np.ndarray:
-    """The cohorts ``(rounds, m)`` of as many rounds."""
+    """The cohorts of all rounds, ``(rounds, m)``."""
     sizes = jnp.asarray(_SIZES, jnp.int32)
     root = jax.random.key(11)
     draw = jax.vmap(lambda t: _SCHEMES[name].draw(stream(root, Purpose.COHORT, t), sizes, _M).ids)
@@ -64,7 +64,7 @@ def _counts(clients: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", _SCHEMES)
-def test_form(name: str) -> None:
+def test_cohorts_have_the_right_form(name: str) -> None:
     cohorts = _cohorts(name)
     assert cohorts.dtype == np.int32
     assert cohorts.min() >= 0
@@ -130,17 +130,17 @@ def test_rounds_are_independent(name: str) -> None:
         (proportional(weighted=True), _SIZES),
     ],
 )
-def test_weights(sampling: Sampling, weights: np.ndarray) -> None:
-    told = sampling.weight(jnp.asarray(_SIZES, jnp.int32))
-    assert told.dtype == jnp.float32
-    assert told.tolist() == weights.tolist()
+def test_weights_are_sizes_or_equal(sampling: Sampling, weights: np.ndarray) -> None:
+    found = sampling.weight(jnp.asarray(_SIZES, jnp.int32))
+    assert found.dtype == jnp.float32
+    assert found.tolist() == weights.tolist()
 
 
 _VALUES = np.array([4.0, -1.0, 0.5, 2.0, 10.0, -3.0])
 
 
 def _averages(name: str) -> np.ndarray:
-    """What the server's average of ``_VALUES`` comes to in each round."""
+    """The server's average of ``_VALUES`` in each round."""
     cohorts = _cohorts(name)
     weights = np.asarray(_SCHEMES[name].weight(jnp.asarray(_SIZES, jnp.int32)))[cohorts]
     average = jax.vmap(lambda value, weight: aggregate(mean(), value, weight))
@@ -162,13 +162,13 @@ def test_scheme_b_is_a_ratio_estimate() -> None:
     exact = float(np.mean([np.average(_VALUES[s], weights=_SIZES[s]) for s in subsets]))
     averages = _averages("uniform")
     assert _close_in_the_mean(averages, exact)
-    # Its expectation is sum p_k v_k only where sizes are equal or everybody takes part...
+    # Its expectation is sum p_k v_k only where sizes are equal or all clients take part...
     assert not _close_in_the_mean(averages, float(_P @ _VALUES))
-    # ... but numerator and denominator are unbiased each.
+    # ... but numerator and denominator are each unbiased.
     sums = (_SIZES * _VALUES)[_cohorts("uniform")].sum(axis=1)
     assert _close_in_the_mean(sums, _M / _N * float(_SIZES @ _VALUES))
-    everybody = aggregate(mean(), jnp.asarray(_VALUES, jnp.float32), uniform().weight(jnp.asarray(_SIZES)))
-    assert float(everybody) == pytest.approx(float(_P @ _VALUES), rel=1e-6)
+    all_clients = aggregate(mean(), jnp.asarray(_VALUES, jnp.float32), uniform().weight(jnp.asarray(_SIZES)))
+    assert float(all_clients) == pytest.approx(float(_P @ _VALUES), rel=1e-6)
 
 
 def test_scheme_b_with_equal_sizes_is_unbiased() -> None:
@@ -178,13 +178,13 @@ def test_scheme_b_with_equal_sizes_is_unbiased() -> None:
 
 
 @pytest.mark.parametrize("sampling", [uniform(), proportional(replace=False)])
-def test_everybody(sampling: Sampling) -> None:
+def test_a_cohort_of_all_clients_holds_each_once_in_order(sampling: Sampling) -> None:
     cohort = sampling.draw(jax.random.key(0), jnp.asarray(_SIZES, jnp.int32), _N).ids
     assert cohort.tolist() == list(range(_N))
 
 
 @pytest.mark.parametrize("sampling", [uniform(replace=True), proportional()])
-def test_as_many_draws_as_clients_with_replacement_is_not_everybody(sampling: Sampling) -> None:
+def test_as_many_draws_as_clients_with_replacement_miss_some(sampling: Sampling) -> None:
     cohorts = [
         sampling.draw(jax.random.key(seed), jnp.asarray(_SIZES, jnp.int32), _N).ids.tolist()
         for seed in range(5)
@@ -249,7 +249,7 @@ def test_distinct_draws_are_distinct_even_where_one_client_has_nearly_all_rows()
     assert len(set(cohort)) == 100 and 17 in cohort and max(cohort) < 5000
 
 
-def test_millions_of_clients() -> None:
+def test_cohorts_of_millions_of_clients_are_distinct_and_spread() -> None:
     clients, m = 2**21 + 11, 1000
     ones = jnp.ones(clients, jnp.int32)
     for sampling in (uniform(), proportional(), proportional(replace=False)):
@@ -261,7 +261,7 @@ def test_millions_of_clients() -> None:
         assert _agrees(quarters, m, np.full(4, 0.25))
 
 
-def test_as_many_rows_as_int32_can_count() -> None:
+def test_sizes_may_sum_to_as_much_as_int32_can_count() -> None:
     sizes = jnp.array([2**30, 1, 2**30 - 2], jnp.int32)
     cohort = np.asarray(proportional().draw(jax.random.key(2), sizes, 4000).ids)
     assert _agrees(np.bincount(cohort, minlength=3)[[0, 2]], 4000, np.array([0.5, 0.5]))

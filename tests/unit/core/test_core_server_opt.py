@@ -54,13 +54,13 @@ _CASES: dict[str, tuple[optax.GradientTransformation, Callable[[Any, Any], Any],
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_equals_the_formulas(name: str) -> None:
+def test_each_optimiser_equals_its_formula(name: str) -> None:
     optimiser, second, b1 = _CASES[name]
     np.testing.assert_allclose(_path(optimiser), _expected(second, b1), rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_the_formulas_tell_the_methods_apart(name: str) -> None:
+def test_the_formulas_differ_between_the_optimisers(name: str) -> None:
     for other, (_, second, b1) in _CASES.items():
         gap = np.abs(_path(_CASES[name][0]) - _expected(second, b1)).max()
         assert (gap > 1e-2) == (other != name)
@@ -78,7 +78,7 @@ def test_defaults_are_those_of_the_paper() -> None:
     np.testing.assert_array_equal(_path(fedadagrad(_RATE)), _path(fedadagrad(_RATE, b1=0.0, tau=1e-3)))
 
 
-def test_fedavgm() -> None:
+def test_fedavgm_equals_its_formula() -> None:
     w, v, expected = np.zeros(4), np.zeros(4), []
     for delta in _DELTAS:
         v = 0.7 * v + delta

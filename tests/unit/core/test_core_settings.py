@@ -32,7 +32,7 @@ NUMBERS: dict[Callable[..., Any], dict[str, Any]] = {
     server_opt.fedyogi: {"b1": 0.9, "b2": 0.99, "tau": 1e-3},
     server_opt.fedadagrad: {"b1": 0.0, "tau": 1e-3},
     server_opt.fedavgm: {"learning_rate": 1.0, "momentum": 0.9},
-    # One half is the reference code's.
+    # The reference code uses one half.
     running_tilt: {"rate": 0.5},
     reference_tilt: {"rate": 0.5},
     eh.aggregators.drift_tilted: {"steps": 1},
@@ -53,7 +53,7 @@ NUMBERS: dict[Callable[..., Any], dict[str, Any]] = {
     stochastic: {"two_batches": False},
     eh.sampling.uniform: {"replace": False, "weighted": True},
     eh.sampling.proportional: {"replace": True, "weighted": False},
-    # Where methods are compared, those that drop partial work and those that keep it are told apart.
+    # Comparisons of methods under stragglers depend on which of them keep partial work.
     eh.algorithms.feddane: {"keep_partial": True, "fresh_cohort": True},
     eh.algorithms.fedprox: {"keep_partial": True},
     eh.algorithms.fedprox_adaptive: {"keep_partial": True},
@@ -61,8 +61,8 @@ NUMBERS: dict[Callable[..., Any], dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("factory", NUMBERS, ids=lambda factory: factory.__name__)
-def test_numbers_and_switches_begin_as_their_sources_have_them(factory: Callable[..., Any]) -> None:
-    """All of them but ``keep_partial=False``: a new one is added here on purpose."""
+def test_default_numbers_and_switches_are_those_of_the_sources(factory: Callable[..., Any]) -> None:
+    """All of them but ``keep_partial=False``, so that a new one must be added here on purpose."""
     plain = {
         name: parameter.default
         for name, parameter in inspect.signature(factory).parameters.items()
@@ -74,7 +74,7 @@ def test_numbers_and_switches_begin_as_their_sources_have_them(factory: Callable
 
 @pytest.mark.parametrize("rate", [0.3, 0.8, 1.0])
 @pytest.mark.parametrize("make", [running_tilt, reference_tilt])
-def test_normalisers_over_rounds_take_the_share_they_are_given(make: Any, rate: float) -> None:
+def test_normalisers_over_rounds_use_the_rate_they_are_given(make: Any, rate: float) -> None:
     """Three rounds of three clients in NumPy, by the formulas of either docstring."""
     t, aggregator = 0.7, make(0.7, rate)
     state = aggregator.init(jnp.zeros(1), 3)
@@ -97,7 +97,7 @@ def test_normalisers_over_rounds_take_the_share_they_are_given(make: Any, rate: 
         np.testing.assert_allclose(weights, expected, rtol=1e-5)
 
 
-def test_an_aggregator_that_draws_has_the_seed() -> None:
+def test_an_aggregator_that_draws_uses_the_seed() -> None:
     noisy = Stack(
         lambda like, clients: (), lambda uploads, present, state, key: (jax.random.normal(key), state)
     )
@@ -107,7 +107,7 @@ def test_an_aggregator_that_draws_has_the_seed() -> None:
 
 
 def test_a_fit_begins_and_draws_by_its_seed() -> None:
-    """From the model's own initial parameters; the rows of a batch too, also where a fit goes on by another seed."""
+    """The seed gives the initial parameters and the rows of batches, also where a fit continues with another seed."""
     solver = stochastic(MODEL, t=0.0, rate=0.5, batch_size=2, optimiser=optax.sgd(0.1))
     for seed in (0, 3):
         begin = MODEL.init(stream(jax.random.key(seed), Purpose.INIT))
@@ -117,9 +117,9 @@ def test_a_fit_begins_and_draws_by_its_seed() -> None:
     ends = [float(fit(solver, X, Y, steps=3, seed=seed, params=zero).params) for seed in (0, 3, 0)]
     assert ends[0] == ends[2] != ends[1]
     half = fit(solver, X, Y, steps=3, seed=3, params=zero)
-    more = [fit(solver, X, Y, steps=2, seed=seed, go_on=half) for seed in (None, 3, 0)]
-    assert float(more[0].params) == float(more[1].params) != float(more[2].params)
-    assert [(each.steps, each.seed) for each in more] == [(5, 3), (5, 3), (5, 0)]
+    continued = [fit(solver, X, Y, steps=2, seed=seed, go_on=half) for seed in (None, 3, 0)]
+    assert float(continued[0].params) == float(continued[1].params) != float(continued[2].params)
+    assert [(each.steps, each.seed) for each in continued] == [(5, 3), (5, 3), (5, 0)]
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -137,9 +137,9 @@ def test_batches_have_as_many_rows_as_asked(
     shapes: list[Any] = []
     whole = jax.random.randint
 
-    def spy(key: Any, shape: Any, *rest: Any, **more: Any) -> Any:
+    def spy(key: Any, shape: Any, *arguments: Any, **options: Any) -> Any:
         shapes.append(shape)
-        return whole(key, shape, *rest, **more)
+        return whole(key, shape, *arguments, **options)
 
     monkeypatch.setattr(jax.random, "randint", spy)
     solver = make(rate=0.5, batch_size=size, optimiser=optax.sgd(0.1))

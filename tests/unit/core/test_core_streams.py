@@ -18,7 +18,7 @@ def _words(key: Key) -> tuple[int, ...]:
     return tuple(np.asarray(jax.random.key_data(key)).tolist())
 
 
-def test_purposes_fit_their_place() -> None:
+def test_purposes_fit_into_four_bits() -> None:
     numbers = [purpose.value for purpose in Purpose]
     assert len(set(numbers)) == len(numbers)
     assert min(numbers) >= 0
@@ -56,7 +56,7 @@ def test_no_two_of_purpose_round_and_phase_share_a_key() -> None:
 
 
 def test_one_round_too_many_runs_into_the_next_phase() -> None:
-    # Why a run may not be longer.
+    # This is why a run may not be longer.
     root = jax.random.key(0)
     assert _words(stream(root, Purpose.WORK, MAX_ROUNDS, 0)) == _words(stream(root, Purpose.WORK, 0, 1))
     data, model = eh.testing.toy_data(), eh.testing.toy_model()
@@ -72,7 +72,7 @@ def test_a_round_may_be_traced() -> None:
     assert tuple(traced.tolist()) != _words(stream(root, Purpose.SERVER, 10, 1))
 
 
-def test_clients_and_seeds_differ() -> None:
+def test_clients_rounds_and_seeds_have_different_keys() -> None:
     keys = [
         _words(client_stream(stream(jax.random.key(seed), Purpose.WORK, t), client))
         for seed, t, client in itertools.product((0, 1), (0, 1), (0, 1, 2, 1000))

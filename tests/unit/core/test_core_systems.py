@@ -1,4 +1,4 @@
-"""Stragglers: how many, who, and how much of their work they do."""
+"""Stragglers: how many clients are slow, which, and how much of their work they do."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_equal_shares_are_one_object() -> None:
     assert stragglers(0.5) is not stragglers(0.4)
 
 
-def test_the_fast_do_all_and_alone_are_left_where_partial_work_is_dropped(
+def test_fast_clients_do_all_work_and_only_they_stay_where_partial_work_is_dropped(
     half: tuple[np.ndarray, np.ndarray],
 ) -> None:
     fast, progress = half
@@ -91,7 +91,7 @@ def test_the_fast_do_all_and_alone_are_left_where_partial_work_is_dropped(
     assert (progress >= 0).all()
 
 
-def test_who_is_fast_is_drawn_anew_and_fairly(half: tuple[np.ndarray, np.ndarray]) -> None:
+def test_fast_clients_are_drawn_anew_and_fairly(half: tuple[np.ndarray, np.ndarray]) -> None:
     fast = half[1] >= 1
     deviation = 4.5 * np.sqrt(0.25 / _ROUNDS)
     assert np.abs(fast.mean(axis=0) - 0.5).max() < deviation
@@ -109,18 +109,18 @@ def test_slow_shares_are_uniform_and_independent(half: tuple[np.ndarray, np.ndar
     assert abs(np.corrcoef(progress[both, 0], progress[both, 1])[0, 1]) < 4.5 / np.sqrt(both.sum())
 
 
-def test_a_client_keeps_its_share_wherever_it_stands() -> None:
+def test_a_client_has_the_same_share_in_any_slot() -> None:
     key, system = jax.random.key(0), stragglers(1.0)
-    there = system.draw(key, Cohort.of(jnp.array([4, 7, 9])), True).progress
+    first = system.draw(key, Cohort.of(jnp.array([4, 7, 9])), True).progress
     moved = system.draw(key, Cohort.of(jnp.array([9, 4, 1])), True).progress
-    assert moved[:2].tolist() == [float(there[2]), float(there[0])]
-    assert float(moved[2]) != float(there[1])
+    assert moved[:2].tolist() == [float(first[2]), float(first[0])]
+    assert float(moved[2]) != float(first[1])
 
 
 def test_epochs_of_slow_clients_are_uniform(half: tuple[np.ndarray, np.ndarray]) -> None:
     shares = half[1][half[1] < 1]
-    epochs, rest = np.divmod(_steps(shares, size=7, epochs=20, batch_size=4), 2)
-    assert not rest.any(), "only whole epochs"
+    epochs, remainders = np.divmod(_steps(shares, size=7, epochs=20, batch_size=4), 2)
+    assert not remainders.any(), "only whole epochs"
     assert epochs.min() == 1
     assert epochs.max() == 20
     assert stats.chisquare(np.bincount(epochs, minlength=21)[1:]).pvalue > 1e-3
@@ -133,7 +133,7 @@ def test_epochs_of_slow_clients_are_uniform(half: tuple[np.ndarray, np.ndarray])
     ("work", "most"),
     [({"epochs": 1, "batch_size": 4}, 3), ({"steps": 7, "batch_size": 4}, 7), ({"steps": 3}, 3)],
 )
-def test_one_epoch_or_steps_are_cut_into_steps(
+def test_slow_clients_do_a_part_of_the_steps_of_one_epoch(
     half: tuple[np.ndarray, np.ndarray], work: dict[str, int], most: int
 ) -> None:
     shares = half[1][half[1] < 1]
@@ -152,7 +152,7 @@ def test_fast_clients_do_all_epochs() -> None:
     assert steps.tolist() == [20, 20, 20, 1]
 
 
-def test_a_cohort_of_one() -> None:
+def test_the_only_client_of_a_cohort_is_fast_or_slow() -> None:
     assert (_fast(0.4, 1), _fast(0.6, 1)) == (1, 0)
     fast, progress = _draws(0.4, m=1)
     assert not fast.any()
@@ -169,7 +169,7 @@ def _present(system: eh.systems.Systems, ids: Array, rounds: int = 2000) -> np.n
     return np.asarray(jax.jit(draw)(jnp.arange(rounds)).present)
 
 
-def test_each_client_drops_out_with_the_given_probability_whoever_else_does() -> None:
+def test_each_client_drops_out_independently_with_the_given_probability() -> None:
     stays = _present(dropouts(0.3), 100 + jnp.arange(4))
     deviation = 4.5 * np.sqrt(0.3 * 0.7 / len(stays))
     assert np.abs(stays.mean(axis=0) - 0.7).max() < deviation
@@ -180,15 +180,15 @@ def test_each_client_drops_out_with_the_given_probability_whoever_else_does() ->
     assert not _present(dropouts(1.0), jnp.arange(4), 50).any()
 
 
-def test_a_client_drops_out_wherever_it_stands_and_an_empty_slot_stays_empty() -> None:
-    there, moved = (_present(dropouts(0.5), jnp.array(ids), 50) for ids in ([4, 7, 9], [9, 4, 1]))
-    assert np.array_equal(there[:, [0, 2]], moved[:, [1, 0]])
-    assert not np.array_equal(there[:, 1], moved[:, 2])
-    nobody = Cohort.of(jnp.arange(3), jnp.array([True, False, True]))
-    assert dropouts(0.0).draw(jax.random.key(0), nobody, True).present.tolist() == [True, False, True]
+def test_a_client_drops_out_in_any_slot_and_an_empty_slot_stays_empty() -> None:
+    first, moved = (_present(dropouts(0.5), jnp.array(ids), 50) for ids in ([4, 7, 9], [9, 4, 1]))
+    assert np.array_equal(first[:, [0, 2]], moved[:, [1, 0]])
+    assert not np.array_equal(first[:, 1], moved[:, 2])
+    cohort = Cohort.of(jnp.arange(3), jnp.array([True, False, True]))
+    assert dropouts(0.0).draw(jax.random.key(0), cohort, True).present.tolist() == [True, False, True]
 
 
-def test_a_chain_is_one_after_the_other_and_each_draws_as_it_does_alone() -> None:
+def test_a_chain_applies_each_system_and_each_draws_as_it_does_alone() -> None:
     key, cohort = jax.random.key(2), Cohort.of(jnp.arange(40))
     both = chain(stragglers(0.5), dropouts(0.5)).draw(key, cohort, True)
     assert np.array_equal(both.progress, stragglers(0.5).draw(key, cohort, True).progress)

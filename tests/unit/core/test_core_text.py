@@ -1,4 +1,4 @@
-"""Names made safe: nothing hidden stays, nothing seen is lost, and spreadsheets give every name back."""
+"""Names made safe: no hidden character remains, no visible one is lost, and spreadsheets give every name back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_is_hidden_is_written_out(text: object, shown: str) -> None:
 
 
 @given(ANY)
-def test_nothing_acts(text: str) -> None:
+def test_no_control_character_remains(text: str) -> None:
     shown = visible(text)
     assert all(unicodedata.category(c) not in ("Cc", "Cs", "Zl", "Zp") for c in shown)
     assert shown.encode("utf-8").decode("utf-8") == shown
@@ -60,5 +60,5 @@ def test_formulas_are_quoted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["-5", "+5", "-0.25", "5", "a=b", "'tis", "", "'"])
-def test_numbers_and_other_names_are_not(name: str) -> None:
+def test_numbers_and_other_names_are_not_quoted(name: str) -> None:
     assert spreadsheet_cell(name) == name

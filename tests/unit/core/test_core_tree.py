@@ -46,7 +46,7 @@ def test_scale_keeps_the_type_of_a_leaf(factor: object) -> None:
     assert _flat(scaled).tolist() == [2.0] * 4
 
 
-def test_select_is_deaf_to_the_other_side() -> None:
+def test_select_ignores_the_tree_that_is_not_chosen() -> None:
     good, bad = {"w": jnp.ones(2)}, {"w": jnp.array([jnp.nan, jnp.inf])}
     assert tree.select(jnp.array(True), good, bad)["w"].tolist() == [1.0, 1.0]
     assert tree.select(jnp.array(False), bad, good)["w"].tolist() == [1.0, 1.0]

@@ -1,4 +1,4 @@
-"""Small windows by interpolation: the algebra in NumPy, native convolutions, and how far off float32 is."""
+"""Small windows by interpolation: the algebra in NumPy, native convolutions, and the error of float32."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_any_size_equals_the_native_one(high: int, wide: int, height: int, width
 
 
 @pytest.mark.parametrize(("size", "window"), [(28, 3), (14, 5)])
-def test_values_and_derivatives_are_as_accurate_as_told(size: int, window: int) -> None:
+def test_values_and_derivatives_are_as_accurate_as_documented(size: int, window: int) -> None:
     x, kernel, seed = (
         normal(4, size, size, 32),
         normal(window, window, 32, 16) / 20,
@@ -82,7 +82,7 @@ def test_values_and_derivatives_are_as_accurate_as_told(size: int, window: int) 
     assert max(error(a, b) for a, b in zip(patches, exact, strict=True)) < 1e-6
 
 
-def test_clients_with_kernels_of_their_own() -> None:
+def test_clients_with_different_kernels_equal_the_native_form() -> None:
     x, kernels = normal(3, 4, 14, 14, 16), normal(3, 3, 3, 16, 16)
     ours = jax.jit(jax.vmap(lowered(conv)))(x, kernels)
     assert error(ours, jnp.stack([conv(*each) for each in zip(x, kernels, strict=True)])) < 1e-5
@@ -99,19 +99,21 @@ def test_clients_with_kernels_of_their_own() -> None:
         ((2, 30, 30, 32), (1, 1, 32, 64), False),
         ((2, 30, 30, 32), (7, 7, 32, 64), False),
         ((2, 3, 3, 32), (3, 3, 32, 64), False),  # one output in a tile of sixteen
-        ((20, 8, 8, 16), (3, 3, 16, 16), False),  # 6 x 6 outputs fill 2 x 2 tiles of 4 x 4 half
+        ((20, 8, 8, 16), (3, 3, 16, 16), False),  # 6 x 6 outputs fill about half of 2 x 2 tiles of 4 x 4
         ((10, 6, 6, 256), (3, 3, 256, 256), False),  # ten tiles: the kernel's transform is most of the work
         ((2, 100, 32), (5, 32, 64), False),
         ((2, 2, 2, 32), (3, 3, 32, 64), False),
     ],
 )
-def test_where_it_is_used(x: tuple[int, ...], kernel: tuple[int, ...], suits: bool) -> None:
+def test_it_is_used_only_where_it_saves_work(
+    x: tuple[int, ...], kernel: tuple[int, ...], suits: bool
+) -> None:
     assert _winograd.suits(jnp.zeros(x), jnp.zeros(kernel)) == suits
     with jax.enable_x64(True):
         assert not _winograd.suits(jnp.zeros(x, jnp.float64), jnp.zeros(kernel, jnp.float64))
 
 
-def test_strides_and_dilation_are_not_for_it() -> None:
+def test_strides_and_dilation_equal_the_native_form() -> None:
     x, kernel = normal(1, 30, 30, 16), normal(3, 3, 16, 16)
     numbers = ("NHWC", "HWIO", "NHWC")
     for strides, dilation in (((2, 1), (1, 1)), ((1, 1), (1, 2))):

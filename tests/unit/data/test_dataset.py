@@ -37,7 +37,7 @@ def test_dtypes_become_those_of_training() -> None:
     assert dataset(train=tokens, valid=tokens, test=tokens).train.x.dtype == np.int32
 
 
-def test_client_is_its_own_rows() -> None:
+def test_client_gives_the_rows_of_one_client() -> None:
     given = rows([2, 3, 1])
     data = dataset(train=given)
     x, y = data.train.client(1)
@@ -59,7 +59,7 @@ def test_nothing_can_be_written() -> None:
         data.name = "other"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_the_callers_arrays_stay_the_callers() -> None:
+def test_later_changes_to_the_callers_arrays_have_no_effect() -> None:
     x, y = np.ones((2, 3), np.float32), np.zeros(2, np.int32)
     offsets = np.array([0, 1, 2])
     split = Split(x, y, offsets)
@@ -98,20 +98,20 @@ def test_read_only_arrays_are_not_copied() -> None:
         ({"classes": ("cat", "dog")}, "2 class names"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, object], words: str) -> None:
+def test_arrays_that_do_not_fit_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(EvenhandError) as caught:
         dataset(name="mine", **changes)
     assert words in str(caught.value)
     assert str(caught.value).startswith("mine: ")
 
 
-def test_no_clients_are_refused() -> None:
+def test_a_data_set_without_clients_is_refused() -> None:
     none = Split(np.ones((0, 3)), np.zeros(0, int), np.array([0]))
     with pytest.raises(EvenhandError, match="no clients"):
         FederatedDataset(none, none, none, ())
 
 
-def test_description_tells_sizes() -> None:
+def test_the_description_gives_sizes() -> None:
     data = dataset(name="mine")
     text = data.describe()
     assert "mine: 3 clients" in text
@@ -121,7 +121,7 @@ def test_description_tells_sizes() -> None:
     assert repr(data) == "<FederatedDataset 'mine': 3 clients, 6 + 1 + 3 rows, x float32 (3,), 4 classes>"
 
 
-def test_a_notebook_shows_the_same_sizes_as_a_table_with_nothing_left_to_run() -> None:
+def test_a_notebook_shows_the_same_sizes_as_a_table_and_escapes_the_name() -> None:
     shown = dataset(name="<script>")._repr_html_()
     assert "<caption>&lt;script&gt;: 3 clients, x float32 (3,), 4 classes; rows per client</caption>" in shown
     sizes = np.array([2, 3, 1])

@@ -75,7 +75,7 @@ def test_a_category_of_no_training_row_is_zero_everywhere() -> None:
     assert x.tolist() == [[0, 1], [1, 0], [1, 0], [0, 0]]
 
 
-def test_empty_text_is_a_category_of_its_own_or_the_most_frequent() -> None:
+def test_empty_text_is_a_separate_category_or_the_most_frequent() -> None:
     features, x = fitted(text(0, 1, 1, -1), [0, 1, 2, 3], fill="mean")
     assert features.inputs == ("t = blue", "t = red", "t = (missing)")
     assert x[3].tolist() == [0, 0, 1]
@@ -107,7 +107,7 @@ def data(**options: object) -> FederatedDataset:
 
 
 def test_no_test_row_is_looked_at() -> None:
-    """The split depends on clients alone, so that test cells can be changed: nothing else may move."""
+    """The split depends on clients alone, so that test cells can be changed: nothing else may change."""
     before = data()
     changed = dict(TABLE)
     ages = np.array(TABLE["age"])
@@ -124,17 +124,17 @@ def test_no_test_row_is_looked_at() -> None:
 
 
 def test_a_new_table_is_encoded_as_the_training_rows_were(tmp_path: Path) -> None:
-    of = data()
+    trained = data()
     new = {"zone": [3, 7], "vip": [True, False], "sex": ["m", "x"], "age": [30.0, 40.0], "more": [1, 2]}
-    x = encode_table(pa.table(new), features=of.features)
-    column = of.features.columns[0]
-    assert of.features.inputs == ("age", "sex = f", "sex = m", "zone = 1", "zone = 2", "zone = 3", "vip")
+    x = encode_table(pa.table(new), features=trained.features)
+    column = trained.features.columns[0]
+    assert trained.features.inputs == ("age", "sex = f", "sex = m", "zone = 1", "zone = 2", "zone = 3", "vip")
     age = np.float32([(value - column.mean) / column.deviation for value in (30, 40)])
     np.testing.assert_array_equal(x, np.c_[age, [[0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]]].astype(np.float32))
     (tmp_path / "new.csv").write_text("zone,vip,sex,age\n3,True,m,30\n7,false,x,40\n")
-    np.testing.assert_array_equal(encode_table(tmp_path / "new.csv", features=of.features), x)
+    np.testing.assert_array_equal(encode_table(tmp_path / "new.csv", features=trained.features), x)
     pa.parquet.write_table(pa.table(new), tmp_path / "new.parquet")
-    np.testing.assert_array_equal(encode_table(tmp_path / "new.parquet", features=of.features), x)
+    np.testing.assert_array_equal(encode_table(tmp_path / "new.parquet", features=trained.features), x)
 
 
 def test_features_survive_json(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_damaged_features_are_refused(content: str, tmp_path: Path) -> None:
         load_features(tmp_path)
 
 
-def test_where_there_are_no_features_it_is_said(tmp_path: Path) -> None:
+def test_missing_features_and_tables_get_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(EvenhandError, match="trained on a table"):
         load_features(tmp_path)
     assert load("digits", clients=2).features is None
@@ -191,6 +191,6 @@ def test_an_empty_cell_in_new_rows_is_refused_with_a_cure_that_exists() -> None:
     features = from_frame(pa.table(columns), test_fraction=0.0).features
     with pytest.raises(
         EvenhandError, match="column 'age' is empty or NaN: drop the row, or fill it in"
-    ) as told:
+    ) as caught:
         encode_table(pa.table({"age": [50.0, None]}), features=features)
-    assert "fill=" not in str(told.value)
+    assert "fill=" not in str(caught.value)

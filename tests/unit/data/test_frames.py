@@ -43,7 +43,7 @@ def assert_refused(frame: Any, words: str, **options: Any) -> None:
 
 
 class Dataset:
-    """As much of ``datasets.Dataset`` as is used: columns, an Arrow table behind it, and named classes."""
+    """The part of ``datasets.Dataset`` that is used: columns, an Arrow table behind it, and named classes."""
 
     class ClassLabel:
         """An integer column whose numbers have names."""
@@ -106,8 +106,8 @@ def test_options_reach_the_data() -> None:
     assert people(table, drop=["sex", "vip"]).features.inputs == ("income", "score")
     spread = from_frame(table, clients=3, alpha=0.1)
     assert spread.num_clients == 3
-    other = from_frame(table, clients=3, alpha=100.0)
-    assert spread.train.sizes.tolist() != other.train.sizes.tolist()
+    even = from_frame(table, clients=3, alpha=100.0)
+    assert spread.train.sizes.tolist() != even.train.sizes.tolist()
     target = from_frame(table, client="region", label="income", drop=["label"], regression=True)
     assert target.num_classes is None
     gap = table.set_column(2, "income", pa.array([None, *COLUMNS["income"][1:]], pa.float64()))
@@ -116,9 +116,9 @@ def test_options_reach_the_data() -> None:
         from_frame(table, clients=0)
 
 
-def test_arrow_kinds() -> None:
+def test_all_types_of_arrow_are_read_or_refused() -> None:
     table = pa.table(COLUMNS)
-    other = pa.table(
+    varied = pa.table(
         {
             "region": pa.array(COLUMNS["region"]).dictionary_encode(),
             "group": pa.array(COLUMNS["group"], pa.large_string()),
@@ -134,7 +134,7 @@ def test_arrow_kinds() -> None:
             "label": pa.chunked_array([pa.array([f" {v} " for v in COLUMNS["label"]])]),
         }
     )
-    assert_same(people(other), people(table))
+    assert_same(people(varied), people(table))
     codes = table.set_column(3, "score", pa.array(COLUMNS["score"]).dictionary_encode())
     assert_same(people(codes), people(table, categorical=["score"]))
     dates = [datetime.date(2020, 1, 1)] * 20
@@ -160,7 +160,7 @@ def test_arrow_kinds() -> None:
         assert_refused(table.set_column(0, "region", pa.array(gap)), "row 0, column 'region' is")
 
 
-def test_hugging_face() -> None:
+def test_data_sets_of_hugging_face_are_read_or_refused() -> None:
     table = pa.table(COLUMNS)
     numbers = [["no", "yes"].index(v) for v in COLUMNS["label"]]
     coded = table.set_column(6, "label", pa.array(numbers))
@@ -170,7 +170,7 @@ def test_hugging_face() -> None:
     assert_refused(IterableDataset(), "load it without streaming")
 
 
-def test_pandas() -> None:
+def test_frames_of_pandas_are_read_or_refused() -> None:
     pandas = pytest.importorskip("pandas")
     frame, expected = pandas.DataFrame(COLUMNS), people(pa.table(COLUMNS))
     assert_same(people(frame), expected)
@@ -183,9 +183,9 @@ def test_pandas() -> None:
     assert from_frame(numbered, client=["0", "1"], label="6").features.inputs[0] == "2"
     np.testing.assert_array_equal(encode_table(frame, features=expected.features).shape, (20, 5))
     for missing in (None, np.nan, pandas.NA, pandas.NaT):
-        for others in (["x"] * 19, [True] * 19):
+        for values in (["x"] * 19, [True] * 19):
             assert_refused(
-                frame.assign(d=pandas.Series([missing, *others], dtype=object)), "row 0, column 'd' is empty"
+                frame.assign(d=pandas.Series([missing, *values], dtype=object)), "row 0, column 'd' is empty"
             )
     assert_refused(frame.assign(d=pandas.array([None] + [1] * 19, "Int64")), "row 0, column 'd' is empty")
     assert_refused(
@@ -212,7 +212,7 @@ def test_pandas() -> None:
     assert from_arrays(frame[["income"]].to_numpy(), frame["label"], frame["region"]).classes == ("no", "yes")
 
 
-def test_polars() -> None:
+def test_frames_of_polars_are_read_or_refused() -> None:
     polars = pytest.importorskip("polars")
     frame, expected = polars.DataFrame(COLUMNS), people(pa.table(COLUMNS))
     assert_same(people(frame), expected)
@@ -250,7 +250,7 @@ def test_polars() -> None:
         from_arrays(frame[["income", "score"]], frame["label"], frame["region"])
 
 
-def test_what_is_no_table() -> None:
+def test_values_that_are_no_tables_are_refused() -> None:
     assert_refused("t.csv", r"evenhand\.data\.load")
     for thing in (np.zeros((3, 2)), {"a": [1]}, None, [1]):
         assert_refused(thing, "are not tables")

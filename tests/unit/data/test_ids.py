@@ -1,4 +1,4 @@
-"""Client ids, class names and entries that stand for something else than they seem."""
+"""Client ids, class names and entries that are not what they seem."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ X, Y = np.ones((3, 1)), [0, 1, 0]
         (["a", "b", "9" * 5000], "client[2] is 5000 characters long"),
     ],
 )
-def test_what_does_not_name_a_client(ids: Any, words: str) -> None:
+def test_values_that_name_no_client_are_refused(ids: Any, words: str) -> None:
     with pytest.raises(EvenhandError) as caught:
         from_arrays(X, Y, ids)
     assert words in str(caught.value)
@@ -67,7 +67,7 @@ def test_what_does_not_name_a_client(ids: Any, words: str) -> None:
         (["[/]", "=1+1", "\U0001f600"], ("=1+1", "[/]", "\U0001f600")),
     ],
 )
-def test_what_does(ids: Any, expected: tuple[str, ...]) -> None:
+def test_ids_keep_their_spelling_and_are_sorted(ids: Any, expected: tuple[str, ...]) -> None:
     assert from_arrays(X, Y, ids, test_fraction=0).client_ids == expected
 
 
@@ -93,13 +93,13 @@ def test_what_does(ids: Any, expected: tuple[str, ...]) -> None:
         ({"classes": ["a", "b\0"]}, "class name 'b\\x00' has a NUL"),
     ],
 )
-def test_arrays_that_are_something_else(arrays: dict[str, Any], words: str) -> None:
+def test_arrays_of_the_wrong_form_are_refused(arrays: dict[str, Any], words: str) -> None:
     with pytest.raises(EvenhandError) as caught:
         from_arrays(**{"x": X, "y": Y, "client": ["a", "b", "a"], **arrays})
     assert words in str(caught.value)
 
 
-def test_objects_as_pandas_keeps_them() -> None:
+def test_arrays_of_objects_are_read_as_what_they_hold() -> None:
     texts, floats = np.array(["b", "a", "b"], object), np.array([[1.5], [2], [3]], object)
     data = from_arrays(floats, texts, texts, test_fraction=0)
     assert (data.client_ids, data.classes) == (("a", "b"), ("a", "b"))
@@ -107,7 +107,7 @@ def test_objects_as_pandas_keeps_them() -> None:
     assert from_arrays(X, np.array([0, 1, 2], object), texts).train.y.dtype == np.int32
 
 
-def test_ids_and_classes_of_a_data_set_made_by_hand() -> None:
+def test_ids_and_classes_of_a_data_set_made_by_hand_are_checked() -> None:
     good = from_arrays(X, Y, ["a", "b", "a"], classes=["no", "yes"])
     again = FederatedDataset(good.train, good.valid, good.test, ("a", "b"), classes=("no", "yes"))
     assert again.classes == ("no", "yes")
@@ -128,7 +128,7 @@ def test_numbers_are_not_encoded_as_characters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a" * 300 + ".csv", "a\0b.csv", "\ud800.csv"])
-def test_names_that_no_file_can_have(name: str) -> None:
+def test_names_that_no_file_can_have_are_refused(name: str) -> None:
     for read in (load, load_leaf):
         with pytest.raises(EvenhandError):
             read(name)
@@ -136,14 +136,14 @@ def test_names_that_no_file_can_have(name: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 @pytest.mark.parametrize("name", ["t.csv", "t.npz", "t.parquet", "t.json", "t-images-idx3-ubyte"])
-def test_files_without_permission(tmp_path: Path, name: str) -> None:
+def test_files_without_permission_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch(mode=0o200)
     with pytest.raises(EvenhandError, match=r"Permission denied|damaged|missing"):
         load(tmp_path / name)
 
 
 def test_errors_of_the_system_are_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As without permission, which nobody lacks who is root."""
+    """As without permission, which root never lacks."""
     (tmp_path / "t.csv").write_text("client,a,label\nx,1,0\n")
     (tmp_path / "t.json").write_text(json.dumps(good_leaf()))
 

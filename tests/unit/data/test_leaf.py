@@ -31,7 +31,7 @@ def write(path: Path, content: dict) -> Path:
 
 @pytest.fixture
 def leaf(tmp_path: Path) -> Path:
-    """Two training files and two test files, float labels, users in different orders, other keys beside."""
+    """Two training files and two test files, float labels, users in different orders, and additional keys."""
     write(
         tmp_path / "data/train/all_data_0_niid_train_8.json",
         part(
@@ -52,7 +52,7 @@ def leaf(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_a_folder_of_another_program(leaf: Path) -> None:
+def test_a_folder_that_another_program_wrote_is_read(leaf: Path) -> None:
     for data in (load(leaf), load_leaf(leaf), load_leaf(leaf / "train", leaf / "test")):
         assert data.client_ids == ("f_00000", "f_00001", "f_00002")
         assert (data.train.y.dtype, data.num_classes, data.classes) == (np.int32, 5, None)
@@ -98,7 +98,7 @@ def test_num_samples_may_be_left_out(tmp_path: Path) -> None:
     assert load_leaf(write(tmp_path / "a.json", content)).num_clients == 1
 
 
-def test_text_with_an_encoding(tmp_path: Path) -> None:
+def test_text_is_read_with_an_encoding(tmp_path: Path) -> None:
     content = part(
         {"HAMLET": (["to be, ", "or not"[:6] + " "], ["o", "5"]), "OPHELIA": (["my lord"], ["\n"])}
     )
@@ -114,7 +114,7 @@ def test_text_with_an_encoding(tmp_path: Path) -> None:
     assert load(file, encode=lambda text: [len(text) / 2]).train.x.dtype == np.float32
 
 
-def test_text_that_the_encoding_does_not_know(tmp_path: Path) -> None:
+def test_text_that_the_encoding_does_not_know_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "a.json", part({"MACBETH": (["à"], ["b"])}))
     with pytest.raises(EvenhandError, match=r"a\.json: user 'MACBETH': character 'à'"):
         load_leaf(file, encode=encode_characters)
@@ -128,7 +128,7 @@ def test_alphabet_is_that_of_leaf() -> None:
     assert list(ALPHABET) == sorted(ALPHABET)
 
 
-def test_real_targets(tmp_path: Path) -> None:
+def test_real_targets_are_read_for_regression(tmp_path: Path) -> None:
     file = write(tmp_path / "a.json", part({"a": ([[1.0], [2.0]], [0.5, -3.0])}))
     data = load_leaf(file, regression=True, test_fraction=0.0)
     np.testing.assert_array_equal(data.train.y, np.float32([0.5, -3.0]))
@@ -145,7 +145,7 @@ def test_faults_in_the_test_part_name_its_file(leaf: Path) -> None:
         load(leaf)
 
 
-def test_users_without_test_rows_are_fine_but_not_all(tmp_path: Path) -> None:
+def test_some_users_may_lack_test_rows_but_not_all(tmp_path: Path) -> None:
     train = write(tmp_path / "train.json", part({"a": ([[1.0]], [0]), "b": ([[2.0]], [1])}))
     test = write(tmp_path / "test.json", part({"b": ([], []), "a": ([[3.0]], [1])}))
     data = load_leaf(train, test)
@@ -156,13 +156,13 @@ def test_users_without_test_rows_are_fine_but_not_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["nowhere", "nowhere.json"])
-def test_missing_paths(tmp_path: Path, missing: str) -> None:
+def test_missing_paths_are_refused(tmp_path: Path, missing: str) -> None:
     with pytest.raises(EvenhandError, match="no such file or folder"):
         load_leaf(tmp_path / missing)
     with pytest.raises(EvenhandError, match=r"no \.json files"):
         load_leaf(tmp_path)
 
 
-def test_bad_fractions_are_told_before_reading(tmp_path: Path) -> None:
+def test_bad_fractions_are_refused_before_reading(tmp_path: Path) -> None:
     with pytest.raises(EvenhandError, match="test_fraction"):
         load_leaf(tmp_path / "nowhere", test_fraction=1.5)

@@ -1,4 +1,4 @@
-"""npz, IDX, digits, downloads, and the door to all loaders."""
+"""npz, IDX, digits, downloads, and the function that finds the loader."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def table(n: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class TestNpz:
-    def test_pooled_names(self, tmp_path: Path) -> None:
+    def test_arrays_are_found_by_name(self, tmp_path: Path) -> None:
         x, y, client = table()
         np.savez_compressed(tmp_path / "d.npz", x=x, y=y, client=client, other=np.ones(3))
         assert_same(load(tmp_path / "d.npz"), from_arrays(x, y, client))
 
-    def test_names_of_ones_own(self, tmp_path: Path) -> None:
+    def test_arrays_may_have_other_names(self, tmp_path: Path) -> None:
         x, y, client = table()
         np.savez(tmp_path / "d.npz", x=x, target=y, writer=client)
         assert_same(load(tmp_path / "d.npz", client="writer", label="target"), from_arrays(x, y, client))
@@ -63,15 +63,13 @@ class TestNpz:
             ({"label": "lable"}, "no array 'lable' among"),
         ],
     )
-    def test_each_array_has_one_part_to_play(
-        self, tmp_path: Path, options: dict[str, str], words: str
-    ) -> None:
+    def test_each_array_has_only_one_role(self, tmp_path: Path, options: dict[str, str], words: str) -> None:
         x, y, client = table()
         np.savez(tmp_path / "d.npz", x=x, y=y, client=client)
         with pytest.raises(EvenhandError, match=words):
             load(tmp_path / "d.npz", **options)  # pyright: ignore[reportArgumentType]
 
-    def test_features_are_named_in_archives_alone(self, tmp_path: Path) -> None:
+    def test_features_are_named_only_in_archives(self, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text(malformed.GOOD_CSV)
         for source in (tmp_path / "t.csv", tmp_path, "digits"):
             with pytest.raises(EvenhandError, match=r"only \.npz files have arrays"):
@@ -85,8 +83,8 @@ class TestNpz:
         data = load(tmp_path / "d.npz", test_fraction=0.9)
         assert (data.train.rows, data.test.rows) == (20, 10)
         for k, name in enumerate(data.client_ids):
-            own = client[20:] == int(name)
-            np.testing.assert_array_equal(data.test.client(k)[0], x[20:][own].astype(np.float32))
+            of_client = client[20:] == int(name)
+            np.testing.assert_array_equal(data.test.client(k)[0], x[20:][of_client].astype(np.float32))
 
     def test_text_labels_agree_between_the_parts(self, tmp_path: Path) -> None:
         one = {"x_train": np.zeros((3, 1)), "y_train": np.array(["b", "c", "b"]), "client_train": np.zeros(3)}
@@ -105,7 +103,7 @@ class TestNpz:
         np.savez(tmp_path / "d.npz", x=pixels.reshape(4, 64), y=np.zeros(4, int), client=np.zeros(4, int))
         assert load(tmp_path / "d.npz").train.x.dtype == np.int32
 
-    def test_spread_when_asked(self, tmp_path: Path) -> None:
+    def test_rows_are_spread_when_asked(self, tmp_path: Path) -> None:
         x, y, _ = table(60)
         np.savez(tmp_path / "d.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
         data = load(tmp_path / "d.npz", clients=4)
@@ -162,7 +160,7 @@ class TestIdx:
         assert_same(load(labels, clients=20), load(images, clients=20))
         assert load(images, clients=20).test.rows > 80
 
-    def test_other_number_formats(self, tmp_path: Path) -> None:
+    def test_other_number_formats_are_read(self, tmp_path: Path) -> None:
         values = np.array([[[0.5, -1.25]], [[3.0, 4.0]]], ">f4")
         head = bytes([0, 0, 0x0D, 3]) + np.array([2, 1, 2], ">u4").tobytes()
         labels = malformed.idx(np.array([0, 1]))
@@ -170,7 +168,7 @@ class TestIdx:
         data = load(path, clients=1, test_fraction=0.0)
         np.testing.assert_array_equal(data.train.x, values.astype(np.float32))
 
-    def test_a_folder_with_several_data_sets(self, tmp_path: Path) -> None:
+    def test_a_folder_with_several_data_sets_is_refused(self, tmp_path: Path) -> None:
         for name in ("emnist-digits-train", "emnist-letters-train"):
             (tmp_path / f"{name}-images-idx3-ubyte").write_bytes(b"")
         with pytest.raises(EvenhandError, match="name the images file to load"):
@@ -178,7 +176,7 @@ class TestIdx:
 
 
 class TestDigits:
-    def test_real_digits(self) -> None:
+    def test_the_digits_are_all_there_and_spread_by_the_seed(self) -> None:
         data = load("digits")
         assert (data.num_clients, data.num_classes, data.feature_shape) == (30, 10, (64,))
         assert data.train.rows + data.test.rows == 1797
@@ -187,7 +185,7 @@ class TestDigits:
         assert_same(data, load("digits"))
         assert not np.array_equal(data.train.sizes, load("digits", seed=1).train.sizes)
 
-    def test_clients_are_unlike(self) -> None:
+    def test_a_small_alpha_makes_clients_unlike(self) -> None:
         def concentration(data: FederatedDataset) -> float:
             shares = [np.bincount(data.train.client(k)[1]).max() / data.train.sizes[k] for k in range(10)]
             return float(np.mean(shares))
@@ -197,15 +195,15 @@ class TestDigits:
         )
 
 
-class TestDoor:
+class TestLoad:
     @pytest.mark.parametrize(
         "options", [{"test_fraction": 1.0}, {"clients": 0}, {"alpha": -1.0}, {"seed": -1}]
     )
-    def test_bad_options(self, options: dict[str, float]) -> None:
+    def test_bad_options_are_refused(self, options: dict[str, float]) -> None:
         with pytest.raises(EvenhandError, match=next(iter(options))):
             load("digits", **options)  # pyright: ignore[reportArgumentType]
 
-    def test_names_are_told(self) -> None:
+    def test_known_names_are_listed(self) -> None:
         assert loaders.NAMES == ("digits", "mnist", "fashion-mnist")
         with pytest.raises(EvenhandError, match="digits, mnist, fashion-mnist"):
             load("digit")
@@ -243,7 +241,7 @@ class TestDownload:
             _download.download("tiny", wrong)
         assert not any((tmp_path / "cache/evenhand/tiny").iterdir())
 
-    def test_no_network_is_one_sentence(
+    def test_no_network_gives_one_sentence(
         self, tmp_path: Path, source: _download.Source, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -25,7 +25,7 @@ def test_one_sentence_with_file_place_and_cure(name: str, tmp_path: Path) -> Non
     assert sentence.endswith(".")
     assert path.name in sentence
     assert malformed.CURES[name] in sentence
-    # A cure, not only a complaint: the sentence goes on after the colon that ends the diagnosis.
+    # A cure, not only a complaint: the sentence continues after the colon that ends the diagnosis.
     assert len(sentence.rsplit(": ", 1)[1].split()) >= 3
     assert len(sentence.replace(str(tmp_path), "")) < 300
 

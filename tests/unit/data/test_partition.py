@@ -1,4 +1,4 @@
-"""Partitioners: every row to one client, every client at least one row, the skew that was asked for."""
+"""Partitioners: every row goes to one client, every client gets a row, and the skew is the one asked for."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_iid_sizes_differ_by_at_most_one(case: tuple[np.ndarray, int], seed: int
 
 
 @given(labels_and_clients(), st.sampled_from([1e-9, 1e-3, 0.1, 1.0, 1e3, 1e9]), st.integers(0, 5))
-def test_dirichlet_covers(case: tuple[np.ndarray, int], alpha: float, seed: int) -> None:
+def test_dirichlet_gives_every_client_a_row(case: tuple[np.ndarray, int], alpha: float, seed: int) -> None:
     y, clients = case
     check_cover(partition.dirichlet(y, clients, alpha, seed), len(y), clients)
 
 
 @given(labels_and_clients(), st.sampled_from([0.0, 0.5, 2.0, 1e4]), st.integers(0, 5))
-def test_quantity_covers(case: tuple[np.ndarray, int], sigma: float, seed: int) -> None:
+def test_quantity_gives_every_client_a_row(case: tuple[np.ndarray, int], sigma: float, seed: int) -> None:
     y, clients = case
     client = partition.quantity(len(y), clients, sigma, seed)
     check_cover(client, len(y), clients)
@@ -53,7 +53,9 @@ def test_quantity_covers(case: tuple[np.ndarray, int], sigma: float, seed: int) 
 
 
 @given(labels_and_clients(), st.integers(1, 7), st.integers(0, 5))
-def test_shards_give_exactly_so_many_classes(case: tuple[np.ndarray, int], each: int, seed: int) -> None:
+def test_shards_give_each_client_as_many_classes_as_asked(
+    case: tuple[np.ndarray, int], each: int, seed: int
+) -> None:
     y, clients = case
     classes, counts = np.unique(y, return_counts=True)
     possible = (
@@ -71,7 +73,7 @@ def test_shards_give_exactly_so_many_classes(case: tuple[np.ndarray, int], each:
 
 
 @given(st.lists(st.one_of(st.integers(-50, 50).map(str), st.sampled_from("abc")), min_size=1))
-def test_by_column_joins_equal_values_only(values: list[str]) -> None:
+def test_by_column_joins_only_equal_values(values: list[str]) -> None:
     client = partition.by_column(values)
     check_cover(client, len(values), len(set(values)))
     assert len({(value, k) for value, k in zip(values, client.tolist(), strict=True)}) == len(set(values))
@@ -113,7 +115,7 @@ def test_shards_are_of_similar_size_and_mixed() -> None:
     assert len(pairs) > 15
 
 
-def test_matching_gives_clients_test_rows_like_their_own() -> None:
+def test_matching_gives_clients_test_rows_like_their_training_rows() -> None:
     random = np.random.default_rng(0)
     y, fresh = random.integers(0, 5, 5000), random.integers(0, 5, 1000)
     client = partition.dirichlet(y, 8, 0.3, seed=0)
@@ -135,7 +137,7 @@ def test_matching_gives_clients_test_rows_like_their_own() -> None:
         lambda seed: partition.quantity(100, 7, 1.0, seed),
     ],
 )
-def test_seeds_decide(draw: Callable[[int], np.ndarray]) -> None:
+def test_the_seed_decides_the_partition(draw: Callable[[int], np.ndarray]) -> None:
     np.testing.assert_array_equal(draw(5), draw(5))
     assert not np.array_equal(draw(5), draw(6))
 
@@ -149,7 +151,7 @@ def test_as_many_clients_as_rows_take_a_second() -> None:
 
 
 def test_a_client_left_empty_gets_a_row_of_the_largest() -> None:
-    """The draws by the letter of the docstring."""
+    """The draws follow the docstring literally."""
     random, same = (np.random.default_rng(3) for _ in range(2))
     client = np.random.default_rng(0).integers(0, 3, 40) * 7
     expected = client.copy()
@@ -200,7 +202,7 @@ def test_labels_may_be_names() -> None:
         (lambda: partition.matching([0, 1], [0.0, 1.0], [1]), "number of its client, from 0"),
     ],
 )
-def test_the_impossible_is_refused(call: Callable[[], object], words: str) -> None:
+def test_impossible_partitions_are_refused(call: Callable[[], object], words: str) -> None:
     with pytest.raises(EvenhandError) as caught:
         call()
     assert words in str(caught.value)

@@ -1,4 +1,4 @@
-"""Tables as people have them: text, several client columns, labels that are words or signs, other separators."""
+"""Tables as users have them: text, several client columns, labels that are words or signs, other separators."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def test_features_are_chosen_and_dropped(people: Path) -> None:
         ({"fill": "zero"}, "fill='zero' is unknown: choose one of mean, median, most-frequent"),
     ],
 )
-def test_columns_that_do_not_go_together(options: dict[str, object], words: str, people: Path) -> None:
+def test_columns_that_do_not_go_together_are_refused(
+    options: dict[str, object], words: str, people: Path
+) -> None:
     with pytest.raises(EvenhandError, match=words):
         people_data(people, **options)
 
@@ -90,7 +92,7 @@ def test_rows_are_spread_where_no_column_is_named(people: Path) -> None:
     data = people_data(people, client=[], clients=2, regression=False)
     assert data.num_clients == 2
     assert "region = north" in data.features.inputs
-    # A column that was asked for and is not there is a slip, and not a wish to spread the rows.
+    # A missing column that was asked for is a mistake, and not a wish to spread the rows.
     with pytest.raises(EvenhandError, match=r"no client column 'town'.*with clients=N alone"):
         people_data(people, client=["town", "team"], clients=2)
 
@@ -102,7 +104,7 @@ def test_two_clients_of_one_name_are_refused(tmp_path: Path) -> None:
         load(path, client=["a", "b"])
 
 
-def test_numbers_that_are_clients_together(tmp_path: Path) -> None:
+def test_numbers_may_name_clients_together(tmp_path: Path) -> None:
     table = pa.table({"a": [1.0, 2.0], "b": [True, False], "v": [1, 2], "label": [0, 1]})
     parquet.write_table(table, tmp_path / "t.parquet")
     assert load(tmp_path / "t.parquet", client=["a", "b"]).client_ids == ("1 / True", "2 / False")
@@ -118,7 +120,7 @@ def test_numbers_that_are_clients_together(tmp_path: Path) -> None:
         (["0", "2", "1.0"], None, [0, 2, 1]),
     ],
 )
-def test_labels_that_are_words_or_signs(
+def test_labels_may_be_words_or_signed_numbers(
     labels: list[str], classes: tuple[str, ...] | None, y: list[int], tmp_path: Path
 ) -> None:
     rows = "".join(f"a,{i},{label}\n" for i, label in enumerate(labels))
@@ -142,7 +144,9 @@ def test_negative_targets_stay_targets(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
-def test_separators_and_line_ends(separator: str, ending: str, people: Path, tmp_path: Path) -> None:
+def test_separators_and_line_ends_change_nothing(
+    separator: str, ending: str, people: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other.tsv"
     other.write_bytes(PEOPLE.replace(",", separator).replace("\n", ending).encode("utf-8-sig"))
     one, two = people_data(people), people_data(other)
@@ -170,7 +174,7 @@ def test_empty_cells_are_refused_with_a_cure_or_filled(tmp_path: Path) -> None:
     assert "filled" in data.describe()
 
 
-def test_a_column_that_is_empty_at_first_is_what_it_turns_out_to_be(tmp_path: Path) -> None:
+def test_a_column_that_is_empty_at_first_has_the_type_of_its_later_cells(tmp_path: Path) -> None:
     rows = ["a,,,0"] * 8192 + ["a,1.5,x,0", "a,2.5,,0"]  # a block, and the next
     (tmp_path / "t.csv").write_text("\n".join(["client,v,w,label", *rows]))
     data = load(tmp_path / "t.csv", fill="most-frequent", test_fraction=0.0, standardize=False)
@@ -188,7 +192,7 @@ def test_codes_that_are_categories_keep_their_spelling(tmp_path: Path) -> None:
     assert data.features.inputs[0] == "code = 01"
 
 
-def test_dates_are_categories_where_that_is_said(tmp_path: Path) -> None:
+def test_dates_are_categories_where_asked(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("client,day,label\na,2020-01-31,0\na,2020-01-31,1\n")
     assert load(tmp_path / "t.csv", categorical=["day"]).features.inputs == ("day = 2020-01-31",)
 
@@ -217,7 +221,7 @@ def test_many_columns_take_seconds(tmp_path: Path) -> None:
     assert data.feature_shape == (40_000,)
 
 
-def test_a_block_of_nan_decides_nothing(tmp_path: Path) -> None:
+def test_a_block_of_nan_does_not_decide_the_type_of_a_column(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\n".join(["client,w,label", *["a,nan,0"] * 8192, "a,x,0"]))
     data = load(tmp_path / "t.csv", fill="mean", test_fraction=0.0)
     assert data.features.inputs == ("w = x", "w = (missing)")

@@ -1,4 +1,4 @@
-"""from_arrays: per-client splits that lose no row and leave nobody without training rows."""
+"""from_arrays: per-client splits that lose no row and leave no client without training rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_row_lands_in_one_split_of_its_client(
             np.testing.assert_array_equal(y, k % 3)
 
 
-def test_the_seed_decides_and_only_the_seed() -> None:
+def test_only_the_seed_decides_the_split() -> None:
     _, one = make([30, 20], seed=3)
     _, same = make([30, 20], seed=3)
     _, other = make([30, 20], seed=4)
@@ -95,11 +95,11 @@ def test_clients_come_in_the_order_of_their_ids(ids: object, expected: tuple[str
     assert data.client_ids == expected
     names = [str(value) for value in np.asarray(ids).astype(str).tolist()]
     for k, name in enumerate(expected):
-        own = [row for row, found in enumerate(names) if found.removesuffix(".0") == name]
-        np.testing.assert_array_equal(data.train.client(k)[0][:, 0], own)
+        rows = [row for row, found in enumerate(names) if found.removesuffix(".0") == name]
+        np.testing.assert_array_equal(data.train.client(k)[0][:, 0], rows)
 
 
-def test_labels_of_any_kind() -> None:
+def test_labels_may_be_text_flags_numbers_or_named() -> None:
     x, client = np.zeros((4, 1)), [0, 0, 1, 1]
     text = from_arrays(x, ["dog", "cat", "dog", "eel"], client, test_fraction=0.0)
     assert text.classes == ("cat", "dog", "eel")

@@ -18,7 +18,7 @@ def grand_means(data: FederatedDataset) -> np.ndarray:
     return np.array([data.train.client(k)[0].mean(dtype=np.float64) for k in range(data.num_clients)])
 
 
-def test_shape_of_the_federation() -> None:
+def test_the_federation_has_the_published_form() -> None:
     data = synthetic(1.0, 1.0, seed=0)
     assert (data.num_clients, data.num_classes, data.feature_shape) == (30, 10, (60,))
     total = data.train.sizes + data.test.sizes
@@ -35,7 +35,7 @@ def test_sizes_are_log_normal_plus_fifty(sigma: float) -> None:
         assert abs((sizes < np.floor(np.exp(4 + q * sigma))).mean() - probability) < 0.07
 
 
-def test_cap_on_sizes() -> None:
+def test_sizes_are_capped() -> None:
     free, capped = whole(seed=4).train.sizes, whole(seed=4, max_size=60).train.sizes
     np.testing.assert_array_equal(capped, np.minimum(free, 60))
     assert free.max() > 60
@@ -96,7 +96,7 @@ def test_alpha_therefore_changes_nothing_but_beta_does() -> None:
 
 
 def test_clients_label_differently_already_at_zero() -> None:
-    """Fit on one client, judge on another: a linear rule carries over between IID clients only."""
+    """A linear rule fitted to one client predicts another's labels only between IID clients."""
 
     def transfer(data: FederatedDataset) -> float:
         hits = []
@@ -111,7 +111,7 @@ def test_clients_label_differently_already_at_zero() -> None:
         return float(np.mean(hits))
 
     options = {"clients": 5, "size_sigma": 0.0, "seed": 6}
-    # 104 rows each are few for 60 features, so IID clients are judged on more.
+    # 104 rows each are few for 60 features, so IID clients get more.
     iid = transfer(whole(iid=True, **{**options, "size_sigma": 1.5}))
     unlike = transfer(whole(alpha=0.0, beta=0.0, **options))
     assert iid > 0.4
@@ -125,7 +125,7 @@ def test_iid_clients_share_model_and_mean() -> None:
     assert abs(means.std() / expected - 1) < 0.2
 
 
-def test_hybrid_has_both_kinds() -> None:
+def test_hybrid_data_have_both_kinds_of_clients() -> None:
     means = grand_means(whole(clients=100, iid_clients=50, size_sigma=1.0, seed=8))
     assert means[:50].std() < 0.05
     assert means[50:].std() > 0.5
@@ -133,7 +133,7 @@ def test_hybrid_has_both_kinds() -> None:
     np.testing.assert_array_equal(sizes.train.x, whole(clients=100, iid=True, size_sigma=1.0, seed=8).train.x)
 
 
-def test_sizes_of_the_table_of_q_ffl() -> None:
+def test_sizes_are_near_those_of_the_table_of_q_ffl() -> None:
     """Table 4.4 of the source: mean 127 and standard deviation 73, with sigma 1."""
     sizes = np.concatenate(
         [whole(clients=100, size_sigma=1.0, seed=s, iid=True).train.sizes for s in range(3)]
@@ -144,22 +144,22 @@ def test_sizes_of_the_table_of_q_ffl() -> None:
     assert whole(clients=100, iid=True).train.sizes.mean() > 200
 
 
-def test_seeds_decide() -> None:
+def test_the_seed_decides_the_data() -> None:
     one, same, other = whole(seed=1), whole(seed=1), whole(seed=2)
     np.testing.assert_array_equal(one.train.x, same.train.x)
     np.testing.assert_array_equal(one.train.y, same.train.y)
     assert not np.array_equal(one.train.sizes, other.train.sizes)
 
 
-def test_the_first_clients_do_not_depend_on_the_split() -> None:
-    """The split has a stream of its own: asking for another one leaves the rows as they were."""
+def test_the_rows_of_clients_do_not_depend_on_the_split() -> None:
+    """The split draws from its own stream: another split leaves the rows as they were."""
     one, other = synthetic(clients=3, max_size=60), synthetic(clients=3, max_size=60, valid_fraction=0.3)
     for k in range(3):
-        together = [
+        rows = [
             np.concatenate([split.client(k)[0] for split in (data.train, data.valid, data.test)])
             for data in (one, other)
         ]
-        np.testing.assert_array_equal(np.sort(together[0], axis=0), np.sort(together[1], axis=0))
+        np.testing.assert_array_equal(np.sort(rows[0], axis=0), np.sort(rows[1], axis=0))
 
 
 @pytest.mark.parametrize(

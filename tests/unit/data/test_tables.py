@@ -52,7 +52,7 @@ def test_csv_and_parquet_give_what_arrays_give(tmp_path: Path) -> None:
     )
 
 
-def test_named_columns_and_text_labels(tmp_path: Path) -> None:
+def test_named_columns_and_text_labels_are_read(tmp_path: Path) -> None:
     rows = [["oslo", "yes", 1.5, "x"], ["rome", "no", 2, "y"], ["rome", "yes", 3, "z"]]
     file = write_csv(tmp_path / "t.csv", ["city", "answer", "size", "note"], rows)
     data = load(file, client="city", label="answer", features=["size"], test_fraction=0.0, standardize=False)
@@ -64,7 +64,7 @@ def test_named_columns_and_text_labels(tmp_path: Path) -> None:
         load(file, client="city", label="answer", features=["weight"])
 
 
-def test_quotes_spaces_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
+def test_quotes_spaces_blank_lines_and_a_byte_order_mark_are_understood(tmp_path: Path) -> None:
     text = '\ufeffclient, a ,label\r\n"Smith, J", 1 , 0\r\n\r\n"Smith, J",2e0,1.0\r\nLee,+3,1\r\n'
     (tmp_path / "t.csv").write_bytes(text.encode())
     data = load(tmp_path / "t.csv", test_fraction=0.0, standardize=False)
@@ -80,7 +80,7 @@ def test_line_numbers_count_blank_and_folded_lines(tmp_path: Path) -> None:
         load(tmp_path / "t.csv")
 
 
-def test_a_fault_beyond_the_first_block(tmp_path: Path) -> None:
+def test_a_fault_beyond_the_first_block_is_found(tmp_path: Path) -> None:
     rows: list[list[object]] = [["a", i, 0] for i in range(20_000)]
     rows[17_000][1] = "oops"
     file = write_csv(tmp_path / "t.csv", ["client", "v", "label"], rows)
@@ -102,7 +102,7 @@ def test_pooled_rows_are_spread_when_asked(tmp_path: Path) -> None:
         load(file, clients=41)
 
 
-def test_real_targets(tmp_path: Path) -> None:
+def test_real_targets_are_read_for_regression(tmp_path: Path) -> None:
     rows = [["a", 1, 0.5], ["a", 2, -1], ["b", 3, 2]]
     file = write_csv(tmp_path / "t.csv", ["client", "v", "label"], rows)
     data = load(file, regression=True, test_fraction=0.0)
@@ -114,7 +114,7 @@ def test_real_targets(tmp_path: Path) -> None:
         load(names, regression=True)
 
 
-def test_parquet_kinds(tmp_path: Path) -> None:
+def test_all_types_of_parquet_are_read(tmp_path: Path) -> None:
     columns = {
         "client": pa.array(["b", "a", "b"]).dictionary_encode(),
         "label": ["cat", "dog", "cat"],
@@ -128,14 +128,16 @@ def test_parquet_kinds(tmp_path: Path) -> None:
     assert data.classes == ("cat", "dog")
 
 
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = malformed.VARIANTS["parquet with a gap"](tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(EvenhandError, match=r"pip install 'evenhand\[parquet\]'"):
         load(file)
 
 
-def test_hundred_thousand_lines_take_seconds(tmp_path: Path) -> None:
+def test_a_hundred_thousand_lines_take_seconds(tmp_path: Path) -> None:
     row = ",".join(["0.123456"] * 8)
     lines = "".join(f"c{i % 50},{row},{i % 7}\n" for i in range(100_000))
     file = tmp_path / "t.csv"

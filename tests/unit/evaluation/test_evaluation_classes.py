@@ -57,7 +57,7 @@ def hits(params: dict, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def looped(split: Split, params_of=lambda k: PARAMS, who=None) -> list[tuple[int, int, int, float]]:
-    """A line per client and class that it has rows of."""
+    """One entry per client and class of which it has rows."""
     found = []
     for k in range(len(split.sizes)) if who is None else who:
         x, y = split.client(k)
@@ -95,17 +95,17 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_published_example() -> None:
     found = table([[100, 80], [90, 90], [60, 100]], [[50, 50], [50, 50], [75, 25]])
-    own = np.bincount(found.clients, found.counts * found.accuracy) / np.bincount(found.clients, found.counts)
-    np.testing.assert_allclose(own, [0.9, 0.9, 0.7])
-    over = summarize(own)
-    assert (100 * over["mean"], 100 * over["std"]) == pytest.approx((83.3333333, 9.4280904))
+    acc = np.bincount(found.clients, found.counts * found.accuracy) / np.bincount(found.clients, found.counts)
+    np.testing.assert_allclose(acc, [0.9, 0.9, 0.7])
+    summary = summarize(acc)
+    assert (100 * summary["mean"], 100 * summary["std"]) == pytest.approx((83.3333333, 9.4280904))
     columns = class_spread(found, 3)
     np.testing.assert_allclose(100 * columns["class_spread"], [10, 0, 20], atol=1e-9)
     np.testing.assert_array_equal(columns["classes"], [2, 2, 2])
-    over = summarize_classes(columns)
-    assert 100 * over["class_spread"] == pytest.approx(10)
-    assert 100 * over["class_spread_std"] == pytest.approx(8.1649658)
-    assert over["worst_class"] == 0.6
+    summary = summarize_classes(columns)
+    assert 100 * summary["class_spread"] == pytest.approx(10)
+    assert 100 * summary["class_spread_std"] == pytest.approx(8.1649658)
+    assert summary["worst_class"] == 0.6
     sample = [np.std(found.accuracy[found.clients == n], ddof=1) for n in range(3)]
     assert 100 * np.mean(sample) == pytest.approx(14.1421356)  # the other convention, which it must not be
 
@@ -118,8 +118,8 @@ def test_two_balanced_classes_bound_the_spread(pairs: list[tuple[int, int]]) -> 
 
 
 def test_the_bound_needs_balance() -> None:
-    own = (99 * 100 + 1 * 0) / 100
-    assert own + 100 * summarize_classes(class_spread(table([[100, 0]]), 1))["class_spread"] > 100
+    accuracy = (99 * 100 + 1 * 0) / 100
+    assert accuracy + 100 * summarize_classes(class_spread(table([[100, 0]]), 1))["class_spread"] > 100
 
 
 def test_an_absent_class_is_left_out_and_not_zero() -> None:
@@ -130,8 +130,8 @@ def test_an_absent_class_is_left_out_and_not_zero() -> None:
     np.testing.assert_array_equal(columns["classes"], [2, 0, 1, 0])
     np.testing.assert_array_equal(columns["class_spread"], [0.25, np.nan, 0, np.nan])
     np.testing.assert_array_equal(columns["worst_class"], [0.5, np.nan, 0.75, np.nan])
-    over = summarize_classes(columns)
-    assert (over["class_spread"], over["class_spread_std"], over["worst_class"]) == (0.125, 0.125, 0.5)
+    stats = summarize_classes(columns)
+    assert (stats["class_spread"], stats["class_spread_std"], stats["worst_class"]) == (0.125, 0.125, 0.5)
     with_zeros = class_spread(table([[100, 50, 0]]), 1)
     assert with_zeros["class_spread"][0] > 0.25
 
@@ -143,7 +143,7 @@ def test_equal_accuracies_have_no_spread_at_all() -> None:
     assert even["class_spread_std"] == 0
 
 
-def test_nobody_has_rows() -> None:
+def test_without_rows_there_is_no_accuracy_by_class() -> None:
     split = rows([0, 0])
     _, found = per_class(MODEL, PARAMS, prepare(split), index_of(split))
     assert found is not None
@@ -165,8 +165,8 @@ def test_a_shared_model_equals_a_loop() -> None:
     metrics, found = per_class(MODEL, PARAMS, prepare(split), index_of(split))
     assert_is(found, looped(split))
     assert found is not None
-    own = np.bincount(found.clients, found.counts * found.accuracy, len(SIZES))
-    np.testing.assert_allclose(own / np.maximum(SIZES, 1), np.nan_to_num(metrics["accuracy"]), rtol=1e-12)
+    right = np.bincount(found.clients, found.counts * found.accuracy, len(SIZES))
+    np.testing.assert_allclose(right / np.maximum(SIZES, 1), np.nan_to_num(metrics["accuracy"]), rtol=1e-12)
     without, none = per_class(MODEL, PARAMS, prepare(split), None)
     assert none is None
     np.testing.assert_array_equal(without["loss"], metrics["loss"])
@@ -187,7 +187,7 @@ def test_more_classes_than_occur_cost_no_cells() -> None:
     assert_is(per_class(MODEL, PARAMS, prepare(split), many)[1], looped(split))
 
 
-def own_params(k: int) -> dict:
+def params_of_client(k: int) -> dict:
     return tree.scale(1.0 if k % 2 else -1.0, PARAMS)
 
 
@@ -207,7 +207,7 @@ def test_personal_models_equal_a_loop(lanes: int, devices: int, host: bool) -> N
     metrics, found = personal_per_class(
         MODEL, PARAMS, prepared, index_of(split), params_of=params_of, lanes=lanes
     )
-    assert_is(found, looped(split, own_params))
+    assert_is(found, looped(split, params_of_client))
     plain, _ = personal_per_class(MODEL, PARAMS, prepared, None, params_of=params_of, lanes=lanes)
     np.testing.assert_allclose(plain["loss"], metrics["loss"], rtol=1e-6)
     with pytest.raises(AssertionError):
@@ -224,19 +224,19 @@ def test_classes_compile_once() -> None:
 
 
 def personal(method: Algorithm) -> Algorithm:
-    """A method under which every client keeps its own sum of what it has learned."""
+    """A method in which each client's personal model is the initial one plus all its deltas."""
     (phase,) = method.phases
 
-    def work(message, own, data, key):
+    def work(message, model, data, key):
         delta, _ = phase.work(message, (), data, key)
-        return delta, tree.add(own, delta)
+        return delta, tree.add(model, delta)
 
     return method._replace(
         phases=(
-            phase._replace(report=lambda message, own, data: phase.report(message, (), data), work=work),
+            phase._replace(report=lambda message, model, data: phase.report(message, (), data), work=work),
         ),
         init_client=lambda params: params,
-        personal_params=lambda server, own: own,
+        personal_params=lambda server, model: model,
     )
 
 
@@ -247,7 +247,7 @@ DATA = dataset([7, 3, 1, 30, 40, 2, 5], [9, 0, 1, 12, 33, 2, 0])
 
 @pytest.mark.parametrize("clients", [None, 4])
 @pytest.mark.parametrize("method", [FEDAVG, personal(FEDAVG)], ids=["shared", "personal"])
-def test_a_run_tells_the_accuracy_of_each_class(method: Algorithm, clients: int | None) -> None:
+def test_a_run_reports_the_accuracy_of_each_class(method: Algorithm, clients: int | None) -> None:
     run = eh.simulate(method, DATA, rounds=3, cohort=4, seed=1, eval_clients=clients)
     for split, part in (("train", DATA.train), ("test", DATA.test)):
         expected = looped(part, lambda k: jax.device_get(run.personal_params(k)), run.evaluated)
@@ -266,11 +266,11 @@ def test_a_run_tells_the_accuracy_of_each_class(method: Algorithm, clients: int 
 
 
 def test_the_two_models_of_a_client_differ() -> None:
-    shared, own = (eh.simulate(m, DATA, rounds=3, seed=1) for m in (FEDAVG, personal(FEDAVG)))
-    assert shared.summary("train")["class_spread"] != own.summary("train")["class_spread"]
+    shared, personal_run = (eh.simulate(m, DATA, rounds=3, seed=1) for m in (FEDAVG, personal(FEDAVG)))
+    assert shared.summary("train")["class_spread"] != personal_run.summary("train")["class_spread"]
 
 
-def test_what_is_handed_out_can_be_written_to() -> None:
+def test_writing_to_what_a_run_returns_does_not_change_the_run() -> None:
     run = eh.simulate(FEDAVG, DATA, rounds=0)
     before = run.summary()["class_spread"]
     run.class_metrics().accuracy[:] = 0
@@ -278,10 +278,10 @@ def test_what_is_handed_out_can_be_written_to() -> None:
 
 
 def test_infinities_of_a_damaged_table_are_not_a_number() -> None:
-    told = summarize_classes(
+    summary = summarize_classes(
         {"classes": np.ones(3), "class_spread": np.array([np.inf, 0.1, -np.inf]), "worst_class": np.zeros(3)}
     )
-    assert np.isnan(told["class_spread"]) and np.isnan(told["class_spread_std"])
+    assert np.isnan(summary["class_spread"]) and np.isnan(summary["class_spread_std"])
 
 
 def test_without_classes_there_is_no_accuracy_by_class() -> None:
@@ -294,7 +294,7 @@ def test_without_classes_there_is_no_accuracy_by_class() -> None:
         run.class_metrics()
 
 
-def test_the_report_and_the_table_of_clients_tell_it(tmp_path: Path) -> None:
+def test_the_report_and_the_table_of_clients_show_the_spread_over_classes(tmp_path: Path) -> None:
     run = eh.simulate(FEDAVG, DATA, rounds=1, seed=1)
     view = run.view("new")
     old = view._replace(title="old", classes={})

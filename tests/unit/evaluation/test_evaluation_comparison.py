@@ -15,19 +15,19 @@ OPTIONS = {"data": "digits", "alpha": 0.1, "data_seed": 0, "cohort": 10, "rounds
 
 
 def run(title: str = "fedavg", *, gain: float = 0.0, **changes: Any) -> RunView:
-    """A run; changes go to the settings and to what is known of the run, under the same names."""
+    """A run; changes go to its settings and to its info, under the same names."""
     made = view(title)
     accuracy = np.full(30, 0.5) + gain
     accuracy[:3] -= 0.2
     clients = {split: {**metrics, "accuracy": accuracy} for split, metrics in made.clients.items()}
-    told = {"seed": 0, **OPTIONS, **changes}
+    settings = {"seed": 0, **OPTIONS, **changes}
     info = {
         **made.info,
         "method": title,
-        "fingerprint": f"{told['data']}-{told['alpha']}-{told['data_seed']}",
+        "fingerprint": f"{settings['data']}-{settings['alpha']}-{settings['data_seed']}",
     }
-    info |= {name: told[name] for name in ("seed", "cohort", "rounds", "fingerprint") if name in told}
-    config = {"method": {"name": title}, **{name: x for name, x in told.items() if name != "fingerprint"}}
+    info |= {name: settings[name] for name in ("seed", "cohort", "rounds", "fingerprint") if name in settings}
+    config = {"method": {"name": title}, **{name: x for name, x in settings.items() if name != "fingerprint"}}
     return made._replace(clients=clients, info=info, config=config)
 
 
@@ -69,7 +69,9 @@ def test_a_repeated_run_counts_once() -> None:
         ({"stragglers": 0.9}, "shares of stragglers (0, 0.9)"),
     ],
 )
-def test_what_must_be_equal(change: dict[str, Any], obstacle: str) -> None:
+def test_methods_that_differ_in_what_must_be_equal_are_not_compared(
+    change: dict[str, Any], obstacle: str
+) -> None:
     found = compare([run(), run("fedprox", gain=0.1, **change)])
     assert found.obstacles == (obstacle,)
     assert (
@@ -88,7 +90,7 @@ def test_evaluated_clients_must_be_equal() -> None:
 
 
 @pytest.mark.parametrize("change", [{"lr": 0.5}, {"epochs": 5}, {"mu": 1.0}, {"model": "mlp"}])
-def test_what_is_compared(change: dict[str, Any]) -> None:
+def test_methods_that_differ_in_other_settings_are_compared(change: dict[str, Any]) -> None:
     found = compare([run(), run("b", gain=0.1, **change)])
     assert found.obstacles == ()
     assert "served best by b (test accuracy 5" in verdict(found)
@@ -112,12 +114,12 @@ def test_several_seeds_need_an_interval_above_zero() -> None:
     assert found.winners(shifted[:2] + shifted[:1], ["", "", ""], 1) == {
         1
     }  # in pairs, the common noise cancels
-    assert found.winners(shifted, ["", "", ""], 1) == set()  # the third one's noise is its own
+    assert found.winners(shifted, ["", "", ""], 1) == set()  # the noise of the third is not common
     # Student's t: three differences of mean 1 and deviation s have the interval 1 -+ 2.484 s.
-    for deviation, sure in ((0.39, {1}), (0.41, set())):
+    for deviation, winners in ((0.39, {1}), (0.41, set())):
         difference = 1 + deviation * np.array([-1.0, 0.0, 1.0])
-        assert found.winners([np.zeros(3), difference, np.zeros(3)], ["", "", ""], 1) == sure
-        assert found.winners([np.zeros(3), -difference, np.zeros(3)], ["", "", ""], -1) == sure
+        assert found.winners([np.zeros(3), difference, np.zeros(3)], ["", "", ""], 1) == winners
+        assert found.winners([np.zeros(3), -difference, np.zeros(3)], ["", "", ""], -1) == winners
     assert "No method is better than all others by more than the noise of 3 seeds" in verdict(found)
     assert "95 % interval" in caution(found)
 
@@ -126,8 +128,8 @@ def test_a_run_that_is_not_finite_never_wins() -> None:
     lost = run("lost", gain=0.3)
     lost = lost._replace(clients={**lost.clients, "train": {"loss": np.full(30, np.inf)}})
     assert may_win(run()) and not may_win(lost)
-    told = verdict(compare([run("a"), lost, run("b", gain=0.1)]))
-    assert "served best by b" in told and told.endswith("Left out, since training diverged: lost.")
+    text = verdict(compare([run("a"), lost, run("b", gain=0.1)]))
+    assert "served best by b" in text and text.endswith("Left out, since training diverged: lost.")
     assert verdict(compare([run(), lost])) == "All methods but fedavg diverged, so none is called the best."
     assert verdict(compare([lost, lost._replace(title="too")])).startswith("All of these runs diverged")
 
@@ -141,7 +143,7 @@ def test_verdicts_on_the_mean_and_the_tail() -> None:
     assert "served best by \u2068בית\u2069 (" in verdict(compare([flat, spiky._replace(title="בית")]))
 
 
-def test_bare_runs_are_told_apart() -> None:
+def test_runs_without_settings_have_different_names() -> None:
     bare = [view("run")._replace(config={}, info={"seed": i}) for i in range(2)]
     assert compare(bare).names == ["run (1)", "run (2)"]
     assert compare({"fedavg": bare}).names == ["fedavg"]

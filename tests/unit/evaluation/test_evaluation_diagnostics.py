@@ -30,7 +30,7 @@ linear = Model(
 
 
 def quadratics(a: list[float], c: list[float], sizes: list[int]) -> Split:
-    """Clients of the given sizes, all rows of a client alike."""
+    """Clients of the given sizes; all rows of a client are equal."""
     x = np.stack([np.repeat(a, sizes), np.repeat(c, sizes)], axis=1).astype(np.float32)
     return Split(x, np.zeros(len(x), np.float32), np.concatenate([[0], np.cumsum(sizes)]))
 
@@ -51,7 +51,7 @@ def numpy_gradient(w: np.ndarray, b: float, x: np.ndarray, y: np.ndarray) -> np.
     return np.append(residual @ x, residual.sum()) / len(y)
 
 
-def test_two_quadratics() -> None:
+def test_the_dissimilarity_of_two_quadratics_by_hand() -> None:
     found = dissimilarity(quadratic, jnp.float32(2.0), quadratics([1, 3], [0, 1], [5, 5]))
     assert isinstance(found, Dissimilarity)
     np.testing.assert_allclose(found.gradient_norms, [2, 3])
@@ -70,7 +70,7 @@ def test_weights_are_shares_of_rows() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[30, 1, 700, 12], [513, 512, 1], [4]])
-def test_equals_numpy(sizes: list[int]) -> None:
+def test_dissimilarity_equals_numpy(sizes: list[int]) -> None:
     split = regression(sizes)
     w, b = np.array([0.5, -1.0, 2.0]), 0.25
     gradients = np.stack([numpy_gradient(w, b, *split.client(k)) for k in range(len(sizes))])
@@ -91,21 +91,21 @@ def test_equals_numpy(sizes: list[int]) -> None:
     st.permutations([1, 7, 30]),  # one shape, compiled once
     st.floats(-5, 5, width=16),
 )
-def test_at_least_one(centres: list[float], sizes: list[int], w: float) -> None:
+def test_dissimilarity_is_at_least_one(centres: list[float], sizes: list[int], w: float) -> None:
     found = dissimilarity(quadratic, jnp.float32(w), quadratics([1, 2, 0.5], centres, sizes))
     assert found.B >= 1
     assert found.gradient_variance >= 0
     assert found.uniform_variance >= 0
 
 
-def test_mixed_weights_can_fall_below_one() -> None:
-    # The outer mean over clients alike, the inner one over rows: no dissimilarity, and here below 1.
+def test_with_mixed_weights_it_can_fall_below_one() -> None:
+    # With equal weights in the numerator and sizes in the denominator, it is no dissimilarity, and here below 1.
     found = dissimilarity(quadratic, jnp.float32(2.0), quadratics([1, 3], [0, 1], [1, 99]))
     mixed = np.sqrt(np.mean(found.gradient_norms**2)) / found.global_gradient_norm
     assert mixed < 0.9 < 1 <= found.B
 
 
-def test_identical_clients() -> None:
+def test_identical_clients_have_no_dissimilarity() -> None:
     rows = regression([40])
     twice = Split(np.tile(rows.x, (3, 1)), np.tile(rows.y, 3), np.array([0, 40, 80, 120]))
     params = {"w": jnp.array([0.5, -1.0, 2.0]), "b": jnp.float32(0.25)}
@@ -115,7 +115,7 @@ def test_identical_clients() -> None:
     assert dissimilarity(linear, params, regression([40, 40, 40])).B > 1.001
 
 
-def test_stationary_points() -> None:
+def test_dissimilarity_at_stationary_points() -> None:
     common = dissimilarity(quadratic, jnp.float32(1.0), quadratics([1, 3], [1, 1], [2, 5]))
     assert (common.B, common.gradient_variance, common.global_gradient_norm) == (1, 0, 0)
     opposed = dissimilarity(quadratic, jnp.float32(0.0), quadratics([1, 1], [-1, 1], [3, 3]))
@@ -128,8 +128,8 @@ def test_clients_without_rows_do_not_count() -> None:
     full = dissimilarity(quadratic, params, quadratics([1, 3], [0, 1], [5, 5]))
     np.testing.assert_array_equal(gaps.gradient_norms, [np.nan, 2, np.nan, 3])
     assert gaps._replace(gradient_norms=0) == full._replace(gradient_norms=0)
-    nobody = dissimilarity(quadratic, params, quadratics([1], [1], [0]))
-    assert np.isnan([nobody.B, nobody.gradient_variance, nobody.global_gradient_norm]).all()
+    empty = dissimilarity(quadratic, params, quadratics([1], [1], [0]))
+    assert np.isnan([empty.B, empty.gradient_variance, empty.global_gradient_norm]).all()
 
 
 def descended(a: float, c: float, start: float, mu: float, rate: float, steps: int) -> float:
@@ -173,7 +173,7 @@ def test_inexactness_at_a_stationary_point() -> None:
     assert inexactness(quadratic, two, jnp.float32(2.5), split, 0, mu=1.0) == np.inf
 
 
-def test_inexactness_of_vectors() -> None:
+def test_inexactness_equals_numpy() -> None:
     split = regression([20, 600])
     rng = np.random.default_rng(1)
     start, end, mu = rng.normal(size=4), rng.normal(size=4), 0.3

@@ -73,8 +73,10 @@ def test_scatter_has_every_client_and_medians_of_many() -> None:
     assert (len(points.get_xdata()), len(medians.get_xdata())) == (79, 8)
     assert axes.get_xscale() == "log"
     np.testing.assert_array_equal(points.get_xdata(), run.sizes["train"][:-1])
-    alike = view(sizes={"train": np.full(30, 9), "test": np.full(30, 3)})
-    assert figures.size_scatter([alike], metric="accuracy", split="test").axes[0].get_xscale() == "linear"
+    equal_sizes = view(sizes={"train": np.full(30, 9), "test": np.full(30, 3)})
+    assert (
+        figures.size_scatter([equal_sizes], metric="accuracy", split="test").axes[0].get_xscale() == "linear"
+    )
 
 
 def seeded(title: str, number: int, factor: float = 1.0) -> RunView:
@@ -101,7 +103,7 @@ def test_few_methods_are_labelled_where_their_lines_end() -> None:
         assert names == [run.title for run in crowded]
 
 
-def test_a_legend_of_long_names_takes_lines_of_its_own() -> None:
+def test_a_legend_of_long_names_takes_several_lines() -> None:
     """In one line, browsers with a wide font cut the last of these names off."""
 
     def height(titles: list[str]) -> float:
@@ -144,7 +146,7 @@ def test_several_seeds_are_a_mean_and_a_band() -> None:
     np.testing.assert_allclose(axes.lines[0].get_ydata(), 80 * runs[0].clients["test"]["accuracy"][:-1])
 
 
-def test_a_number_that_one_method_recorded_keeps_its_colour() -> None:
+def test_a_method_keeps_its_colour_where_it_alone_recorded_a_number() -> None:
     without = view("a")._replace(history={"round": np.arange(3.0)})
     with_mu = view("b")
     (axes,) = figures.series({"a": without, "b": with_mu}, "mu").axes
@@ -160,13 +162,13 @@ def test_runs_without_finite_values_say_so() -> None:
 
 
 class Trained:
-    """What has a view, as a run of the engine does."""
+    """Has a view, as a run of the engine has."""
 
     def view(self) -> RunView:
         return view()
 
 
-def test_what_figures_take() -> None:
+def test_figures_take_runs_in_every_form() -> None:
     for runs in (Trained(), [Trained()], {"one": Trained()}, view(), [view()], {"one": [view()]}):
         assert len(figures.client_curve(runs).axes[0].lines) == 1
     with pytest.raises(EvenhandError, match="no run to report on"):

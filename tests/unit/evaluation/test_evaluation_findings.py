@@ -1,4 +1,4 @@
-"""What is said of a run that failed, and not said of one that did not: each rule on both sides of its threshold."""
+"""What is said about a failed run and not about a sound one: each rule on both sides of its threshold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def history(*train, test=None, rounds=None):
 
 
 def found(history, *, per_round=None, classes=None, blank=BLANK, names=None, scales=None):
-    told = findings(
+    result = findings(
         history,
         per_round=per_round or {},
         classes=classes or {},
@@ -35,8 +35,8 @@ def found(history, *, per_round=None, classes=None, blank=BLANK, names=None, sca
         class_names=names,
         scales=scales,
     )
-    assert all(finding.sentence.endswith(".") for finding in told)
-    return told
+    assert all(finding.sentence.endswith(".") for finding in result)
+    return result
 
 
 def kinds(*args, **kwargs):
@@ -46,7 +46,7 @@ def kinds(*args, **kwargs):
 # --- diverged ----------------------------------------------------------------------------------------------------
 
 
-def test_a_loss_that_is_no_number_is_a_divergence_from_the_round_on_that_it_stays_so():
+def test_a_loss_that_stays_not_finite_is_a_divergence():
     nan, inf = math.nan, math.inf
     (finding,) = found(history(2.3, 1.0, nan, 5.0, nan, nan, rounds=[0, 10, 20, 30, 40, 50]))
     assert finding.kind == "diverged"
@@ -83,7 +83,7 @@ def test_a_loss_near_zero_may_rise_to_what_a_model_without_knowledge_has():
     assert kinds(history(1e-9, 0.1, 0.1, 0.1), blank=1e-3) == ["diverged"]
 
 
-def test_it_is_said_when_how_far_and_what_to_try():
+def test_a_divergence_says_when_how_far_and_what_to_try():
     (finding,) = found(history(24.0, 20.0, 90.0, 900.0, 8326.0, rounds=[0, 5, 10, 15, 20]))
     assert "from 20 at round 5 to 8,326 at round 20, and from round 10 on it stayed at 60" in finding.sentence
     assert "a smaller client step size" in finding.sentence
@@ -108,16 +108,16 @@ def test_a_model_has_not_moved_where_no_loss_has_changed_by_a_hundred_thousandth
     assert kinds(history(2.0)) == kinds(history(2.0, 2.0, rounds=[0, 0])) == []  # nothing tried
 
 
-def test_why_a_model_has_not_moved_is_told_where_it_is_known():
-    still = history(2.0, 2.0)
-    nobody = {"reported": np.zeros(4), "update_norm": np.zeros(0)}
-    assert "no client reported in any of the 1 rounds" in found(still, per_round=nobody)[0].sentence
-    some = {"reported": np.array([0.0, 1.0]), "update_norm": np.zeros(2)}
-    assert "every update had norm 0" in found(still, per_round=some)[0].sentence
+def test_a_model_that_has_not_moved_is_explained_where_the_cause_is_known():
+    unmoved = history(2.0, 2.0)
+    no_reports = {"reported": np.zeros(4), "update_norm": np.zeros(0)}
+    assert "no client reported in any of the 1 rounds" in found(unmoved, per_round=no_reports)[0].sentence
+    zero_updates = {"reported": np.array([0.0, 1.0]), "update_norm": np.zeros(2)}
+    assert "every update had norm 0" in found(unmoved, per_round=zero_updates)[0].sentence
     small = {"reported": np.ones(2), "update_norm (a)": np.full(2, 1e-12)}
-    assert "Try a larger client or server step size" in found(still, per_round=small)[0].sentence
-    assert kinds(history(0.0, 0.0), per_round=nobody) == ["unmoved"]
-    assert kinds(history(2.0, 1.0), per_round=some) == []
+    assert "Try a larger client or server step size" in found(unmoved, per_round=small)[0].sentence
+    assert kinds(history(0.0, 0.0), per_round=no_reports) == ["unmoved"]
+    assert kinds(history(2.0, 1.0), per_round=zero_updates) == []
 
 
 # --- guessing ----------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def cells(counts, accuracy):
 LEARNT = history(2.3, 1.0)
 
 
-def test_one_answer_for_everybody_is_found_from_twenty_rows_on():
+def test_one_answer_for_all_examples_is_found_from_twenty_examples_on():
     one = {"test": cells([6, 14], [0, 1])}
     (finding,) = found(LEARNT, classes=one)
     assert finding.kind == "guessing"
@@ -149,7 +149,7 @@ def test_one_answer_for_everybody_is_found_from_twenty_rows_on():
     assert kinds(history(2.3), classes=one) == []  # not trained
 
 
-def test_training_rows_of_one_class_are_found_from_twenty_on():
+def test_training_examples_of_one_class_are_found_from_twenty_on():
     one = {"train": cells([0, 20], [0, 1]), "test": cells([4, 4], [0, 1])}
     (finding,) = found(LEARNT, classes=one)
     assert finding.kind == "guessing"
@@ -162,7 +162,7 @@ def test_training_rows_of_one_class_are_found_from_twenty_on():
     assert kinds(LEARNT, classes={"train": cells([2, 18], [1, 1])}) == []
 
 
-def test_no_better_than_the_most_frequent_class_within_the_noise_of_a_hundred_rows():
+def test_no_better_than_the_most_frequent_class_within_the_noise_of_a_hundred_examples():
     # The most frequent class has a share of 0.6, with a standard error of 0.049: up to 0.649 it may be a guess.
     assert kinds(LEARNT, classes={"test": cells([40, 60], [0.10, 1.0])}) == ["guessing"]
     assert kinds(LEARNT, classes={"test": cells([40, 60], [0.14, 1.0])}) == []
@@ -171,7 +171,7 @@ def test_no_better_than_the_most_frequent_class_within_the_noise_of_a_hundred_ro
     assert "50.0 %, and always answering class 1, their most frequent class, gives 60.0 %" in finding.sentence
 
 
-def test_a_fair_model_that_gives_up_rows_for_the_rare_class_is_not_said_to_guess():
+def test_a_fair_model_that_gives_up_examples_for_the_rare_class_is_not_said_to_guess():
     assert kinds(LEARNT, classes={"test": cells([50, 950], [0.8, 0.9])}) == []
     # The classes' accuracies come to 1.2 times those of a guess, 0.5.
     assert kinds(LEARNT, classes={"test": cells([500, 500], [0.19, 0.8])}) == ["guessing"]
@@ -179,7 +179,7 @@ def test_a_fair_model_that_gives_up_rows_for_the_rare_class_is_not_said_to_guess
     assert kinds(LEARNT, classes={"test": cells([50, 950], [0.29, 0.9])}) == ["guessing"]
 
 
-def test_guesses_are_looked_for_on_test_rows_or_what_stands_in_for_them():
+def test_guesses_are_looked_for_in_the_test_split_or_its_substitute():
     good, bad = cells([100, 100], [0.9, 0.9]), cells([100, 100], [0, 1])
     assert kinds(LEARNT, classes={"train": bad, "test": good}) == []
     assert kinds(LEARNT, classes={"train": good, "valid": bad}) == ["guessing"]
@@ -188,7 +188,7 @@ def test_guesses_are_looked_for_on_test_rows_or_what_stands_in_for_them():
     assert kinds(LEARNT, classes={"test": nan}) == []
 
 
-def test_the_first_cause_is_told_alone():
+def test_only_the_first_cause_is_given():
     bad = {"test": cells([100, 100], [0, 1])}
     assert kinds(history(2.3, 2.3), classes=bad) == ["unmoved"]
     assert kinds(history(2.3, 1e9), classes=bad, scales=SCALES) == ["diverged", "scales"]
@@ -207,7 +207,7 @@ def data(x, y=None):
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "sentence"),
     [
         ((1.0, 999.0), None),
         ((1.0, 1001.0), "different scales, from column 0 (about 1) to column 1 (about 1,001)"),
@@ -219,12 +219,12 @@ def data(x, y=None):
         ((0.0, 5.0), None),
     ],
 )
-def test_scales_a_thousand_apart_or_away_from_one_are_told(columns, told):
+def test_scales_a_thousand_apart_or_away_from_one_are_found(columns, sentence):
     finding = feature_scales(data(np.tile(columns, (8, 1)) * np.array([[1], [-1]] * 4)))
-    assert (finding is None) == (told is None)
+    assert (finding is None) == (sentence is None)
     if finding is not None:
         assert finding.kind == "scales"
-        assert told in finding.sentence
+        assert sentence in finding.sentence
 
 
 def test_columns_are_called_by_their_names_and_rare_values_are_no_small_scale():
@@ -242,7 +242,7 @@ def test_images_are_one_feature_and_tokens_have_no_scale():
     assert feature_scales(data(np.full((4, 2), 5000))) is None
 
 
-def test_of_many_rows_a_sample_is_looked_at():
+def test_only_a_sample_of_many_rows_is_read():
     class Counted(np.ndarray):
         taken = 0
 
@@ -279,10 +279,10 @@ def accuracy(*values, name="test_accuracy"):
     return {"round": np.arange(len(values)) * 10, name: np.array(values, float)}
 
 
-def test_a_swing_is_what_goes_up_and_comes_down():
-    told = swing(accuracy(0.1, 0.5, 0.80, 0.76, 0.83), "test", "accuracy")
-    assert (told.first, told.last) == (20, 40)
-    assert told.size == pytest.approx(0.04)
+def test_a_swing_goes_up_and_comes_down():
+    result = swing(accuracy(0.1, 0.5, 0.80, 0.76, 0.83), "test", "accuracy")
+    assert (result.first, result.last) == (20, 40)
+    assert result.size == pytest.approx(0.04)
     assert swing(accuracy(0.1, 0.5, 0.6, 0.7, 0.8), "test", "accuracy") is None  # a trend
     assert swing(accuracy(0.1, 0.8, 0.7, 0.6, 0.5), "test", "accuracy") is None
     assert swing(accuracy(0.1, 0.5, 0.800, 0.791, 0.83), "test", "accuracy") is None  # below a point
@@ -292,14 +292,14 @@ def test_a_swing_is_what_goes_up_and_comes_down():
     assert swing(accuracy(0.1, 0.2, 0.1), "test", "loss") is None  # not known
 
 
-def test_a_swing_is_that_of_the_last_fifth_and_of_the_mean_over_clients_where_it_is_known():
+def test_a_swing_is_that_of_the_last_fifth_and_of_the_mean_over_clients_where_known():
     early = [0.0, 0.2, 0.9, 0.1, *[0.8] * 16]
     assert swing(accuracy(*early), "test", "accuracy") is None
     late = [0.0, *[0.8] * 16, 0.5, 0.8, 0.8]  # of 19 evaluations after round 0, the last three
     assert swing(accuracy(*late), "test", "accuracy") is None
     late = [0.0, *[0.8] * 16, 0.7, 0.5, 0.8, 0.8]  # of 20, the last four
-    told = swing(accuracy(*late), "test", "accuracy")
-    assert (told.first, told.size) == (170, pytest.approx(0.2))
+    result = swing(accuracy(*late), "test", "accuracy")
+    assert (result.first, result.size) == (170, pytest.approx(0.2))
     both = accuracy(0.1, 0.8, 0.6, 0.8) | accuracy(0.1, 0.5, 0.4, 0.5, name="test_accuracy_mean")
     assert swing(both, "test", "accuracy").size == pytest.approx(0.1)
 
@@ -311,7 +311,7 @@ def test_the_swing_of_a_loss_counts_from_a_twentieth_of_it():
     )
 
 
-def test_latest_tells_the_accuracy_of_test_rows_or_of_what_there_is():
+def test_latest_shows_the_accuracy_of_the_test_split_or_its_substitute():
     assert latest({"train_loss": 0.5}) == "loss 0.5"
     assert latest({"train_loss": 0.5, "train_accuracy": 0.25}) == "loss 0.5, training accuracy 25.0 %"
     row = {"train_loss": 0.5, "train_accuracy": 0.25, "valid_accuracy": 0.5, "test_accuracy": 0.125}
@@ -321,13 +321,13 @@ def test_latest_tells_the_accuracy_of_test_rows_or_of_what_there_is():
 # --- where they are shown ----------------------------------------------------------------------------------------
 
 
-def view(title, accuracy, *told):
+def view(title, accuracy, *notices):
     values = np.array(accuracy, float)
     metrics = {"loss": 1 - values, "accuracy": values}
     past = {"round": np.array([0, 1]), "test_accuracy": np.array([0.1, values.mean()])}
     sizes = {"train": np.full(len(values), 9), "test": np.full(len(values), 9)}
     ids = [f"c{k}" for k in range(len(values))]
-    return RunView(title, past, sizes, ids, {"train": metrics, "test": metrics}, {}, {}, {}, told)
+    return RunView(title, past, sizes, ids, {"train": metrics, "test": metrics}, {}, {}, {}, notices)
 
 
 LOST = Finding("diverged", "Training diverged: from <2> & on.")
@@ -362,7 +362,7 @@ def test_a_run_that_diverged_is_never_the_best(tmp_path):
     assert not [cell for cell in best if cell.startswith("90.0")]
     text, _ = words(tmp_path / "a.html", lost._replace(findings=()), sound, poor)
     assert [cell for cell in re.findall(r'best">(?:<[^>]+>)*([^<]*)', text) if cell.startswith("90.0")]
-    # Nobody is the best of one.
+    # One method alone is never called the best.
     text, shown = words(tmp_path / "a.html", lost, sound)
     assert "All methods but sound diverged, so none is called the best." in shown
     assert 'class="number best"' not in text
@@ -370,16 +370,16 @@ def test_a_run_that_diverged_is_never_the_best(tmp_path):
     assert "All of these runs diverged, so none is called the best." in shown
 
 
-@pytest.mark.parametrize(("told", "starred"), [([LOST], "sound"), ([], "lost"), ([CARE], "lost")])
-def test_a_run_that_diverged_gets_no_star(capsys, told, starred):
-    runs = [view("lost", [0.9, 0.9], *told), view("sound", [0.5, 0.7]), view("poor", [0.1, 0.6])]
+@pytest.mark.parametrize(("notices", "starred"), [([LOST], "sound"), ([], "lost"), ([CARE], "lost")])
+def test_a_run_that_diverged_gets_no_star(capsys, notices, starred):
+    runs = [view("lost", [0.9, 0.9], *notices), view("sound", [0.5, 0.7]), view("poor", [0.1, 0.6])]
     Console(width=80).print(overview(compare(runs)))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if "*" in line]
     assert lines
     assert [line.split()[0] for line in lines] == [starred]
 
 
-def test_the_headline_of_one_run_tells_its_swing(tmp_path):
+def test_the_headline_of_one_run_mentions_its_swing(tmp_path):
     noisy = view("x", [0.9, 0.7])
     noisy = noisy._replace(history=accuracy(0.1, 0.8, 0.7, 0.8))
     assert (
@@ -390,7 +390,7 @@ def test_the_headline_of_one_run_tells_its_swing(tmp_path):
     assert "settled" not in words(tmp_path / "a", steady)[1]
 
 
-def test_unlike_scales_go_by_the_names_that_a_table_gave(tmp_path):
+def test_unlike_scales_are_named_by_the_columns_of_a_table(tmp_path):
     path = tmp_path / "t.csv"
     rows = [f"{'ab'[i % 2]},{i % 7},{50_000 + 9_000 * (i % 5)},{i % 2}" for i in range(40)]
     path.write_text("\n".join(["client,age,income,label", *rows]))
@@ -398,7 +398,7 @@ def test_unlike_scales_go_by_the_names_that_a_table_gave(tmp_path):
     assert feature_scales(load(path)) is None
 
 
-def test_a_deviation_over_seeds_that_is_rounding_is_none(tmp_path):
+def test_a_deviation_over_seeds_that_is_only_rounding_is_shown_as_zero(tmp_path):
     runs = [
         view("x", [0.7 + shift, 0.7 + shift])._replace(info={"seed": seed})
         for seed, shift in enumerate((0.0, 1e-16, 2e-16))

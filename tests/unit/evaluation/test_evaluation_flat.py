@@ -106,7 +106,7 @@ def test_chunks_fit_the_rows() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [0, 0, 0]])
-def test_nobody_has_rows(sizes: list[int]) -> None:
+def test_metrics_without_rows_are_not_numbers(sizes: list[int]) -> None:
     prepared = prepare(classes(sizes))
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(sizes)) if sizes else leaf[None], PARAMS)
     for found in (per_client(softmax, PARAMS, prepared), evaluate_personal(softmax, states, prepared)):
@@ -115,7 +115,7 @@ def test_nobody_has_rows(sizes: list[int]) -> None:
     assert np.isnan(mean_loss(softmax, PARAMS, prepared))
 
 
-def test_does_not_compile_or_upload_again() -> None:
+def test_a_second_pass_neither_compiles_nor_moves_the_rows_again() -> None:
     prepared = prepare(classes([40, 60]))
     assert prepare(Split(prepared.x, prepared.y, prepared.offsets)).x is prepared.x
     compiled = _flat._chunk._cache_size

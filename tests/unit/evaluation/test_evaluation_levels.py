@@ -1,4 +1,4 @@
-"""Each client takes the model that suits its own rows."""
+"""Each client takes the model that suits its rows best."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import evenhand as eh
 
 
-class Told:
-    """A run that was measured already."""
+class Measured:
+    """A run with given metrics."""
 
     def __init__(self, valid: list[float], test: list[float]) -> None:
         self.metrics = {"valid": valid, "test": test}
@@ -20,8 +20,8 @@ class Told:
 
 
 RUNS = [
-    Told([0.5, 0.9, 0.4, np.nan], [0.1, 0.2, 0.3, 0.4]),
-    Told([0.6, 0.9, 0.3, np.nan], [0.5, 0.6, 0.7, 0.8]),
+    Measured([0.5, 0.9, 0.4, np.nan], [0.1, 0.2, 0.3, 0.4]),
+    Measured([0.6, 0.9, 0.3, np.nan], [0.5, 0.6, 0.7, 0.8]),
 ]
 
 
@@ -33,15 +33,15 @@ def test_clients_choose_on_their_validation_rows_the_first_of_equals(metric: str
     np.testing.assert_array_equal(served.metrics["accuracy"], [0.5, 0.2, 0.3, 0.4])
 
 
-def test_choosing_on_the_test_rows_would_be_another_matter() -> None:
+def test_choosing_on_the_test_rows_gives_other_levels() -> None:
     served = eh.evaluation.serve_by_level(RUNS, choose_on="test")
     assert served.level.tolist() == [1, 1, 1, 1]
 
 
-def test_slips_are_told() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         eh.evaluation.serve_by_level([])
     with pytest.raises(ValueError, match="valid_fraction"):
-        eh.evaluation.serve_by_level([Told([np.nan, np.nan], [0.1, 0.2])])
+        eh.evaluation.serve_by_level([Measured([np.nan, np.nan], [0.1, 0.2])])
     with pytest.raises(ValueError, match="same data"):
-        eh.evaluation.serve_by_level([RUNS[0], Told([0.1], [0.1])])
+        eh.evaluation.serve_by_level([RUNS[0], Measured([0.1], [0.1])])

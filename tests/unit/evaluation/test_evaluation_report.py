@@ -71,7 +71,7 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
     return report(tmp_path_factory.mktemp("nasty"), bad, view("fedprox", seed=1), view("_private", seed=2))
 
 
-def test_page_stands_alone(one: tuple[str, Page], nasty: tuple[str, Page]) -> None:
+def test_the_page_loads_nothing_from_outside(one: tuple[str, Page], nasty: tuple[str, Page]) -> None:
     for text, page in (one, nasty):
         assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "img"}
         outside = set(re.findall(r"(?:https?:)?//[\w.]+[^\"' <]*", text))
@@ -80,7 +80,7 @@ def test_page_stands_alone(one: tuple[str, Page], nasty: tuple[str, Page]) -> No
         assert len(text) < 1_000_000
 
 
-def test_references_inside_figures_hold(nasty: tuple[str, Page]) -> None:
+def test_references_inside_figures_exist(nasty: tuple[str, Page]) -> None:
     text, page = nasty
     ids = page.values("id")
     assert len(ids) == len(set(ids))
@@ -96,7 +96,7 @@ def test_text_is_escaped(nasty: tuple[str, Page]) -> None:
     assert any(NASTY in data for data in page.text)
 
 
-def test_figures_speak_to_those_who_cannot_see_them(one: tuple[str, Page]) -> None:
+def test_figures_have_descriptions_for_screen_readers(one: tuple[str, Page]) -> None:
     _, page = one
     plots = [attrs for tag, attrs in page.tags if tag == "svg"]
     assert len(plots) == 6  # accuracy, loss, histogram, clients, sizes, and mu, which moved
@@ -157,12 +157,12 @@ def test_comparison_names_the_best(tmp_path: Path) -> None:
             "Clients with examples",
         )
     }
-    spiky_wins, even_wins, nobody_wins = (" best", ""), ("", " best"), ("", "")
-    assert [found[0] for found in best.values()] == [spiky_wins, even_wins, even_wins, even_wins, nobody_wins]
+    spiky_wins, even_wins, none_wins = (" best", ""), ("", " best"), ("", "")
+    assert [found[0] for found in best.values()] == [spiky_wins, even_wins, even_wins, even_wins, none_wins]
     assert "Comparison: spiky, even" in page.text
 
 
-def test_metrics_of_which_less_is_better(tmp_path: Path) -> None:
+def test_a_loss_is_better_where_it_is_lower(tmp_path: Path) -> None:
     good, bad = view("good", accuracy=False), view("bad", accuracy=False, seed=3)
     worse = {split: {"loss": 10 * good.clients[split]["loss"]} for split in good.clients}
     text, _ = report(tmp_path, bad._replace(clients=worse, sizes=good.sizes), good)
@@ -172,7 +172,7 @@ def test_metrics_of_which_less_is_better(tmp_path: Path) -> None:
     assert "accuracy" not in text[text.index("<body>") :].replace("Accuracy", "accuracy")
 
 
-def test_same_run_same_page(tmp_path: Path, one: tuple[str, Page]) -> None:
+def test_the_same_run_gives_the_same_page(tmp_path: Path, one: tuple[str, Page]) -> None:
     assert report(tmp_path, view())[0] == one[0]
 
 
@@ -184,19 +184,19 @@ def test_same_run_same_page(tmp_path: Path, one: tuple[str, Page]) -> None:
         view(clients=3, history={"round": np.arange(3), "B": [1, np.inf, 2]}, config={"a": {"b": {"c": 1}}}),
         view(accuracy=False, sizes={"train": np.full(30, 7), "test": np.zeros(30, int)}),
     ],
-    ids=["one client", "knows nothing", "odd history", "no test rows"],
+    ids=["one client", "no history", "odd history", "no test rows"],
 )
-def test_edges(tmp_path: Path, run: RunView) -> None:
+def test_unusual_runs_have_a_page_without_nan(tmp_path: Path, run: RunView) -> None:
     text, _ = report(tmp_path, run)
     assert "nan" not in re.sub(r"<[^>]*>", "", text[text.index("<body>") :]).lower().split()
 
 
-def test_divergence_is_told(tmp_path: Path) -> None:
+def test_divergence_is_reported(tmp_path: Path) -> None:
     lost = {split: {"loss": np.full(30, np.nan)} for split in ("train", "test")}
-    gone = view(accuracy=False)._replace(clients=lost)
-    text, _ = report(tmp_path, gone)
+    diverged = view(accuracy=False)._replace(clients=lost)
+    text, _ = report(tmp_path, diverged)
     assert "Training diverged" in text
-    text, _ = report(tmp_path, gone, view("sound", accuracy=False))
+    text, _ = report(tmp_path, diverged, view("sound", accuracy=False))
     assert "All methods but sound diverged, so none is called the best." in text
 
 
@@ -215,7 +215,7 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_clients_csv(tmp_path: Path) -> None:
+def test_the_table_of_clients_has_one_line_per_client(tmp_path: Path) -> None:
     run = view(clients=3, client_ids=["plain", 'with "quotes", and comma', "数"])
     write_clients_csv(tmp_path / "deep" / "clients.csv", run)
     with (tmp_path / "deep" / "clients.csv").open(newline="", encoding="utf-8") as file:
@@ -231,7 +231,7 @@ def test_clients_csv(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, run.clients["test"]["accuracy"][:2], rtol=1e-8)
 
 
-def test_names_that_spreadsheets_and_terminals_would_act_on(tmp_path: Path) -> None:
+def test_names_that_spreadsheets_and_terminals_would_act_on_are_made_safe(tmp_path: Path) -> None:
     names = ["a\x1b[31m\u202eb", "=SUM(A1)", "-5", "-x", "\ud800"]
     run = view("\ud800\x1b[1m", clients=5, client_ids=names, config={"\x07": "\udcff"})
     write_clients_csv(tmp_path / "clients.csv", run)

@@ -162,13 +162,13 @@ def test_divergence_is_not_hidden() -> None:
     assert np.isnan(infinite["std"])
 
 
-def test_nobody_left() -> None:
+def test_statistics_of_no_clients_are_not_numbers() -> None:
     for report in (summarize([]), summarize([np.nan]), summarize([1.0], [0])):
         assert report.pop("clients") == 0
         assert all(np.isnan(value) for value in report.values())
 
 
-def test_pieces_at_their_edges() -> None:
+def test_single_statistics_at_their_edges() -> None:
     assert angle([-1.0, 1.0]) == 90
     assert np.isnan(kl_to_uniform([-1.0, 2.0]))
     assert np.isnan(entropy([np.inf, 1.0]))

@@ -1,4 +1,4 @@
-"""Models of the user's own: pure functions, flax linen, flax nnx."""
+"""Models that users bring: pure functions, flax linen, flax nnx."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_functions_are_passed_on_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("module", [Net(), Deterministic(), nnx_net])
-def test_dropout_acts_in_training_only_and_follows_the_key(module: Any) -> None:
+def test_dropout_acts_only_in_training_and_follows_the_key(module: Any) -> None:
     model = models.from_flax(module, loss="cross_entropy", sample=X[:1])
     assert model.apply_train is not None
     params = jax.jit(model.init)(KEY)
@@ -115,14 +115,14 @@ def test_a_model_trains_within_vmap_and_scan(module: Any) -> None:
 
 def test_linen_and_nnx_agree_on_the_same_numbers() -> None:
     linen = models.from_flax(Net(), loss="cross_entropy", sample=X[:1])
-    other = models.from_flax(nnx_net, loss="cross_entropy", sample=X[:1])
+    model = models.from_flax(nnx_net, loss="cross_entropy", sample=X[:1])
     params = jax.jit(linen.init)(KEY)
     moved = {"layers": {0: params["Dense_0"], 1: params["Dense_1"]}}
-    assert jax.tree.structure(moved) == jax.tree.structure(jax.eval_shape(other.init, KEY))
+    assert jax.tree.structure(moved) == jax.tree.structure(jax.eval_shape(model.init, KEY))
     outputs = jax.jit(linen.apply)(params, X)
-    np.testing.assert_allclose(jax.jit(other.apply)(moved, X), outputs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(model.apply)(moved, X), outputs, rtol=1e-5, atol=1e-6)
     moved["layers"][0]["bias"] += 1
-    assert not np.allclose(jax.jit(other.apply)(moved, X), outputs, atol=1e-2)
+    assert not np.allclose(jax.jit(model.apply)(moved, X), outputs, atol=1e-2)
 
 
 def test_layers_of_an_nnx_module_drop_different_units() -> None:
@@ -136,7 +136,7 @@ def test_layers_of_an_nnx_module_drop_different_units() -> None:
     assert abs(float(jnp.mean(kept)) - 0.25) < 0.03
 
 
-def test_without_randomness_training_is_evaluation() -> None:
+def test_without_randomness_a_model_has_no_training_pass() -> None:
     for module in (nn.Dense(3), lambda rngs: nnx.Linear(4, 3, rngs=rngs)):
         assert models.from_flax(module, loss="cross_entropy", sample=X[:1]).apply_train is None
 

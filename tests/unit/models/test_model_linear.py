@@ -36,7 +36,7 @@ def assert_gradient(found: Any, d_outputs: np.ndarray, extra: np.ndarray | float
     np.testing.assert_allclose(found["bias"], d_outputs.sum(0), rtol=1e-5, atol=1e-6)
 
 
-def test_softmax_regression_gradient() -> None:
+def test_the_gradient_of_softmax_regression_equals_its_formula() -> None:
     model, params = models.softmax_regression(D, classes=C), weights(C)
     z = X.astype(float) @ params["kernel"] + params["bias"]
     p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
@@ -49,7 +49,7 @@ def test_softmax_regression_gradient() -> None:
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_linear_regression_gradient(outputs: int) -> None:
+def test_the_gradient_of_linear_regression_equals_its_formula(outputs: int) -> None:
     model, params = models.linear_regression(D, outputs=outputs), weights(outputs)
     y = RNG.normal(size=(N, outputs)).astype(np.float32)
     residual = X.astype(float) @ params["kernel"] + params["bias"] - y
@@ -61,7 +61,7 @@ def test_linear_regression_gradient(outputs: int) -> None:
 
 
 @pytest.mark.parametrize("regularization", [0.0, 0.3])
-def test_svm_gradient(regularization: float) -> None:
+def test_the_gradient_of_the_svm_equals_its_formula(regularization: float) -> None:
     model, params = models.svm(D, regularization=regularization), weights(1)
     z = X.astype(float) @ params["kernel"] + params["bias"]
     margin = SIGNS[:, None] * z
@@ -79,7 +79,7 @@ def test_svm_gradient(regularization: float) -> None:
             assert_gradient(gradient(model, params, SIGNS), d_outputs)
 
 
-def test_the_sum_form_of_the_svm_is_a_multiple() -> None:
+def test_the_sum_form_of_the_svm_is_a_multiple_of_the_mean() -> None:
     params = weights(1)
     model = models.svm(D, regularization=1 / N)
     z = (X.astype(float) @ params["kernel"] + params["bias"])[:, 0]
@@ -92,7 +92,7 @@ def test_svm_refuses_a_negative_penalty() -> None:
         models.svm(3, regularization=-1.0)
 
 
-def test_mlp_is_its_formula() -> None:
+def test_the_mlp_equals_its_formula() -> None:
     model = models.mlp(D, hidden=(4, 6), classes=C)
     params = jax.tree.map(np.asarray, jax.jit(model.init)(KEY))
     h = X.astype(float)
@@ -107,7 +107,7 @@ def test_mlp_is_its_formula() -> None:
     }
 
 
-def test_initial_values() -> None:
+def test_initial_values_are_zero_or_glorot_uniform() -> None:
     for model in (models.linear_regression(D), models.svm(D)):
         assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(model.init(KEY)))
     for model in (models.softmax_regression(60, classes=10), models.mlp(60, hidden=(), classes=10)):

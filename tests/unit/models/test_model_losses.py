@@ -55,7 +55,7 @@ def test_values_are_those_of_numpy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_row_changes_its_own_loss_only(name: str) -> None:
+def test_a_row_changes_only_its_own_loss(name: str) -> None:
     function, outputs, y = CASES[name]
     before = np.asarray(function(outputs, y))
     changed = outputs.copy()
@@ -105,7 +105,7 @@ def test_sequences_are_averaged_within_their_row() -> None:
     np.testing.assert_allclose(models.cross_entropy(logits, labels), flat.reshape(2, 5).mean(1), rtol=1e-6)
 
 
-def test_labels_out_of_range_and_nan_outputs_do_not_pass_for_good() -> None:
+def test_labels_out_of_range_and_nan_outputs_give_nan() -> None:
     losses = models.cross_entropy(jnp.zeros((3, 4)), jnp.array([-1, 4, 0]))
     assert np.isnan(losses).tolist() == [True, True, False]
     nan = jnp.array([[jnp.nan, 0.0], [1.0, 0.0]])
@@ -115,7 +115,7 @@ def test_labels_out_of_range_and_nan_outputs_do_not_pass_for_good() -> None:
     )
 
 
-def test_half_precision_is_summed_in_float32_and_no_rows_are_fine() -> None:
+def test_half_precision_is_summed_in_float32_and_no_rows_are_allowed() -> None:
     half = models.cross_entropy(jnp.zeros((2, 3), jnp.bfloat16), jnp.array([0, 1], jnp.uint8))
     assert half.dtype == jnp.float32
     assert models.cross_entropy(jnp.zeros((0, 3)), jnp.zeros(0, jnp.int32)).shape == (0,)
@@ -133,7 +133,7 @@ def test_half_precision_is_summed_in_float32_and_no_rows_are_fine() -> None:
         (models.logistic, SCORES, SIGNS[:3], "one label per row"),
     ],
 )
-def test_wrong_shapes_and_dtypes_are_told(
+def test_wrong_shapes_and_dtypes_are_refused(
     function: Callable[..., jax.Array], outputs: np.ndarray, y: np.ndarray, words: str
 ) -> None:
     with pytest.raises(EvenhandError, match=words):

@@ -48,7 +48,7 @@ def filled(model: Model) -> Any:
         (models.lstm(hidden=100), 8 * 80 + (108 + 1) * 400 + (200 + 1) * 400 + 101 * 80),
     ],
 )
-def test_numbers_of_parameters(model: Model, parameters: int) -> None:
+def test_networks_have_the_published_numbers_of_parameters(model: Model, parameters: int) -> None:
     assert size(model) == parameters
     assert {leaf.dtype for leaf in jax.tree.leaves(abstract(model))} == {jnp.dtype("float32")}
 
@@ -101,8 +101,8 @@ def _by_numpy(params: Any, x: np.ndarray, same: bool) -> np.ndarray:
     return x @ params["output"]["kernel"] + params["output"]["bias"]
 
 
-def test_cnns_start_where_they_always_did() -> None:
-    # The numbers are from the time before these networks were made of flax's own convolutions.
+def test_the_initial_values_of_cnns_have_not_changed() -> None:
+    # The numbers date from before these networks were made of flax's convolutions.
     params = jax.jit(models.cnn_cifar().init)(jax.random.key(7))
     firsts = {
         "conv_0": [0.0032689033541828394, 0.008083020336925983],
@@ -119,7 +119,7 @@ def test_cnns_start_where_they_always_did() -> None:
         np.testing.assert_allclose(np.abs(kernel).sum(), total, rtol=1e-7)
 
 
-def test_dropout_is_for_training() -> None:
+def test_dropout_acts_only_in_training() -> None:
     assert models.cnn_femnist().apply_train is None and models.lstm().apply_train is None
     model = models.cnn_femnist_dropout(classes=3)
     params, x = filled(model), RNG.random((2, 784)).astype(np.float32)
@@ -152,7 +152,7 @@ def test_a_quarter_and_a_half_are_dropped() -> None:
 
 
 def test_units_are_dropped_independently() -> None:
-    """Four units share a random word: their masks agree as often as chance has it, 0.75^2 + 0.25^2."""
+    """Four units share a random word: their masks agree as often as by chance, 0.75^2 + 0.25^2."""
     x = jnp.ones((4, 4096))
     keep = np.asarray(_Dropout(0.25).apply({}, x, True, rngs={"dropout": KEY})) > 0
     groups = keep.reshape(4, -1)  # one byte of the words each
@@ -232,7 +232,7 @@ def test_lstm_runs_over_clients_and_has_hessian_products() -> None:
     assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(product)) > 2e-3
 
 
-def test_lstm_starts_as_said() -> None:
+def test_lstm_has_the_documented_initial_values() -> None:
     params = jax.jit(TINY.init)(KEY)
     assert params["embedding"].shape == (6, 3)
     for name, shape in (("lstm_0", (8, 20)), ("lstm_1", (10, 20))):

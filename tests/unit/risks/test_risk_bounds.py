@@ -56,9 +56,9 @@ def test_both_bounds_are_minima_over_tilts(theta: float) -> None:
         t, tilted = _tilts(losses, masses)
         power = t * tilted
         bracket = 1 + np.expm1(np.minimum(power, 30)) / theta
-        told = bracket > 1e-6
-        logs = np.log(bracket[told]) + np.maximum(power[told] - 30, 0)
-        best = np.min(logs / t[told])
+        positive = bracket > 1e-6
+        logs = np.log(bracket[positive]) + np.maximum(power[positive] - 30, 0)
+        best = np.min(logs / t[positive])
         best = min(best, losses.max(), masses @ losses / theta)
         assert best - 1e-3 * np.ptp(losses) <= tivar[case] <= best + 1e-9
         best = np.min((tilted - np.log(theta) / t)[t > 0])
@@ -93,7 +93,7 @@ def test_both_gradients_are_slopes(theta: float) -> None:
 
 
 def test_losses_at_the_floor_are_exact() -> None:
-    """The general fact: where a fraction ``1 - theta`` equals the floor, the smallest of the others; naively 0.0367."""
+    """Where a share ``1 - theta`` of losses equals the floor, TiVaR is the smallest of the others; naively 0.0367."""
     naive = np.log((np.mean(np.exp(-1000.0 * np.array(_FIVE))) - (1 - 0.8)) / 0.8 + 1e-16) / -1000
     assert naive < 0.05
     for f, theta, value in [
@@ -113,8 +113,8 @@ def _risk(theta: float) -> eh.types.Risk:
     return _RISKS[theta][1] if theta in _RISKS else tilted_value_at_risk(theta)
 
 
-def test_whole_populations() -> None:
-    """All may lie above: the smallest loss for TiVaR, the mean for EVaR and nearly so close to that."""
+def test_evar_of_a_whole_population_is_the_mean() -> None:
+    """EVaR is the mean at a fraction of 1 and close to it just below; at a small one it is the largest loss."""
     f = (3.0, 2.0, 4.0, 9.0, 2.5)
     assert float(measure(entropic_value_at_risk(1.0), f).value) == pytest.approx(4.1)
     near = float(measure(entropic_value_at_risk(0.9999), f).value)
@@ -122,7 +122,7 @@ def test_whole_populations() -> None:
     assert float(measure(entropic_value_at_risk(0.01), f, dtype=np.float32).value) == 9.0
 
 
-def test_losses_below_the_floor_are_refused_or_spoil_the_number() -> None:
+def test_losses_below_the_floor_are_refused_or_give_nan() -> None:
     """A sentence outside compiled code; NaN inside."""
     risk = tilted_value_at_risk(0.5)
     with pytest.raises(eh.EvenhandError, match=r"smallest loss, -1, is below the floor"):
@@ -134,7 +134,7 @@ def test_losses_below_the_floor_are_refused_or_spoil_the_number() -> None:
 
 
 @pytest.mark.parametrize("factory", [tilted_value_at_risk, entropic_value_at_risk])
-def test_what_is_no_bound_is_refused(factory: object) -> None:
+def test_wrong_fractions_and_floors_are_refused(factory: object) -> None:
     """Sentences with the name and the number."""
     for theta in (0.0, 2.0, float("nan")):
         with pytest.raises(eh.EvenhandError, match=f"{factory.__name__}.theta={theta}"):

@@ -1,7 +1,7 @@
 """Risks of losses that are computed in the same compiled program, many at a time, as local work does.
 
-XLA may compute a loss anew wherever it is used, and round it otherwise each time.  What compares losses with each other
-(a quantile, a rank, a maximum) must not notice.
+XLA may compute a loss anew wherever it is used, and round it differently each time.  This must not affect risks that
+compare losses with each other (a quantile, a rank, a maximum).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def losses_at(u: Array) -> Array:
 
 
 @pytest.mark.parametrize("name", RISKS)
-def test_weights_values_and_gradients_are_those_of_the_numbers(name: str) -> None:
+def test_weights_values_and_gradients_are_those_of_losses_computed_before(name: str) -> None:
     risk = RISKS[name]
     losses, slopes = jax.jit(lambda u: jax.vmap(lambda u: jax.jvp(losses_at, (u,), (1.0,)))(u))(_POINTS)
     weights, values = (np.array(jax.jit(jax.vmap(part))(losses)) for part in (risk.weights, risk.value))
@@ -79,5 +79,5 @@ def test_descent_on_a_risk_is_the_same_alone_and_side_by_side() -> None:
     np.testing.assert_allclose(together, [float(jax.jit(end)(start)) for start in _POINTS[::10]], atol=1e-5)
 
 
-def test_none_is_missing() -> None:
+def test_no_risk_is_missing() -> None:
     assert {name.partition(",")[0] for name in RISKS} == set(risks.__all__) - {"project_simplex"}

@@ -48,13 +48,13 @@ def _pairs() -> tuple[list[float], list[float]]:
 
 
 def test_golden_values() -> None:
-    """FedTilt's T1, from arithmetic of 50 digits: value, both classes' own risks, the first class's weight."""
+    """FedTilt's T1, from arithmetic of 50 digits: value, the risks of both classes, the weight of the first."""
     found = two_level(*_pairs(), _LOSSES, _GROUPS, 2)
-    own = [tilt(_pairs()[1], np.array(_LOSSES)[np.array(_GROUPS) == g])[0] for g in (0, 1)]
+    class_risks = [tilt(_pairs()[1], np.array(_LOSSES)[np.array(_GROUPS) == g])[0] for g in (0, 1)]
     golden = np.array(list(_GOLDEN.values()))
     np.testing.assert_allclose(found.value, golden[:, 0], rtol=6e-12)
-    np.testing.assert_allclose(own[0], golden[:, 1], rtol=6e-12)
-    np.testing.assert_allclose(own[1], golden[:, 2], rtol=6e-12)
+    np.testing.assert_allclose(class_risks[0], golden[:, 1], rtol=6e-12)
+    np.testing.assert_allclose(class_risks[1], golden[:, 2], rtol=6e-12)
     np.testing.assert_allclose(found.weights[:, :3].sum(axis=1), golden[:, 3], rtol=1e-9)
 
 
@@ -77,8 +77,8 @@ def test_central_differences_agree() -> None:
         np.testing.assert_allclose((ends[0] - ends[1]) / 2e-5, found.weights[:, i], rtol=1e-6, atol=1e-9)
 
 
-def test_equal_tilts_do_not_see_the_groups() -> None:
-    """The flat tilted risk, for random groupings; unequal tilts do see them."""
+def test_equal_tilts_ignore_the_groups() -> None:
+    """The flat tilted risk, for random groupings; unequal tilts do not ignore them."""
     rng = np.random.default_rng(0)
     ts = [-20.0, -1.0, 0.0, 1e-7, 0.5, 30.0]
     for _ in range(4):
@@ -87,8 +87,8 @@ def test_equal_tilts_do_not_see_the_groups() -> None:
         found = two_level(ts, ts, f, groups, 4, p)
         np.testing.assert_allclose(found.value, value, atol=1e-9)
         np.testing.assert_allclose(found.weights, weights, atol=1e-9)
-        other = two_level(ts, ts[::-1], f, groups, 4, p)
-        assert np.abs(other.weights - weights).max() > 1e-3
+        unequal = two_level(ts, ts[::-1], f, groups, 4, p)
+        assert np.abs(unequal.weights - weights).max() > 1e-3
 
 
 def test_weights_equal_the_closed_form() -> None:
@@ -113,7 +113,7 @@ def test_weights_equal_the_closed_form() -> None:
         (-math.inf, -math.inf, 0.1),
     ],
 )
-def test_infinite_tilts(outer: float, inner: float, value: float) -> None:
+def test_infinite_tilts_are_limits_of_large_ones(outer: float, inner: float, value: float) -> None:
     """FedTilt's T4, and that finite tilts come close with the bound it gives."""
     risk = hierarchical(tilted(outer), tilted(inner), jnp.array(_GROUPS), 2)
     found = measure(risk, _LOSSES)
@@ -127,9 +127,13 @@ def test_finite_tilts_stay_near_the_worst_group() -> None:
     """FedTilt's T4: within ``log(n / n_group) / tau`` of the largest group's risk, and of the smallest below 0."""
     for tau in (0.5, 4.0, 50.0, -0.5, -4.0, -50.0):
         value = float(two_level([tau], [1.0], _LOSSES, _GROUPS, 2).value[0])
-        own = [tilt_by_hand(1.0, _LOSSES[:3]), tilt_by_hand(1.0, _LOSSES[3:])]
+        group_risks = [tilt_by_hand(1.0, _LOSSES[:3]), tilt_by_hand(1.0, _LOSSES[3:])]
         slack = math.log(5 / (3 if tau > 0 else 2)) / tau
-        bounds = (max(own) - slack, max(own)) if tau > 0 else (min(own), min(own) - slack)
+        bounds = (
+            (max(group_risks) - slack, max(group_risks))
+            if tau > 0
+            else (min(group_risks), min(group_risks) - slack)
+        )
         assert bounds[0] <= value <= bounds[1]
 
 
@@ -138,14 +142,14 @@ def test_the_risk_grows_with_either_tilt_and_stays_between_the_losses() -> None:
     rng = np.random.default_rng(2)
     grid = [-30.0, -3.0, -0.3, 0.0, 0.3, 3.0]
     for _ in range(10):
-        f, groups, other = rng.normal(size=9), rng.integers(0, 4, 9), [float(rng.normal(scale=3))] * 6
-        for value in (two_level(grid, other, f, groups, 4).value, two_level(other, grid, f, groups, 4).value):
+        f, groups, fixed = rng.normal(size=9), rng.integers(0, 4, 9), [float(rng.normal(scale=3))] * 6
+        for value in (two_level(grid, fixed, f, groups, 4).value, two_level(fixed, grid, f, groups, 4).value):
             assert np.all(np.diff(value) >= -1e-12) and value[-1] > value[0]
             assert f.min() <= value[0] and value[-1] <= f.max()
 
 
 def test_order_and_names_of_groups_do_not_matter() -> None:
-    """FedTilt's T7 c, and groups that nobody is in."""
+    """FedTilt's T7 c, and empty groups."""
     found = two_level(*_pairs(), _LOSSES, _GROUPS, 2)
     order = [3, 1, 4, 0, 2]
     turned = two_level(*_pairs(), np.array(_LOSSES)[order], 2 - 2 * np.array(_GROUPS)[order], 5)
@@ -154,7 +158,7 @@ def test_order_and_names_of_groups_do_not_matter() -> None:
     np.testing.assert_allclose(turned.gradient, found.gradient[:, order], atol=1e-13)
 
 
-def test_one_group_has_no_outer_tilt_and_lonely_losses_no_inner_one() -> None:
+def test_one_group_has_no_outer_tilt_and_groups_of_one_loss_have_no_inner_tilt() -> None:
     """FedTilt's T7 e and the edge cases of its batches."""
     tilts = [-5.0, 0.0, 0.3, 7.0]
     one = two_level(tilts, [1.3] * 4, _LOSSES, [0] * 5, 5)
@@ -172,7 +176,7 @@ def test_padding_is_in_no_group() -> None:
     assert not padded.weights[:, 5:].any() and not padded.gradient[:, 5:].any()
 
 
-def test_three_levels() -> None:
+def test_three_levels_follow_the_recursion() -> None:
     """TERM's E10: equal tilts are flat; one super-group is two levels; otherwise the recursion by hand."""
     rng = np.random.default_rng(3)
     f = rng.uniform(0, 2, 9)
@@ -191,8 +195,8 @@ def test_three_levels() -> None:
         risks, sizes = [], []
         for group in (0, 1):
             names = sorted(set(fine[coarse == group]))
-            own = [tilt_by_hand(tau, f[fine == g]) for g in names]
-            risks.append(tilt_by_hand(t, own, [np.sum(fine == g) for g in names]))
+            within = [tilt_by_hand(tau, f[fine == g]) for g in names]
+            risks.append(tilt_by_hand(t, within, [np.sum(fine == g) for g in names]))
             sizes.append(np.sum(coarse == group))
         return tilt_by_hand(m, risks, sizes)
 
@@ -203,7 +207,7 @@ def test_three_levels() -> None:
     assert abs(depth(-4.0, 2.0, -1.0, coarse) - two) > 1e-2
 
 
-def test_other_risks_inside_and_outside() -> None:
+def test_other_risks_can_be_nested() -> None:
     """By hand: the worst of three groups of sizes 2, 3 and 4 by their means, counted by size."""
     f, groups = np.arange(9.0), np.array([0, 0, 1, 1, 1, 2, 2, 2, 2])
     risk = hierarchical(superquantile(5 / 9), mean(), jnp.array(groups), 3)

@@ -52,15 +52,15 @@ def test_losses_of_zero_have_a_power() -> None:
     np.testing.assert_allclose(measure(power(2.0), [0.0, 0.0, 0.0]).weights, 1 / 3)
 
 
-def test_what_is_no_power_is_refused() -> None:
+def test_wrong_powers_are_refused() -> None:
     """A sentence with the number."""
     for q in (-1.0, float("nan"), float("inf")):
         with pytest.raises(eh.EvenhandError, match=f"q={q}"):
             power(q)
 
 
-def test_mixtures_are_their_shares() -> None:
-    """By hand; the weights it is called with only tell who is there."""
+def test_mixtures_are_means_with_their_shares() -> None:
+    """By hand; of the weights that it is called with, only whether they are 0 counts."""
     risk = mixture(jnp.array([1.0, 3.0, 4.0]))
     found = measure(risk, [8.0, 1.0, 2.0], [9.0, 1.0, 1.0])
     assert float(found.value) == pytest.approx(19 / 8)

@@ -123,7 +123,7 @@ def test_without_caps_smoothing_is_a_tilt() -> None:
     assert np.abs(measure(smoothed_superquantile(0.5, 0.7), f, p).weights - weights[0]).max() > 1e-2
 
 
-def test_the_whole_population_has_its_own_weights() -> None:
+def test_the_whole_population_keeps_its_weights() -> None:
     """No smoothing where there is nothing to choose: a fraction of 1."""
     f, p = _cases(3, 5)
     for factory in (smoothed_superquantile, squared_superquantile):
@@ -146,21 +146,21 @@ def test_squared_smoothing_equals_a_root(theta: float, nu: float) -> None:
 
         pi = of(brentq(lambda eta, of=of: of(eta).sum() - 1, -1e3, 1e3, xtol=1e-14))
         np.testing.assert_allclose(found.weights[case], pi, atol=1e-9)
-        there = masses > 0
+        present = masses > 0
 
         def gain(pi: np.ndarray, losses: np.ndarray = losses, q: np.ndarray = masses, n: int = n) -> float:
-            there = q > 0
-            return pi @ losses - nu / (2 * n**2) * np.sum((pi - q)[there] ** 2 / q[there])
+            present = q > 0
+            return pi @ losses - nu / (2 * n**2) * np.sum((pi - q)[present] ** 2 / q[present])
 
         assert found.value[case] == pytest.approx(gain(pi), abs=1e-9)
-        other = 0.9 * pi + 0.1 * normal(np.where(there, masses * rng.uniform(size=7), 0))
-        if (other <= masses / theta).all():
-            assert gain(other) < gain(pi)
+        nearby = 0.9 * pi + 0.1 * normal(np.where(present, masses * rng.uniform(size=7), 0))
+        if (nearby <= masses / theta).all():
+            assert gain(nearby) < gain(pi)
     np.testing.assert_allclose(found.gradient, found.weights, atol=1e-13)
 
 
 @pytest.mark.parametrize("factory", [smoothed_superquantile, squared_superquantile])
-def test_what_is_no_smoothing_is_refused(factory: object) -> None:
+def test_wrong_strengths_and_fractions_are_refused(factory: object) -> None:
     """Sentences with the name and the number."""
     for nu in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(eh.EvenhandError, match=f"{factory.__name__}.nu={nu}"):
@@ -182,7 +182,7 @@ def test_one_loss_far_off_does_not_blur_the_others(far: float) -> None:
         assert float(jnp.max(with_outlier)) <= 1 / (0.5 * 21) + 1e-6
 
 
-def test_next_to_no_smoothing_of_many_losses_is_the_superquantile() -> None:
+def test_almost_no_smoothing_of_many_losses_is_the_superquantile() -> None:
     losses = jnp.asarray(np.random.default_rng(1).uniform(0, 3, 300))
     exact = eh.risks.superquantile(0.9).value(losses)
     for nu in (1e-6, 1e-9, 2e-37):

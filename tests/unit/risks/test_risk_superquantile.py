@@ -159,8 +159,8 @@ def test_the_quantile_is_a_rank(n: int, dtype: type) -> None:
         assert measure(kth_smallest(k), f, dtype=dtype).value == k - 1
 
 
-def test_the_ends_of_quantiles() -> None:
-    """All may lie above: the smallest loss; less than the least weight: the largest."""
+def test_quantiles_at_both_ends() -> None:
+    """A fraction of 1 gives the smallest loss, and one below the least weight the largest."""
     f, p = [4.0, 2.0, 9.0, -1.0], [1.0, 1.0, 1.0, 0.0]
     assert [measure(value_at_risk(theta), f, p).value for theta in (1.0, 0.3)] == [2.0, 9.0]
     assert [measure(kth_smallest(k), f, p).value for k in (1, 2, 3, 4, 10)] == [2.0, 4.0, 9.0, 9.0, 9.0]
@@ -168,14 +168,14 @@ def test_the_ends_of_quantiles() -> None:
 
 @pytest.mark.parametrize("factory", [superquantile, value_at_risk])
 @pytest.mark.parametrize("theta", [0.0, 2.0, -0.1, float("nan")])
-def test_fractions_outside_are_refused(factory: object, theta: float) -> None:
+def test_fractions_outside_their_range_are_refused(factory: object, theta: float) -> None:
     """A sentence with the name and the fraction; 1 is a fraction."""
     with pytest.raises(eh.EvenhandError, match=rf"{factory.__name__}\(theta={theta}\): the tail fraction"):
         factory(theta)
     factory(1.0)
 
 
-def test_other_numbers_outside_are_refused() -> None:
+def test_other_numbers_outside_their_range_are_refused() -> None:
     """Sentences with the name."""
     for theta in (-0.1, 1.0, float("nan")):
         with pytest.raises(eh.EvenhandError, match=r"must lie in \[0, 1\)"):
@@ -188,7 +188,7 @@ def test_other_numbers_outside_are_refused() -> None:
 
 @pytest.mark.parametrize("n", [10, 50, 100])
 def test_a_whole_number_of_losses_has_a_weight_in_float32(n: int) -> None:
-    """``theta n`` of them where that is whole: what rounding leaves of the boundary is no weight."""
+    """``theta n`` of them where that is whole: what rounding leaves of the boundary gets no weight."""
     losses = np.random.default_rng(0).permutation(n).astype(np.float32)
     for tenth in range(1, 10):
         weights = np.asarray(superquantile(tenth / 10).weights(losses))

@@ -13,8 +13,8 @@ _TENTHS = (3, 5, 9)
 
 def _chosen(f: np.ndarray, rows: np.ndarray, tenths: int, strict: bool) -> np.ndarray:
     """Which losses count; masses are whole numbers, so that nothing is rounded."""
-    there = np.flatnonzero(rows)
-    fits = [f[k] for k in there if 10 * rows[f > f[k]].sum() <= tenths * rows.sum()]
+    present = np.flatnonzero(rows)
+    fits = [f[k] for k in present if 10 * rows[f > f[k]].sum() <= tenths * rows.sum()]
     edge = min(fits)
     above = (f > edge) & (rows > 0)
     return above if strict and above.any() else (f >= edge) & (rows > 0)
@@ -41,7 +41,7 @@ def test_tails_of_many_cohorts_in_float32(strict: bool) -> None:
 
 @pytest.mark.parametrize("m", [10, 50, 1000])
 def test_a_strict_tail_has_theta_m_clients_where_that_is_whole_in_float32(m: int) -> None:
-    """Then it is the superquantile; the other one has a client more; with less than a client, both are the worst."""
+    """Then it is the superquantile; the other kind has one client more.  A tail below one client is the worst one."""
     f = np.random.default_rng(m).permutation(m).astype(np.float32)
     for tenths in _TENTHS:
         theta, count = tenths / 10, tenths * m // 10
@@ -49,12 +49,12 @@ def test_a_strict_tail_has_theta_m_clients_where_that_is_whole_in_float32(m: int
         assert np.count_nonzero(strict) == count
         assert np.count_nonzero(tail_mean(theta).weights(f)) == count + 1
         np.testing.assert_allclose(strict, superquantile(theta).weights(f), rtol=2e-4)
-    for alone in (True, False):
-        assert float(tail_mean(0.5 / m, strict=alone).value(f)) == m - 1
+    for is_strict in (True, False):
+        assert float(tail_mean(0.5 / m, strict=is_strict).value(f)) == m - 1
 
 
-def test_a_strict_tail_without_any_loss_above_is_those_at_the_quantile() -> None:
-    """All tie; or the worst has more rows than the tail: by their rows, and nobody else."""
+def test_a_strict_tail_without_any_loss_above_the_quantile_has_those_at_it() -> None:
+    """If all tie, or the worst has more rows than the tail, those at the quantile count by their rows."""
     for f, rows, expected in (
         ([2.0, 2.0, 2.0], [1.0, 2.0, 0.0], [1 / 3, 2 / 3, 0.0]),
         ([1.0, 3.0, 3.0], [1.0, 2.0, 6.0], [0.0, 0.25, 0.75]),

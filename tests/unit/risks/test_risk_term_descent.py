@@ -63,11 +63,11 @@ def test_positive_tilts_bend_in_proportion_where_the_worst_losses_tie() -> None:
 def test_positive_tilts_bend_no_more_where_one_loss_is_the_worst() -> None:
     """Lemma 24, corrected: ``beta(t) / t`` may go to 0, at one parameter or, under assumption 9, at all of them."""
     tilts = [1.0, 10.0, 100.0, 300.0, 400.0]
-    here = _curvature(_THREE, tilts)[:, _GRID == 0.4].ravel()
+    at_one = _curvature(_THREE, tilts)[:, _GRID == 0.4].ravel()
     everywhere = _curvature(_DOMINATED, tilts).max(axis=1)
-    for bends in (here, everywhere):
+    for bends in (at_one, everywhere):
         np.testing.assert_allclose(bends[2:], 2.0, rtol=1e-6)
-    assert here[0] > 2.5
+    assert at_one[0] > 2.5
 
 
 # --- minimisers in the plane -------------------------------------------------------------------------------------
@@ -127,20 +127,20 @@ def test_minimisers_make_losses_more_alike(family: np.ndarray, t: float) -> None
     ends = [_minimiser(family, t + sign * 1e-4, middle) for sign in (1, -1)]
     np.testing.assert_allclose((ends[0] - ends[1]) / 2e-4, path, rtol=1e-5)
 
-    own, moving = (
+    fixed, moving = (
         [_at(family, t + sign * h, end)[:2] for sign, end in zip((1, -1), ends, strict=True)]
         for h in (0, 1e-4)
     )
-    variance, _, cosine = (_moments(w, own[0][0]) - _moments(w, own[1][0])) / 2e-4
-    _, entropy, _ = (_moments(*own[0][::-1]) - _moments(*own[1][::-1])) / 2e-4
+    variance, _, cosine = (_moments(w, fixed[0][0]) - _moments(w, fixed[1][0])) / 2e-4
+    _, entropy, _ = (_moments(*fixed[0][::-1]) - _moments(*fixed[1][::-1])) / 2e-4
     slope, above = 2 * c @ path, w @ f + 9
     whole = above**2 + w @ (f - w @ f) ** 2
     np.testing.assert_allclose(
         (variance, entropy, cosine), (slope, -(t**2) * slope / 2, -(above**2) * slope / whole**2), rtol=1e-5
     )
     assert variance < 0 < min(entropy, cosine)
-    other = (_moments(*moving[0][::-1]) - _moments(*moving[1][::-1]))[0] / 2e-4
-    assert abs(other - variance) > 1e-3 * abs(variance)
+    moved = (_moments(*moving[0][::-1]) - _moments(*moving[1][::-1]))[0] / 2e-4
+    assert abs(moved - variance) > 1e-3 * abs(variance)
 
 
 @pytest.mark.parametrize("t", [-1.5, 0.7])
@@ -148,7 +148,7 @@ def test_statistics_of_exponential_families_in_the_plane(t: float) -> None:
     """Lemmas 34, 35 and 44: slopes of ``Gamma`` and of the tilted mean of ``T``, by differences and by an integral."""
     theta, h = np.array([0.8, -0.4]), 1e-5
 
-    def told(t: float, theta: np.ndarray) -> np.ndarray:
+    def gamma_and_mean(t: float, theta: np.ndarray) -> np.ndarray:
         """``Gamma``, then the mean."""
         f, w, _, _ = _at(_LINEAR, t, theta)
         return np.array([np.log(np.mean(np.exp(t * f))), *(w @ _X)])
@@ -157,15 +157,15 @@ def test_statistics_of_exponential_families_in_the_plane(t: float) -> None:
         w = _at(_LINEAR, t, theta)[1]
         return (_X - w @ _X).T @ (w[:, None] * (_X - w @ _X))
 
-    mean, v = told(t, theta)[1:], covariance(t)
-    by_tilt = (told(t + h, theta) - told(t - h, theta)) / (2 * h)
+    mean, v = gamma_and_mean(t, theta)[1:], covariance(t)
+    by_tilt = (gamma_and_mean(t + h, theta) - gamma_and_mean(t - h, theta)) / (2 * h)
     np.testing.assert_allclose(by_tilt, [-theta @ mean, *(-v @ theta)], rtol=1e-7)
     for step, slope, row in zip(np.eye(2), -t * mean, -t * v, strict=True):
-        ends = told(t, theta + h * step) - told(t, theta - h * step)
+        ends = gamma_and_mean(t, theta + h * step) - gamma_and_mean(t, theta - h * step)
         np.testing.assert_allclose(ends / (2 * h), [slope, *row], rtol=1e-7)
     nodes, shares = np.polynomial.legendre.leggauss(8)
     whole = sum(share * covariance(t + 1 + node) for node, share in zip(nodes, shares, strict=True))
-    np.testing.assert_allclose(told(t + 2, theta)[1:] - mean, -whole @ theta, rtol=1e-8)
+    np.testing.assert_allclose(gamma_and_mean(t + 2, theta)[1:] - mean, -whole @ theta, rtol=1e-8)
     assert np.abs(2 * v - whole).max() > 0.05
 
 
@@ -182,7 +182,7 @@ _ROWS = np.array([-0.2, 0.2, 1.2], np.float32), np.array([0.0, 0.1, 0.0], np.flo
 
 
 def _trace(solver: Solver, start: float, steps: int, rows: Any = _ROWS, risk: float | None = None) -> Any:
-    """States from the first one, before any step, to the last; with an estimate of one's own."""
+    """States from the first one, before any step, to the last; ``risk`` replaces the first estimate."""
     x, y = (jnp.asarray(part) for part in rows)
 
     def step(state: Any, number: Any) -> Any:
@@ -205,7 +205,7 @@ def _risk(t: float, theta: np.ndarray) -> np.ndarray:
 
 
 def test_descent_on_positive_tilts_is_linear() -> None:
-    """Theorem 29 with the constants of lemma 24, 2 and 1.96; a rate or a step that knows no tilt fails."""
+    """Theorem 29 with the constants of lemma 24, 2 and 1.96; a rate or a step that ignores the tilt fails."""
     for t in (0.5, 5.0, 40.0):
         curvature = 2 + 1.96 * t
         values = _risk(t, _descend(t, 1 / curvature, -1.0, 400))
@@ -215,7 +215,7 @@ def test_descent_on_positive_tilts_is_linear() -> None:
     assert np.ptp(_descend(40.0, 1 / 2, -1.0, 400)[-10:]) > 0.1
 
 
-def test_descent_on_negative_tilts_knows_no_tilt() -> None:
+def test_descent_on_negative_tilts_does_not_depend_on_the_tilt() -> None:
     """Theorem 31 at the losses' own curvature, 2: tight in the first step, where a factor of 1.9 for 2 is too small."""
     for t in (-0.5, -20.0):
         theta = _descend(t, 1 / 2, 0.9, 400)[:41]
@@ -231,7 +231,7 @@ def test_descent_on_negative_tilts_knows_no_tilt() -> None:
     assert means[0] > 1.9 * 2 * gap
 
 
-def test_negative_tilts_are_come_to_from_zero() -> None:
+def test_negative_tilts_are_reached_from_zero() -> None:
     """Section 3.1: from the same start, a ramp ends at the minimum on the path from 0, a cold start in another one."""
     cold = _descend(-20.0, 1 / 2, 0.9, 400)[-1]
     ramp = batch(_MODEL, lambda step: tilted(-20.0 * jnp.minimum(step / 300, 1.0)), optimiser=optax.sgd(0.5))
@@ -240,7 +240,7 @@ def test_negative_tilts_are_come_to_from_zero() -> None:
     assert warm == pytest.approx(-0.197725, abs=1e-4)
 
 
-def test_a_batch_of_everything_by_itself_is_batch_term() -> None:
+def test_a_batch_of_all_rows_alone_is_batch_term() -> None:
     """E11 at rate 1: half of the draws have both rows and make its step, whatever the normaliser was."""
     rows = tuple(part[1:] for part in _ROWS)
     solver = stochastic(_MODEL, t=1.5, rate=1.0, batch_size=2, optimiser=optax.sgd(0.1))
@@ -261,7 +261,7 @@ def test_the_normaliser_lags_where_powers_fall(t: float) -> None:
     states = _trace(solver, 0.0, 4, nothing, risk=9.0)
     if t > 0:
         np.testing.assert_allclose(-t * np.diff(states.risk), math.log(2), atol=1e-5)
-        assert states.weight[1:].max() < 1e-9, "and all weights are next to nothing"
+        assert states.weight[1:].max() < 1e-9, "all weights are almost zero"
     else:
         np.testing.assert_allclose(states.weight[1:], [2, 4 / 3, 8 / 7, 16 / 15], rtol=1e-5)
 

@@ -1,7 +1,7 @@
 """TERM's theory of tails, quantiles and their minimisers; what is printed wrongly is shown to be wrong.
 
 Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, theorems numbered as in the specification.  The theorems
-ask nothing of how parameters make losses, so a set of parameters is a table here: a row of losses for each.
+assume nothing about how losses depend on parameters; here a set of parameters is a table with a row of losses for each.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _THREE = np.stack([(_THETA + 0.2) ** 2, (_THETA - 0.2) ** 2 + 0.1, (_THETA - 1.2
 
 
 def test_tails_of_three_functions() -> None:
-    """By hand: at most one function below the least median, 0.105625, two up to 0.49; approximation 1 is but one."""
+    """By hand: at most one function below the least median, 0.105625, two up to 0.49; approximation 1 is not exact."""
     for gamma, least in ((0.01, 2 / 3), (0.1056, 2 / 3), (0.1057, 1 / 3), (0.3, 1 / 3), (0.4899, 1 / 3)):
         assert _ladder(_THREE, gamma)[0] == pytest.approx(least, abs=1e-12), gamma
     # The bound's minimiser has the least tail at 0.3, but not at 0.2.
@@ -114,7 +114,7 @@ _RANKS = (tilted(-math.inf), kth_smallest(1), kth_smallest(2), kth_smallest(3), 
 
 
 @pytest.mark.parametrize("table", [_THREE, np.random.default_rng(1).normal(size=_THREE.shape)])
-def test_the_least_tail_is_all_below_the_least_loss_and_none_above_the_least_worst(table: np.ndarray) -> None:
+def test_the_least_tail_is_1_below_the_least_loss_and_0_above_the_least_worst_loss(table: np.ndarray) -> None:
     """Lemma 45, equation 7.69: the thresholds are the least of ranks 1 and n; and T8, rank (n + 1) / 2 the median."""
     low, first, middle, last, high = _values(table, *_RANKS)
     np.testing.assert_array_equal([first, middle, last], [low, np.median(table, axis=1), high])
@@ -153,7 +153,7 @@ def test_tivar_is_where_the_best_tail_bound_is_its_fraction(floor: float) -> Non
         gamma = _tivar(theta, losses, floor)
         assert np.min(_bounds(t, risks, gamma, floor)) == pytest.approx(theta, abs=1e-5)
         assert abs(np.min(_bounds(t, risks, gamma, -floor)) - theta) > 0.02
-    # All losses are at least the smallest, which the sign turned round denies.
+    # All losses are at least the smallest, which the reversed sign denies.
     right, wrong = (np.min(_bounds(t, risks, float(losses.min()), end)) for end in (floor, -floor))
     assert right >= 1 and (floor > 0 or wrong < 1 - 1e-3)
 
@@ -176,7 +176,7 @@ def test_large_fractions_lead_to_the_least_loss() -> None:
 
 
 def test_tivar_is_not_coherent() -> None:
-    """Two halves of no risk make one of 1; what it does keep is scale, and shifts that the floor follows."""
+    """Two losses of risk 0 sum to one of risk 1; it keeps scale, and shifts that the floor follows."""
     one, other = np.array([0.0, 0.0, 0.0, 1.0]), np.array([0.0, 0.0, 1.0, 0.0])
     assert [_tivar(0.5, part) for part in (one, other)] == [0.0, 0.0]
     assert _tivar(0.5, one + other) == pytest.approx(1.0, abs=1e-9)
@@ -238,9 +238,9 @@ def test_evars_minimiser_is_tilted() -> None:
     best = minimize_scalar(
         lambda s: _entropic(0.6, s), bounds=(0.01, 50), method="bounded", options={"xatol": 1e-9}
     )
-    (there, least), (other, _) = _least(1 / best.x), _least(0.5 / best.x)
-    found = measure(_ENTROPIC, [_losses(there), _losses(other)])
-    slopes = np.sum(found.gradient * (_A * (np.array([[there], [other]]) - _X)), axis=1)
+    (best_theta, least), (other_theta, _) = _least(1 / best.x), _least(0.5 / best.x)
+    found = measure(_ENTROPIC, [_losses(best_theta), _losses(other_theta)])
+    slopes = np.sum(found.gradient * (_A * (np.array([[best_theta], [other_theta]]) - _X)), axis=1)
     assert abs(slopes[0]) < 1e-5 < 0.02 < abs(slopes[1])
     assert found.value[0] == pytest.approx(best.fun, abs=1e-9)
     assert least < found.value[0] - 0.05 and found.value[1] > found.value[0] + 1e-4
@@ -269,7 +269,7 @@ def test_evars_best_tilt_may_be_none_and_its_convexity_is_not_strong() -> None:
     st.lists(st.floats(-2, 2), min_size=5, max_size=5), st.lists(st.floats(0.05, 1), min_size=5, max_size=5)
 )
 def test_tilts_of_any_distribution_regularise_its_mean(losses: list[float], masses: list[float]) -> None:
-    """Lemma 27, beyond the uniform distribution: ``R = E f + KL(p || w) / t``; and the latter part is not nothing."""
+    """Lemma 27, beyond the uniform distribution: ``R = E f + KL(p || w) / t``; and the divergence is not 0."""
     p, t = normal(masses), np.array([-3.0, -0.5, 0.5, 3.0])
     value, weights = tilt(t, losses, p)
     divergence = np.sum(p * np.log(p / weights), axis=1)
@@ -291,7 +291,7 @@ def test_cross_entropies_of_mixtures() -> None:
     assert np.all(dual(q, printed) <= logsumexp(f) - opposite) and logsumexp(f) - opposite > risk + 0.1
 
 
-def test_a_constant_of_each_loss_moves_tilted_minimisers_alone() -> None:
+def test_a_constant_added_to_one_loss_moves_only_tilted_minimisers() -> None:
     """Section 2.2: the mean's minimiser does not see them; a constant of all losses moves neither."""
     each, same = (_THREE + shift for shift in (np.array([0.0, 0.0, 0.5]), 0.5))
     plain, *moved = (_THETA[np.argmin(_risks(_T, table)[-1])] for table in (_THREE, each, same))

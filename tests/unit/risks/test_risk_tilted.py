@@ -105,7 +105,7 @@ def test_tiny_tilts_in_float32() -> None:
 
 
 def test_the_two_forms_meet() -> None:
-    """Long double, on either side of a product of tilt and range of 1, where the mean is no more taken out."""
+    """Long double, on either side of a product of tilt and range of 1, where the mean is no longer taken out."""
     f = np.array([5.0, 5.3, 6.0, 5.1], np.float32)
     ts = [sign * (1 + gap) for gap in (-1e-3, 1e-3, 0.5, -0.5, 9.0) for sign in (1, -1)]
     value, _ = tilt(ts, f, dtype=np.float32)
@@ -163,21 +163,21 @@ def test_the_risk_grows_with_the_tilt_between_the_extremes(losses: list[float], 
         assert high > low
 
 
-# --- who is there ------------------------------------------------------------------------------------------------
+# --- absent losses -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("t", [-math.inf, -3.0, 0.0, 1e-9, 2.0, math.inf])
 @pytest.mark.parametrize("filler", [np.nan, np.inf, 1e9])
-def test_padding_of_weight_zero_is_not_there(t: float, filler: float) -> None:
+def test_padding_of_weight_zero_has_no_effect(t: float, filler: float) -> None:
     """The same risk of the losses without the padding."""
     padded = measure(tilted(t), [*_CLASSES, filler, filler], [1, 2, 3, 4, 5, 0, 0])
     short = measure(tilted(t), _CLASSES, [1, 2, 3, 4, 5])
     np.testing.assert_allclose(padded.value, short.value, rtol=1e-13)
-    for long, own in ((padded.weights, short.weights), (padded.gradient, short.gradient)):
-        np.testing.assert_allclose(long, [*own, 0, 0], atol=1e-13)
+    for with_padding, unpadded in ((padded.weights, short.weights), (padded.gradient, short.gradient)):
+        np.testing.assert_allclose(with_padding, [*unpadded, 0, 0], atol=1e-13)
 
 
-def test_nobody_there_is_zero() -> None:
+def test_the_risk_of_no_losses_is_zero() -> None:
     """The law of a risk."""
     for t in (-1.0, 0.0, 3.0, math.inf):
         nothing = measure(tilted(t), _FIVE, np.zeros(5))
@@ -198,7 +198,7 @@ def test_whole_numbers_are_losses_too() -> None:
     assert value.dtype == jnp.float32
 
 
-def test_what_is_no_risk_of_losses_is_refused() -> None:
+def test_wrong_tilts_losses_and_weights_are_refused() -> None:
     """Sentences that say what was given and what to give."""
     with pytest.raises(eh.EvenhandError, match="t=nan"):
         tilted(math.nan)

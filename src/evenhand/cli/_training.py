@@ -1,0 +1,52 @@
+"""How ``evenhand run`` trains, and where it writes the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+__all__ = ["TrainingOptions"]
+
+_EVALUATIONS = 50
+_DEFAULT_EVERY = f"(default: {_EVALUATIONS} times a run)"
+_DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How long to train, with which clients, and where to write the run."""
+
+    rounds: int = 50
+    """rounds of communication T"""
+    cohort: int | Literal["all"] = "all"
+    """clients drawn per round m"""
+    stragglers: float = 0.0
+    """share of each cohort that is slow and does only part of its work"""
+    systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
+    """which clients are slow or drop out, instead of --stragglers: 'chain(stragglers(0.5), dropouts(0.1))'"""
+    seed: int = 0
+    """seed of the initial model, cohorts, batches and stragglers"""
+    eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
+    """rounds between two evaluations of every client"""
+    eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
+    """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
+    lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
+    """clients trained side by side"""
+    checkpoint: float | Literal["off"] = 10.0
+    """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
+    """the run folder"""
+    overwrite: bool = False
+    """replace an earlier run in that folder"""
+    quiet: bool = False
+    """print nothing but errors"""
+    config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """start from the config.json of an earlier run; options given here take precedence"""
+
+    @property
+    def every(self) -> int:
+        """Rounds between two evaluations."""
+        return max(1, self.rounds // _EVALUATIONS) if self.eval_every is None else self.eval_every
