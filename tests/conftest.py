@@ -1,5 +1,6 @@
 """Strict settings for every test: what JAX would let pass silently is an error here."""
 
+import gc
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +33,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_platforms", "cpu")
 # Four devices for the tests that ask for them; what asks for none gets one.
 jax.config.update("jax_default_device", jax.devices()[0])
+
+# Tracing makes so many objects that looking for cycles among all of them took a tenth of the suite's time.
+gc.set_threshold(10_000, 20, 100)
 
 hypothesis.settings.register_profile("evenhand", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("evenhand")

@@ -16,28 +16,53 @@ _AXIS = "clients"
 
 
 class Devices(NamedTuple):
-    """The devices that share a round; inside the program each runs its own part.
+    """The devices that share a round.
 
     Attributes:
-      size: the number of devices.
+      mesh: those devices; None for a single one.
     """
 
-    size: int
+    mesh: Mesh | None
 
-    def mine(self, dealt: Any) -> Any:
-        """This device's entry of leaves ``(size, ...)``."""
-        me = lax.axis_index(_AXIS) if self.size > 1 else 0
-        return jax.tree.map(lambda leaf: leaf[me], dealt)
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return 1 if self.mesh is None else self.mesh.size
 
-    def total(self, part: Any) -> Any:
-        """The sum over all devices."""
-        return lax.psum(part, _AXIS) if self.size > 1 else part
+    def each(self, function: Callable[[Any], Any], dealt: Any) -> Any:
+        """``function`` of every device's entry, run by that device; leaves ``(size, ...)`` before and after."""
 
-    def all(self, mine: Any) -> Any:
-        """Every device's entry, ``(size, ...)``."""
-        if self.size > 1:
-            return jax.tree.map(lambda leaf: lax.all_gather(leaf, _AXIS), mine)
-        return jax.tree.map(lambda leaf: leaf[None], mine)
+        def on_device(mine: Any) -> Any:
+            return jax.tree.map(lambda leaf: leaf[None], function(jax.tree.map(lambda leaf: leaf[0], mine)))
+
+        if self.mesh is None:
+            return on_device(dealt)
+        each = PartitionSpec(_AXIS)
+        return jax.shard_map(on_device, mesh=self.mesh, in_specs=each, out_specs=each, check_vma=False)(dealt)
+
+    def whole(self, values: Any) -> Any:
+        """The values, replicated on each device."""
+        return self._placed(values, lambda leaf: PartitionSpec())
+
+    def by_coordinate(self, values: Any, batched: int) -> Any:
+        """The values, a part of the coordinates on each device: all axes but the first ``batched`` are coordinates.
+
+        A leaf is cut along the longest of those axes that the devices divide evenly; without one, it is replicated.
+        """
+
+        def spec(leaf: Any) -> PartitionSpec:
+            axes = [axis for axis in range(batched, leaf.ndim) if leaf.shape[axis] % self.size == 0]
+            longest = max(axes, key=lambda axis: leaf.shape[axis], default=None)
+            return PartitionSpec() if longest is None else PartitionSpec(*[None] * longest, _AXIS)
+
+        return self._placed(values, spec)
+
+    def _placed(self, values: Any, spec: Callable[[Any], PartitionSpec]) -> Any:
+        if (mesh := self.mesh) is None:
+            return values
+        return jax.tree.map(
+            lambda leaf: lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec(leaf))), values
+        )
 
 
 def over(devices: int) -> Mesh | None:

@@ -1,5 +1,7 @@
 """A cohort spread over devices: the same numbers, whoever trains whom."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -62,6 +64,32 @@ def test_a_run_on_four_devices_repeats_its_bits_and_differs_from_one_by_rounding
     for a, b, c in zip(*(jax.tree.leaves(r.state) for r in (one, four, again)), strict=True):
         np.testing.assert_array_equal(b, c)
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The model is no better than a guess")  # after one round
+def test_each_device_reduces_a_part_of_the_coordinates(many):
+    """The aggregator is written for whole uploads; norms are sums over coordinates, and so over devices."""
+    placed = {}
+
+    def apply(uploads, present, state, key):
+        for name, leaf in uploads.delta.items():
+            jax.debug.inspect_array_sharding(leaf, callback=partial(placed.__setitem__, name))
+        squares = sum(jnp.sum(leaf**2, axis=range(1, leaf.ndim)) for leaf in uploads.delta.values())
+        shortest = jnp.argmin(jnp.where(present, squares, jnp.inf))
+        return jax.tree.map(lambda leaf: leaf[shortest], uploads.delta), squares
+
+    def run(devices):
+        method = eh.algorithms.fedavg(
+            eh.local.sgd(eh.models.softmax_regression(features=4, classes=3), 0.1, epochs=1, batch_size=4),
+            aggregator=Stack(lambda like, clients: jnp.zeros(6), apply),
+        )
+        return eh.simulate(method, many, rounds=1, cohort=6, seed=1, devices=devices)
+
+    one, four = run(1), run(4)
+    np.testing.assert_allclose(one.state.aggregators[0], four.state.aggregators[0], rtol=1e-5)
+    shapes = {name: (6, *leaf.shape) for name, leaf in one.params.items()}
+    held = {name: placed[name].shard_shape(shape) for name, shape in shapes.items()}
+    assert held == {"kernel": (6, 1, 3), "bias": (6, 3)}, "4 devices do not divide the 3 biases"
 
 
 def test_more_devices_than_clients_is_as_many_as_clients(many):

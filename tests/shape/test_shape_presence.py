@@ -170,11 +170,15 @@ def _attack(method: Algorithm, malicious: tuple[int, ...]) -> Attack:
     return Attack(clients=malicious, report=report, upload=upload)
 
 
-def _without(malicious: tuple[int, ...]) -> Systems:
-    """A world in which these clients drop out of every round."""
+def _without(absent: tuple[int, ...]) -> Systems:
+    """A world in which these two clients drop out of every round; one program, whoever they are."""
+    # Fractions become arguments of the program; whole numbers and arrays would compile it again.
+    numbers = tuple(client + 0.2 for client in absent)
 
     def draw(key: Any, cohort: Cohort, keep_partial: bool) -> Cohort:
-        return cohort._replace(present=cohort.present & ~jnp.isin(cohort.ids, jnp.array(malicious)))
+        ids = cohort.ids.astype(jnp.float32)
+        gone = (jnp.abs(ids - numbers[0]) < 0.5) | (jnp.abs(ids - numbers[1]) < 0.5)
+        return cohort._replace(present=cohort.present & ~gone)
 
     return Systems(draw)
 
@@ -182,10 +186,10 @@ def _without(malicious: tuple[int, ...]) -> Systems:
 @pytest.mark.parametrize("name", METHODS)
 def test_what_no_honest_client_can_send_is_rejected_and_counted_by_every_method(name: str) -> None:
     """The run is that of a world in which the malicious clients always drop out; SCAFFOLD keeps their states."""
-    method, malicious = METHODS[name], (1, 4)
-    settings: dict[str, Any] = {"rounds": 3, "seed": 2, "eval_every": 3}
-    attacked = eh.simulate(method, DATA, attack=_attack(method, malicious), **settings)
-    without = eh.simulate(method, DATA, systems=_without(malicious), **settings)
+    method, malicious, nobody = METHODS[name], (1, 4), (CLIENTS, CLIENTS + 1)
+    attack, settings = _attack(method, malicious), {"rounds": 3, "seed": 2, "eval_every": 3}
+    attacked = eh.simulate(method, DATA, attack=attack, systems=_without(nobody), **settings)
+    without = eh.simulate(method, DATA, attack=attack, systems=_without(malicious), **settings)
     for a, b in zip(jax.tree.leaves(attacked.state), jax.tree.leaves(without.state), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert np.isfinite(flat(attacked.params)).all()
@@ -193,8 +197,8 @@ def test_what_no_honest_client_can_send_is_rejected_and_counted_by_every_method(
     assert attacked.per_round["reported"].tolist() == [CLIENTS - 2.0] * 3
     assert without.per_round["rejected"].tolist() == [0.0] * 3
     assert [finding.kind for finding in attacked.findings] == ["rejected"]
-    # Clients that do not exist, so that the program is compiled already.
-    honest = eh.simulate(method, DATA, systems=_without((CLIENTS, CLIENTS + 1)), **settings)
+    no_attack = attack._replace(clients=())
+    honest = eh.simulate(method, DATA, attack=no_attack, systems=_without(nobody), **settings)
     assert honest.per_round["reported"].tolist() == [float(CLIENTS)] * 3
     assert not np.allclose(flat(honest.params), flat(attacked.params), rtol=1e-5, atol=1e-6)
 
@@ -203,18 +207,28 @@ def test_what_no_honest_client_can_send_is_rejected_and_counted_by_every_method(
 def test_each_kind_is_rejected_alone(what: str) -> None:
     """And what an honest client might have sent is not: half its weight, a large loss, a large delta."""
 
-    def send(value: float) -> Attack:
+    def send(a: float, b: float) -> Attack:
+        """The value ``exp(a) + log(b)``, so that one program serves a NaN and an infinity, too."""
+
+        def value() -> Any:
+            return jnp.exp(jnp.float32(a)) + jnp.log(jnp.float32(b))
+
         if what == "delta":
 
             def upload(delta: Any, key: Any) -> Any:
-                return jax.tree.map(lambda leaf: jnp.full_like(leaf, value), delta)
+                return jax.tree.map(lambda leaf: jnp.full_like(leaf, value()), delta)
 
             return Attack(clients=(2,), upload=upload)
-        return Attack(clients=(2,), report=lambda report, key: report._replace(**{what: jnp.float32(value)}))
+        return Attack(clients=(2,), report=lambda report, key: report._replace(**{what: value()}))
 
-    method = METHODS["delta_fl"]
-    for value, rejected in ((np.nan, 1.0), (np.inf, 1.0), (1.0, 0.0), (1e38, 0.0 if what == "loss" else 1.0)):
-        run = eh.simulate(method, DATA, rounds=1, attack=send(value))
+    method, huge = METHODS["delta_fl"], 0.0 if what == "loss" else 1.0
+    for value, (a, b), rejected in (
+        (np.nan, (0.5, -2.0), 1.0),
+        (np.inf, (300.0, 2.0), 1.0),
+        (1.34, (0.5, 0.735), 0.0),
+        (1e38, (87.498, 2.0), huge),
+    ):
+        run = eh.simulate(method, DATA, rounds=1, attack=send(a, b))
         assert run.per_round["rejected"].tolist() == [rejected], value
         assert np.isfinite(flat(run.params)).all()
 

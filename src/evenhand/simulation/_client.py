@@ -56,7 +56,7 @@ class Client(NamedTuple):
         def reported(
             member: Members, message: PyTree, state: PyTree, rows: Rows, number: Array, key: Key
         ) -> tuple[Report, Array]:
-            report = phase.report(message, state, _data(program, rows, member))
+            report = phase.report(message, state, _data(program.capacity, rows, member))
             report = rounds.false_report(attack, report, rows.malicious[member.ids], number, key)
             return report, member.present & rounds.accepts_report(phase.aggregator, report, largest)
 
@@ -72,7 +72,7 @@ class Client(NamedTuple):
             report, accepted = member.report, member.present
             if report is None:
                 report, accepted = reported(member, message, state, rows, number, key)
-            delta, state = phase.work(message, state, _data(program, rows, member), key)
+            delta, state = phase.work(message, state, _data(program.capacity, rows, member), key)
             delta = rounds.false_delta(attack, delta, rows.malicious[member.ids], number, key)
             return Trained(Upload(delta, *report), accepted & rounds.accepts_delta(delta), state)
 
@@ -82,13 +82,13 @@ class Client(NamedTuple):
         return Client(report, partial(train, (server, rows, keys, number)), noise)
 
 
-def effort(program: Program, index: int, rows: Rows, cohort: Cohort) -> Effort:
-    """What phase ``index`` costs each client of a cohort, fields ``(m,)``; nothing in an empty slot."""
-    of = program.algorithm.phases[index].effort or step_per_row
-    return jax.vmap(lambda member: of(_data(program, rows, member)))(Members.of(cohort))
+def effort(of: Callable[[ClientData], Effort] | None, capacity: int, rows: Rows, cohort: Cohort) -> Effort:
+    """What a phase whose effort is ``of`` costs each client of a cohort, fields ``(m,)``; nothing in an empty slot."""
+    of = step_per_row if of is None else of
+    return jax.vmap(lambda member: of(_data(capacity, rows, member)))(Members.of(cohort))
 
 
-def _data(program: Program, rows: Rows, member: Members) -> ClientData:
+def _data(capacity: int, rows: Rows, member: Members) -> ClientData:
     # An empty slot has no rows, so that its local work is done at once.
     size = jnp.where(member.present, rows.sizes[member.ids], 0)
-    return ClientData(rows.x, rows.y, rows.starts[member.ids], size, member.progress, program.capacity)
+    return ClientData(rows.x, rows.y, rows.starts[member.ids], size, member.progress, capacity)

@@ -43,7 +43,7 @@ class Groups(NamedTuple):
 
     Attributes:
       devices: among whom the groups are dealt.
-      members: this device's groups, leaves ``(groups, lanes)``.
+      members: of all groups, leaves ``(devices, groups, lanes)``.
       order: ``(m,)``, which member of the cohort has each rank.
       ranks: ``(devices, groups, lanes)``, from :func:`deal`.
       useful: local steps of the cohort.
@@ -72,30 +72,41 @@ class Groups(NamedTuple):
         slots = jnp.where(live, steps[place], 0).astype(jnp.float32)
         executed = jnp.sum(jnp.max(slots, axis=-1)) * ranks.shape[2]
         useful = jnp.sum(steps.astype(jnp.float32))
-        return Groups(devices, devices.mine(members), order, ranks, useful, executed)
+        return Groups(devices, members, order, ranks, useful, executed)
 
     def with_reports(self, report: Report, present: Array) -> Groups:
         """The same groups with what their members reported, and who is left: fields ``(m,)`` in the cohort's order."""
         place = self.order[np.minimum(self.ranks, self.order.shape[0] - 1)]
-        report, present = self.devices.mine(jax.tree.map(lambda leaf: leaf[place], (report, present)))
+        report, present = jax.tree.map(lambda leaf: leaf[place], (report, present))
         return self._replace(
             members=self.members._replace(report=report, present=self.members.present & present)
         )
 
     def map(self, function: Callable[[Members], PyTree]) -> PyTree:
-        """``function`` of every member, gathered from all devices in the cohort's order."""
-        return self.ungroup(lax.map(lambda group: side_by_side(function, group), self.members))
+        """``function`` of every member, in the cohort's order, on all devices."""
+        return self.ungroup(self.map_groups(lambda group: side_by_side(function, group)))
+
+    def map_groups(self, function: Callable[[Members], PyTree]) -> PyTree:
+        """``function`` of every group, ``(devices, groups, lanes, ...)``: a group's part stays on its device."""
+        return self.devices.each(lambda members: lax.map(function, members), self.members)
+
+    def total(self, parts: PyTree) -> PyTree:
+        """The sum of leaves ``(devices, ...)``, on all devices."""
+        return self.devices.whole(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts))
 
     def ungroup(self, grouped: PyTree) -> PyTree:
-        """From every device's ``(groups, lanes, ...)`` to ``(m, ...)`` in the cohort's order."""
+        """From ``(devices, groups, lanes, ...)`` to ``(m, ...)`` in the cohort's order, on all devices."""
+        return self._in_order(self.devices.whole(grouped))
+
+    def by_coordinate(self, grouped: PyTree) -> PyTree:
+        """As :meth:`ungroup`, with a part of the coordinates on each device."""
+        return self._in_order(self.devices.by_coordinate(grouped, 3))
+
+    def _in_order(self, grouped: PyTree) -> PyTree:
         m = self.order.shape[0]
         slot = np.argsort(self.ranks, axis=None, kind="stable")[:m]
         back = jnp.asarray(slot)[jnp.argsort(self.order)]
-
-        def flat(leaf: Array) -> Array:
-            return leaf.reshape(-1, *leaf.shape[3:])[back]
-
-        return jax.tree.map(flat, self.devices.all(grouped))
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:])[back], grouped)
 
 
 def deal(m: int, lanes: int, devices: int) -> npt.NDArray[Any]:

@@ -54,36 +54,41 @@ def reduced(
         return _in_passes(aggregator, memory, client, groups, store, key)
     public = aggregator.publish(memory)
 
-    def lifted(members: Members, done: Trained) -> PyTree:
-        return _lifted(aggregator, public, 0, client, members, done.upload, done.accepted)
+    def on_device(members: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
+        def lifted(group: Members, done: Trained) -> PyTree:
+            return _lifted(aggregator, public, 0, client, group, done.upload, done.accepted)
 
-    def step(total: PyTree, members: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
-        done = _train(client, members, store)
-        return tree.add(total, lifted(members, done)), (done.state, done.accepted)
+        def step(total: PyTree, group: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
+            done = _train(client, group, store)
+            return tree.add(total, lifted(group, done)), (done.state, done.accepted)
 
-    first = tree.take(groups.members, jnp.int32(0))
-    like = jax.eval_shape(lambda: lifted(first, _train(client, first, store)))
-    total, kept = lax.scan(step, _zeros(like), groups.members)
-    direction, memory = in_passes(aggregator, memory, key, lambda public, number: groups.devices.total(total))
+        first = tree.take(members, jnp.int32(0))
+        like = jax.eval_shape(lambda: lifted(first, _train(client, first, store)))
+        return lax.scan(step, _zeros(like), members)
+
+    totals, kept = groups.devices.each(on_device, groups.members)
+    direction, memory = in_passes(aggregator, memory, key, lambda public, number: groups.total(totals))
     return Reduced(direction, memory, *groups.ungroup(kept))
 
 
 def _in_passes(
     aggregator: Sum, memory: PyTree, client: Client, groups: Groups, store: PyTree, key: Key
 ) -> Reduced:
-    done = lax.map(lambda members: _train(client, members, store), groups.members)
+    done = groups.map_groups(lambda group: _train(client, group, store))
 
     def total_of(public: PyTree, number: int) -> PyTree:
-        def lifted(group: tuple[Members, Upload, Array]) -> PyTree:
-            members, uploads, accepted = group
-            return _lifted(aggregator, public, number, client, members, uploads, accepted)
+        def on_device(kept: tuple[Members, Upload, Array]) -> PyTree:
+            def lifted(group: tuple[Members, Upload, Array]) -> PyTree:
+                members, uploads, accepted = group
+                return _lifted(aggregator, public, number, client, members, uploads, accepted)
 
-        def step(total: PyTree, group: tuple[Members, Upload, Array]) -> tuple[PyTree, None]:
-            return tree.add(total, lifted(group)), None
+            def step(total: PyTree, group: tuple[Members, Upload, Array]) -> tuple[PyTree, None]:
+                return tree.add(total, lifted(group)), None
 
-        kept = (groups.members, done.upload, done.accepted)
-        like = jax.eval_shape(lambda: lifted(tree.take(kept, jnp.int32(0))))
-        return groups.devices.total(lax.scan(step, _zeros(like), kept)[0])
+            like = jax.eval_shape(lambda: lifted(tree.take(kept, jnp.int32(0))))
+            return lax.scan(step, _zeros(like), kept)[0]
+
+        return groups.total(groups.devices.each(on_device, (groups.members, done.upload, done.accepted)))
 
     direction, memory = in_passes(aggregator, memory, key, total_of)
     return Reduced(direction, memory, *groups.ungroup((done.state, done.accepted)))
@@ -103,13 +108,16 @@ def stacked(
 
     ``noise`` has the key of each client of the cohort, ``(m,)``.
     """
-    uploads, accepted, states = groups.ungroup(
-        lax.map(lambda members: _train(client, members, store), groups.members)
-    )
+    done = groups.map_groups(lambda group: _train(client, group, store))
+    delta = groups.by_coordinate(done.upload.delta)
+    (weight, loss), accepted, states = groups.ungroup((done.upload[1:], done.accepted, done.state))
+    uploads = Upload(delta, weight, loss)
     if agreed is not None:
         uploads = agreed(tree.among(accepted, uploads), accepted)
         accepted = accepted & jax.vmap(rounds.accepts_delta)(uploads.delta)
-    direction, memory = reduce_uploads(aggregator, uploads, accepted, memory, key, noise)
+    direction, memory = groups.devices.whole(
+        reduce_uploads(aggregator, uploads, accepted, memory, key, noise)
+    )
     return Reduced(direction, memory, states, accepted)
 
 

@@ -3,7 +3,8 @@
 A round's cohort is cut into groups of ``lanes`` clients, which are dealt to the devices.  Each device scans its groups;
 the clients of a group are ``vmap``ped and run until the longest of them is done, so the cohort is sorted by work first.
 Aggregators of the sum form are accumulated along the scan and then over the devices, which keeps memory at O(lanes)
-models; the others get the cohort's stacked uploads.  Everything but the clients' work is done by every device.
+models; the others get the cohort's stacked uploads, of which each device holds a part of the coordinates.  Everything
+else is done by every device.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from evenhand import rounds, tree
-from evenhand.devices import everywhere, on_each
+from evenhand.devices import everywhere
 from evenhand.rounds import RoundState
 from evenhand.simulation import _client
 from evenhand.simulation._client import Client
@@ -126,12 +127,6 @@ def _compiled(program: _ByKey) -> Any:
 def _run_rounds(
     program: Program, state: RoundState, rows: Rows, keys: Keys, first: Array, count: Array
 ) -> tuple[RoundState, _Infos]:
-    return on_each(program.mesh, partial(_loop, program))(state, rows, keys, first, count)
-
-
-def _loop(
-    program: Program, state: RoundState, rows: Rows, keys: Keys, first: Array, count: Array
-) -> tuple[RoundState, _Infos]:
     one = jax.jit(partial(one_round, program))  # traced once, for the shapes and for the loop
     shapes = jax.eval_shape(one, state, rows, keys, first)[1]
     infos = {name: jnp.zeros((program.buffer, *info.shape), info.dtype) for name, info in shapes.items()}
@@ -139,7 +134,8 @@ def _loop(
     def body(i: Array, carry: tuple[RoundState, _Infos]) -> tuple[RoundState, _Infos]:
         state, infos = carry
         state, info = one(state, rows, keys, first + i)
-        return state, {name: infos[name].at[i].set(info[name]) for name in infos}
+        infos = {name: infos[name].at[i].set(info[name]) for name in infos}
+        return program.devices.whole((state, infos))
 
     return lax.fori_loop(0, count, body, (state, infos))
 
@@ -157,7 +153,7 @@ def one_round(
         cohort = rounds.cohort(
             algorithm, program.systems, rows.sizes, program.cohort, keys, number, index, rows.table
         )
-        effort = _client.effort(program, index, rows, cohort)
+        effort = _client.effort(algorithm.phases[index].effort, program.capacity, rows, cohort)
         groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices)
         state, info, accepted = _one_phase(program, index, state, rows, keys, number, cohort, groups)
         reported, drawn = (jnp.sum(slots.astype(jnp.float32)) for slots in (accepted, cohort.present))

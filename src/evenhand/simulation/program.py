@@ -44,7 +44,7 @@ class Program(NamedTuple):
     @property
     def devices(self) -> Devices:
         """Those of the mesh."""
-        return Devices(1 if self.mesh is None else self.mesh.size)
+        return Devices(self.mesh)
 
 
 class Rows(NamedTuple):

@@ -38,6 +38,10 @@ _MOST_WASTE = 1.1
 _COPIES = 8
 """Models that one lane keeps at a time, about: parameters, gradients, optimiser, sums."""
 
+_effort = jax.jit(
+    _client.effort, static_argnums=(0, 1)
+)  # compiled once for all methods with the same local work
+
 
 class Setup(NamedTuple):
     """All that a run needs before its first round.
@@ -135,12 +139,11 @@ def _default_lanes(program: Program, params: Params, source: Source) -> int:
 
 def _waste(program: Program, rows: Rows, lanes: int) -> float:
     """Executed over useful local steps, over some random cohorts."""
-    last = len(program.algorithm.phases) - 1
-    clients = rows.sizes.shape[0]
+    of, clients = program.algorithm.phases[-1].effort, rows.sizes.shape[0]
     rng = np.random.default_rng(0)
     chosen = rng.integers(0, clients, (16, program.cohort), dtype=np.int32)
-    effort = jax.jit(lambda rows, ids: _client.effort(program, last, rows, Cohort.of(ids)))
-    steps = np.asarray(effort(rows, chosen.ravel()).steps, np.float64).reshape(chosen.shape)
+    steps = _effort(of, program.capacity, rows, Cohort.of(chosen.ravel())).steps
+    steps = np.asarray(steps, np.float64).reshape(chosen.shape)
     steps = np.concatenate([-np.sort(-steps, axis=1), np.zeros((len(steps), 1))], axis=1)
     ranks = np.minimum(deal(program.cohort, lanes, program.devices.size), program.cohort)
     executed = steps[:, ranks].max(axis=-1).sum() * ranks.shape[-1]

@@ -148,7 +148,7 @@ def _counted(
     program: Program, index: int, rows: Rows, cohort: Cohort, accepted: Array, before: dict[str, Array]
 ) -> dict[str, Array]:
     """How much work that was, and how many uploads came of it."""
-    steps, passed = effort(program, index, rows, cohort)
+    steps, passed = effort(program.algorithm.phases[index].effort, program.capacity, rows, cohort)
     counts = {USEFUL: steps, EXECUTED: steps, ROWS: passed, "rejected": cohort.present & ~accepted}
     more = {name: before[name] + jnp.sum(count.astype(jnp.float32)) for name, count in counts.items()}
     return {**more, "reported": jnp.sum(accepted.astype(jnp.float32))}
