@@ -11,7 +11,8 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=4 "
     + (
-        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+        "--xla_cpu_parallel_codegen_split_count=1"
         if version("jaxlib").startswith("0.10.")
         # One generator of kernels is left, whose exponentials are good to 1e-5 only at level 0.
         else "--xla_backend_optimization_level=1"

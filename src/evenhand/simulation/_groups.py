@@ -66,7 +66,8 @@ class Groups(NamedTuple):
         if ranks.shape[0] * ranks.shape[2] > 1:
             order = jnp.argsort(-steps, stable=True)
         live = ranks < m
-        place = order[np.minimum(ranks, m - 1)]
+        # Else XLA divides what follows, too, and adding up a few numbers takes another exchange between the devices.
+        place = devices.whole(order[np.minimum(ranks, m - 1)])
         members = jax.tree.map(lambda leaf: leaf[place], Members.of(cohort))
         members = members._replace(present=members.present & live)
         slots = jnp.where(live, steps[place], 0).astype(jnp.float32)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -142,7 +143,7 @@ def _waste(program: Program, rows: Rows, lanes: int) -> float:
     of, clients = program.algorithm.phases[-1].effort, rows.sizes.shape[0]
     rng = np.random.default_rng(0)
     chosen = rng.integers(0, clients, (16, program.cohort), dtype=np.int32)
-    steps = _effort(of, program.capacity, rows, Cohort.of(chosen.ravel())).steps
+    steps = _effort(of, program.capacity, rows, Cohort.of(jnp.asarray(chosen.ravel()))).steps
     steps = np.asarray(steps, np.float64).reshape(chosen.shape)
     steps = np.concatenate([-np.sort(-steps, axis=1), np.zeros((len(steps), 1))], axis=1)
     ranks = np.minimum(deal(program.cohort, lanes, program.devices.size), program.cohort)
