@@ -60,7 +60,7 @@ def fit(
     steps: int,
     seed: int | None = None,
     params: Params | None = None,
-    go_on: Fit | None = None,
+    after: Fit | None = None,
 ) -> Fit:
     """Trains on all examples, in one compiled loop.
 
@@ -69,9 +69,9 @@ def fit(
       x: features, ``(n, ...)``.
       y: labels, ``(n, ...)``.
       steps: the number of steps.
-      seed: decides the initial parameters, if none are given, and the batches; None: 0, or that of ``go_on``.
+      seed: decides the initial parameters, if none are given, and the batches; None: 0, or that of ``after``.
       params: where to start; None: the model's own initial ones.
-      go_on: an earlier fit to continue, with the batches that would have come next.
+      after: an earlier fit to continue, with the batches that would have come next.
 
     Raises:
       EvenhandError: no examples, not one label per example, or ``steps`` is not a whole number from 0.
@@ -95,13 +95,13 @@ def fit(
         )
     whole_number("steps", steps, 0, 10**9)
     if seed is None:
-        seed = 0 if go_on is None else go_on.seed
+        seed = 0 if after is None else after.seed
     root = jax.random.key(seed)
-    if go_on is None:
+    if after is None:
         initial = solver.model.init(stream(root, Purpose.INIT)) if params is None else params
         state, first = solver.init(initial, x, y), 0
     else:
-        state, first = go_on.state, go_on.steps
+        state, first = after.state, after.steps
     state = _steps(solver.step, state, x, y, root, jnp.int32(first), jnp.int32(steps))
     return Fit(solver.params(state), state, first + steps, seed)
 

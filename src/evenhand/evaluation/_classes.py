@@ -89,14 +89,14 @@ class ClassIndex(NamedTuple):
         """The accuracies, from how many examples of each cell are right, ``(cells,)``."""
         return ClassMetrics(self.clients, self.classes, self.counts, right / self.counts)
 
-    def some(self, own: slice) -> ClassIndex:
-        """The index of the clients in the slice ``own``, renumbered from 0."""
+    def some(self, chosen: slice) -> ClassIndex:
+        """The index of the clients in the slice ``chosen``, renumbered from 0."""
         rows, offsets = (
-            slice(self.offsets[own.start], self.offsets[own.stop]),
-            self.offsets[own.start : own.stop + 1],
+            slice(self.offsets[chosen.start], self.offsets[chosen.stop]),
+            self.offsets[chosen.start : chosen.stop + 1],
         )
-        cells = slice(*np.searchsorted(self.clients, [own.start, own.stop]))
-        clients = self.clients[cells] - own.start
+        cells = slice(*np.searchsorted(self.clients, [chosen.start, chosen.stop]))
+        clients = self.clients[cells] - chosen.start
         cells_of = (clients, self.classes[cells], self.counts[cells])
         return ClassIndex(self.y[rows], offsets - offsets[0], self.number, *cells_of)
 

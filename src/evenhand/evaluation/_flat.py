@@ -62,9 +62,9 @@ class Prepared(NamedTuple):
         """Examples per client, ``(K,)``."""
         return np.diff(self.offsets)
 
-    def some(self, own: slice) -> Prepared:
-        """Only the clients in the slice ``own``, renumbered from 0; no examples are moved."""
-        return self._replace(offsets=self.offsets[own.start : own.stop + 1], clients=None)
+    def some(self, chosen: slice) -> Prepared:
+        """Only the clients in the slice ``chosen``, renumbered from 0; no examples are moved."""
+        return self._replace(offsets=self.offsets[chosen.start : chosen.stop + 1], clients=None)
 
 
 def prepare(split: Split) -> Prepared:

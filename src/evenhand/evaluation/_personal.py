@@ -154,10 +154,10 @@ def _block(
     return _Block(x, y, clients, np.where(live, ids, 0), np.where(live, starts, 0), sizes, spec)
 
 
-def filled(part: Any, own: slice, room: int) -> NDArray:
-    """The rows ``part[own]``, padded with zeros to ``room`` rows."""
+def filled(part: Any, rows: slice, room: int) -> NDArray:
+    """The rows ``part[rows]``, padded with zeros to ``room`` rows."""
     whole = np.zeros((room, *part.shape[1:]), part.dtype)
-    whole[: own.stop - own.start] = part[own]
+    whole[: rows.stop - rows.start] = part[rows]
     return whole
 
 

@@ -44,7 +44,7 @@ def _dispatch(native: _Form, products: _Form, own_kernels: _Form) -> _Form:
     @value.def_vmap
     def _(axis_size: int, batched: list[bool], x: Array, kernel: Array) -> tuple[Array, bool]:
         form = own_kernels if batched[1] else native
-        return jax.vmap(form, tuple(0 if own else None for own in batched))(x, kernel), True
+        return jax.vmap(form, tuple(0 if is_batched else None for is_batched in batched))(x, kernel), True
 
     function = jax.custom_jvp(lambda x, kernel: value(x, kernel))
 

@@ -142,13 +142,13 @@ class Evaluation:
             return self._adapted((state.server, state.clients), served, self.algorithm.adapt)
         if self.algorithm.personal_params is not None:
             parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
-            return self._own((state.server, state.clients), parts, served)
+            return self._personal((state.server, state.clients), parts, served)
         model, params = self.algorithm.model, self.algorithm.global_params(state.server)
         return Served.of(
             {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
         )
 
-    def _own(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
+    def _personal(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
         model = self.algorithm.model
         found = {
             name: personal_per_class(
@@ -182,7 +182,7 @@ class Evaluation:
             }
             how = (clients[window], together, self.root, self.capacity, self.lanes)
             params = adapt_all(adapt, serve, states, parts["train"][0], *how)
-            served[first] = self._own(params, parts, tree.take)
+            served[first] = self._personal(params, parts, tree.take)
         return Served.joined(served)
 
     def columns(self, served: Served) -> dict[str, float]:

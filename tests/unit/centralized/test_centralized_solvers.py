@@ -83,10 +83,10 @@ def test_a_ramp_ends_where_its_last_tilt_does_and_may_be_interrupted() -> None:
     whole = fit(solver, POINTS, LABELS, steps=600)
     np.testing.assert_allclose(whole.params, optimum(3.0), atol=1e-4)
     half = fit(solver, POINTS, LABELS, steps=40)
-    assert np.array_equal(fit(solver, POINTS, LABELS, steps=560, go_on=half).params, whole.params)
+    assert np.array_equal(fit(solver, POINTS, LABELS, steps=560, after=half).params, whole.params)
     noisy = stochastic(QUADRATIC, t=1.0, rate=0.5, batch_size=1, optimiser=optax.sgd(0.1))
     once, first = (fit(noisy, POINTS, LABELS, steps=steps, seed=5) for steps in (20, 10))
-    assert np.array_equal(fit(noisy, POINTS, LABELS, steps=10, go_on=first).params, once.params)
+    assert np.array_equal(fit(noisy, POINTS, LABELS, steps=10, after=first).params, once.params)
     assert abs(float(half.params) - optimum(3.0)) > 1e-2
 
 

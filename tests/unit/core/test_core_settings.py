@@ -117,7 +117,7 @@ def test_a_fit_begins_and_draws_by_its_seed() -> None:
     ends = [float(fit(solver, X, Y, steps=3, seed=seed, params=zero).params) for seed in (0, 3, 0)]
     assert ends[0] == ends[2] != ends[1]
     half = fit(solver, X, Y, steps=3, seed=3, params=zero)
-    continued = [fit(solver, X, Y, steps=2, seed=seed, go_on=half) for seed in (None, 3, 0)]
+    continued = [fit(solver, X, Y, steps=2, seed=seed, after=half) for seed in (None, 3, 0)]
     assert float(continued[0].params) == float(continued[1].params) != float(continued[2].params)
     assert [(each.steps, each.seed) for each in continued] == [(5, 3), (5, 3), (5, 0)]
 
