@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["Devices", "copies", "dealt", "everywhere", "here", "on_each", "over"]
+__all__ = ["Devices", "copies", "dealt", "everywhere", "here", "over"]
 
 _AXIS = "clients"
 
@@ -102,14 +102,6 @@ def dealt(mesh: Mesh | None, parts: list[Any]) -> Any:
 def here(values: Any) -> Any:
     """A tree of replicated arrays, as they are on the first device of this process."""
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), values)
-
-
-def on_each(mesh: Mesh | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as each device of the mesh runs it, on replicated arguments."""
-    if mesh is None:
-        return function
-    spec = PartitionSpec()
-    return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 
 
 @jax.jit

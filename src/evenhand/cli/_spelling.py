@@ -74,7 +74,7 @@ def options_of(command: type) -> Options:
     hints = get_type_hints(command, include_extras=True)
     for field in dataclasses.fields(command):
         hint = hints[field.name]
-        marks: tuple[Any, ...] = getattr(hint, "__metadata__", ())
+        marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
         kinds, needed = tuple(_kinds(hint)), field.default is dataclasses.MISSING
         if any(dataclasses.is_dataclass(kind) for kind in kinds):
             if len(kinds) == 1:  # not the methods, of which there is a choice

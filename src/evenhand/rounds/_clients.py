@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
-from evenhand.devices import on_each
 from evenhand.errors import expect
 from evenhand.streams import Keys, Purpose, client_stream, stream
 from evenhand.systems import Systems
@@ -142,11 +140,10 @@ def wires(
     rows: tuple[Array, Array],
     capacity: int,
     clients: int,
-    mesh: Mesh | None = None,
 ) -> tuple[Wire, ...]:
     """What each phase sends, found without computing anything.
 
-    With the ``capacity`` and the ``mesh`` of the program, the work's gradient is traced once for this and the rounds.
+    With the ``capacity`` of a program on one device, the work's gradient is traced once for this and the rounds.
 
     Args:
       algorithm: the method.
@@ -154,7 +151,6 @@ def wires(
       rows: ``(x, y)`` of one or many clients, or their shapes.
       capacity: rows of the largest client.
       clients: how many clients there are.
-      mesh: devices that share a round; None: one.
     """
 
     def exchange(phase: Phase, params: Params, rows: tuple[Array, Array], key: Key) -> Wire:
@@ -170,7 +166,7 @@ def wires(
         return Wire(message, report, delta, public, lifted)
 
     return tuple(
-        jax.eval_shape(on_each(mesh, partial(exchange, phase)), params, rows, jax.random.key(0))
+        jax.eval_shape(partial(exchange, phase), params, rows, jax.random.key(0))
         for phase in algorithm.phases
     )
 

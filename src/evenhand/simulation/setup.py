@@ -39,9 +39,8 @@ _MOST_WASTE = 1.1
 _COPIES = 8
 """Models that one lane keeps at a time, about: parameters, gradients, optimiser, sums."""
 
-_effort = jax.jit(
-    _client.effort, static_argnums=(0, 1)
-)  # compiled once for all methods with the same local work
+# Compiled once for all methods with the same local work.
+_effort = jax.jit(_client.effort, static_argnums=(0, 1))
 
 
 class Setup(NamedTuple):
@@ -100,7 +99,7 @@ def set_up(
         program = program._replace(lanes=_default_lanes(program, params, source))
     setup = Setup(program, source, keys, RoundState((), (), ()), {})
     rows, clients = setup.rows, data.num_clients
-    wires = rounds.wires(algorithm, params, (rows.x, rows.y), capacity, clients, mesh)
+    wires = rounds.wires(algorithm, params, (rows.x, rows.y), capacity, clients)
 
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
     state = copies(everywhere(mesh, rounds.begin(algorithm, params, clients, wires)))
