@@ -61,18 +61,23 @@ def permute(position: Array, size: Array, word: Array, epoch: Array) -> Array:
     pivots = _hash(salts + np.uint32(0x68E31DA4)) % n
     # A random rotation first: with the rounds alone, one position in 2**rounds would stay where it is.
     i = (position.astype(jnp.uint32) + _hash(start ^ word[1]) % n) % n
-    for r in range(_ROUNDS):
-        partner = pivots[r] + n - i
-        partner = jnp.where(partner >= n, partner - n, partner)
-        swap = _top_bit(jnp.maximum(i, partner) ^ salts[r])
-        i = jnp.where(swap == 1, partner, i)
+
+    def swap_or_not(i: Array, words: tuple[Array, Array]) -> tuple[Array, None]:
+        pivot, salt = words
+        partner = pivot + n - i
+        partner = lax.min(partner, partner - n)  # a difference below 0 is a huge number
+        return lax.select(_top_bit(lax.max(i, partner) ^ salt), partner, i), None
+
+    # A loop compiles in half the time; on a CPU it is as fast, but elsewhere each iteration is a kernel to launch.
+    unroll = 4 if jax.default_backend() == "cpu" else _ROUNDS
+    i, _ = lax.scan(swap_or_not, i, (pivots, salts), unroll=unroll)
     return i.astype(jnp.int32)
 
 
 def _top_bit(x: Array) -> Array:
-    """The top bit of :func:`_hash`, which its last step does not touch."""
+    """Whether the top bit of :func:`_hash`, which its last step does not touch, is set."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    return ((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)) >> np.uint32(31)
+    return (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B) >= np.uint32(2**31)
 
 
 def _hash(x: Array) -> Array:

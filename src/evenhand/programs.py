@@ -162,7 +162,7 @@ def evaluate(
     step: Callable[[JaxprEqn, list[Any]], Sequence[Any]],
     literal: Callable[[Literal], Any] = lambda literal: literal.val,
 ) -> list[Any]:
-    """The results of a program, evaluated equation by equation.
+    """The results of a program, evaluated equation by equation; those that nothing needs are left out.
 
     Args:
       jaxpr: the program, open.
@@ -185,12 +185,27 @@ def evaluate(
     def read(atom: Any) -> Any:
         return literal(atom) if isinstance(atom, Literal) else known[atom]
 
-    for equation in jaxpr.eqns:
+    for equation in _needed(jaxpr):
         operands = [read(atom) for atom in equation.invars]
         with equation.ctx.manager:
             results = step(equation, operands)
         known.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    """The equations that have an effect, or that a result or such an equation needs."""
+    used, needed = set[Any](), list[JaxprEqn]()
+
+    def use(atoms: Sequence[Any]) -> None:
+        used.update(atom for atom in atoms if not isinstance(atom, Literal))
+
+    use(jaxpr.outvars)
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not used.isdisjoint(equation.outvars):
+            use(equation.invars)
+            needed.append(equation)
+    return needed[::-1]
 
 
 def as_it_is(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:

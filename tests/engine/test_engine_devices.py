@@ -49,8 +49,8 @@ def many():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_engine_and_twin_agree_at_all_lanes_on_one_and_four_devices(many, name):
-    """All lanes for a sum, a stack and two exchanges; what else a method has does not know of its lanes."""
-    lanes = (1, 3, COHORT) if name in ("fedavg", "fedavg, median", "feddane") else (3,)
+    """All lanes for a sum and a stack; what else a method has does not know of its lanes."""
+    lanes = (1, 3, COHORT) if name in ("fedavg", "fedavg, median") else (3,)
     eh.testing.check_algorithm(METHODS[name], many, cohort=COHORT, lanes=lanes, devices=(1, 4), rounds=2)
 
 
@@ -137,6 +137,6 @@ def test_convolutions_agree_at_all_lanes_on_one_and_four_devices():
         np.asarray(leaf) for leaf in jax.tree.leaves(model.init(stream(jax.random.key(0), Purpose.INIT)))
     ]
     assert max(np.abs(a - b).max() for a, b in zip(first, begun, strict=True)) > 1e-2
-    for lanes, devices in ((3, 1), (5, 1), (1, 4), (3, 4)):
+    for lanes, devices in ((5, 1), (1, 4), (3, 4)):
         for one, other in zip(first, trained(lanes, devices), strict=True):
             np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)

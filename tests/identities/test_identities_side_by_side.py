@@ -111,7 +111,8 @@ def test_methods_that_cannot_share_rounds_are_refused() -> None:
             alg.side_by_side({"a": METHODS["fedavg"], "b": other})
     with pytest.raises(eh.EvenhandError, match="different schemes"):
         alg.side_by_side({"a": METHODS["fedavg"], "b": alg.qfedavg(STEP, q=1.0, lipschitz=10.0)})
-    another_model = alg.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1), sampling=EQUAL_WEIGHTS)
+    perceptron = eh.models.mlp(4, classes=3)
+    another_model = alg.fedavg(eh.local.sgd(perceptron, 0.1, epochs=1), sampling=EQUAL_WEIGHTS)
     with pytest.raises(eh.EvenhandError, match="different models"):
         alg.side_by_side({"a": METHODS["fedavg"], "b": another_model})
     with pytest.raises(eh.EvenhandError, match="no method"):

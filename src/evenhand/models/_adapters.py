@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import flax.errors
@@ -121,6 +122,18 @@ class _Functions(NamedTuple):
 
 
 def _linen(module: nn.Module, sample: Array) -> _Functions:
+    """Equal modules give the same functions, so that runs with them share compiled programs."""
+    like = jax.ShapeDtypeStruct(sample.shape, sample.dtype)
+    try:
+        hash(module)
+    except TypeError:  # it has a list, a dict or an array
+        return _functions_of(module, "", like)
+    return _known_functions(module, repr(module), like)
+
+
+def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct) -> _Functions:
+    """The functions of a module; ``text`` tells 1 from 1.0, which are equal."""
+    sample = jnp.zeros(like.shape, like.dtype)
     evaluating = _mode(type(module), train=False)
     training = _mode(type(module), train=True)
 
@@ -141,6 +154,9 @@ def _linen(module: nn.Module, sample: Array) -> _Functions:
             raise EvenhandError(f'{type(module).__name__} keeps a collection "{name}": {_STATISTICS}')
     # Compiled as one program, which is cached between processes; else every small draw would compile its own.
     return _Functions(jax.jit(init), apply, apply_train if training else None)
+
+
+_known_functions = lru_cache(maxsize=64)(_functions_of)
 
 
 def _nnx(factory: _Factory) -> _Functions:

@@ -39,9 +39,6 @@ _MOST_WASTE = 1.1
 _COPIES = 8
 """Models that one lane keeps at a time, about: parameters, gradients, optimiser, sums."""
 
-# Compiled once for all methods with the same local work.
-_effort = jax.jit(_client.effort, static_argnums=(0, 1))
-
 
 class Setup(NamedTuple):
     """All that a run needs before its first round.
@@ -142,7 +139,7 @@ def _waste(program: Program, rows: Rows, lanes: int) -> float:
     of, clients = program.algorithm.phases[-1].effort, rows.sizes.shape[0]
     rng = np.random.default_rng(0)
     chosen = rng.integers(0, clients, (16, program.cohort), dtype=np.int32)
-    steps = _effort(of, program.capacity, rows, Cohort.of(jnp.asarray(chosen.ravel()))).steps
+    steps = _client.effort(of, program.capacity, rows, Cohort.of(jnp.asarray(chosen.ravel()))).steps
     steps = np.asarray(steps, np.float64).reshape(chosen.shape)
     steps = np.concatenate([-np.sort(-steps, axis=1), np.zeros((len(steps), 1))], axis=1)
     ranks = np.minimum(deal(program.cohort, lanes, program.devices.size), program.cohort)

@@ -18,19 +18,9 @@ _CLASSES = 3
 
 
 def toy_model() -> Model:
-    """Softmax regression from 4 features to 3 classes, as pure functions."""
-
-    def init(key: Key) -> Params:
-        return {"w": 0.3 * jax.random.normal(key, (_FEATURES, _CLASSES)), "b": jnp.zeros(_CLASSES)}
-
-    def apply(params: Params, x: Array) -> Array:
-        return x @ params["w"] + params["b"][None]
-
-    def accuracy(outputs: Array, y: Array) -> Array:
-        return (jnp.argmax(outputs, axis=-1) == y).astype(jnp.float32)
-
+    """Softmax regression from 4 features to 3 classes, as pure functions; all calls give the same ones."""
     losses = optax.losses.softmax_cross_entropy_with_integer_labels
-    return Model(init, apply, losses, {"accuracy": accuracy})
+    return Model(_init, _apply, losses, {"accuracy": _accuracy})
 
 
 def toy_data(seed: int = 0) -> FederatedDataset:
@@ -50,3 +40,15 @@ def _split(rng: np.random.Generator, sizes: np.ndarray) -> Split:
     x = rng.normal(size=(len(client), _FEATURES)) + 0.3 * client[:, None]
     y = (np.argmax(x[:, :_CLASSES], axis=1) + client) % _CLASSES
     return Split(x.astype(np.float32), y.astype(np.int32), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def _init(key: Key) -> Params:
+    return {"w": 0.3 * jax.random.normal(key, (_FEATURES, _CLASSES)), "b": jnp.zeros(_CLASSES)}
+
+
+def _apply(params: Params, x: Array) -> Array:
+    return x @ params["w"] + params["b"][None]
+
+
+def _accuracy(outputs: Array, y: Array) -> Array:
+    return (jnp.argmax(outputs, axis=-1) == y).astype(jnp.float32)

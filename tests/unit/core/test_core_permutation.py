@@ -51,6 +51,31 @@ def test_bijection_for_small_sizes() -> None:
         assert sorted(order[:n].tolist()) == list(range(n))
 
 
+def test_positions_are_those_of_a_loop_over_rounds_in_whole_numbers() -> None:
+    """The rotation and the 16 rounds of the docstring, in Python's integers."""
+
+    def hashed(x: int) -> int:
+        x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
+        x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
+        return x ^ (x >> 16)
+
+    def place(i: int, n: int, word: list[int], epoch: int) -> int:
+        start = hashed((word[0] + epoch * 0x9E3779B9) % 2**32)
+        i = (i + hashed(start ^ word[1]) % n) % n
+        for number in range(1, 17):
+            salt = hashed(hashed(start ^ number * 0x85EBCA6B % 2**32) ^ word[1])
+            partner = (hashed((salt + 0x68E31DA4) % 2**32) % n - i) % n
+            i = partner if hashed(max(i, partner) ^ salt) >= 2**31 else i
+        return i
+
+    for word in _keys(3):
+        words = permutation.words(word)
+        for n, epoch in ((1, 0), (7, 0), (7, 3), (1000, 1), (2**31 - 1, 2)):
+            positions = np.unique(np.linspace(0, n - 1, 9).astype(np.int32))
+            found = permutation.permute(jnp.asarray(positions), jnp.int32(n), words, jnp.int32(epoch))
+            assert found.tolist() == [place(int(i), n, np.asarray(words).tolist(), epoch) for i in positions]
+
+
 @pytest.fixture(scope="module")
 def many() -> Callable[[int], np.ndarray]:
     def order(size: int) -> np.ndarray:

@@ -81,6 +81,26 @@ def test_dropout_acts_only_in_training_and_follows_the_key(module: Any) -> None:
     assert np.abs(np.asarray(first) - apply).max() > 0.35
 
 
+def test_equal_modules_are_one_model_so_that_runs_share_their_programs() -> None:
+    """1 and 1.0 are equal and hash alike, and yet a module may compute another dtype with each."""
+
+    class Scaled(nn.Module):
+        by: Any
+
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return nn.Dense(3)(x) * jnp.float32(np.ravel(self.by)[0])
+
+    def apply(by: Any) -> Any:
+        return models.from_flax(Scaled(by), loss="cross_entropy", sample=X[:1]).apply
+
+    assert apply(2.0) is apply(2.0)
+    assert len({apply(by) for by in (1, 1.0, True, 2.0)}) == 4
+    assert models.mlp(4, classes=3) == models.mlp(4, classes=3) != models.mlp(4, classes=2)
+    params = models.from_flax(Scaled(2.0), loss="cross_entropy", sample=X[:1]).init(KEY)
+    np.testing.assert_array_equal(apply([2.0])(params, X), apply(2.0)(params, X))
+
+
 @pytest.mark.parametrize("module", [Net(), nnx_net])
 def test_parameters_are_plain_float32_dicts_that_follow_the_key(module: Any) -> None:
     model = models.from_flax(module, loss="cross_entropy", sample=X[:1])
