@@ -29,6 +29,20 @@ def _compiled(risk: Risk) -> Any:
     return jax.jit(jax.vmap(parts))
 
 
+@functools.cache
+def _value(risk: Risk) -> Any:
+    return jax.jit(jax.vmap(risk.value))
+
+
+def value_of(risk: Risk, losses: Any, weights: Any = None, dtype: Any = np.float64) -> Any:
+    """The value of :func:`measure` alone, a third of the compilation."""
+    f = np.asarray(losses, dtype)
+    p = np.broadcast_to(np.ones_like(f) if weights is None else np.asarray(weights, dtype), f.shape)
+    with jax.enable_x64(dtype == np.float64):
+        found = np.array(_value(risk)(jnp.asarray(np.atleast_2d(f)), jnp.asarray(np.atleast_2d(p))))
+    return found[0] if f.ndim == 1 else found
+
+
 def measure(risk: Risk, losses: Any, weights: Any = None, dtype: Any = np.float64) -> Measured:
     """A risk of one vector of losses ``(n,)``, or of many ``(cases, n)``."""
     f = np.asarray(losses, dtype)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from risk_measures import measure, normal
+from risk_measures import measure, normal, value_of
 from scipy.special import logsumexp
 
 import evenhand as eh
@@ -29,9 +29,9 @@ _GRID = np.concatenate([-np.logspace(3, -4, 4000), np.logspace(-4, 3, 4000)])
 )
 def test_bounds_of_five_losses(theta: float, values: tuple[float, ...], lower_floor: float) -> None:
     """The table of the source's specification; a lower floor is looser."""
-    found = [float(measure(risk, _FIVE).value) for risk in _RISKS[theta]]
+    found = [float(value_of(risk, _FIVE)) for risk in _RISKS[theta]]
     np.testing.assert_allclose(found, values, atol=6e-7)
-    lower = float(measure(tilted_value_at_risk(theta, floor=-1.0), _FIVE).value)
+    lower = float(value_of(tilted_value_at_risk(theta, floor=-1.0), _FIVE))
     assert lower == pytest.approx(lower_floor, abs=6e-7)
     assert lower > found[1] or theta == 0.2
 
@@ -51,7 +51,7 @@ def _tilts(f: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def test_both_bounds_are_minima_over_tilts(theta: float) -> None:
     """Grids of 8000 tilts in float64: no tilt is better, and some is nearly as good."""
     f, p = _cases(0, 20)
-    _, tivar, _, evar = (measure(risk, f, p).value for risk in _RISKS[theta])
+    _, tivar, _, evar = (value_of(risk, f, p) for risk in _RISKS[theta])
     for case, (losses, masses) in enumerate(zip(f, normal(p), strict=True)):
         t, tilted = _tilts(losses, masses)
         power = t * tilted
@@ -68,7 +68,7 @@ def test_both_bounds_are_minima_over_tilts(theta: float) -> None:
 def test_bounds_are_in_order() -> None:
     """Quantile <= TiVaR <= EVaR and quantile <= superquantile <= EVaR; TiVaR and superquantile have no order."""
     f = _cases(1, 20)[0]
-    found = {theta: [measure(risk, f).value for risk in _RISKS[theta]] for theta in (0.8, 0.4)}
+    found = {theta: [value_of(risk, f) for risk in _RISKS[theta]] for theta in (0.8, 0.4)}
     below, above = False, False
     for var, tivar, cvar, evar in found.values():
         for less, more in ((var, tivar), (tivar, evar), (var, cvar), (cvar, evar)):
@@ -86,7 +86,7 @@ def test_both_gradients_are_slopes(theta: float) -> None:
     for risk in _RISKS[theta][1::2]:
         found = measure(risk, f, p)
         for i, step in enumerate(1e-4 * np.eye(6)):
-            slope = (measure(risk, f + step, p).value - measure(risk, f - step, p).value) / 2e-4
+            slope = (value_of(risk, f + step, p) - value_of(risk, f - step, p)) / 2e-4
             np.testing.assert_allclose(slope, found.gradient[:, i], atol=1e-4)
     length = measure(_RISKS[theta][1], f, p).gradient.sum(axis=1)
     assert np.all(length > 1 - 1e-12) and length.max() > 1.1
@@ -105,7 +105,7 @@ def test_losses_at_the_floor_are_exact() -> None:
         ((3.0, 2.0, 4.0, 9.0, 2.5), 1.0, 2.0),
     ]:
         for dtype in (np.float64, np.float32):
-            assert measure(_risk(theta), f, dtype=dtype).value == pytest.approx(value, rel=1e-12, abs=1e-12)
+            assert value_of(_risk(theta), f, dtype=dtype) == pytest.approx(value, rel=1e-12, abs=1e-12)
     assert not measure(_risk(0.8), (0.0, 0.0, 0.0, 5.0, 6.0)).gradient.any()
 
 
@@ -116,10 +116,10 @@ def _risk(theta: float) -> eh.types.Risk:
 def test_evar_of_a_whole_population_is_the_mean() -> None:
     """EVaR is the mean at a fraction of 1 and close to it just below; at a small one it is the largest loss."""
     f = (3.0, 2.0, 4.0, 9.0, 2.5)
-    assert float(measure(entropic_value_at_risk(1.0), f).value) == pytest.approx(4.1)
-    near = float(measure(entropic_value_at_risk(0.9999), f).value)
+    assert float(value_of(entropic_value_at_risk(1.0), f)) == pytest.approx(4.1)
+    near = float(value_of(entropic_value_at_risk(0.9999), f))
     assert 4.1 < near < 4.15
-    assert float(measure(entropic_value_at_risk(0.01), f, dtype=np.float32).value) == 9.0
+    assert float(value_of(entropic_value_at_risk(0.01), f, dtype=np.float32)) == 9.0
 
 
 def test_losses_below_the_floor_are_refused_or_give_nan() -> None:

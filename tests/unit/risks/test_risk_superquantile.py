@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from risk_measures import measure, normal
+from risk_measures import measure, normal, value_of
 from scipy.optimize import linprog
 from scipy.sparse import block_diag, csr_matrix
 
@@ -44,7 +44,7 @@ def test_weighted_losses_and_the_mean_of_the_two_largest() -> None:
     np.testing.assert_allclose(found.weights, [0, 0.5, 0.5], atol=1e-14)
     assert found.value == pytest.approx(2.5)
     pairs = [[1.0, 2.0, 0, 0], [-1.0, 2.0, 0, 0], [-1.0, -1.0, 0, 0]]
-    np.testing.assert_allclose(measure(superquantile(0.5), pairs).value, [1.5, 1.0, 0.0], atol=1e-15)
+    np.testing.assert_allclose(value_of(superquantile(0.5), pairs), [1.5, 1.0, 0.0], atol=1e-15)
 
 
 def _programs(f: np.ndarray, p: np.ndarray, theta: float) -> tuple[np.ndarray, np.ndarray]:
@@ -83,7 +83,7 @@ def test_superquantiles_solve_the_primal_form(theta: float) -> None:
     f, p = rng.normal(size=(200, 8)), rng.uniform(0.05, 2.0, (200, 8))
     excess = np.maximum(f[:, None, :] - f[:, :, None], 0.0)
     primal = np.min(f + np.einsum("bi,bei->be", normal(p), excess) / theta, axis=1)
-    np.testing.assert_allclose(measure(superquantile(theta), f, p).value, primal, atol=1e-12)
+    np.testing.assert_allclose(value_of(superquantile(theta), f, p), primal, atol=1e-12)
 
 
 def test_ties_share_what_is_left_in_proportion() -> None:
@@ -114,12 +114,12 @@ _WHOLE = mean()
 def test_smaller_tails_are_worse(losses: list[float], weights: list[float]) -> None:
     """Not increasing in the fraction, between mean and maximum, convex, positively homogeneous."""
     fs = np.array([losses, losses[::-1], np.add(losses, losses[::-1]) / 2, np.multiply(3.0, losses)])
-    values = [measure(risk, fs, weights).value for risk in _TAILS]
+    values = [value_of(risk, fs, weights) for risk in _TAILS]
     assert np.all(np.diff(values, axis=0) <= 1e-9)
     for value in values:
         assert value[2] <= (value[0] + value[1]) / 2 + 1e-9
         assert value[3] == pytest.approx(3 * value[0], abs=1e-9)
-    np.testing.assert_allclose(values[-1], measure(_WHOLE, fs, weights).value, atol=1e-9)
+    np.testing.assert_allclose(values[-1], value_of(_WHOLE, fs, weights), atol=1e-9)
     assert values[0][0] <= max(losses) + 1e-9
 
 
@@ -127,7 +127,7 @@ def test_inverse_superquantiles_leave_the_worst_out() -> None:
     """The mean of the lowest losses, boundary in part; without any fraction the mean."""
     f = [0.0, 1.0, 2.0, 3.0, 10.0]
     for theta, value in ((0.0, 3.2), (0.2, 1.5), (0.4, 1.0), (0.5, (0 + 1 + 0.5 * 2) / 2.5), (0.8, 0.0)):
-        assert measure(inverse_superquantile(theta), f).value == pytest.approx(value, abs=1e-14)
+        assert value_of(inverse_superquantile(theta), f) == pytest.approx(value, abs=1e-14)
 
 
 # --- quantiles ---------------------------------------------------------------------------------------------------
@@ -155,15 +155,15 @@ def test_the_quantile_is_a_rank(n: int, dtype: type) -> None:
     """With ``theta = 1 - k / n`` the k-th smallest; also where ``1 - k / n`` is rounded up or down."""
     f = np.random.default_rng(4).permutation(n)
     for k in {1, n // 3, n - 1}:
-        assert measure(value_at_risk(1 - k / n), f, dtype=dtype).value == k - 1
-        assert measure(kth_smallest(k), f, dtype=dtype).value == k - 1
+        assert value_of(value_at_risk(1 - k / n), f, dtype=dtype) == k - 1
+        assert value_of(kth_smallest(k), f, dtype=dtype) == k - 1
 
 
 def test_quantiles_at_both_ends() -> None:
     """A fraction of 1 gives the smallest loss, and one below the least weight the largest."""
     f, p = [4.0, 2.0, 9.0, -1.0], [1.0, 1.0, 1.0, 0.0]
-    assert [measure(value_at_risk(theta), f, p).value for theta in (1.0, 0.3)] == [2.0, 9.0]
-    assert [measure(kth_smallest(k), f, p).value for k in (1, 2, 3, 4, 10)] == [2.0, 4.0, 9.0, 9.0, 9.0]
+    assert [value_of(value_at_risk(theta), f, p) for theta in (1.0, 0.3)] == [2.0, 9.0]
+    assert [value_of(kth_smallest(k), f, p) for k in (1, 2, 3, 4, 10)] == [2.0, 4.0, 9.0, 9.0, 9.0]
 
 
 @pytest.mark.parametrize("factory", [superquantile, value_at_risk])
