@@ -173,16 +173,11 @@ def wires(
 
 def begin(algorithm: Algorithm, params: Params, clients: int, wires: tuple[Wire, ...]) -> RoundState:
     """The state before the first round, with that of one client."""
-
-    @jax.jit  # one program, not one per array
-    def initial(params: Params) -> RoundState:
-        aggregators = tuple(
-            phase.aggregator.init(_zeros(wire.delta), clients)
-            for phase, wire in zip(algorithm.phases, wires, strict=True)
-        )
-        return RoundState(algorithm.init(params, clients), aggregators, algorithm.init_client(params))
-
-    return initial(params)
+    aggregators = tuple(
+        phase.aggregator.init(_zeros(wire.delta), clients)
+        for phase, wire in zip(algorithm.phases, wires, strict=True)
+    )
+    return RoundState(algorithm.init(params, clients), aggregators, algorithm.init_client(params))
 
 
 def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> Mapping[str, int]:

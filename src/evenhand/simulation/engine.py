@@ -26,7 +26,7 @@ from evenhand.simulation._client import Client
 from evenhand.simulation._groups import Groups
 from evenhand.simulation._hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
 from evenhand.simulation._reduced import reduced, stacked
-from evenhand.simulation.program import WORK, Program, Rows, observe
+from evenhand.simulation.program import WORK, ById, Program, Rows, observe
 from evenhand.simulation.store import scatter
 from evenhand.streams import Keys, Purpose, stream
 from evenhand.types import Array, Cohort, Report, Sum, Upload
@@ -51,27 +51,10 @@ def run_rounds(
     places = [leaf.sharding if isinstance(leaf, jax.Array) else None for leaf in leaves]
     given = len(jax.tree.leaves(state))
     compiled, numbers, constants, shapes = _prepared(
-        _ById(program, places), structure, form, given, is_switched_on()
+        ById(program, places), structure, form, given, is_switched_on()
     )
     results = compiled(numbers, constants, leaves[:given], leaves[given:])
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
-
-
-class _ById:
-    """A program as a key: its parts are values, but hold functions that do not compare.
-
-    It also has the shardings of its first arguments, which are not part of the key.
-    """
-
-    def __init__(self, program: Program, places: list[Any]) -> None:
-        self.program, self.places = program, places
-        self._key = tuple(field if isinstance(field, int | Mesh) else id(field) for field in program)
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and self._key == other._key
 
 
 class _ByKey(NamedTuple):
@@ -89,7 +72,7 @@ class _ByKey(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _prepared(
-    identity: _ById, structure: Any, form: tuple[Any, ...], given: int, hoisting: bool
+    identity: ById, structure: Any, form: tuple[Any, ...], given: int, hoisting: bool
 ) -> tuple[Any, Any, Any, Any]:
     """``(compiled, numbers, constants, shapes of the results)``; the first ``given`` leaves are the state's."""
     program = identity.program

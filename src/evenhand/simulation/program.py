@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -12,7 +13,7 @@ from evenhand.evaluation import Prepared, mean_loss
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, PyTree
 
-__all__ = ["EXECUTED", "ROWS", "USEFUL", "WORK", "Program", "Rows", "observe"]
+__all__ = ["EXECUTED", "ROWS", "USEFUL", "WORK", "ById", "Program", "Rows", "observe"]
 
 USEFUL, EXECUTED, ROWS = WORK = ("steps.useful", "steps.executed", "rows")
 """Names among a round's infos: local steps that were asked for, those that the lanes went through, rows trained on."""
@@ -45,6 +46,23 @@ class Program(NamedTuple):
     def devices(self) -> Devices:
         """Those of the mesh."""
         return Devices(self.mesh)
+
+
+class ById:
+    """A program as a key: its parts are values, but hold functions that do not compare.
+
+    It may also have the shardings of its first arguments, which are not part of the key.
+    """
+
+    def __init__(self, program: Program, places: Sequence[Any] = ()) -> None:
+        self.program, self.places = program, places
+        self._key = tuple(field if isinstance(field, int | Mesh) else id(field) for field in program)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ById) and self._key == other._key
 
 
 class Rows(NamedTuple):

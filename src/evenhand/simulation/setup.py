@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from evenhand.simulation import _client
 from evenhand.simulation._groups import deal
 from evenhand.simulation._rows import Resident, must_stream, resident
 from evenhand.simulation._streamed import Source, Streamed
-from evenhand.simulation.program import Program, Rows
+from evenhand.simulation.program import ById, Program, Rows
 from evenhand.simulation.store import stored
 from evenhand.streams import Keys, Purpose, keys_of
 from evenhand.streams import stream as stream_of
@@ -96,12 +97,24 @@ def set_up(
         program = program._replace(lanes=_default_lanes(program, params, source))
     setup = Setup(program, source, keys, RoundState((), (), ()), {})
     rows, clients = setup.rows, data.num_clients
-    wires = rounds.wires(algorithm, params, (rows.x, rows.y), capacity, clients)
+    leaves, structure = jax.tree.flatten((params, (rows.x, rows.y)))
+    form = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    wires, begin = _beginning(ById(program), structure, form, clients)
 
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
-    state = copies(everywhere(mesh, rounds.begin(algorithm, params, clients, wires)))
+    state = copies(everywhere(mesh, begin(params)))
     state = state._replace(clients=stored(state.clients, clients))
     return setup._replace(state=state, traffic=rounds.traffic(algorithm, wires))
+
+
+@lru_cache(maxsize=64)
+def _beginning(
+    of: ById, structure: Any, form: tuple[Any, ...], clients: int
+) -> tuple[tuple[rounds.Wire, ...], Callable[[Params], RoundState]]:
+    """What crosses the wire, and the state before the first round as one program, not one per array."""
+    algorithm, (params, rows) = of.program.algorithm, jax.tree.unflatten(structure, form)
+    wires = rounds.wires(algorithm, params, rows, of.program.capacity, clients)
+    return wires, jax.jit(partial(rounds.begin, algorithm, clients=clients, wires=wires))
 
 
 def device_rows(data: FederatedDataset, attack: Attack | None, seed: int, mesh: Mesh | None = None) -> Rows:
