@@ -75,11 +75,34 @@ def after(method: Algorithm, rounds: int = 1) -> float:
     return float(method.global_params(state))
 
 
-def test_no_method_is_missing() -> None:
-    others = {"afl", "averaged", "side_by_side"}
-    assert set(algorithms.__all__) == set(REQUIRED) | others
+OTHERS = {"afl", "averaged", "side_by_side"}
+
+
+def test_no_method_of_the_tables_is_missing() -> None:
+    assert set(REQUIRED) | OTHERS <= set(algorithms.__all__)
     assert {"work", "server_opt", "sampling", "keep_partial"} <= options("fedavg")
     assert set(REQUIRED) - set(having("work")) == {"qfedsgd", "qmaml"}
+
+
+UNLISTED = [name for name in algorithms.__all__ if name not in REQUIRED and name not in OTHERS]
+
+
+@pytest.mark.parametrize("name", [*UNLISTED, "fedprox"])  # at least one, so that the test itself is tested
+def test_a_method_that_no_table_names_passes_its_options_on(name: str) -> None:
+    """An option that is called like FedAvg's has its meaning; each number that the method needs is 0.5."""
+    sampling = Sampling(eh.sampling.uniform().draw, lambda size: 7.0 * size.astype(jnp.float32))
+    given = {"sampling": sampling, "aggregator": mean()._replace(needs_loss=True), "keep_partial": True}
+    parameters = list(inspect.signature(getattr(algorithms, name)).parameters.values())
+    numbers = {each.name: 0.5 for each in parameters[1:] if each.default is each.empty}
+    first = {"work": WORK, "model": MODEL, "method": make("fedavg")}[parameters[0].name]
+    taken = {option: value for option, value in given.items() if option in options(name)}
+    method = getattr(algorithms, name)(first, **numbers, **taken)
+    assert method.sampling is sampling or "sampling" not in taken
+    assert (
+        any(phase.aggregator is given["aggregator"] for phase in method.phases) or "aggregator" not in taken
+    )
+    assert method.partial_work or "keep_partial" not in taken
+    assert repr(method).startswith(f"<Algorithm {name}"), f"give the Algorithm name={name!r}, for messages"
 
 
 @pytest.mark.parametrize("name", having("keep_partial"))
