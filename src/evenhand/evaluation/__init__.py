@@ -22,6 +22,7 @@ from evenhand.evaluation._metrics import (
     is_share,
     primary_metric,
 )
+from evenhand.evaluation._paired import PairedDifference, holm, paired_difference
 from evenhand.evaluation._personal import evaluate_personal, filled, personal_per_class
 from evenhand.evaluation._summary import angle, best, entropy, jain, kl_to_uniform, summarize, worst
 
@@ -35,6 +36,7 @@ __all__ = [
     "Dissimilarity",
     "Finding",
     "Levels",
+    "PairedDifference",
     "Prepared",
     "angle",
     "best",
@@ -49,6 +51,7 @@ __all__ = [
     "feature_scales",
     "filled",
     "findings",
+    "holm",
     "index_classes",
     "inexactness",
     "is_higher_better",
@@ -56,6 +59,7 @@ __all__ = [
     "jain",
     "kl_to_uniform",
     "mean_loss",
+    "paired_difference",
     "per_class",
     "per_client",
     "personal_per_class",

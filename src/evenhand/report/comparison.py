@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.evaluation import SPLIT_NAMES, is_higher_better, is_share
+from evenhand.evaluation import SPLIT_NAMES, is_higher_better, is_share, paired_difference
 from evenhand.report._numbers import listed, value
 from evenhand.report._settings import as_methods, clients_of, data_of, method_names, obstacles
 from evenhand.report._view import (
@@ -130,7 +130,7 @@ class Comparison(NamedTuple):
         if self.seeds == 1:
             alike = {i for i in able if texts[i] == texts[top]}
             return set() if len(alike) == len(self.methods) else alike
-        sure = all(_lower_bound(sign * (values[top] - values[i])) > 0 for i in able if i != top)
+        sure = all(paired_difference(sign * values[top], sign * values[i]).low > 0 for i in able if i != top)
         return {top} if sure else set()
 
 
@@ -242,12 +242,3 @@ def caution(of: Comparison) -> str:
 def tail_name(clients: float) -> str:
     """The words for the worst tenth of this many clients."""
     return "the worst tenth of the clients" if clients >= 20 else "the worst client"
-
-
-def _lower_bound(differences: NDArray) -> float:
-    """The lower end of the 95 % interval of a mean."""
-    from scipy.special import stdtrit  # a tenth of a second that `import evenhand` need not take
-
-    count = len(differences)
-    width = float(stdtrit(count - 1, 0.975)) * float(np.std(differences, ddof=1)) / math.sqrt(count)
-    return float(np.mean(differences)) - width
