@@ -84,6 +84,9 @@ def chain(*systems: Systems) -> Systems:
 
     Each draws what it would draw alone; a second one of the same kind draws independently.
 
+    Args:
+      systems: those, in order.
+
     Example:
       >>> both = chain(stragglers(0.5), dropouts(1.0))
       >>> both.draw(jax.random.key(0), Cohort.of(jnp.arange(4)), False).present.tolist()

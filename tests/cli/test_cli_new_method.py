@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import evenhand
+from evenhand.cli._docs import argument_lines
+from evenhand.cli._rooms import ROOMS, factories, parameters
 
 METHOD = '''
 import contextlib, io, json, sys
@@ -145,3 +147,12 @@ def test_help_says_what_only_an_expression_gives(answers: dict[str, object]) -> 
     assert "Only an expression gives alpha, levels, seed, name: 'mine(alpha=...)'." in shown
     assert "--mode {fast,slow} how fast (default: fast)" in shown.replace("│", "").replace("  ", " ")
     assert shown.count("--alpha ") == 1 and "Dirichlet" in shown
+
+
+@pytest.mark.parametrize("what", [room.what for room in ROOMS])
+def test_every_argument_of_every_factory_has_a_sentence(what: str) -> None:
+    """Which the help shows; a method of the package without one would have an option without help."""
+    known = next(factories(room) for room in ROOMS if room.what == what)
+    for name, factory in known.items():
+        told = argument_lines(name, known)
+        assert not [argument for argument in parameters(factory) if not told.get(argument)], name

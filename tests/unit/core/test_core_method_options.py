@@ -90,19 +90,36 @@ UNLISTED = [name for name in algorithms.__all__ if name not in REQUIRED and name
 @pytest.mark.parametrize("name", [*UNLISTED, "fedprox"])  # at least one, so that the test itself is tested
 def test_a_method_that_no_table_names_passes_its_options_on(name: str) -> None:
     """An option that is called like FedAvg's has its meaning; each number that the method needs is 0.5."""
-    sampling = Sampling(eh.sampling.uniform().draw, lambda size: 7.0 * size.astype(jnp.float32))
-    given = {"sampling": sampling, "aggregator": mean()._replace(needs_loss=True), "keep_partial": True}
     parameters = list(inspect.signature(getattr(algorithms, name)).parameters.values())
     numbers = {each.name: 0.5 for each in parameters[1:] if each.default is each.empty}
-    first = {"work": WORK, "model": MODEL, "method": make("fedavg")}[parameters[0].name]
-    taken = {option: value for option, value in given.items() if option in options(name)}
-    method = getattr(algorithms, name)(first, **numbers, **taken)
-    assert method.sampling is sampling or "sampling" not in taken
-    assert (
-        any(phase.aggregator is given["aggregator"] for phase in method.phases) or "aggregator" not in taken
-    )
-    assert method.partial_work or "keep_partial" not in taken
+    given = {"work": local.sgd(MODEL, 0.1, epochs=3, batch_size=2), "model": MODEL, "method": make("fedavg")}
+
+    def made(first: Any = given[parameters[0].name], **options_of_fedavg: Any) -> Algorithm:
+        taken = {option: value for option, value in options_of_fedavg.items() if option in options(name)}
+        return getattr(algorithms, name)(first, **numbers, **taken)
+
+    sampling = Sampling(eh.sampling.uniform().draw, lambda size: 7.0 * size.astype(jnp.float32))
+    aggregator = mean()._replace(needs_loss=True)
+    method = made(sampling=sampling, aggregator=aggregator, keep_partial=True)
+    assert method.sampling is sampling or "sampling" not in options(name)
+    assert method.partial_work or "keep_partial" not in options(name)
+    assert any(each.aggregator is aggregator for each in method.phases) or "aggregator" not in options(name)
     assert repr(method).startswith(f"<Algorithm {name}"), f"give the Algorithm name={name!r}, for messages"
+    if "server_opt" in options(name):
+        steps = [after(made(server_opt=optax.sgd(rate))) for rate in (1.0, 0.5)]
+        assert steps[1] == pytest.approx(0.5 * steps[0]) and steps[0] != 0
+    if "work" in options(name):
+        effort = method.phases[-1].effort
+        assert effort is not None and tuple(map(int, effort(ROWS))) == (6, 9), (
+            "give the Phase effort=work.effort"
+        )
+    for wrong in (
+        {"first": "nonsense"},
+        *({option: "nonsense"} for option in options("fedavg") & options(name)),
+    ):
+        if not {"work", "keep_partial"} & set(wrong):
+            with pytest.raises(eh.EvenhandError):
+                made(**wrong)
 
 
 @pytest.mark.parametrize("name", having("keep_partial"))
