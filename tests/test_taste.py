@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": _METHODS | {"data", "devices", "models"},
     "report": {"errors", "evaluation", "text", "_version"},
     "simulation": _MEASURED | {"interrupts", "lock", "memory", "report"},
+    "studies": {"data", "errors", "evaluation", "lock", "report", "simulation", "systems", "types"},
     "testing": _MEASURED | {"report", "simulation"},
     "cli": _MEASURED | {"interrupts", "lock", "memory", "report", "simulation", "testing", "_version"},
 }

@@ -24,6 +24,7 @@ from evenhand import (
     server_opt,
     simulation,
     streams,
+    studies,
     systems,
     testing,
     tree,
@@ -32,6 +33,7 @@ from evenhand import (
 from evenhand._version import __version__
 from evenhand.errors import EvenhandError
 from evenhand.simulation import Run, simulate
+from evenhand.studies import study
 from evenhand.types import Algorithm, Model
 
 __all__ = [
@@ -56,6 +58,8 @@ __all__ = [
     "simulate",
     "simulation",
     "streams",
+    "studies",
+    "study",
     "systems",
     "testing",
     "tree",

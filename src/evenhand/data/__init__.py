@@ -4,6 +4,7 @@ from evenhand.data import loaders, partition
 from evenhand.data._characters import encode_characters
 from evenhand.data._dataset import FederatedDataset, Split
 from evenhand.data._features import Column, Features, Fill
+from evenhand.data._hold_out import hold_out
 from evenhand.data._split import from_arrays
 from evenhand.data._synthetic import synthetic
 from evenhand.data.loaders import encode_table, from_frame, load, load_features, load_leaf
@@ -18,6 +19,7 @@ __all__ = [
     "encode_table",
     "from_arrays",
     "from_frame",
+    "hold_out",
     "load",
     "load_features",
     "load_leaf",

@@ -12,7 +12,15 @@ from evenhand.evaluation._classes import (
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
 from evenhand.evaluation._error import ERROR_NAMES
 from evenhand.evaluation._findings import Finding, blank_loss, feature_scales, findings
-from evenhand.evaluation._flat import Prepared, evaluate, mean_loss, per_class, per_client, prepare
+from evenhand.evaluation._flat import (
+    Prepared,
+    evaluate,
+    mean_loss,
+    per_class,
+    per_class_of_each,
+    per_client,
+    prepare,
+)
 from evenhand.evaluation._levels import Levels, serve_by_level
 from evenhand.evaluation._metrics import (
     SPLIT_NAMES,
@@ -61,6 +69,7 @@ __all__ = [
     "mean_loss",
     "paired_difference",
     "per_class",
+    "per_class_of_each",
     "per_client",
     "personal_per_class",
     "prepare",

@@ -23,6 +23,7 @@ from evenhand.data import Split
 from evenhand.devices import dealt, everywhere
 from evenhand.errors import EvenhandError
 from evenhand.evaluation._classes import ClassIndex, ClassMetrics
+from evenhand.evaluation._totals import Total, add, sum_of
 from evenhand.types import Array, Model, Params, PyTree
 
 __all__ = ["Prepared", "evaluate", "mean_loss", "per_client", "prepare"]
@@ -106,10 +107,26 @@ def per_class(
 ) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
     """As :func:`per_client`; with an ``index``, also the accuracy of each class at each client."""
     measures = measures_of(model)
+    values = _of_rows(everywhere(prepared.mesh, params), prepared, measures)
+    return _by_client(values, measures, prepared, index)
+
+
+def per_class_of_each(
+    model: Model, params: Params, prepared: Prepared, index: ClassIndex | None
+) -> list[tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]]:
+    """As :func:`per_class`, of several models at once; ``params`` have a leading axis, one entry per model."""
+    measures = measures_of(model)
+    values = _of_rows(everywhere(prepared.mesh, params), prepared, measures, several=True)
+    return [_by_client(each, measures, prepared, index) for each in values]
+
+
+def _by_client(
+    values: npt.NDArray[np.float32], measures: Measures, prepared: Prepared, index: ClassIndex | None
+) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
+    """From the measures of every example, ``(measures, examples)``."""
     totals = np.zeros((len(measures.names), len(prepared.sizes)))
     right = np.zeros(0 if index is None else len(index.clients))
     if prepared.x.shape[0]:
-        values = _of_rows(everywhere(prepared.mesh, params), prepared, measures)
         for first in range(0, len(prepared.sizes), _TOGETHER):
             sizes = prepared.sizes[first : first + _TOGETHER]
             rows = slice(prepared.offsets[first], prepared.offsets[first + len(sizes)])
@@ -153,13 +170,6 @@ class Measures(NamedTuple):
     functions: tuple[Measure, ...]
 
 
-class Total(NamedTuple):
-    """A running sum and what rounding has lost of it so far (Neumaier)."""
-
-    sum: Array
-    lost: Array
-
-
 def measures_of(model: Model) -> Measures:
     return Measures(model.apply, ("loss", *model.metrics), (model.losses, *model.metrics.values()))
 
@@ -185,10 +195,21 @@ def values_of(params: Params, x: Any, y: Any, start: Any, measures: Measures, wi
     return jnp.stack(columns)
 
 
-_chunk = jax.jit(values_of, static_argnums=(4, 5))
+def _values_of(
+    params: Params, x: Any, y: Any, start: Any, measures: Measures, width: int, several: bool
+) -> Array:
+    """As :func:`values_of`; of several models, ``(models, measures, width)``."""
+
+    def of(params: Params) -> Array:
+        return values_of(params, x, y, start, measures, width)
+
+    return jax.vmap(of)(params) if several else of(params)
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6, 7))
+_chunk = jax.jit(_values_of, static_argnums=(4, 5, 6))
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6, 7, 8))
 def _chunks(
     params: Params,
     x: Array,
@@ -196,13 +217,14 @@ def _chunks(
     starts: Array,
     measures: Measures,
     width: int,
+    several: bool,
     mesh: Mesh,
     spec: PartitionSpec,
 ) -> Array:
-    """A chunk per device, ``(devices, measures, width)``."""
+    """A chunk per device, ``(devices, ..., measures, width)``."""
 
     def on_device(params: Params, x: Array, y: Array, starts: Array) -> Array:
-        return values_of(params, x, y, starts[0], measures, width)[None]
+        return _values_of(params, x, y, starts[0], measures, width, several)[None]
 
     each = PartitionSpec(*mesh.axis_names)
     specs = (PartitionSpec(), spec, spec, each)
@@ -211,23 +233,28 @@ def _chunks(
     )
 
 
-def _of_rows(params: Params, prepared: Prepared, measures: Measures) -> npt.NDArray[np.float32]:
-    """All measures of every example, ``(measures, examples)``."""
+def _of_rows(
+    params: Params, prepared: Prepared, measures: Measures, several: bool = False
+) -> npt.NDArray[np.float32]:
+    """All measures of every example, ``(measures, examples)``; of several models, ``(models, measures, examples)``."""
     rows, mesh = prepared.x.shape[0], prepared.mesh
     devices = 1 if mesh is None else mesh.size
+    models = (jax.tree.leaves(params)[0].shape[0],) if several else ()
+    values = np.empty((*models, len(measures.names), rows), np.float32)
+    if not rows:
+        return values
     width = min(chunk_rows(prepared.x), -(-rows // devices))
-    values = np.empty((len(measures.names), rows), np.float32)
     pending: deque[tuple[int, Array]] = deque()
 
     def collect() -> None:
         first, found = pending.popleft()
         for start, window in zip(range(first, rows, width), np.asarray(found), strict=False):
-            values[:, start : start + width] = window[:, -min(width, rows - start) :]
+            values[..., start : start + width] = window[..., -min(width, rows - start) :]
 
     for first in range(0, rows, width * devices):
         # A window that would end beyond the last row is moved back, so that no row is made up.
         starts = np.minimum(first + width * np.arange(devices), rows - width)
-        pending.append((first, _windows(params, prepared, starts, measures, width)))
+        pending.append((first, _windows(params, prepared, starts, measures, width, several)))
         if len(pending) > _AHEAD:
             collect()
     while pending:
@@ -236,7 +263,12 @@ def _of_rows(params: Params, prepared: Prepared, measures: Measures) -> npt.NDAr
 
 
 def _windows(
-    params: Params, prepared: Prepared, starts: npt.NDArray[Any], measures: Measures, width: int
+    params: Params,
+    prepared: Prepared,
+    starts: npt.NDArray[Any],
+    measures: Measures,
+    width: int,
+    several: bool,
 ) -> Array:
     x, y, mesh, spec = prepared.x, prepared.y, prepared.mesh, PartitionSpec()
     if isinstance(x, np.ndarray):
@@ -244,21 +276,8 @@ def _windows(
         starts, spec = np.zeros_like(starts), PartitionSpec(*(() if mesh is None else mesh.axis_names))
     starts = starts.astype(np.int32)
     if mesh is None:
-        return _chunk(params, x, y, starts[0], measures, width)[None]
-    return _chunks(params, x, y, starts, measures, width, mesh, spec)
-
-
-def add(total: Total, values: Array) -> Total:
-    """Adds the sum over the last axis of ``values``."""
-    term = jnp.sum(values, axis=-1)
-    new = total.sum + term
-    lost = jnp.where(jnp.abs(total.sum) >= jnp.abs(term), (total.sum - new) + term, (term - new) + total.sum)
-    return Total(new, total.lost + lost)
-
-
-def sum_of(total: Total) -> Array:
-    # After an infinity the correction is NaN and the sum is right without it.
-    return jnp.where(jnp.isfinite(total.sum), total.sum + total.lost, total.sum)
+        return _chunk(params, x, y, starts[0], measures, width, several)[None]
+    return _chunks(params, x, y, starts, measures, width, several, mesh, spec)
 
 
 def means(

@@ -38,6 +38,10 @@ class PairedDifference(NamedTuple):
     gains: int
     losses: int
 
+    def __str__(self) -> str:
+        """The mean and its interval: ``+0.0175 [+0.0023, +0.0327]``."""
+        return f"{self.mean:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
+
     @property
     def is_sure(self) -> bool:
         """Whether the interval leaves out 0."""
@@ -73,6 +77,8 @@ def paired_difference(
       >>> found = paired_difference([0.81, 0.84, 0.80, 0.83], [0.80, 0.82, 0.79, 0.80])
       >>> round(found.mean, 4), round(found.low, 4), found.p, found.gains
       (0.0175, 0.0023, 0.125, 4)
+      >>> print(found)
+      +0.0175 [+0.0023, +0.0327]
     """
     a, b = np.asarray(method, np.float64), np.asarray(baseline, np.float64)
     if a.ndim != 1 or a.shape != b.shape or not a.size:

@@ -18,6 +18,7 @@ from evenhand.devices import dealt, everywhere
 from evenhand.evaluation import _flat
 from evenhand.evaluation._classes import ClassIndex, ClassMetrics
 from evenhand.evaluation._flat import Prepared
+from evenhand.evaluation._totals import Total, add, sum_of
 from evenhand.lowering import lowered
 from evenhand.types import Array, Model, Params, PyTree
 
@@ -206,7 +207,7 @@ def _client(
     k, offset, size = window
     params = params_of(states, k)
 
-    def body(carry: tuple[Array, _flat.Total, Array]) -> tuple[Array, _flat.Total, Array]:
+    def body(carry: tuple[Array, Total, Array]) -> tuple[Array, Total, Array]:
         done, total, right = carry
         start = jnp.minimum(offset + done, x.shape[0] - width)
         row = start + jnp.arange(width, dtype=jnp.int32)
@@ -217,9 +218,9 @@ def _client(
             chosen = labels == jnp.arange(classes, dtype=labels.dtype)[None]
             accuracy = values[measures.names.index("accuracy")]
             right = right + jnp.sum(jnp.where(chosen, accuracy[:, None], 0.0), axis=0)
-        return done + width, _flat.add(total, values), right
+        return done + width, add(total, values), right
 
     nothing = jnp.zeros(len(measures.names), jnp.float32)
-    begin = (jnp.int32(0), _flat.Total(nothing, nothing), jnp.zeros(classes, jnp.float32))
+    begin = (jnp.int32(0), Total(nothing, nothing), jnp.zeros(classes, jnp.float32))
     _, total, right = lax.while_loop(lambda carry: carry[0] < size, body, begin)
-    return jnp.concatenate([_flat.sum_of(total), right])
+    return jnp.concatenate([sum_of(total), right])

@@ -88,7 +88,9 @@ def summarize(
             "entropy": entropy(a),
             "jain": jain(a),
         }
-        report |= {f"p{p}": float(np.percentile(a, p)) for p in _PERCENTILES}
+        report |= {
+            f"p{p}": float(at) for p, at in zip(_PERCENTILES, np.percentile(a, _PERCENTILES), strict=True)
+        }
         return report | error_statistics(a, c, higher_is_better=higher_is_better)
 
 

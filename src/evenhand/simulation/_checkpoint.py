@@ -69,6 +69,7 @@ class Checkpoint(NamedTuple):
         stays below a share ``1 / seconds`` of the time.  A state is saved at an evaluation, and after the last round,
         however short the run was, so that more rounds can be added to it.  0: at each evaluation.
       fresh: begin anew, replacing the checkpoint of an earlier run, rather than continue from it.
+      last: whether the state after the last round is saved, too, so that more rounds can be added to it.
 
     Example:
       >>> import tempfile, evenhand as eh
@@ -86,6 +87,7 @@ class Checkpoint(NamedTuple):
     folder: str | Path
     seconds: float = 10.0
     fresh: bool = False
+    last: bool = True
 
     def saved(self) -> list[int]:
         """The number of rounds done in each saved state, ascending."""
@@ -198,7 +200,7 @@ class Checkpoints:
         """Whether it is time to save; ``last``: after the last round."""
         # Clocks of several processes differ, and all of them must save together.
         seconds = self._place.seconds if jax.process_count() == 1 else 0.0
-        return last or monotonic() - self._saved_at >= seconds * max(1.0, self._cost)
+        return (last and self._place.last) or monotonic() - self._saved_at >= seconds * max(1.0, self._cost)
 
     def save(self, snapshot: Snapshot) -> None:
         """Writes a snapshot, which is complete when this returns.

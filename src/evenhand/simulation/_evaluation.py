@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -23,6 +24,7 @@ from evenhand.evaluation import (
     index_classes,
     is_higher_better,
     per_class,
+    per_class_of_each,
     personal_per_class,
     primary_metric,
     summarize,
@@ -40,6 +42,10 @@ __all__ = ["Evaluation", "Served"]
 
 NDArray = npt.NDArray[Any]
 Parts: TypeAlias = Mapping[str, tuple[Prepared, ClassIndex | None]]
+
+
+_MOST_ROWS = 2**25
+"""Examples, times models, that are evaluated at once: the values of all of them are in memory."""
 
 
 class Served(NamedTuple):
@@ -133,6 +139,40 @@ class Evaluation:
                 self.splits[name] = _prepared(split, self.drawn, mesh, host=host)
             self.indices[name] = _index(self.algorithm.model, split, classes)
 
+    def shared_by(self, setup: Setup) -> Evaluation:
+        """The same clients' examples, evaluated with the models of another run."""
+        other = copy.copy(self)
+        other.algorithm, other.root = setup.program.algorithm, setup.keys.shared
+        return other
+
+    @staticmethod
+    def of_each(evaluations: Sequence[Evaluation], states: Sequence[RoundState]) -> list[Served]:
+        """What each evaluation finds of its state: all at once, where these are global models of one kind."""
+        first = evaluations[0]
+        model, rows = first.algorithm.model, sum(split.x.shape[0] for split in first.splits.values())
+        if len(states) == 1 or rows * len(states) > _MOST_ROWS or not all(map(first.is_alike, evaluations)):
+            return [each.served(state) for each, state in zip(evaluations, states, strict=True)]
+        params = _stacked(
+            [
+                each.algorithm.global_params(state.server)
+                for each, state in zip(evaluations, states, strict=True)
+            ]
+        )
+        found = {
+            name: per_class_of_each(model, params, split, first.indices[name])
+            for name, split in first.splits.items()
+        }
+        return [Served.of({name: each[i] for name, each in found.items()}) for i in range(len(states))]
+
+    def is_alike(self, other: Evaluation) -> bool:
+        """Whether global models alone are evaluated, by the same functions on the same examples."""
+        return self.splits is other.splits and all(
+            (of := each.algorithm).adapt is None
+            and of.personal_params is None
+            and _measured(of.model) == _measured(self.algorithm.model)
+            for each in (self, other)
+        )
+
     def served(self, state: RoundState) -> Served:
         """Every client that is evaluated, with the model that it gets."""
         if self._mesh is None:
@@ -204,6 +244,16 @@ class Evaluation:
                 over = summarize_classes(class_spread(served.classes[split], len(sizes)))
                 columns |= {column(split, what): over[what] for what in ("class_spread", "worst_class")}
         return columns
+
+
+def _measured(model: Model) -> tuple[Any, ...]:
+    """The functions by which a model is evaluated."""
+    return model.apply, model.losses, tuple(model.metrics.items())
+
+
+@jax.jit
+def _stacked(trees: list[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def _drawn(clients: int, seed: int, asked: int | None) -> NDArray | None:

@@ -1,11 +1,15 @@
-"""One run in progress: its rounds, its evaluations, its checkpoints."""
+"""One run in progress: its rounds, its evaluations, its checkpoints.
+
+A session asks for rounds and for evaluations, and whoever drives it answers: :meth:`Session.run` does so for a run
+alone, :mod:`evenhand.simulation._together` for several at once.
+"""
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -26,19 +30,54 @@ from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK
 from evenhand.simulation.setup import Setup
 from evenhand.simulation.store import Kept
 
-__all__ = ["Session"]
+__all__ = ["Measure", "Request", "Session", "Train", "Trained"]
 
 NDArray = npt.NDArray[Any]
+
+
+class Train(NamedTuple):
+    """A request for rounds ``first .. first + rounds - 1``; it is answered by :class:`Trained`.
+
+    The memory of ``state`` may go to the result.
+    """
+
+    state: RoundState
+    first: int
+    rounds: int
+
+
+class Trained(NamedTuple):
+    """Rounds done, at most as many as were asked for.
+
+    Attributes:
+      state: after them.
+      infos: what they report, ``(rounds,)`` each.
+      rounds: how many they are.
+      seconds: spent waiting for rows (``"data"``) and training (``"train"``).
+    """
+
+    state: RoundState
+    infos: Mapping[str, NDArray]
+    rounds: int
+    seconds: Mapping[str, float]
+
+
+class Measure(NamedTuple):
+    """A request for an evaluation; it is answered by :class:`Served`."""
+
+    state: RoundState
+
+
+Request: TypeAlias = Train | Measure
+Steps: TypeAlias = Generator[Request | Run, Any, None]
 
 
 class Session:
     """A program with its data, and what has been measured so far."""
 
-    def __init__(
-        self, setup: Setup, data: FederatedDataset, seed: int, eval_clients: int | None = None
-    ) -> None:
+    def __init__(self, setup: Setup, data: FederatedDataset, seed: int, evaluation: Evaluation) -> None:
         self.setup, self.program, self.data, self.seed = setup, setup.program, data, seed
-        self.evaluation = Evaluation(setup, data, seed, eval_clients)
+        self.evaluation = evaluation
         self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
         self.history: list[dict[str, float]] = []
         self.per_round: dict[str, NDArray] = {}
@@ -53,6 +92,44 @@ class Session:
         progress: Progress,
     ) -> Iterator[Run]:
         """Yields the run so far at each evaluation, after saving it where that is due."""
+        steps, answer = self.steps(state, rounds, eval_every, checkpoints, progress), None
+        del state
+        while True:
+            try:
+                found = steps.send(answer)
+            except StopIteration:
+                return
+            answer = None
+            if isinstance(found, Run):
+                yield found
+            else:
+                answer = self.answer(found)
+            del found
+
+    def answer(self, request: Request) -> Trained | Served:
+        """What is asked for, for this run alone."""
+        if isinstance(request, Measure):
+            return self.evaluation.served(request.state)
+        begin = time.perf_counter()
+        rows, count = self.setup.source.block(request.first, request.rounds)
+        received = time.perf_counter()
+        state, infos = engine.run_rounds(
+            self.program, request.state, rows, self.setup.keys, request.first, count
+        )
+        jax.block_until_ready(state)
+        found = {name: np.asarray(info)[:count] for name, info in infos.items()}
+        seconds = {"data": received - begin, "train": time.perf_counter() - received}
+        return Trained(state, found, count, seconds)
+
+    def steps(
+        self,
+        state: RoundState,
+        rounds: int,
+        eval_every: int,
+        checkpoints: Checkpoints | None,
+        progress: Progress,
+    ) -> Steps:
+        """Yields requests, to be answered by ``send``, and the run so far at each evaluation."""
         done, found = 0, None if checkpoints is None else checkpoints.load()
         is_new = found is None
         if found is not None:
@@ -64,38 +141,36 @@ class Session:
             state, done, self.history, self.per_round, self.seconds = found
             state = everywhere(self.program.mesh, state)
         del found  # its clients' states may be most of the memory
-        served = self._evaluate(state, done, record=is_new)
+        served = yield from self._evaluate(state, done, record=is_new)
         progress.update(done, self._latest())
         yield self._snapshot(state, done, served, None)
         if done < rounds:
-            state = self._train("compile", state, done, 0)
+            state = yield from self._train("compile", state, done, 0)
         while done < rounds:
             until = min(rounds, (done // eval_every + 1) * eval_every)
             while done < until:
                 count = min(until - done, progress.next_count(), self.program.buffer)
-                state = self._train("train", state, done, count)
+                state = yield from self._train("train", state, done, count)
                 done += count
                 progress.update(done, self._latest())
-            served = self._evaluate(state, done, record=True)
+            served = yield from self._evaluate(state, done, record=True)
             progress.update(done, self._latest())
             due = checkpoints is not None and checkpoints.due(last=done == rounds)
             yield self._snapshot(state, done, served, checkpoints if due else None)
 
-    def _train(self, activity: str, state: RoundState, first: int, count: int) -> RoundState:
+    def _train(
+        self, activity: str, state: RoundState, first: int, count: int
+    ) -> Generator[Train, Trained, RoundState]:
         """Rounds ``first .. first + count - 1``, as many at a time as there are rows for."""
         if self._handed_out is not None and (kept := self._handed_out()) is not None:
             kept.move_on()
         self._handed_out, done = None, 0
         while True:
-            begin = time.perf_counter()
-            rows, some = self.setup.source.block(first + done, count - done)
-            received = time.perf_counter()
-            state, infos = engine.run_rounds(self.program, state, rows, self.setup.keys, first + done, some)
-            jax.block_until_ready(state)
-            self._keep({name: np.asarray(info)[:some] for name, info in infos.items()})
+            state, infos, some, seconds = yield Train(state, first + done, count - done)
+            self._keep(infos)
             done += some
-            self.seconds["data"] = self.seconds.get("data", 0.0) + received - begin
-            self.seconds[activity] += time.perf_counter() - received
+            self.seconds["data"] = self.seconds.get("data", 0.0) + seconds["data"]
+            self.seconds[activity] += seconds["train"]
             if done >= count:
                 return state
 
@@ -106,9 +181,9 @@ class Session:
             for name, values in new.items()
         }
 
-    def _evaluate(self, state: RoundState, done: int, *, record: bool) -> Served:
+    def _evaluate(self, state: RoundState, done: int, *, record: bool) -> Generator[Measure, Served, Served]:
         begin = time.perf_counter()
-        served = self.evaluation.served(state)
+        served = yield Measure(state)
         if done == 0:
             adapted = self.program.algorithm.adapt is not None
             check_first_losses(served.clients, self.data, self.evaluation.drawn, adapted)

@@ -12,6 +12,7 @@ from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandWarning
 from evenhand.simulation._checkpoint import Checkpoint, Checkpoints
 from evenhand.simulation._checks import check_model, check_numbers
+from evenhand.simulation._evaluation import Evaluation
 from evenhand.simulation._identity import identity
 from evenhand.simulation._progress import Progress
 from evenhand.simulation._run import Run
@@ -165,7 +166,7 @@ def iterate(
         devices=devices,
         stream=stream,
     )
-    session = Session(setup, data, seed, eval_clients)
+    session = Session(setup, data, seed, Evaluation(setup, data, seed, eval_clients))
     checkpoints = None
     if checkpoint is not None:
         checkpoints = Checkpoints(checkpoint, setup.state, partial(identity, setup, data, seed, eval_clients))

@@ -46,15 +46,33 @@ def run_rounds(
     Returns the new state and each info as an array whose first ``count`` entries are the rounds'.
     """
     arguments = (state, rows, keys, np.int32(first), np.int32(count))
-    leaves, structure = jax.tree.flatten(arguments)
-    form = tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
+    leaves = jax.tree.leaves(arguments)
     places = [leaf.sharding if isinstance(leaf, jax.Array) else None for leaf in leaves]
     given = len(jax.tree.leaves(state))
     compiled, numbers, constants, shapes = _prepared(
-        ById(program, places), structure, form, given, is_switched_on()
+        ById(program, places), *_form(arguments), given, is_switched_on()
     )
     results = compiled(numbers, constants, leaves[:given], leaves[given:])
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+
+class Hoistable(NamedTuple):
+    """The rounds of a program apart from their numbers, and the structure of their results."""
+
+    hoisted: Hoisted
+    results: Any
+
+
+def hoist_rounds(program: Program, state: RoundState, rows: Rows, keys: Keys) -> Hoistable | None:
+    """The rounds of a program on arguments of these shapes; None where they cannot be told from their numbers."""
+    if not is_switched_on():
+        return None
+    traced, shapes = _traced(ById(program), *_form((state, rows, keys, np.int32(0), np.int32(0))))
+    try:
+        return Hoistable(hoist(traced), jax.tree.structure(shapes))
+    except Exception as error:  # as in _prepared
+        warn_of(error)
+        return None
 
 
 class _ByKey(NamedTuple):
@@ -70,23 +88,34 @@ class _ByKey(NamedTuple):
         return isinstance(other, _ByKey) and (self.hoisted.key, self.mesh) == (other.hoisted.key, other.mesh)
 
 
+def _form(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The structure of arguments, and the shape and dtype of each array."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
+
+
+@lru_cache(maxsize=64)
+def _traced(identity: ById, structure: Any, form: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The rounds of a program, and the shapes of their results."""
+    like = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form])
+    return jax.make_jaxpr(partial(_run_rounds, identity.program), return_shape=True)(*like)
+
+
 @lru_cache(maxsize=64)
 def _prepared(
     identity: ById, structure: Any, form: tuple[Any, ...], given: int, hoisting: bool
 ) -> tuple[Any, Any, Any, Any]:
     """``(compiled, numbers, constants, shapes of the results)``; the first ``given`` leaves are the state's."""
     program = identity.program
-    leaves = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form]
-    like = jax.tree.unflatten(structure, leaves)
-    traced, shapes = jax.make_jaxpr(partial(_run_rounds, program), return_shape=True)(*like)
+    traced, shapes = _traced(identity, structure, form)
 
     def ready(hoisted: Hoisted) -> tuple[Any, Any, Any, Any]:
         compiled = _compiled(_ByKey(hoisted, program.mesh))
         numbers, constants = everywhere(program.mesh, (hoisted.values, list(hoisted.constants)))
         # On arguments as those of the call, so that it finds this trace.
         placed = [
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
-            for leaf, place in zip(leaves, identity.places, strict=True)
+            jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+            for (shape, dtype), place in zip(form, identity.places, strict=True)
         ]
         compiled.trace(numbers, constants, placed[:given], placed[given:])
         return compiled, numbers, constants, shapes

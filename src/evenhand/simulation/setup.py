@@ -27,12 +27,12 @@ from evenhand.streams import stream as stream_of
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack, Cohort, Params
 
-__all__ = ["Setup", "device_rows", "set_up"]
+__all__ = ["SMALL_MODEL", "Setup", "device_rows", "set_up"]
 
 _BUFFER = 4096
 """Most rounds in one call: fixed, so that no number of rounds compiles anything."""
 
-_SMALL_MODEL = 2**15
+SMALL_MODEL = 2**15
 """Parameters up to which clients train side by side on a CPU; beyond, a batch of products is slower than a loop."""
 _MOST_LANES = {"cpu": 32, "gpu": 128, "tpu": 128}
 _MOST_WASTE = 1.1
@@ -75,8 +75,13 @@ def set_up(
     lanes: int | None = None,
     devices: int | None = None,
     stream: bool | None = None,
+    rows: Resident | None = None,
 ) -> Setup:
-    """The program, its rows and the state it starts from; arguments as for ``simulate``."""
+    """The program, its rows and the state it starts from; arguments as for ``simulate``.
+
+    Args:
+      rows: those of another run of the same data, sampling, seed and attack, or of any seed where there is no attack.
+    """
     if data.train.rows >= 2**31:
         raise EvenhandError(
             f"{data.name} has {data.train.rows:,} training rows: give fewer than 2,147,483,648."
@@ -88,7 +93,9 @@ def set_up(
         algorithm, cohort, capacity, 1 if lanes is None else lanes, systems, attack, _BUFFER, mesh
     )
     source: Source
-    if must_stream(data.train) if stream is None else stream:
+    if rows is not None:
+        source = rows
+    elif must_stream(data.train) if stream is None else stream:
         source = Streamed(program, data, seed, keys)
     else:
         source = resident(data, attack, seed, mesh, algorithm.sampling)
@@ -96,8 +103,8 @@ def set_up(
     if lanes is None:
         program = program._replace(lanes=_default_lanes(program, params, source))
     setup = Setup(program, source, keys, RoundState((), (), ()), {})
-    rows, clients = setup.rows, data.num_clients
-    leaves, structure = jax.tree.flatten((params, (rows.x, rows.y)))
+    like, clients = setup.rows, data.num_clients
+    leaves, structure = jax.tree.flatten((params, (like.x, like.y)))
     form = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
     wires, begin = _beginning(ById(program), structure, form, clients)
 
@@ -139,7 +146,7 @@ def _default_lanes(program: Program, params: Params, source: Source) -> int:
         stats = jax.devices()[0].memory_stats() or {}
         fitting = int(stats.get("bytes_limit", 2**34) / 2 / (4 * _COPIES * max(numbers, 1)))
         return max(1, min(share, fitting, _MOST_LANES[jax.default_backend()]))
-    if numbers > _SMALL_MODEL:
+    if numbers > SMALL_MODEL:
         return 1
     lanes, rows = min(share, _MOST_LANES["cpu"]), source.block(0, 0)[0]
     while lanes > 1 and _waste(program, rows, lanes) > _MOST_WASTE:

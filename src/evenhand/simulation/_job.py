@@ -1,0 +1,60 @@
+"""A run as a value: what to simulate, before anything is set up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evenhand.data import FederatedDataset
+from evenhand.simulation._checkpoint import Checkpoint
+from evenhand.simulation._checks import check_numbers
+from evenhand.simulation._identity import identity
+from evenhand.simulation.setup import set_up
+from evenhand.systems import Systems
+from evenhand.types import Algorithm, Attack
+
+__all__ = ["Job", "cohort_of", "identify", "settings"]
+
+
+class Job(NamedTuple):
+    """One run: arguments of :func:`evenhand.simulation.iterate`."""
+
+    algorithm: Algorithm
+    data: FederatedDataset
+    rounds: int
+    seed: int = 0
+    cohort: int | None = None
+    eval_every: int = 10
+    attack: Attack | None = None
+    systems: Systems | None = None
+    checkpoint: str | Path | Checkpoint | None = None
+    eval_clients: int | None = None
+
+
+def identify(job: Job) -> dict[str, Any]:
+    """What must be equal for two jobs to be the same run, but for the seed."""
+    setup = set_up(job.algorithm, job.data, devices=1, **settings(job))
+    found = identity(setup, job.data, job.seed, job.eval_clients)
+    del found["seed"], found["attack"]  # the liars, and so this, depend on the seed
+    return found | {"rounds": job.rounds, "eval_every": job.eval_every}
+
+
+def cohort_of(job: Job) -> int:
+    """The cohort."""
+    how = (
+        job.rounds,
+        job.seed,
+        job.cohort,
+        job.eval_every,
+        None,
+        None,
+        job.eval_clients,
+        job.systems,
+        job.attack,
+    )
+    return check_numbers(job.algorithm, job.data, *how)
+
+
+def settings(job: Job) -> dict[str, Any]:
+    """Of what is set up: keyword arguments of ``set_up``."""
+    return {"cohort": cohort_of(job), "seed": job.seed, "attack": job.attack, "systems": job.systems}

@@ -1,0 +1,256 @@
+"""Many runs: those of small models that are one program train side by side, the others one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from evenhand.devices import everywhere, here, over
+from evenhand.simulation._checkpoint import Checkpoints
+from evenhand.simulation._checks import check_model
+from evenhand.simulation._evaluation import Evaluation
+from evenhand.simulation._identity import identity
+from evenhand.simulation._job import Job, cohort_of, settings
+from evenhand.simulation._progress import Progress
+from evenhand.simulation._rows import Resident, must_stream, resident
+from evenhand.simulation._run import Run
+from evenhand.simulation._session import Measure, Request, Session, Steps, Train
+from evenhand.simulation._simulate import iterate
+from evenhand.simulation._together import Together
+from evenhand.simulation.engine import Hoistable, hoist_rounds
+from evenhand.simulation.setup import SMALL_MODEL, set_up
+
+__all__ = ["iterate_many"]
+
+_MOST_BYTES = 2**28
+"""Of the states of a column of runs."""
+_LONGEST = 32
+"""Runs in a column: beyond, a run more costs as much as one alone."""
+
+
+class _Traced(NamedTuple):
+    """A method's program, the number of clients that it trains side by side, and the size of its state."""
+
+    program: Hoistable
+    lanes: int
+    bytes: int
+
+
+def iterate_many(jobs: Sequence[Job]) -> Iterator[tuple[int, Run | Exception]]:
+    """Yields ``(position of the job, run so far)`` at each evaluation of each run, in whatever order is fastest.
+
+    Runs of small models whose methods differ in their numbers only, on the same data, become one program, one column of
+    runs on each device; each gives the same numbers as alone, to rounding.  All others run one after another, as by
+    :func:`evenhand.simulation.iterate`, to the same bits.
+
+    A run that fails yields the exception, and the others go on.
+
+    Args:
+      jobs: the runs; two jobs have the same data, attack or systems if they hold the same object.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data, model = eh.testing.toy_data(), eh.testing.toy_model()
+      >>> works = [eh.local.sgd(model, step, epochs=1, batch_size=4) for step in (0.01, 0.1)]
+      >>> jobs = [Job(eh.algorithms.fedavg(work), data, rounds=4, eval_every=4) for work in works]
+      >>> [(job, run.info["rounds"]) for job, run in iterate_many(jobs)]
+      [(0, 0), (1, 0), (0, 4), (1, 4)]
+    """
+    traced: dict[int, _Traced] = {}
+    for crew in _crews(jobs, traced):
+        if crew == [[crew[0][0]]]:
+            yield from _alone(jobs, crew[0][0])
+        else:
+            yield from _Crew(jobs, crew, traced).run()
+
+
+def _alone(jobs: Sequence[Job], position: int) -> Iterator[tuple[int, Run | Exception]]:
+    try:
+        for run in iterate(**jobs[position]._asdict()):
+            yield position, run
+            del run  # its memory goes to the next rounds
+    except Exception as error:  # whatever it is, it is this run's result
+        yield position, error
+
+
+def _crews(jobs: Sequence[Job], traced: dict[int, _Traced]) -> Iterator[list[list[int]]]:
+    """Columns of runs that train together, as positions; the programs of their methods are put in ``traced``."""
+    groups: dict[Any, list[int]] = {}
+    for position, job in enumerate(jobs):
+        groups.setdefault(_kind(job) or object(), []).append(position)
+    for group in groups.values():
+        if len(group) == 1:
+            yield [group]
+            continue
+        programs: dict[Any, dict[int, list[int]]] = {}
+        for position in group:
+            key, job = _program(jobs[position], traced), jobs[position]
+            programs.setdefault(key, {}).setdefault(job.seed, []).append(position)
+        for by_seed in programs.values():
+            first = next(iter(by_seed.values()))[0]
+            known = traced.get(id(jobs[first].algorithm))
+            size = 0 if known is None else known.bytes
+            yield from _columns(list(by_seed.values()), jobs[first], size)
+
+
+def _kind(job: Job) -> Any:
+    """Equal for runs that may be one program; None for one that had better train alone."""
+    try:
+        cohort_of(job)
+        params = jax.eval_shape(job.algorithm.model.init, jax.random.key(0))
+    except Exception:  # it will be found, and told, when the run begins
+        return None
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
+    if numbers > SMALL_MODEL or must_stream(job.data.train) or jax.process_count() > 1:
+        return None
+    parts = (id(job.data), id(job.attack), id(job.systems), job.algorithm.sampling)
+    return (*parts, job.rounds, job.cohort, job.eval_every, job.eval_clients)
+
+
+def _program(job: Job, traced: dict[int, _Traced]) -> Any:
+    """The key of a run's program; one of its own where it has none."""
+    if (known := traced.get(id(job.algorithm))) is None:
+        try:
+            setup = set_up(job.algorithm, job.data, devices=1, **settings(job))
+        except Exception:  # it will be found, and told, when the run begins
+            return object()
+        program = hoist_rounds(setup.program, setup.state, setup.rows, setup.keys)
+        if program is None:
+            return object()
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(setup.state))
+        known = traced[id(job.algorithm)] = _Traced(program, setup.program.lanes, size)
+    return known.program.hoisted.key
+
+
+def _columns(by_seed: list[list[int]], like: Job, size: int) -> Iterator[list[list[int]]]:
+    """Crews of columns, as many as there are devices; a column is of one seed.
+
+    Malicious clients are drawn anew for each seed, and a crew shares its rows: under an attack it has one seed.
+    """
+    devices = _devices()
+    longest = max(1, min(_LONGEST, _MOST_BYTES // max(size, 1)))
+    for seeds in [by_seed] if like.attack is None else [[each] for each in by_seed]:
+        columns = [runs[i : i + longest] for runs in seeds for i in range(0, len(runs), longest)]
+        columns.sort(key=len, reverse=True)
+        for first in range(0, len(columns), devices):
+            yield _spread(columns[first : first + devices], devices)
+
+
+def _devices() -> int:
+    """All, unless the user has named one of them to JAX."""
+    config: Any = jax.config
+    return 1 if config.jax_default_device is not None else jax.device_count()
+
+
+def _spread(columns: list[list[int]], devices: int) -> list[list[int]]:
+    """Columns for as many devices as there are runs for, the longest first."""
+    while len(columns) < devices and len(columns[0]) > 1:
+        first, *others = columns
+        half = (len(first) + 1) // 2
+        columns = sorted([first[:half], first[half:], *others], key=len, reverse=True)
+    return columns
+
+
+class _Crew:
+    """Runs that train as one program, and wait for each other at each evaluation."""
+
+    def __init__(self, jobs: Sequence[Job], columns: list[list[int]], traced: dict[int, _Traced]) -> None:
+        self._jobs, self._columns, self._traced = jobs, columns, traced
+        first = jobs[columns[0][0]]
+        self._mesh = over(len(columns))
+        self._rows = resident(first.data, first.attack, first.seed, self._mesh, first.algorithm.sampling)
+        self._alone = Resident(here(self._rows.rows))
+        self._evaluations: dict[int, Evaluation] = {}
+        self._sessions: dict[int, Session] = {}
+        self._steps: dict[int, Steps] = {}
+        self._pending: dict[int, Request] = {}
+        self._together: tuple[list[list[int]], Together] | None = None
+
+    def run(self) -> Iterator[tuple[int, Run | Exception]]:
+        """As :func:`iterate_many`."""
+        with ExitStack() as stack:
+            for position in [position for column in self._columns for position in column]:
+                try:
+                    self._steps[position] = self._begin(position, stack)
+                except Exception as error:
+                    yield position, error
+                    continue
+                yield from self._send(position, None)
+            while self._pending:
+                for position, answer in self._answers().items():
+                    yield from self._send(position, answer)
+
+    def _begin(self, position: int, stack: ExitStack) -> Steps:
+        job = self._jobs[position]
+        check_model(job.algorithm.model, job.data)
+        lanes = self._traced[id(job.algorithm)].lanes
+        setup = set_up(job.algorithm, job.data, devices=1, lanes=lanes, rows=self._alone, **settings(job))
+        same = job.seed if job.eval_clients is not None else 0
+        if same not in self._evaluations:
+            whole = setup._replace(program=setup.program._replace(mesh=self._mesh), source=self._rows)
+            self._evaluations[same] = Evaluation(whole, job.data, job.seed, job.eval_clients)
+        session = Session(setup, job.data, job.seed, self._evaluations[same].shared_by(setup))
+        checkpoints = None
+        if job.checkpoint is not None:
+            who = partial(identity, setup, job.data, job.seed, job.eval_clients)
+            checkpoints = Checkpoints(job.checkpoint, setup.state, who)
+            stack.enter_context(checkpoints.held())
+        self._sessions[position] = session
+        bar = stack.enter_context(Progress(job.rounds, show=False))
+        return session.steps(setup.state, job.rounds, job.eval_every, checkpoints, bar)
+
+    def _send(self, position: int, answer: Any) -> Iterator[tuple[int, Run | Exception]]:
+        """What a run yields until its next request, which is then pending."""
+        self._pending.pop(position, None)
+        try:
+            while isinstance(found := self._steps[position].send(answer), Run):
+                yield position, found
+                answer = None
+                del found
+            self._pending[position] = found
+        except StopIteration:
+            return
+        except Exception as error:  # whatever it is, it is this run's result
+            yield position, error
+
+    def _answers(self) -> dict[int, Any]:
+        """Answers to those that are furthest behind: a run that was resumed at another round first catches up."""
+        if who := [position for position, asked in self._pending.items() if isinstance(asked, Measure)]:
+            evaluations = [self._sessions[position].evaluation for position in who]
+            states = [self._pending[position].state for position in who]
+            return dict(zip(who, Evaluation.of_each(evaluations, states), strict=True))
+        asked = {position: each for position, each in self._pending.items() if isinstance(each, Train)}
+        least = min((each.first, each.rounds) for each in asked.values())
+        who = [position for position, each in asked.items() if (each.first, each.rounds) == least]
+        if len(who) == 1 or len(who) < len(asked):
+            return {position: self._sessions[position].answer(asked[position]) for position in who}
+        columns = [[position for position in column if position in asked] for column in self._columns]
+        columns = sorted([column for column in columns if column], key=len, reverse=True)
+        found = self._of(columns).answer([[asked[position] for position in column] for column in columns])
+        return {
+            position: trained
+            for column, each in zip(columns, found, strict=True)
+            for position, trained in zip(column, each, strict=True)
+        }
+
+    def _of(self, columns: list[list[int]]) -> Together:
+        """The program of these runs, made anew when one of them has failed."""
+        if self._together is None or self._together[0] != columns:
+            mesh = self._mesh if len(columns) == len(self._columns) else over(len(columns))
+            self._together = (
+                columns,
+                Together(
+                    [[self._sessions[position] for position in column] for column in columns],
+                    [
+                        [self._traced[id(self._jobs[position].algorithm)].program for position in column]
+                        for column in columns
+                    ],
+                    everywhere(mesh, self._rows.rows),
+                    mesh,
+                ),
+            )
+        return self._together[1]

@@ -1,0 +1,217 @@
+"""Running a study."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evenhand.data import FederatedDataset, hold_out
+from evenhand.errors import EvenhandError, EvenhandWarning, expect, perhaps
+from evenhand.evaluation import primary_metric
+from evenhand.lock import held
+from evenhand.simulation import Checkpoint, Job, identify, iterate_many
+from evenhand.studies._outcome import Outcome
+from evenhand.studies._plan import Grid, Methods, Setting, check_seeds, settings
+from evenhand.studies._select import Rule, rule
+from evenhand.studies._store import Store
+from evenhand.studies._study import Study
+from evenhand.systems import Systems
+from evenhand.types import Attack
+
+__all__ = ["study"]
+
+_SAVE = 30.0
+"""Seconds between two saves of a run that has not ended."""
+
+
+class _Planned(NamedTuple):
+    setting: Setting
+    seed: int
+    job: Job
+
+
+def study(
+    methods: Methods,
+    data: FederatedDataset | Mapping[str, FederatedDataset] | Callable[[int], FederatedDataset],
+    *,
+    rounds: int,
+    seeds: int | Iterable[int] = 5,
+    grid: Grid | None = None,
+    select: Rule | tuple[str, str] = ("valid", "mean"),
+    baseline: str | None = None,
+    cohort: int | None = None,
+    eval_every: int = 10,
+    attack: Attack | Mapping[str, Attack | None] | None = None,
+    systems: Systems | Mapping[str, Systems | None] | None = None,
+    eval_clients: int | None = None,
+    folder: str | Path | None = None,
+) -> Study:
+    """Runs methods with every choice of their hyper-parameters for every seed, and compares them at their best.
+
+    Runs that are one program train side by side (:func:`evenhand.simulation.iterate_many`).  A run that diverges or
+    fails is a result like any other.
+
+    Args:
+      methods: name -> a method, or a function of hyper-parameters that makes one.
+      data: the clients; or several data sets by name, each of which is studied; or a function of the seed, for data
+        that are drawn anew with each seed.
+      rounds: how many rounds each run has.
+      seeds: how many, or which; every setting runs with each of them.
+      grid: argument of the methods' functions -> values to try, for each method that has such an argument; or method ->
+        a grid of its own, which goes before.
+      select: the split and the statistic by which the best setting of each method is chosen, or a :class:`Rule`.
+        Where settings have to be chosen and there are no validation examples, a fifth of each client's training
+        examples become that.
+      baseline: the method that the others are compared with; None: the first.
+      cohort: as for :func:`evenhand.simulate`, and so are the next ones.
+      eval_every: rounds between two evaluations.
+      attack: what malicious clients do, or several attacks by name, each of which is studied.
+      systems: stragglers and dropouts, or several by name.
+      eval_clients: how many clients are evaluated.
+      folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
+        interrupted; with more seeds, values or methods it makes only the runs that are new.
+
+    Raises:
+      EvenhandError: a number out of range, a name that does not exist, or a folder of another study.
+
+    Warns:
+      EvenhandWarning: validation examples were made.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.load("digits", clients=10, valid_fraction=0.2)
+      >>> model = eh.models.softmax_regression(features=64, classes=10)
+      >>> def fedavg(lr):
+      ...     return eh.algorithms.fedavg(eh.local.sgd(model, lr, epochs=1, batch_size=10))
+      >>> def fedprox(lr, mu):
+      ...     return eh.algorithms.fedprox(eh.local.sgd(model, lr, epochs=1, batch_size=10), mu=mu)
+      >>> grid = {"lr": [0.001, 0.1], "mu": [0.1]}
+      >>> found = study({"fedavg": fedavg, "fedprox": fedprox}, data, rounds=4, seeds=2, eval_every=4, grid=grid)
+      >>> found
+      Study(2 methods, 4 settings, 8 runs, 8 of them sound)
+      >>> str(found.best("fedavg"))
+      'fedavg(lr=0.1)'
+    """
+    by, names = rule(select), list(methods)
+    found, makers = settings(methods, grid)
+    if baseline is not None and baseline not in names:
+        raise EvenhandError(
+            f"study(baseline={baseline!r}): there is no such method{perhaps(baseline, names)}."
+        )
+    wanted = [setting for each in found.values() for setting in each]
+    algorithms = {str(setting): makers[setting.method](setting) for setting in wanted}
+    sources = _Sources(by.split == "valid" and len(wanted) > len(names))
+    seeds = check_seeds(seeds)
+    how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every, "eval_clients": eval_clients}
+    planned = [
+        _Planned(
+            setting._replace(case=case),
+            seed,
+            Job(
+                algorithms[str(setting)],
+                sources.of(source, seed),
+                rounds,
+                seed,
+                attack=lies,
+                systems=slow,
+                **how,
+            ),
+        )
+        for case, source, lies, slow in _cases(data, attack, systems)
+        for setting in wanted
+        for seed in seeds
+    ]
+    outcomes = _outcomes(planned, None if folder is None else Path(folder))
+    views = [each.view for each in outcomes if each.view is not None]
+    everywhere = all("accuracy" in view.clients["train"] for view in views)
+    metric = by.metric or primary_metric(["accuracy"] if everywhere else [])
+    return Study(tuple(outcomes), by, baseline or names[0], metric, tuple(sources.notes))
+
+
+class _Sources:
+    """The data of each run; with validation examples, where a study needs them to choose."""
+
+    def __init__(self, needs_validation: bool) -> None:
+        self.notes: list[str] = []
+        self._needs = needs_validation
+        self._known: dict[tuple[int, int], FederatedDataset] = {}
+
+    def of(self, source: Any, seed: int) -> FederatedDataset:
+        """One object for each data set, so that its runs can train together."""
+        key = (id(source), seed if callable(source) else 0)
+        if key not in self._known:
+            data: Any = source(seed) if callable(source) else source
+            expect("data", data, FederatedDataset, 'eh.data.load("digits", clients=10)')
+            if self._needs and not data.valid.rows:
+                data = hold_out(data)
+                note = f"{data.name} had no validation examples: a fifth of each client's training examples are now."
+                if note not in self.notes:
+                    self.notes.append(note)
+                    warnings.warn(note, EvenhandWarning, stacklevel=4)
+            self._known[key] = data
+        return self._known[key]
+
+
+def _cases(
+    data: Any, attack: Any, systems: Any
+) -> list[tuple[dict[str, str], Any, Attack | None, Systems | None]]:
+    """Every condition: its names where there are several, then its data, attack and systems."""
+
+    def named(axis: str, value: Any) -> list[tuple[dict[str, str], Any]]:
+        if not isinstance(value, Mapping):
+            return [({}, value)]
+        if not value:
+            raise EvenhandError(f"study({axis}={{}}): give at least one.")
+        return [({axis: str(name)}, each) for name, each in value.items()]
+
+    return [
+        ({**a, **b, **c}, source, lies, slow)
+        for a, source in named("data", data)
+        for b, lies in named("attack", attack)
+        for c, slow in named("systems", systems)
+    ]
+
+
+def _outcomes(planned: list[_Planned], folder: Path | None) -> list[Outcome]:
+    """What comes of each run, in their order; those that the folder holds already are not repeated."""
+    store = None if folder is None else Store(folder)
+    found = dict[int, Outcome]()
+    with nullcontext() if folder is None else held(folder):
+        identities = [{}] * len(planned) if store is None else _identities(planned)
+        for i, each in enumerate(planned):
+            known = None if store is None else store.load(each.setting, each.seed, identities[i])
+            if known is not None:
+                found[i] = known
+        missing, jobs = [i for i in range(len(planned)) if i not in found], list[Job]()
+        for i in missing:
+            setting, seed, job = planned[i]
+            if store is not None:
+                job = job._replace(checkpoint=Checkpoint(store.checkpoint(setting, seed), _SAVE, last=False))
+            jobs.append(job)
+        for position, result in iterate_many(jobs):
+            setting, seed, job = planned[i := missing[position]]
+            if isinstance(result, Exception) or result.info["rounds"] == job.rounds:
+                found[i] = Outcome.of(setting, seed, result)
+                if store is not None:
+                    store.save(found[i], identities[i])
+            del result  # its memory goes to the next rounds
+    return [found[i] for i in range(len(planned))]
+
+
+def _identities(planned: list[_Planned]) -> list[dict[str, Any]]:
+    """What tells runs of the same name apart, such as those of a method that has been changed since."""
+    known: dict[Any, dict[str, Any]] = {}
+    found: list[dict[str, Any]] = []
+    for each in planned:
+        job = each.job
+        kind = id(job.algorithm), id(job.data), id(job.attack), id(job.systems)
+        if kind not in known:
+            try:
+                known[kind] = identify(job)
+            except Exception:  # it will be found, and told, when the run begins
+                known[kind] = {}
+        found.append(known[kind])
+    return found

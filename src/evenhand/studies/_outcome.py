@@ -1,0 +1,47 @@
+"""What came of one run of a study."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from evenhand.report import RunView, may_win
+from evenhand.simulation import Run
+from evenhand.studies._plan import Setting
+
+__all__ = ["Outcome"]
+
+
+class Outcome(NamedTuple):
+    """One run of a study.
+
+    Attributes:
+      setting: the method and its hyper-parameters.
+      seed: the run's seed.
+      status: ``"done"``, ``"diverged"`` (it ran, but none of its numbers may be called the best) or ``"failed"``.
+      reason: why it diverged or failed, in a sentence; empty otherwise.
+      view: what reports show of it; None where it failed.
+    """
+
+    setting: Setting
+    seed: int
+    status: Literal["done", "diverged", "failed"]
+    reason: str
+    view: RunView | None
+
+    @staticmethod
+    def of(setting: Setting, seed: int, result: Run | Exception) -> Outcome:
+        """From the last evaluation of a run, or from what ended it before."""
+        if isinstance(result, Exception):
+            reason = str(result) or type(result).__name__
+            return Outcome(setting, seed, "failed", reason, None)
+        numbers = {
+            name: value
+            for name, value in setting.numbers.items()
+            if isinstance(value, bool | int | float | str)
+        }
+        config = {"method": setting.method, **numbers, **setting.case, "seed": seed}
+        view = result.view(str(setting), config)
+        if may_win(view):
+            return Outcome(setting, seed, "done", "", view)
+        sentences = [finding.sentence for finding in view.findings if finding.kind == "diverged"]
+        return Outcome(setting, seed, "diverged", (*sentences, "A loss or metric is not finite.")[0], view)

@@ -1,0 +1,123 @@
+"""Which setting of a method a study chooses, and what a reader must know about the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from evenhand.errors import EvenhandError, perhaps
+from evenhand.evaluation import SPLIT_NAMES, is_higher_better, summarize
+from evenhand.report import RunView, may_win, statistics
+from evenhand.studies._plan import Setting, shown
+
+__all__ = ["Choice", "Rule", "choose", "rule"]
+
+_LESS_IS_BETTER = {"variance", "std", "angle", "kl"}
+_MORE_IS_BETTER = {"entropy", "jain"}
+"""Statistics of which less, or more, is better, whatever the metric."""
+_SAME = 1e-12
+
+
+class Rule(NamedTuple):
+    """How a setting is chosen: by the mean over the seeds of a statistic over the clients.
+
+    Attributes:
+      split: ``"valid"`` or ``"train"``; the test examples choose nothing.
+      statistic: a name from :func:`evenhand.evaluation.summarize`, such as ``"mean"`` or ``"worst10"``.
+      within: settings whose statistic is this close to the best one are all good enough, and ``then`` decides.
+      then: another statistic, such as ``"variance"``: among settings good enough, the best in it is chosen.
+      metric: e.g. ``"accuracy"``; None: that, or the loss where the model has none.
+    """
+
+    split: str = "valid"
+    statistic: str = "mean"
+    within: float = 0.0
+    then: str | None = None
+    metric: str | None = None
+
+
+class Choice(NamedTuple):
+    """The setting that was chosen, and remarks on the choice, in sentences."""
+
+    setting: Setting
+    remarks: tuple[str, ...]
+
+
+def rule(select: Rule | tuple[str, str]) -> Rule:
+    """``select``, checked.
+
+    Raises:
+      EvenhandError: it names the test split, or no known split or statistic.
+    """
+    found = select if isinstance(select, Rule) else Rule(*select)
+    if found.split == "test":
+        raise EvenhandError(
+            "study(select): the test examples must not choose the settings that they judge: give 'valid' or 'train'."
+        )
+    if found.split not in SPLIT_NAMES:
+        raise EvenhandError(f"study(select): there is no split {found.split!r}: give 'valid' or 'train'.")
+    known = set(summarize([0.5, 1.0]))
+    for name in (found.statistic, found.then):
+        if name is not None and name not in known:
+            raise EvenhandError(f"study(select): there is no statistic {name!r}{perhaps(name, known)}.")
+    if found.within < 0:
+        raise EvenhandError(f"study(select): within={found.within}: give a number of at least 0.")
+    return found
+
+
+def choose(of: Mapping[Setting, Sequence[RunView]], by: Rule, metric: str) -> Choice | None:
+    """The best setting, or None if each of them diverged or failed in some run.
+
+    Args:
+      of: the finished runs of each setting, one per seed; a setting with a run that failed is left out by the caller.
+      by: how it is chosen.
+      metric: what the statistic is of.
+    """
+    sound = {setting: runs for setting, runs in of.items() if runs and all(map(may_win, runs))}
+    first = _values(sound, by.split, by.statistic, metric)
+    if not first:
+        return None
+    top = max(first.values())
+    good = [setting for setting, value in first.items() if value >= top - max(by.within, _SAME * abs(top))]
+    if by.then is not None:
+        second = _values({setting: sound[setting] for setting in good}, by.split, by.then, metric)
+        most = max(second.values())
+        good = [setting for setting, value in second.items() if value >= most - _SAME * abs(most)]
+    best = good[0]
+    remarks = (
+        [f"{best.method}: {len(good)} settings are equally good; {best} is the first."] if good[1:] else []
+    )
+    return Choice(best, (*remarks, *_edges(best, [setting for setting in of if setting not in good[1:]])))
+
+
+def _values(
+    of: Mapping[Setting, Sequence[RunView]], split: str, statistic: str, metric: str
+) -> dict[Setting, float]:
+    """Setting -> mean over its runs; more is better."""
+    fewer = statistic in _LESS_IS_BETTER or "error" in statistic
+    fewer = fewer or (statistic not in _MORE_IS_BETTER and not is_higher_better(metric))
+    means = {
+        setting: float(np.mean([statistics(run, split, metric)[statistic] for run in runs]))
+        for setting, runs in of.items()
+    }
+    return {setting: -mean if fewer else mean for setting, mean in means.items() if np.isfinite(mean)}
+
+
+def _edges(best: Setting, others: Sequence[Setting]) -> list[str]:
+    """Hyper-parameters whose chosen value is the largest or smallest that was tried."""
+    found: list[str] = []
+    for name, value in best.numbers.items():
+        tried = {other.numbers[name] for other in others if name in other.numbers}
+        if len(tried) < 2 or not all(
+            isinstance(each, int | float) and not isinstance(each, bool) for each in tried
+        ):
+            continue
+        low, high = min(tried), max(tried)
+        if value in (low, high):
+            found.append(
+                f"{best.method}: the best {name}, {shown(value)}, is at the edge of its grid "
+                f"({shown(low)} to {shown(high)}): widen it."
+            )
+    return found

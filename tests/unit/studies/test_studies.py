@@ -1,0 +1,305 @@
+"""Studies: every setting with every seed, a choice that never sees the test examples, folders that only grow."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.evaluation import paired_difference
+from evenhand.simulation import Job
+from evenhand.studies import Rule, Study, _make, study
+from evenhand.types import Algorithm
+
+MODEL = eh.testing.toy_model()
+WHOLE = eh.testing.toy_data()
+DATA = eh.data.hold_out(WHOLE, 0.4)
+A = eh.algorithms
+
+
+def fedavg(lr: float) -> Algorithm:
+    return A.fedavg(eh.local.sgd(MODEL, lr, epochs=1, batch_size=4))
+
+
+def fedprox(lr: float, mu: float = 0.5) -> Algorithm:
+    return A.fedprox(eh.local.sgd(MODEL, lr, epochs=1, batch_size=4), mu=mu)
+
+
+METHODS: dict[str, Any] = {"fedavg": fedavg, "fedprox": fedprox, "fixed": fedavg(0.1)}
+GRID: dict[str, Any] = {"lr": [0.01, 0.1], "fedprox": {"mu": [0.1, 1.0]}}
+HOW: dict[str, Any] = {"rounds": 2, "seeds": [3, 5], "eval_every": 2, "cohort": 4}
+
+
+@pytest.fixture(scope="module")
+def small() -> Study:
+    return study(METHODS, DATA, grid=GRID, **HOW)
+
+
+def test_every_setting_runs_with_every_seed_as_it_does_alone(small: Study) -> None:
+    ran = [(str(each.setting), each.seed) for each in small.outcomes]
+    assert len(ran) == len(set(ran)) == (2 + 4 + 1) * 2
+    assert ("fedprox(lr=0.1, mu=1)", 5) in ran and ("fixed()", 3) in ran
+    assert {each.status for each in small.outcomes} == {"done"}
+    for outcome in small.outcomes[::3]:
+        made = METHODS[outcome.setting.method]
+        method = made if isinstance(made, Algorithm) else made(**outcome.setting.numbers)
+        alone = eh.simulate(method, DATA, rounds=2, eval_every=2, cohort=4, seed=outcome.seed)
+        assert outcome.view is not None
+        for name, values in alone.history.items():
+            np.testing.assert_allclose(outcome.view.history[name], values, atol=2e-5)
+
+
+def test_the_setting_with_the_best_validation_is_chosen(small: Study) -> None:
+    """By hand from the runs, for two statistics; and by another rule another setting may be."""
+    for split, statistic in (("valid", "mean"), ("train", "weighted_mean")):
+        chosen = Study(small.outcomes, Rule(split, statistic), "fedavg", "accuracy").best("fedprox")
+        scores: dict[str, list[float]] = {}
+        for each in small.outcomes:
+            if each.setting.method == "fedprox" and each.view is not None:
+                values, has = each.view.clients[split]["accuracy"], each.view.sizes[split] > 0
+                summary = eh.evaluation.summarize(values[has])
+                scores.setdefault(str(each.setting), []).append(summary[statistic])
+        means = {name: np.mean(values) for name, values in scores.items()}
+        assert means[str(chosen)] == max(means.values()) > min(means.values())
+
+
+def test_the_test_examples_choose_nothing(small: Study) -> None:
+    turned = eh.data.Split(DATA.test.x[::-1], (DATA.test.y + 1) % 3, DATA.test.offsets)
+    other = eh.data.FederatedDataset(DATA.train, DATA.valid, turned, DATA.client_ids)
+    again = study(METHODS, other, grid=GRID, **HOW)
+    assert [again.best(name) for name in METHODS] == [small.best(name) for name in METHODS]
+    assert again.best() == small.best()
+    assert any(
+        not np.array_equal(a.view.clients["test"]["loss"], b.view.clients["test"]["loss"])  # type: ignore[union-attr]
+        for a, b in zip(again.outcomes, small.outcomes, strict=True)
+    )
+    with pytest.raises(eh.EvenhandError, match="must not choose"):
+        study(METHODS, DATA, grid=GRID, select=("test", "mean"), **HOW)
+
+
+def test_validation_examples_are_made_where_a_choice_needs_them() -> None:
+    with pytest.warns(eh.errors.EvenhandWarning, match="no validation examples") as told:
+        found = study({"fedavg": fedavg}, WHOLE, grid={"lr": [0.01, 0.1]}, **HOW)
+    assert len(told) == 1 and told[0].filename == __file__
+    assert "no validation examples" in found.remarks[0]
+    view = found.outcomes[0].view
+    assert view is not None and view.sizes["train"].sum() < WHOLE.train.rows
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one = study({"fedavg": fedavg}, WHOLE, grid={"lr": [0.1]}, **HOW)
+    assert one.outcomes[0].view is not None and one.outcomes[0].view.sizes["train"].sum() == WHOLE.train.rows
+
+
+def test_the_table_has_paired_differences_to_the_baseline(small: Study) -> None:
+    lines = {line.method: line for line in small.table()}
+    base, other = lines["fedavg"], lines["fedprox"]
+    assert not base.differences and base.setting == small.best("fedavg")
+    for name in ("mean", "worst10", "variance"):
+        assert len(other.values[name]) == 2
+        assert other.differences[name] == paired_difference(other.values[name], base.values[name])
+    holm = eh.evaluation.holm({each: lines[each].differences["mean"].p for each in ("fedprox", "fixed")})
+    assert [lines[each].p["mean"] for each in ("fedprox", "fixed")] == [holm["fedprox"], holm["fixed"]]
+    pairs = [
+        np.subtract(a.clients["test"]["accuracy"], b.clients["test"]["accuracy"])
+        for a, b in zip(small.views("fedprox"), small.views("fedavg"), strict=True)
+    ]
+    assert other.gains == (
+        int(np.all(np.array(pairs) > 0, 0).sum()),
+        int(np.all(np.array(pairs) < 0, 0).sum()),
+    )
+    named = study(METHODS, DATA, grid=GRID, baseline="fixed", **HOW)
+    assert not {line.method: line for line in named.table()}["fixed"].differences
+
+
+def test_the_frame_has_a_row_per_run(small: Study) -> None:
+    frame = small.frame()
+    columns = {
+        name: np.asarray(frame[name]) for name in ("method", "seed", "status", "lr", "mu", "test_mean")
+    }
+    assert len(columns["method"]) == len(small.outcomes)
+    assert list(columns["seed"][:2]) == [3, 5]
+    assert np.isnan(columns["mu"][columns["method"] == "fedavg"].astype(float)).all()
+    view = small.outcomes[0].view
+    assert view is not None
+    assert columns["test_mean"][0] == pytest.approx(np.mean(view.clients["test"]["accuracy"]))
+    assert {"valid_worst10", "train_variance"} <= set(frame)
+
+
+def test_data_of_each_seed_and_conditions_by_name() -> None:
+    drawn: list[int] = []
+
+    def source(seed: int) -> eh.data.FederatedDataset:
+        drawn.append(seed)
+        return eh.data.hold_out(WHOLE, 0.4, seed=seed)
+
+    found = study(METHODS, source, grid=GRID, **HOW)
+    assert sorted(drawn) == [3, 5]
+    first, second = (found.outcomes[i].view for i in (0, 1))
+    assert first is not None and second is not None
+    shout = eh.types.Attack(0.34, upload=lambda delta, key: eh.tree.scale(-9.0, delta))
+    cases = study({"fixed": fedavg(0.1)}, DATA, attack={"none": None, "shout": shout}, **HOW)
+    assert [dict(case) for case in cases.cases] == [{"attack": "none"}, {"attack": "shout"}]
+    best = [cases.table(case=case)[0].values["mean"].mean() for case in cases.cases]
+    assert best[0] != best[1] and "[attack=shout]" in str(cases.outcomes[-1].setting)
+    with pytest.raises(eh.EvenhandError, match="no condition"):
+        cases.table(case={"attack": "shot"})
+
+
+# --- runs that go wrong ----------------------------------------------------------------------------------------------
+
+
+def test_runs_that_diverge_or_fail_are_results(tmp_path: Path) -> None:
+    def broken(lr: float) -> Algorithm:
+        method = fedavg(lr)
+        if lr < 0.1:
+            return method
+        return method._replace(
+            model=MODEL._replace(losses=lambda outputs, y: MODEL.losses(outputs, y) * jnp.inf)
+        )
+
+    for folder in (None, tmp_path / "a", tmp_path / "a"):
+        found = study(
+            {"wild": fedavg, "broken": broken}, DATA, grid={"wild": {"lr": [50.0, 0.1]}, "broken": {"lr": [0.05, 0.2]}},
+            folder=folder, rounds=6, seeds=1, eval_every=2,
+        )  # fmt: skip
+        assert [each.status for each in found.outcomes] == ["diverged", "done", "done", "failed"]
+        assert found.outcomes[0].reason and "loss" in found.outcomes[3].reason
+        assert str(found.best("wild")) == "wild(lr=0.1)" and str(found.best("broken")) == "broken(lr=0.05)"
+        assert any("1 of 4 runs diverged" in remark for remark in found.remarks)
+        assert any("1 of 4 runs failed" in remark for remark in found.remarks)
+    nothing = study({"wild": fedavg}, DATA, grid={"lr": [50.0, 90.0]}, rounds=6, seeds=1, eval_every=2)
+    assert nothing.table()[0].setting is None
+    with pytest.raises(eh.EvenhandError, match="diverged or failed"):
+        nothing.best("wild")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"methods": {}}, "at least one method"),
+        ({"methods": [fedavg]}, "methods="),
+        ({"methods": {"fedavg": 3}}, "fedavg is 3"),
+        ({"methods": {"fedavg": lambda lr: 3}}, "fedavg"),
+        ({"grid": {}}, "needs values of 'lr'"),
+        ({"grid": {"lr": [0.1], "mue": [1.0]}}, "perhaps you meant mu"),
+        ({"grid": {"lr": [0.1], "fedporx": {"mu": [1.0]}}}, "perhaps you meant fedprox"),
+        ({"grid": {"lr": [0.1], "fedavg": {"mu": [1.0]}}}, "fedavg has no argument 'mu'"),
+        ({"grid": {"lr": []}}, "distinct values"),
+        ({"grid": {"lr": [0.1, 0.1]}}, "distinct values"),
+        ({"grid": {"lr": 0.1}}, "distinct values"),
+        ({"seeds": 0}, "seeds"),
+        ({"seeds": [1, 1]}, "twice"),
+        ({"baseline": "fedavgg"}, "perhaps you meant fedavg"),
+        ({"select": ("valid", "wurst10")}, "perhaps you meant worst10"),
+        ({"select": ("validation", "mean")}, "no split"),
+        ({"data": {}}, "at least one"),
+        ({"data": 3}, "data="),
+    ],
+)
+def test_slips_get_a_sentence(change: dict[str, Any], words: str) -> None:
+    methods = {"fedavg": fedavg, "fedprox": fedprox}
+    given: dict[str, Any] = {"methods": methods, "data": DATA, "grid": {"lr": [0.1]}, **HOW} | change
+    with pytest.raises(eh.EvenhandError, match=words):
+        study(**given)
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs each study started."""
+    found: list[int] = []
+    iterate = _make.iterate_many
+
+    def counted(jobs: list[Job]) -> Any:
+        found.append(len(jobs))
+        return iterate(jobs)
+
+    monkeypatch.setattr(_make, "iterate_many", counted)
+    return found
+
+
+def same(one: Study, other: Study) -> bool:
+    """Whether two studies have equal outcomes, to the bit."""
+    pairs = [
+        (a.view.history[name], b.view.history[name])
+        for a, b in zip(one.outcomes, other.outcomes, strict=True)
+        if a.view is not None and b.view is not None and a[:4] == b[:4]
+        for name in a.view.history
+    ]
+    whole = len(pairs) == len(one.outcomes) * len(one.views("fedavg")[0].history)
+    return whole and all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+def test_a_study_that_is_started_again_only_makes_what_is_new(tmp_path: Path, started: list[int]) -> None:
+    methods, how = {"fedavg": fedavg, "fedprox": fedprox}, HOW | {"folder": tmp_path}
+    first = study(methods, DATA, grid={"lr": [0.1]}, **how)
+    again = study(methods, DATA, grid={"lr": [0.1]}, **how)
+    assert same(first, again)
+    longer = study(
+        {**methods, "fixed": fedavg(0.1)}, DATA, grid={"lr": [0.1, 0.2]}, **how | {"seeds": [3, 5, 6]}
+    )
+    assert started == [4, 0, 3 * 5 - 4]
+    assert [each for each in longer.outcomes if str(each.setting) == "fedavg(lr=0.1)"][1].seed == 5
+    assert not list(tmp_path.glob("runs/*/checkpoint"))
+
+
+def test_a_study_that_was_interrupted_goes_on(
+    tmp_path: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the middle of its runs, after some have ended: to the numbers of one that was not stopped."""
+    methods, how = {"fedavg": fedavg, "fedprox": fedprox}, HOW | {"rounds": 6}
+    whole = study(methods, DATA, grid={"lr": [0.05, 0.1]}, **how)
+    monkeypatch.setattr(_make, "_SAVE", 0.0)
+    iterate: Callable[..., Any] = _make.iterate_many
+
+    def stopped(jobs: list[Job]) -> Any:
+        for number, found in enumerate(iterate(jobs)):
+            if number == 19:
+                raise KeyboardInterrupt
+            yield found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_make, "iterate_many", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            study(methods, DATA, grid={"lr": [0.05, 0.1]}, folder=tmp_path, **how)
+    kept = len(list(tmp_path.glob("runs/*/result.json")))
+    begun = len(list(tmp_path.glob("runs/*/checkpoint/[0-9]*")))
+    assert 0 < kept < 8 and begun
+    found = study(methods, DATA, grid={"lr": [0.05, 0.1]}, folder=tmp_path, **how)
+    assert started[-1] == 8 - kept
+    for a, b in zip(whole.outcomes, found.outcomes, strict=True):
+        assert a.view is not None and b.view is not None
+        for name in a.view.history:
+            np.testing.assert_allclose(a.view.history[name], b.view.history[name], atol=1e-5)
+
+
+def test_other_runs_of_the_same_name_and_damaged_results_are_refused(tmp_path: Path) -> None:
+    how = HOW | {"folder": tmp_path}
+    study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, **how)
+    with pytest.raises(eh.EvenhandError, match=r"another run.*method"):
+        study({"mine": fedprox}, DATA, grid={"lr": [0.1]}, **how)
+    with pytest.raises(eh.EvenhandError, match=r"another run.*rounds"):
+        study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, **how | {"rounds": 4})
+    with pytest.raises(eh.EvenhandError, match=r"another run.*data"):
+        study({"mine": fedavg}, WHOLE, grid={"lr": [0.1]}, **how)
+    path = next(tmp_path.glob("runs/*/result.json"))
+    text = path.read_text()
+    for damage in (text[:-30], "[]", json.dumps({"identity": {}}), text.replace('"clients"', '"clents"')):
+        path.write_text(damage)
+        with pytest.raises(eh.EvenhandError, match=r"is damaged .* delete it"):
+            study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, **how)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file in the way")
+    with pytest.raises(eh.EvenhandError, match=r"could not be written|No checkpoint can be kept"):
+        study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, folder=tmp_path, **HOW)
