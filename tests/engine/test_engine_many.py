@@ -128,6 +128,18 @@ def test_stragglers_attackers_and_samples_of_clients(columns: list[list[int]]) -
     assert any((a.malicious != b.malicious).any() for a in together for b in together)
 
 
+def test_one_method_on_data_of_several_sizes(columns: list[list[int]]) -> None:
+    """Each size is a program of its own, though the methods are the same objects; so is each size of the cohort."""
+    methods = [A.fedavg(work(step)) for step in STEPS[:2]]
+    data = [DATA, eh.data.hold_out(DATA, 0.5)]
+    jobs = [Job(method, of, 2, 0, cohort=4, eval_every=2) for of in data for method in methods]
+    jobs += [job._replace(cohort=2) for job in jobs[:2]]
+    together, single = finished(jobs), [alone(job) for job in jobs]
+    assert columns == [[1, 1]] * 3
+    for i, run in enumerate(together):
+        assert apart(run, single[i]) < 2e-5
+
+
 def test_arrays_that_methods_close_over(columns: list[list[int]]) -> None:
     """Of two arrays, one is shared and one is not; whether such programs are one depends on the version of JAX."""
 
@@ -222,6 +234,25 @@ def test_a_run_that_fails_halfway_leaves_its_place(
     assert columns == [[2, 1], [1, 1]]
     for i in (0, 2):
         assert apart(found[i], alone(jobs[i])) < 2e-5
+
+
+@pytest.mark.parametrize("fails", ["training together", "evaluating together", "training and evaluating"])
+def test_where_no_program_serves_all_each_runs_alone(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where a run's own program fails as well, that is the run's result."""
+
+    def full(*given: Any) -> Any:
+        raise MemoryError("out of memory")
+
+    jobs = [Job(A.fedavg(work(step)), DATA, 4, cohort=4, eval_every=2) for step in STEPS]
+    if fails != "evaluating together":
+        monkeypatch.setattr(Together, "answer", full)
+    if fails != "training together":
+        monkeypatch.setattr("evenhand.simulation._evaluation.per_class_of_each", full)
+    together = finished(jobs)
+    assert [apart(run, alone(job)) < 2e-5 for run, job in zip(together, jobs, strict=True)] == [True] * 3
+    monkeypatch.setattr(Together, "answer", full)
+    monkeypatch.setattr("evenhand.simulation.engine.run_rounds", full)
+    assert {repr(run) for run in dict(iterate_many(jobs)).values()} == {"MemoryError('out of memory')"}
 
 
 def test_without_hoisting_runs_train_alone(monkeypatch: pytest.MonkeyPatch, columns: list[list[int]]) -> None:

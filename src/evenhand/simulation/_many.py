@@ -60,7 +60,7 @@ def iterate_many(jobs: Sequence[Job]) -> Iterator[tuple[int, Run | Exception]]:
       >>> [(job, run.info["rounds"]) for job, run in iterate_many(jobs)]
       [(0, 0), (1, 0), (0, 4), (1, 4)]
     """
-    traced: dict[int, _Traced] = {}
+    traced: dict[Any, _Traced] = {}
     for crew in _crews(jobs, traced):
         if crew == [[crew[0][0]]]:
             yield from _alone(jobs, crew[0][0])
@@ -77,7 +77,7 @@ def _alone(jobs: Sequence[Job], position: int) -> Iterator[tuple[int, Run | Exce
         yield position, error
 
 
-def _crews(jobs: Sequence[Job], traced: dict[int, _Traced]) -> Iterator[list[list[int]]]:
+def _crews(jobs: Sequence[Job], traced: dict[Any, _Traced]) -> Iterator[list[list[int]]]:
     """Columns of runs that train together, as positions; the programs of their methods are put in ``traced``."""
     groups: dict[Any, list[int]] = {}
     for position, job in enumerate(jobs):
@@ -92,7 +92,7 @@ def _crews(jobs: Sequence[Job], traced: dict[int, _Traced]) -> Iterator[list[lis
             programs.setdefault(key, {}).setdefault(job.seed, []).append(position)
         for by_seed in programs.values():
             first = next(iter(by_seed.values()))[0]
-            known = traced.get(id(jobs[first].algorithm))
+            known = traced.get(_which(jobs[first]))
             size = 0 if known is None else known.bytes
             yield from _columns(list(by_seed.values()), jobs[first], size)
 
@@ -111,9 +111,14 @@ def _kind(job: Job) -> Any:
     return (*parts, job.rounds, job.cohort, job.eval_every, job.eval_clients)
 
 
-def _program(job: Job, traced: dict[int, _Traced]) -> Any:
+def _which(job: Job) -> Any:
+    """Equal for runs of one method on the same data, whatever their seed."""
+    return id(job.algorithm), id(job.data), id(job.attack), id(job.systems), job.cohort
+
+
+def _program(job: Job, traced: dict[Any, _Traced]) -> Any:
     """The key of a run's program; one of its own where it has none."""
-    if (known := traced.get(id(job.algorithm))) is None:
+    if (known := traced.get(_which(job))) is None:
         try:
             setup = set_up(job.algorithm, job.data, devices=1, **settings(job))
         except Exception:  # it will be found, and told, when the run begins
@@ -122,7 +127,7 @@ def _program(job: Job, traced: dict[int, _Traced]) -> Any:
         if program is None:
             return object()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(setup.state))
-        known = traced[id(job.algorithm)] = _Traced(program, setup.program.lanes, size)
+        known = traced[_which(job)] = _Traced(program, setup.program.lanes, size)
     return known.program.hoisted.key
 
 
@@ -158,12 +163,12 @@ def _spread(columns: list[list[int]], devices: int) -> list[list[int]]:
 class _Crew:
     """Runs that train as one program, and wait for each other at each evaluation."""
 
-    def __init__(self, jobs: Sequence[Job], columns: list[list[int]], traced: dict[int, _Traced]) -> None:
+    def __init__(self, jobs: Sequence[Job], columns: list[list[int]], traced: dict[Any, _Traced]) -> None:
         self._jobs, self._columns, self._traced = jobs, columns, traced
         first = jobs[columns[0][0]]
         self._mesh = over(len(columns))
         self._rows = resident(first.data, first.attack, first.seed, self._mesh, first.algorithm.sampling)
-        self._alone = Resident(here(self._rows.rows))
+        self._resident = Resident(here(self._rows.rows))
         self._evaluations: dict[int, Evaluation] = {}
         self._sessions: dict[int, Session] = {}
         self._steps: dict[int, Steps] = {}
@@ -187,8 +192,8 @@ class _Crew:
     def _begin(self, position: int, stack: ExitStack) -> Steps:
         job = self._jobs[position]
         check_model(job.algorithm.model, job.data)
-        lanes = self._traced[id(job.algorithm)].lanes
-        setup = set_up(job.algorithm, job.data, devices=1, lanes=lanes, rows=self._alone, **settings(job))
+        lanes = self._traced[_which(job)].lanes
+        setup = set_up(job.algorithm, job.data, devices=1, lanes=lanes, rows=self._resident, **settings(job))
         same = job.seed if job.eval_clients is not None else 0
         if same not in self._evaluations:
             whole = setup._replace(program=setup.program._replace(mesh=self._mesh), source=self._rows)
@@ -206,11 +211,13 @@ class _Crew:
     def _send(self, position: int, answer: Any) -> Iterator[tuple[int, Run | Exception]]:
         """What a run yields until its next request, which is then pending."""
         self._pending.pop(position, None)
+        steps = self._steps[position]
         try:
-            while isinstance(found := self._steps[position].send(answer), Run):
+            found = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
+            while isinstance(found, Run):
                 yield position, found
-                answer = None
-                del found
+                del found  # else its clients' states would have to be copied
+                found = next(steps)
             self._pending[position] = found
         except StopIteration:
             return
@@ -222,20 +229,33 @@ class _Crew:
         if who := [position for position, asked in self._pending.items() if isinstance(asked, Measure)]:
             evaluations = [self._sessions[position].evaluation for position in who]
             states = [self._pending[position].state for position in who]
-            return dict(zip(who, Evaluation.of_each(evaluations, states), strict=True))
+            try:
+                return dict(zip(who, Evaluation.of_each(evaluations, states), strict=True))
+            except Exception:  # alone, each gets its own result or its own failure
+                return {position: self._alone(position) for position in who}
         asked = {position: each for position, each in self._pending.items() if isinstance(each, Train)}
         least = min((each.first, each.rounds) for each in asked.values())
         who = [position for position, each in asked.items() if (each.first, each.rounds) == least]
         if len(who) == 1 or len(who) < len(asked):
-            return {position: self._sessions[position].answer(asked[position]) for position in who}
+            return {position: self._alone(position) for position in who}
         columns = [[position for position in column if position in asked] for column in self._columns]
         columns = sorted([column for column in columns if column], key=len, reverse=True)
-        found = self._of(columns).answer([[asked[position] for position in column] for column in columns])
+        try:
+            found = self._of(columns).answer([[asked[position] for position in column] for column in columns])
+        except Exception:  # such as too little memory for all of them
+            return {position: self._alone(position) for position in who}
         return {
             position: trained
             for column, each in zip(columns, found, strict=True)
             for position, trained in zip(column, each, strict=True)
         }
+
+    def _alone(self, position: int) -> Any:
+        """The answer to one run, or the exception that is its result."""
+        try:
+            return self._sessions[position].answer(self._pending[position])
+        except Exception as error:
+            return error
 
     def _of(self, columns: list[list[int]]) -> Together:
         """The program of these runs, made anew when one of them has failed."""
@@ -246,7 +266,7 @@ class _Crew:
                 Together(
                     [[self._sessions[position] for position in column] for column in columns],
                     [
-                        [self._traced[id(self._jobs[position].algorithm)].program for position in column]
+                        [self._traced[_which(self._jobs[position])].program for position in column]
                         for column in columns
                     ],
                     everywhere(mesh, self._rows.rows),

@@ -74,6 +74,9 @@ class Study:
     def remarks(self) -> tuple[str, ...]:
         """The notes, and remarks on the choices: ties, choices at the edge of a grid, runs that diverged or failed."""
         found = list(self.notes)
+        views = [each.view for each in self.outcomes if each.view is not None]
+        scales = (finding.sentence for view in views for finding in view.findings if finding.kind == "scales")
+        found += dict.fromkeys(scales)
         for choice in self._choices.values():
             found += [] if choice is None else choice.remarks
         for status, words in (("diverged", "diverged"), ("failed", "failed")):
