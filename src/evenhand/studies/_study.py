@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import PairedDifference, column, holm, paired_difference
-from evenhand.report import RunView, statistics
+from evenhand.report import RunView, statistics, write_report
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
 from evenhand.studies._select import Choice, Rule, choose
@@ -159,6 +160,19 @@ class Study:
     def views(self, method: str, case: Mapping[str, str] | None = None) -> list[RunView]:
         """The runs of a method at its chosen setting, titled by the method's name: what reports and figures take."""
         return [run._replace(title=method) for run in self._views(self.best(method, case))]
+
+    def report(self, path: str | Path, case: Mapping[str, str] | None = None) -> Path:
+        """Writes one self-contained HTML page that compares the methods at their chosen settings; returns its path.
+
+        Methods of which each setting diverged or failed are not on it.
+        """
+        within = str(self._case(case))
+        sound = [method for method in self.methods if self._choices[method, within] is not None]
+        if not sound:
+            raise EvenhandError(
+                "report(): each setting of each method diverged or failed, so there is nothing to show."
+            )
+        return write_report(path, {method: self.views(method, case) for method in sound})
 
     def __repr__(self) -> str:
         done = sum(each.status == "done" for each in self.outcomes)

@@ -118,6 +118,15 @@ def test_the_table_has_paired_differences_to_the_baseline(small: Study) -> None:
     assert not {line.method: line for line in named.table()}["fixed"].differences
 
 
+def test_the_page_shows_the_methods_at_their_best(small: Study, tmp_path: Path) -> None:
+    text = small.report(tmp_path / "study.html").read_text()
+    assert "fedprox" in text and "fixed" in text and "Means over 2 seeds" in text
+    best = {
+        name: np.mean([np.mean(v.clients["test"]["accuracy"]) for v in small.views(name)]) for name in METHODS
+    }
+    assert all(f"{100 * value:.1f}" in text for value in best.values())
+
+
 def test_the_frame_has_a_row_per_run(small: Study) -> None:
     frame = small.frame()
     columns = {
