@@ -33,6 +33,32 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(seven):
     assert not np.array_equal(bits(seven), bits(other))
 
 
+@pytest.mark.parametrize(
+    "offsets", [[0, 1, 4, 20, 29, 34, 46], [0, 4, 12, 29, 34, 46]], ids=["sizes", "clients"]
+)
+def test_a_method_that_has_run_on_other_data_has_the_bits_of_a_new_one(offsets):
+    """What is kept of earlier runs belongs to their number of clients and to the size of the largest one.
+
+    All data have the toy's 46 training examples.  In the first the largest client has 16 of them, not 17: a full batch
+    made for it would cut the toy's largest client short.  In the second there are five clients, not six.
+    """
+    work = eh.local.sgd(MODEL, 0.1, epochs=2)
+    settings = {"rounds": 3, "cohort": 4, "lanes": 2, "seed": 2}
+    used, new = eh.algorithms.scaffold(work), eh.algorithms.scaffold(work)
+    few = len(offsets) - 1
+    other = eh.data.FederatedDataset(
+        train=DATA.train._replace(offsets=np.array(offsets)),
+        valid=DATA.valid._replace(offsets=DATA.valid.offsets[: few + 1]),
+        test=eh.data.Split(DATA.test.x[: 2 * few], DATA.test.y[: 2 * few], DATA.test.offsets[: few + 1]),
+        client_ids=DATA.client_ids[:few],
+    )
+    earlier = eh.simulate(used, other, **settings)
+    then, expected = eh.simulate(used, DATA, **settings), eh.simulate(new, DATA, **settings)
+    assert not np.array_equal(bits(earlier), bits(expected))
+    for found, wanted in zip(jax.tree.leaves(then.state), jax.tree.leaves(expected.state), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_evaluating_or_watching_changes_no_bit(seven):
     often = eh.simulate(METHOD, DATA, rounds=7, cohort=4, eval_every=1, seed=2)
     watched = eh.simulate(METHOD, DATA, rounds=7, cohort=4, eval_every=3, seed=2, progress=True)
