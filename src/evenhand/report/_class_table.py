@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evenhand.evaluation import SPLITS
-from evenhand.report._html import Cell, bar, table
-from evenhand.report._numbers import percent
 from evenhand.report._view import RunView
+from evenhand.report.html import Cell, bar, table
+from evenhand.report.numbers import percent
 
 __all__ = ["class_table"]
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from evenhand.evaluation import SPLITS
 from evenhand.report import _plots as plots
-from evenhand.report._html import svg
-from evenhand.report._numbers import value
 from evenhand.report._view import RunView, client_values
 from evenhand.report.comparison import Comparison
+from evenhand.report.html import svg
+from evenhand.report.numbers import value
 from evenhand.text import isolated
 
 __all__ = ["gallery"]
@@ -19,9 +19,9 @@ __all__ = ["gallery"]
 _MOST_EXTRA_FIGURES = 6
 
 
-def gallery(subject: Comparison) -> str:
-    """Learning curves, then what each client gets, then whatever else was recorded."""
-    shown = [*_curves(subject), *_clients(subject)]
+def gallery(subject: Comparison, further: Sequence[str] = ()) -> str:
+    """Learning curves, then what each client gets, then further figures and whatever else was recorded."""
+    shown = [*_curves(subject), *_clients(subject), *further]
     for i, key in enumerate(_extra_series(subject.runs)):
         name = key.replace("_", " ")
         name = name if len(name) < 4 else name[:1].upper() + name[1:]

@@ -23,8 +23,8 @@ class Summary(dict[str, float]):
         self.metric = metric
 
     def _repr_html_(self) -> str:
-        from evenhand.report._html import table  # matplotlib takes long to load
         from evenhand.report._tables import shown
+        from evenhand.report.html import table  # matplotlib takes long to load
 
         return table(
             f"{self.metric.replace('_', ' ').capitalize()} over clients", ["", ""], shown(self, self.metric)
@@ -33,8 +33,8 @@ class Summary(dict[str, float]):
 
 def run_html(view: RunView) -> str:
     """What was run, what is wrong with it, and how well and how evenly it serves its clients on each split."""
-    from evenhand.report._html import escape, table
-    from evenhand.report._numbers import spread, value
+    from evenhand.report.html import escape, table
+    from evenhand.report.numbers import spread, value
 
     metric = common_metric([view])
     best = headline_split([view], metric)

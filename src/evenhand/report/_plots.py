@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from evenhand.evaluation import SPLIT_NAMES, column, is_higher_better, worst
-from evenhand.report import _draw as draw
-from evenhand.report import _panels as panels
+from evenhand.report import draw, panels
 from evenhand.report._view import client_values
 from evenhand.report.comparison import Comparison, Method
 

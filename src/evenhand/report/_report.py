@@ -29,7 +29,7 @@ def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> P
       EvenhandError: no run, or runs without a metric in common.
     """
     every = views(runs)
-    from evenhand.report._page import page  # matplotlib takes long to load, and only a report needs it
+    from evenhand.report.page import page  # matplotlib takes long to load, and only a report needs it
 
     text, path = page(every, title), Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

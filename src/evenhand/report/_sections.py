@@ -10,12 +10,12 @@ import numpy as np
 
 from evenhand.evaluation import SPLITS, is_higher_better, is_share
 from evenhand.report._course import swing
-from evenhand.report._html import Cell, bar, escape, swatch, table
-from evenhand.report._numbers import number, plural, spread, value
 from evenhand.report._settings import flat, shown
 from evenhand.report._tables import ranking
 from evenhand.report._view import RunView, diverged
 from evenhand.report.comparison import Comparison, Method, caution, tail_name, verdict
+from evenhand.report.html import Cell, bar, escape, swatch, table
+from evenhand.report.numbers import number, plural, spread, value
 
 __all__ = ["facts", "headline", "notice", "reproduce", "settings", "time", "worst_clients"]
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.evaluation import SPLIT_NAMES, SPLITS, is_higher_better, is_share
-from evenhand.report._html import Cell, bar, details, escape, swatch, table
-from evenhand.report._numbers import number, spread, value
 from evenhand.report.comparison import Comparison
+from evenhand.report.html import Cell, bar, details, escape, swatch, table
+from evenhand.report.numbers import number, spread, value
 
 __all__ = ["ranking", "shown", "summary"]
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.evaluation import SPLIT_NAMES, is_higher_better, is_share, paired_difference
-from evenhand.report._numbers import listed, value
 from evenhand.report._settings import as_methods, clients_of, data_of, method_names, obstacles
 from evenhand.report._view import (
     Runs,
@@ -22,6 +21,7 @@ from evenhand.report._view import (
     statistics,
     views,
 )
+from evenhand.report.numbers import listed, value
 from evenhand.text import isolated, visible
 
 __all__ = ["Comparison", "Method", "caution", "compare", "may_win", "verdict"]

@@ -33,7 +33,7 @@ class Job(NamedTuple):
 
 def identify(job: Job) -> dict[str, Any]:
     """What must be equal for two jobs to be the same run, but for the seed."""
-    setup = set_up(job.algorithm, job.data, devices=1, **settings(job))
+    setup = set_up(job.algorithm, job.data, devices=1, lanes=1, **settings(job))
     found = identity(setup, job.data, job.seed, job.eval_clients)
     del found["seed"], found["attack"]  # the liars, and so this, depend on the seed
     return found | {"rounds": job.rounds, "eval_every": job.eval_every}

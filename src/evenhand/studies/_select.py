@@ -12,7 +12,7 @@ from evenhand.evaluation import SPLIT_NAMES, is_higher_better, summarize
 from evenhand.report import RunView, may_win, statistics
 from evenhand.studies._plan import Setting, shown
 
-__all__ = ["Choice", "Rule", "choose", "rule"]
+__all__ = ["Choice", "Rule", "choose", "direction", "rule"]
 
 _LESS_IS_BETTER = {"variance", "std", "angle", "kl"}
 _MORE_IS_BETTER = {"entropy", "jain"}
@@ -96,13 +96,18 @@ def _values(
     of: Mapping[Setting, Sequence[RunView]], split: str, statistic: str, metric: str
 ) -> dict[Setting, float]:
     """Setting -> mean over its runs; more is better."""
-    fewer = statistic in _LESS_IS_BETTER or "error" in statistic
-    fewer = fewer or (statistic not in _MORE_IS_BETTER and not is_higher_better(metric))
+    sign = direction(statistic, metric)
     means = {
         setting: float(np.mean([statistics(run, split, metric)[statistic] for run in runs]))
         for setting, runs in of.items()
     }
-    return {setting: -mean if fewer else mean for setting, mean in means.items() if np.isfinite(mean)}
+    return {setting: sign * mean for setting, mean in means.items() if np.isfinite(mean)}
+
+
+def direction(statistic: str, metric: str) -> int:
+    """1 where more of a statistic is better, -1 where less is."""
+    fewer = statistic in _LESS_IS_BETTER or "error" in statistic
+    return -1 if fewer or (statistic not in _MORE_IS_BETTER and not is_higher_better(metric)) else 1
 
 
 def _edges(best: Setting, others: Sequence[Setting]) -> list[str]:

@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from evenhand.errors import EvenhandError, perhaps
-from evenhand.evaluation import PairedDifference, column, holm, paired_difference
-from evenhand.report import RunView, statistics, write_report
+from evenhand.evaluation import column
+from evenhand.report import RunView, statistics
+from evenhand.studies._export import as_csv, as_latex, as_markdown
+from evenhand.studies._figures import Figures
+from evenhand.studies._lines import Line, lines
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
 from evenhand.studies._select import Choice, Rule, choose
+from evenhand.studies._tried import NDArray, Tried
 
-__all__ = ["Line", "Study"]
-
-
-class Line(NamedTuple):
-    """One line of a study's table: a method at its chosen setting.
-
-    Attributes:
-      setting: what was chosen; None where every setting diverged or failed.
-      method: its name.
-      case: the condition.
-      values: statistic -> its value in each run, in the order of the seeds.
-      differences: statistic -> paired difference to the baseline; empty for the baseline itself.
-      p: statistic -> the p value of that difference, raised for the number of comparisons (Holm).
-      gains: the clients that are better served than by the baseline at every seed, and those worse served at every
-        seed; None where the runs do not have the same clients.
-    """
-
-    setting: Setting | None
-    method: str
-    case: Mapping[str, str]
-    values: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]
-    differences: Mapping[str, PairedDifference]
-    p: Mapping[str, float]
-    gains: tuple[int, int] | None = None
+__all__ = ["Study"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,56 +68,82 @@ class Study:
                 found.append(f"{len(bad)} of {len(self.outcomes)} runs {words}; the first is {first}")
         return tuple(found)
 
-    def best(self, method: str | None = None, case: Mapping[str, str] | None = None) -> Setting:
+    def under(self, case: Mapping[str, str]) -> Study:
+        """The part of the study under one of its conditions, such as ``{"attack": "flip"}``.
+
+        Raises:
+          EvenhandError: there is no such condition.
+        """
+        if dict(case) not in [dict(each) for each in self.cases]:
+            raise EvenhandError(
+                f"There is no condition {dict(case)}: choose one of {[dict(each) for each in self.cases]}."
+            )
+        inside = tuple(each for each in self.outcomes if dict(each.setting.case) == dict(case))
+        return replace(self, outcomes=inside)
+
+    def best(self, method: str | None = None) -> Setting:
         """The chosen setting of a method; of the best of all methods, by the same rule, if none is named.
 
         Raises:
-          EvenhandError: there is no such method, or all of its runs diverged or failed.
+          EvenhandError: there is no such method, all of its runs diverged or failed, or the study has several
+            conditions.
         """
-        within = self._case(case)
+        within = self._condition()
         if method is not None and method not in self.methods:
             raise EvenhandError(f"best({method!r}): there is no such method{perhaps(method, self.methods)}.")
         if method is None:
-            sound = [
-                each.setting
-                for key, each in self._choices.items()
-                if each is not None and key[1] == str(within)
-            ]
+            sound = [each.setting for each in self._choices.values() if each is not None]
             choice = choose({setting: self._views(setting) for setting in sound}, self.rule, self.metric)
         else:
-            choice = self._choices[method, str(within)]
+            choice = self._choices[method, within]
         if choice is None:
             raise EvenhandError(f"best({method!r}): each of its settings diverged or failed in some run.")
         return choice.setting
 
-    def table(self, split: str = "test", case: Mapping[str, str] | None = None) -> list[Line]:
+    def table(self, split: str = "test") -> list[Line]:
         """A line for each method, at its chosen setting, compared with the baseline at equal seeds.
+
+        Where there are several conditions, it has the lines of each of them.
 
         Args:
           split: where the statistics are from.
-          case: the condition; None: the first.
         """
-        within, names = self._case(case), ("mean", "worst10", "best10", "variance")
-        base = self._choices.get((self.baseline, str(within)))
-        lines: list[Line] = []
-        for method in self.methods:
-            choice = self._choices[method, str(within)]
-            if choice is None:
-                lines.append(Line(None, method, within, {}, {}, {}))
-                continue
-            runs = self._views(choice.setting)
-            values = {
-                name: np.array([statistics(run, split, self.metric)[name] for run in runs]) for name in names
-            }
-            differences, gains = dict[str, PairedDifference](), None
-            if base is not None and method != self.baseline:
-                other = self._views(base.setting)
-                for name in names:
-                    reference = [statistics(run, split, self.metric)[name] for run in other]
-                    differences[name] = paired_difference(values[name], reference)
-                gains = _gains(runs, other, split, self.metric)
-            lines.append(Line(choice.setting, method, within, values, differences, {}, gains))
-        return _corrected(lines)
+        return [
+            line
+            for case in self.cases
+            for line in lines(
+                {
+                    method: None if choice is None else (choice.setting, self._views(choice.setting))
+                    for method in self.methods
+                    for choice in [self._choices[method, str(case)]]
+                },
+                self.baseline,
+                case,
+                split,
+                self.metric,
+            )
+        ]
+
+    @cached_property
+    def tried(self) -> tuple[Tried, ...]:
+        """Every setting, with what its runs came to, in the order of the runs."""
+        by_setting: dict[Setting, list[Outcome]] = {}
+        for each in self.outcomes:
+            by_setting.setdefault(each.setting, []).append(each)
+        chosen = {str(each.setting) for each in self._choices.values() if each is not None}
+        return tuple(
+            _tried(setting, of, str(setting) in chosen, self.metric) for setting, of in by_setting.items()
+        )
+
+    @property
+    def figures(self) -> Figures:
+        """Its figures: ``study.figures.plane()``, ``study.figures.sensitivity("lr")``, ...
+
+        Raises:
+          EvenhandError: the study has several conditions.
+        """
+        self._condition()
+        return Figures(self.tried, self.metric, self.rule.split, self.rule.statistic)
 
     def frame(self) -> Any:
         """One row per run: method, seed, status, each hyper-parameter, and ``<split>_<statistic>`` of each split.
@@ -157,22 +164,39 @@ class Study:
                 return {name: np.array(values) for name, values in columns.items()}
         return frames.DataFrame(columns)
 
-    def views(self, method: str, case: Mapping[str, str] | None = None) -> list[RunView]:
+    def views(self, method: str) -> list[RunView]:
         """The runs of a method at its chosen setting, titled by the method's name: what reports and figures take."""
-        return [run._replace(title=method) for run in self._views(self.best(method, case))]
+        return [run._replace(title=method) for run in self._views(self.best(method))]
 
-    def report(self, path: str | Path, case: Mapping[str, str] | None = None) -> Path:
-        """Writes one self-contained HTML page that compares the methods at their chosen settings; returns its path.
+    def export(self, path: str | Path) -> Path:
+        """Writes the table of all settings: CSV, Markdown or LaTeX, by the ending ``.csv``, ``.md`` or ``.tex``.
 
-        Methods of which each setting diverged or failed are not on it.
+        Raises:
+          EvenhandError: another ending.
         """
-        within = str(self._case(case))
-        sound = [method for method in self.methods if self._choices[method, within] is not None]
-        if not sound:
-            raise EvenhandError(
-                "report(): each setting of each method diverged or failed, so there is nothing to show."
-            )
-        return write_report(path, {method: self.views(method, case) for method in sound})
+        path = Path(path)
+        text = {
+            ".csv": lambda: as_csv(self.tried),
+            ".md": lambda: as_markdown(self.tried, self.metric),
+            ".tex": lambda: as_latex(self.tried, self.metric),
+        }.get(path.suffix)
+        if text is None:
+            raise EvenhandError(f"export({str(path)!r}): give a name that ends in .csv, .md or .tex.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text(), encoding="utf-8")
+        return path
+
+    def report(self, path: str | Path) -> Path:
+        """Writes one self-contained HTML page: what was chosen, the differences, all settings; returns its path.
+
+        Methods of which each setting diverged or failed are in its tables only.
+        """
+        from evenhand.studies._page import page  # matplotlib takes long to load, and only a report needs it
+
+        text, path = page(self), Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return path
 
     def __repr__(self) -> str:
         done = sum(each.status == "done" for each in self.outcomes)
@@ -202,15 +226,23 @@ class Study:
             each.view for each in self.outcomes if str(each.setting) == str(setting) and each.view is not None
         ]
 
-    def _case(self, case: Mapping[str, str] | None) -> Mapping[str, str]:
-        known = self.cases
-        if case is None:
-            return known[0]
-        if dict(case) not in [dict(each) for each in known]:
+    def _condition(self) -> str:
+        """The only condition, by which choices are known."""
+        first, *others = self.cases
+        if others:
             raise EvenhandError(
-                f"There is no condition {dict(case)}: choose one of {[dict(each) for each in known]}."
+                f"This study has {1 + len(others)} conditions: choose one, as in study.under({dict(first)})."
             )
-        return dict(case)
+        return str(first)
+
+
+def _tried(setting: Setting, of: Sequence[Outcome], chosen: bool, metric: str) -> Tried:
+    views = [each.view for each in of if each.view is not None]
+    lost, values = sum(each.status != "done" for each in of), dict[str, NDArray]()
+    for split in views[0].clients if not lost else ():
+        found = [statistics(view, split, metric) for view in views]
+        values |= {column(split, name): np.array([each[name] for each in found]) for name in found[0]}
+    return Tried(setting, chosen, len(of), lost, values, views)
 
 
 def _row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: str) -> dict[str, Any]:
@@ -222,27 +254,3 @@ def _row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: st
         for split in view.clients:
             row |= {column(split, name): value for name, value in statistics(view, split, metric).items()}
     return row
-
-
-def _gains(
-    runs: Sequence[RunView], base: Sequence[RunView], split: str, metric: str
-) -> tuple[int, int] | None:
-    """How many clients are better served at every seed, and how many worse."""
-    if len({tuple(run.client_ids) for run in (*runs, *base)}) > 1:
-        return None
-    pairs = [
-        (run.clients[split][metric], other.clients[split][metric])
-        for run, other in zip(runs, base, strict=True)
-    ]
-    differences = np.array([np.subtract(*pair) for pair in pairs])
-    return int(np.sum(np.all(differences > 0, axis=0))), int(np.sum(np.all(differences < 0, axis=0)))
-
-
-def _corrected(lines: Sequence[Line]) -> list[Line]:
-    """The lines with p values for as many comparisons as there are."""
-    names = {name for line in lines for name in line.differences}
-    raised = {
-        name: holm({line.method: line.differences[name].p for line in lines if name in line.differences})
-        for name in names
-    }
-    return [line._replace(p={name: raised[name][line.method] for name in line.differences}) for line in lines]

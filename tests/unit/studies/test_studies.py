@@ -155,10 +155,10 @@ def test_data_of_each_seed_and_conditions_by_name() -> None:
     shout = eh.types.Attack(0.34, upload=lambda delta, key: eh.tree.scale(-9.0, delta))
     cases = study({"fixed": fedavg(0.1)}, DATA, attack={"none": None, "shout": shout}, **HOW)
     assert [dict(case) for case in cases.cases] == [{"attack": "none"}, {"attack": "shout"}]
-    best = [cases.table(case=case)[0].values["mean"].mean() for case in cases.cases]
+    best = [cases.under(case).table()[0].values["mean"].mean() for case in cases.cases]
     assert best[0] != best[1] and "[attack=shout]" in str(cases.outcomes[-1].setting)
     with pytest.raises(eh.EvenhandError, match="no condition"):
-        cases.table(case={"attack": "shot"})
+        cases.under({"attack": "shot"})
 
 
 # --- runs that go wrong ----------------------------------------------------------------------------------------------

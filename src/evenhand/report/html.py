@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from evenhand.report import _draw as draw
+from evenhand.report import draw
 from evenhand.text import visible
 
 __all__ = ["Cell", "bar", "details", "escape", "svg", "swatch", "table"]

@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 
 from evenhand._version import __version__
 from evenhand.report import _sections as sections
 from evenhand.report._class_table import class_table
 from evenhand.report._gallery import gallery
-from evenhand.report._html import escape
 from evenhand.report._tables import summary
 from evenhand.report._view import Runs
 from evenhand.report.comparison import Comparison, compare
+from evenhand.report.html import escape
 from evenhand.text import isolated
 
-__all__ = ["page"]
+__all__ = ["body", "document", "page"]
 
 
 def page(runs: Runs, title: str | None) -> str:
     """The whole page about the runs."""
     subject = compare(runs)
     heading = _heading(subject) if title is None else title
-    parts = [
-        f"<header>\n<h1>{escape(heading)}</h1>\n{sections.facts(subject)}\n</header>",
+    header = f"<header>\n<h1>{escape(heading)}</h1>\n{sections.facts(subject)}\n</header>"
+    return document(heading, [header, *body(subject)])
+
+
+def body(
+    subject: Comparison, *, results: str = "", figures: Sequence[str] = (), tables: str = ""
+) -> list[str]:
+    """The sections about some runs.
+
+    Args:
+      subject: the runs.
+      results: further HTML below the headline.
+      figures: further figures.
+      tables: further HTML below the summary.
+    """
+    return [
         sections.notice(subject),
         sections.headline(subject),
-        gallery(subject),
+        results,
+        gallery(subject, figures),
         summary(subject),
+        tables,
         sections.worst_clients(subject),
         class_table(subject.runs),
         sections.time(subject),
         sections.settings(subject),
         sections.reproduce(subject),
     ]
+
+
+def document(heading: str, parts: Sequence[str], script: str = "") -> str:
+    """A page of these parts; ``script`` may make it more comfortable, but all of it can be read without."""
     style = resources.files("evenhand.report").joinpath("report.css").read_text(encoding="utf-8")
     return "\n".join(
         [
@@ -40,7 +61,9 @@ def page(runs: Runs, title: str | None) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(heading)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>",
             *(part for part in parts if part),
-            f"<footer>Made by evenhand {escape(__version__)}.</footer>\n</main>\n</body>\n</html>\n",
+            f"<footer>Made by evenhand {escape(__version__)}.</footer>\n</main>",
+            *([f"<script>\n{script}</script>"] if script else []),
+            "</body>\n</html>\n",
         ]
     )
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from evenhand.report import _draw as draw
+from evenhand.report import draw
 
 __all__ = ["End", "label_ends", "legend", "one", "panels", "title"]
 

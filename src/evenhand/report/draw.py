@@ -15,6 +15,31 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from evenhand.evaluation import SPLIT_NAMES, is_share
 from evenhand.text import visible
 
+__all__ = [
+    "DASHES",
+    "GRID",
+    "INK",
+    "MARKERS",
+    "MOST_MARKERS",
+    "MOST_POINTS",
+    "MUTED",
+    "PALETTE",
+    "PUBLISHED_BINS",
+    "STYLE",
+    "NDArray",
+    "band",
+    "count_axis",
+    "edges",
+    "finite",
+    "label",
+    "line",
+    "log_if_wide",
+    "look",
+    "scaled",
+    "short",
+    "thin",
+]
+
 INK, MUTED, GRID = "#1f2430", "#667080", "#e2e5ea"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b8609a", "#a87800", "#4a4a6a")
 MARKERS = ("o", "s", "^", "D", "v", "P")

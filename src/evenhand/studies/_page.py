@@ -1,0 +1,227 @@
+"""The page of a study: the methods at their chosen settings, how far they differ, and all settings."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from evenhand.evaluation import SPLIT_NAMES, PairedDifference, is_share
+from evenhand.report import RunView, compare
+from evenhand.report.html import Cell, escape, svg, table
+from evenhand.report.numbers import listed, number, plural
+from evenhand.report.page import body, document
+from evenhand.studies._export import as_csv, as_latex, as_markdown, columns, factor, head
+from evenhand.studies._figures import varied
+from evenhand.studies._lines import Line
+from evenhand.studies._plan import shown
+
+if TYPE_CHECKING:
+    from evenhand.studies._study import Study
+
+__all__ = ["page"]
+
+_DIFFERENCES = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
+
+
+def page(of: Study) -> str:
+    """The whole page; one part for each condition."""
+    heading = f"Study: {listed(of.methods)}" if len(of.methods) < 4 else f"Study: {len(of.methods)} methods"
+    parts = [f"<header>\n<h1>{escape(heading)}</h1>\n{_facts(of)}\n</header>", _remarks(of)]
+    several = len(of.cases) > 1
+    if several:
+        parts.append(f"<section>\n<h2>Under all conditions</h2>\n{_conditions(of)}\n</section>")
+    for i, case in enumerate(of.cases):
+        if several:
+            parts.append(f"<h1>{escape(_named(case))}</h1>")
+        text = "\n".join(part for part in _condition(of.under(case)) if part)
+        parts.append(re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>c{i}-", text) if several else text)
+    script = resources.files("evenhand.studies").joinpath("study.js").read_text(encoding="utf-8")
+    return document(heading, parts, script)
+
+
+def _condition(of: Study) -> list[str]:
+    """All about one condition: the report on the chosen settings, and what the study adds to it."""
+    runs = {
+        line.method: [_without_scales(run) for run in of.views(line.method)]
+        for line in of.table()
+        if line.setting is not None
+    }
+    if not runs:
+        lost = "Each setting of each method diverged or failed in some run, so there is nothing to compare."
+        return [f'<p class="lead">{lost}</p>', _settings(of)]
+    subject = compare(runs)
+    lines = of.table(subject.split)
+    results = _chosen(of) + _differences(of, lines, subject.split)
+    return body(subject, results=results, figures=_figures(of, subject.split), tables=_settings(of))
+
+
+def _facts(of: Study) -> str:
+    rule, seeds = of.rule, len({each.seed for each in of.outcomes})
+    by = f"chosen by the {SPLIT_NAMES[rule.split]} {of.metric} ({rule.statistic})"
+    if rule.then:
+        by += f", within {number(rule.within)} of the best by its {rule.then}"
+    facts = [plural(len(of.tried), "setting"), plural(seeds, "seed"), plural(len(of.outcomes), "run"), by]
+    return f'<p class="facts">{" · ".join(map(escape, facts))}</p>'
+
+
+def _remarks(of: Study) -> str:
+    if not of.remarks:
+        return ""
+    items = "".join(f"<li>{escape(remark)}</li>\n" for remark in of.remarks)
+    return f'<aside class="remarks">\n<h2>Before you rely on it</h2>\n<ul>\n{items}</ul>\n</aside>'
+
+
+def _chosen(of: Study) -> str:
+    chosen = [each for each in of.tried if each.chosen and each.setting.numbers]
+    if not chosen:
+        return ""
+    return (
+        f'<p class="note">Chosen: {"; ".join(escape(each.setting._replace(case={})) for each in chosen)}.</p>'
+    )
+
+
+def _differences(of: Study, lines: Sequence[Line], split: str) -> str:
+    """How far each method is from the baseline, with intervals."""
+    rows: list[list[str | Cell]] = []
+    for line in lines:
+        if line.differences:
+            cells = [_difference(line.differences[name], name, of.metric) for name in _DIFFERENCES]
+            ps = [Cell(number(line.p[name], 2), "number") for name in _DIFFERENCES]
+            gains = "–" if line.gains is None else f"{line.gains[0]} / {line.gains[1]}"
+            pairs = [cell for pair in zip(cells, ps, strict=True) for cell in pair]
+            rows.append([line.method, *pairs, Cell(gains, "number")])
+    if not rows:
+        return ""
+    names = [word for name in _DIFFERENCES.values() for word in (name, "p")]
+    unit = ", in percentage points (variance: %²)" if is_share(of.metric) else ""
+    caption = (
+        f"{SPLIT_NAMES[split]} {of.metric} minus that of {of.baseline}{unit}; bold: the interval leaves out 0"
+    )
+    head = ["Method", *names, "Clients better / worse"]
+    note = (
+        "Differences at equal seeds with their 95 % interval (Student's t). An interval that contains 0 shows no "
+        f"difference. p: exact test by signs, raised for {plural(len(rows), 'comparison')} (Holm); with n seeds it is "
+        "never below 2 / 2ⁿ. Clients better / worse: those that are better, or worse, served at every seed."
+    )
+    return (
+        f"<section>\n<h2>Is the difference real?</h2>\n{table(caption, head, rows, 'numbers')}\n"
+        f'<p class="note">{escape(note)}</p>\n</section>'
+    )
+
+
+def _difference(of: PairedDifference, name: str, metric: str) -> Cell:
+    scale = factor(name, metric)
+
+    def signed(x: float) -> str:
+        return ("+" if x > 0 else "") + number(scale * x, 3)
+
+    text = f"{signed(of.mean)} [{signed(of.low)}, {signed(of.high)}]"
+    return Cell(escape(text), "number best" if of.is_sure else "number")
+
+
+def _figures(of: Study, split: str) -> list[str]:
+    """What the report on the chosen settings does not have: all settings, and each hyper-parameter."""
+    made, found = of.figures, list[str]()
+    note = "A mark per setting, arms: one standard deviation over seeds. Ringed: chosen. Dashed: what none surpasses."
+    if len(of.tried) > 1:
+        title = "All settings: the worst served against the average"
+        found.append(svg(made.plane(split), "plane", title, note, f"{title}. {note}"))
+    for i, name in enumerate(varied(of.tried)):
+        title = f"How much {name} matters"
+        note = (
+            "With the best choice of the others, by what chose the settings. Bands: lowest to highest seed."
+        )
+        found.append(svg(made.sensitivity(name), f"sensitivity{i}", title, note, f"{title}. {note}"))
+    return found
+
+
+def _settings(of: Study) -> str:
+    """The table of all settings, and the same as files."""
+    tried, names = of.tried, columns(of.tried)
+    _, axes = head(tried)
+    share = is_share(of.metric)
+    units = [" (%²)" if share and "variance" in name else " (%)" if share else "" for name in names]
+    top = [
+        "Setting",
+        *axes,
+        "Runs lost",
+        *(name.replace("_", " ") + unit for name, unit in zip(names, units, strict=True)),
+    ]
+    rows: list[list[str | Cell]] = []
+    for each in tried:
+        mark = "best" if each.chosen else ""
+        words = escape(each.setting.method) + (" (chosen)" if each.chosen else "")
+        cells = [
+            _axis(each.setting.numbers[name]) if name in each.setting.numbers else Cell("") for name in axes
+        ]
+        cells.append(_data(each.lost, f"{each.lost} of {each.runs}"))
+        for name in names:
+            scale, std = factor(name, of.metric), each.std(name)
+            spread = "" if math.isnan(std) else f" ± {number(scale * std, 2)}"
+            cells.append(_data(each.mean(name), number(scale * each.mean(name)) + spread))
+        rows.append([Cell(words, mark), *(cell._replace(classes=f"{cell.classes} {mark}") for cell in cells)])
+    files = {
+        "CSV": ("settings.csv", "text/csv", as_csv(tried)),
+        "Markdown": ("settings.md", "text/markdown", as_markdown(tried, of.metric)),
+        "LaTeX": ("settings.tex", "text/plain", as_latex(tried, of.metric)),
+    }
+    links = ", ".join(
+        f'<a download="{file}" href="data:{kind};charset=utf-8,{quote(text)}">{name}</a>'
+        for name, (file, kind, text) in files.items()
+    )
+    caption = (
+        f"{of.metric} per client: means over the seeds ± their standard deviation; bold: chosen".capitalize()
+    )
+    return (
+        f"<section>\n<h2>All settings</h2>\n{table(caption, top, rows, 'numbers sortable')}\n"
+        f'<p class="note">The table as {links}.</p>\n</section>'
+    )
+
+
+def _conditions(of: Study) -> str:
+    """Each method at its chosen setting under each condition."""
+    rows: list[list[str | Cell]] = []
+    for line in of.table():
+        chosen = (
+            "every setting diverged or failed"
+            if line.setting is None
+            else str(line.setting._replace(case={}))
+        )
+        cells = [_over_seeds(line, name, of.metric) for name in _DIFFERENCES]
+        rows.append([_named(line.case), chosen, *cells])
+    unit = " in percent" if is_share(of.metric) else ""
+    caption = (
+        f"{of.metric} per client{unit}, at the setting that was chosen under each condition".capitalize()
+    )
+    return table(caption, ["Condition", "Chosen", *_DIFFERENCES.values()], rows, "numbers sortable")
+
+
+def _over_seeds(line: Line, name: str, metric: str) -> Cell:
+    if name not in line.values:
+        return Cell("–", "number")
+    scale, values = factor(name, metric), line.values[name]
+    spread = f" ± {number(scale * float(values.std(ddof=1)), 2)}" if values.size > 1 else ""
+    return _data(float(values.mean()), number(scale * float(values.mean())) + spread)
+
+
+def _axis(value: object) -> Cell:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _data(float(value), shown(value))
+    return Cell(escape(shown(value)), "number")
+
+
+def _data(value: float, text: str) -> Cell:
+    return Cell(f'<data value="{value!r}">{escape(text)}</data>', "number")
+
+
+def _named(case: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in case.items())
+
+
+def _without_scales(run: RunView) -> RunView:
+    """What is wrong with the data is among the remarks, once for all runs."""
+    return run._replace(findings=[each for each in run.findings if each.kind != "scales"])
