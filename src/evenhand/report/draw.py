@@ -76,6 +76,7 @@ NDArray = npt.NDArray[Any]
 
 
 def look(i: int) -> tuple[str, Any]:
+    """The colour and the dashes of the method at a position."""
     return PALETTE[i % len(PALETTE)], DASHES[i // len(PALETTE) % len(DASHES)]
 
 
@@ -124,15 +125,18 @@ def band(
 
 
 def label(metric: str, split: str | None) -> str:
+    """The name of a metric, with its unit, on a split if one is named."""
     name = short(metric.replace("_", " ")) + (" (%)" if is_share(metric) else "")
     return f"{SPLIT_NAMES[split]} {name}" if split else name
 
 
 def scaled(values: Any, metric: str) -> Any:
+    """Values as they are drawn: shares in percent."""
     return values * 100 if is_share(metric) else values
 
 
 def finite(values: NDArray) -> NDArray:
+    """Values with NaN for those that are infinite."""
     return np.where(np.isfinite(values), values, np.nan)
 
 
