@@ -1,9 +1,12 @@
 """Many runs as one: grids, seeds, a fair choice of each method's hyper-parameters, and differences one can trust."""
 
+from evenhand.studies._lines import Line
 from evenhand.studies._make import study
 from evenhand.studies._outcome import Outcome
-from evenhand.studies._plan import Setting
+from evenhand.studies._plan import Family, Setting
 from evenhand.studies._select import Rule
-from evenhand.studies._study import Line, Study
+from evenhand.studies._store import load
+from evenhand.studies._study import Study
+from evenhand.studies._tried import Tried
 
-__all__ = ["Line", "Outcome", "Rule", "Setting", "Study", "study"]
+__all__ = ["Family", "Line", "Outcome", "Rule", "Setting", "Study", "Tried", "load", "study"]

@@ -13,6 +13,7 @@ from evenhand.errors import EvenhandError, EvenhandWarning, expect, perhaps
 from evenhand.evaluation import primary_metric
 from evenhand.lock import held
 from evenhand.simulation import Checkpoint, Job, identify, iterate_many
+from evenhand.studies._bar import Bar
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Grid, Methods, Setting, check_seeds, settings
 from evenhand.studies._select import Rule, rule
@@ -48,6 +49,7 @@ def study(
     systems: Systems | Mapping[str, Systems | None] | None = None,
     eval_clients: int | None = None,
     folder: str | Path | None = None,
+    progress: bool = False,
 ) -> Study:
     """Runs methods with every choice of their hyper-parameters for every seed, and compares them at their best.
 
@@ -73,6 +75,7 @@ def study(
       eval_clients: how many clients are evaluated.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
         interrupted; with more seeds, values or methods it makes only the runs that are new.
+      progress: show a live bar with the runs that are done, their rate, the time left and the best setting so far.
 
     Raises:
       EvenhandError: a number out of range, a name that does not exist, or a folder of another study.
@@ -96,12 +99,12 @@ def study(
       'fedavg(lr=0.1)'
     """
     by, names = rule(select), list(methods)
-    found, makers = settings(methods, grid)
+    settings_of, makers = settings(methods, grid)
     if baseline is not None and baseline not in names:
         raise EvenhandError(
             f"study(baseline={baseline!r}): there is no such method{perhaps(baseline, names)}."
         )
-    wanted = [setting for each in found.values() for setting in each]
+    wanted = [setting for each in settings_of.values() for setting in each]
     algorithms = {str(setting): makers[setting.method](setting) for setting in wanted}
     sources = _Sources(by.split == "valid" and len(wanted) > len(names))
     seeds = check_seeds(seeds)
@@ -124,11 +127,16 @@ def study(
         for setting in wanted
         for seed in seeds
     ]
-    outcomes = _outcomes(planned, None if folder is None else Path(folder))
+    store = None if folder is None else Store(Path(folder))
+    with Bar([each.job.rounds for each in planned], by, progress) as bar:
+        outcomes = _outcomes(planned, store, bar)
     views = [each.view for each in outcomes if each.view is not None]
     everywhere = all("accuracy" in view.clients["train"] for view in views)
     metric = by.metric or primary_metric(["accuracy"] if everywhere else [])
-    return Study(tuple(outcomes), by, baseline or names[0], metric, tuple(sources.notes))
+    found = Study(tuple(outcomes), by, baseline or names[0], metric, tuple(sources.notes))
+    if store is not None:
+        store.describe(found)
+    return found
 
 
 class _Sources:
@@ -175,16 +183,16 @@ def _cases(
     ]
 
 
-def _outcomes(planned: list[_Planned], folder: Path | None) -> list[Outcome]:
+def _outcomes(planned: list[_Planned], store: Store | None, bar: Bar) -> list[Outcome]:
     """What comes of each run, in their order; those that the folder holds already are not repeated."""
-    store = None if folder is None else Store(folder)
     found = dict[int, Outcome]()
-    with nullcontext() if folder is None else held(folder):
+    with nullcontext() if store is None else held(store.folder):
         identities = [{}] * len(planned) if store is None else _identities(planned)
         for i, each in enumerate(planned):
             known = None if store is None else store.load(each.setting, each.seed, identities[i])
             if known is not None:
                 found[i] = known
+                bar.ended(i, known)
         missing, jobs = [i for i in range(len(planned)) if i not in found], list[Job]()
         for i in missing:
             setting, seed, job = planned[i]
@@ -195,8 +203,11 @@ def _outcomes(planned: list[_Planned], folder: Path | None) -> list[Outcome]:
             setting, seed, job = planned[i := missing[position]]
             if isinstance(result, Exception) or result.info["rounds"] == job.rounds:
                 found[i] = Outcome.of(setting, seed, result)
+                bar.ended(i, found[i])
                 if store is not None:
                     store.save(found[i], identities[i])
+            else:
+                bar.move(i, result.info["rounds"])
             del result  # its memory goes to the next rounds
     return [found[i] for i in range(len(planned))]
 

@@ -10,9 +10,22 @@ from typing import Any, NamedTuple, TypeAlias
 from evenhand.errors import EvenhandError, expect, perhaps, whole_number
 from evenhand.types import Algorithm
 
-__all__ = ["Grid", "Methods", "Setting", "check_seeds", "settings"]
+__all__ = ["Family", "Grid", "Methods", "Setting", "check_seeds", "settings", "shown"]
 
-Methods: TypeAlias = Mapping[str, Algorithm | Callable[..., Algorithm]]
+
+class Family(NamedTuple):
+    """Methods that differ in hyper-parameters whose names are known only when the program runs.
+
+    Attributes:
+      arguments: the hyper-parameters.
+      make: hyper-parameter -> value, to the method.
+    """
+
+    arguments: tuple[str, ...]
+    make: Callable[[Mapping[str, Any]], Algorithm]
+
+
+Methods: TypeAlias = Mapping[str, Algorithm | Callable[..., Algorithm] | Family]
 Grid: TypeAlias = Mapping[str, Sequence[Any] | Mapping[str, Sequence[Any]]]
 
 _MOST = 100_000
@@ -35,7 +48,11 @@ class Setting(NamedTuple):
         """As an expression, followed by the condition: ``fedprox(lr=0.1, mu=1) [data=digits]``."""
         given = ", ".join(f"{name}={shown(value)}" for name, value in self.numbers.items())
         within = ", ".join(f"{name}={value}" for name, value in self.case.items())
-        return f"{self.method}({given})" + (f" [{within}]" if within else "")
+        if not self.method.endswith(")"):
+            given = f"({given})"
+        elif given:  # its name is an expression already
+            given = f", {given}"
+        return f"{self.method}{given}" + (f" [{within}]" if within else "")
 
     def __hash__(self) -> int:
         return hash(str(self))
@@ -68,7 +85,7 @@ def settings(
     makers: dict[str, Callable[[Setting], Algorithm]] = {}
     used = set[str]()
     for name, method in methods.items():
-        arguments = {} if isinstance(method, Algorithm) else _arguments(name, method)
+        arguments = _arguments(name, method)
         given = {**axes, **own.get(name, {})}
         for extra in own.get(name, {}):
             if extra not in arguments:
@@ -88,9 +105,7 @@ def settings(
         ]
         makers[name] = _maker(name, method)
     if unused := [axis for axis in axes if axis not in used]:
-        known = {
-            argument for method in methods.values() if callable(method) for argument in _arguments("", method)
-        }
+        known = {argument for name, method in methods.items() for argument in _arguments(name, method)}
         raise EvenhandError(
             f"study(grid): no method has an argument {unused[0]!r}{perhaps(unused[0], known)}: leave it out."
         )
@@ -114,6 +129,8 @@ def _arguments(name: str, method: Any) -> dict[str, bool]:
     """Argument of a factory -> whether it has a default."""
     if isinstance(method, Algorithm):
         return {}
+    if isinstance(method, Family):
+        return dict.fromkeys(method.arguments, False)
     if not callable(method):
         raise EvenhandError(
             f"study(methods): {name} is {method!r:.60}: give a method, or a function that makes one."
@@ -135,7 +152,10 @@ def _values(argument: str, values: Any) -> list[Any]:
 
 def _maker(name: str, method: Any) -> Callable[[Setting], Algorithm]:
     def make(setting: Setting) -> Algorithm:
-        made = method if isinstance(method, Algorithm) else method(**setting.numbers)
+        if isinstance(method, Family):
+            made = method.make(setting.numbers)
+        else:
+            made = method if isinstance(method, Algorithm) else method(**setting.numbers)
         expect(name, made, Algorithm, "eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))")
         return made
 

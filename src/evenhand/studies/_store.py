@@ -17,11 +17,13 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding
 from evenhand.report import RunView
 from evenhand.studies._outcome import Outcome
-from evenhand.studies._plan import Setting
+from evenhand.studies._plan import Setting, shown
+from evenhand.studies._select import Rule
+from evenhand.studies._study import Study
 
-__all__ = ["Store"]
+__all__ = ["Store", "load"]
 
-_RESULT = "result.json"
+_STUDY, _RESULT = "study.json", "result.json"
 _CHECKPOINT = "checkpoint"
 
 
@@ -67,22 +69,76 @@ class Store:
         """Writes a result in one step, and drops the run's checkpoint."""
         place = self._place(outcome.setting, outcome.seed)
         text = json.dumps({"identity": dict(identity), **_plain(outcome)}, indent=None, allow_nan=True) + "\n"
-        temporary = place / f".{_RESULT}.part"
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text, "utf-8")
-            os.replace(temporary, place / _RESULT)
-        except OSError as error:
-            raise EvenhandError(
-                f"The result of {outcome.setting}, seed {outcome.seed}, could not be written in {place} "
-                f"({error.strerror or error}): make room and start again; finished runs are kept."
-            ) from error
+        _write(place / _RESULT, text, f"The result of {outcome.setting}, seed {outcome.seed},")
         shutil.rmtree(place / _CHECKPOINT, ignore_errors=True)
+
+    def describe(self, study: Study) -> None:
+        """Writes which runs the study has, and how it chooses, so that :func:`load` finds them."""
+        runs = [
+            {
+                "method": each.setting.method,
+                "numbers": {name: _constant(value) for name, value in each.setting.numbers.items()},
+                "case": dict(each.setting.case),
+                "name": str(each.setting),
+                "seed": each.seed,
+            }
+            for each in study.outcomes
+        ]
+        how = {"baseline": study.baseline, "metric": study.metric, "notes": study.notes}
+        text = json.dumps({"rule": study.rule._asdict(), **how, "runs": runs}, indent=1) + "\n"
+        _write(self.folder / _STUDY, text, "The list of runs")
 
     def _place(self, setting: Setting, seed: int) -> Path:
         text = str(setting)
         slug = re.sub(r"[^\w.=-]+", "-", text).strip("-")[:80]
         return self.folder / "runs" / f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}-seed-{seed}"
+
+
+def load(folder: str | Path) -> Study:
+    """The study that ``study(..., folder=...)`` has written; hyper-parameters that are no constants come as text.
+
+    Raises:
+      EvenhandError: there is no study, it has not ended, or a file is damaged.
+    """
+    path = Path(folder) / _STUDY
+    if not path.is_file():
+        raise EvenhandError(f"{folder} has no {_STUDY}: name the folder of a study that has ended.")
+    store = Store(Path(folder))
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        runs = [
+            (Setting(each["method"], each["numbers"], each["case"]), each["seed"]) for each in found["runs"]
+        ]
+        how = Rule(**found["rule"]), found["baseline"], found["metric"], tuple(found["notes"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise EvenhandError(
+            f"{path} is damaged ({type(error).__name__}): start the study again, which repeats no finished run."
+        ) from None
+    outcomes = [store.load(setting, seed, {}) for setting, seed in runs]
+    known = tuple(each for each in outcomes if each is not None)
+    if len(known) < len(runs):
+        raise EvenhandError(
+            f"{folder} lacks {len(runs) - len(known)} of its {len(runs)} results: start the study again for them."
+        )
+    return Study(known, *how)
+
+
+def _write(path: Path, text: str, what: str) -> None:
+    """Writes a file in one step."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, "utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise EvenhandError(
+            f"{what} could not be written in {path.parent} ({error.strerror or error}): make room and start again; "
+            f"finished runs are kept."
+        ) from error
+
+
+def _constant(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | None) else shown(value)
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
