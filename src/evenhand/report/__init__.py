@@ -10,16 +10,20 @@ from evenhand.report._notebook import Summary, run_html
 from evenhand.report._report import write_report
 from evenhand.report._view import RunView, statistics
 from evenhand.report.comparison import Comparison, Method, caution, compare, may_win, verdict
+from evenhand.report.differences import STATISTICS, Differences, differences
 
 __all__ = [
+    "STATISTICS",
     "ClientTable",
     "Comparison",
+    "Differences",
     "Method",
     "RunView",
     "Summary",
     "Swing",
     "caution",
     "compare",
+    "differences",
     "figures",
     "latest",
     "may_win",

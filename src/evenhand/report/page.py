@@ -8,6 +8,7 @@ from importlib import resources
 from evenhand._version import __version__
 from evenhand.report import _sections as sections
 from evenhand.report._class_table import class_table
+from evenhand.report._difference_table import difference_table
 from evenhand.report._gallery import gallery
 from evenhand.report._tables import summary
 from evenhand.report._view import Runs
@@ -27,12 +28,18 @@ def page(runs: Runs, title: str | None) -> str:
 
 
 def body(
-    subject: Comparison, *, results: str = "", figures: Sequence[str] = (), tables: str = ""
+    subject: Comparison,
+    *,
+    baseline: str | None = None,
+    results: str = "",
+    figures: Sequence[str] = (),
+    tables: str = "",
 ) -> list[str]:
     """The sections about some runs.
 
     Args:
       subject: the runs.
+      baseline: the method that the others are compared with; None: the first.
       results: further HTML below the headline.
       figures: further figures.
       tables: further HTML below the summary.
@@ -41,6 +48,7 @@ def body(
         sections.notice(subject),
         sections.headline(subject),
         results,
+        difference_table(subject, baseline),
         gallery(subject, figures),
         summary(subject),
         tables,

@@ -43,6 +43,7 @@ class Bar:
         self._runs = self._bar.add_task("runs", total=len(runs), rate="", best="")
         self._rounds, self._by = list(runs), by
         self._done = [0] * len(runs)
+        self._rate, self._best = "", ""
         self._values: dict[Setting, list[float]] = {}
 
     def __enter__(self) -> Bar:
@@ -60,7 +61,8 @@ class Bar:
         self._done[run] = rounds
         minutes = (time.perf_counter() - self._begin) / 60
         rate = self._new / max(float(np.mean(self._rounds)), 1.0) / max(minutes, 1e-9)
-        self._show(rate=f"{rate:.3g} a minute")
+        self._rate = f"{rate:.3g} a minute"
+        self._show()
 
     def ended(self, run: int, outcome: Outcome) -> None:
         """A run has ended, now or in an earlier session."""
@@ -76,11 +78,9 @@ class Bar:
             }
             best = max(means, key=lambda setting: means[setting])
             shown = value(sign * means[best], metric)
-            self._show(best=f"best so far {best}: {by.split} {by.statistic} {shown}")
-        else:
-            self._show()
+            self._best = f"best so far {best}: {by.split} {by.statistic} {shown}"
+        self._show()
 
-    def _show(self, rate: str | None = None, best: str | None = None) -> None:
+    def _show(self) -> None:
         shares = [done / max(whole, 1) for done, whole in zip(self._done, self._rounds, strict=True)]
-        given = {name: text for name, text in (("rate", rate), ("best", best)) if text is not None}
-        self._bar.update(self._runs, completed=int(sum(shares)), **given)
+        self._bar.update(self._runs, completed=int(sum(shares)), rate=self._rate, best=self._best)

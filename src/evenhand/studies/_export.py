@@ -7,14 +7,14 @@ import io
 import math
 from collections.abc import Callable, Sequence
 
-from evenhand.evaluation import column, is_share
+from evenhand.evaluation import column
+from evenhand.report import STATISTICS
+from evenhand.report.differences import factor
 from evenhand.report.numbers import number
 from evenhand.studies._plan import shown
 from evenhand.studies._tried import Tried
 
-__all__ = ["STATISTICS", "as_csv", "as_latex", "as_markdown", "columns", "factor", "head"]
-
-STATISTICS = ("mean", "worst10", "best10", "variance")
+__all__ = ["as_csv", "as_latex", "as_markdown", "columns", "head"]
 
 
 def head(tried: Sequence[Tried]) -> tuple[list[str], list[str]]:
@@ -82,13 +82,6 @@ def as_latex(tried: Sequence[Tried], metric: str) -> str:
         *(r"\bottomrule", r"\end{tabular}"),
     ]
     return "\n".join(lines) + "\n"
-
-
-def factor(name: str, metric: str) -> float:
-    """What a statistic is multiplied with to be shown: accuracies are shown in percent."""
-    if not is_share(metric):
-        return 1.0
-    return 1e4 if name.endswith("variance") else 100.0
 
 
 def _cells(

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.evaluation import PairedDifference, holm, is_higher_better, paired_difference
-from evenhand.report import RunView, statistics
-from evenhand.studies._export import STATISTICS
+from evenhand.evaluation import PairedDifference
+from evenhand.report import STATISTICS, RunView, differences, statistics
 from evenhand.studies._plan import Setting
 from evenhand.studies._tried import NDArray
 
@@ -55,46 +54,13 @@ def lines(
       split: where the statistics are from.
       metric: what they are of.
     """
-    values = {
-        method: {}
-        if of is None
-        else {name: np.array([statistics(run, split, metric)[name] for run in of[1]]) for name in STATISTICS}
-        for method, of in chosen.items()
-    }
+    runs = {method: of[1] for method, of in chosen.items() if of is not None}
+    compared = differences(runs, baseline, split, metric) if baseline in runs else {}
     found: list[Line] = []
     for method, of in chosen.items():
-        differences, gains, base = dict[str, PairedDifference](), None, chosen[baseline]
-        if method != baseline and of is not None and base is not None:
-            differences = {
-                name: paired_difference(values[method][name], values[baseline][name]) for name in STATISTICS
-            }
-            gains = _gains(of[1], base[1], split, metric)
-        setting = None if of is None else of[0]
-        found.append(Line(setting, method, case, values[method], differences, {}, gains))
-    return _corrected(found)
-
-
-def _gains(
-    runs: Sequence[RunView], base: Sequence[RunView], split: str, metric: str
-) -> tuple[int, int] | None:
-    """How many clients are better served at every seed, and how many worse."""
-    if len({tuple(run.client_ids) for run in (*runs, *base)}) > 1:
-        return None
-    sign = 1 if is_higher_better(metric) else -1
-    differences = sign * np.array(
-        [
-            np.subtract(run.clients[split][metric], other.clients[split][metric])
-            for run, other in zip(runs, base, strict=True)
-        ]
-    )
-    return int(np.sum(np.all(differences > 0, axis=0))), int(np.sum(np.all(differences < 0, axis=0)))
-
-
-def _corrected(of: Sequence[Line]) -> list[Line]:
-    """The lines with p values for as many comparisons as there are."""
-    names = {name for line in of for name in line.differences}
-    raised = {
-        name: holm({line.method: line.differences[name].p for line in of if name in line.differences})
-        for name in names
-    }
-    return [line._replace(p={name: raised[name][line.method] for name in line.differences}) for line in of]
+        each = [] if of is None else [statistics(run, split, metric) for run in of[1]]
+        values = {name: np.array([one[name] for one in each]) for name in STATISTICS} if each else {}
+        more = compared.get(method)
+        by, p, gains = ({}, {}, None) if more is None else more
+        found.append(Line(None if of is None else of[0], method, case, values, by, p, gains))
+    return found

@@ -32,6 +32,7 @@ class _Planned(NamedTuple):
     setting: Setting
     seed: int
     job: Job
+    new_data: bool
 
 
 def study(
@@ -122,6 +123,7 @@ def study(
                 systems=slow,
                 **how,
             ),
+            callable(source),
         )
         for case, source, lies, slow in _cases(data, attack, systems)
         for setting in wanted
@@ -195,14 +197,14 @@ def _outcomes(planned: list[_Planned], store: Store | None, bar: Bar) -> list[Ou
                 bar.ended(i, known)
         missing, jobs = [i for i in range(len(planned)) if i not in found], list[Job]()
         for i in missing:
-            setting, seed, job = planned[i]
+            setting, seed, job, _ = planned[i]
             if store is not None:
                 job = job._replace(checkpoint=Checkpoint(store.checkpoint(setting, seed), _SAVE, last=False))
             jobs.append(job)
         for position, result in iterate_many(jobs):
-            setting, seed, job = planned[i := missing[position]]
+            setting, seed, job, new_data = planned[i := missing[position]]
             if isinstance(result, Exception) or result.info["rounds"] == job.rounds:
-                found[i] = Outcome.of(setting, seed, result)
+                found[i] = Outcome.of(setting, seed, result, new_data=new_data)
                 bar.ended(i, found[i])
                 if store is not None:
                     store.save(found[i], identities[i])

@@ -29,8 +29,8 @@ class Outcome(NamedTuple):
     view: RunView | None
 
     @staticmethod
-    def of(setting: Setting, seed: int, result: Run | Exception) -> Outcome:
-        """From the last evaluation of a run, or from what ended it before."""
+    def of(setting: Setting, seed: int, result: Run | Exception, *, new_data: bool = False) -> Outcome:
+        """From the last evaluation of a run, or from what ended it before; ``new_data``: each seed has its own data."""
         if isinstance(result, Exception):
             reason = str(result) or type(result).__name__
             return Outcome(setting, seed, "failed", reason, None)
@@ -40,6 +40,7 @@ class Outcome(NamedTuple):
             if isinstance(value, bool | int | float | str)
         }
         config = {"method": setting.method, **numbers, **setting.case, "seed": seed}
+        config |= {"data_seed": seed} if new_data else {}
         view = result.view(str(setting), config)
         if may_win(view):
             return Outcome(setting, seed, "done", "", view)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from evenhand.evaluation import SPLIT_NAMES, PairedDifference, is_share
+from evenhand.evaluation import SPLIT_NAMES, is_share
 from evenhand.report import RunView, compare
+from evenhand.report.differences import factor
 from evenhand.report.html import Cell, escape, svg, table
 from evenhand.report.numbers import listed, number, plural
 from evenhand.report.page import body, document
-from evenhand.studies._export import as_csv, as_latex, as_markdown, columns, factor, head
+from evenhand.studies._export import as_csv, as_latex, as_markdown, columns, head
 from evenhand.studies._figures import varied
 from evenhand.studies._lines import Line
 from evenhand.studies._plan import shown
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page"]
 
-_DIFFERENCES = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
+_SHOWN = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
 
 
 def page(of: Study) -> str:
@@ -54,9 +55,13 @@ def _condition(of: Study) -> list[str]:
         lost = "Each setting of each method diverged or failed in some run, so there is nothing to compare."
         return [f'<p class="lead">{lost}</p>', _settings(of)]
     subject = compare(runs)
-    lines = of.table(subject.split)
-    results = _chosen(of) + _differences(of, lines, subject.split)
-    return body(subject, results=results, figures=_figures(of, subject.split), tables=_settings(of))
+    return body(
+        subject,
+        baseline=of.baseline,
+        results=_chosen(of),
+        figures=_figures(of, subject.split),
+        tables=_settings(of),
+    )
 
 
 def _facts(of: Study) -> str:
@@ -82,45 +87,6 @@ def _chosen(of: Study) -> str:
     return (
         f'<p class="note">Chosen: {"; ".join(escape(each.setting._replace(case={})) for each in chosen)}.</p>'
     )
-
-
-def _differences(of: Study, lines: Sequence[Line], split: str) -> str:
-    """How far each method is from the baseline, with intervals."""
-    rows: list[list[str | Cell]] = []
-    for line in lines:
-        if line.differences:
-            cells = [_difference(line.differences[name], name, of.metric) for name in _DIFFERENCES]
-            ps = [Cell(number(line.p[name], 2), "number") for name in _DIFFERENCES]
-            gains = "–" if line.gains is None else f"{line.gains[0]} / {line.gains[1]}"
-            pairs = [cell for pair in zip(cells, ps, strict=True) for cell in pair]
-            rows.append([line.method, *pairs, Cell(gains, "number")])
-    if not rows:
-        return ""
-    names = [word for name in _DIFFERENCES.values() for word in (name, "p")]
-    unit = ", in percentage points (variance: %²)" if is_share(of.metric) else ""
-    caption = (
-        f"{SPLIT_NAMES[split]} {of.metric} minus that of {of.baseline}{unit}; bold: the interval leaves out 0"
-    )
-    head = ["Method", *names, "Clients better / worse"]
-    note = (
-        "Differences at equal seeds with their 95 % interval (Student's t). An interval that contains 0 shows no "
-        f"difference. p: exact test by signs, raised for {plural(len(rows), 'comparison')} (Holm); with n seeds it is "
-        "never below 2 / 2ⁿ. Clients better / worse: those that are better, or worse, served at every seed."
-    )
-    return (
-        f"<section>\n<h2>Is the difference real?</h2>\n{table(caption, head, rows, 'numbers')}\n"
-        f'<p class="note">{escape(note)}</p>\n</section>'
-    )
-
-
-def _difference(of: PairedDifference, name: str, metric: str) -> Cell:
-    scale = factor(name, metric)
-
-    def signed(x: float) -> str:
-        return ("+" if x > 0 else "") + number(scale * x, 3)
-
-    text = f"{signed(of.mean)} [{signed(of.low)}, {signed(of.high)}]"
-    return Cell(escape(text), "number best" if of.is_sure else "number")
 
 
 def _figures(of: Study, split: str) -> list[str]:
@@ -191,13 +157,13 @@ def _conditions(of: Study) -> str:
             if line.setting is None
             else str(line.setting._replace(case={}))
         )
-        cells = [_over_seeds(line, name, of.metric) for name in _DIFFERENCES]
+        cells = [_over_seeds(line, name, of.metric) for name in _SHOWN]
         rows.append([_named(line.case), chosen, *cells])
     unit = " in percent" if is_share(of.metric) else ""
     caption = (
         f"{of.metric} per client{unit}, at the setting that was chosen under each condition".capitalize()
     )
-    return table(caption, ["Condition", "Chosen", *_DIFFERENCES.values()], rows, "numbers sortable")
+    return table(caption, ["Condition", "Chosen", *_SHOWN.values()], rows, "numbers sortable")
 
 
 def _over_seeds(line: Line, name: str, metric: str) -> Cell:
