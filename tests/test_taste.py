@@ -58,7 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulation": _MEASURED | {"interrupts", "lock", "memory", "report"},
     "studies": {"data", "errors", "evaluation", "lock", "report", "simulation", "systems", "types"},
     "testing": _MEASURED | {"report", "simulation"},
-    "cli": _MEASURED | {"interrupts", "lock", "memory", "report", "simulation", "testing", "_version"},
+    "cli": _MEASURED
+    | {"interrupts", "lock", "memory", "report", "simulation", "studies", "testing", "_version"},
 }
 NUMPY_RANDOM = {"BitGenerator", "Generator", "PCG64", "Philox", "SeedSequence", "default_rng"}
 Rule = Callable[[str, str], list[str]]

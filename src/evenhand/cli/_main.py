@@ -23,10 +23,12 @@ from evenhand.cli._compare import Compare
 from evenhand.cli._config import continued, recorded, with_method
 from evenhand.cli._list import List
 from evenhand.cli._methods import METHODS, Composed
+from evenhand.cli._plan import planned
 from evenhand.cli._report import Report
 from evenhand.cli._resume import Resume
 from evenhand.cli._run import Run
 from evenhand.cli._spelling import HELP, named, options_of, ordered
+from evenhand.cli._study import Study
 from evenhand.cli._terminal import remark
 from evenhand.cli._words import read
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning
@@ -39,6 +41,7 @@ _EXAMPLES = {
     "": """\
   evenhand run fedavg --data digits --rounds 50 --cohort 10 --out runs/a
   evenhand run fedprox --mu 0.1 --config runs/a --out runs/b
+  evenhand study fedavg 'fedprox(mu={0.1, 1})' --lr 0.03,0.1 --out studies/a
   evenhand resume runs/a                           continues where it stopped
   evenhand compare runs/a runs/b --out compare.html
   evenhand list methods
@@ -52,6 +55,10 @@ _EXAMPLES = {
   evenhand run 'averaged(fedprox(mu=0.1, server_opt=fedadam(0.1)))' --epochs 5
   evenhand run --config runs/a --out runs/b        the same run again
   evenhand run fedavg --config runs/a --out runs/c the same with another method""",
+    "study": """\
+  evenhand study fedavg 'fedprox(mu={0.01, 0.1, 1})' --lr 0.03,0.1,0.3 --out studies/a
+  evenhand study fedavg 'qfedavg(q={0.1, 1})' --select valid:worst10 --data my.csv
+  evenhand study --plan plan.toml --dry-run        how many runs, and about how long""",
     "resume": """\
   evenhand resume runs/a
   evenhand resume runs/a --rounds 200              trains further""",
@@ -86,6 +93,7 @@ class Completion:
 
 _COMMANDS = {
     "run": Run,
+    "study": Study,
     "resume": Resume,
     "compare": Compare,
     "report": Report,
@@ -95,6 +103,7 @@ _COMMANDS = {
 
 _Command: TypeAlias = (
     Annotated[Run, subcommand("run")]
+    | Annotated[Study, subcommand("study")]
     | Annotated[Resume, subcommand("resume")]
     | Annotated[Compare, subcommand("compare")]
     | Annotated[Report, subcommand("report")]
@@ -102,7 +111,7 @@ _Command: TypeAlias = (
     | Annotated[Completion, subcommand("completion")]
 )
 
-_Made: TypeAlias = Run | Resume | Compare | Report | List | Completion
+_Made: TypeAlias = Run | Study | Resume | Compare | Report | List | Completion
 
 _RENAMED = {"client": "client-column", "label": "label-column"}
 """Arguments of the library whose options have other names."""
@@ -222,12 +231,16 @@ def parse(words: Sequence[str]) -> _Made:
 
 def _run_or_other(words: Sequence[str]) -> _Made:
     """The command that ``words`` spell, checked; what a ``run`` leaves out is as in the configuration that it names."""
+    if words[0] == "study":
+        words = planned(words)
     words = ordered(words, _COMMANDS)
     path = _config_among(words)
     before = None if path is None else recorded(path)
     if before is not None and words[1] not in METHODS:
         words = ordered(with_method(words, before), _COMMANDS)
     command = _read(words)
+    if isinstance(command, Study):
+        command.check()
     if not isinstance(command, Run):
         return command
     given = named(words)

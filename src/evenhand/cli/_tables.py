@@ -14,9 +14,10 @@ from rich.text import Text
 
 from evenhand.cli._terminal import named
 from evenhand.evaluation import is_higher_better
-from evenhand.report import Comparison
+from evenhand.report import Comparison, differences, may_win
+from evenhand.report.differences import shown
 
-__all__ = ["client_table", "overview", "tally"]
+__all__ = ["client_table", "difference_table", "overview", "tally"]
 
 _COLUMNS = (
     ("mean", "mean"),
@@ -50,6 +51,30 @@ def overview(of: Comparison) -> Group:
         number = f"{i + 1}  " if _numbered(of) else ""
         table.add_row(named(number + method.name), *row)
     return Group(named(f"{of.split} {of.metric} over clients{percent}{seeds}", "bold"), table)
+
+
+def difference_table(of: Comparison, baseline: str | None = None) -> Group | None:
+    """One row per method but the baseline (None: the first), with intervals; None for single seeds."""
+    runs = {method.name: method.runs for method in of.methods if all(map(may_win, method.runs))}
+    base = of.names[0] if baseline is None else baseline
+    found = differences(runs, base, of.split, of.metric) if of.seeds > 1 and base in runs else {}
+    if of.obstacles or not found:
+        return None
+    table = _table()
+    table.add_column("method", overflow="fold")
+    for title in ("mean", "worst 10 %", "p", "clients\n+ / −"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, each in found.items():
+        gains = "–" if each.gains is None else f"{each.gains[0]} / {each.gains[1]}"
+        texts = [
+            Text(shown(each.by[key], key, of.metric), "bold" if each.by[key].is_sure else "")
+            for key in ("mean", "worst10")
+        ]
+        table.add_row(named(name), *texts, f"{each.p['worst10']:.2g}", gains)
+    what = (
+        f"minus {base}, at equal seeds, with 95 % intervals; p of the worst 10 % (Holm); +/−: at every seed"
+    )
+    return Group(named(what, "bold"), table)
 
 
 def client_table(of: Comparison, count: int) -> Group:

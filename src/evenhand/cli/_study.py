@@ -1,0 +1,292 @@
+"""``evenhand study``: tune several methods fairly over several seeds, and say which differences are real."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.console import Console
+from tyro.conf import Positional, arg
+
+from evenhand.cli._braces import Braced, braced
+from evenhand.cli._data import DataOptions, remarks
+from evenhand.cli._expression import built
+from evenhand.cli._grid import GridOptions, several
+from evenhand.cli._idle import check_labels
+from evenhand.cli._methods import METHODS
+from evenhand.cli._models import ModelOptions
+from evenhand.cli._tables import difference_table, overview
+from evenhand.cli._terminal import say
+from evenhand.data import FederatedDataset
+from evenhand.errors import EvenhandError
+from evenhand.local import Work
+from evenhand.report import compare, verdict
+from evenhand.simulation import iterate
+from evenhand.studies import Family, Rule, study
+from evenhand.studies import Study as Results
+from evenhand.systems import Systems, stragglers
+from evenhand.testing import toy_model
+from evenhand.types import Algorithm, Model
+
+__all__ = ["PAGE", "Study", "show"]
+
+PAGE = "study.html"
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """How long to train, with which seeds, how settings are chosen, and where to write the results."""
+
+    rounds: int = 50
+    """rounds of communication T"""
+    seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "5"
+    """how many seeds, or which"""
+    select: Annotated[str, arg(metavar="SPLIT:STATISTIC")] = "valid:mean"
+    """what chooses the setting of each method: valid:mean, valid:worst10, train:variance, ..."""
+    within: float = 0.0
+    """settings this close to the best are good enough, and --then decides between them"""
+    then: Annotated[str | None, arg(metavar="STATISTIC", help_behavior_hint="(default: none)")] = None
+    """the statistic that decides between settings that are good enough, such as variance"""
+    baseline: Annotated[str | None, arg(metavar="METHOD", help_behavior_hint="(default: the first)")] = None
+    """the method that the others are compared with"""
+    cohort: Annotated[str, arg(metavar="INT|all")] = "all"
+    """clients drawn per round m"""
+    stragglers: Annotated[str, arg(metavar="FLOAT,...")] = "0"
+    """shares of each cohort that are slow; several are studied one by one"""
+    systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
+    """which clients are slow or drop out, instead of --stragglers; 'dropouts({0.1, 0.5})' are studied one by one"""
+    fresh_data: bool = False
+    """spread, split or make the data anew for each seed"""
+    eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 10 times a run)")] = (
+        None
+    )
+    """rounds between two evaluations of every client"""
+    eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
+    """evaluate only so many clients, drawn once per run"""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: studies/METHODS-DATA)")] = (
+        None
+    )
+    """the study's folder; started again with it, a study repeats nothing that has ended"""
+    dry_run: bool = False
+    """say how many runs there are and about how long they take, and train nothing else"""
+    plan: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """methods and options from a TOML file; those given here take precedence"""
+    quiet: bool = False
+    """print nothing but errors"""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Train METHODS with every choice of their hyper-parameters, over several seeds, and compare them at their best."""
+
+    methods: Annotated[Positional[tuple[str, ...]], arg(metavar="METHOD METHOD ...")] = ()
+    """names or expressions; values in braces are all tried: 'fedprox(mu={0.1, 1})'"""
+    study: StudyOptions = field(default_factory=StudyOptions)
+    grid: GridOptions = field(default_factory=GridOptions)
+    data: DataOptions = field(default_factory=DataOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+
+    def execute(self) -> int:
+        """Runs the study, writes its folder and returns the exit code."""
+        options, console = self.study, Console(stderr=True, quiet=self.study.quiet, highlight=False)
+        methods, systems = self._methods(), self._systems()
+        check_labels(self.data)
+        data = self.data.load()
+        for sentence in remarks(data):
+            say(console, sentence)
+        model = self.model.build(data)
+        families = {name: self._family(each, model) for name, each in methods.items()}
+        if options.dry_run:
+            self._announce(families, methods, data, len(systems or [0]))
+            return 0
+        folder = self._default_folder() if options.out is None else options.out
+        try:
+            found = study(
+                families,
+                self._drawn if options.fresh_data else data,
+                rounds=options.rounds,
+                seeds=self._seeds(),
+                grid={name: self._axes(methods[name], families[name]) for name in families},
+                select=self._rule(),
+                baseline=options.baseline,
+                cohort=None if options.cohort == "all" else several("cohort", options.cohort, int)[0],
+                eval_every=self._every,
+                systems=None if systems is None else {name: make(model) for name, make in systems.items()},
+                eval_clients=options.eval_clients,
+                folder=folder,
+                progress=console.is_terminal and not options.quiet,
+            )
+        except KeyboardInterrupt:
+            say(
+                console,
+                f"Interrupted. {folder} keeps the runs that have ended: the same command goes on.",
+                "yellow",
+            )
+            raise
+        out = Console(highlight=False, quiet=options.quiet)
+        for case in found.cases:
+            show(found.under(case), out)
+        for sentence in found.remarks:
+            say(out, sentence, "yellow")
+        for name in ("settings.csv", "settings.md", "settings.tex"):
+            found.export(folder / name)
+        say(out, f"Report: {found.report(folder / PAGE)}")
+        return 0
+
+    def check(self) -> None:
+        """Builds every setting for a toy model, so that faults are found before the data are loaded."""
+        model = toy_model()
+        for each in self._methods().values():
+            family = self._family(each, model)
+            axes = self._axes(each, family)
+            for choice in itertools.product(*axes.values()):
+                family.make(dict(zip(axes, choice, strict=True)))
+        for make in (self._systems() or {}).values():
+            make(model)
+        self._seeds()
+        self._rule()
+
+    def _methods(self) -> dict[str, Braced]:
+        """Name -> expression."""
+        if not self.methods:
+            raise EvenhandError(
+                "study needs methods, such as `evenhand study fedavg 'fedprox(mu={0.1, 1})'`."
+            )
+        plain = {name: f"{name.replace('-', '_')}()" for name in METHODS}
+        found: dict[str, Braced] = {}
+        for text in self.methods:
+            each = braced(plain.get(text.replace("_", "-"), text))
+            name = each.name if each.name not in found else each.text
+            if name in found:
+                raise EvenhandError(f"study has {text!r:.60} twice: give each method once.")
+            found[name] = each
+        return found
+
+    def _family(self, each: Braced, model: Model) -> Family:
+        """The methods of an expression; an expression with local work of its own needs none of the grid."""
+        asked: list[bool] = []
+
+        def make(values: Mapping[str, Any]) -> Algorithm:
+            def work() -> Work:
+                asked.append(True)
+                return self.grid.work(model, values)
+
+            return built(each.fill(values), Algorithm, model, work)
+
+        make(
+            {name: of[0] for name, of in each.axes.items()}
+            | {name: of[0] for name, of in self.grid.axes.items() if name not in each.axes}
+        )
+        local = [name for name in self.grid.axes if name not in each.axes] if asked else []
+        return Family((*local, *each.axes), make)
+
+    def _axes(self, each: Braced, family: Family) -> dict[str, list[Any]]:
+        return {name: (self.grid.axes | dict(each.axes))[name] for name in family.arguments}
+
+    def _systems(self) -> dict[str, Callable[[Model], Systems | None]] | None:
+        """Name -> systems, for several of them; None for none at all."""
+        options = self.study
+        shares = several("stragglers", options.stragglers, float)
+        if options.systems is None:
+            if shares == [0.0]:
+                return None
+            return {f"stragglers({share:g})": _slow(share) for share in shares}
+        if shares != [0.0]:
+            raise EvenhandError("--systems and --stragglers exclude each other: give one of them.")
+        each = braced(options.systems)
+        choices = itertools.product(*each.axes.values())
+        texts = [each.fill(dict(zip(each.axes, choice, strict=True))) for choice in choices]
+        return {text: self._named_systems(text) for text in texts}
+
+    def _named_systems(self, text: str) -> Callable[[Model], Systems | None]:
+        return lambda model: built(text, Systems, model, lambda: self.grid.work(model, {}))
+
+    def _seeds(self) -> int | list[int]:
+        found = several("seeds", self.study.seeds, int)
+        return found if "," in self.study.seeds else found[0]
+
+    def _rule(self) -> Rule:
+        split, colon, statistic = self.study.select.partition(":")
+        if not colon:
+            raise EvenhandError(
+                f"--select {self.study.select!r:.40} is not understood: write SPLIT:STATISTIC, e.g. valid:mean."
+            )
+        return Rule(split, statistic, self.study.within, self.study.then)
+
+    @property
+    def _every(self) -> int:
+        return max(1, self.study.rounds // 10) if self.study.eval_every is None else self.study.eval_every
+
+    def _drawn(self, seed: int) -> FederatedDataset:
+        return replace(self.data, data_seed=self.data.data_seed + seed).load()
+
+    def _announce(
+        self,
+        families: Mapping[str, Family],
+        methods: Mapping[str, Braced],
+        data: FederatedDataset,
+        conditions: int,
+    ) -> None:
+        """How many runs there are, and about how long they take one by one."""
+        seeds = self._seeds()
+        count = conditions * (seeds if isinstance(seeds, int) else len(seeds))
+        total, runs = 0.0, 0
+        for name, family in families.items():
+            axes = self._axes(methods[name], family)
+            mine = count * math.prod(map(len, axes.values()))
+            each = self._seconds(family.make({axis: values[0] for axis, values in axes.items()}), data)
+            print(f"{name}: {mine} runs of {self.study.rounds} rounds, about {_time(each)} each")
+            total, runs = total + mine * each, runs + mine
+        print(f"{runs} runs, about {_time(total)} one by one; small models train side by side in less.")
+
+    def _seconds(self, algorithm: Algorithm, data: FederatedDataset) -> float:
+        """Of one run, from a few rounds after the first ones."""
+        every, rounds = min(self._every, 5), self.study.rounds
+        cohort = None if self.study.cohort == "all" else int(self.study.cohort)
+        times = [
+            time.perf_counter()
+            for _ in iterate(algorithm, data, rounds=min(2 * every, rounds), cohort=cohort, eval_every=every)
+        ]
+        return (times[-1] - times[-2]) * rounds / every if len(times) > 1 else 0.0
+
+    def _default_folder(self) -> Path:
+        names = (*[name[:30] for name in self._methods()][:4], Path(self.data.data).name)
+        words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
+        return Path("studies") / "-".join(words)
+
+
+def show(found: Results, console: Console) -> None:
+    """Prints the methods at their chosen settings under one condition, and how far they differ."""
+    case = ", ".join(f"{name} {value}" for name, value in found.cases[0].items())
+    chosen = [line.setting for line in found.table() if line.setting is not None]
+    if case:
+        say(console, f"\n{case}", "bold")
+    say(console, f"Chosen: {'; '.join(str(each._replace(case={})) for each in chosen) or 'nothing'}.")
+    if not chosen:
+        return
+    of = compare({each.method: found.views(each.method) for each in chosen})
+    console.print(overview(of))
+    if len(chosen) > 1:
+        say(console, verdict(of))
+    if (table := difference_table(of, found.baseline)) is not None:
+        console.print(table)
+
+
+def _slow(share: float) -> Callable[[Model], Systems | None]:
+    return lambda model: stragglers(share) if share else None
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.2g} s"
+        if seconds < 60
+        else f"{seconds / 60:.3g} min"
+        if seconds < 3600
+        else f"{seconds / 3600:.3g} h"
+    )
