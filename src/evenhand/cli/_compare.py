@@ -9,8 +9,8 @@ from typing import Annotated
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from evenhand.cli._saved import load_run
-from evenhand.cli._tables import client_table, overview, tally
+from evenhand.cli._results import load_saved
+from evenhand.cli._tables import client_table, difference_table, overview, tally
 from evenhand.cli._terminal import remark, say
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.report import Comparison, caution, compare, may_win, verdict, write_report
@@ -23,7 +23,7 @@ class Compare:
     """Put saved runs side by side: how well, and how evenly, each serves its clients."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN RUN ...")] = ()
-    """folders written by `evenhand run`"""
+    """folders written by `evenhand run` or `evenhand study`"""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: no page)")] = None
     """write a page with figures here, e.g. compare.html"""
     clients: int = 10
@@ -36,7 +36,7 @@ class Compare:
             raise EvenhandError(
                 "There is nothing to compare: name run folders, e.g. `evenhand compare runs/a runs/b`."
             )
-        saved = [load_run(folder) for folder in self.runs]
+        saved = [run for folder in self.runs for run in load_saved(folder)]
         for sentence in (sentence for run in saved for sentence in run.remarks):
             remark(sentence)
         of = compare([run.view for run in saved])
@@ -49,6 +49,8 @@ class Compare:
             say(console, verdict(of), "yellow" if of.obstacles else "")
         for sentence in _remarks(of):
             say(console, sentence)
+        if (table := difference_table(of)) is not None:
+            console.print(table)
         stopped = [str(run.folder) for run in saved if run.interrupted]
         if stopped:
             say(console, f"Interrupted before the last round: {', '.join(stopped)}.", "yellow")

@@ -21,6 +21,7 @@ from tyro.conf import Positional, subcommand
 from evenhand._version import __version__
 from evenhand.cli._compare import Compare
 from evenhand.cli._config import continued, recorded, with_method
+from evenhand.cli._figures import Figures
 from evenhand.cli._list import List
 from evenhand.cli._methods import METHODS, Composed
 from evenhand.cli._plan import planned
@@ -64,9 +65,14 @@ _EXAMPLES = {
   evenhand resume runs/a --rounds 200              trains further""",
     "compare": """\
   evenhand compare runs/a runs/b
-  evenhand compare runs/* --out compare.html --clients 20""",
+  evenhand compare runs/* --out compare.html --clients 20
+  evenhand compare studies/a                       at the chosen settings""",
     "report": """\
-  evenhand report runs/a""",
+  evenhand report runs/a
+  evenhand report studies/a""",
+    "figures": """\
+  evenhand figures studies/a                       PDF, for a column of a paper
+  evenhand figures runs/a runs/b --format png --width 6.8 --out figures""",
     "list": """\
   evenhand list
   evenhand list models""",
@@ -97,6 +103,7 @@ _COMMANDS = {
     "resume": Resume,
     "compare": Compare,
     "report": Report,
+    "figures": Figures,
     "list": List,
     "completion": Completion,
 }
@@ -107,11 +114,12 @@ _Command: TypeAlias = (
     | Annotated[Resume, subcommand("resume")]
     | Annotated[Compare, subcommand("compare")]
     | Annotated[Report, subcommand("report")]
+    | Annotated[Figures, subcommand("figures")]
     | Annotated[List, subcommand("list")]
     | Annotated[Completion, subcommand("completion")]
 )
 
-_Made: TypeAlias = Run | Study | Resume | Compare | Report | List | Completion
+_Made: TypeAlias = Run | Study | Resume | Compare | Report | Figures | List | Completion
 
 _RENAMED = {"client": "client-column", "label": "label-column"}
 """Arguments of the library whose options have other names."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from evenhand.errors import EvenhandError, perhaps
-from evenhand.evaluation import SPLIT_NAMES, column, is_higher_better
+from evenhand.evaluation import SPLIT_NAMES, column, is_higher_better, is_share
 from evenhand.report import RunView, figures
 from evenhand.studies._plan import shown
 from evenhand.studies._select import direction
@@ -57,8 +57,8 @@ class Figures(NamedTuple):
         from evenhand.report import draw, panels
 
         x, y, metric = column(split, "mean"), column(split, "worst10"), self.metric
-        words = draw.label(metric, split)
-        figure, axes = panels.one(f"{words}, mean over clients", f"{words}, worst tenth")
+        unit = " (%)" if is_share(metric) else ""
+        figure, axes = panels.one(f"{draw.label(metric, split)}, mean over clients", f"worst tenth{unit}")
         sound = [each for each in self.tried if np.isfinite(each.mean(x)) and np.isfinite(each.mean(y))]
         sign = 1 if is_higher_better(metric) else -1
         at = np.array([[each.mean(x), each.mean(y)] for each in sound]).reshape(-1, 2)
@@ -116,8 +116,8 @@ class Figures(NamedTuple):
         plain = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         places: NDArray = np.asarray(values if plain else range(len(values)), np.float64)
         metric = self.metric if self.statistic not in _OTHER_UNITS else ""
-        words = draw.label(metric, self.split) if metric else f"{SPLIT_NAMES[self.split]} {self.metric}"
-        figure, axes = panels.one(draw.short(name), f"{words}: {self.statistic}")
+        unit = " (%)" if is_share(metric) else ""
+        figure, axes = panels.one(draw.short(name), f"{SPLIT_NAMES[self.split]} {self.statistic}{unit}")
         sign = direction(self.statistic, self.metric)
         for i, method in enumerate(_methods(self.tried)):
             at = [_best(self.tried, method, name, value, key, sign) for value in values]

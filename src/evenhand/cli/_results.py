@@ -1,0 +1,45 @@
+"""Run folders and study folders read back alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from evenhand.cli._saved import SavedRun, load_run
+from evenhand.errors import EvenhandError
+from evenhand.report import RunView
+from evenhand.studies import load
+
+__all__ = ["load_saved", "load_views", "study_in"]
+
+
+def study_in(folder: Path) -> bool:
+    """Whether a folder was written by ``evenhand study``, rather than by ``evenhand run``."""
+    return (folder / "study.json").is_file()
+
+
+def load_saved(folder: Path) -> list[SavedRun]:
+    """The run in a folder; the runs of a study at the chosen setting of each method.
+
+    Raises:
+      EvenhandError: there are no results, or the study has several conditions.
+    """
+    if not study_in(folder):
+        return [load_run(folder)]
+    found = load(folder)
+    if len(found.cases) > 1:
+        raise EvenhandError(
+            f"{folder} is a study under {len(found.cases)} conditions, which are not comparable: see its study.html."
+        )
+    methods = [line.method for line in found.table() if line.setting is not None]
+    return [
+        SavedRun(folder, view, interrupted=False, fingerprint=str(view.info.get("fingerprint", "")))
+        for method in methods
+        for view in found.views(method)
+    ]
+
+
+def load_views(folders: Sequence[Path]) -> tuple[list[RunView], list[str]]:
+    """The runs in these folders, and what a reader of the numbers should know about them."""
+    saved = [run for folder in folders for run in load_saved(folder)]
+    return [run.view for run in saved], [sentence for run in saved for sentence in run.remarks]
