@@ -28,7 +28,7 @@ from evenhand.errors import EvenhandError
 from evenhand.local import Work
 from evenhand.report import compare, verdict
 from evenhand.simulation import iterate
-from evenhand.studies import Family, Rule, study
+from evenhand.studies import Family, Halving, Rule, study
 from evenhand.studies import Study as Results
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
@@ -73,6 +73,12 @@ class StudyOptions:
         None
     )
     """the study's folder; started again with it, a study repeats nothing that has ended"""
+    halving: Annotated[
+        int | None, arg(metavar="ROUNDS", help_behavior_hint="(default: all run to the end)")
+    ] = None
+    """after so many rounds only the best third of each method's settings goes on; after three times as many, again"""
+    checkpoint: float = 30.0
+    """seconds between two saves of a run that has not ended; 0: at each evaluation"""
     dry_run: bool = False
     """say how many runs there are and about how long they take, and train nothing else"""
     plan: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
@@ -120,6 +126,8 @@ class Study:
                 systems=None if systems is None else {name: make(model) for name, make in systems.items()},
                 eval_clients=options.eval_clients,
                 folder=folder,
+                halving=None if options.halving is None else Halving(options.halving),
+                checkpoint=options.checkpoint,
                 progress=console.is_terminal and not options.quiet,
             )
         except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """Many runs as one: grids, seeds, a fair choice of each method's hyper-parameters, and differences one can trust."""
 
+from evenhand.studies._halving import Halving
 from evenhand.studies._lines import Line
 from evenhand.studies._make import study
 from evenhand.studies._outcome import Outcome
@@ -9,4 +10,4 @@ from evenhand.studies._store import load
 from evenhand.studies._study import Study
 from evenhand.studies._tried import Tried
 
-__all__ = ["Family", "Line", "Outcome", "Rule", "Setting", "Study", "Tried", "load", "study"]
+__all__ = ["Family", "Halving", "Line", "Outcome", "Rule", "Setting", "Study", "Tried", "load", "study"]

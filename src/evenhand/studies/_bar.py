@@ -10,7 +10,6 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from evenhand.evaluation import primary_metric
 from evenhand.report import statistics
 from evenhand.report.numbers import value
 from evenhand.studies._outcome import Outcome
@@ -69,7 +68,7 @@ class Bar:
         self._done[run] = self._rounds[run]
         if outcome.status == "done" and outcome.view is not None:
             by, view = self._by, outcome.view
-            metric = by.metric or primary_metric(view.clients["train"])
+            metric = by.metric_of([view])
             sign, found = direction(by.statistic, metric), statistics(view, by.split, metric)
             self._values.setdefault(outcome.setting, []).append(sign * found[by.statistic])
             means = {

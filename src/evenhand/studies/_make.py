@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from evenhand.data import FederatedDataset, hold_out
 from evenhand.errors import EvenhandError, EvenhandWarning, expect, perhaps
-from evenhand.evaluation import primary_metric
-from evenhand.lock import held
-from evenhand.simulation import Checkpoint, Job, identify, iterate_many
+from evenhand.simulation import Job
 from evenhand.studies._bar import Bar
-from evenhand.studies._outcome import Outcome
-from evenhand.studies._plan import Grid, Methods, Setting, check_seeds, settings
+from evenhand.studies._halving import Halving
+from evenhand.studies._plan import Grid, Methods, check_seeds, settings
+from evenhand.studies._runs import Planned, run_all
 from evenhand.studies._select import Rule, rule
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study
@@ -23,16 +21,6 @@ from evenhand.systems import Systems
 from evenhand.types import Attack
 
 __all__ = ["study"]
-
-_SAVE = 30.0
-"""Seconds between two saves of a run that has not ended."""
-
-
-class _Planned(NamedTuple):
-    setting: Setting
-    seed: int
-    job: Job
-    new_data: bool
 
 
 def study(
@@ -50,6 +38,8 @@ def study(
     systems: Systems | Mapping[str, Systems | None] | None = None,
     eval_clients: int | None = None,
     folder: str | Path | None = None,
+    halving: Halving | None = None,
+    checkpoint: float = 30.0,
     progress: bool = False,
 ) -> Study:
     """Runs methods with every choice of their hyper-parameters for every seed, and compares them at their best.
@@ -76,6 +66,8 @@ def study(
       eval_clients: how many clients are evaluated.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
         interrupted; with more seeds, values or methods it makes only the runs that are new.
+      halving: gives few rounds to many settings and many to few; None: all rounds to all settings.
+      checkpoint: seconds between two saves of a run that has not ended; 0: at each evaluation.
       progress: show a live bar with the runs that are done, their rate, the time left and the best setting so far.
 
     Raises:
@@ -111,7 +103,7 @@ def study(
     seeds = check_seeds(seeds)
     how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every, "eval_clients": eval_clients}
     planned = [
-        _Planned(
+        Planned(
             setting._replace(case=case),
             seed,
             Job(
@@ -131,10 +123,8 @@ def study(
     ]
     store = None if folder is None else Store(Path(folder))
     with Bar([each.job.rounds for each in planned], by, progress) as bar:
-        outcomes = _outcomes(planned, store, bar)
-    views = [each.view for each in outcomes if each.view is not None]
-    everywhere = all("accuracy" in view.clients["train"] for view in views)
-    metric = by.metric or primary_metric(["accuracy"] if everywhere else [])
+        outcomes = run_all(planned, by, halving, store, checkpoint, bar)
+    metric = by.metric_of(each.view for each in outcomes)
     found = Study(tuple(outcomes), by, baseline or names[0], metric, tuple(sources.notes))
     if store is not None:
         store.describe(found)
@@ -183,48 +173,3 @@ def _cases(
         for b, lies in named("attack", attack)
         for c, slow in named("systems", systems)
     ]
-
-
-def _outcomes(planned: list[_Planned], store: Store | None, bar: Bar) -> list[Outcome]:
-    """What comes of each run, in their order; those that the folder holds already are not repeated."""
-    found = dict[int, Outcome]()
-    with nullcontext() if store is None else held(store.folder):
-        identities = [{}] * len(planned) if store is None else _identities(planned)
-        for i, each in enumerate(planned):
-            known = None if store is None else store.load(each.setting, each.seed, identities[i])
-            if known is not None:
-                found[i] = known
-                bar.ended(i, known)
-        missing, jobs = [i for i in range(len(planned)) if i not in found], list[Job]()
-        for i in missing:
-            setting, seed, job, _ = planned[i]
-            if store is not None:
-                job = job._replace(checkpoint=Checkpoint(store.checkpoint(setting, seed), _SAVE, last=False))
-            jobs.append(job)
-        for position, result in iterate_many(jobs):
-            setting, seed, job, new_data = planned[i := missing[position]]
-            if isinstance(result, Exception) or result.info["rounds"] == job.rounds:
-                found[i] = Outcome.of(setting, seed, result, new_data=new_data)
-                bar.ended(i, found[i])
-                if store is not None:
-                    store.save(found[i], identities[i])
-            else:
-                bar.move(i, result.info["rounds"])
-            del result  # its memory goes to the next rounds
-    return [found[i] for i in range(len(planned))]
-
-
-def _identities(planned: list[_Planned]) -> list[dict[str, Any]]:
-    """What tells runs of the same name apart, such as those of a method that has been changed since."""
-    known: dict[Any, dict[str, Any]] = {}
-    found: list[dict[str, Any]] = []
-    for each in planned:
-        job = each.job
-        kind = id(job.algorithm), id(job.data), id(job.attack), id(job.systems)
-        if kind not in known:
-            try:
-                known[kind] = identify(job)
-            except Exception:  # it will be found, and told, when the run begins
-                known[kind] = {}
-        found.append(known[kind])
-    return found

@@ -17,14 +17,15 @@ class Outcome(NamedTuple):
     Attributes:
       setting: the method and its hyper-parameters.
       seed: the run's seed.
-      status: ``"done"``, ``"diverged"`` (it ran, but none of its numbers may be called the best) or ``"failed"``.
-      reason: why it diverged or failed, in a sentence; empty otherwise.
+      status: ``"done"``, ``"diverged"`` (it ran, but none of its numbers may be called the best), ``"failed"``, or
+        ``"stopped"`` before its last round, by :class:`Halving`.
+      reason: why it is not done, in a sentence; empty otherwise.
       view: what reports show of it; None where it failed.
     """
 
     setting: Setting
     seed: int
-    status: Literal["done", "diverged", "failed"]
+    status: Literal["done", "diverged", "failed", "stopped"]
     reason: str
     view: RunView | None
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from evenhand.errors import EvenhandError, perhaps
-from evenhand.evaluation import SPLIT_NAMES, is_higher_better, summarize
+from evenhand.evaluation import SPLIT_NAMES, is_higher_better, primary_metric, summarize
 from evenhand.report import RunView, may_win, statistics
 from evenhand.studies._plan import Setting, shown
 
-__all__ = ["Choice", "Rule", "choose", "direction", "rule"]
+__all__ = ["Choice", "Rule", "choose", "direction", "rule", "values"]
 
 _LESS_IS_BETTER = {"variance", "std", "angle", "kl"}
 _MORE_IS_BETTER = {"entropy", "jain"}
@@ -36,6 +36,11 @@ class Rule(NamedTuple):
     within: float = 0.0
     then: str | None = None
     metric: str | None = None
+
+    def metric_of(self, views: Iterable[RunView | None]) -> str:
+        """What the statistic is of: the rule's metric, else the accuracy where all runs have one, else the loss."""
+        everywhere = all("accuracy" in view.clients["train"] for view in views if view is not None)
+        return self.metric or primary_metric(["accuracy"] if everywhere else [])
 
 
 class Choice(NamedTuple):
@@ -71,18 +76,18 @@ def choose(of: Mapping[Setting, Sequence[RunView]], by: Rule, metric: str) -> Ch
     """The best setting, or None if each of them diverged or failed in some run.
 
     Args:
-      of: the finished runs of each setting, one per seed; a setting with a run that failed is left out by the caller.
+      of: the runs of each setting, one per seed; none for a setting of which a run failed or was stopped.
       by: how it is chosen.
       metric: what the statistic is of.
     """
     sound = {setting: runs for setting, runs in of.items() if runs and all(map(may_win, runs))}
-    first = _values(sound, by.split, by.statistic, metric)
+    first = values(sound, by.split, by.statistic, metric)
     if not first:
         return None
     top = max(first.values())
     good = [setting for setting, value in first.items() if value >= top - max(by.within, _SAME * abs(top))]
     if by.then is not None:
-        second = _values({setting: sound[setting] for setting in good}, by.split, by.then, metric)
+        second = values({setting: sound[setting] for setting in good}, by.split, by.then, metric)
         most = max(second.values())
         good = [setting for setting, value in second.items() if value >= most - _SAME * abs(most)]
     best = good[0]
@@ -92,7 +97,7 @@ def choose(of: Mapping[Setting, Sequence[RunView]], by: Rule, metric: str) -> Ch
     return Choice(best, (*remarks, *_edges(best, [setting for setting in of if setting not in good[1:]])))
 
 
-def _values(
+def values(
     of: Mapping[Setting, Sequence[RunView]], split: str, statistic: str, metric: str
 ) -> dict[Setting, float]:
     """Setting -> mean over its runs; more is better."""

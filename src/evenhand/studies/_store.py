@@ -41,13 +41,15 @@ class Store:
         """Where a run keeps its state until it has a result."""
         return self._place(setting, seed) / _CHECKPOINT
 
-    def load(self, setting: Setting, seed: int, identity: Mapping[str, Any]) -> Outcome | None:
-        """The result of a run that has ended, or None.
+    def load(
+        self, setting: Setting, seed: int, identity: Mapping[str, Any], rung: int | None = None
+    ) -> Outcome | None:
+        """The result of a run that has ended, or that has come to a rung of :class:`Halving`; None where there is none.
 
         Raises:
           EvenhandError: the folder has the result of another run under this name, or the file is damaged.
         """
-        path = self._place(setting, seed) / _RESULT
+        path = self._place(setting, seed) / _named(rung)
         if not path.is_file():
             return None
         try:
@@ -65,12 +67,13 @@ class Store:
                 )
         return outcome
 
-    def save(self, outcome: Outcome, identity: Mapping[str, Any]) -> None:
-        """Writes a result in one step, and drops the run's checkpoint."""
+    def save(self, outcome: Outcome, identity: Mapping[str, Any], rung: int | None = None) -> None:
+        """Writes a result in one step, and drops the checkpoint of a run that goes no further."""
         place = self._place(outcome.setting, outcome.seed)
         text = json.dumps({"identity": dict(identity), **_plain(outcome)}, indent=None, allow_nan=True) + "\n"
-        _write(place / _RESULT, text, f"The result of {outcome.setting}, seed {outcome.seed},")
-        shutil.rmtree(place / _CHECKPOINT, ignore_errors=True)
+        _write(place / _named(rung), text, f"The result of {outcome.setting}, seed {outcome.seed},")
+        if rung is None:
+            shutil.rmtree(place / _CHECKPOINT, ignore_errors=True)
 
     def describe(self, study: Study) -> None:
         """Writes which runs the study has, and how it chooses, so that :func:`load` finds them."""
@@ -106,21 +109,25 @@ def load(folder: str | Path) -> Study:
     store = Store(Path(folder))
     try:
         found = json.loads(path.read_text("utf-8"))
-        runs = [
-            (Setting(each["method"], each["numbers"], each["case"]), each["seed"]) for each in found["runs"]
+        outcomes = [
+            store.load(Setting(each["method"], each["numbers"], each["case"]), each["seed"], {})
+            for each in found["runs"]
         ]
         how = Rule(**found["rule"]), found["baseline"], found["metric"], tuple(found["notes"])
     except (ValueError, KeyError, TypeError) as error:
         raise EvenhandError(
             f"{path} is damaged ({type(error).__name__}): start the study again, which repeats no finished run."
         ) from None
-    outcomes = [store.load(setting, seed, {}) for setting, seed in runs]
     known = tuple(each for each in outcomes if each is not None)
-    if len(known) < len(runs):
+    if lost := len(outcomes) - len(known):
         raise EvenhandError(
-            f"{folder} lacks {len(runs) - len(known)} of its {len(runs)} results: start the study again for them."
+            f"{folder} lacks {lost} of its {len(outcomes)} results: start the study again for them."
         )
     return Study(known, *how)
+
+
+def _named(rung: int | None) -> str:
+    return _RESULT if rung is None else f"rounds-{rung}.json"
 
 
 def _write(path: Path, text: str, what: str) -> None:

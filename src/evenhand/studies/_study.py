@@ -61,11 +61,15 @@ class Study:
         found += dict.fromkeys(scales)
         for choice in self._choices.values():
             found += [] if choice is None else choice.remarks
-        for status, words in (("diverged", "diverged"), ("failed", "failed")):
-            bad = [each for each in self.outcomes if each.status == status]
+        for words in ("diverged", "failed"):
+            bad = [each for each in self.outcomes if each.status == words]
             if bad:
                 first = f"{bad[0].setting}, seed {bad[0].seed}: {bad[0].reason}"
                 found.append(f"{len(bad)} of {len(self.outcomes)} runs {words}; the first is {first}")
+        if stopped := sum(each.status == "stopped" for each in self.outcomes):
+            found.append(
+                f"{stopped} of {len(self.outcomes)} runs were stopped early, with no say in the choice."
+            )
         return tuple(found)
 
     def under(self, case: Mapping[str, str]) -> Study:
@@ -213,11 +217,11 @@ class Study:
                     for each in self.outcomes
                     if each.setting.method == method and str(each.setting.case) == str(case)
                 ]
-                failed = {str(each.setting) for each in mine if each.view is None}
-                runs: dict[Setting, list[RunView]] = {}
+                lost = {each.setting for each in mine if each.status in ("failed", "stopped")}
+                runs: dict[Setting, list[RunView]] = {each.setting: [] for each in mine}
                 for each in mine:
-                    if each.view is not None and str(each.setting) not in failed:
-                        runs.setdefault(each.setting, []).append(each.view)
+                    if each.view is not None and each.setting not in lost:
+                        runs[each.setting].append(each.view)
                 found[method, str(case)] = choose(runs, self.rule, self.metric)
         return found
 
@@ -238,8 +242,9 @@ class Study:
 
 def _tried(setting: Setting, of: Sequence[Outcome], chosen: bool, metric: str) -> Tried:
     views = [each.view for each in of if each.view is not None]
-    lost, values = sum(each.status != "done" for each in of), dict[str, NDArray]()
-    for split in views[0].clients if not lost else ():
+    lost = sum(each.status in ("diverged", "failed") for each in of)
+    values, ended = dict[str, NDArray](), all(each.status == "done" for each in of)
+    for split in views[0].clients if ended else ():
         found = [statistics(view, split, metric) for view in views]
         values |= {column(split, name): np.array([each[name] for each in found]) for name in found[0]}
     return Tried(setting, chosen, len(of), lost, values, views)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import evenhand as eh
 from evenhand.evaluation import paired_difference
 from evenhand.simulation import Job
-from evenhand.studies import Rule, Study, _make, study
+from evenhand.studies import Rule, Study, _halving, _runs, study
 from evenhand.types import Algorithm
 
 MODEL = eh.testing.toy_model()
@@ -226,13 +227,13 @@ def test_slips_get_a_sentence(change: dict[str, Any], words: str) -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many runs each study started."""
     found: list[int] = []
-    iterate = _make.iterate_many
+    iterate = _runs.iterate_many
 
     def counted(jobs: list[Job]) -> Any:
         found.append(len(jobs))
         return iterate(jobs)
 
-    monkeypatch.setattr(_make, "iterate_many", counted)
+    monkeypatch.setattr(_runs, "iterate_many", counted)
     return found
 
 
@@ -267,8 +268,7 @@ def test_a_study_that_was_interrupted_goes_on(
     """Stopped in the middle of its runs, after some have ended: to the numbers of one that was not stopped."""
     methods, how = {"fedavg": fedavg, "fedprox": fedprox}, HOW | {"rounds": 6}
     whole = study(methods, DATA, grid={"lr": [0.05, 0.1]}, **how)
-    monkeypatch.setattr(_make, "_SAVE", 0.0)
-    iterate: Callable[..., Any] = _make.iterate_many
+    iterate: Callable[..., Any] = _runs.iterate_many
 
     def stopped(jobs: list[Job]) -> Any:
         for number, found in enumerate(iterate(jobs)):
@@ -277,9 +277,9 @@ def test_a_study_that_was_interrupted_goes_on(
             yield found
 
     with monkeypatch.context() as patch:
-        patch.setattr(_make, "iterate_many", stopped)
+        patch.setattr(_runs, "iterate_many", stopped)
         with pytest.raises(KeyboardInterrupt):
-            study(methods, DATA, grid={"lr": [0.05, 0.1]}, folder=tmp_path, **how)
+            study(methods, DATA, grid={"lr": [0.05, 0.1]}, folder=tmp_path, checkpoint=0.0, **how)
     kept = len(list(tmp_path.glob("runs/*/result.json")))
     begun = len(list(tmp_path.glob("runs/*/checkpoint/[0-9]*")))
     assert 0 < kept < 8 and begun
@@ -312,3 +312,92 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file in the way")
     with pytest.raises(eh.EvenhandError, match=r"could not be written|No checkpoint can be kept"):
         study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, folder=tmp_path, **HOW)
+
+
+def test_a_study_is_read_back_from_its_folder(tmp_path: Path, small: Study) -> None:
+    how: dict[str, Any] = HOW | {"folder": tmp_path, "select": Rule("train", "worst10", 0.1, "variance")}
+    made = study(METHODS, DATA, grid=GRID, baseline="fixed", **how)
+    found = eh.studies.load(tmp_path)
+    assert [each[:4] for each in found.outcomes] == [each[:4] for each in made.outcomes]
+    assert (found.rule, found.baseline, found.metric) == (made.rule, "fixed", "accuracy")
+    assert found.export(tmp_path / "a.csv").read_text() == made.export(tmp_path / "b.csv").read_text()
+    next(tmp_path.glob("runs/*/result.json")).unlink()
+    with pytest.raises(eh.EvenhandError, match="lacks 1 of its 14 results"):
+        eh.studies.load(tmp_path)
+    (tmp_path / "study.json").write_text("{}")
+    with pytest.raises(eh.EvenhandError, match="is damaged"):
+        eh.studies.load(tmp_path)
+    with pytest.raises(eh.EvenhandError, match=r"no study\.json"):
+        eh.studies.load(tmp_path / "runs")
+
+
+# --- successive halving ----------------------------------------------------------------------------------------------
+
+MANY: dict[str, Any] = {"grid": {"lr": [0.003, 0.01, 0.1, 0.3]}, **HOW, "rounds": 8, "eval_every": 2}
+HALVING = eh.studies.Halving(1, 0.4)
+
+
+def test_halving_stops_the_settings_that_were_worst_so_far(tmp_path: Path, started: list[int]) -> None:
+    """After 2 rounds (``first`` raised to ``eval_every``) two of each four go on, after 4 one of them to the end.
+
+    By hand: the worst by the mean validation accuracy of all runs without halving, at those rounds.
+    """
+    methods = {"fedavg": fedavg, "fedprox": fedprox}
+    whole = study(methods, DATA, **MANY)
+    found = study(methods, DATA, halving=HALVING, folder=tmp_path, **MANY)
+    assert started == [16, 16, 8, 4]
+    for method in methods:
+        alive = list(dict.fromkeys(o.setting for o in whole.outcomes if o.setting.method == method))
+        for rounds, keep in ((2, 2), (4, 1)):
+            at = 1 + rounds // 2 - 1
+            scores = {
+                each: np.mean([o.view.history["valid_accuracy_mean"][at] for o in whole.outcomes if o.setting == each])  # type: ignore[union-attr]
+                for each in alive
+            }  # fmt: skip
+            best = sorted(alive, key=lambda each: -scores[each])[:keep]
+            ended = [o for o in found.outcomes if o.setting in alive and o.setting not in best]
+            assert {(o.status, o.view.info["rounds"]) for o in ended} == {("stopped", rounds)}  # type: ignore[union-attr]
+            alive = best
+        assert found.best(method) == alive[0]
+    for a, b in zip(whole.outcomes, found.outcomes, strict=True):
+        if b.status == "done":
+            np.testing.assert_allclose(a.view.history["test_loss"], b.view.history["test_loss"], atol=1e-5)  # type: ignore[union-attr]
+    assert "were stopped early" in found.remarks[-1]
+    again = study(methods, DATA, halving=HALVING, folder=tmp_path, **MANY)
+    assert started[4:] == [0, 0, 0]
+    assert [each[:4] for each in again.outcomes] == [each[:4] for each in found.outcomes]
+    assert [each[:4] for each in eh.studies.load(tmp_path).outcomes] == [each[:4] for each in found.outcomes]
+    further = study(methods, DATA, folder=tmp_path, **MANY)
+    assert started[-1] == 12 and {each.status for each in further.outcomes} == {"done"}
+
+
+def test_halving_needs_no_folder_and_shows_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    found = study({"fedavg": fedavg}, DATA, halving=HALVING, progress=True, **MANY)
+    shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    assert sorted(each.status for each in found.outcomes) == ["done"] * 2 + ["stopped"] * 6
+    assert "8/8" in shown and "a minute" in shown
+    value = 100 * np.mean(
+        [each.clients["valid"]["accuracy"][DATA.valid.sizes > 0].mean() for each in found.views("fedavg")]
+    )
+    assert f"best so far {found.best()}: valid mean {value:.1f}" in shown
+
+
+@pytest.mark.parametrize(
+    ("halving", "rounds", "expected"),
+    [((1, 1 / 3), 27, [2, 4, 10]), ((2, 0.5), 8, [2, 4]), ((9, 0.5), 8, []), ((5, 0.9), 8, [6])],
+)
+def test_the_rungs_are_evaluated_rounds(halving: Any, rounds: int, expected: list[int]) -> None:
+    """Factors of 1 / keep from ``first`` on, each raised to a multiple of two, and none that is the last round."""
+    assert _halving.rungs(eh.studies.Halving(*halving), rounds, 2) == expected
+    assert _halving.rungs(None, rounds, 2) == []
+    assert _halving.rungs(eh.studies.Halving(1, 1 / 3), 82, 1) == [1, 3, 9, 27, 81]
+
+
+@pytest.mark.parametrize("halving", [(0, 0.5), (1, 0.0), (1, 1.0), (1.5, 0.5)])
+def test_halving_refuses_what_is_no_share(halving: Any) -> None:
+    with pytest.raises(eh.EvenhandError, match=r"first|share between 0 and 1"):
+        study({"fedavg": fedavg}, DATA, halving=eh.studies.Halving(*halving), **MANY)

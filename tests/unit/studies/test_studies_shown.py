@@ -1,0 +1,233 @@
+"""What a study shows: tables, figures and its page, from results that are written down here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import evenhand as eh
+from evenhand.report import RunView
+from evenhand.studies import Outcome, Rule, Setting, Study, Tried
+from evenhand.studies._tried import frontier
+
+CLIENTS, SEEDS = 12, (3, 5, 8)
+
+
+def view(accuracies: np.ndarray, seed: int, metric: str = "accuracy") -> RunView:
+    """A run whose clients get these accuracies on test examples, and a little less on validation examples."""
+    sizes = np.arange(1, CLIENTS + 1)
+    values = {"train": accuracies, "valid": accuracies - 0.05, "test": accuracies}
+    history = {"round": np.array([0, 10])}
+    for split, of in values.items():
+        for name, end in (("mean", of.mean()), ("worst10", of.min()), ("best10", of.max())):
+            history[f"{split}_{metric}_{name}"] = np.array([0.1, end])
+        history[f"{split}_{metric}"] = np.array([0.1, of.mean()])
+        history[f"{split}_loss"] = np.array([2.0, 1.0 - of.mean()])
+    return RunView(
+        "run",
+        history,
+        dict.fromkeys(values, sizes),
+        tuple(f"c{i}" for i in range(CLIENTS)),
+        {split: {metric: of} for split, of in values.items()},
+        {"rounds": 10, "seed": seed, "fingerprint": "same"},
+        {"seed": seed},
+    )
+
+
+LEVELS = {("a", 0.1): 0.5, ("a", 1.0): 0.7, ("b_%", 0.1): 0.8, ("b_%", 1.0): 0.6}
+
+
+def made(metric: str = "accuracy", case: dict[str, str] | None = None, shift: float = 0.0) -> list[Outcome]:
+    """Two methods with two step sizes, and a third of which each run is lost."""
+    found: list[Outcome] = []
+    for (method, lr), level in LEVELS.items():
+        numbers = {"lr": lr, "kind": "mean()"} if method == "a" else {"lr": lr}
+        setting = Setting(method, numbers, case or {})
+        for seed in SEEDS:
+            noise = 0.02 * np.random.default_rng(seed).normal(size=CLIENTS)
+            values = level + shift + noise + np.linspace(-0.2, 0.2, CLIENTS) * (1.5 - lr)
+            run = view(values, seed, metric)._replace(config={"method": method, "lr": lr, "seed": seed})
+            found.append(Outcome(setting, seed, "done", "", run))
+    lost = Setting("lost", {"lr": 9.0}, case or {})
+    return found + [Outcome(lost, seed, "failed", "No memory.", None) for seed in SEEDS]
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return Study(tuple(made()), Rule(), "a", "accuracy", ("A note.",))
+
+
+def of(study: Study, name: str) -> Tried:
+    return next(each for each in study.tried if str(each.setting) == name)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_has_its_values_and_the_best_is_chosen(study: Study) -> None:
+    assert [str(each.setting) for each in study.tried if each.chosen] == [
+        "a(lr=1, kind=mean())",
+        "b_%(lr=0.1)",
+    ]
+    each = of(study, "b_%(lr=0.1)")
+    views = [o.view for o in study.outcomes if str(o.setting) == "b_%(lr=0.1)"]
+    means = [np.mean(v.clients["valid"]["accuracy"]) for v in views if v is not None]
+    np.testing.assert_allclose(each.values["valid_mean"], means)
+    assert each.mean("valid_mean") == pytest.approx(np.mean(means))
+    assert each.std("valid_mean") == pytest.approx(np.std(means, ddof=1)) != np.std(means)
+    lost = of(study, "lost(lr=9)")
+    assert (lost.runs, lost.lost, lost.values) == (3, 3, {}) and np.isnan(lost.mean("test_mean"))
+
+
+def test_the_csv_has_a_line_per_setting_with_all_digits(study: Study, tmp_path: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(study.export(tmp_path / "x" / "a.csv").read_text())))
+    assert [row["method"] for row in rows] == ["a", "a", "b_%", "b_%", "lost"]
+    assert [row["chosen"] for row in rows] == ["0", "1", "1", "0", "0"]
+    assert rows[2]["kind"] == "" and rows[0]["kind"] == "mean()" and rows[4]["test_mean"] == ""
+    each = of(study, "a(lr=0.1, kind=mean())")
+    for name in ("test_worst10", "valid_variance"):
+        assert float(rows[0][name]) == each.mean(name)
+        assert float(rows[0][f"{name}_std"]) == each.std(name)
+
+
+def test_markdown_and_latex_show_percent_and_escape_names(study: Study, tmp_path: Path) -> None:
+    each = of(study, "b_%(lr=0.1)")
+    mean, std = 100 * each.mean("test_mean"), 100 * each.std("test_mean")
+    markdown = study.export(tmp_path / "a.md").read_text().splitlines()
+    assert markdown[0].startswith("| method | lr | kind | valid mean (%) |") and "(%²)" in markdown[0]
+    assert markdown[4].startswith("| **b_%** | 0.1 |  |") and f"{mean:.2f} ± {std:.2g}" in markdown[4]
+    assert markdown[6].endswith("3 of 3 |")
+    latex = study.export(tmp_path / "a.tex").read_text()
+    assert r"\textbf{b\_\%} & 0.1 &  & " in latex and rf"{mean:.2f} $\pm$ {std:.2g}" in latex
+    assert r"valid mean (\%)" in latex and latex.count(r"\\") == 6 and r"\begin{tabular}{lllr" in latex
+    with pytest.raises(eh.EvenhandError, match=r"\.csv, \.md or \.tex"):
+        study.export(tmp_path / "a.xlsx")
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12))
+def test_the_frontier_is_what_none_surpasses(points: list[tuple[int, int]]) -> None:
+    """Brute force: each point outside is beaten by one on it, or equal to one; none on it is beaten."""
+    on = [points[i] for i in frontier(np.array(points).reshape(-1, 2))]
+
+    def beats(p: tuple[int, int], q: tuple[int, int]) -> bool:
+        return p != q and p[0] >= q[0] and p[1] >= q[1]
+
+    assert on == sorted(set(on))
+    assert not any(beats(p, q) for p in points for q in on)
+    assert all(p in on or any(beats(q, p) for q in on) for p in points)
+
+
+def test_clients_gain_where_their_loss_falls() -> None:
+    better = Study(tuple(made("loss")), Rule(metric="loss"), "a", "loss")
+    lines = {line.method: line for line in better.table()}
+    assert str(better.best("a")) == "a(lr=0.1, kind=mean())" and str(better.best("b_%")) == "b_%(lr=1)"
+    gain, loss = lines["b_%"].gains or (0, 0)
+    higher = Study(tuple(made()), Rule(), "a", "accuracy")
+    a, b = (
+        np.array([each.clients["test"]["accuracy"] for each in of(higher, name).views])
+        for name in ("a(lr=0.1, kind=mean())", "b_%(lr=1)")
+    )
+    assert (gain, loss) == (np.all(b < a, 0).sum(), np.all(b > a, 0).sum()) and gain != loss
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_plane_rings_what_was_chosen_and_joins_what_none_surpasses(study: Study) -> None:
+    axes = study.figures.plane().axes[0]
+    rings = [line.get_xydata()[0] for line in axes.lines if line.get_markerfacecolor() == "none"]
+    chosen = [each for each in study.tried if each.chosen]
+    np.testing.assert_allclose(
+        rings, [[100 * e.mean("test_mean"), 100 * e.mean("test_worst10")] for e in chosen]
+    )
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), rings)  # neither surpasses the other
+    losses = Study(tuple(made("loss")), Rule(metric="loss"), "a", "loss")
+    best, worst = (of(losses, name) for name in ("a(lr=0.1, kind=mean())", "b_%(lr=0.1)"))
+    edge = losses.figures.plane("valid").axes[0].lines[0].get_xdata()
+    assert best.mean("valid_mean") in edge and worst.mean("valid_mean") not in edge
+
+
+def test_sensitivity_takes_the_best_of_the_others_and_needs_several_values(study: Study) -> None:
+    figure = study.figures.sensitivity("lr")
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    means = [100 * of(study, f"a(lr={lr}, kind=mean())").mean("valid_mean") for lr in ("0.1", "1")]
+    np.testing.assert_allclose(lines["a"].get_xdata(), [0.1, 1.0])
+    np.testing.assert_allclose(lines["a"].get_ydata(), means)
+    assert set(lines) == {"a", "b_%"} and figure.axes[0].get_xscale() == "log"
+    with pytest.raises(eh.EvenhandError, match="no method has several values"):
+        study.figures.sensitivity("kind")
+    words = [
+        Outcome(Setting("a", {"kind": kind, "lr": lr}), 0, "done", "", view(np.full(CLIENTS, level), 0))
+        for kind, lr, level in (("mean()", 1, 0.2), ("mean()", 2, 0.4), ("none", 1, 0.3))
+    ]
+    axes = Study(tuple(words), Rule("test", "worst10"), "a", "accuracy").figures.sensitivity("kind").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["mean()", "none"]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [40, 30])
+    spread = (
+        Study(tuple(words), Rule("test", "variance"), "a", "accuracy").figures.sensitivity("kind").axes[0]
+    )
+    assert "%" not in spread.get_ylabel()
+
+
+def test_all_figures_have_names_for_files(study: Study) -> None:
+    assert list(study.figures.all()) == [
+        "learning_curve",
+        "client_curve",
+        "client_histogram",
+        "plane",
+        "sensitivity_lr",
+    ]
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_tells_what_was_chosen_and_whether_the_difference_is_real(
+    study: Study, tmp_path: Path
+) -> None:
+    text = study.report(tmp_path / "x" / "study.html").read_text()
+    assert "<h1>Study: a, b_% and lost</h1>" in text and "A note." in text
+    assert "3 of 15 runs failed; the first is lost(lr=9), seed 3: No memory." in text
+    assert "Chosen: a(lr=1, kind=mean()); b_%(lr=0.1)." in text
+    line = next(line for line in study.table() if line.method == "b_%")
+    assert f"+{100 * line.differences['mean'].mean:.1f}" in text
+    assert "Is the difference real?" in text and "raised for 1 comparison" in text
+    assert "fetch(" not in text and "<script src" not in text
+    links = dict(re.findall(r'download="([\w.]+)" href="data:[\w/]+;charset=utf-8,([^"]+)"', text))
+    for name in ("settings.csv", "settings.md", "settings.tex"):
+        assert unquote(links[name]) == study.export(tmp_path / name).read_text()
+    assert text.count('<table class="numbers sortable"') == 1
+    values = {float(found) for found in re.findall(r'<data value="([^"n]+)">', text)}
+    assert of(study, "a(lr=0.1, kind=mean())").mean("test_worst10") in values
+
+
+def test_the_page_has_each_condition_and_no_name_twice(tmp_path: Path) -> None:
+    both = (*made(case={"attack": "none"}), *made(case={"attack": "flip"}, shift=-0.3))
+    study = Study(both, Rule(), "a", "accuracy")
+    text = study.report(tmp_path / "study.html").read_text()
+    assert (
+        "<h1>attack none</h1>" in text and "<h1>attack flip</h1>" in text and "Under all conditions" in text
+    )
+    ids = re.findall(r'\sid="([^"]+)"', text)
+    assert len(ids) == len(set(ids)) > 10
+    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)
+    calls: list[Callable[[], Any]] = [study.best, lambda: study.views("a"), lambda: study.figures]
+    for call in calls:
+        with pytest.raises(eh.EvenhandError, match=r"2 conditions: choose one, as in study\.under"):
+            call()
+    assert len(study.table()) == 6 and len(study.under({"attack": "flip"}).table()) == 3
+
+
+def test_a_page_of_nothing_but_lost_runs_says_so(tmp_path: Path) -> None:
+    lost = Study(tuple(each for each in made() if each.view is None), Rule(), "lost", "accuracy")
+    assert "so there is nothing to compare" in lost.report(tmp_path / "study.html").read_text()
