@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 from tyro.conf import Positional, arg
@@ -21,20 +21,18 @@ from evenhand.cli._grid import GridOptions, several
 from evenhand.cli._idle import check_labels
 from evenhand.cli._methods import METHODS
 from evenhand.cli._models import ModelOptions
-from evenhand.cli._tables import difference_table, overview
+from evenhand.cli._study_tables import show_study
 from evenhand.cli._terminal import say
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.local import Work
-from evenhand.report import compare, verdict
 from evenhand.simulation import iterate
 from evenhand.studies import Family, Halving, Rule, study
-from evenhand.studies import Study as Results
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
 from evenhand.types import Algorithm, Model
 
-__all__ = ["PAGE", "Study", "show"]
+__all__ = ["PAGE", "Study"]
 
 PAGE = "study.html"
 
@@ -55,7 +53,7 @@ class StudyOptions:
     """the statistic that decides between settings that are good enough, such as variance"""
     baseline: Annotated[str | None, arg(metavar="METHOD", help_behavior_hint="(default: the first)")] = None
     """the method that the others are compared with"""
-    cohort: Annotated[str, arg(metavar="INT|all")] = "all"
+    cohort: int | Literal["all"] = "all"
     """clients drawn per round m"""
     stragglers: Annotated[str, arg(metavar="FLOAT,...")] = "0"
     """shares of each cohort that are slow; several are studied one by one"""
@@ -121,7 +119,7 @@ class Study:
                 grid={name: self._axes(methods[name], families[name]) for name in families},
                 select=self._rule(),
                 baseline=options.baseline,
-                cohort=None if options.cohort == "all" else several("cohort", options.cohort, int)[0],
+                cohort=self._cohort,
                 eval_every=self._every,
                 systems=None if systems is None else {name: make(model) for name, make in systems.items()},
                 eval_clients=options.eval_clients,
@@ -139,7 +137,7 @@ class Study:
             raise
         out = Console(highlight=False, quiet=options.quiet)
         for case in found.cases:
-            show(found.under(case), out)
+            show_study(found.under(case), out)
         for sentence in found.remarks:
             say(out, sentence, "yellow")
         for name in ("settings.csv", "settings.md", "settings.tex"):
@@ -170,10 +168,9 @@ class Study:
         found: dict[str, Braced] = {}
         for text in self.methods:
             each = braced(plain.get(text.replace("_", "-"), text))
-            name = each.name if each.name not in found else each.text
-            if name in found:
+            if any(each.text == other.text for other in found.values()):
                 raise EvenhandError(f"study has {text!r:.60} twice: give each method once.")
-            found[name] = each
+            found[each.name if each.name not in found else each.text] = each
         return found
 
     def _family(self, each: Braced, model: Model) -> Family:
@@ -228,6 +225,10 @@ class Study:
         return Rule(split, statistic, self.study.within, self.study.then)
 
     @property
+    def _cohort(self) -> int | None:
+        return None if self.study.cohort == "all" else self.study.cohort
+
+    @property
     def _every(self) -> int:
         return max(1, self.study.rounds // 10) if self.study.eval_every is None else self.study.eval_every
 
@@ -256,10 +257,11 @@ class Study:
     def _seconds(self, algorithm: Algorithm, data: FederatedDataset) -> float:
         """Of one run, from a few rounds after the first ones."""
         every, rounds = min(self._every, 5), self.study.rounds
-        cohort = None if self.study.cohort == "all" else int(self.study.cohort)
         times = [
             time.perf_counter()
-            for _ in iterate(algorithm, data, rounds=min(2 * every, rounds), cohort=cohort, eval_every=every)
+            for _ in iterate(
+                algorithm, data, rounds=min(2 * every, rounds), cohort=self._cohort, eval_every=every
+            )
         ]
         return (times[-1] - times[-2]) * rounds / every if len(times) > 1 else 0.0
 
@@ -267,23 +269,6 @@ class Study:
         names = (*[name[:30] for name in self._methods()][:4], Path(self.data.data).name)
         words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
         return Path("studies") / "-".join(words)
-
-
-def show(found: Results, console: Console) -> None:
-    """Prints the methods at their chosen settings under one condition, and how far they differ."""
-    case = ", ".join(f"{name} {value}" for name, value in found.cases[0].items())
-    chosen = [line.setting for line in found.table() if line.setting is not None]
-    if case:
-        say(console, f"\n{case}", "bold")
-    say(console, f"Chosen: {'; '.join(str(each._replace(case={})) for each in chosen) or 'nothing'}.")
-    if not chosen:
-        return
-    of = compare({each.method: found.views(each.method) for each in chosen})
-    console.print(overview(of))
-    if len(chosen) > 1:
-        say(console, verdict(of))
-    if (table := difference_table(of, found.baseline)) is not None:
-        console.print(table)
 
 
 def _slow(share: float) -> Callable[[Model], Systems | None]:

@@ -1,0 +1,29 @@
+"""What a study has found, for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from evenhand.cli._tables import difference_table, overview
+from evenhand.cli._terminal import say
+from evenhand.report import compare, verdict
+from evenhand.studies import Study
+
+__all__ = ["show_study"]
+
+
+def show_study(found: Study, console: Console) -> None:
+    """Prints the methods at their chosen settings under one condition, and how far they differ."""
+    case = ", ".join(f"{name} {value}" for name, value in found.cases[0].items())
+    chosen = [line.setting for line in found.table() if line.setting is not None]
+    if case:
+        say(console, f"\n{case}", "bold")
+    say(console, f"Chosen: {'; '.join(str(each._replace(case={})) for each in chosen) or 'nothing'}.")
+    if not chosen:
+        return
+    of = compare({each.method: found.views(each.method) for each in chosen})
+    console.print(overview(of))
+    if len(chosen) > 1:
+        say(console, verdict(of))
+    if (table := difference_table(of, found.baseline)) is not None:
+        console.print(table)

@@ -1,0 +1,283 @@
+"""``evenhand study`` and ``figures``, and what ``compare`` and ``report`` make of a study."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.cli import _study, main
+from evenhand.cli._braces import braced
+from evenhand.cli._main import parse
+from evenhand.studies import Family, Halving, Rule
+from evenhand.systems import Systems
+
+QUICK = [
+    "--data",
+    "digits",
+    "--clients",
+    "5",
+    "--rounds",
+    "2",
+    "--eval-every",
+    "2",
+    "--cohort",
+    "3",
+    "--quiet",
+]
+METHODS = ["fedavg", "fedprox(mu={0.1, 100})"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("studies") / "a"
+    words = ["study", *METHODS, "--lr", "0.01,0.1", "--seeds", "2", *QUICK, "--out", str(place)]
+    assert main(words) == 0
+    return place
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+
+
+class Asked(Exception):
+    """What a study was asked for."""
+
+
+def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Family], Any, dict[str, Any]]:
+    """The arguments of ``eh.study`` that these words stand for."""
+
+    def study(*places: Any, rounds: int, **given: Any) -> None:
+        raise Asked(*places, {"rounds": rounds, **given})
+
+    monkeypatch.setattr(_study, "study", study)
+    with pytest.raises(Asked) as found:
+        main(["study", *words])
+    return found.value.args  # type: ignore[return-value]
+
+
+# --- what a study writes ---------------------------------------------------------------------------------------------
+
+
+def test_a_study_from_the_command_line_is_the_one_from_python(folder: Path) -> None:
+    data = eh.data.hold_out(eh.data.load("digits", clients=5))
+    model = eh.models.softmax_regression(features=64, classes=10)
+
+    def fedavg(lr: float) -> eh.types.Algorithm:
+        return eh.algorithms.fedavg(eh.local.sgd(model, lr, epochs=1, batch_size=10))
+
+    def fedprox(lr: float, mu: float) -> eh.types.Algorithm:
+        return eh.algorithms.fedprox(eh.local.sgd(model, lr, epochs=1, batch_size=10), mu=mu)
+
+    grid = {"lr": [0.01, 0.1], "mu": [0.1, 100]}
+    made = eh.study(
+        {"fedavg": fedavg, "fedprox": fedprox}, data, rounds=2, seeds=2, grid=grid, eval_every=2, cohort=3
+    )
+    found = eh.studies.load(folder)
+    assert [str(each.setting) for each in found.outcomes] == [str(each.setting) for each in made.outcomes]
+    for a, b in zip(found.outcomes, made.outcomes, strict=True):
+        assert a.view is not None and b.view is not None
+        np.testing.assert_allclose(a.view.history["test_loss"], b.view.history["test_loss"], atol=1e-6)
+    assert "no validation examples" in found.remarks[0]
+    rows = list(csv.DictReader((folder / "settings.csv").read_text().splitlines()))
+    assert [row["lr"] for row in rows] == ["0.01", "0.1", *["0.01"] * 2, *["0.1"] * 2]
+    assert float(rows[1]["test_mean"]) == found.tried[1].mean("test_mean")
+    for name in ("settings.md", "settings.tex", "study.html"):
+        assert (folder / name).read_text().count("fedprox")
+
+
+def test_a_second_study_in_the_folder_repeats_nothing_and_prints_the_result(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(
+        "evenhand.studies._runs.iterate_many", lambda jobs: started.append(len(jobs)) or iter(())
+    )
+    quick = [word for word in QUICK if word != "--quiet"]
+    assert main(["study", *METHODS, "--lr", "0.01,0.1", "--seeds", "2", *quick, "--out", str(folder)]) == 0
+    assert started == [0]
+    shown = capsys.readouterr().out
+    best = eh.studies.load(folder).best("fedprox")
+    assert (
+        f"; {best}." in shown
+        and "minus fedavg, at equal seeds" in shown
+        and f"{folder / 'study.html'}" in shown
+    )
+    assert "is at the edge of its grid" in shown
+    assert max(len(line) for line in shown.splitlines() if "%" in line and ":" not in line) <= 80
+
+
+def test_compare_report_and_figures_take_a_study(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["compare", str(folder), "--clients", "2"]) == 0
+    shown = capsys.readouterr().out
+    means = [100 * line.values["mean"].mean() for line in eh.studies.load(folder).table()]
+    assert all(f" {mean:.1f}" in shown for mean in means) and "2 clients worst off" in shown
+    assert main(["report", str(folder), "--out", "page.html"]) == 0
+    assert "All settings" in Path("page.html").read_text()
+    page = (folder / "study.html").read_text()
+    (folder / "study.html").unlink()
+    assert main(["report", str(folder)]) == 0 and (folder / "study.html").read_text() == page
+    capsys.readouterr()
+    assert main(["figures", str(folder), "--format", "svg", "--out", "drawn"]) == 0
+    files = capsys.readouterr().out.split()
+    assert {Path(file).name for file in files} == {path.name for path in Path("drawn").iterdir()}
+    assert {"plane.svg", "sensitivity_lr.svg", "sensitivity_mu.svg", "learning_curve.svg"} <= {
+        Path(file).name for file in files
+    }
+    assert 'width="237.6pt"' in Path("drawn/plane.svg").read_text()  # 3.3 inches of 72 points
+
+
+def test_figures_of_runs_have_the_width_and_format_that_were_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["run", "fedavg", *QUICK, "--out", "a"]) == 0
+    assert main(["figures", "a", "--format", "png", "--width", "2"]) == 0
+    assert capsys.readouterr().out.split()[0] == "a/figures/learning_curve.png"
+    header = Path("a/figures/size_scatter.png").read_bytes()[16:20]
+    assert int.from_bytes(header) == 600  # 300 dots an inch
+    assert main(["figures", "a"]) == 0 and Path("a/figures/client_curve.pdf").read_bytes()[:4] == b"%PDF"
+    for words, sentence in (
+        ([], "nothing to draw"),
+        (["a", "--width", "30"], "from 1 to 20"),
+        (["b"], "b/config"),
+    ):
+        assert main(["figures", *words]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+# --- what the words mean ---------------------------------------------------------------------------------------------
+
+
+def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "fedavg --rounds 30 --seeds 4,7 --select train:worst10 --within 0.01 --then variance --cohort 3 --clients 5"
+    words += (
+        " --baseline fedavg --stragglers 0,0.5 --eval-clients 4 --halving 6 --checkpoint 2 --out x --quiet"
+    )
+    methods, data, given = asked([*words.split(), "--batch-size", "5,all", "--steps", "2,3"], monkeypatch)
+    assert (
+        data.num_clients == 5 and given["rounds"] == 30 and given["seeds"] == [4, 7] and given["cohort"] == 3
+    )
+    assert given["select"] == Rule("train", "worst10", 0.01, "variance") and given["baseline"] == "fedavg"
+    assert given["eval_every"] == 3 and given["eval_clients"] == 4 and given["folder"] == Path("x")
+    assert given["halving"] == Halving(6) and given["checkpoint"] == 2 and given["progress"] is False
+    assert given["systems"]["stragglers(0)"] is None and isinstance(
+        given["systems"]["stragglers(0.5)"], Systems
+    )
+    assert given["grid"] == {"fedavg": {"steps": [2, 3], "batch_size": [5, "all"]}}
+    assert methods["fedavg"].arguments == ("steps", "batch_size")
+    _, _, plain = asked(["fedavg", "--quiet", "--clients", "5"], monkeypatch)
+    assert (
+        plain["systems"] is None
+        and plain["cohort"] is None
+        and plain["halving"] is None
+        and plain["seeds"] == 5
+    )
+
+
+def test_data_may_be_drawn_anew_and_systems_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "fedavg --quiet --data synthetic:1,1 --clients 5 --data-seed 3 --fresh-data --systems dropouts({0.1,0.5})"
+    _, data, given = asked(words.split(), monkeypatch)
+    drawn = [data(seed).train.x for seed in (0, 1)]
+    np.testing.assert_array_equal(
+        drawn[1], eh.data.synthetic(1, 1, clients=5, seed=4, test_fraction=0.2).train.x
+    )
+    assert drawn[0].shape != drawn[1].shape or not np.array_equal(*drawn)
+    assert list(given["systems"]) == ["dropouts(0.1)", "dropouts(0.5)"]
+
+
+def test_methods_get_their_own_values_and_those_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "fedavg(sgd(0.3, epochs=2), aggregator={mean(), risk_weighted(superquantile({0.5}))})".replace(
+        "{0.5}", "0.5"
+    )
+    words = ["qfedavg(q={0.1, 1})", own, "scaffold", "--lr", "0.1,0.2", "--quiet", "--clients", "5"]
+    methods, _, given = asked(words, monkeypatch)
+    first, second, third = methods
+    assert (first, third) == ("qfedavg", "scaffold") and second.startswith("fedavg(sgd(0.3")
+    assert given["grid"][first] == {"lr": [0.1, 0.2], "q": [0.1, 1]}
+    assert given["grid"][second] == {"aggregator": ["mean()", "risk_weighted(superquantile(0.5))"]}
+    for values in itertools.product([0.1, 0.2], [0.1, 1]):
+        assert isinstance(
+            methods[first].make(dict(zip(("lr", "q"), values, strict=True))), eh.types.Algorithm
+        )
+    assert methods[second].make({"aggregator": "mean()"}).phases[0].aggregator is not None
+
+
+def test_values_of_arguments_with_one_name_are_kept_apart() -> None:
+    both = braced("averaged(fedprox(mu={0.1, 1}, server_opt=fedadam({0.1, 0.2})), start={1, 2})")
+    assert both.axes == {"mu": [0.1, 1], "fedadam": [0.1, 0.2], "start": [1, 2]}
+    assert both.name == "averaged(fedprox(server_opt=fedadam()))"
+    filled = both.fill({"mu": 1, "fedadam": 0.2, "start": 2})
+    assert filled == "averaged(fedprox(mu=1, server_opt=fedadam(0.2)), start=2)"
+    same = braced("f(x={1, 2}, y=g(x={3, 4}), z=g(x={True, 1}))")
+    assert same.axes == {"x": [1, 2], "g_x": [3, 4], "g_x_": [True, 1]}
+    assert same.fill({"x": 2, "g_x": 3, "g_x_": True}) == "f(x=2, y=g(x=3), z=g(x=True))"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "study needs methods"),
+        (["fedavg", "fedavg"], "twice"),
+        (["{fedavg, fedprox}"], "braces hold the values of one argument"),
+        (["fedprox(mu={0.1, {1}})"], "braces hold the values of one argument"),
+        (["fedprox(mux={0.1, 1})"], "perhaps you meant mu"),
+        (["fedprox(mu={0.1, -1})"], "mu=-1"),
+        (["fedprox-adaptive"], "fedprox_adaptive needs mu0="),
+        (["fedavgg"], "perhaps you meant fedavg"),
+        (["fedavg", "--lr", "0.1,x"], "--lr '0.1,x' is not understood"),
+        (["fedavg", "--lr", "0.1,0.1"], "--lr '0.1,0.1' is not understood"),
+        (["fedavg", "--lr", "0.1,-2"], "--lr -2.0 is not a step size"),
+        (["fedavg", "--seeds", "a"], "--seeds 'a'"),
+        (["fedavg", "--select", "valid"], "SPLIT:STATISTIC"),
+        (["fedavg", "--cohort", "few"], "--cohort takes"),
+        (["fedavg", "--stragglers", "0.5", "--systems", "dropouts(0.1)"], "exclude each other"),
+        (["fedavg", "--systems", "dropouts({0.1, 2})"], "2"),
+        (["fedavg", "--plan", "none.toml"], "there is no such file"),
+        (["fedavg", "--roundss", "3"], "perhaps you meant --rounds"),
+    ],
+)
+def test_slips_get_a_sentence_before_anything_is_loaded(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study", *words, "--data", "no/such/file.csv"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_plan_is_words_and_the_command_line_takes_precedence(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plan.toml").write_text(
+        'methods = ["fedavg", "fedprox(mu={0.1, 1})"]\nlr = [0.1, 0.2]\nrounds = 9\nfresh_data = true\nquiet = false\n'
+        'select = "valid:worst10"\n'
+    )
+    study: Any = parse(["study", "--plan", "plan.toml", "--rounds", "4"])
+    assert study.methods == ("fedavg", "fedprox(mu={0.1, 1})") and study.grid.lr == "0.1,0.2"
+    assert study.study.rounds == 4 and study.study.fresh_data and study.study.select == "valid:worst10"
+    other: Any = parse(["study", "scaffold", "--plan=plan.toml"])
+    assert other.methods == ("scaffold",) and other.study.rounds == 9
+    for text, sentence in (
+        ("rounds 9", "is not TOML"),
+        ("methods = 3", "list of texts"),
+        ("[lr]\nx = 1", "lr is a table"),
+        ("rouns = 3", "perhaps you meant --rounds"),
+    ):
+        Path("plan.toml").write_text(text)
+        assert main(["study", "fedavg", "--plan", "plan.toml"]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_and_trains_nothing_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*METHODS, "--lr", "0.01,0.1", "--seeds", "3", "--stragglers", "0,0.5", *QUICK, "--dry-run"]
+    assert main(["study", *words]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("fedavg: 12 runs of 2 rounds, about ")
+    assert shown[1].startswith("fedprox: 24 runs of 2 rounds, about ")
+    assert shown[2].startswith("36 runs, about ") and not list(Path().iterdir())
+    assert [_study._time(seconds) for seconds in (3.14, 90, 7200)] == ["3.1 s", "1.5 min", "2 h"]
