@@ -43,8 +43,8 @@ GOALS = {
 class Bench:
     """Time rounds of federated averaging, Evenhand beside a plain PyTorch loop and its own readable twin."""
 
-    tasks: Annotated[tuple[str, ...], tyro.conf.Positional] = tuple(TASKS)
-    """which tasks"""
+    tasks: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """which tasks; none: all, or with --study none"""
     torch: Path | None = None
     """a Python that has PyTorch, such as .venv-torch/bin/python; none: without it"""
     repeats: int = 5
@@ -55,6 +55,8 @@ class Bench:
     """also a run over a million clients beside one over ten thousand (some minutes, 6 GB)"""
     fair: bool = False
     """also what fair methods cost beside FedAvg (a minute)"""
+    study: bool = False
+    """also what a study costs beside a loop over its runs, instead of the tasks unless some are named (minutes)"""
     out: Path | None = None
     """write all measurements to this JSON file"""
 
@@ -194,8 +196,13 @@ def main() -> None:
     unknown = [name for name in bench.tasks if name not in TASKS]
     if unknown:
         raise SystemExit(f"There is no task {unknown[0]!r}: choose from {', '.join(TASKS)}.")
+    if bench.study:
+        for extra in ([], ["--alone", "loop"], ["--alone", "study"]):
+            subprocess.run([sys.executable, str(HERE / "study.py"), *extra], check=True)
+        if not bench.tasks:
+            return
     results: dict[str, Result] = {}
-    for name in bench.tasks:
+    for name in bench.tasks or TASKS:
         print(f"{name} ...", file=sys.stderr, flush=True)
         results[name] = measure(name, bench)
         if bench.out is not None:

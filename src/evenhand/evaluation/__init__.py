@@ -32,7 +32,7 @@ from evenhand.evaluation._metrics import (
 )
 from evenhand.evaluation._paired import PairedDifference, holm, paired_difference
 from evenhand.evaluation._personal import evaluate_personal, filled, personal_per_class
-from evenhand.evaluation._summary import angle, best, entropy, jain, kl_to_uniform, summarize, worst
+from evenhand.evaluation._summary import angle, best, entropy, evenness, jain, kl_to_uniform, summarize, worst
 
 __all__ = [
     "CLASS_COLUMNS",
@@ -56,6 +56,7 @@ __all__ = [
     "entropy",
     "evaluate",
     "evaluate_personal",
+    "evenness",
     "feature_scales",
     "filled",
     "findings",

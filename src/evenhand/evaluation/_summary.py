@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from evenhand.evaluation._error import ERROR_NAMES, error_statistics
 
-__all__ = ["angle", "best", "entropy", "jain", "kl_to_uniform", "summarize", "worst"]
+__all__ = ["angle", "best", "entropy", "evenness", "jain", "kl_to_uniform", "summarize", "worst"]
 
 _PERCENTILES = (10, 25, 50, 75, 90)
 
@@ -73,16 +73,12 @@ def summarize(
     if a.size == 0 or np.isnan(a).any():
         return report | dict.fromkeys(_NAMES, float("nan"))
     with np.errstate(invalid="ignore"):
-        variance = _variance(a)
+        report |= _evenness(a, higher_is_better)
         report |= {
-            "mean": float(np.mean(a)),
             "weighted_mean": float(np.sum(c * a) / np.sum(c)),
-            "std": float(np.sqrt(variance)),
-            "variance": variance,
+            "std": float(np.sqrt(report["variance"])),
             "min": float(a[0]),
             "max": float(a[-1]),
-            "worst10": worst(a, higher_is_better=higher_is_better),
-            "best10": best(a, higher_is_better=higher_is_better),
             "angle": angle(a),
             "kl": kl_to_uniform(a),
             "entropy": entropy(a),
@@ -92,6 +88,31 @@ def summarize(
             f"p{p}": float(at) for p, at in zip(_PERCENTILES, np.percentile(a, _PERCENTILES), strict=True)
         }
         return report | error_statistics(a, c, higher_is_better=higher_is_better)
+
+
+def evenness(
+    values: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, higher_is_better: bool = True
+) -> dict[str, float]:
+    """Of :func:`summarize` what a history keeps, in a tenth of the time: mean, ``worst10``, ``best10`` and variance.
+
+    Example:
+      >>> {name: round(value, 4) for name, value in evenness([0.5, 0.7, 0.9, 1.0]).items()}
+      {'mean': 0.775, 'worst10': 0.5, 'best10': 1.0, 'variance': 0.0369}
+    """
+    a, _ = _counted(values, weights)
+    if a.size == 0 or np.isnan(a).any():
+        return dict.fromkeys(("mean", "worst10", "best10", "variance"), float("nan"))
+    with np.errstate(invalid="ignore"):
+        return _evenness(a, higher_is_better)
+
+
+def _evenness(ordered: Vector, higher_is_better: bool) -> dict[str, float]:
+    return {
+        "mean": float(np.mean(ordered)),
+        "worst10": worst(ordered, higher_is_better=higher_is_better),
+        "best10": best(ordered, higher_is_better=higher_is_better),
+        "variance": _variance(ordered),
+    }
 
 
 _NAMES = (

@@ -21,13 +21,13 @@ from evenhand.evaluation import (
     Prepared,
     class_spread,
     column,
+    evenness,
     index_classes,
     is_higher_better,
     per_class,
     per_class_of_each,
     personal_per_class,
     primary_metric,
-    summarize,
     summarize_classes,
 )
 from evenhand.memory import aligned, empty_aligned
@@ -236,10 +236,8 @@ class Evaluation:
                 has = sizes > 0
                 columns[column(split, name)] = float(np.average(values[has], weights=sizes[has]))
             name = primary_metric(metrics)
-            over = summarize(metrics[name], sizes, higher_is_better=is_higher_better(name))
-            columns |= {
-                column(split, name, what): over[what] for what in ("mean", "worst10", "best10", "variance")
-            }
+            over = evenness(metrics[name], sizes, higher_is_better=is_higher_better(name))
+            columns |= {column(split, name, what): value for what, value in over.items()}
             if split in served.classes:
                 over = summarize_classes(class_spread(served.classes[split], len(sizes)))
                 columns |= {column(split, what): over[what] for what in ("class_spread", "worst_class")}
