@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from evenhand.cli import main
+from evenhand.cli._main import parse
+from evenhand.cli._study import Study
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,9 +31,27 @@ def test_python_blocks_and_the_command_on_their_file_run(
     accuracy, worst = map(float, capsys.readouterr().out.split("\n")[0].split())
     assert 0.5 < worst < accuracy < 1
 
-    command = next(line for line in README.splitlines() if "--data examples/people.csv" in line)
+    command = next(
+        line for line in README.splitlines() if line.startswith("evenhand run") and "people.csv" in line
+    )
     assert main([*shlex.split(command)[1:], "--quiet"]) == 0
     assert (tmp_path / "runs" / "people" / "report.html").exists()
+
+
+def test_the_study_of_the_file_is_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With fewer rounds, seeds and step sizes; of those that the README names, it is known that they can be read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    command = next(block for block in README.split("```sh\n") if block.startswith("evenhand study")).split(
+        "```"
+    )[0]
+    words = shlex.split(command.replace("\\\n", " "))[1:]
+    assert isinstance(parse(words), Study)
+    assert main([*words, "--rounds", "2", "--seeds", "2", "--lr", "0.1", "--quiet"]) == 0
+    text = (tmp_path / "studies" / "people" / "study.html").read_text()
+    assert "Is the difference real?" in text and "All settings" in text
 
 
 def test_the_second_step_compares_runs_that_can_be_compared(
