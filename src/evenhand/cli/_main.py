@@ -277,7 +277,7 @@ def _spelled(part: str | Argument) -> str:
     if isinstance(part, str):
         return part
     name = _RENAMED.get(part.name, part.name.replace("_", "-"))
-    takes = options_of(Run).get(f"--{name}")
+    takes = {**options_of(Study), **options_of(Run)}.get(f"--{name}")
     if takes is None:
         return str(part)
     return f"--{name} {part.value}" if takes.kinds else f"--{name}"

@@ -24,7 +24,7 @@ from evenhand.cli._models import ModelOptions
 from evenhand.cli._study_tables import show_study
 from evenhand.cli._terminal import say
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, perhaps, whole_number
 from evenhand.local import Work
 from evenhand.simulation import iterate
 from evenhand.studies import Family, Halving, Rule, study
@@ -157,6 +157,13 @@ class Study:
             make(model)
         self._seeds()
         self._rule()
+        options, names = self.study, list(self._methods())
+        if options.halving is not None:
+            whole_number("halving", options.halving, 1)
+        if options.baseline is not None and options.baseline not in names:
+            raise EvenhandError(
+                f"--baseline {options.baseline!r:.40}: there is no such method{perhaps(options.baseline, names)}."
+            )
 
     def _methods(self) -> dict[str, Braced]:
         """Name -> expression."""
@@ -214,7 +221,9 @@ class Study:
 
     def _seeds(self) -> int | list[int]:
         found = several("seeds", self.study.seeds, int)
-        return found if "," in self.study.seeds else found[0]
+        if "," not in self.study.seeds:
+            return whole_number("seeds", found[0], 1, 10_000)
+        return [whole_number("seeds", seed, 0, 2**32 - 1) for seed in found]
 
     def _rule(self) -> Rule:
         split, colon, statistic = self.study.select.partition(":")
@@ -222,7 +231,7 @@ class Study:
             raise EvenhandError(
                 f"--select {self.study.select!r:.40} is not understood: write SPLIT:STATISTIC, e.g. valid:mean."
             )
-        return Rule(split, statistic, self.study.within, self.study.then)
+        return Rule(split, statistic, self.study.within, self.study.then).checked()
 
     @property
     def _cohort(self) -> int | None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from evenhand.data import FederatedDataset, hold_out
-from evenhand.errors import EvenhandError, EvenhandWarning, expect, perhaps
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps
 from evenhand.simulation import Job
 from evenhand.studies._bar import Bar
 from evenhand.studies._halving import Halving
 from evenhand.studies._plan import Grid, Methods, check_seeds, settings
 from evenhand.studies._runs import Planned, run_all
-from evenhand.studies._select import Rule, rule
+from evenhand.studies._select import Rule
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study
 from evenhand.systems import Systems
@@ -91,11 +91,11 @@ def study(
       >>> str(found.best("fedavg"))
       'fedavg(lr=0.1)'
     """
-    by, names = rule(select), list(methods)
+    by, names = (select if isinstance(select, Rule) else Rule(*select)).checked(), list(methods)
     settings_of, makers = settings(methods, grid)
     if baseline is not None and baseline not in names:
         raise EvenhandError(
-            f"study(baseline={baseline!r}): there is no such method{perhaps(baseline, names)}."
+            Argument("baseline", f"{baseline:.60}"), f": there is no such method{perhaps(baseline, names)}."
         )
     wanted = [setting for each in settings_of.values() for setting in each]
     algorithms = {str(setting): makers[setting.method](setting) for setting in wanted}

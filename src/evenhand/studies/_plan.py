@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from evenhand.errors import EvenhandError, expect, perhaps, whole_number
+from evenhand.errors import Argument, EvenhandError, expect, perhaps, whole_number
 from evenhand.types import Algorithm
 
 __all__ = ["Family", "Grid", "Methods", "Setting", "check_seeds", "settings", "shown"]
@@ -121,7 +121,10 @@ def check_seeds(seeds: int | Iterable[int]) -> list[int]:
     else:
         found = list(range(whole_number("seeds", seeds, 1, 10_000)))
     if not found or len(set(found)) < len(found):
-        raise EvenhandError(f"study(seeds={found}): give at least one seed, and none of them twice.")
+        shown = ",".join(map(str, found))
+        raise EvenhandError(
+            Argument("seeds", f"{shown:.60}"), ": give at least one seed, and none of them twice."
+        )
     return found
 
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.errors import EvenhandError, perhaps
+from evenhand.errors import Argument, EvenhandError, perhaps
 from evenhand.evaluation import SPLIT_NAMES, is_higher_better, primary_metric, summarize
 from evenhand.report import RunView, may_win, statistics
 from evenhand.studies._plan import Setting, shown
 
-__all__ = ["Choice", "Rule", "choose", "direction", "rule", "values"]
+__all__ = ["Choice", "Rule", "choose", "direction", "values"]
 
 _LESS_IS_BETTER = {"variance", "std", "angle", "kl"}
 _MORE_IS_BETTER = {"entropy", "jain"}
@@ -42,34 +42,34 @@ class Rule(NamedTuple):
         everywhere = all("accuracy" in view.clients["train"] for view in views if view is not None)
         return self.metric or primary_metric(["accuracy"] if everywhere else [])
 
+    def checked(self) -> Rule:
+        """The rule itself.
+
+        Raises:
+          EvenhandError: it names the test split, or no known split or statistic.
+        """
+        if self.split == "test":
+            raise EvenhandError(
+                "The test examples must not choose the settings that they judge: select by 'valid' or 'train'."
+            )
+        if self.split not in SPLIT_NAMES:
+            raise EvenhandError(
+                f"There is no split {self.split!r:.40} to select by: give 'valid' or 'train'."
+            )
+        known = set(summarize([0.5, 1.0]))
+        for name in (self.statistic, self.then):
+            if name is not None and name not in known:
+                raise EvenhandError(f"There is no statistic {name!r:.40} to select by{perhaps(name, known)}.")
+        if not self.within >= 0:
+            raise EvenhandError(Argument("within", str(self.within)), ": give a number of at least 0.")
+        return self
+
 
 class Choice(NamedTuple):
     """The setting that was chosen, and remarks on the choice, in sentences."""
 
     setting: Setting
     remarks: tuple[str, ...]
-
-
-def rule(select: Rule | tuple[str, str]) -> Rule:
-    """``select``, checked.
-
-    Raises:
-      EvenhandError: it names the test split, or no known split or statistic.
-    """
-    found = select if isinstance(select, Rule) else Rule(*select)
-    if found.split == "test":
-        raise EvenhandError(
-            "study(select): the test examples must not choose the settings that they judge: give 'valid' or 'train'."
-        )
-    if found.split not in SPLIT_NAMES:
-        raise EvenhandError(f"study(select): there is no split {found.split!r}: give 'valid' or 'train'.")
-    known = set(summarize([0.5, 1.0]))
-    for name in (found.statistic, found.then):
-        if name is not None and name not in known:
-            raise EvenhandError(f"study(select): there is no statistic {name!r}{perhaps(name, known)}.")
-    if found.within < 0:
-        raise EvenhandError(f"study(select): within={found.within}: give a number of at least 0.")
-    return found
 
 
 def choose(of: Mapping[Setting, Sequence[RunView]], by: Rule, metric: str) -> Choice | None:
