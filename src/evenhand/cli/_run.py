@@ -22,6 +22,7 @@ from evenhand.cli._models import ModelOptions
 from evenhand.cli._record import Place, record
 from evenhand.cli._terminal import remark, say
 from evenhand.cli._training import TrainingOptions
+from evenhand.cli._watch import titled, watchers
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import feature_scales
@@ -76,6 +77,7 @@ class Run:
         checkpoint = None
         if options.checkpoint != "off":
             checkpoint = Checkpoint(place.folder / CHECKPOINT, options.checkpoint, fresh=not place.resumed)
+        about = {"method": self.method.text(), **flat(self)}
         runs = iterate(
             algorithm,
             data,
@@ -88,6 +90,8 @@ class Run:
             progress=console.is_terminal and not options.quiet,
             lanes=options.lanes,
             eval_clients=options.eval_clients,
+            watch=[titled(each, place.folder.name, about) for each in watchers(options.watch, place.folder)]
+            or None,
         )
         return record(runs, place, rounds=options.rounds, console=console)
 
@@ -104,6 +108,7 @@ class Run:
         is_same = before is not None and before.options.get("systems") == self.training.systems
         with naming(path if is_same else None):
             self.systems(model)
+        watchers(self.training.watch, Path())
 
     def algorithm(self, model: Model, console: Console) -> Algorithm:
         """The method; the ``console`` shows which options of local work it does without."""

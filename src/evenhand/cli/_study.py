@@ -23,6 +23,7 @@ from evenhand.cli._methods import METHODS
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._study_tables import show_study
 from evenhand.cli._terminal import say
+from evenhand.cli._watch import watchers
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, perhaps, whole_number
 from evenhand.local import Work
@@ -67,6 +68,8 @@ class StudyOptions:
     """rounds between two evaluations of every client"""
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """evaluate only so many clients, drawn once per run"""
+    watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
+    """also tell tensorboard (files below the folder), mlflow or wandb what is measured"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: studies/METHODS-DATA)")] = (
         None
     )
@@ -127,6 +130,7 @@ class Study:
                 halving=None if options.halving is None else Halving(options.halving),
                 checkpoint=options.checkpoint,
                 progress=console.is_terminal and not options.quiet,
+                watch=watchers(options.watch, folder) or None,
             )
         except KeyboardInterrupt:
             say(
@@ -158,6 +162,7 @@ class Study:
         self._seeds()
         self._rule()
         options, names = self.study, list(self._methods())
+        watchers(options.watch, Path())
         if options.halving is not None:
             whole_number("halving", options.halving, 1)
         if options.baseline is not None and options.baseline not in names:

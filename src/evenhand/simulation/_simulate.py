@@ -20,6 +20,7 @@ from evenhand.simulation._session import Session
 from evenhand.simulation.setup import set_up
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack
+from evenhand.watch import Watch, Watching
 
 __all__ = ["iterate", "simulate"]
 
@@ -40,6 +41,7 @@ def simulate(
     devices: int | None = None,
     eval_clients: int | None = None,
     stream: bool | None = None,
+    watch: Watch = None,
 ) -> Run:
     """Runs a federated method over simulated clients, on whatever device JAX finds.
 
@@ -66,6 +68,7 @@ def simulate(
       stream: keep the training rows on the host, or in their file, and send those of the next rounds' clients ahead
         of the training, which changes no bit of the result; False: keep all of them on the device; None: stream a
         ``numpy.memmap``, or rows that would fill more than a third of an accelerator's memory.
+      watch: trackers that are told what is measured, such as ``eh.watch.tensorboard("logs")``, or several in a list.
 
     Raises:
       EvenhandError: a number out of range, or parts that do not go together.
@@ -98,6 +101,7 @@ def simulate(
         devices=devices,
         eval_clients=eval_clients,
         stream=stream,
+        watch=watch,
     )
     _warn(first := next(runs), before=True)
     result = first if first.info["rounds"] == rounds else None
@@ -134,6 +138,7 @@ def iterate(
     devices: int | None = None,
     eval_clients: int | None = None,
     stream: bool | None = None,
+    watch: Watch = None,
 ) -> Iterator[Run]:
     """As :func:`simulate`, but yields the :class:`Run` so far at each evaluation, the first at round 0.
 
@@ -172,4 +177,29 @@ def iterate(
         checkpoints = Checkpoints(checkpoint, setup.state, partial(identity, setup, data, seed, eval_clients))
     alone = nullcontext() if checkpoints is None else checkpoints.held()
     with alone, Progress(rounds, progress) as bar:
-        yield from session.run(setup.state, rounds, eval_every, checkpoints, bar)
+        runs = session.run(setup.state, rounds, eval_every, checkpoints, bar)
+        if watch is None:
+            yield from runs
+            return
+        config = {"data": data.name, "clients": data.num_clients, "cohort": cohort, "rounds": rounds}
+        watching = Watching(
+            watch, f"{data.name}, seed {seed}", config | {"seed": seed, "eval_every": eval_every}
+        )
+        yield from _watched(runs, watching, rounds)
+
+
+def _watched(runs: Iterator[Run], watching: Watching, rounds: int) -> Iterator[Run]:
+    """The runs, which the trackers see first."""
+    status = "interrupted"
+    try:
+        for run in runs:
+            watching.show(run.history)
+            if run.info["rounds"] == rounds:
+                status = "diverged" if any(finding.kind == "diverged" for finding in run.findings) else "done"
+            yield run
+            del run  # its memory goes to the next rounds
+    except Exception:
+        status = "failed"
+        raise
+    finally:
+        watching.end(status)

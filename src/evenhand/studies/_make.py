@@ -13,12 +13,13 @@ from evenhand.simulation import Job
 from evenhand.studies._bar import Bar
 from evenhand.studies._halving import Halving
 from evenhand.studies._plan import Grid, Methods, check_seeds, settings
-from evenhand.studies._runs import Planned, run_all
+from evenhand.studies._runs import Planned, Shown, run_all
 from evenhand.studies._select import Rule
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study
 from evenhand.systems import Systems
 from evenhand.types import Attack
+from evenhand.watch import Watch
 
 __all__ = ["study"]
 
@@ -41,6 +42,7 @@ def study(
     halving: Halving | None = None,
     checkpoint: float = 30.0,
     progress: bool = False,
+    watch: Watch = None,
 ) -> Study:
     """Runs methods with every choice of their hyper-parameters for every seed, and compares them at their best.
 
@@ -69,6 +71,7 @@ def study(
       halving: gives few rounds to many settings and many to few; None: all rounds to all settings.
       checkpoint: seconds between two saves of a run that has not ended; 0: at each evaluation.
       progress: show a live bar with the runs that are done, their rate, the time left and the best setting so far.
+      watch: trackers that are told what each run measures, such as ``eh.watch.tensorboard("logs")``.
 
     Raises:
       EvenhandError: a number out of range, a name that does not exist, or a folder of another study.
@@ -123,7 +126,7 @@ def study(
     ]
     store = None if folder is None else Store(Path(folder))
     with Bar([each.job.rounds for each in planned], by, progress) as bar:
-        outcomes = run_all(planned, by, halving, store, checkpoint, bar)
+        outcomes = run_all(planned, by, halving, store, checkpoint, Shown(bar, watch))
     metric = by.metric_of(each.view for each in outcomes)
     found = Study(tuple(outcomes), by, baseline or names[0], metric, tuple(sources.notes))
     if store is not None:

@@ -9,15 +9,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from evenhand.lock import held
-from evenhand.simulation import Checkpoint, Job, identify, iterate_many
+from evenhand.simulation import Checkpoint, Job, Run, identify, iterate_many
 from evenhand.studies._bar import Bar
 from evenhand.studies._halving import Halving, rungs, survivors
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
 from evenhand.studies._select import Rule
 from evenhand.studies._store import Store
+from evenhand.watch import Watch, Watching
 
-__all__ = ["Planned", "run_all"]
+__all__ = ["Planned", "Shown", "run_all"]
 
 
 class Planned(NamedTuple):
@@ -36,13 +37,54 @@ class Planned(NamedTuple):
     new_data: bool
 
 
+class Shown:
+    """Whoever follows the runs of a study: the bar, and trackers.
+
+    Args:
+      bar: shows how far the runs are.
+      watch: the trackers.
+    """
+
+    def __init__(self, bar: Bar, watch: Watch) -> None:
+        self._bar, self._watch = bar, watch
+        self._watching: dict[int, Watching] = {}
+
+    def measured(self, position: int, of: Planned, result: Run | Exception) -> None:
+        """A run has been measured, or has failed."""
+        if isinstance(result, Exception):
+            return
+        self._bar.move(position, result.info["rounds"])
+        if self._watch is not None:
+            if position not in self._watching:
+                config = {
+                    "method": of.setting.method,
+                    **of.setting.numbers,
+                    **of.setting.case,
+                    "seed": of.seed,
+                }
+                config |= {"data": of.job.data.name, "rounds": of.job.rounds, "cohort": of.job.cohort}
+                self._watching[position] = Watching(self._watch, f"{of.setting}, seed {of.seed}", config)
+            self._watching[position].show(result.history)
+
+    def ended(self, position: int, outcome: Outcome) -> None:
+        """A run has its outcome."""
+        self._bar.ended(position, outcome)
+        if position in self._watching:
+            self._watching.pop(position).end(outcome.status)
+
+    def close(self) -> None:
+        """No run goes on."""
+        for each in self._watching.values():
+            each.end("interrupted")
+
+
 def run_all(
     planned: Sequence[Planned],
     by: Rule,
     halving: Halving | None,
     store: Store | None,
     seconds: float,
-    bar: Bar,
+    shown: Shown,
 ) -> list[Outcome]:
     """What comes of each run, in their order; those that the store holds already are not repeated.
 
@@ -52,9 +94,10 @@ def run_all(
       halving: when they are; None: never.
       store: where results are kept.
       seconds: between two saves of the state of a run that has not ended.
-      bar: shows how far the runs are.
+      shown: follows the runs.
     """
     with ExitStack() as stack:
+        stack.callback(shown.close)
         keeps = store
         if store is not None:
             stack.enter_context(held(store.folder))
@@ -64,17 +107,17 @@ def run_all(
         first = planned[0].job
         for rung in rungs(halving, first.rounds, first.eval_every):
             assert halving is not None
-            reached = _run(planned, alive, rung, keeps, seconds, bar)
+            reached = _run(planned, alive, rung, keeps, seconds, shown)
             best = survivors(list(reached.values()), by, halving.keep)
             ended = [i for i in alive if planned[i].setting not in best]
             alive = [i for i in alive if planned[i].setting in best]
             identities = {} if keeps is None else _identities(planned, ended, None)
             for i in ended:
                 found[i] = _stopped(reached[i], rung)
-                bar.ended(i, found[i])
+                shown.ended(i, found[i])
                 if keeps is not None:
                     keeps.save(found[i], identities[i])
-        found |= _run(planned, alive, None, keeps, seconds, bar)
+        found |= _run(planned, alive, None, keeps, seconds, shown)
     return [found[i] for i in range(len(planned))]
 
 
@@ -91,7 +134,7 @@ def _run(
     rung: int | None,
     store: Store | None,
     seconds: float,
-    bar: Bar,
+    shown: Shown,
 ) -> dict[int, Outcome]:
     """Position -> outcome of these runs after their last round, or at a rung."""
     found, missing, jobs = dict[int, Outcome](), list[int](), list[Job]()
@@ -102,7 +145,7 @@ def _run(
         if known is not None and known.status != "stopped":  # which may go on now
             found[i] = known
             if rung is None:
-                bar.ended(i, known)
+                shown.ended(i, known)
             continue
         if store is not None:
             place = Checkpoint(store.checkpoint(setting, seed), seconds, last=rung is not None)
@@ -111,14 +154,13 @@ def _run(
         jobs.append(job if rung is None else job._replace(rounds=rung))
     for position, result in iterate_many(jobs):
         setting, seed, _, new_data = planned[i := missing[position]]
+        shown.measured(i, planned[i], result)
         if isinstance(result, Exception) or result.info["rounds"] == jobs[position].rounds:
             found[i] = Outcome.of(setting, seed, result, new_data=new_data)
             if store is not None:
                 store.save(found[i], identities[i], rung)
             if rung is None:
-                bar.ended(i, found[i])
-        else:
-            bar.move(i, result.info["rounds"])
+                shown.ended(i, found[i])
         del result  # its memory goes to the next rounds
     return found
 
