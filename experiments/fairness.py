@@ -20,16 +20,17 @@ import jax
 import numpy as np
 
 import evenhand as eh
+from evenhand.report import RunView, statistics
 
-__all__ = ["Measure", "Measures", "accuracy", "collect", "compare", "table"]
+__all__ = ["Measure", "Measures", "accuracy", "collect", "compare", "table", "views"]
 
 Measures: TypeAlias = dict[str, float]
 Measure: TypeAlias = Callable[[eh.Run], Measures]
 
 
-def accuracy(run: eh.Run, split: str = "test") -> Measures:
+def accuracy(run: RunView, split: str = "test") -> Measures:
     """Accuracy over clients in percent, its variance in percent squared, errors in percent, the angle in degrees."""
-    told = run.summary(split, "accuracy")
+    told = statistics(run, split, "accuracy")
     percent = ("mean", "weighted_mean", "worst10", "best10", "std", "error_p90")
     return {
         **{name: 100.0 * told[name] for name in percent},
@@ -37,6 +38,21 @@ def accuracy(run: eh.Run, split: str = "test") -> Measures:
         "angle": told["angle"],
         "kl": told["kl"],
     }
+
+
+def views(study: eh.studies.Study) -> dict[str, list[RunView]]:
+    """The run of each seed, by the names of condition and method.
+
+    Raises:
+      SystemExit: a run failed.
+    """
+    found: dict[str, list[RunView]] = {}
+    for each in study.outcomes:
+        if each.view is None:
+            raise SystemExit(f"{each.setting}, seed {each.seed}: {each.reason}")
+        name = ", ".join([*each.setting.case.values(), each.setting.method])
+        found.setdefault(name, []).append(each.view)
+    return found
 
 
 def compare(
@@ -47,7 +63,7 @@ def compare(
     run: Callable[[eh.Algorithm, int], eh.Run],
     *,
     seeds: int,
-    measure: Measure = accuracy,
+    measure: Measure,
     paper: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, list[Measures]]:
     """Runs every method with every seed, saves the numbers to ``path`` and prints a table.
