@@ -22,7 +22,7 @@ import numpy as np
 import evenhand as eh
 from evenhand.report import RunView, statistics
 
-__all__ = ["Measure", "Measures", "accuracy", "collect", "compare", "table", "views"]
+__all__ = ["Measure", "Measures", "accuracy", "collect", "compare", "measured", "table", "views"]
 
 Measures: TypeAlias = dict[str, float]
 Measure: TypeAlias = Callable[[eh.Run], Measures]
@@ -41,17 +41,25 @@ def accuracy(run: RunView, split: str = "test") -> Measures:
 
 
 def views(study: eh.studies.Study) -> dict[str, list[RunView]]:
-    """The run of each seed, by the names of condition and method.
+    """The run of each seed, by the names of condition and method."""
+    return {name: [one.view for one in each if one.view] for name, each in _by_name(study).items()}
 
-    Raises:
-      SystemExit: a run failed.
-    """
-    found: dict[str, list[RunView]] = {}
+
+def measured(study: eh.studies.Study) -> dict[str, list[Measures]]:
+    """What the study's own function told of each run at its end, by the same names."""
+    return {
+        name: [{what: float(values[-1]) for what, values in one.measures.items()} for one in each]
+        for name, each in _by_name(study).items()
+    }
+
+
+def _by_name(study: eh.studies.Study) -> dict[str, list[eh.studies.Outcome]]:
+    found: dict[str, list[eh.studies.Outcome]] = {}
     for each in study.outcomes:
-        if each.view is None:
+        if each.status == "failed":
             raise SystemExit(f"{each.setting}, seed {each.seed}: {each.reason}")
         name = ", ".join([*each.setting.case.values(), each.setting.method])
-        found.setdefault(name, []).append(each.view)
+        found.setdefault(name, []).append(each)
     return found
 
 
