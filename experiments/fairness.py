@@ -58,7 +58,8 @@ def _by_name(study: eh.studies.Study) -> dict[str, list[eh.studies.Outcome]]:
     for each in study.outcomes:
         if each.status == "failed":
             raise SystemExit(f"{each.setting}, seed {each.seed}: {each.reason}")
-        name = ", ".join([*each.setting.case.values(), each.setting.method])
+        case, method, numbers = each.setting.case, each.setting.method, each.setting.numbers
+        name = ", ".join(part for part in (*case.values(), method, *numbers.values()) if part)
         found.setdefault(name, []).append(each)
     return found
 

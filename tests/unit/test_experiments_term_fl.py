@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("experiments", reason="experiments are not part of the package")
 
+from evenhand.report import RunView
+from evenhand.studies import Outcome, Rule, Setting, Study
 from experiments.term_fl import data
 from experiments.term_fl.methods import chosen
 
@@ -141,9 +143,18 @@ def test_validation_rows_choose_the_most_even_of_those_at_fedavgs_average() -> N
         ("TERM, step", 80.0, 0.0),
     ]
     found = {name: [{"valid_mean": mean, "valid_std": std}] for name, mean, std in candidates}
-    assert chosen(found) == {"TERM, chosen on validation rows": found["TERM, a"]}
-    del found["TERM, a"]
-    assert chosen(found)["TERM, chosen on validation rows"] == found["FedAvg"]
+    outcomes = []
+    for name, mean, std in candidates:
+        of, _, form = name.partition(", ")
+        setting = Setting(name, {}) if form in ("", "step") else Setting(of, {"form": form})
+        accuracy = {"valid": {"accuracy": np.array([mean - std, mean + std]) / 100}}
+        view = RunView(name, {"round": np.zeros(1)}, {"valid": np.ones(2)}, ("0", "1"), accuracy, {}, {})
+        outcomes.append(Outcome(setting, 0, "done", "", view))
+    rule = Rule(within=0.01, then="std", near="FedAvg")
+    study = Study(tuple(outcomes), rule, "FedAvg", "accuracy")
+    assert chosen(study, found) == {"TERM, chosen on validation rows": found["TERM, a"]}
+    study = Study((outcomes[0], *outcomes[2:]), rule, "FedAvg", "accuracy")
+    assert chosen(study, found)["TERM, chosen on validation rows"] == found["FedAvg"]
 
 
 @pytest.mark.parametrize("table", ["apart_tuned_rate", "apart_more_rounds", "other_pair/apart_tuned_rate"])
