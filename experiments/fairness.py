@@ -22,7 +22,18 @@ import numpy as np
 import evenhand as eh
 from evenhand.report import RunView, statistics
 
-__all__ = ["Measure", "Measures", "accuracy", "collect", "compare", "measured", "table", "views"]
+__all__ = [
+    "Measure",
+    "Measures",
+    "accuracy",
+    "by_name",
+    "collect",
+    "compare",
+    "measured",
+    "table",
+    "views",
+    "write",
+]
 
 Measures: TypeAlias = dict[str, float]
 Measure: TypeAlias = Callable[[eh.Run], Measures]
@@ -42,18 +53,23 @@ def accuracy(run: RunView, split: str = "test") -> Measures:
 
 def views(study: eh.studies.Study) -> dict[str, list[RunView]]:
     """The run of each seed, by the names of condition and method."""
-    return {name: [one.view for one in each if one.view] for name, each in _by_name(study).items()}
+    return {name: [one.view for one in each if one.view] for name, each in by_name(study).items()}
 
 
 def measured(study: eh.studies.Study) -> dict[str, list[Measures]]:
     """What the study's own function told of each run at its end, by the same names."""
     return {
         name: [{what: float(values[-1]) for what, values in one.measures.items()} for one in each]
-        for name, each in _by_name(study).items()
+        for name, each in by_name(study).items()
     }
 
 
-def _by_name(study: eh.studies.Study) -> dict[str, list[eh.studies.Outcome]]:
+def by_name(study: eh.studies.Study) -> dict[str, list[eh.studies.Outcome]]:
+    """The outcome of each seed, by the names of condition, method and form.
+
+    Raises:
+      SystemExit: a run failed.
+    """
     found: dict[str, list[eh.studies.Outcome]] = {}
     for each in study.outcomes:
         if each.status == "failed":
@@ -105,21 +121,32 @@ def collect(
     paper: Mapping[str, Mapping[str, float]] | None = None,
 ) -> None:
     """Saves numbers that are there already, and prints their table."""
+    methods = {name: {"seeds": each, **_over_seeds(each)} for name, each in found.items()}
+    write(path, {"title": title, "methods": methods, "paper": paper or {}}, config)
+    print(table(path), flush=True)
+
+
+def write(path: Path, content: Mapping[str, Any], config: Mapping[str, Any], digits: int = 6) -> Path:
+    """Writes numbers as JSON, with what repeats them: the command, the settings and the versions."""
     # With -m, Python puts the path of the experiment's __main__.py there.
     experiment = Path(sys.argv[0]).parent.name
-    content = {
-        "title": title,
+    head = {
         "command": shlex.join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]]),
-        "versions": {"evenhand": eh.__version__, "jax": jax.__version__, "python": platform.python_version()},
+        "versions": {
+            "evenhand": eh.__version__,
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
         "config": {name: str(value) if isinstance(value, Path) else value for name, value in config.items()},
-        "methods": {name: {"seeds": each, **_over_seeds(each)} for name, each in found.items()},
-        "paper": paper or {},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_rounded(content), indent=1, allow_nan=False)
+    text = json.dumps(_rounded({**head, **content}, digits), indent=1, allow_nan=False)
     # One line per innermost group of numbers.
-    path.write_text(re.sub(r"\{[^{}]*\}", lambda part: re.sub(r"\s+", " ", part[0]), text) + "\n")
-    print(table(path), flush=True)
+    path.write_text(
+        re.sub(r"\{[^{}]*\}|\[[^\[\]{}]*\]", lambda part: re.sub(r"\s+", " ", part[0]), text) + "\n"
+    )
+    return path
 
 
 def table(path: Path) -> str:
@@ -144,9 +171,10 @@ def _over_seeds(each: list[Measures]) -> dict[str, Measures]:
     }
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: Any, digits: int) -> Any:
+    """The same with so many significant digits, and null for what is no number."""
     if isinstance(value, float):
-        return float(f"{value:.6g}") if np.isfinite(value) else str(value)
+        return float(f"{value:.{digits}g}") if np.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): _rounded(item) for name, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
+        return {str(name): _rounded(item, digits) for name, item in value.items()}
+    return [_rounded(item, digits) for item in value] if isinstance(value, list | tuple) else value
