@@ -1,7 +1,6 @@
-"""What the experiments on fairness share: methods over seeds, told by what each client gets.
+"""What the experiments share: the numbers of a study's runs, saved beside the paper's and printed as a table.
 
-An experiment calls :func:`compare` once per table: it runs every method on every seed's clients, writes one small JSON
-file with the numbers of each seed beside the paper's, and prints them as a table.
+For each of its tables an experiment runs a study, and calls :func:`collect` with what the runs came to.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import platform
 import re
 import shlex
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,12 +21,10 @@ import evenhand as eh
 from evenhand.report import RunView, statistics
 
 __all__ = [
-    "Measure",
     "Measures",
     "accuracy",
     "by_name",
     "collect",
-    "compare",
     "measured",
     "table",
     "views",
@@ -36,7 +32,6 @@ __all__ = [
 ]
 
 Measures: TypeAlias = dict[str, float]
-Measure: TypeAlias = Callable[[eh.Run], Measures]
 
 
 def accuracy(run: RunView, split: str = "test") -> Measures:
@@ -80,39 +75,6 @@ def by_name(study: eh.studies.Study) -> dict[str, list[eh.studies.Outcome]]:
     return found
 
 
-def compare(
-    path: Path,
-    title: str,
-    config: Mapping[str, Any],
-    methods: Mapping[str, eh.Algorithm],
-    run: Callable[[eh.Algorithm, int], eh.Run],
-    *,
-    seeds: int,
-    measure: Measure,
-    paper: Mapping[str, Mapping[str, float]] | None = None,
-) -> dict[str, list[Measures]]:
-    """Runs every method with every seed, saves the numbers to ``path`` and prints a table.
-
-    Args:
-      path: the JSON file.
-      title: what the table shows.
-      config: the settings, to be saved beside the numbers.
-      methods: name -> method.
-      run: ``(method, seed) -> Run``; the seed decides the data too.
-      seeds: how many.
-      measure: what is kept of a run.
-      paper: name -> measure -> the paper's number.
-    """
-    found: dict[str, list[Measures]] = {name: [] for name in methods}
-    for seed in range(seeds):
-        for name, method in methods.items():
-            begin = time.perf_counter()
-            found[name].append(measure(run(method, seed)))
-            print(f"{title}: {name}, seed {seed}: {time.perf_counter() - begin:.1f} s", flush=True)
-    collect(path, title, config, found, paper)
-    return found
-
-
 def collect(
     path: Path,
     title: str,
@@ -120,7 +82,15 @@ def collect(
     found: Mapping[str, list[Measures]],
     paper: Mapping[str, Mapping[str, float]] | None = None,
 ) -> None:
-    """Saves numbers that are there already, and prints their table."""
+    """Saves numbers in a small JSON file beside the paper's, and prints them as a table.
+
+    Args:
+      path: the JSON file.
+      title: what the table shows.
+      config: the settings, to be saved with the numbers.
+      found: method -> the numbers of each seed.
+      paper: method -> measure -> the paper's number.
+    """
     methods = {name: {"seeds": each, **_over_seeds(each)} for name, each in found.items()}
     write(path, {"title": title, "methods": methods, "paper": paper or {}}, config)
     print(table(path), flush=True)
