@@ -5,6 +5,7 @@ For each of its tables an experiment runs a study, and calls :func:`collect` wit
 
 from __future__ import annotations
 
+import io
 import json
 import platform
 import re
@@ -16,6 +17,8 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
 
 import evenhand as eh
 from evenhand.report import RunView, statistics
@@ -26,6 +29,7 @@ __all__ = [
     "by_name",
     "collect",
     "measured",
+    "picture",
     "table",
     "views",
     "write",
@@ -132,6 +136,15 @@ def table(path: Path) -> str:
         ]
         rows.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def picture(figure: Figure, path: Path) -> Path:
+    """Writes a figure as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=120)
+    # A palette makes the file three times smaller, and the figures have few colours.
+    Image.open(buffer).convert("RGB").quantize(96).save(path, optimize=True)
+    return path
 
 
 def _over_seeds(each: list[Measures]) -> dict[str, Measures]:

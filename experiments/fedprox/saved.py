@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 
 from evenhand.studies import Outcome
-from experiments.fairness import write
+from experiments.fairness import picture, write
 from experiments.fedprox.claims import Trial
 
 __all__ = ["draw", "save", "table"]
@@ -97,15 +95,7 @@ def draw(path: Path) -> Path:
             title=f"line: mean of {len(content['seeds'])} seeds; shade: from the lowest to the highest",
             title_fontsize=8,
         )
-        return _save(figure, path.with_suffix(".png"))
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=120)
-    # A palette makes the file three times smaller, and the figures have few colours.
-    Image.open(buffer).convert("RGB").quantize(96).save(path, optimize=True)
-    return path
+        return picture(figure, path.with_suffix(".png"))
 
 
 def _line(axis: Axes, measure: Mapping[str, Any], label: str, style: tuple[str, Any]) -> None:

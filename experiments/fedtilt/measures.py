@@ -40,16 +40,13 @@ def evenness(
     if run.algorithm is ditto:
         tuned = tune(run.params, data, run.seed)
         found["tuned"] = with_stacked_models(model, tuned, data, drawn)
-    return {f"{part}: {name}": value for part, each in found.items() for name, value in each.items()}
+    return {f"{part} {name}": value for part, each in found.items() for name, value in each.items()}
 
 
 def of(part: str, runs: Sequence[Measures]) -> list[Measures]:
     """What :func:`evenness` told of one part: ``"own"``, ``"shared"`` or ``"tuned"``."""
-    start = f"{part}: "
-    return [
-        {name.removeprefix(start): value for name, value in run.items() if name.startswith(start)}
-        for run in runs
-    ]
+    names = [name for name in runs[0] if name.startswith(f"{part} ")]
+    return [{name.removeprefix(f"{part} "): run[name] for name in names} for run in runs]
 
 
 def told(accuracy: NDArray, counts: NDArray, drawn: NDArray) -> Measures:

@@ -8,8 +8,8 @@ and on Adult.  Tables are numbered as in chapter 4 of the first author's dissert
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,7 @@ import evenhand as eh
 from experiments.fairness import accuracy, collect, views
 from experiments.qffl.data import adult, synthetic
 from experiments.qffl.figure import draw
-from experiments.qffl.methods import against_afl, by_device, course, each_its_own, family, uniform
+from experiments.qffl.methods import against_afl, by_device, course, each_its_own, family
 from experiments.qffl.paper import ADULT, HETEROGENEITY, TEST, TRAIN
 
 Claim = Literal["afl", "fairness", "heterogeneity"]
@@ -79,17 +79,18 @@ def fairness(config: Config) -> None:
     """Tables 4.1, 4.6 to 4.9, 4.11 and 4.12: one set of runs."""
     data = partial(synthetic, 1.0, config.clients, config.size_sigma, config.held_out)
     powers = sorted({*config.powers, *config.more_powers})
-    study = _study(config, "family", family(powers, _work(config), config.learning_rate), data, config.rounds)
-    each = views(study)
-    runs = each | views(_study(config, "uniform", uniform(_work(config)), data, config.rounds))
-    title = "Synthetic(1, 1), {} accuracy"
+    study = _study(config, "fairness", powers, data, config.rounds)
+    runs, title = views(study), "Synthetic(1, 1), {} accuracy"
     by_rounds = f"{title.format('test')} by rounds"
     collect(config.out / "course.json", by_rounds, asdict(config), course(runs))
-    chosen = [study.at(seed).best().method for seed in range(config.seeds)]
-    runs["each device its own q"] = [each_its_own(same) for same in zip(*each.values(), strict=True)]
-    runs["q chosen on validation rows"] = [each[name][seed] for seed, name in enumerate(chosen)]
+    family_of = [each for each in study.outcomes if each.setting.method != "uniform sampling"]
+    among = replace(study, outcomes=tuple(family_of))
+    chosen = [among.at(seed).best().method for seed in range(config.seeds)]
+    same = zip(*(runs[name] for name in among.methods), strict=True)
+    runs["each device its own q"] = [each_its_own(each) for each in same]
+    runs["q chosen on validation rows"] = [runs[name][seed] for seed, name in enumerate(chosen)]
     for split, paper in (("test", TEST), ("train", TRAIN)):
-        found = {name: [accuracy(run, split) for run in of] for name, of in runs.items()}
+        found = {name: [accuracy(run, split) for run in each] for name, each in runs.items()}
         for name, numbers in zip(chosen, found["q chosen on validation rows"], strict=True):
             numbers["q"] = float(name.removeprefix("q="))
         path = config.out / f"family_{split}.json"
@@ -104,10 +105,27 @@ def heterogeneity(config: Config) -> None:
         f"{kind}, {clients} devices": partial(synthetic, spread, clients, config.size_sigma, config.held_out)
         for (kind, spread), clients in product(kinds.items(), (config.clients, config.clients // 2))
     }
-    methods = family((0.0, 1.0), _work(config), config.learning_rate)
-    runs = views(_study(config, "heterogeneity", methods, data, config.heterogeneity_rounds))
+    runs = views(_study(config, "heterogeneity", (0.0, 1.0), data, config.heterogeneity_rounds))
     found = {name: [accuracy(run) for run in each] for name, each in runs.items()}
     collect(config.out / "heterogeneity.json", "Test accuracy", asdict(config), found, HETEROGENEITY)
+
+
+def _study(config: Config, name: Claim, powers: Sequence[float], data: Any, rounds: int) -> eh.studies.Study:
+    """The family of q's over seeds, each of which makes its own data; the choice of q is by the paper's rule."""
+    methods = family(powers, config.learning_rate, epochs=config.epochs, batch_size=config.batch_size)
+    if name == "heterogeneity":
+        del methods["uniform sampling"]
+    return eh.study(
+        methods,
+        data,
+        rounds=rounds,
+        seeds=config.seeds,
+        select=eh.studies.Rule("valid", "weighted_mean", within=0.01, then="variance", near="q=0"),
+        cohort=config.cohort,
+        eval_every=config.eval_every,
+        folder=config.folder and config.folder / name,
+        progress=True,
+    )
 
 
 def afl(config: Config) -> None:
@@ -124,29 +142,6 @@ def afl(config: Config) -> None:
     )
     found = {name: [by_device(run) for run in each] for name, each in views(study).items()}
     collect(config.out / "adult.json", "Adult, test accuracy", asdict(config), found, ADULT)
-
-
-def _work(config: Config) -> eh.local.Work:
-    model = eh.models.softmax_regression(features=60, classes=10)
-    return eh.local.sgd(model, config.learning_rate, epochs=config.epochs, batch_size=config.batch_size)
-
-
-def _study(
-    config: Config, name: str, methods: Mapping[str, eh.Algorithm], data: Any, rounds: int
-) -> eh.studies.Study:
-    """Methods over seeds, each of which makes its own data; the choice of q is by the paper's rule."""
-    near = "q=0" if "q=0" in methods else None
-    return eh.study(
-        methods,
-        data,
-        rounds=rounds,
-        seeds=config.seeds,
-        select=eh.studies.Rule("valid", "weighted_mean", within=0.01, then="variance", near=near),
-        cohort=config.cohort,
-        eval_every=config.eval_every,
-        folder=config.folder and config.folder / name,
-        progress=True,
-    )
 
 
 def main(config: Config) -> None:

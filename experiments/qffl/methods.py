@@ -10,7 +10,7 @@ import evenhand as eh
 from evenhand.report import RunView, statistics
 from experiments.fairness import Measures
 
-__all__ = ["against_afl", "by_device", "course", "each_its_own", "family", "uniform"]
+__all__ = ["against_afl", "by_device", "course", "each_its_own", "family"]
 
 _FOLLOWED = {
     "train_loss": ("train_loss", 1.0),
@@ -21,15 +21,16 @@ _FOLLOWED = {
 }
 
 
-def family(powers: Sequence[float], work: eh.local.Work, step: float) -> dict[str, eh.Algorithm]:
-    """q-FedAvg for each q, devices drawn by their rows; all sums are plain, as in the reference code."""
-    return {f"q={q:g}": eh.algorithms.qfedavg(work, q=q, lipschitz=1 / step) for q in powers}
+def family(powers: Sequence[float], step: float, *, epochs: int, batch_size: int) -> dict[str, eh.Algorithm]:
+    """q-FedAvg for each q, devices drawn by their rows; and the mean over devices drawn uniformly.
 
-
-def uniform(work: eh.local.Work) -> dict[str, eh.Algorithm]:
-    """The plain mean over devices that are drawn uniformly."""
+    All sums are plain, as in the reference code.
+    """
+    model = eh.models.softmax_regression(features=60, classes=10)
+    work = eh.local.sgd(model, step, epochs=epochs, batch_size=batch_size)
     alike = eh.sampling.uniform(weighted=False)
-    return {"uniform sampling": eh.algorithms.fedavg(work, sampling=alike)}
+    known = {f"q={q:g}": eh.algorithms.qfedavg(work, q=q, lipschitz=1 / step) for q in powers}
+    return known | {"uniform sampling": eh.algorithms.fedavg(work, sampling=alike)}
 
 
 def against_afl(

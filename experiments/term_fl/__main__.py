@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import tyro
 
 import evenhand as eh
+from evenhand.studies import Family, Rule
 from experiments.fairness import Measures, collect, measured
 from experiments.term_fl.data import Label, Mixtures, apart, devices, sizes_like_vehicle, skewed
 from experiments.term_fl.methods import agnostic, chosen, family, fedavg
@@ -48,8 +49,6 @@ class Config:
     """Folder that gets the JSON files."""
     folder: Path | None = None
     """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
-    only: tuple[str, ...] = ("",)
-    """Methods whose names begin like this (ours: all)."""
     seeds: int = 5
     """Code: partition seeds 1 to 5; here 0 to 4.  A seed decides the devices too."""
     devices: int = 23
@@ -131,24 +130,14 @@ def comparison(config: Config, form: Form, table: Table) -> None:
         running_tilts=config.running_tilts,
         powers=config.powers,
     )
-    forms = {
-        name: {form: method for form, method in of.items() if f"{name}, {form}".startswith(config.only)}
-        for name, of in known.items()
-    }
-    forms = {name: of for name, of in forms.items() if of}
-    families = {
-        name: eh.studies.Family(("form",), lambda numbers, of=of: of[numbers["form"]])
-        for name, of in forms.items()
-    }
-    near = "FedAvg" if "FedAvg" in forms else None
     data, folder = partial(dataset, config, form), config.folder and config.folder / f"{form}_{table}"
     study = eh.study(
-        families,
+        {name: Family(("form",), lambda numbers, of=of: of[numbers["form"]]) for name, of in known.items()},
         data,
         rounds=rounds,
         seeds=config.seeds,
-        grid={name: {"form": list(of)} for name, of in forms.items()},
-        select=eh.studies.Rule(within=0.01, then="std", near=near),
+        grid={name: {"form": list(of)} for name, of in known.items()},
+        select=Rule(within=0.01, then="std", near="FedAvg"),
         cohort=config.cohort,
         eval_every=rounds,
         measure=measure,
@@ -156,10 +145,9 @@ def comparison(config: Config, form: Form, table: Table) -> None:
         progress=True,
     )
     found = measured(study)
-    if table == "tuned_rate" and "AFL".startswith(config.only):
-        steps = {"gamma_w": config.gamma_w, "gamma_lambda": config.gamma_lambda}
+    if table == "tuned_rate":
         afl = eh.study(
-            {"AFL": agnostic(config.features, config.batch_size, **steps)},
+            {"AFL": agnostic(config.features, config.batch_size, config.gamma_w, config.gamma_lambda)},
             data,
             rounds=config.afl_rounds,
             seeds=config.seeds,

@@ -71,7 +71,7 @@ def fedavg(rate: float, *, features: int, batch_size: int) -> eh.Algorithm:
     return eh.algorithms.fedavg(_work(rate, features, batch_size), sampling=_BY_ROWS)
 
 
-def agnostic(features: int, batch_size: int, *, gamma_w: float, gamma_lambda: float) -> eh.Algorithm:
+def agnostic(features: int, batch_size: int, gamma_w: float, gamma_lambda: float) -> eh.Algorithm:
     """AFL on the same objective.
 
     Args:
@@ -105,7 +105,7 @@ def chosen(
       found: method -> the numbers of each seed, with ``valid_mean``.
     """
     picked: dict[str, list[dict[str, float]]] = {}
-    for family in [name for name in ("q-FFL", "TERM") if name in study.methods and "FedAvg" in found]:
+    for family in ("q-FFL", "TERM"):
         best = picked[f"{family}, chosen on validation rows"] = []
         for seed, plain in enumerate(found["FedAvg"]):
             one = found[f"{family}, {study.at(seed).best(family).numbers['form']}"][seed]
