@@ -1,35 +1,46 @@
-"""What the experiments on fairness share: methods over seeds, told by what each client gets.
+"""What the experiments share: the numbers of a study's runs, saved beside the paper's and printed as a table.
 
-An experiment calls :func:`compare` once per table: it runs every method on every seed's clients, writes one small JSON
-file with the numbers of each seed beside the paper's, and prints them as a table.
+For each of its tables an experiment runs a study, and calls :func:`collect` with what the runs came to.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import platform
 import re
 import shlex
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
 
 import evenhand as eh
+from evenhand.report import RunView, statistics
 
-__all__ = ["Measure", "Measures", "accuracy", "collect", "compare", "table"]
+__all__ = [
+    "Measures",
+    "accuracy",
+    "by_name",
+    "collect",
+    "measured",
+    "picture",
+    "table",
+    "views",
+    "write",
+]
 
 Measures: TypeAlias = dict[str, float]
-Measure: TypeAlias = Callable[[eh.Run], Measures]
 
 
-def accuracy(run: eh.Run, split: str = "test") -> Measures:
+def accuracy(run: RunView, split: str = "test") -> Measures:
     """Accuracy over clients in percent, its variance in percent squared, errors in percent, the angle in degrees."""
-    told = run.summary(split, "accuracy")
+    told = statistics(run, split, "accuracy")
     percent = ("mean", "weighted_mean", "worst10", "best10", "std", "error_p90")
     return {
         **{name: 100.0 * told[name] for name in percent},
@@ -39,36 +50,32 @@ def accuracy(run: eh.Run, split: str = "test") -> Measures:
     }
 
 
-def compare(
-    path: Path,
-    title: str,
-    config: Mapping[str, Any],
-    methods: Mapping[str, eh.Algorithm],
-    run: Callable[[eh.Algorithm, int], eh.Run],
-    *,
-    seeds: int,
-    measure: Measure = accuracy,
-    paper: Mapping[str, Mapping[str, float]] | None = None,
-) -> dict[str, list[Measures]]:
-    """Runs every method with every seed, saves the numbers to ``path`` and prints a table.
+def views(study: eh.studies.Study) -> dict[str, list[RunView]]:
+    """The run of each seed, by the names of condition and method."""
+    return {name: [one.view for one in each if one.view] for name, each in by_name(study).items()}
 
-    Args:
-      path: the JSON file.
-      title: what the table shows.
-      config: the settings, to be saved beside the numbers.
-      methods: name -> method.
-      run: ``(method, seed) -> Run``; the seed decides the data too.
-      seeds: how many.
-      measure: what is kept of a run.
-      paper: name -> measure -> the paper's number.
+
+def measured(study: eh.studies.Study) -> dict[str, list[Measures]]:
+    """What the study's own function told of each run at its end, by the same names."""
+    return {
+        name: [{what: float(values[-1]) for what, values in one.measures.items()} for one in each]
+        for name, each in by_name(study).items()
+    }
+
+
+def by_name(study: eh.studies.Study) -> dict[str, list[eh.studies.Outcome]]:
+    """The outcome of each seed, by the names of condition, method and form.
+
+    Raises:
+      SystemExit: a run failed.
     """
-    found: dict[str, list[Measures]] = {name: [] for name in methods}
-    for seed in range(seeds):
-        for name, method in methods.items():
-            begin = time.perf_counter()
-            found[name].append(measure(run(method, seed)))
-            print(f"{title}: {name}, seed {seed}: {time.perf_counter() - begin:.1f} s", flush=True)
-    collect(path, title, config, found, paper)
+    found: dict[str, list[eh.studies.Outcome]] = {}
+    for each in study.outcomes:
+        if each.status == "failed":
+            raise SystemExit(f"{each.setting}, seed {each.seed}: {each.reason}")
+        case, method, numbers = each.setting.case, each.setting.method, each.setting.numbers
+        name = ", ".join(part for part in (*case.values(), method, *numbers.values()) if part)
+        found.setdefault(name, []).append(each)
     return found
 
 
@@ -79,22 +86,41 @@ def collect(
     found: Mapping[str, list[Measures]],
     paper: Mapping[str, Mapping[str, float]] | None = None,
 ) -> None:
-    """Saves numbers that are there already, and prints their table."""
+    """Saves numbers in a small JSON file beside the paper's, and prints them as a table.
+
+    Args:
+      path: the JSON file.
+      title: what the table shows.
+      config: the settings, to be saved with the numbers.
+      found: method -> the numbers of each seed.
+      paper: method -> measure -> the paper's number.
+    """
+    methods = {name: {"seeds": each, **_over_seeds(each)} for name, each in found.items()}
+    write(path, {"title": title, "methods": methods, "paper": paper or {}}, config)
+    print(table(path), flush=True)
+
+
+def write(path: Path, content: Mapping[str, Any], config: Mapping[str, Any], digits: int = 6) -> Path:
+    """Writes numbers as JSON, with what repeats them: the command, the settings and the versions."""
     # With -m, Python puts the path of the experiment's __main__.py there.
     experiment = Path(sys.argv[0]).parent.name
-    content = {
-        "title": title,
+    head = {
         "command": shlex.join(["python", "-m", f"experiments.{experiment}", *sys.argv[1:]]),
-        "versions": {"evenhand": eh.__version__, "jax": jax.__version__, "python": platform.python_version()},
+        "versions": {
+            "evenhand": eh.__version__,
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
         "config": {name: str(value) if isinstance(value, Path) else value for name, value in config.items()},
-        "methods": {name: {"seeds": each, **_over_seeds(each)} for name, each in found.items()},
-        "paper": paper or {},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_rounded(content), indent=1, allow_nan=False)
+    text = json.dumps(_rounded({**head, **content}, digits), indent=1, allow_nan=False)
     # One line per innermost group of numbers.
-    path.write_text(re.sub(r"\{[^{}]*\}", lambda part: re.sub(r"\s+", " ", part[0]), text) + "\n")
-    print(table(path), flush=True)
+    path.write_text(
+        re.sub(r"\{[^{}]*\}|\[[^\[\]{}]*\]", lambda part: re.sub(r"\s+", " ", part[0]), text) + "\n"
+    )
+    return path
 
 
 def table(path: Path) -> str:
@@ -112,6 +138,15 @@ def table(path: Path) -> str:
     return "\n".join(rows)
 
 
+def picture(figure: Figure, path: Path) -> Path:
+    """Writes a figure as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=120)
+    # A palette makes the file three times smaller, and the figures have few colours.
+    Image.open(buffer).convert("RGB").quantize(96).save(path, optimize=True)
+    return path
+
+
 def _over_seeds(each: list[Measures]) -> dict[str, Measures]:
     return {
         what: {name: float(statistic([one[name] for one in each])) for name in each[0]}
@@ -119,9 +154,10 @@ def _over_seeds(each: list[Measures]) -> dict[str, Measures]:
     }
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: Any, digits: int) -> Any:
+    """The same with so many significant digits, and null for what is no number."""
     if isinstance(value, float):
-        return float(f"{value:.6g}") if np.isfinite(value) else str(value)
+        return float(f"{value:.{digits}g}") if np.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): _rounded(item) for name, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
+        return {str(name): _rounded(item, digits) for name, item in value.items()}
+    return [_rounded(item, digits) for item in value] if isinstance(value, list | tuple) else value

@@ -23,7 +23,7 @@ import tyro
 import evenhand as eh
 from experiments.delta_fl.data import Table, clients, network, shares
 from experiments.delta_fl.settings import MNIST, MNIST_SMALL, PAPER, SHAKESPEARE, SYNTHETIC, Setting
-from experiments.fairness import Measures, compare
+from experiments.fairness import Measures, collect, measured
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Config:
     tables: tuple[Table, ...] = field(default_factory=lambda: get_args(Table))
     out: Path = Path("experiments/delta_fl/results")
     """Folder that gets a JSON file per table."""
+    folder: Path | None = None
+    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     only: tuple[str, ...] = ("",)
     """Methods whose names begin like this (ours: all)."""
     seeds: int = 5
@@ -90,25 +92,9 @@ def methods(config: Config, setting: Setting, model: eh.Model) -> dict[str, eh.A
     }
 
 
-def train(config: Config, table: Table, few: eh.Algorithm | None, method: eh.Algorithm, seed: int) -> eh.Run:
-    """One run; ``few`` is the method that draws fewer clients."""
-    setting: Setting = getattr(config, table)
-    share = config.sub_theta if method is few else 1.0
-    # A learning rate is not chosen on a seed that is reported.
-    seed += config.seeds if config.tune else 0
-    return eh.simulate(
-        method,
-        clients(table, config.data_dir, seed, **setting.data)[0],
-        rounds=setting.rounds,
-        cohort=math.ceil(share * setting.cohort),
-        seed=seed,
-        eval_every=setting.rounds,
-    )
-
-
-def measure(config: Config, table: Table, run: eh.Run) -> Measures:
+def measure(config: Config, table: Table, setting: Setting, run: eh.Run) -> Measures:
     """Errors over the test clients in percent, all alike, and losses over the training clients."""
-    data, tests = clients(table, config.data_dir, run.seed, **getattr(config, table).data)
+    data, tests = clients(table, config.data_dir, run.seed, **setting.data)
     told: Measures = {}
     for name, split in tests.items():
         right = eh.evaluation.evaluate(run.algorithm.model, run.params, split)["accuracy"]
@@ -125,23 +111,41 @@ def measure(config: Config, table: Table, run: eh.Run) -> Measures:
     return told | {"train_loss_std": run.summary("train", "loss")["std"]}
 
 
-def main(config: Config) -> None:
-    """Runs the tables one after the other, and saves each as soon as it is done."""
+def compare(config: Config, table: Table, setting: Setting) -> None:
+    """One table, or the learning rates of its data; saved as soon as it is done."""
+    known = methods(config, setting, network(table, setting.hidden, **setting.data))
+    known = {name: method for name, method in known.items() if name.startswith(config.only)}
+    path = config.out / f"{table}{'_rates' if config.tune else ''}.json"
+    found: dict[str, list[Measures]] = {}
+    for few, share in ((False, 1.0), (True, config.sub_theta)):
+        if chosen := {name: method for name, method in known.items() if (name == "FedAvg-Sub") == few}:
+            study = eh.study(
+                chosen,
+                lambda seed: clients(table, config.data_dir, seed, **setting.data)[0],
+                rounds=setting.rounds,
+                # A learning rate is not chosen on a seed that is reported.
+                seeds=[config.seeds] if config.tune else config.seeds,
+                cohort=math.ceil(share * setting.cohort),
+                eval_every=setting.rounds,
+                measure=partial(measure, config, table, setting),
+                folder=config.folder and config.folder / f"{path.stem}, {share:g}",
+                progress=True,
+            )
+            found |= measured(study)
     common = {name: value for name, value in asdict(config).items() if name not in get_args(Table)}
+    collect(path, table, common | asdict(setting), {name: found[name] for name in known}, PAPER.get(table))
+
+
+def main(config: Config) -> None:
+    """Runs the tables one after the other."""
+    settings: dict[Table, Setting] = {
+        "synthetic": config.synthetic,
+        "mnist": config.mnist,
+        "mnist_small": config.mnist_small,
+        "shakespeare": config.shakespeare,
+    }
     for table in config.tables:
-        setting: Setting = getattr(config, table)
-        known = methods(config, setting, network(table, setting.hidden, **setting.data))
-        known = {name: method for name, method in known.items() if name.startswith(config.only)}
-        compare(
-            config.out / f"{table}{'_rates' if config.tune else ''}.json",
-            table,
-            common | asdict(setting),
-            known,
-            partial(train, config, table, known.get("FedAvg-Sub")),
-            seeds=1 if config.tune else config.seeds,
-            measure=partial(measure, config, table),
-            paper=PAPER.get(table),
-        )
+        compare(config, table, settings[table])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ _LETTERS = 80
 """The alphabet of LEAF's Shakespeare task."""
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def clients(table: Table, folder: Path, seed: int, **shape: Any) -> Clients:
     """The clients of a data set.
 

@@ -8,11 +8,8 @@ Checks figures 1 to 5, 9 and 12 of Li et al., *Federated Optimization in Heterog
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -20,8 +17,10 @@ import optax
 import tyro
 
 import evenhand as eh
+from evenhand.studies import Outcome
+from experiments.fairness import by_name
 from experiments.fedprox.claims import Claim, Trial, trials
-from experiments.fedprox.saved import Curves, draw, save, table
+from experiments.fedprox.saved import draw, save, table
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class Config:
     """Figures 1, 2, 9, 5, 3, 4 and 12, in this order."""
     out: Path = Path("experiments/fedprox/results")
     """Folder that gets one JSON file and one picture per claim."""
+    folder: Path | None = None
+    """Folder that keeps each run (ours): an experiment that was stopped goes on, and claims share their runs."""
     seeds: int = 5
     """Runs of figures 1 and 2, each on a data set of its own (ours: the paper shows one run)."""
     more_seeds: int = 3
@@ -60,17 +61,19 @@ class Config:
     """The mean over so many rounds at the end is reported beside the final value, which is noisy (ours)."""
 
 
-def datasets(config: Config) -> dict[str, Callable[..., eh.data.FederatedDataset]]:
-    """Generators, to be called with ``seed=``.  Section 5.1: 80 % of a device's rows are for training."""
-    shape = {"clients": config.clients, "test_fraction": 0.2}
-    synthetic = partial(eh.data.synthetic, max_size=config.max_size, **shape)
-    return {
-        "IID": partial(synthetic, iid=True),
-        "(0, 0)": partial(synthetic, 0.0, 0.0),
-        "(0.5, 0.5)": partial(synthetic, 0.5, 0.5),
-        "(1, 1)": partial(synthetic, 1.0, 1.0),
-        "(1, 1) capped": partial(synthetic, 1.0, 1.0, max_size=config.sampling_max_size),
-    }
+_SPREADS = {"(0, 0)": 0.0, "(0.5, 0.5)": 0.5, "(1, 1)": 1.0, "(1, 1) capped": 1.0}
+
+
+def dataset(config: Config, name: str, seed: int) -> eh.data.FederatedDataset:
+    """The clients of a seed.  Section 5.1: 80 % of a device's rows are for training."""
+    return eh.data.synthetic(
+        *() if name == "IID" else (_SPREADS[name],) * 2,
+        iid=name == "IID",
+        clients=config.clients,
+        max_size=config.sampling_max_size if name.endswith("capped") else config.max_size,
+        test_fraction=0.2,
+        seed=seed,
+    )
 
 
 def methods(config: Config) -> dict[str, eh.Algorithm]:
@@ -95,43 +98,37 @@ def methods(config: Config) -> dict[str, eh.Algorithm]:
     }
 
 
-def follow(config: Config, method: eh.Algorithm, trial: Trial, seed: int) -> Curves:
-    """One run; the seed decides the data too."""
-    data = datasets(config)[trial.dataset](seed=seed)
-    rows = eh.evaluation.prepare(data.train)
-    curves: Curves = {"train_loss": {}, "test_accuracy": {}, "gradient_variance": {}, "uniform_variance": {}}
-    for run in eh.simulation.iterate(
-        method,
-        data,
-        rounds=config.rounds,
-        cohort=config.cohort,
-        seed=seed,
-        eval_every=config.eval_every,
-        systems=eh.systems.stragglers(trial.stragglers) if trial.stragglers else None,
-    ):
-        now = int(run.history["round"][-1])
-        for name in ("train_loss", "test_accuracy"):
-            curves[name][now] = float(run.history[name][-1])
-        if now % config.variance_every == 0:
-            unlike = eh.evaluation.dissimilarity(method.model, run.params, rows)
-            curves["gradient_variance"][now] = unlike.gradient_variance
-            curves["uniform_variance"][now] = unlike.uniform_variance
-    return curves
+def unlike(every: int, run: eh.Run) -> dict[str, float]:
+    """How unlike the clients' gradients are, every so many rounds."""
+    if run.info["rounds"] % every:
+        return {}
+    found = eh.evaluation.dissimilarity(run.algorithm.model, run.params, run.data.train)
+    return {"gradient_variance": found.gradient_variance, "uniform_variance": found.uniform_variance}
 
 
 def main(config: Config) -> None:
-    """Runs the claims, each distinct run once, and saves each claim as soon as it is done."""
-    known, done = methods(config), dict[tuple[str, str, float, int], Curves]()
+    """Runs the claims, each condition as a study of its methods, and saves each claim as soon as it is done."""
+    known = methods(config)
     for claim in config.claims:
-        seeds = range(config.seeds if claim in ("stragglers", "heterogeneity") else config.more_seeds)
-        for trial, seed in product(trials(claim), seeds):
-            if (*trial[2:], seed) not in done:
-                begin = time.perf_counter()
-                done[*trial[2:], seed] = follow(config, known[trial.method], trial, seed)
-                seconds = time.perf_counter() - begin
-                print(f"{claim}: {trial.panel}, {trial.line}, seed {seed}: {seconds:.1f} s", flush=True)
-        runs = [(trial, [done[*trial[2:], seed] for seed in seeds]) for trial in trials(claim)]
-        path = save(config.out / f"{claim}.json", claim, asdict(config), runs, last=config.last)
+        runs = dict[Trial, list[Outcome]]()
+        conditions = dict.fromkeys((trial.dataset, trial.stragglers) for trial in trials(claim))
+        for name, share in conditions:
+            here = [trial for trial in trials(claim) if (trial.dataset, trial.stragglers) == (name, share)]
+            study = eh.study(
+                {trial.method: known[trial.method] for trial in here},
+                partial(dataset, config, name),
+                rounds=config.rounds,
+                seeds=config.seeds if claim in ("stragglers", "heterogeneity") else config.more_seeds,
+                cohort=config.cohort,
+                eval_every=config.eval_every,
+                systems=eh.systems.stragglers(share) if share else None,
+                measure=partial(unlike, config.variance_every),
+                folder=config.folder and config.folder / f"{name}, {share:.0%}",
+                progress=True,
+            )
+            runs |= {trial: by_name(study)[trial.method] for trial in here}
+        ordered = [(trial, runs[trial]) for trial in trials(claim)]
+        path = save(config.out / f"{claim}.json", claim, asdict(config), ordered)
         print(table(path), f"Figure: {draw(path)}", sep="\n", flush=True)
 
 

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-import math
-import platform
-import re
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import jax
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 
-import evenhand as eh
+from evenhand.studies import Outcome
+from experiments.fairness import picture, write
 from experiments.fedprox.claims import Trial
 
-__all__ = ["Curves", "draw", "save", "table"]
-
-Curves: TypeAlias = dict[str, dict[int, float]]
-"""Of one run: measure -> round -> value."""
+__all__ = ["draw", "save", "table"]
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; the dashes tell the lines apart in grey.
 _STYLES = {
@@ -46,32 +36,15 @@ _SHOWN = {"heterogeneity": ("train_loss", "test_accuracy", "uniform_variance")}
 
 
 def save(
-    path: Path,
-    claim: str,
-    config: Mapping[str, Any],
-    runs: Sequence[tuple[Trial, list[Curves]]],
-    *,
-    last: int,
+    path: Path, claim: str, config: Mapping[str, Any], runs: Sequence[tuple[Trial, Sequence[Outcome]]]
 ) -> Path:
     """Writes all curves of all seeds, and what they come to at the end."""
     content = {
         "claim": claim,
-        "command": shlex.join(["python", "-m", "experiments.fedprox", *sys.argv[1:]]),
-        "versions": {
-            "evenhand": eh.__version__,
-            "jax": jax.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        "config": {**config, "out": str(config["out"])},
-        "seeds": list(range(len(runs[0][1]))),
-        "runs": [{**trial._asdict(), "measures": _summarise(curves, last)} for trial, curves in runs],
+        "seeds": [outcome.seed for outcome in runs[0][1]],
+        "runs": [{**trial._asdict(), "measures": _summarise(each, config)} for trial, each in runs],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_rounded(content), indent=1, allow_nan=False)
-    # One line per row of numbers, not one per number.
-    path.write_text(re.sub(r"\[[^\[\]{}\"]*\]", lambda row: re.sub(r"\s+", "", row[0]), text) + "\n")
-    return path
+    return write(path, content, config, digits=4)
 
 
 def table(path: Path) -> str:
@@ -122,15 +95,7 @@ def draw(path: Path) -> Path:
             title=f"line: mean of {len(content['seeds'])} seeds; shade: from the lowest to the highest",
             title_fontsize=8,
         )
-        return _save(figure, path.with_suffix(".png"))
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=120)
-    # A palette makes the file three times smaller, and the figures have few colours.
-    Image.open(buffer).convert("RGB").quantize(96).save(path, optimize=True)
-    return path
+        return picture(figure, path.with_suffix(".png"))
 
 
 def _line(axis: Axes, measure: Mapping[str, Any], label: str, style: tuple[str, Any]) -> None:
@@ -140,29 +105,20 @@ def _line(axis: Axes, measure: Mapping[str, Any], label: str, style: tuple[str, 
     axis.fill_between(rounds, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
 
-def _summarise(runs: Sequence[Curves], last: int) -> dict[str, Any]:
+def _summarise(runs: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, Any]:
+    known = [{**outcome.measures, **(outcome.view.history if outcome.view else {})} for outcome in runs]
     told: dict[str, Any] = {}
-    for name in runs[0]:
-        rounds = np.array(list(runs[0][name]))
-        curves = np.array([list(run[name].values()) for run in runs])
-        ends = {"final": curves[:, -1], "last": curves[:, rounds > rounds[-1] - last].mean(axis=1)}
+    for name in ("train_loss", "test_accuracy", "gradient_variance", "uniform_variance"):
+        rounds = known[0]["round"]
+        told_at = rounds % (config["variance_every"] if name in runs[0].measures else 1) == 0
+        rounds, curves = rounds[told_at], np.array([columns[name][told_at] for columns in known])
+        ends = {"final": curves[:, -1], "last": curves[:, rounds > rounds[-1] - config["last"]].mean(axis=1)}
         told[name] = {
             what: {"mean": end.mean(), "std": end.std(), "per_seed": end.tolist()}
             for what, end in ends.items()
         }
         told[name] |= {"round": rounds.tolist(), "curves": curves.tolist()}
     return told
-
-
-def _rounded(content: Any) -> Any:
-    """The same with four significant digits, and null for what is no number."""
-    if isinstance(content, dict):
-        return {name: _rounded(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_rounded(value) for value in content]
-    if isinstance(content, float):
-        return float(f"{content:.4g}") if math.isfinite(content) else None
-    return content
 
 
 def _number(value: float | None) -> str:

@@ -13,13 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-import numpy as np
 import tyro
 
 import evenhand as eh
-from experiments.fairness import Measures, collect, compare
+from experiments.fairness import collect, measured
 from experiments.fedtilt.data import mnist, toy
-from experiments.fedtilt.measures import local_work, with_one_model, with_own_models, with_stacked_models
+from experiments.fedtilt.measures import evenness, local_work, of
 from experiments.fedtilt.methods import fedavg, mnist_methods, toy_methods
 from experiments.fedtilt.paper import ANCHORS, PAPER, Setting
 
@@ -41,6 +40,8 @@ class Config:
     """Folder with mnist.npz."""
     out: Path = Path("experiments/fedtilt/results")
     """Folder that gets the JSON files."""
+    folder: Path | None = None
+    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     seeds: int = 5
     """Runs, each with data, deal and initial model of its own (ours: the paper shows one)."""
     rounds: int = 50
@@ -72,53 +73,52 @@ class Config:
 def toy_suite(config: Config) -> None:
     """The personal models' accuracies on clean rows, beside those of another implementation."""
     described = {"epochs": config.toy_epochs, "batch_size": config.batch_size}
-    for experiment in config.experiments:
-        known = toy_methods(experiment, config.learning_rate, prox_mu=config.prox_mu, **described)
-        anchors = zip(known, ANCHORS[experiment].values(), strict=False)
-        compare(
-            config.out / f"toy_{experiment}.json",
-            f"Toy experiment {experiment}, class accuracy",
-            asdict(config),
+    for number in config.experiments:
+        known = toy_methods(number, config.learning_rate, prox_mu=config.prox_mu, **described)
+        study = eh.study(
             known,
-            partial(_toy_run, config, experiment),
+            partial(toy, number, config.toy_test_rows),
+            rounds=config.rounds,
             seeds=config.seeds,
+            eval_every=config.rounds,
             measure=lambda run: dict(zip(PLACES, 100.0 * run.class_metrics().accuracy, strict=True)),
-            paper={name: dict(zip(PLACES, row, strict=True)) for name, row in anchors},
+            folder=config.folder and config.folder / f"toy_{number}",
+            progress=True,
         )
-
-
-def _toy_run(config: Config, experiment: int, method: eh.Algorithm, seed: int) -> eh.Run:
-    data = toy(experiment, seed, config.toy_test_rows)
-    return eh.simulate(method, data, rounds=config.rounds, seed=seed, eval_every=config.rounds)
+        anchors = zip(known, ANCHORS[number].values(), strict=False)
+        paper = {name: dict(zip(PLACES, row, strict=True)) for name, row in anchors}
+        path, title = config.out / f"toy_{number}.json", f"Toy experiment {number}, class accuracy"
+        collect(path, title, asdict(config), measured(study), paper)
 
 
 def mnist_suite(config: Config) -> None:
-    """Tables II, III and VII, each saved after each seed."""
+    """Tables II, III and VII."""
     model = eh.models.mlp(784, classes=10, hidden=config.hidden)
     work = eh.local.sgd(model, config.learning_rate, epochs=config.epochs, batch_size=config.batch_size)
-    shape = {"rounds": config.rounds, "cohort": config.cohort, "eval_every": config.rounds}
     for setting in config.settings:
         mus = (config.prox_mu, *(config.ditto_mus if setting == "clean" else ()))
         known = mnist_methods(setting, work, mus, prox_mu=config.prox_mu)
-        tune = local_work(fedavg(setting, work))
-        found: dict[str, list[Measures]] = {"FedAvg (A)": [], "FedAvg (B)": []}
-        for seed in range(config.seeds):
-            data = mnist(config.data_dir, seed, config.clients, config.rows_per_class)
-            for place, (name, method) in enumerate(known.items()):
-                run = eh.simulate(method, data, seed=seed, **shape)
-                # Biases begin at 0, and no client that was trained keeps all of them there.
-                drawn = np.any(np.asarray(run.state.clients["output"]["bias"]) != 0, axis=1)
-                found.setdefault(name, []).append(with_own_models(run, drawn))
-                shared = with_one_model(model, run.params, data, drawn)
-                if place == 0:  # without tilts the global model is FedAvg's, whatever mu is
-                    found["FedAvg (A)"].append(shared)
-                    tuned = with_stacked_models(model, tune(run.params, data, seed), data, drawn)
-                    found["FedAvg (B)"].append(tuned)
-                elif name.startswith("FedTilt"):
-                    found.setdefault(f"{name}, global", []).append(shared)
-                print(f"{setting}: {name}, seed {seed}: {run.info['seconds']['train']:.1f} s", flush=True)
-            path = config.out / f"mnist_{setting}.json"
-            collect(path, f"MNIST, {setting}", asdict(config), found, PAPER[setting])
+        ditto, tune = next(iter(known)), local_work(fedavg(setting, work))
+        study = eh.study(
+            known,
+            partial(mnist, config.data_dir, config.clients, config.rows_per_class),
+            rounds=config.rounds,
+            seeds=config.seeds,
+            cohort=config.cohort,
+            eval_every=config.rounds,
+            measure=partial(evenness, known[ditto], tune),
+            folder=config.folder and config.folder / f"mnist_{setting}",
+            progress=True,
+        )
+        runs = measured(study)
+        # Without tilts the global model is FedAvg's, whatever mu is.
+        found = {"FedAvg (A)": of("shared", runs[ditto]), "FedAvg (B)": of("tuned", runs[ditto])}
+        for name, each in runs.items():
+            found[name] = of("own", each)
+            if name.startswith("FedTilt"):
+                found[f"{name}, global"] = of("shared", each)
+        path = config.out / f"mnist_{setting}.json"
+        collect(path, f"MNIST, {setting}", asdict(config), found, PAPER[setting])
 
 
 def main(config: Config) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,14 +29,13 @@ _TOY: dict[int, tuple[tuple[tuple[float, float], float], ...]] = {
 _TOY_ROWS = {1: (100, 100), 2: (150, 50), 3: (150, 50)}
 
 
-@lru_cache(maxsize=1)
-def toy(experiment: int, seed: int, test_rows: int) -> eh.data.FederatedDataset:
+def toy(experiment: int, test_rows: int, seed: int) -> eh.data.FederatedDataset:
     """Table IV: two clients with two classes each, labelled 0 and 1.
 
     Args:
       experiment: 1, 2 or 3.
-      seed: of the training rows.
       test_rows: clean rows per class and client to test on, the same for every seed.
+      seed: of the training rows.
     """
     rng, fresh = np.random.default_rng((experiment, seed)), np.random.default_rng(99)
     train, test = list[NDArray](), list[NDArray]()
@@ -47,15 +45,14 @@ def toy(experiment: int, seed: int, test_rows: int) -> eh.data.FederatedDataset:
     return _dataset(train, test, [0, 1, 0, 1], f"toy experiment {experiment}")
 
 
-@lru_cache(maxsize=1)
-def mnist(folder: Path, seed: int, clients: int, most: int | None) -> eh.data.FederatedDataset:
+def mnist(folder: Path, clients: int, most: int | None, seed: int) -> eh.data.FederatedDataset:
     """MNIST, normalised and flat: each client holds two digits, each digit is cut into equal parts for its holders.
 
     Args:
       folder: the one with ``mnist.npz``.
-      seed: of the deal and of the shuffles.
       clients: how many; a multiple of 5.
       most: training images of a digit that a client keeps at most; None: all of its part.
+      seed: of the deal and of the shuffles.
 
     Raises:
       SystemExit: there is no such file.

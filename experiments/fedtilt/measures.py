@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -15,10 +15,38 @@ import evenhand as eh
 from evenhand import tree
 from evenhand.types import Array, ClientData, Key, Params, PyTree
 
-__all__ = ["local_work", "told", "with_one_model", "with_own_models", "with_stacked_models"]
+__all__ = ["evenness", "local_work", "of", "told", "with_one_model", "with_own_models", "with_stacked_models"]
 
 NDArray: TypeAlias = npt.NDArray[Any]
 Measures: TypeAlias = dict[str, float]
+
+
+def evenness(
+    ditto: eh.Algorithm, tune: Callable[[Params, eh.data.FederatedDataset, int], Params], run: eh.Run
+) -> Measures:
+    """What is told of a run at its end: of the clients' own models, of the shared one, and of that after more work.
+
+    Args:
+      ditto: the method whose shared model is tuned.
+      tune: what :func:`local_work` gives.
+      run: any.
+    """
+    if not run.info["rounds"]:
+        return {}
+    # Biases begin at 0, and no client that was trained keeps all of them there.
+    drawn = np.any(np.asarray(run.state.clients["output"]["bias"]) != 0, axis=1)
+    model, data = run.algorithm.model, run.data
+    found = {"own": with_own_models(run, drawn), "shared": with_one_model(model, run.params, data, drawn)}
+    if run.algorithm is ditto:
+        tuned = tune(run.params, data, run.seed)
+        found["tuned"] = with_stacked_models(model, tuned, data, drawn)
+    return {f"{part} {name}": value for part, each in found.items() for name, value in each.items()}
+
+
+def of(part: str, runs: Sequence[Measures]) -> list[Measures]:
+    """What :func:`evenness` told of one part: ``"own"``, ``"shared"`` or ``"tuned"``."""
+    names = [name for name in runs[0] if name.startswith(f"{part} ")]
+    return [{name.removeprefix(f"{part} "): run[name] for name in names} for run in runs]
 
 
 def told(accuracy: NDArray, counts: NDArray, drawn: NDArray) -> Measures:

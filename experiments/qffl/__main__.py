@@ -8,20 +8,21 @@ and on Adult.  Tables are numbered as in chapter 4 of the first author's dissert
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import tyro
 
 import evenhand as eh
-from experiments.fairness import Measures, accuracy, collect, compare
+from experiments.fairness import accuracy, collect, views
 from experiments.qffl.data import adult, synthetic
 from experiments.qffl.figure import draw
-from experiments.qffl.methods import against_afl, family
+from experiments.qffl.methods import against_afl, by_device, course, each_its_own, family
 from experiments.qffl.paper import ADULT, HETEROGENEITY, TEST, TRAIN
-from experiments.qffl.runs import by_device, choose, each_its_own, follow
 
 Claim = Literal["afl", "fairness", "heterogeneity"]
 
@@ -36,6 +37,8 @@ class Config:
     """Folder with adult.npz, for table 4.2."""
     out: Path = Path("experiments/qffl/results")
     """Folder that gets the JSON files and the picture."""
+    folder: Path | None = None
+    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     seeds: int = 5
     """Section 4.6: five splits, five initialisations.  A seed makes a synthetic data set of its own (ours)."""
     clients: int = 100
@@ -73,66 +76,72 @@ class Config:
 
 
 def fairness(config: Config) -> None:
-    """Tables 4.1, 4.6 to 4.9, 4.11 and 4.12: one set of runs, saved after each seed."""
-    powers = tuple(sorted({*config.powers, *config.more_powers}))
-    found: dict[str, dict[str, list[Measures]]] = {"test": {}, "train": {}, "course": {}}
-    known = family(powers, config.learning_rate, epochs=config.epochs, batch_size=config.batch_size)
-    for seed in range(config.seeds):
-        data, runs = _synthetic(config, 1.0, config.clients, seed), dict[str, eh.Run]()
-        for name, method in known.items():
-            shape = {"rounds": config.rounds, "cohort": config.cohort, "eval_every": config.eval_every}
-            runs[name], course = follow(method, data, seed=seed, **shape)
-            for now, told in course.items():
-                found["course"].setdefault(f"{name}, round {now}", []).append(told)
-            print(f"seed {seed}, {name}: {runs[name].info['seconds']['train']:.0f} s", flush=True)
-        each = {q: runs[f"q={q:g}"] for q in powers}
-        runs["each device its own q"] = each_its_own(each)
-        runs["q chosen on validation rows"] = each[chosen := choose(each)]
-        print(f"seed {seed}: q = {chosen:g} chosen", flush=True)
-        for split, paper in (("test", TEST), ("train", TRAIN)):
-            for name, run in runs.items():
-                extra = {"q": chosen} if name.startswith("q chosen") else {}
-                found[split].setdefault(name, []).append(accuracy(run, split) | extra)
-            title = f"Synthetic(1, 1), {split} accuracy"
-            collect(config.out / f"family_{split}.json", title, asdict(config), found[split], paper)
-        title = "Synthetic(1, 1), test accuracy by rounds"
-        collect(config.out / "course.json", title, asdict(config), found["course"])
+    """Tables 4.1, 4.6 to 4.9, 4.11 and 4.12: one set of runs."""
+    data = partial(synthetic, 1.0, config.clients, config.size_sigma, config.held_out)
+    powers = sorted({*config.powers, *config.more_powers})
+    study = _study(config, "fairness", powers, data, config.rounds)
+    runs, title = views(study), "Synthetic(1, 1), {} accuracy"
+    by_rounds = f"{title.format('test')} by rounds"
+    collect(config.out / "course.json", by_rounds, asdict(config), course(runs))
+    family_of = [each for each in study.outcomes if each.setting.method != "uniform sampling"]
+    among = replace(study, outcomes=tuple(family_of))
+    chosen = [among.at(seed).best().method for seed in range(config.seeds)]
+    same = zip(*(runs[name] for name in among.methods), strict=True)
+    runs["each device its own q"] = [each_its_own(each) for each in same]
+    runs["q chosen on validation rows"] = [runs[name][seed] for seed, name in enumerate(chosen)]
+    for split, paper in (("test", TEST), ("train", TRAIN)):
+        found = {name: [accuracy(run, split) for run in each] for name, each in runs.items()}
+        for name, numbers in zip(chosen, found["q chosen on validation rows"], strict=True):
+            numbers["q"] = float(name.removeprefix("q="))
+        path = config.out / f"family_{split}.json"
+        collect(path, title.format(split), asdict(config), found, paper)
     print(f"Figure: {draw(config.out / 'family_test.json')}", flush=True)
 
 
 def heterogeneity(config: Config) -> None:
-    """Table 4.10, saved after each data set."""
-    known = family((0.0, 1.0), config.learning_rate, epochs=config.epochs, batch_size=config.batch_size)
-    shape = {"rounds": config.heterogeneity_rounds, "cohort": config.cohort, "eval_every": config.eval_every}
-    found: dict[str, list[Measures]] = {}
-    for spread, clients in product((None, 1.0, 2.0), (config.clients, config.clients // 2)):
-        kind = "IID" if spread is None else f"({spread:g}, {spread:g})"
-        for seed, name in product(range(config.seeds), ("q=0", "q=1")):
-            run, _ = follow(known[name], _synthetic(config, spread, clients, seed), seed=seed, **shape)
-            found.setdefault(f"{kind}, {clients} devices, {name}", []).append(accuracy(run))
-        path = config.out / "heterogeneity.json"
-        collect(path, "Test accuracy", asdict(config), found, HETEROGENEITY)
+    """Table 4.10."""
+    kinds = {"IID": None, "(1, 1)": 1.0, "(2, 2)": 2.0}
+    data = {
+        f"{kind}, {clients} devices": partial(synthetic, spread, clients, config.size_sigma, config.held_out)
+        for (kind, spread), clients in product(kinds.items(), (config.clients, config.clients // 2))
+    }
+    runs = views(_study(config, "heterogeneity", (0.0, 1.0), data, config.heterogeneity_rounds))
+    found = {name: [accuracy(run) for run in each] for name, each in runs.items()}
+    collect(config.out / "heterogeneity.json", "Test accuracy", asdict(config), found, HETEROGENEITY)
+
+
+def _study(config: Config, name: Claim, powers: Sequence[float], data: Any, rounds: int) -> eh.studies.Study:
+    """The family of q's over seeds, each of which makes its own data; the choice of q is by the paper's rule."""
+    methods = family(powers, config.learning_rate, epochs=config.epochs, batch_size=config.batch_size)
+    if name == "heterogeneity":
+        del methods["uniform sampling"]
+    return eh.study(
+        methods,
+        data,
+        rounds=rounds,
+        seeds=config.seeds,
+        select=eh.studies.Rule("valid", "weighted_mean", within=0.01, then="variance", near="q=0"),
+        cohort=config.cohort,
+        eval_every=config.eval_every,
+        folder=config.folder and config.folder / name,
+        progress=True,
+    )
 
 
 def afl(config: Config) -> None:
     """Table 4.2 on Adult; the seed decides the initial model alone."""
     data = adult(config.data_dir)
-    compare(
-        config.out / "adult.json",
-        "Adult, test accuracy",
-        asdict(config),
+    study = eh.study(
         against_afl(data, config.afl_powers, gamma_w=config.gamma_w, gamma_lambda=config.gamma_lambda),
-        lambda method, seed: eh.simulate(
-            method, data, rounds=config.afl_rounds, seed=seed, eval_every=config.afl_rounds
-        ),
+        data,
+        rounds=config.afl_rounds,
         seeds=config.seeds,
-        measure=by_device,
-        paper=ADULT,
+        eval_every=config.afl_rounds,
+        folder=config.folder and config.folder / "adult",
+        progress=True,
     )
-
-
-def _synthetic(config: Config, spread: float | None, clients: int, seed: int) -> eh.data.FederatedDataset:
-    return synthetic(spread, clients, seed=seed, size_sigma=config.size_sigma, held_out=config.held_out)
+    found = {name: [by_device(run) for run in each] for name, each in views(study).items()}
+    collect(config.out / "adult.json", "Adult, test accuracy", asdict(config), found, ADULT)
 
 
 def main(config: Config) -> None:

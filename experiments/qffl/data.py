@@ -18,7 +18,7 @@ _DEVICES = ("PhD", "non-PhD")
 
 
 def synthetic(
-    spread: float | None, clients: int, *, seed: int, size_sigma: float, held_out: float
+    spread: float | None, clients: int, size_sigma: float, held_out: float, seed: int
 ) -> eh.data.FederatedDataset:
     """Synthetic(spread, spread), None: IID; so much of the rows for validation, and as much for testing."""
     return eh.data.synthetic(

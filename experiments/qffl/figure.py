@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from PIL import Image
+
+from experiments.fairness import picture
 
 __all__ = ["draw"]
 
@@ -43,16 +43,8 @@ def draw(path: Path) -> Path:
             axis.set_xlabel("q")
             axis.set_ylabel(label)
         axis.legend(frameon=False)
-        return _save(figure, path.with_suffix(".png"))
+        return picture(figure, path.with_suffix(".png"))
 
 
 def _power(name: str) -> float:
     return float(name.removeprefix("q="))
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=120)
-    # A palette makes the file three times smaller, and the figure has few colours.
-    Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)
-    return path

@@ -10,6 +10,7 @@ dissertation.  From the root of the repository:
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,7 +19,8 @@ import jax.numpy as jnp
 import tyro
 
 import evenhand as eh
-from experiments.fairness import Measures, collect, compare
+from evenhand.studies import Family, Rule
+from experiments.fairness import Measures, collect, measured
 from experiments.term_fl.data import Label, Mixtures, apart, devices, sizes_like_vehicle, skewed
 from experiments.term_fl.methods import agnostic, chosen, family, fedavg
 
@@ -45,8 +47,8 @@ class Config:
     """The paper's 30 rounds at FedAvg's best rate; more rounds of it; 30 rounds at the paper's rate."""
     out: Path = Path("experiments/term_fl/results")
     """Folder that gets the JSON files."""
-    only: tuple[str, ...] = ("",)
-    """Methods whose names begin like this (ours: all)."""
+    folder: Path | None = None
+    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     seeds: int = 5
     """Code: partition seeds 1 to 5; here 0 to 4.  A seed decides the devices too."""
     devices: int = 23
@@ -99,6 +101,8 @@ class Config:
 
 def measure(run: eh.Run) -> Measures:
     """Accuracy over devices in percent, the mean and the worst training loss, and how many devices a round counts."""
+    if not run.info["rounds"]:
+        return {}
     test, valid, train = (run.summary(split, "accuracy") for split in ("test", "valid", "train"))
     told = {name: 100.0 * test[name] for name in ("mean", "worst10", "std", "weighted_mean")}
     told |= {f"valid_{name}": 100.0 * valid[name] for name in ("mean", "std")}
@@ -116,7 +120,7 @@ def comparison(config: Config, form: Form, table: Table) -> None:
     """One table: all methods, and what validation rows would choose."""
     rate = config.paper_rate if table == "paper_rate" else config.learning_rate
     rounds = config.more_rounds if table == "more_rounds" else config.rounds
-    methods = family(
+    known = family(
         rate,
         features=config.features,
         batch_size=config.batch_size,
@@ -126,23 +130,36 @@ def comparison(config: Config, form: Form, table: Table) -> None:
         running_tilts=config.running_tilts,
         powers=config.powers,
     )
-    steps = {"gamma_w": config.gamma_w, "gamma_lambda": config.gamma_lambda}
-    afl = agnostic(config.features, config.batch_size, **steps)
-    methods |= {"AFL": afl} if table == "tuned_rate" else {}
-    methods = {name: method for name, method in methods.items() if name.startswith(config.only)}
-    path, title = config.out / f"{form}_{table}.json", f"{form}, {table.replace('_', ' ')}"
+    data, folder = partial(dataset, config, form), config.folder and config.folder / f"{form}_{table}"
+    study = eh.study(
+        {name: Family(("form",), lambda numbers, of=of: of[numbers["form"]]) for name, of in known.items()},
+        data,
+        rounds=rounds,
+        seeds=config.seeds,
+        grid={name: {"form": list(of)} for name, of in known.items()},
+        select=Rule(within=0.01, then="std", near="FedAvg"),
+        cohort=config.cohort,
+        eval_every=rounds,
+        measure=measure,
+        folder=folder,
+        progress=True,
+    )
+    found = measured(study)
+    if table == "tuned_rate":
+        afl = eh.study(
+            {"AFL": agnostic(config.features, config.batch_size, config.gamma_w, config.gamma_lambda)},
+            data,
+            rounds=config.afl_rounds,
+            seeds=config.seeds,
+            eval_every=config.afl_rounds,
+            measure=measure,
+            folder=folder and folder / "afl",
+            progress=True,
+        )
+        found |= measured(afl)
     settings = asdict(config) | {"form": form, "rate": rate, "rounds": rounds}
-
-    def train(method: eh.Algorithm, seed: int) -> eh.Run:
-        if method is afl:
-            data = dataset(config, form, seed)
-            return eh.simulate(
-                method, data, rounds=config.afl_rounds, seed=seed, eval_every=config.afl_rounds
-            )
-        return once(config, form, method, seed, rounds)
-
-    found = compare(path, title, settings, methods, train, seeds=config.seeds, measure=measure, paper=PAPER)
-    collect(path, title, settings, found | chosen(found), PAPER)
+    path, title = config.out / f"{form}_{table}.json", f"{form}, {table.replace('_', ' ')}"
+    collect(path, title, settings, found | chosen(study, found), PAPER)
 
 
 def dataset(config: Config, form: Form, seed: int) -> eh.data.FederatedDataset:
@@ -159,31 +176,31 @@ def dataset(config: Config, form: Form, seed: int) -> eh.data.FederatedDataset:
     )
 
 
-def once(config: Config, form: Form, method: eh.Algorithm, seed: int, rounds: int) -> eh.Run:
-    """One run, evaluated at its end."""
-    data = dataset(config, form, seed)
-    return eh.simulate(method, data, rounds=rounds, cohort=config.cohort, seed=seed, eval_every=rounds)
-
-
 def tune(config: Config) -> None:
     """FedAvg alone, on further seeds: which rate trains best, and which devices it serves least evenly."""
     rates = (0.32, 0.1, 0.032, 0.01, 0.0032, 0.001)
-    alphas = {f"alpha={alpha:g}": {"alpha": alpha} for alpha in (0.1, 0.2, 0.3, 0.5, 1.0)}
-    pairs = {f"{a} and {b}": {"pair": (a, b)} for a, b in product(range(0, 10, 2), range(1, 10, 2))}
-    tried: dict[Form, list[tuple[str, dict[str, Any], float]]] = {
-        "skewed": [(name, setting, rate) for rate in rates for name, setting in alphas.items()],
-        "apart": [(name, setting, config.learning_rate) for name, setting in pairs.items()],
+    known = {rate: fedavg(rate, features=config.features, batch_size=config.batch_size) for rate in rates}
+    pairs = product(range(0, 10, 2), range(1, 10, 2))
+    tried: dict[Form, dict[str, dict[str, Any]]] = {
+        "skewed": {f"alpha={alpha:g}": {"alpha": alpha} for alpha in (0.1, 0.2, 0.3, 0.5, 1.0)},
+        "apart": {f"{a} and {b}": {"pair": (a, b)} for a, b in pairs},
     }
-    tried["apart"] += [("{} and {}".format(*config.pair), {}, rate) for rate in rates]
-    methods = {rate: fedavg(rate, features=config.features, batch_size=config.batch_size) for rate in rates}
     for form in config.forms:
         found: dict[str, list[Measures]] = {}
-        for name, setting, rate in tried[form]:
-            runs = (
-                once(replace(config, **setting), form, methods[rate], config.seeds + k, config.rounds)
-                for k in range(config.seeds)
+        for name, setting in tried[form].items():
+            whole = form == "skewed" or setting["pair"] == config.pair
+            study = eh.study(
+                {f"rate {rate:g}": known[rate] for rate in (rates if whole else (config.learning_rate,))},
+                {name: partial(dataset, replace(config, **setting), form)},
+                rounds=config.rounds,
+                seeds=range(config.seeds, 2 * config.seeds),
+                cohort=config.cohort,
+                eval_every=config.rounds,
+                measure=partial(_fit, config),
+                folder=config.folder and config.folder / f"{form}_tuning",
+                progress=True,
             )
-            found[f"{name}, rate {rate:g}"] = [_fit(config, run) for run in runs]
+            found |= measured(study)
         collect(config.out / f"{form}_tuning.json", f"{form}, FedAvg", asdict(config), found)
 
 

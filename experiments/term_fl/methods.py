@@ -27,8 +27,8 @@ def family(
     tilts: Sequence[float],
     running_tilts: Sequence[float],
     powers: Sequence[float],
-) -> dict[str, eh.Algorithm]:
-    """FedAvg, q-FFL and TERM; q-FFL and TERM with means and with sums of a device's losses.
+) -> dict[str, dict[str, eh.Algorithm]]:
+    """FedAvg, q-FFL and TERM, each with its forms; q-FFL and TERM with means and with sums of a device's losses.
 
     Args:
       rate: of local steps along the mean over a batch.
@@ -50,16 +50,19 @@ def family(
     curvature = batch_size / rate
     powers_of_sums = {q: on_sums(qffl(q=q, lipschitz=curvature)) for q in powers}
     return {
-        "FedAvg": eh.algorithms.fedavg(work, sampling=_BY_ROWS),
-        f"FedAvg, step 1/{cohort}": eh.algorithms.fedavg(work, sampling=_BY_ROWS, server_opt=short),
-        **{f"q-FFL, q={q:g}": qffl(q=q, lipschitz=1 / rate) for q in powers},
-        **{f"q-FFL, q={q:g}, sums": method for q, method in powers_of_sums.items()},
-        **{f"TERM, t={t:g}": term(t=t) for t in tilts},
-        f"TERM, {sums}": on_sum(),
-        f"TERM, {sums}, step 1/{cohort}": on_sum(server_opt=short),
-        f"TERM reference, {sums}": on_sum(reference=True),
-        f"TERM running, {sums}": on_sum(running=0.5),
-        **{f"TERM running, t={t:g}": term(t=t, running=0.5) for t in running_tilts},
+        "FedAvg": {"": eh.algorithms.fedavg(work, sampling=_BY_ROWS)},
+        f"FedAvg, step 1/{cohort}": {"": eh.algorithms.fedavg(work, sampling=_BY_ROWS, server_opt=short)},
+        "q-FFL": {
+            **{f"q={q:g}": qffl(q=q, lipschitz=1 / rate) for q in powers},
+            **{f"q={q:g}, sums": method for q, method in powers_of_sums.items()},
+        },
+        "TERM": {**{f"t={t:g}": term(t=t) for t in tilts}, sums: on_sum()},
+        f"TERM, {sums}, step 1/{cohort}": {"": on_sum(server_opt=short)},
+        "TERM reference": {sums: on_sum(reference=True)},
+        "TERM running": {
+            sums: on_sum(running=0.5),
+            **{f"t={t:g}": term(t=t, running=0.5) for t in running_tilts},
+        },
     }
 
 
@@ -68,7 +71,7 @@ def fedavg(rate: float, *, features: int, batch_size: int) -> eh.Algorithm:
     return eh.algorithms.fedavg(_work(rate, features, batch_size), sampling=_BY_ROWS)
 
 
-def agnostic(features: int, batch_size: int, *, gamma_w: float, gamma_lambda: float) -> eh.Algorithm:
+def agnostic(features: int, batch_size: int, gamma_w: float, gamma_lambda: float) -> eh.Algorithm:
     """AFL on the same objective.
 
     Args:
@@ -92,24 +95,21 @@ def on_sums(method: eh.Algorithm) -> eh.Algorithm:
     return method._replace(phases=(phase._replace(report=report),))
 
 
-def chosen(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, list[dict[str, float]]]:
-    """For each seed, of a family's members the most even one on validation rows, by the paper's rule.
-
-    That is the least standard deviation, of those whose average is not a point below FedAvg's; FedAvg itself if
-    there is none.  Only members of the families' own form are candidates: TERM with its own normaliser, all q-FFL.
+def chosen(
+    study: eh.studies.Study, found: Mapping[str, Sequence[Mapping[str, float]]]
+) -> dict[str, list[dict[str, float]]]:
+    """For each seed, what its validation rows choose of a family; FedAvg where no form keeps FedAvg's average.
 
     Args:
-      found: method -> the numbers of each seed, with ``valid_mean`` and ``valid_std``.
+      study: with the paper's rule; its seeds are 0, 1, ...
+      found: method -> the numbers of each seed, with ``valid_mean``.
     """
     picked: dict[str, list[dict[str, float]]] = {}
-    for prefix in ("q-FFL, ", "TERM, "):
-        each = [numbers for name, numbers in found.items() if name.startswith(prefix) and "step" not in name]
-        if not each or "FedAvg" not in found:
-            continue
-        best = picked[f"{prefix}chosen on validation rows"] = []
-        for plain, *others in zip(found["FedAvg"], *each, strict=True):
-            near = [one for one in others if one["valid_mean"] >= plain["valid_mean"] - _TOLERANCE]
-            best.append(dict(min(near or [plain], key=lambda one: one["valid_std"])))
+    for family in ("q-FFL", "TERM"):
+        best = picked[f"{family}, chosen on validation rows"] = []
+        for seed, plain in enumerate(found["FedAvg"]):
+            one = found[f"{family}, {study.at(seed).best(family).numbers['form']}"][seed]
+            best.append(dict(plain if one["valid_mean"] < plain["valid_mean"] - _TOLERANCE else one))
     return picked
 
 

@@ -142,14 +142,14 @@ def _images(folder: Path, train: int, test: int) -> None:
 def test_every_client_has_two_digits_and_every_image_one_client(tmp_path: Path) -> None:
     """T29; and a cap on the rows keeps all clients of one size."""
     _images(tmp_path, train=43, test=21)
-    data = clients.mnist(tmp_path, 0, 100, None)
+    data = clients.mnist(tmp_path, 100, None, 0)
     labels = [set(data.train.client(k)[1]) for k in range(100)]
     assert all(len(each) == 2 for each in labels)
     assert labels == [set(data.test.client(k)[1]) for k in range(100)]
     assert np.bincount([k for each in labels for k in each]).tolist() == [20] * 10
     for split, rows in ((data.train, 430), (data.test, 210)):
         assert split.rows == rows == len(np.unique(split.x, axis=0))
-    assert set(clients.mnist(tmp_path, 0, 100, 2).train.sizes) == {4}
+    assert set(clients.mnist(tmp_path, 100, 2, 0).train.sizes) == {4}
 
 
 def test_the_measures_are_the_specifications_and_the_librarys() -> None:
@@ -164,7 +164,7 @@ def test_the_measures_are_the_specifications_and_the_librarys() -> None:
     )
     assert found["drawn_acc"] == pytest.approx(90) and found["never_drawn"] == 1
 
-    data, all_drawn = clients.toy(1, 0, 60), np.ones(2, bool)
+    data, all_drawn = clients.toy(1, 60, 0), np.ones(2, bool)
     model = eh.models.softmax_regression(features=2, classes=2)
     method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=50))
     run = eh.simulate(method, data, rounds=1)

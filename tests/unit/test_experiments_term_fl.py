@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("experiments", reason="experiments are not part of the package")
 
+from evenhand.report import RunView
+from evenhand.studies import Outcome, Rule, Setting, Study
 from experiments.term_fl import data
 from experiments.term_fl.methods import chosen
 
@@ -57,17 +59,20 @@ def _gain(table: str, method: str, measure: str, over: str = "FedAvg") -> np.nda
 
 def test_a_table_at_a_tiny_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ["--devices", "5", "--size-mean", "60", "--size-std", "5", "--features", "12", "--cohort", "3"]
-    work = ["--rounds", "6", "--learning-rate", "0.1", "--seeds", "2", "--tilts", "2"]
-    only = ["--only", "FedAvg", "q-FFL, q=5, sums", "TERM, t=2"]
+    work = ["--rounds", "6", "--learning-rate", "0.1", "--seeds", "2", "--afl-rounds", "4"]
+    few = ["--tilts", "2", "--powers", "5", "--running-tilts", "5"]
     where = ["--data-dir", str(folder), "--out", str(folder / "out"), "--few", "1"]
-    _run(monkeypatch, "--forms", "apart", "--tables", "tuned_rate", *where, *shape, *work, *only)
+    _run(monkeypatch, "--forms", "apart", "--tables", "tuned_rate", *where, *shape, *work, *few)
 
     found = _content(folder / "out" / "apart_tuned_rate.json")
     both = ["q-FFL, chosen on validation rows", "TERM, chosen on validation rows"]
-    assert list(found) == ["FedAvg", "FedAvg, step 1/3", "q-FFL, q=5, sums", "TERM, t=2", *both]
-    for picked, candidate in zip(both, ("q-FFL, q=5, sums", "TERM, t=2"), strict=True):
-        known = [set(found[name]["train_loss"].tolist()) for name in (candidate, "FedAvg")]
-        assert set(found[picked]["train_loss"].tolist()) <= known[0] | known[1]
+    forms = [["q-FFL, q=5", "q-FFL, q=5, sums"], ["TERM, t=2", "TERM, t=0.1, sums"]]
+    others = ["TERM, t=0.1, sums, step 1/3", "TERM reference, t=0.1, sums"]
+    others += ["TERM running, t=0.1, sums", "TERM running, t=5", "AFL"]
+    assert list(found) == ["FedAvg", "FedAvg, step 1/3", *forms[0], *forms[1], *others, *both]
+    for picked, candidates in zip(both, forms, strict=True):
+        for seed, loss in enumerate(found[picked]["train_loss"]):
+            assert loss in [found[name]["train_loss"][seed] for name in (*candidates, "FedAvg")]
     assert all(np.isfinite(numbers).all() for each in found.values() for numbers in each.values())
     assert (found["FedAvg"]["mean"] > 60.0).all()
     assert (found["FedAvg, step 1/3"]["train_loss"] > found["FedAvg"]["train_loss"]).all()
@@ -139,11 +144,21 @@ def test_validation_rows_choose_the_most_even_of_those_at_fedavgs_average() -> N
         ("TERM, a", 79.5, 5.0),
         ("TERM, b", 78.0, 1.0),
         ("TERM, step", 80.0, 0.0),
+        ("q-FFL, a", 80.0, 3.0),
     ]
     found = {name: [{"valid_mean": mean, "valid_std": std}] for name, mean, std in candidates}
-    assert chosen(found) == {"TERM, chosen on validation rows": found["TERM, a"]}
-    del found["TERM, a"]
-    assert chosen(found)["TERM, chosen on validation rows"] == found["FedAvg"]
+    outcomes = []
+    for name, mean, std in candidates:
+        of, _, form = name.partition(", ")
+        setting = Setting(name, {}) if form in ("", "step") else Setting(of, {"form": form})
+        accuracy = {"valid": {"accuracy": np.array([mean - std, mean + std]) / 100}}
+        view = RunView(name, {"round": np.zeros(1)}, {"valid": np.ones(2)}, ("0", "1"), accuracy, {}, {})
+        outcomes.append(Outcome(setting, 0, "done", "", view))
+    rule = Rule(within=0.01, then="std", near="FedAvg")
+    study = Study(tuple(outcomes), rule, "FedAvg", "accuracy")
+    assert chosen(study, found)["TERM, chosen on validation rows"] == found["TERM, a"]
+    study = Study((outcomes[0], *outcomes[2:]), rule, "FedAvg", "accuracy")
+    assert chosen(study, found)["TERM, chosen on validation rows"] == found["FedAvg"]
 
 
 @pytest.mark.parametrize("table", ["apart_tuned_rate", "apart_more_rounds", "other_pair/apart_tuned_rate"])

@@ -45,7 +45,9 @@ def rows_of(history: Mapping[str, Any]) -> list[tuple[int, dict[str, float]]]:
 
 def same(found: list[Any], expected: list[Any]) -> None:
     assert [each[0] for each in found] == [each[0] for each in expected]
-    for (_, a), (_, b) in zip(found, expected, strict=True):  # before the first round a method reports nothing
+    for (_, a), (_, b) in zip(
+        found, expected, strict=True
+    ):  # before the first round a method reports nothing
         assert {name: value for name, value in a.items() if value == value} == {
             name: value for name, value in b.items() if value == value
         }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from evenhand.data import FederatedDataset, hold_out
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps
 from evenhand.simulation import Job
 from evenhand.studies._bar import Bar
 from evenhand.studies._halving import Halving
+from evenhand.studies._measured import Measure, Measured
 from evenhand.studies._plan import Grid, Methods, check_seeds, settings
 from evenhand.studies._runs import Planned, Shown, run_all
 from evenhand.studies._select import Rule
@@ -23,10 +24,12 @@ from evenhand.watch import Watch
 
 __all__ = ["study"]
 
+Source: TypeAlias = FederatedDataset | Callable[[int], FederatedDataset]
+
 
 def study(
     methods: Methods,
-    data: FederatedDataset | Mapping[str, FederatedDataset] | Callable[[int], FederatedDataset],
+    data: Source | Mapping[str, Source],
     *,
     rounds: int,
     seeds: int | Iterable[int] = 5,
@@ -38,6 +41,7 @@ def study(
     attack: Attack | Mapping[str, Attack | None] | None = None,
     systems: Systems | Mapping[str, Systems | None] | None = None,
     eval_clients: int | None = None,
+    measure: Measure | None = None,
     folder: str | Path | None = None,
     halving: Halving | None = None,
     checkpoint: float = 30.0,
@@ -66,6 +70,8 @@ def study(
       attack: what malicious clients do, or several attacks by name, each of which is studied.
       systems: stragglers and dropouts, or several by name.
       eval_clients: how many clients are evaluated.
+      measure: ``run -> {name: number}``, called with each run at each evaluation, for what the statistics do not tell,
+        such as how the model does on other rows.  :attr:`Outcome.measures` keeps its numbers.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
         interrupted; with more seeds, values or methods it makes only the runs that are new.
       halving: gives few rounds to many settings and many to few; None: all rounds to all settings.
@@ -96,10 +102,7 @@ def study(
     """
     by, names = (select if isinstance(select, Rule) else Rule(*select)).checked(), list(methods)
     settings_of, makers = settings(methods, grid)
-    if baseline is not None and baseline not in names:
-        raise EvenhandError(
-            Argument("baseline", f"{baseline:.60}"), f": there is no such method{perhaps(baseline, names)}."
-        )
+    _expect_known(names, {"baseline": baseline, "near": by.near})
     wanted = [setting for each in settings_of.values() for setting in each]
     algorithms = {str(setting): makers[setting.method](setting) for setting in wanted}
     sources = _Sources(by.split == "valid" and len(wanted) > len(names))
@@ -126,12 +129,22 @@ def study(
     ]
     store = None if folder is None else Store(Path(folder))
     with Bar([each.job.rounds for each in planned], by, progress) as bar:
-        outcomes = run_all(planned, by, halving, store, checkpoint, Shown(bar, watch))
+        outcomes = run_all(
+            planned, by, halving, Measured(measure, store), store, checkpoint, Shown(bar, watch)
+        )
     metric = by.metric_of(each.view for each in outcomes)
     found = Study(tuple(outcomes), by, baseline or names[0], metric, tuple(sources.notes))
     if store is not None:
         store.describe(found)
     return found
+
+
+def _expect_known(methods: list[str], asked: Mapping[str, str | None]) -> None:
+    for what, name in asked.items():
+        if name is not None and name not in methods:
+            raise EvenhandError(
+                Argument(what, f"{name:.60}"), f": there is no such method{perhaps(name, methods)}."
+            )
 
 
 class _Sources:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from evenhand.report import RunView, may_win
 from evenhand.simulation import Run
 from evenhand.studies._plan import Setting
+from evenhand.studies._tried import NDArray
 
 __all__ = ["Outcome"]
 
@@ -21,6 +24,7 @@ class Outcome(NamedTuple):
         ``"stopped"`` before its last round, by :class:`Halving`.
       reason: why it is not done, in a sentence; empty otherwise.
       view: what reports show of it; None where it failed.
+      measures: name -> a number for each evaluation, from the study's ``measure``.
     """
 
     setting: Setting
@@ -28,9 +32,17 @@ class Outcome(NamedTuple):
     status: Literal["done", "diverged", "failed", "stopped"]
     reason: str
     view: RunView | None
+    measures: Mapping[str, NDArray] = MappingProxyType({})
 
     @staticmethod
-    def of(setting: Setting, seed: int, result: Run | Exception, *, new_data: bool = False) -> Outcome:
+    def of(
+        setting: Setting,
+        seed: int,
+        result: Run | Exception,
+        measures: Mapping[str, NDArray] = MappingProxyType({}),
+        *,
+        new_data: bool = False,
+    ) -> Outcome:
         """From the last evaluation of a run, or from what ended it before; ``new_data``: each seed has its own data."""
         if isinstance(result, Exception):
             reason = str(result) or type(result).__name__
@@ -44,6 +56,7 @@ class Outcome(NamedTuple):
         config |= {"data_seed": seed} if new_data else {}
         view = result.view(str(setting), config)
         if may_win(view):
-            return Outcome(setting, seed, "done", "", view)
+            return Outcome(setting, seed, "done", "", view, measures)
         sentences = [finding.sentence for finding in view.findings if finding.kind == "diverged"]
-        return Outcome(setting, seed, "diverged", (*sentences, "A loss or metric is not finite.")[0], view)
+        reason = (*sentences, "A loss or metric is not finite.")[0]
+        return Outcome(setting, seed, "diverged", reason, view, measures)

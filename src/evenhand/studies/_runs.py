@@ -12,6 +12,7 @@ from evenhand.lock import held
 from evenhand.simulation import Checkpoint, Job, Run, identify, iterate_many
 from evenhand.studies._bar import Bar
 from evenhand.studies._halving import Halving, rungs, survivors
+from evenhand.studies._measured import Measured
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
 from evenhand.studies._select import Rule
@@ -82,6 +83,7 @@ def run_all(
     planned: Sequence[Planned],
     by: Rule,
     halving: Halving | None,
+    measured: Measured,
     store: Store | None,
     seconds: float,
     shown: Shown,
@@ -92,6 +94,7 @@ def run_all(
       planned: the runs.
       by: the rule by which settings are stopped.
       halving: when they are; None: never.
+      measured: what a function of the user's tells of the runs.
       store: where results are kept.
       seconds: between two saves of the state of a run that has not ended.
       shown: follows the runs.
@@ -107,17 +110,17 @@ def run_all(
         first = planned[0].job
         for rung in rungs(halving, first.rounds, first.eval_every):
             assert halving is not None
-            reached = _run(planned, alive, rung, keeps, seconds, shown)
+            reached = _run(planned, alive, rung, measured, keeps, seconds, shown)
             best = survivors(list(reached.values()), by, halving.keep)
             ended = [i for i in alive if planned[i].setting not in best]
             alive = [i for i in alive if planned[i].setting in best]
-            identities = {} if keeps is None else _identities(planned, ended, None)
+            identities = {} if keeps is None else _identities(planned, ended, None, measured)
             for i in ended:
                 found[i] = _stopped(reached[i], rung)
                 shown.ended(i, found[i])
                 if keeps is not None:
                     keeps.save(found[i], identities[i])
-        found |= _run(planned, alive, None, keeps, seconds, shown)
+        found |= _run(planned, alive, None, measured, keeps, seconds, shown)
     return [found[i] for i in range(len(planned))]
 
 
@@ -132,13 +135,14 @@ def _run(
     planned: Sequence[Planned],
     alive: Sequence[int],
     rung: int | None,
+    measured: Measured,
     store: Store | None,
     seconds: float,
     shown: Shown,
 ) -> dict[int, Outcome]:
     """Position -> outcome of these runs after their last round, or at a rung."""
     found, missing, jobs = dict[int, Outcome](), list[int](), list[Job]()
-    identities = {} if store is None else _identities(planned, alive, rung)
+    identities = {} if store is None else _identities(planned, alive, rung, measured)
     for i in alive:
         setting, seed, job, _ = planned[i]
         known = None if store is None else store.load(setting, seed, identities[i], rung)
@@ -155,8 +159,9 @@ def _run(
     for position, result in iterate_many(jobs):
         setting, seed, _, new_data = planned[i := missing[position]]
         shown.measured(i, planned[i], result)
+        told = measured.take(setting, seed, result)
         if isinstance(result, Exception) or result.info["rounds"] == jobs[position].rounds:
-            found[i] = Outcome.of(setting, seed, result, new_data=new_data)
+            found[i] = Outcome.of(setting, seed, result, told, new_data=new_data)
             if store is not None:
                 store.save(found[i], identities[i], rung)
             if rung is None:
@@ -166,7 +171,7 @@ def _run(
 
 
 def _identities(
-    planned: Sequence[Planned], alive: Sequence[int], rung: int | None
+    planned: Sequence[Planned], alive: Sequence[int], rung: int | None, measured: Measured
 ) -> dict[int, dict[str, Any]]:
     """What tells runs of the same name apart, such as those of a method that has been changed since."""
     known: dict[Any, dict[str, Any]] = {}
@@ -179,5 +184,5 @@ def _identities(
                 known[kind] = identify(job if rung is None else job._replace(rounds=rung))
             except Exception:  # it will be found, and told, when the run begins
                 known[kind] = {}
-        found[i] = known[kind]
+        found[i] = known[kind] | measured.identity
     return found

@@ -29,6 +29,8 @@ class Rule(NamedTuple):
       within: settings whose statistic is this close to the best one are all good enough, and ``then`` decides.
       then: another statistic, such as ``"variance"``: among settings good enough, the best in it is chosen.
       metric: e.g. ``"accuracy"``; None: that, or the loss where the model has none.
+      near: a method, such as ``"fedavg"``: settings no worse than its chosen one by more than ``within`` are good
+        enough, and the closest where there is none; None: what is close to the best setting of the same method.
     """
 
     split: str = "valid"
@@ -36,6 +38,7 @@ class Rule(NamedTuple):
     within: float = 0.0
     then: str | None = None
     metric: str | None = None
+    near: str | None = None
 
     def metric_of(self, views: Iterable[RunView | None]) -> str:
         """What the statistic is of: the rule's metric, else the accuracy where all runs have one, else the loss."""
@@ -72,20 +75,25 @@ class Choice(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def choose(of: Mapping[Setting, Sequence[RunView]], by: Rule, metric: str) -> Choice | None:
+def choose(
+    of: Mapping[Setting, Sequence[RunView]], by: Rule, metric: str, near: Sequence[RunView] = ()
+) -> Choice | None:
     """The best setting, or None if each of them diverged or failed in some run.
 
     Args:
       of: the runs of each setting, one per seed; none for a setting of which a run failed or was stopped.
       by: how it is chosen.
       metric: what the statistic is of.
+      near: the runs of the setting that the others must be close to; none: the best of them.
     """
     sound = {setting: runs for setting, runs in of.items() if runs and all(map(may_win, runs))}
     first = values(sound, by.split, by.statistic, metric)
     if not first:
         return None
     top = max(first.values())
-    good = [setting for setting, value in first.items() if value >= top - max(by.within, _SAME * abs(top))]
+    goal = _mean(near, by.split, by.statistic, metric) if near else top
+    least = min(goal - max(by.within, _SAME * abs(goal)), top)
+    good = [setting for setting, value in first.items() if value >= least]
     if by.then is not None:
         second = values({setting: sound[setting] for setting in good}, by.split, by.then, metric)
         most = max(second.values())
@@ -94,6 +102,8 @@ def choose(of: Mapping[Setting, Sequence[RunView]], by: Rule, metric: str) -> Ch
     remarks = (
         [f"{best.method}: {len(good)} settings are equally good; {best} is the first."] if good[1:] else []
     )
+    if top < goal - by.within:
+        remarks += [f"{best.method}: no setting is as close to {by.near} as asked; {best} is the closest."]
     return Choice(best, (*remarks, *_edges(best, [setting for setting in of if setting not in good[1:]])))
 
 
@@ -101,12 +111,14 @@ def values(
     of: Mapping[Setting, Sequence[RunView]], split: str, statistic: str, metric: str
 ) -> dict[Setting, float]:
     """Setting -> mean over its runs; more is better."""
-    sign = direction(statistic, metric)
-    means = {
-        setting: float(np.mean([statistics(run, split, metric)[statistic] for run in runs]))
-        for setting, runs in of.items()
-    }
-    return {setting: sign * mean for setting, mean in means.items() if np.isfinite(mean)}
+    means = {setting: _mean(runs, split, statistic, metric) for setting, runs in of.items()}
+    return {setting: mean for setting, mean in means.items() if np.isfinite(mean)}
+
+
+def _mean(runs: Sequence[RunView], split: str, statistic: str, metric: str) -> float:
+    """More is better."""
+    values = [statistics(run, split, metric)[statistic] for run in runs]
+    return direction(statistic, metric) * float(np.mean(values))
 
 
 def direction(statistic: str, metric: str) -> int:

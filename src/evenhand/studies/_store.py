@@ -24,7 +24,7 @@ from evenhand.studies._study import Study
 __all__ = ["Store", "load"]
 
 _STUDY, _RESULT = "study.json", "result.json"
-_CHECKPOINT = "checkpoint"
+_CHECKPOINT, _NOTES = "checkpoint", "measures.json"
 
 
 class Store:
@@ -74,6 +74,23 @@ class Store:
         _write(place / _named(rung), text, f"The result of {outcome.setting}, seed {outcome.seed},")
         if rung is None:
             shutil.rmtree(place / _CHECKPOINT, ignore_errors=True)
+            (place / _NOTES).unlink(missing_ok=True)
+
+    def notes(self, setting: Setting, seed: int) -> dict[int, dict[str, float]]:
+        """What :meth:`note` wrote of a run that has not ended."""
+        path = self._place(setting, seed) / _NOTES
+        try:
+            return {int(now): told for now, told in json.loads(path.read_text("utf-8")).items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError) as error:
+            raise EvenhandError(
+                f"{path} is damaged ({type(error).__name__}): delete the folder that it is in, and the run is repeated."
+            ) from None
+
+    def note(self, setting: Setting, seed: int, told: Mapping[int, Mapping[str, float]]) -> None:
+        """Keeps what was measured of a run by each of its evaluations until it ends."""
+        _write(self._place(setting, seed) / _NOTES, json.dumps(told), f"What was measured of {setting}")
 
     def describe(self, study: Study) -> None:
         """Writes which runs the study has, and how it chooses, so that :func:`load` finds them."""
@@ -155,6 +172,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
         "seed": outcome.seed,
         "status": outcome.status,
         "reason": outcome.reason,
+        "measures": _lists(outcome.measures),
         "view": None
         if view is None
         else {
@@ -184,7 +202,8 @@ def _outcome(setting: Setting, seed: int, found: Mapping[str, Any]) -> Outcome:
         {split: _arrays(columns) for split, columns in of["classes"].items()},
         tuple(Finding(**finding) for finding in of["findings"]),
     )
-    return Outcome(setting, seed, found["status"], found["reason"], view)
+    measures = _arrays(found.get("measures", {}))
+    return Outcome(setting, seed, found["status"], found["reason"], view, measures)
 
 
 def _lists(columns: Mapping[str, Any]) -> dict[str, list[Any]]:

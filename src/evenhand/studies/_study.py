@@ -85,6 +85,17 @@ class Study:
         inside = tuple(each for each in self.outcomes if dict(each.setting.case) == dict(case))
         return replace(self, outcomes=inside)
 
+    def at(self, seed: int) -> Study:
+        """The part of the study with one of its seeds, where settings are chosen by that seed alone.
+
+        Raises:
+          EvenhandError: there is no such seed.
+        """
+        inside = tuple(each for each in self.outcomes if each.seed == seed)
+        if not inside:
+            raise EvenhandError(f"at({seed}): choose one of {sorted({each.seed for each in self.outcomes})}.")
+        return replace(self, outcomes=inside)
+
     def best(self, method: str | None = None) -> Setting:
         """The chosen setting of a method; of the best of all methods, by the same rule, if none is named.
 
@@ -97,7 +108,8 @@ class Study:
             raise EvenhandError(f"best({method!r}): there is no such method{perhaps(method, self.methods)}.")
         if method is None:
             sound = [each.setting for each in self._choices.values() if each is not None]
-            choice = choose({setting: self._views(setting) for setting in sound}, self.rule, self.metric)
+            runs = {setting: self._views(setting) for setting in sound}
+            choice = choose(runs, self.rule, self.metric, self._near(within))
         else:
             choice = self._choices[method, within]
         if choice is None:
@@ -212,18 +224,30 @@ class Study:
         found: dict[tuple[str, str], Choice | None] = {}
         for case in self.cases:
             for method in self.methods:
-                mine = [
-                    each
-                    for each in self.outcomes
-                    if each.setting.method == method and str(each.setting.case) == str(case)
-                ]
-                lost = {each.setting for each in mine if each.status in ("failed", "stopped")}
-                runs: dict[Setting, list[RunView]] = {each.setting: [] for each in mine}
-                for each in mine:
-                    if each.view is not None and each.setting not in lost:
-                        runs[each.setting].append(each.view)
-                found[method, str(case)] = choose(runs, self.rule, self.metric)
+                near = () if method == self.rule.near else self._near(str(case))
+                found[method, str(case)] = choose(self._sound(method, case), self.rule, self.metric, near)
         return found
+
+    def _near(self, case: str) -> Sequence[RunView]:
+        """The runs that the rule wants others to be close to, if it does."""
+        name = self.rule.near
+        of = next((each for each in self.cases if str(each) == case), {})
+        choice = None if name is None else choose(self._sound(name, of), self.rule, self.metric)
+        return () if choice is None else self._views(choice.setting)
+
+    def _sound(self, method: str, case: Mapping[str, str]) -> dict[Setting, list[RunView]]:
+        """The runs of each setting of a method; none where one of them failed or was stopped."""
+        mine = [
+            each
+            for each in self.outcomes
+            if each.setting.method == method and str(each.setting.case) == str(case)
+        ]
+        lost = {each.setting for each in mine if each.status in ("failed", "stopped")}
+        runs: dict[Setting, list[RunView]] = {each.setting: [] for each in mine}
+        for each in mine:
+            if each.view is not None and each.setting not in lost:
+                runs[each.setting].append(each.view)
+        return runs
 
     def _views(self, setting: Setting) -> list[RunView]:
         return [
@@ -247,6 +271,8 @@ def _tried(setting: Setting, of: Sequence[Outcome], chosen: bool, metric: str) -
     for split in views[0].clients if ended else ():
         found = [statistics(view, split, metric) for view in views]
         values |= {column(split, name): np.array([each[name] for each in found]) for name in found[0]}
+    for name in of[0].measures if ended else ():
+        values[name] = np.array([each.measures[name][-1] for each in of if name in each.measures])
     return Tried(setting, chosen, len(of), lost, values, views)
 
 
@@ -258,4 +284,4 @@ def _row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: st
     if view is not None:
         for split in view.clients:
             row |= {column(split, name): value for name, value in statistics(view, split, metric).items()}
-    return row
+    return row | {name: float(values[-1]) for name, values in outcome.measures.items()}

@@ -15,8 +15,9 @@ import pytest
 
 import evenhand as eh
 from evenhand.evaluation import paired_difference
+from evenhand.report import RunView
 from evenhand.simulation import Job
-from evenhand.studies import Rule, Study, _halving, _runs, study
+from evenhand.studies import Outcome, Rule, Setting, Study, _halving, _runs, study
 from evenhand.types import Algorithm
 
 MODEL = eh.testing.toy_model()
@@ -69,6 +70,39 @@ def test_the_setting_with_the_best_validation_is_chosen(small: Study) -> None:
                 scores.setdefault(str(each.setting), []).append(summary[statistic])
         means = {name: np.mean(values) for name, values in scores.items()}
         assert means[str(chosen)] == max(means.values()) > min(means.values())
+
+
+def _run_with(setting: str, seed: int, accuracies: list[float]) -> Outcome:
+    """A run of a method, or of one ``lr`` of it, with these validation accuracies."""
+    method, _, lr = setting.partition(" ")
+    values, ids = {"accuracy": np.array(accuracies)}, ("a", "b")
+    view = RunView("", {"round": np.array([0])}, {"valid": np.ones(2)}, ids, {"valid": values}, {}, {})
+    return Outcome(Setting(method, {"lr": float(lr)} if lr else {}), seed, "done", "", view)
+
+
+def test_a_rule_asks_for_settings_near_another_method_and_a_seed_chooses_for_itself() -> None:
+    """The most even one of those that are at most a point below ``plain``."""
+    runs = [
+        *(_run_with("plain", seed, [0.9, 0.7]) for seed in (0, 1)),
+        *(_run_with("fair 1", seed, [0.97, 0.73]) for seed in (0, 1)),
+        _run_with("fair 2", 0, [0.83, 0.76]),
+        _run_with("fair 2", 1, [0.6, 0.6]),
+        *(_run_with("fair 3", seed, [0.5, 0.5]) for seed in (0, 1)),
+    ]
+    rule = Rule(within=0.01, then="std", near="plain")
+    found = Study(tuple(runs), rule, "plain", "accuracy")
+    assert str(found.best("fair")) == "fair(lr=1)"
+    assert str(found.at(0).best("fair")) == "fair(lr=2)"
+    # By the best of its own, which is 0.85, it would not be close enough.
+    assert (
+        str(Study(tuple(runs), rule._replace(near=None), "plain", "accuracy").at(0).best("fair"))
+        == "fair(lr=1)"
+    )
+    none = tuple(each for each in runs if str(each.setting) != "fair(lr=1)")
+    assert str(Study(none, rule, "plain", "accuracy").at(1).best("fair")) == "fair(lr=2)"
+    assert any("as close to plain" in remark for remark in Study(none, rule, "plain", "accuracy").remarks)
+    with pytest.raises(eh.EvenhandError, match="choose one of"):
+        found.at(2)
 
 
 def test_the_test_examples_choose_nothing(small: Study) -> None:
@@ -162,6 +196,53 @@ def test_data_of_each_seed_and_conditions_by_name() -> None:
         cases.under({"attack": "shot"})
 
 
+def test_a_measure_is_kept_for_each_evaluation(
+    tmp_path: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a run that was interrupted, whose earlier evaluations are not made again."""
+
+    def measure(run: eh.Run) -> dict[str, float]:
+        now = run.info["rounds"]
+        return {"norm": float(eh.tree.norm(run.params)), **({"late": now} if now > 2 else {})}
+
+    how = HOW | {"rounds": 6, "measure": measure, "grid": {"lr": [0.05, 0.1]}, "checkpoint": 0}
+    whole = study({"fedavg": fedavg}, DATA, **how)
+    for each in whole.outcomes:
+        assert each.view is not None
+        np.testing.assert_array_equal(each.measures["late"], [np.nan, np.nan, 4, 6])
+        assert each.measures["norm"].shape == each.view.history["round"].shape
+    alone = eh.simulate(fedavg(0.05), DATA, rounds=6, eval_every=6, cohort=4, seed=3)
+    assert whole.outcomes[0].measures["norm"][-1] == pytest.approx(
+        float(eh.tree.norm(alone.params)), abs=1e-5
+    )
+    assert whole.tried[1].values["norm"][0] == whole.outcomes[2].measures["norm"][-1]
+    assert whole.frame()["late"][0] == 6
+
+    iterate: Callable[..., Any] = _runs.iterate_many
+
+    def stopped(jobs: list[Job]) -> Any:
+        for number, found in enumerate(iterate(jobs)):
+            if number == 11:
+                raise KeyboardInterrupt
+            yield found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_runs, "iterate_many", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            study({"fedavg": fedavg}, DATA, folder=tmp_path, **how)
+    assert list(tmp_path.glob("runs/*/measures.json"))
+    for _ in range(2):
+        found = study({"fedavg": fedavg}, DATA, folder=tmp_path, **how)
+        for a, b in zip(whole.outcomes, found.outcomes, strict=True):
+            assert list(a.measures) == list(b.measures)
+            for name in a.measures:
+                np.testing.assert_allclose(a.measures[name], b.measures[name], atol=1e-5)
+    assert started[-1] == 0 and not list(tmp_path.glob("runs/*/measures.json"))
+    study({"fedavg": fedavg}, DATA, folder=tmp_path / "unmeasured", **how | {"measure": None})
+    with pytest.raises(eh.EvenhandError, match=r"another run.*measured"):
+        study({"fedavg": fedavg}, DATA, folder=tmp_path / "unmeasured", **how)
+
+
 # --- runs that go wrong ----------------------------------------------------------------------------------------------
 
 
@@ -207,6 +288,7 @@ def test_runs_that_diverge_or_fail_are_results(tmp_path: Path) -> None:
         ({"seeds": 0}, "seeds"),
         ({"seeds": [1, 1]}, "twice"),
         ({"baseline": "fedavgg"}, "perhaps you meant fedavg"),
+        ({"select": Rule(near="fedavgg")}, "perhaps you meant fedavg"),
         ({"select": ("valid", "wurst10")}, "perhaps you meant worst10"),
         ({"select": ("validation", "mean")}, "no split"),
         ({"data": {}}, "at least one"),
