@@ -100,13 +100,14 @@ class ClassIndex(NamedTuple):
         cells_of = (clients, self.classes[cells], self.counts[cells])
         return ClassIndex(self.y[rows], offsets - offsets[0], self.number, *cells_of)
 
-    def sums(self, values: NDArray) -> NDArray:
-        """Sums a value per example over each cell: ``(examples,) -> (cells,)``."""
-        sums = np.zeros(len(self.clients))
+    def sums(self, *values: NDArray) -> list[NDArray]:
+        """Sums values per example over each cell, ``(examples,) -> (cells,)`` each."""
+        sums = [np.zeros(len(self.clients)) for _ in values]
         for first, rows, keys, clients in _blocks(self.y, self.offsets, self.number, self.fitting()):
-            table = np.bincount(keys, values[rows], clients * self.number).reshape(clients, self.number)
-            cells, found = self.cells(first, table)
-            sums[cells] = found
+            for each, into in zip(values, sums, strict=True):
+                table = np.bincount(keys, each[rows], clients * self.number).reshape(clients, self.number)
+                cells, found = self.cells(first, table)
+                into[cells] = found
         return sums
 
 

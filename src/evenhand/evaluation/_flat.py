@@ -8,7 +8,7 @@ how the examples fall into chunks nor on which device evaluates a chunk.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -108,7 +108,7 @@ def per_class(
     """As :func:`per_client`; with an ``index``, also the accuracy of each class at each client."""
     measures = measures_of(model)
     values = _of_rows(everywhere(prepared.mesh, params), prepared, measures)
-    return _by_client(values, measures, prepared, index)
+    return _by_client([values], measures, prepared, index)[0]
 
 
 def per_class_of_each(
@@ -117,25 +117,32 @@ def per_class_of_each(
     """As :func:`per_class`, of several models at once; ``params`` have a leading axis, one entry per model."""
     measures = measures_of(model)
     values = _of_rows(everywhere(prepared.mesh, params), prepared, measures, several=True)
-    return [_by_client(each, measures, prepared, index) for each in values]
+    return _by_client(list(values), measures, prepared, index)
 
 
 def _by_client(
-    values: npt.NDArray[np.float32], measures: Measures, prepared: Prepared, index: ClassIndex | None
-) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
-    """From the measures of every example, ``(measures, examples)``."""
-    totals = np.zeros((len(measures.names), len(prepared.sizes)))
-    right = np.zeros(0 if index is None else len(index.clients))
+    values: Sequence[npt.NDArray[np.float32]],
+    measures: Measures,
+    prepared: Prepared,
+    index: ClassIndex | None,
+) -> list[tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]]:
+    """From the measures of every example, ``(measures, examples)``, of each model."""
+    totals = [np.zeros((len(measures.names), len(prepared.sizes))) for _ in values]
     if prepared.x.shape[0]:
         for first in range(0, len(prepared.sizes), _TOGETHER):
             sizes = prepared.sizes[first : first + _TOGETHER]
             rows = slice(prepared.offsets[first], prepared.offsets[first + len(sizes)])
             client = np.repeat(np.arange(len(sizes)), sizes)
-            for row, total in zip(values[:, rows], totals, strict=True):
-                total[first : first + len(sizes)] = np.bincount(client, row, len(sizes))
-        if index is not None:
-            right = index.sums(values[measures.names.index("accuracy")])
-    return means(totals, measures, prepared), None if index is None else index.metrics(right)
+            for of, into in zip(values, totals, strict=True):
+                for row, total in zip(of[:, rows], into, strict=True):
+                    total[first : first + len(sizes)] = np.bincount(client, row, len(sizes))
+    found = [means(each, measures, prepared) for each in totals]
+    if index is None:
+        return [(each, None) for each in found]
+    right = [np.zeros(len(index.clients))] * len(values)
+    if prepared.x.shape[0]:
+        right = index.sums(*(each[measures.names.index("accuracy")] for each in values))
+    return [(each, index.metrics(sums)) for each, sums in zip(found, right, strict=True)]
 
 
 def mean_loss(model: Model, params: Params, prepared: Prepared) -> Array:
