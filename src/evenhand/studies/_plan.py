@@ -150,6 +150,12 @@ def _values(argument: str, values: Any) -> list[Any]:
     found = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
     if not found or len({shown(value) for value in found}) < len(found):
         raise EvenhandError(f"study(grid): {argument}={values!r:.60}: give a list of distinct values.")
+    for value in found:
+        if " at 0x" in shown(value):  # which differs from process to process
+            raise EvenhandError(
+                f"study(grid): {argument} has a value of type {type(value).__name__}, which has no name to be found again by: "
+                f"give names, and let the method's function choose by them."
+            )
     return found
 
 

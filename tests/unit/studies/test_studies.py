@@ -285,6 +285,7 @@ def test_runs_that_diverge_or_fail_are_results(tmp_path: Path) -> None:
         ({"grid": {"lr": []}}, "distinct values"),
         ({"grid": {"lr": [0.1, 0.1]}}, "distinct values"),
         ({"grid": {"lr": 0.1}}, "distinct values"),
+        ({"grid": {"lr": [0.1, object()]}}, "lr has a value of type object, which has no name"),
         ({"seeds": 0}, "seeds"),
         ({"seeds": [1, 1]}, "twice"),
         ({"baseline": "fedavgg"}, "perhaps you meant fedavg"),
