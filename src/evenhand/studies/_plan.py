@@ -153,8 +153,8 @@ def _values(argument: str, values: Any) -> list[Any]:
     for value in found:
         if " at 0x" in shown(value):  # which differs from process to process
             raise EvenhandError(
-                f"study(grid): {argument} has a value of type {type(value).__name__}, which has no name to be found again by: "
-                f"give names, and let the method's function choose by them."
+                f"study(grid): {argument} has a value of type {type(value).__name__}, which has no name to be found "
+                "again by: give names, and let the method's function choose by them."
             )
     return found
 
