@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": _BASE,
     "systems": _BASE,
     "server_opt": _BASE,
+    "live": set(),
     "lock": {"errors"},
     "interrupts": set(),
     "memory": set(),
@@ -55,11 +56,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": _WORK | {"risks", "aggregators"},
     "evaluation": _METHODS | {"data", "devices", "models"},
     "report": {"errors", "evaluation", "text", "_version"},
-    "simulation": _MEASURED | {"interrupts", "lock", "memory", "report"},
-    "studies": {"data", "errors", "evaluation", "lock", "report", "simulation", "systems", "types"},
+    "watch": {"errors"},
+    "simulation": _MEASURED | {"interrupts", "live", "lock", "memory", "report", "watch"},
+    "studies": {
+        "data",
+        "errors",
+        "evaluation",
+        "live",
+        "lock",
+        "report",
+        "simulation",
+        "systems",
+        "types",
+        "watch",
+    },
     "testing": _MEASURED | {"report", "simulation"},
     "cli": _MEASURED
-    | {"interrupts", "lock", "memory", "report", "simulation", "studies", "testing", "_version"},
+    | {"interrupts", "lock", "memory", "report", "simulation", "studies", "testing", "watch", "_version"},
 }
 NUMPY_RANDOM = {"BitGenerator", "Generator", "PCG64", "Philox", "SeedSequence", "default_rng"}
 Rule = Callable[[str, str], list[str]]

@@ -29,6 +29,7 @@ from evenhand import (
     testing,
     tree,
     types,
+    watch,
 )
 from evenhand._version import __version__
 from evenhand.errors import EvenhandError
@@ -64,4 +65,5 @@ __all__ = [
     "testing",
     "tree",
     "types",
+    "watch",
 ]

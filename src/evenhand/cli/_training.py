@@ -37,6 +37,8 @@ class TrainingOptions:
     """clients trained side by side"""
     checkpoint: float | Literal["off"] = 10.0
     """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
+    watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
+    """who else is told what is measured: tensorboard (files in the folder), mlflow, wandb"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
     """the run folder"""
     overwrite: bool = False

@@ -17,7 +17,7 @@ __all__ = ["as_methods", "clients_of", "data_of", "flat", "method_names", "obsta
 SEEDS = ("seed", "data_seed")
 """Settings that may differ between the runs of a method."""
 
-_IDLE = ("lanes", "checkpoint", "eval_every", "quiet", "out", "overwrite", "config")
+_IDLE = ("lanes", "checkpoint", "eval_every", "quiet", "out", "overwrite", "config", "watch")
 """Settings that do not affect the numbers."""
 
 _DATA = (

@@ -15,10 +15,12 @@ from evenhand.studies._halving import Halving
 from evenhand.studies._plan import Grid, Methods, check_seeds, settings
 from evenhand.studies._runs import Planned, run_all
 from evenhand.studies._select import Rule
+from evenhand.studies._shown import Shown
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study
 from evenhand.systems import Systems
 from evenhand.types import Attack
+from evenhand.watch import Watch, watchers
 
 __all__ = ["study"]
 
@@ -41,6 +43,7 @@ def study(
     halving: Halving | None = None,
     checkpoint: float = 30.0,
     progress: bool = False,
+    watch: Watch = None,
 ) -> Study:
     """Runs methods with every choice of their hyper-parameters for every seed, and compares them at their best.
 
@@ -69,6 +72,8 @@ def study(
       halving: gives few rounds to many settings and many to few; None: all rounds to all settings.
       checkpoint: seconds between two saves of a run that has not ended; 0: at each evaluation.
       progress: show a live bar with the runs that are done, their rate, the time left and the best setting so far.
+      watch: as for :func:`evenhand.simulate`; each run is tracked under its setting and seed, such as
+        ``fedprox(lr=0.1, mu=1), seed 0``, but not those of which the folder already has the result.
 
     Raises:
       EvenhandError: a number out of range, a name that does not exist, or a folder of another study.
@@ -91,6 +96,7 @@ def study(
       >>> str(found.best("fedavg"))
       'fedavg(lr=0.1)'
     """
+    trackers = watchers(watch)
     by, names = (select if isinstance(select, Rule) else Rule(*select)).checked(), list(methods)
     settings_of, makers = settings(methods, grid)
     if baseline is not None and baseline not in names:
@@ -122,8 +128,8 @@ def study(
         for seed in seeds
     ]
     store = None if folder is None else Store(Path(folder))
-    with Bar([each.job.rounds for each in planned], by, progress) as bar:
-        outcomes = run_all(planned, by, halving, store, checkpoint, bar)
+    with Bar([each.job.rounds for each in planned], by, progress) as bar, Shown(bar, trackers) as shown:
+        outcomes = run_all(planned, by, halving, store, checkpoint, shown)
     metric = by.metric_of(each.view for each in outcomes)
     found = Study(tuple(outcomes), by, baseline or names[0], metric, tuple(sources.notes))
     if store is not None:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from evenhand.lock import held
 from evenhand.simulation import Checkpoint, Job, identify, iterate_many
-from evenhand.studies._bar import Bar
 from evenhand.studies._halving import Halving, rungs, survivors
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
 from evenhand.studies._select import Rule
+from evenhand.studies._shown import Shown
 from evenhand.studies._store import Store
 
 __all__ = ["Planned", "run_all"]
@@ -42,7 +42,7 @@ def run_all(
     halving: Halving | None,
     store: Store | None,
     seconds: float,
-    bar: Bar,
+    shown: Shown,
 ) -> list[Outcome]:
     """What comes of each run, in their order; those that the store holds already are not repeated.
 
@@ -52,7 +52,7 @@ def run_all(
       halving: when they are; None: never.
       store: where results are kept.
       seconds: between two saves of the state of a run that has not ended.
-      bar: shows how far the runs are.
+      shown: who is told how far the runs are.
     """
     with ExitStack() as stack:
         keeps = store
@@ -64,17 +64,17 @@ def run_all(
         first = planned[0].job
         for rung in rungs(halving, first.rounds, first.eval_every):
             assert halving is not None
-            reached = _run(planned, alive, rung, keeps, seconds, bar)
+            reached = _run(planned, alive, rung, keeps, seconds, shown)
             best = survivors(list(reached.values()), by, halving.keep)
             ended = [i for i in alive if planned[i].setting not in best]
             alive = [i for i in alive if planned[i].setting in best]
             identities = {} if keeps is None else _identities(planned, ended, None)
             for i in ended:
                 found[i] = _stopped(reached[i], rung)
-                bar.ended(i, found[i])
+                shown.ended(i, found[i])
                 if keeps is not None:
                     keeps.save(found[i], identities[i])
-        found |= _run(planned, alive, None, keeps, seconds, bar)
+        found |= _run(planned, alive, None, keeps, seconds, shown)
     return [found[i] for i in range(len(planned))]
 
 
@@ -91,7 +91,7 @@ def _run(
     rung: int | None,
     store: Store | None,
     seconds: float,
-    bar: Bar,
+    shown: Shown,
 ) -> dict[int, Outcome]:
     """Position -> outcome of these runs after their last round, or at a rung."""
     found, missing, jobs = dict[int, Outcome](), list[int](), list[Job]()
@@ -102,7 +102,7 @@ def _run(
         if known is not None and known.status != "stopped":  # which may go on now
             found[i] = known
             if rung is None:
-                bar.ended(i, known)
+                shown.ended(i, known)
             continue
         if store is not None:
             place = Checkpoint(store.checkpoint(setting, seed), seconds, last=rung is not None)
@@ -110,15 +110,14 @@ def _run(
         missing.append(i)
         jobs.append(job if rung is None else job._replace(rounds=rung))
     for position, result in iterate_many(jobs):
-        setting, seed, _, new_data = planned[i := missing[position]]
+        setting, seed, job, new_data = planned[i := missing[position]]
+        shown.measured(i, setting, job, result)
         if isinstance(result, Exception) or result.info["rounds"] == jobs[position].rounds:
             found[i] = Outcome.of(setting, seed, result, new_data=new_data)
             if store is not None:
                 store.save(found[i], identities[i], rung)
             if rung is None:
-                bar.ended(i, found[i])
-        else:
-            bar.move(i, result.info["rounds"])
+                shown.ended(i, found[i])
         del result  # its memory goes to the next rounds
     return found
 
