@@ -46,6 +46,7 @@ def records(path: Path) -> Iterator[Any]:
 
 def read(path: Path) -> dict[str, Any]:
     """A run: its name, project, group and config, the rows that were logged, its status and exit code."""
+    wandb.teardown()  # now all of it is on disk
     found: dict[str, Any] = {"rows": []}
     for record in records(path):
         kind = record.WhichOneof("record_type")
