@@ -156,6 +156,6 @@ def test_a_run_in_a_notebook_says_what_is_wrong_and_is_escaped(diverged):
 def test_the_progress_bar_shows_loss_and_accuracy(monkeypatch):
     screen = io.StringIO()
     console = partial(Console, file=screen, force_terminal=True, width=120)
-    monkeypatch.setattr("evenhand.simulation._progress.Console", lambda stderr: console())
+    monkeypatch.setattr("evenhand.live.Console", lambda stderr: console())
     eh.simulate(method(0.1), DATA, rounds=2, cohort=4, seed=2, progress=True)
     assert re.search(r"loss \d\.\d+, test accuracy \d+\.\d %", screen.getvalue())

@@ -22,7 +22,7 @@ from evenhand.cli._models import ModelOptions
 from evenhand.cli._record import Place, record
 from evenhand.cli._terminal import remark, say
 from evenhand.cli._training import TrainingOptions
-from evenhand.cli._watch import titled, watchers
+from evenhand.cli._watch import check_trackers, of_run, trackers
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import feature_scales
@@ -50,6 +50,7 @@ class Run:
         """Trains, writes the run folder and returns the exit code."""
         options = self.training
         folder = self._default_folder() if options.out is None else options.out
+        trackers(options.watch, folder)  # one that is not installed is told before anything is loaded
         with free(folder, overwrite=options.overwrite):
             check_labels(self.data)
             data = self.data.load()
@@ -77,7 +78,6 @@ class Run:
         checkpoint = None
         if options.checkpoint != "off":
             checkpoint = Checkpoint(place.folder / CHECKPOINT, options.checkpoint, fresh=not place.resumed)
-        about = {"method": self.method.text(), **flat(self)}
         runs = iterate(
             algorithm,
             data,
@@ -90,8 +90,9 @@ class Run:
             progress=console.is_terminal and not options.quiet,
             lanes=options.lanes,
             eval_clients=options.eval_clients,
-            watch=[titled(each, place.folder.name, about) for each in watchers(options.watch, place.folder)]
-            or None,
+            watch=[
+                of_run(each, place.folder, place.config) for each in trackers(options.watch, place.folder)
+            ],
         )
         return record(runs, place, rounds=options.rounds, console=console)
 
@@ -108,7 +109,7 @@ class Run:
         is_same = before is not None and before.options.get("systems") == self.training.systems
         with naming(path if is_same else None):
             self.systems(model)
-        watchers(self.training.watch, Path())
+        check_trackers(self.training.watch)
 
     def algorithm(self, model: Model, console: Console) -> Algorithm:
         """The method; the ``console`` shows which options of local work it does without."""

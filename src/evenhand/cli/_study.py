@@ -23,7 +23,7 @@ from evenhand.cli._methods import METHODS
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._study_tables import show_study
 from evenhand.cli._terminal import say
-from evenhand.cli._watch import watchers
+from evenhand.cli._watch import check_trackers, trackers
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, perhaps, whole_number
 from evenhand.local import Work
@@ -69,7 +69,7 @@ class StudyOptions:
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """evaluate only so many clients, drawn once per run"""
     watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
-    """also tell tensorboard (files below the folder), mlflow or wandb what is measured"""
+    """who else is told what is measured: tensorboard (files in the folder), mlflow, wandb"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: studies/METHODS-DATA)")] = (
         None
     )
@@ -103,6 +103,8 @@ class Study:
         """Runs the study, writes its folder and returns the exit code."""
         options, console = self.study, Console(stderr=True, quiet=self.study.quiet, highlight=False)
         methods, systems = self._methods(), self._systems()
+        folder = self._default_folder() if options.out is None else options.out
+        watching = trackers(options.watch, folder)
         check_labels(self.data)
         data = self.data.load()
         for sentence in remarks(data):
@@ -112,7 +114,6 @@ class Study:
         if options.dry_run:
             self._announce(families, methods, data, len(systems or [0]))
             return 0
-        folder = self._default_folder() if options.out is None else options.out
         try:
             found = study(
                 families,
@@ -130,7 +131,7 @@ class Study:
                 halving=None if options.halving is None else Halving(options.halving),
                 checkpoint=options.checkpoint,
                 progress=console.is_terminal and not options.quiet,
-                watch=watchers(options.watch, folder) or None,
+                watch=watching,
             )
         except KeyboardInterrupt:
             say(
@@ -162,7 +163,7 @@ class Study:
         self._seeds()
         self._rule()
         options, names = self.study, list(self._methods())
-        watchers(options.watch, Path())
+        check_trackers(options.watch)
         if options.halving is not None:
             whole_number("halving", options.halving, 1)
         if options.baseline is not None and options.baseline not in names:

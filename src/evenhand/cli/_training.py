@@ -38,7 +38,7 @@ class TrainingOptions:
     checkpoint: float | Literal["off"] = 10.0
     """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
     watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
-    """also tell tensorboard (files below the folder), mlflow or wandb what is measured"""
+    """who else is told what is measured: tensorboard (files in the folder), mlflow, wandb"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
     """the run folder"""
     overwrite: bool = False

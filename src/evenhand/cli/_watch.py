@@ -10,7 +10,7 @@ from evenhand import watch
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.watch import Watched, Watcher
 
-__all__ = ["titled", "watchers"]
+__all__ = ["check_trackers", "of_run", "trackers"]
 
 _MAKERS: Mapping[str, Callable[[Path], Watcher]] = {
     "tensorboard": lambda folder: watch.tensorboard(folder / "tensorboard"),
@@ -19,29 +19,37 @@ _MAKERS: Mapping[str, Callable[[Path], Watcher]] = {
 }
 
 
-def watchers(names: str | None, folder: Path) -> list[Watcher]:
-    """The trackers that ``--watch`` names.
+def check_trackers(text: str | None) -> list[str]:
+    """The names in ``--watch``.
+
+    Raises:
+      EvenhandError: there is no such tracker.
+    """
+    names = [] if text is None else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in _MAKERS:
+            hint = perhaps(name, _MAKERS) or f" among {', '.join(_MAKERS)}"
+            raise EvenhandError(f"--watch {name!r:.40}: there is no such tracker{hint}.")
+    return list(dict.fromkeys(names))
+
+
+def trackers(text: str | None, folder: Path) -> list[Watcher]:
+    """What ``--watch`` names.
 
     Args:
-      names: separated by commas; None: none.
-      folder: of the run or study.
+      text: names with commas between them; None: none.
+      folder: of the run or study, for their files.
 
     Raises:
       EvenhandError: there is no such tracker, or its package is not installed.
     """
-    found: list[Watcher] = []
-    for name in filter(None, map(str.strip, (names or "").split(","))):
-        if name not in _MAKERS:
-            hint = perhaps(name, _MAKERS) or f" among {', '.join(_MAKERS)}"
-            raise EvenhandError(f"--watch {name!r:.40}: there is no such tracker{hint}.")
-        found.append(_MAKERS[name](folder))
-    return found
+    return [_MAKERS[name](folder) for name in check_trackers(text)]
 
 
-def titled(watcher: Watcher, name: str, config: Mapping[str, Any]) -> Watcher:
-    """The tracker, told another name and further settings of its run."""
+def of_run(tracker: Watcher, folder: Path, config: Mapping[str, Any]) -> Watcher:
+    """The tracker, told the run's folder as its name, and what ``config.json`` holds as its settings."""
 
-    def begin(_: str, known: Mapping[str, Any]) -> Watched:
-        return watcher.begin(name, {**known, **config})
+    def begin(name: str, known: Mapping[str, Any]) -> Watched:
+        return tracker.begin(folder.name, {**config["options"], **known, "method": config["method"]})
 
     return Watcher(begin)

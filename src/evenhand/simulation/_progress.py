@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+
+from evenhand.live import line
 
 __all__ = ["Progress"]
 
@@ -26,7 +26,7 @@ class Progress:
             TimeRemainingColumn(),
             TextColumn("{task.fields[latest]}", markup=False),
         )
-        self._bar = RichProgress(*columns, console=Console(stderr=True), transient=True, disable=not show)
+        self._bar = line(*columns, show=show)
         self._task = self._bar.add_task("rounds", total=rounds, rate=0.0, latest="")
         self._show = show
         self._begin = time.perf_counter()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandWarning
+from evenhand.report import may_win
 from evenhand.simulation._checkpoint import Checkpoint, Checkpoints
 from evenhand.simulation._checks import check_model, check_numbers
 from evenhand.simulation._evaluation import Evaluation
@@ -20,7 +22,7 @@ from evenhand.simulation._session import Session
 from evenhand.simulation.setup import set_up
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack
-from evenhand.watch import Watch, Watching
+from evenhand.watch import Watch, Watcher, Watching, watchers
 
 __all__ = ["iterate", "simulate"]
 
@@ -68,7 +70,8 @@ def simulate(
       stream: keep the training rows on the host, or in their file, and send those of the next rounds' clients ahead
         of the training, which changes no bit of the result; False: keep all of them on the device; None: stream a
         ``numpy.memmap``, or rows that would fill more than a third of an accelerator's memory.
-      watch: trackers that are told what is measured, such as ``eh.watch.tensorboard("logs")``, or several in a list.
+      watch: a tracker, or several in a list, that follow the run (:mod:`evenhand.watch`), such as
+        ``eh.watch.tensorboard("logs")``; it changes no bit of the result, and one that fails only warns.
 
     Raises:
       EvenhandError: a number out of range, or parts that do not go together.
@@ -156,6 +159,7 @@ def iterate(
       >>> run.info["rounds"] < 100
       True
     """
+    trackers = watchers(watch)
     cohort = check_numbers(
         algorithm, data, rounds, seed, cohort, eval_every, lanes, devices, eval_clients, systems, attack
     )
@@ -178,28 +182,31 @@ def iterate(
     alone = nullcontext() if checkpoints is None else checkpoints.held()
     with alone, Progress(rounds, progress) as bar:
         runs = session.run(setup.state, rounds, eval_every, checkpoints, bar)
-        if watch is None:
-            yield from runs
-            return
-        config = {"data": data.name, "clients": data.num_clients, "cohort": cohort, "rounds": rounds}
-        watching = Watching(
-            watch, f"{data.name}, seed {seed}", config | {"seed": seed, "eval_every": eval_every}
-        )
-        yield from _watched(runs, watching, rounds)
+        config = {"rounds": rounds, "seed": seed, "cohort": cohort, "eval_every": eval_every}
+        yield from _watched(runs, rounds, trackers, config) if trackers else runs
 
 
-def _watched(runs: Iterator[Run], watching: Watching, rounds: int) -> Iterator[Run]:
-    """The runs, which the trackers see first."""
-    status = "interrupted"
+def _watched(
+    runs: Iterator[Run], rounds: int, trackers: Sequence[Watcher], config: Mapping[str, Any]
+) -> Iterator[Run]:
+    """The runs, each after its trackers have seen it."""
+    watching, status = None, "interrupted"
     try:
         for run in runs:
+            if watching is None:
+                method, data = run.algorithm.name, run.data
+                about = {"method": method or None, "data": data.name, "clients": data.num_clients, **config}
+                watching = Watching(
+                    trackers, f"{method or 'a method'} on {data.name}, seed {run.seed}", about
+                )
             watching.show(run.history)
             if run.info["rounds"] == rounds:
-                status = "diverged" if any(finding.kind == "diverged" for finding in run.findings) else "done"
+                status = "done" if may_win(run.view()) else "diverged"
             yield run
             del run  # its memory goes to the next rounds
     except Exception:
         status = "failed"
         raise
     finally:
-        watching.end(status)
+        if watching is not None:
+            watching.end(status)

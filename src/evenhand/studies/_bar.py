@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+from evenhand.live import line
 from evenhand.report import statistics
 from evenhand.report.numbers import value
 from evenhand.studies._outcome import Outcome
@@ -38,7 +38,7 @@ class Bar:
             TimeRemainingColumn(),
             TextColumn("{task.fields[best]}", markup=False),
         )
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not show)
+        self._bar = line(*columns, show=show)
         self._runs = self._bar.add_task("runs", total=len(runs), rate="", best="")
         self._rounds, self._by = list(runs), by
         self._done = [0] * len(runs)

@@ -14,13 +14,14 @@ from evenhand.studies._bar import Bar
 from evenhand.studies._halving import Halving
 from evenhand.studies._measured import Measure, Measured
 from evenhand.studies._plan import Grid, Methods, check_seeds, settings
-from evenhand.studies._runs import Planned, Shown, run_all
+from evenhand.studies._runs import Planned, run_all
 from evenhand.studies._select import Rule
+from evenhand.studies._shown import Shown
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study
 from evenhand.systems import Systems
 from evenhand.types import Attack
-from evenhand.watch import Watch
+from evenhand.watch import Watch, watchers
 
 __all__ = ["study"]
 
@@ -130,7 +131,7 @@ def study(
     store = None if folder is None else Store(Path(folder))
     with Bar([each.job.rounds for each in planned], by, progress) as bar:
         outcomes = run_all(
-            planned, by, halving, Measured(measure, store), store, checkpoint, Shown(bar, watch)
+            planned, by, halving, Measured(measure, store), store, checkpoint, Shown(bar, watchers(watch))
         )
     metric = by.metric_of(each.view for each in outcomes)
     found = Study(tuple(outcomes), by, baseline or names[0], metric, tuple(sources.notes))

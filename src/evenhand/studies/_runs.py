@@ -9,17 +9,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from evenhand.lock import held
-from evenhand.simulation import Checkpoint, Job, Run, identify, iterate_many
-from evenhand.studies._bar import Bar
+from evenhand.simulation import Checkpoint, Job, identify, iterate_many
 from evenhand.studies._halving import Halving, rungs, survivors
 from evenhand.studies._measured import Measured
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
 from evenhand.studies._select import Rule
+from evenhand.studies._shown import Shown
 from evenhand.studies._store import Store
-from evenhand.watch import Watch, Watching
 
-__all__ = ["Planned", "Shown", "run_all"]
+__all__ = ["Planned", "run_all"]
 
 
 class Planned(NamedTuple):
@@ -36,47 +35,6 @@ class Planned(NamedTuple):
     seed: int
     job: Job
     new_data: bool
-
-
-class Shown:
-    """Whoever follows the runs of a study: the bar, and trackers.
-
-    Args:
-      bar: shows how far the runs are.
-      watch: the trackers.
-    """
-
-    def __init__(self, bar: Bar, watch: Watch) -> None:
-        self._bar, self._watch = bar, watch
-        self._watching: dict[int, Watching] = {}
-
-    def measured(self, position: int, of: Planned, result: Run | Exception) -> None:
-        """A run has been measured, or has failed."""
-        if isinstance(result, Exception):
-            return
-        self._bar.move(position, result.info["rounds"])
-        if self._watch is not None:
-            if position not in self._watching:
-                config = {
-                    "method": of.setting.method,
-                    **of.setting.numbers,
-                    **of.setting.case,
-                    "seed": of.seed,
-                }
-                config |= {"data": of.job.data.name, "rounds": of.job.rounds, "cohort": of.job.cohort}
-                self._watching[position] = Watching(self._watch, f"{of.setting}, seed {of.seed}", config)
-            self._watching[position].show(result.history)
-
-    def ended(self, position: int, outcome: Outcome) -> None:
-        """A run has its outcome."""
-        self._bar.ended(position, outcome)
-        if position in self._watching:
-            self._watching.pop(position).end(outcome.status)
-
-    def close(self) -> None:
-        """No run goes on."""
-        for each in self._watching.values():
-            each.end("interrupted")
 
 
 def run_all(
@@ -100,7 +58,7 @@ def run_all(
       shown: follows the runs.
     """
     with ExitStack() as stack:
-        stack.callback(shown.close)
+        stack.enter_context(shown)
         keeps = store
         if store is not None:
             stack.enter_context(held(store.folder))
@@ -158,7 +116,7 @@ def _run(
         jobs.append(job if rung is None else job._replace(rounds=rung))
     for position, result in iterate_many(jobs):
         setting, seed, _, new_data = planned[i := missing[position]]
-        shown.measured(i, planned[i], result)
+        shown.measured(i, setting, planned[i].job, result)
         told = measured.take(setting, seed, result)
         if isinstance(result, Exception) or result.info["rounds"] == jobs[position].rounds:
             found[i] = Outcome.of(setting, seed, result, told, new_data=new_data)

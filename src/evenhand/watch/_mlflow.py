@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,43 +11,43 @@ from evenhand.watch._watcher import Watched, Watcher, needed
 __all__ = ["mlflow"]
 
 _LONGEST = 500
-"""Most characters of a parameter's value."""
+"""Characters of a parameter that every store takes."""
+_ENDED = {"failed": "FAILED", "diverged": "FAILED", "interrupted": "KILLED"}
 
 
 def mlflow(uri: str | None = None, *, experiment: str = "evenhand") -> Watcher:
-    """Makes a run of MLflow for each run: settings are parameters, what is measured are metrics by round.
+    """Follows each run as a run of MLflow: its settings are parameters, and what is measured are metrics by round.
 
-    A run that is resumed, or repeated, is another run of MLflow, with the whole history.
+    The tag ``"status"`` says how it ended.  A run that is resumed or repeated is another run there, with all of its
+    history.
 
     Args:
-      uri: of the tracking server or store; None: that of the environment variable ``MLFLOW_TRACKING_URI``, else a local
-        store.
-      experiment: which the runs belong to; it is made if needed.
+      uri: a tracking server or a database, such as ``"sqlite:///runs.db"``; None: what ``MLFLOW_TRACKING_URI`` names,
+        else ``mlflow.db`` in the current folder.
+      experiment: what the runs belong to; it is made where there is none.
 
     Raises:
-      EvenhandError: the package ``mlflow`` or ``mlflow-skinny`` is not installed.
+      EvenhandError: MLflow is not installed.
     """
     package = needed("mlflow", "mlflow")
 
     def begin(name: str, config: Mapping[str, Any]) -> Watched:
-        client = package.MlflowClient(uri)
-        found = client.get_experiment_by_name(experiment)
-        place = client.create_experiment(experiment) if found is None else found.experiment_id
+        client, entities = package.MlflowClient(uri), package.entities
+        known = client.get_experiment_by_name(experiment)
+        place = client.create_experiment(experiment) if known is None else known.experiment_id
         run = client.create_run(place, run_name=name).info.run_id
-        for key, value in config.items():
-            client.log_param(run, key, str(value)[:_LONGEST])
+        parameters = [entities.Param(key, str(setting)[:_LONGEST]) for key, setting in config.items()]
+        client.log_batch(run, params=parameters)
 
         def log(round: int, numbers: Mapping[str, float]) -> None:
-            for metric, number in numbers.items():
-                client.log_metric(run, metric, number, step=round)
+            now = int(time.time() * 1000)
+            metrics = [entities.Metric(metric, x, now, round) for metric, x in numbers.items()]
+            client.log_batch(run, metrics=metrics)
 
         def end(status: str) -> None:
             client.set_tag(run, "status", status)
-            client.set_terminated(run, _STATUS.get(status, "FINISHED"))
+            client.set_terminated(run, _ENDED.get(status, "FINISHED"))
 
         return Watched(log, end)
 
     return Watcher(begin)
-
-
-_STATUS = {"failed": "FAILED", "diverged": "FAILED", "interrupted": "KILLED"}

@@ -15,34 +15,35 @@ def wandb(
     project: str = "evenhand",
     *,
     mode: Literal["online", "offline", "disabled"] | None = None,
-    folder: str | Path | None = None,
+    folder: str | Path = ".",
     group: str | None = None,
 ) -> Watcher:
-    """Makes a run of Weights & Biases for each run: settings are its config, what is measured is logged by round.
+    """Follows each run as a run of Weights & Biases: its settings are the config, what is measured is logged by round.
 
-    A run that is resumed, or repeated, is another run there, with the whole history.
+    ``"status"`` in the summary says how it ended.  A run that is resumed or repeated is another run there, with all of
+    its history.
 
     Args:
-      project: which the runs belong to.
-      mode: ``"offline"`` writes files, which ``wandb sync`` sends later; None: as ``WANDB_MODE`` says, else online.
-      folder: for these files; None: the current one.
-      group: of the runs, such as the name of a study.
+      project: what the runs belong to.
+      mode: ``"offline"`` only writes files, which ``wandb sync`` sends later; None: as in ``WANDB_MODE``, else online.
+      folder: where the files go, below ``wandb/``.
+      group: under which the runs are shown together, such as the name of a study.
 
     Raises:
-      EvenhandError: the package ``wandb`` is not installed.
+      EvenhandError: ``wandb`` is not installed.
     """
     package = needed("wandb", "wandb")
 
     def begin(name: str, config: Mapping[str, Any]) -> Watched:
-        place = None if folder is None else str(folder)
+        Path(folder).mkdir(parents=True, exist_ok=True)  # else the files go to a temporary one
         run = package.init(
             project=project,
             name=name,
             config=dict(config),
             mode=mode,
-            dir=place,
+            dir=str(folder),
             group=group,
-            reinit="create_new",  # runs of a study are open side by side
+            reinit="create_new",  # the runs of a study are open side by side
         )
 
         def log(round: int, numbers: Mapping[str, float]) -> None:

@@ -1,23 +1,26 @@
-"""What a tracker is, and how runs tell it what they measure."""
+"""What a tracker is, and how a run tells its trackers what is measured."""
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 from evenhand.errors import EvenhandError, EvenhandWarning, expect
 
-__all__ = ["Watch", "Watched", "Watcher", "Watching", "needed"]
+__all__ = ["Watch", "Watched", "Watcher", "Watching", "needed", "watchers"]
 
 
 class Watched(NamedTuple):
     """A run that a tracker follows.
 
     Attributes:
-      log: takes the round, and name -> number of what was measured after it.
-      end: takes ``"done"``, ``"diverged"``, ``"failed"``, ``"stopped"`` or ``"interrupted"``.
+      log: ``(round, numbers) -> None`` takes what was measured after a round, name -> number.
+      end: ``(status) -> None`` takes ``"done"``, ``"diverged"``, ``"failed"``, ``"interrupted"`` or, from a study that
+        stops some of its settings early, ``"stopped"``.
     """
 
     log: Callable[[int, Mapping[str, float]], None]
@@ -28,7 +31,7 @@ class Watcher(NamedTuple):
     """A tracker.
 
     Attributes:
-      begin: takes the name and the settings of a run, and gives what follows it.
+      begin: ``(name, config) -> Watched`` takes a run's name and its settings, name -> bool, int, float or str.
     """
 
     begin: Callable[[str, Mapping[str, Any]], Watched]
@@ -37,51 +40,83 @@ class Watcher(NamedTuple):
 Watch: TypeAlias = Watcher | Sequence[Watcher] | None
 
 
+def watchers(watch: Watch) -> list[Watcher]:
+    """The trackers of an argument ``watch``.
+
+    Raises:
+      EvenhandError: it holds something else.
+    """
+    given: Any = [] if watch is None else watch
+    several = isinstance(given, list | tuple) and not isinstance(given, Watcher)
+    found: list[Any] = list(given) if several else [given]
+    for each in found:
+        expect("watch", each, Watcher, 'eh.watch.tensorboard("logs")')
+    return found
+
+
 class Watching:
-    """A run and its trackers; one that fails is dropped with a warning, and the run goes on.
+    """A run and the trackers that follow it; one that fails is dropped with a warning, and the training goes on.
 
     Args:
-      watch: the trackers.
-      name: of the run.
-      config: its settings.
+      trackers: they begin now.
+      name: the run's.
+      config: its settings; those that are None are left out, and objects become text.
     """
 
-    def __init__(self, watch: Watch, name: str, config: Mapping[str, Any]) -> None:
-        watchers = [] if watch is None else [watch] if isinstance(watch, Watcher) else list(watch)
-        for each in watchers:
-            expect("watch", each, Watcher, 'eh.watch.tensorboard("logs")')
+    def __init__(self, trackers: Sequence[Watcher], name: str, config: Mapping[str, Any]) -> None:
+        given = {key: setting for key, setting in config.items() if setting is not None}
+        plain = {
+            key: setting if isinstance(setting, bool | int | float | str) else str(setting)
+            for key, setting in given.items()
+        }
         self._watched: list[Watched] = []
-        for each in watchers:
-            self._try(lambda each=each: self._watched.append(each.begin(name, config)))
-        self._rows = 0
+        self._shown = 0
+        for each in trackers:
+            with _forgiving(name):
+                self._watched.append(each.begin(name, plain))
+        self._name = name
 
     def show(self, history: Mapping[str, Any]) -> None:
-        """Logs the rows of a history that have not been logged."""
-        for i in range(self._rows, len(history["round"])):
-            numbers = {name: float(column[i]) for name, column in history.items() if name != "round"}
-            for each in list(self._watched):
-                self._try(
-                    lambda i=i, each=each, numbers=numbers: each.log(int(history["round"][i]), numbers), each
-                )
-        self._rows = len(history["round"])
+        """Logs the rows of a history that have not been logged; of a resumed run, first those from before."""
+        rounds = [int(round) for round in history["round"]]
+        rows = [
+            (round, {name: float(column[i]) for name, column in history.items() if name != "round"})
+            for i, round in enumerate(rounds)
+        ]
+
+        def log(each: Watched) -> None:
+            for round, numbers in rows[self._shown :]:
+                # Before the first round, what a method reports does not exist.
+                known = {name: x for name, x in numbers.items() if round or not math.isnan(x)}
+                each.log(round, known)
+
+        self._tell(log)
+        self._shown = len(rows)
 
     def end(self, status: str) -> None:
-        """Says how the run has ended, once."""
-        for each in list(self._watched):
-            self._try(lambda each=each: each.end(status), each)
-        self._watched = []
+        """Says how the run ended."""
+        self._tell(lambda each: each.end(status))
 
-    def _try(self, act: Callable[[], None], each: Watched | None = None) -> None:
-        try:
-            act()
-        except Exception as error:  # whatever a tracker does, it must not end a training
-            self._watched = [other for other in self._watched if other is not each]
-            sentence = f"A watcher failed ({type(error).__name__}: {error}): the run goes on without it."
-            warnings.warn(sentence, EvenhandWarning, stacklevel=2)
+    def _tell(self, act: Callable[[Watched], None]) -> None:
+        kept: list[Watched] = []
+        for each in self._watched:
+            with _forgiving(self._name):
+                act(each)
+                kept.append(each)
+        self._watched = kept
+
+
+@contextmanager
+def _forgiving(name: str) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever a tracker does, it must not end a training
+        sentence = f"A tracker failed and no longer follows {name} ({type(error).__name__}: {error})."
+        warnings.warn(sentence, EvenhandWarning, stacklevel=2)
 
 
 def needed(module: str, extra: str) -> Any:
-    """A module that only a tracker needs.
+    """A module that only one tracker needs.
 
     Raises:
       EvenhandError: it is not installed.
@@ -89,6 +124,7 @@ def needed(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
+        package = module.partition(".")[0]
         raise EvenhandError(
-            f"eh.watch.{extra} needs {module}, which is not installed: pip install 'evenhand[{extra}]'."
+            f"watch: {extra} needs the package {package}, which is not installed: pip install 'evenhand[{extra}]'."
         ) from None
