@@ -94,7 +94,7 @@ def test_every_option_says_what_it_takes(
     [
         (
             "dance",
-            "There is no command 'dance' among run, resume, compare, report, list, completion: see `evenhand ",
+            "among run, study, resume, compare, report, figures, list, completion: see `evenhand --help`.",
         ),
         ("lst", "There is no command 'lst' (perhaps you meant `evenhand list`): see `evenhand --help`."),
         ("fedavg", "There is no command 'fedavg' (perhaps you meant `evenhand run fedavg`): see "),
@@ -153,7 +153,10 @@ def test_every_option_says_what_it_takes(
         ("run fedavg --data nothing-like-it", "nothing-like-it: no such file or folder, nor one"),
         ("resume", "resume needs RUN after it: see `evenhand resume --help`."),
         ("resume a b", "The word 'b' is left over: see `evenhand resume --help`."),
-        ("resume a --lr 3", "resume has no --lr, which is an option of run: see `evenhand resume --help`."),
+        (
+            "resume a --lr 3",
+            "resume has no --lr, which is an option of run and study: see `evenhand resume --help`.",
+        ),
         (
             "list food",
             "list takes one of all, methods, aggregators, risks, parts, attacks, data, models, not 'food': see ",
