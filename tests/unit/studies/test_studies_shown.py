@@ -140,6 +140,30 @@ def test_clients_gain_where_their_loss_falls() -> None:
     assert (gain, loss) == (np.all(b < a, 0).sum(), np.all(b > a, 0).sum()) and gain != loss
 
 
+def test_a_client_gains_only_if_it_does_at_every_seed_and_seeds_must_be_equal() -> None:
+    """Of twelve clients the first gains at all seeds, the second at two of three, the third loses at all."""
+    change = np.zeros((3, CLIENTS))
+    change[:, 0], change[:, 1], change[:, 2] = 0.1, (0.1, 0.1, -0.1), -0.1
+    base = [view(np.full(CLIENTS, 0.5), seed) for seed in SEEDS]
+    other = [view(0.5 + row, seed) for row, seed in zip(change, SEEDS, strict=True)]
+    found = eh.report.differences(
+        {"base": base, "other": other, "few": other[:2]}, "base", "test", "accuracy"
+    )
+    assert list(found) == ["other"] and found["other"].gains == (1, 1)
+    means = change.mean(1)
+    assert found["other"].by["mean"].mean == pytest.approx(means.mean())
+    strangers = [run._replace(client_ids=tuple("abcdefghijkl")) for run in other]
+    assert eh.report.differences({"a": base, "b": strangers}, "a", "test", "accuracy")["b"].gains is None
+
+
+def test_runs_that_diverged_are_lost_as_those_that_failed_are(study: Study) -> None:
+    worse = study.outcomes[0]._replace(status="diverged", reason="It grew.")
+    found = Study((worse, *study.outcomes[1:]), Rule(), "a", "accuracy")
+    each = found.tried[0]
+    assert (each.runs, each.lost, each.values) == (3, 1, {})
+    assert "1 of 15 runs diverged" in " ".join(found.remarks)
+
+
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
