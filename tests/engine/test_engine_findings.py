@@ -17,6 +17,7 @@ from rich.console import Console
 
 import evenhand as eh
 from evenhand.errors import EvenhandWarning
+from evenhand.simulation._progress import Progress
 from evenhand.types import Attack
 
 MODEL = eh.testing.toy_model()
@@ -159,3 +160,14 @@ def test_the_progress_bar_shows_loss_and_accuracy(monkeypatch):
     monkeypatch.setattr("evenhand.live.Console", lambda stderr: console())
     eh.simulate(method(0.1), DATA, rounds=2, cohort=4, seed=2, progress=True)
     assert re.search(r"loss \d\.\d+, test accuracy \d+\.\d %", screen.getvalue())
+
+
+def test_rounds_are_not_cut_into_pieces_for_a_bar_that_nobody_sees(monkeypatch):
+    """A file gets no bar, so that the rounds up to the next evaluation are one call."""
+    screen = io.StringIO()
+    monkeypatch.setattr("evenhand.live.Console", lambda stderr: Console(file=screen))
+    with Progress(10, show=True) as bar:
+        assert bar.next_count() >= 10
+    monkeypatch.setattr("evenhand.live.Console", lambda stderr: Console(file=screen, force_terminal=True))
+    with Progress(10, show=True) as bar:
+        assert bar.next_count() == 1

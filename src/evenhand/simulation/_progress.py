@@ -28,7 +28,7 @@ class Progress:
         )
         self._bar = line(*columns, show=show)
         self._task = self._bar.add_task("rounds", total=rounds, rate=0.0, latest="")
-        self._show = show
+        self._show = not self._bar.disable
         self._begin = time.perf_counter()
         self._first: int | None = None
         self._done = 0

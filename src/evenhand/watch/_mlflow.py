@@ -12,6 +12,8 @@ __all__ = ["mlflow"]
 
 _LONGEST = 500
 """Characters of a parameter that every store takes."""
+_MOST = 100
+"""Parameters that a server takes at once."""
 _ENDED = {"failed": "FAILED", "diverged": "FAILED", "interrupted": "KILLED"}
 
 
@@ -37,7 +39,8 @@ def mlflow(uri: str | None = None, *, experiment: str = "evenhand") -> Watcher:
         place = client.create_experiment(experiment) if known is None else known.experiment_id
         run = client.create_run(place, run_name=name).info.run_id
         parameters = [entities.Param(key, str(setting)[:_LONGEST]) for key, setting in config.items()]
-        client.log_batch(run, params=parameters)
+        for first in range(0, len(parameters), _MOST):
+            client.log_batch(run, params=parameters[first : first + _MOST])
 
         def log(round: int, numbers: Mapping[str, float]) -> None:
             now = int(time.time() * 1000)

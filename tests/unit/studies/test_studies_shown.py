@@ -203,6 +203,15 @@ def test_sensitivity_takes_the_best_of_the_others_and_needs_several_values(study
     assert "%" not in spread.get_ylabel()
 
 
+def test_sensitivity_takes_the_least_loss() -> None:
+    runs = [
+        Outcome(Setting("a", {"mu": mu, "lr": lr}), 0, "done", "", view(np.full(CLIENTS, level), 0, "loss"))
+        for mu, lr, level in ((1, 1, 0.2), (1, 2, 0.4), (2, 1, 0.3))
+    ]
+    figures = Study(tuple(runs), Rule("test", "mean", metric="loss"), "a", "loss").figures
+    np.testing.assert_allclose(figures.sensitivity("mu").axes[0].lines[0].get_ydata(), [0.2, 0.3])
+
+
 def test_all_figures_have_names_for_files(study: Study) -> None:
     assert list(study.figures.all()) == [
         "learning_curve",
