@@ -51,7 +51,7 @@ _PROGRAMS = {
     "while": ("cond_jaxpr", "body_jaxpr"),
 } | {name: (program,) for name, program in CALLS.items()}
 _BESIDE = {
-    "cond": "",
+    "cond": "branches_platforms",
     "remat2": "prevent_cse differentiated policy",
     "scan": "reverse length unroll num_consts num_carry ft_in ft_out",
     "shard_map": "mesh in_specs out_specs check_vma newly_manual_axes",
@@ -98,7 +98,7 @@ def opened(program: Any) -> tuple[Jaxpr, Sequence[Any]]:
 
 
 def inner(equation: JaxprEqn) -> list[Any]:
-    """The programs in an equation of a known kind, open or closed; none for other kinds.
+    """The programs in an equation of a known kind, open or closed; none for other kinds, nor for one per platform.
 
     Raises:
       UnknownForm: the equation is of a known kind, but not of the known form.
@@ -110,7 +110,7 @@ def inner(equation: JaxprEqn) -> list[Any]:
       2
     """
     name, params = equation.primitive.name, equation.params
-    if name not in _PROGRAMS:
+    if name not in _PROGRAMS or params.get("branches_platforms"):
         return []
     unknown = set(beside(equation)) - set(_BESIDE[name].split())
     if unknown or not set(_PROGRAMS[name]) <= set(params):

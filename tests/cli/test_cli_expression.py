@@ -17,7 +17,7 @@ import pytest
 import evenhand as eh
 from evenhand.cli import main
 from evenhand.cli._expression import ExpressionError, built
-from evenhand.cli._rooms import ROOMS, Room, arms, factories, room_for, signature
+from evenhand.cli._rooms import ROOMS, Room, arms, factories, parameters, room_for, signature
 from evenhand.local import Work
 from evenhand.types import Algorithm, Model
 
@@ -54,18 +54,24 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
     "server_steps": ("1", "2"),
     "finetune_steps": ("0", "1"),
     "floor": ("0.0", "-1.0"),
+    "fraction": ("0.1", "0.3"),
+    "ratio": ("1", "2.5"),
 }
 _NEVER = {"reference", "filtered", "strict", "nu", "tied"}
 _NEVER |= {"step_size", "lipschitz", "keep_partial", "replace"}
 """Arguments that exclude others, or that a method with a state at each client cannot take."""
+_AFTER = {"mean", "geometric_median", "krum", "trimmed_mean", "centered_clipping", "bucketing", "clip"}
+"""Aggregators that may come after one that changes the uploads."""
 
 
-def composition(room: Room, draw: random.Random, depth: int = 0) -> str:
+def composition(room: Room, draw: random.Random, depth: int = 0, *, after: bool = False) -> str:
     """A legal call, with some of its optional arguments."""
     known = {name: factory for name, factory in factories(room).items() if depth < 2 or name not in _WRAPPERS}
     known.pop("fedprox_adaptive" if depth else "", None)  # it cannot be averaged
     known.pop("kth_smallest", None)  # its k may not exceed the size of the cohort
-    if room.what == "aggregator" and draw.random() < 0.7:  # so that risks are drawn often enough
+    if after:
+        known = {name: known[name] for name in _AFTER if depth < 4 or "then" not in parameters(known[name])}
+    elif room.what == "aggregator" and draw.random() < 0.6:  # so that risks are drawn often enough
         known = {"risk_weighted": known["risk_weighted"]}
     name, factory = draw.choice(sorted(known.items()))
     hints, arguments = get_type_hints(factory), list[str]()
@@ -87,7 +93,7 @@ def argument(name: str, hint: Any, draw: random.Random, depth: int) -> str | Non
     kinds = list(arms(hint))
     room = room_for(kinds)
     if room is not None:
-        return None if room.what == "local work" else composition(room, draw, depth + 1)
+        return None if room.what == "local work" else composition(room, draw, depth + 1, after=name == "then")
     if name in _NUMBERS:
         return draw.choice(_NUMBERS[name])
     words = [repr(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
@@ -98,7 +104,7 @@ def argument(name: str, hint: Any, draw: random.Random, depth: int) -> str | Non
 
 _COVERED = {
     name
-    for what in ("method", "risk", "server optimiser", "sampling")
+    for what in ("method", "aggregator", "risk", "server optimiser", "sampling")
     for name in factories(_ROOM[what])
     if name != "kth_smallest"
 }
@@ -109,11 +115,13 @@ def called(texts: list[str]) -> set[str]:
 
 
 def _legal() -> list[str]:
-    """Two hundred compositions, or more where those leave out some factory."""
+    """Two hundred compositions, and some more for the factories that those leave out."""
     draw = random.Random(11)
     found: list[str] = []
-    while len(found) < 200 or (len(found) < 1000 and _COVERED - called(found)):
+    for _ in range(5000):
         text = composition(_ROOM["method"], draw)
+        if len(found) >= 200 and not called([text]) & (_COVERED - called(found)):
+            continue
         if not text.startswith(("qfedsgd(", "qfedavg(")) or "lipschitz" in text or "q=" in text:
             text = text.replace("qfedsgd(", "qfedsgd(lipschitz=10.0, ")
             for theta in ("1.0", "theta=1.0"):  # which would leave all clients out

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from evenhand import tree
 from evenhand.errors import EvenhandError
 from evenhand.streams import Purpose, stream
 from evenhand.types import Aggregator, Array, Cohort, Key, PyTree, Report, Sum, Upload
 
-__all__ = ["aggregate", "in_passes", "reduce_uploads"]
+__all__ = ["aggregate", "in_loop", "in_passes", "reduce_uploads"]
 
 
 def aggregate(
@@ -88,6 +89,26 @@ def in_passes(
     return direction, state
 
 
+def in_loop(
+    aggregator: Sum, state: PyTree, key: Key, sum_of: Callable[[PyTree, Array], PyTree]
+) -> tuple[PyTree, PyTree]:
+    """As :func:`in_passes`, in a compiled loop, so that a hundred passes are no larger a program than one."""
+
+    @jax.jit  # traced once, for the shapes and for the loop
+    def one(number: Array, state: PyTree) -> tuple[PyTree, PyTree]:
+        total = sum_of(aggregator.publish(state), number)
+        return aggregator.lower(total, state, jax.random.fold_in(key, number))
+
+    def step(number: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        return one(number, carry[1])
+
+    if aggregator.passes == 1:
+        return one(jnp.int32(0), state)
+    direction = jax.eval_shape(one, jnp.int32(0), state)[0]
+    begin = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), direction)
+    return lax.fori_loop(jnp.int32(0), jnp.int32(aggregator.passes), step, (begin, state))
+
+
 def reduce_uploads(
     aggregator: Aggregator, uploads: Upload, present: Array, state: PyTree, key: Key, noise: Key
 ) -> tuple[PyTree, PyTree]:
@@ -104,11 +125,11 @@ def reduce_uploads(
     if not isinstance(aggregator, Sum):
         return aggregator.apply(tree.among(present, uploads), present, state, key)
 
-    def sum_of(public: PyTree, number: int) -> PyTree:
+    def sum_of(public: PyTree, number: Array) -> PyTree:
         def lift(upload: Upload, noise: Key) -> PyTree:
             return aggregator.lift(upload, public, jax.random.fold_in(noise, number))
 
         lifted = tree.among(present, jax.vmap(lift)(uploads, noise))
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
 
-    return in_passes(aggregator, state, key, sum_of)
+    return in_loop(aggregator, state, key, sum_of)

@@ -168,12 +168,13 @@ def room_of(kind: type) -> Room:
 
 
 def example(room: Room) -> str:
-    """The signature that needs the fewest arguments."""
+    """The signature that needs the fewest arguments, and takes the fewest."""
 
-    def missing(name: str) -> int:
-        return sum(p.default is p.empty for p in parameters(factories(room)[name]).values())
+    def arguments(name: str) -> tuple[int, int]:
+        taken = parameters(factories(room)[name]).values()
+        return sum(each.default is each.empty for each in taken), len(taken)
 
-    simplest = min(factories(room), key=missing)
+    simplest = min(factories(room), key=arguments)
     return signature(simplest, factories(room)[simplest])
 
 

@@ -149,7 +149,7 @@ def _strangers(program: Any) -> Iterator[str]:
         entered = _entered(equation)
         for inner in entered:
             yield from _strangers(inner)
-        if entered or equation.primitive.name in _KEPT_WHOLE:
+        if entered or equation.primitive.name in _KEPT_WHOLE or equation.params.get("branches_platforms"):
             continue
         if any(True for inner in programs.within(equation.params) for _ in _literals(inner)):
             yield equation.primitive.name

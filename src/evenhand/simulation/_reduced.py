@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand import rounds, tree
-from evenhand.aggregators import in_passes, reduce_uploads
+from evenhand.aggregators import in_loop, in_passes, reduce_uploads
 from evenhand.simulation._client import Client, Trained
 from evenhand.simulation._groups import Groups, Members, side_by_side, sum_of
 from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Upload
@@ -76,7 +76,7 @@ def _in_passes(
 ) -> Reduced:
     done = groups.map_groups(lambda group: _train(client, group, store))
 
-    def total_of(public: PyTree, number: int) -> PyTree:
+    def total_of(public: PyTree, number: Array) -> PyTree:
         def on_device(kept: tuple[Members, Upload, Array]) -> PyTree:
             def lifted(group: tuple[Members, Upload, Array]) -> PyTree:
                 members, uploads, accepted = group
@@ -90,7 +90,7 @@ def _in_passes(
 
         return groups.total(groups.devices.each(on_device, (groups.members, done.upload, done.accepted)))
 
-    direction, memory = in_passes(aggregator, memory, key, total_of)
+    direction, memory = in_loop(aggregator, memory, key, total_of)
     return Reduced(direction, memory, *groups.ungroup((done.state, done.accepted)))
 
 
@@ -129,7 +129,7 @@ def _train(client: Client, members: Members, store: PyTree) -> Trained:
 def _lifted(
     aggregator: Sum,
     public: PyTree,
-    number: int,
+    number: Array | int,
     client: Client,
     members: Members,
     uploads: Upload,

@@ -1,0 +1,107 @@
+"""Krum and multi-Krum: the uploads that have the closest neighbours."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from evenhand import tree
+from evenhand.aggregators._stacked import distances, mean_of
+from evenhand.errors import whole_number
+from evenhand.types import Array, Key, PyTree, Stack, Upload
+
+__all__ = ["krum", "multi_krum", "ranks"]
+
+
+def krum(malicious: int) -> Stack:
+    r"""The one upload whose nearest others are nearest.
+
+    .. math::
+        s_i = \sum_{j \in \mathcal N_i} \|\Delta_i - \Delta_j\|^2, \qquad \Delta = \Delta_{\arg\min_i s_i}
+
+    where :math:`\mathcal N_i` are the :math:`m - f - 2` uploads nearest to :math:`\Delta_i`, without itself.
+
+    Args:
+      malicious: :math:`f`, how many uploads of a cohort may be malicious.
+
+    Raises:
+      EvenhandError: ``malicious`` below 0.
+
+    Robustness: withstands :math:`f < (m - 2) / 2`.  Reported weights are ignored, so that none can be gained by lying;
+    the price is that a client with 0.6 % of the examples may set the whole direction, as may one with 30 %.
+
+    Edge cases: of uploads with equal scores, such as all with :math:`m \le f + 2`, the one with the least sum of
+    distances to all others; without any upload, zeros.  :math:`m` counts the accepted uploads.
+
+    Cost: one product of the stacked uploads with themselves, :math:`m^2 d`, and all uploads in memory.
+
+    Example:
+      >>> import evenhand as eh, jax.numpy as jnp
+      >>> deltas = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [2.0, 2.0], [9.0, 9.0]])
+      >>> eh.aggregators.aggregate(krum(1), deltas).tolist()
+      [0.0, 0.0]
+
+    Source: Blanchard et al., *Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent*, NeurIPS 2017,
+    section 4.
+    """
+    whole_number("krum(malicious=)", malicious, 0)
+
+    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        rank = ranks(distances(uploads.delta, present, key), present, malicious)
+        return tree.take(uploads.delta, jnp.argmin(rank)), state
+
+    return Stack(lambda like, clients: (), apply)
+
+
+def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = False) -> Stack:
+    r"""The mean of the uploads with the lowest scores of :func:`krum`.
+
+    Args:
+      malicious: :math:`f`, how many uploads of a cohort may be malicious.
+      keep: how many uploads are averaged; None: all but ``malicious``.
+      weighted: whether their mean has the reported weights.
+
+    Raises:
+      EvenhandError: ``malicious`` below 0, or ``keep`` below 1.
+
+    Robustness: as :func:`krum`, where none of the kept uploads is malicious; one that is moves the mean by no more
+    than about its distance to the honest ones.  Without ``weighted`` each client counts alike, whatever it reports: one
+    with 0.6 % of the examples as much as one with 30 %.  With it, one that reports the largest admissible weight has
+    that weight's share, once it is kept: see :func:`evenhand.aggregators.bounded_weights`.
+
+    Edge cases: as :func:`krum`; ``keep`` beyond the accepted uploads keeps all of them.
+
+    Cost: as :func:`krum`.
+
+    Example:
+      >>> import evenhand as eh, jax.numpy as jnp
+      >>> deltas = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [2.0, 2.0], [9.0, 9.0]])
+      >>> eh.aggregators.aggregate(multi_krum(1), deltas).tolist()
+      [0.75, 1.0]
+
+    Source: Blanchard et al., *Machine Learning with Adversaries*, NeurIPS 2017, section 6.
+    """
+    whole_number("multi_krum(malicious=)", malicious, 0)
+    if keep is not None:
+        whole_number("multi_krum(keep=)", keep, 1)
+
+    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        rank = ranks(distances(uploads.delta, present, key), present, malicious)
+        best = jnp.sum(present) - malicious if keep is None else keep
+        kept = present & (rank < jnp.maximum(best, 1))
+        return mean_of(uploads, kept, weighted), state
+
+    return Stack(lambda like, clients: (), apply)
+
+
+def ranks(distances: Array, present: Array, malicious: int, least: int = 0) -> Array:
+    """The place of each upload by its score, ``(m,)``, from squared distances ``(m, m)``; empty slots come last.
+
+    Two uploads that are each other's only neighbour have the same score: the sum of all distances then decides, so that
+    the order of the clients does not.  A score has at least ``least`` distances.
+    """
+    m = present.shape[0]
+    nearest = jnp.maximum(jnp.sum(present) - malicious - 2, least)
+    others = jnp.sort(jnp.where(jnp.eye(m, dtype=bool), jnp.inf, distances), axis=1)
+    sums = jnp.sum(jnp.where(jnp.arange(m)[None] < nearest, others, 0.0), axis=1)
+    totals = jnp.sum(jnp.where(jnp.isfinite(distances), distances, 0.0), axis=1)
+    return jnp.argsort(jnp.lexsort((totals, sums, ~present)))
