@@ -4,9 +4,12 @@ import errno
 import itertools
 import json
 import os
+import pty
 import re
 import shutil
 import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -304,3 +307,23 @@ def test_a_full_disk_gives_one_sentence_and_keeps_the_last_state(whole, tmp_path
     runs = list(eh.simulation.iterate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS))
     assert runs[0].info["rounds"] == 4
     assert_same_run(runs[-1], whole)
+
+
+_IDENTIFY = """
+import evenhand as eh
+from evenhand.simulation import Job, identify
+method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+print(identify(Job(method, eh.testing.toy_data(), rounds=2))["method (with its settings, systems and attack)"])
+"""
+
+
+def test_a_run_goes_on_whether_or_not_its_output_is_a_terminal():
+    """JAX prints programs in colours to a terminal, and runs are told apart by their programs."""
+    command, environment = [sys.executable, "-c", _IDENTIFY], os.environ | {"TERM": "xterm-256color"}
+    plain = subprocess.run(command, capture_output=True, check=True, env=environment).stdout.split()
+    reader, terminal = pty.openpty()
+    subprocess.run(command, stdout=terminal, check=True, env=environment)
+    shown = os.read(reader, 1024).split()
+    os.close(reader)
+    os.close(terminal)
+    assert len(plain) == 1 and shown == plain

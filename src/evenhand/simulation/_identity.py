@@ -64,7 +64,9 @@ def _fingerprint(setup: Setup) -> str:
 
         traced.append(jax.make_jaxpr(adapted)(state, rows, setup.keys.shared))
     for each in traced:
-        digest.update(re.sub(r"0x[0-9a-f]+", "", str(each)).encode())
+        # Not str(), which has colours where the standard output is a terminal or a notebook.
+        text = each.pretty_print(use_color=False, width=80)
+        digest.update(re.sub(r"0x[0-9a-f]+", "", text).encode())
         for constant in inner_constants(each):
             digest.update(constant)
     return digest.hexdigest()[:16]
