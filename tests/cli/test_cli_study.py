@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import html
 import itertools
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.cli import _study, main
+from evenhand.cli import _forecast, _study, main
 from evenhand.cli._braces import braced
 from evenhand.cli._main import parse
 from evenhand.studies import Family, Halving, Rule
@@ -91,6 +94,22 @@ def test_a_study_from_the_command_line_is_the_one_from_python(folder: Path) -> N
     assert float(rows[1]["test_mean"]) == found.tried[1].mean("test_mean")
     for name in ("settings.md", "settings.tex", "study.html"):
         assert (folder / name).read_text().count("fedprox")
+
+
+def test_the_page_tells_what_was_run_and_how_to_run_it_again(folder: Path) -> None:
+    """The command is one that makes the same study, quotes and all."""
+    page = (folder / "study.html").read_text()
+    [again] = re.findall(r"<pre>(.*?)</pre>", page)
+    words = shlex.split(html.unescape(again))
+    assert words[:4] == ["evenhand", "study", *METHODS] and "--quiet" not in words
+    study, parsed = parse(words[1:]), eh.studies.load(folder)
+    assert isinstance(study, _study.Study) and str(study.study.out) == str(folder)
+    assert (study.study.seeds, study.grid.lr, study.study.rounds) == ("2", "0.01,0.1", 2)
+    table = page.split("What was run")[1].split("</table>")[0]
+    for name in ("rounds", "cohort", "batch_size", "clients", "examples", "data", "new data for each seed"):
+        assert f">{name}</" in table, name
+    rows = f"test {eh.data.load('digits', clients=5).test.rows:,}"
+    assert parsed.about["rounds"] == 2 and rows in str(parsed.about["examples"]) and rows in table
 
 
 def test_a_second_study_in_the_folder_repeats_nothing_and_prints_the_result(
@@ -289,4 +308,4 @@ def test_a_dry_run_counts_and_trains_nothing_to_the_end(capsys: pytest.CaptureFi
     assert shown[0].startswith("fedavg: 12 runs of 2 rounds, about ")
     assert shown[1].startswith("fedprox: 24 runs of 2 rounds, about ")
     assert shown[2].startswith("36 runs, about ") and not list(Path().iterdir())
-    assert [_study._time(seconds) for seconds in (3.14, 90, 7200)] == ["3.1 s", "1.5 min", "2 h"]
+    assert [_forecast._time(seconds) for seconds in (3.14, 90, 7200)] == ["3.1 s", "1.5 min", "2 h"]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,8 +13,10 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from evenhand.cli._braces import Braced, braced
+from evenhand.cli._command import command
 from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._expression import built
+from evenhand.cli._forecast import announce
 from evenhand.cli._grid import GridOptions, several
 from evenhand.cli._idle import check_labels
 from evenhand.cli._methods import METHODS
@@ -27,7 +27,6 @@ from evenhand.cli._watch import check_trackers, trackers
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, perhaps, whole_number
 from evenhand.local import Work
-from evenhand.simulation import iterate
 from evenhand.studies import Family, Halving, Rule, study
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
@@ -112,7 +111,11 @@ class Study:
         model = self.model.build(data)
         families = {name: self._family(each, model) for name, each in methods.items()}
         if options.dry_run:
-            self._announce(families, methods, data, len(systems or [0]))
+            axes = {name: self._axes(methods[name], family) for name, family in families.items()}
+            seeds = self._seeds()
+            each = len(systems or [0]) * (seeds if isinstance(seeds, int) else len(seeds))
+            how = {"cohort": self._cohort, "eval_every": self._every}
+            announce(families, axes, data, each, options.rounds, how)
             return 0
         try:
             found = study(
@@ -132,13 +135,12 @@ class Study:
                 checkpoint=options.checkpoint,
                 progress=console.is_terminal and not options.quiet,
                 watch=watching,
+                about=self._about(),
             )
         except KeyboardInterrupt:
-            say(
-                console,
-                f"Interrupted. {folder} keeps the runs that have ended: the same command goes on.",
-                "yellow",
-            )
+            ended = len(list((folder / "runs").glob("*/result.json")))
+            kept = f"{folder} keeps the {ended} runs that have ended: the same command goes on, and writes the page."
+            say(console, f"Interrupted. {kept}", "yellow")
             raise
         out = Console(highlight=False, quiet=options.quiet)
         for case in found.cases:
@@ -250,35 +252,12 @@ class Study:
     def _drawn(self, seed: int) -> FederatedDataset:
         return replace(self.data, data_seed=self.data.data_seed + seed).load()
 
-    def _announce(
-        self,
-        families: Mapping[str, Family],
-        methods: Mapping[str, Braced],
-        data: FederatedDataset,
-        conditions: int,
-    ) -> None:
-        """How many runs there are, and about how long they take one by one."""
-        seeds = self._seeds()
-        count = conditions * (seeds if isinstance(seeds, int) else len(seeds))
-        total, runs = 0.0, 0
-        for name, family in families.items():
-            axes = self._axes(methods[name], family)
-            mine = count * math.prod(map(len, axes.values()))
-            each = self._seconds(family.make({axis: values[0] for axis, values in axes.items()}), data)
-            print(f"{name}: {mine} runs of {self.study.rounds} rounds, about {_time(each)} each")
-            total, runs = total + mine * each, runs + mine
-        print(f"{runs} runs, about {_time(total)} one by one; small models train side by side in less.")
-
-    def _seconds(self, algorithm: Algorithm, data: FederatedDataset) -> float:
-        """Of one run, from a few rounds after the first ones."""
-        every, rounds = min(self._every, 5), self.study.rounds
-        times = [
-            time.perf_counter()
-            for _ in iterate(
-                algorithm, data, rounds=min(2 * every, rounds), cohort=self._cohort, eval_every=every
-            )
-        ]
-        return (times[-1] - times[-2]) * rounds / every if len(times) > 1 else 0.0
+    def _about(self) -> dict[str, Any]:
+        """What the page tells of the runs: what decides their numbers, and the command."""
+        parts: dict[str, Any] = {**asdict(self.data), **asdict(self.model), **asdict(self.grid)}
+        kept = {name: value for name, value in parts.items() if value not in (None, "", (), False)}
+        options = (self.study, self.grid, self.data, self.model)
+        return kept | {"command": command("study", self.methods, options, {"quiet", "plan", "dry_run"})}
 
     def _default_folder(self) -> Path:
         names = (*[name[:30] for name in self._methods()][:4], Path(self.data.data).name)
@@ -288,13 +267,3 @@ class Study:
 
 def _slow(share: float) -> Callable[[Model], Systems | None]:
     return lambda model: stragglers(share) if share else None
-
-
-def _time(seconds: float) -> str:
-    return (
-        f"{seconds:.2g} s"
-        if seconds < 60
-        else f"{seconds / 60:.3g} min"
-        if seconds < 3600
-        else f"{seconds / 3600:.3g} h"
-    )

@@ -10,6 +10,8 @@ from evenhand.report.numbers import number, plural
 
 __all__ = ["difference_table"]
 
+_LARGEST_P = 0.05
+"""Of a difference that is called significant."""
 _SHOWN = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
 
 
@@ -37,10 +39,13 @@ def difference_table(of: Comparison, baseline: str | None = None) -> str:
     unit = ", in percentage points (variance: %²)" if is_share(of.metric) else ""
     caption = f"{of.what} minus that of {base}{unit}; bold: the interval leaves out 0"
     head = ["Method", *(word for name in _SHOWN.values() for word in (name, "p")), "Clients better / worse"]
+    least = min(1.0, len(rows) * 2.0 ** (1 - of.seeds))
+    few = ", so it can tell nothing here: give more seeds" if least > _LARGEST_P else ""
     note = (
-        "Differences at equal seeds with their 95 % interval (Student's t). An interval that contains 0 shows no "
-        f"difference. p: exact test by signs, raised for {plural(len(rows), 'comparison')} (Holm); with n seeds it is "
-        "never below 2 / 2ⁿ. Clients better / worse: those that are better, or worse, served at every seed."
+        "Differences at equal seeds with their 95 % interval (Student's t), each for itself. An interval that contains "
+        f"0 shows no difference. p: exact test by signs, raised for {plural(len(rows), 'comparison')} (Holm); with "
+        f"{of.seeds} seeds it is never below {number(least, 2)}{few}. Clients better / worse: those that are better, "
+        "or worse, served at every seed."
     )
     made = table(caption[:1].upper() + caption[1:], head, rows, "numbers")
     note = f'<p class="note">{escape(note)}</p>'

@@ -162,7 +162,9 @@ def settings(subject: Comparison) -> str:
 def reproduce(subject: Comparison) -> str:
     """How to get the same numbers again."""
     parts = ["<section>\n<h2>How to run it again</h2>"]
-    commands = [str(run.info["command"]) for run in subject.runs if run.info.get("command")]
+    commands = list(
+        dict.fromkeys(str(run.info["command"]) for run in subject.runs if run.info.get("command"))
+    )
     if commands:
         parts.append(f"<pre>{escape(chr(10).join(commands))}</pre>")
     text = "The same settings and seed give the same numbers, bit for bit on the same hardware and versions"

@@ -32,6 +32,7 @@ def body(
     *,
     baseline: str | None = None,
     results: str = "",
+    remarks: str = "",
     figures: Sequence[str] = (),
     tables: str = "",
 ) -> list[str]:
@@ -41,6 +42,7 @@ def body(
       subject: the runs.
       baseline: the method that the others are compared with; None: the first.
       results: further HTML below the headline.
+      remarks: further HTML below the differences.
       figures: further figures.
       tables: further HTML below the summary.
     """
@@ -49,6 +51,7 @@ def body(
         sections.headline(subject),
         results,
         difference_table(subject, baseline),
+        remarks,
         gallery(subject, figures),
         summary(subject),
         tables,

@@ -76,8 +76,9 @@ class Bar:
                 for setting, of in self._values.items()
             }
             best = max(means, key=lambda setting: means[setting])
-            shown = value(sign * means[best], metric)
-            self._best = f"best so far {best}: {by.split} {by.statistic} {shown}"
+            if np.isfinite(means[best]):  # without a choice there need not be examples to choose by
+                shown = value(sign * means[best], metric)
+                self._best = f"best so far {best}: {by.split} {by.statistic} {shown}"
         self._show()
 
     def _show(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from evenhand.data import FederatedDataset, hold_out
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps
@@ -13,7 +16,7 @@ from evenhand.simulation import Job
 from evenhand.studies._bar import Bar
 from evenhand.studies._halving import Halving
 from evenhand.studies._measured import Measure, Measured
-from evenhand.studies._plan import Grid, Methods, check_seeds, settings
+from evenhand.studies._plan import Grid, Methods, Setting, check_seeds, settings
 from evenhand.studies._runs import Planned, run_all
 from evenhand.studies._select import Rule
 from evenhand.studies._shown import Shown
@@ -24,6 +27,9 @@ from evenhand.types import Attack
 from evenhand.watch import Watch, watchers
 
 __all__ = ["study"]
+
+_FEW = 30
+"""Validation examples of a client, below which an accuracy is known to no better than 10 points."""
 
 Source: TypeAlias = FederatedDataset | Callable[[int], FederatedDataset]
 
@@ -48,6 +54,7 @@ def study(
     checkpoint: float = 30.0,
     progress: bool = False,
     watch: Watch = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Study:
     """Runs methods with every choice of their hyper-parameters for every seed, and compares them at their best.
 
@@ -79,6 +86,7 @@ def study(
       checkpoint: seconds between two saves of a run that has not ended; 0: at each evaluation.
       progress: show a live bar with the runs that are done, their rate, the time left and the best setting so far.
       watch: trackers that are told what each run measures, such as ``eh.watch.tensorboard("logs")``.
+      about: what the page shall tell besides under "What was run", by name, such as ``{"batch size": 10}``.
 
     Raises:
       EvenhandError: a number out of range, a name that does not exist, or a folder of another study.
@@ -109,19 +117,16 @@ def study(
     sources = _Sources(by.split == "valid" and len(wanted) > len(names))
     seeds = check_seeds(seeds)
     how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every, "eval_clients": eval_clients}
+
+    def job(setting: Setting, source: Any, seed: int, attack: Attack | None, systems: Systems | None) -> Job:
+        who = algorithms[str(setting)], sources.of(source, seed), rounds, seed
+        return Job(*who, attack=attack, systems=systems, **how)
+
     planned = [
         Planned(
             setting._replace(case=case),
             seed,
-            Job(
-                algorithms[str(setting)],
-                sources.of(source, seed),
-                rounds,
-                seed,
-                attack=lies,
-                systems=slow,
-                **how,
-            ),
+            job(setting, source, seed, lies, slow),
             callable(source),
         )
         for case, source, lies, slow in _cases(data, attack, systems)
@@ -134,7 +139,9 @@ def study(
             planned, by, halving, Measured(measure, store), store, checkpoint, Shown(bar, watchers(watch))
         )
     metric = by.metric_of(each.view for each in outcomes)
-    found = Study(tuple(outcomes), by, baseline or names[0], metric, tuple(sources.notes))
+    notes = (*sources.notes, *_cautions(planned, seeds, by, sources.chooses))
+    known = _facts(planned, seeds) | dict(about or {})
+    found = Study(tuple(outcomes), by, baseline or names[0], metric, notes, known)
     if store is not None:
         store.describe(found)
     return found
@@ -151,9 +158,9 @@ def _expect_known(methods: list[str], asked: Mapping[str, str | None]) -> None:
 class _Sources:
     """The data of each run; with validation examples, where a study needs them to choose."""
 
-    def __init__(self, needs_validation: bool) -> None:
+    def __init__(self, chooses: bool) -> None:
         self.notes: list[str] = []
-        self._needs = needs_validation
+        self.chooses = chooses
         self._known: dict[tuple[int, int], FederatedDataset] = {}
 
     def of(self, source: Any, seed: int) -> FederatedDataset:
@@ -162,14 +169,51 @@ class _Sources:
         if key not in self._known:
             data: Any = source(seed) if callable(source) else source
             expect("data", data, FederatedDataset, 'eh.data.load("digits", clients=10)')
-            if self._needs and not data.valid.rows:
+            if self.chooses and not data.valid.rows:
                 data = hold_out(data)
-                note = f"{data.name} had no validation examples: a fifth of each client's training examples are now."
+                note = (
+                    f"{data.name} had no validation examples: a fifth of each client's training examples were set "
+                    "aside to choose by."
+                )
                 if note not in self.notes:
                     self.notes.append(note)
-                    warnings.warn(note, EvenhandWarning, stacklevel=4)
+                    warnings.warn(note, EvenhandWarning, stacklevel=5)
             self._known[key] = data
         return self._known[key]
+
+
+def _cautions(planned: Sequence[Planned], seeds: Sequence[int], by: Rule, chooses: bool) -> list[str]:
+    """What the data of a study do not allow to conclude, in sentences."""
+    found: list[str] = []
+    if len(seeds) > 1 and not any(each.new_data for each in planned):
+        found.append(
+            "Every seed has the same training and test examples: the intervals tell how much training varies, not what "
+            "other examples would show. Data that are drawn anew for each seed (--fresh-data) tell that as well."
+        )
+    sizes = np.asarray(planned[0].job.data.valid.sizes)
+    sizes = sizes[sizes > 0]
+    if chooses and sizes.size and np.median(sizes) < _FEW:
+        tail = f", the worst tenth of which are {math.ceil(0.1 * sizes.size)}" if "worst10" in by[1:4] else ""
+        found.append(
+            f"Settings were chosen by {np.median(sizes):g} validation examples of a typical client, of {sizes.size} "
+            f"clients{tail}: another such sample may well choose others."
+        )
+    return found
+
+
+def _facts(planned: Sequence[Planned], seeds: Sequence[int]) -> dict[str, Any]:
+    """What all runs of a study have in common."""
+    job, found = planned[0].job, dict[str, Any]()
+    names = list(dict.fromkeys(each.job.data.name for each in planned))
+    found["data"] = ", ".join(names)
+    if len(names) == 1:
+        data = job.data
+        found["clients"] = data.num_clients
+        found["examples"] = f"train {data.train.rows:,}, valid {data.valid.rows:,}, test {data.test.rows:,}"
+    found["new data for each seed"] = any(each.new_data for each in planned)
+    cohort = "all" if job.cohort is None else job.cohort
+    found |= {"rounds": job.rounds, "cohort": cohort, "eval_every": job.eval_every}
+    return found | {"seeds": ", ".join(map(str, seeds))}
 
 
 def _cases(

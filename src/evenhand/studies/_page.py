@@ -31,34 +31,36 @@ _SHOWN = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Var
 def page(of: Study) -> str:
     """The whole page; one part for each condition."""
     heading = f"Study: {listed(of.methods)}" if len(of.methods) < 4 else f"Study: {len(of.methods)} methods"
-    parts = [f"<header>\n<h1>{escape(heading)}</h1>\n{_facts(of)}\n</header>", _remarks(of)]
+    parts = [f"<header>\n<h1>{escape(heading)}</h1>\n{_facts(of)}\n</header>"]
     several = len(of.cases) > 1
     if several:
         parts.append(f"<section>\n<h2>Under all conditions</h2>\n{_conditions(of)}\n</section>")
+        parts.append(_remarks(of))
     for i, case in enumerate(of.cases):
         if several:
             parts.append(f"<h1>{escape(_named(case))}</h1>")
-        text = "\n".join(part for part in _condition(of.under(case)) if part)
+        text = "\n".join(part for part in _condition(of.under(case), "" if several else _remarks(of)) if part)
         parts.append(re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>c{i}-", text) if several else text)
     script = resources.files("evenhand.studies").joinpath("study.js").read_text(encoding="utf-8")
     return document(heading, parts, script)
 
 
-def _condition(of: Study) -> list[str]:
+def _condition(of: Study, remarks: str) -> list[str]:
     """All about one condition: the report on the chosen settings, and what the study adds to it."""
     runs = {
-        line.method: [_without_scales(run) for run in of.views(line.method)]
+        line.method: [_described(run, of) for run in of.views(line.method)]
         for line in of.table()
         if line.setting is not None
     }
     if not runs:
         lost = "Each setting of each method diverged or failed in some run, so there is nothing to compare."
-        return [f'<p class="lead">{lost}</p>', _settings(of)]
+        return [f'<p class="lead">{lost}</p>', remarks, _settings(of)]
     subject = compare(runs)
     return body(
         subject,
         baseline=of.baseline,
         results=_chosen(of),
+        remarks=remarks,
         figures=_figures(of, subject.split),
         tables=_settings(of),
     )
@@ -92,15 +94,17 @@ def _chosen(of: Study) -> str:
 def _figures(of: Study, split: str) -> list[str]:
     """What the report on the chosen settings does not have: all settings, and each hyper-parameter."""
     made, found = of.figures, list[str]()
-    note = "A mark per setting, arms: one standard deviation over seeds. Ringed: chosen. Dashed: what none surpasses."
+    note = (
+        "A mark per setting, arms: one standard deviation over seeds. Ringed: chosen. Dashed: settings that no other "
+        "beats in both."
+    )
     if len(of.tried) > 1:
         title = "All settings: the worst served against the average"
         found.append(svg(made.plane(split), "plane", title, note, f"{title}. {note}"))
     for i, name in enumerate(varied(of.tried)):
         title = f"How much {name} matters"
-        note = (
-            "With the best choice of the others, by what chose the settings. Bands: lowest to highest seed."
-        )
+        by = f"{SPLIT_NAMES[of.rule.split]} {of.metric} ({of.rule.statistic})"
+        note = f"At each {name}, the setting with the best {by}. Bands: lowest to highest seed."
         found.append(svg(made.sensitivity(name), f"sensitivity{i}", title, note, f"{title}. {note}"))
     return found
 
@@ -188,6 +192,13 @@ def _named(case: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in case.items())
 
 
-def _without_scales(run: RunView) -> RunView:
-    """What is wrong with the data is among the remarks, once for all runs."""
-    return run._replace(findings=[each for each in run.findings if each.kind != "scales"])
+def _described(run: RunView, of: Study) -> RunView:
+    """With what all runs have in common; what is wrong with the data is among the remarks, once for all runs."""
+    about, known = dict(of.about), {"method", "seed"}
+    command = {"command": about.pop("command")} if "command" in about else {}
+    config = {name: value for name, value in run.config.items() if name not in known} | about
+    return run._replace(
+        findings=[each for each in run.findings if each.kind != "scales"],
+        config={name: run.config[name] for name in known & set(run.config)} | config,
+        info={**run.info, **command},
+    )

@@ -88,8 +88,8 @@ def choose(
     """
     sound = {setting: runs for setting, runs in of.items() if runs and all(map(may_win, runs))}
     first = values(sound, by.split, by.statistic, metric)
-    if not first:
-        return None
+    if not first:  # without a choice there need not be examples to choose by
+        return Choice(next(iter(sound)), ()) if sound and len(of) == 1 else None
     top = max(first.values())
     goal = _mean(near, by.split, by.statistic, metric) if near else top
     least = min(goal - max(by.within, _SAME * abs(goal)), top)
@@ -104,7 +104,7 @@ def choose(
     )
     if top < goal - by.within:
         remarks += [f"{best.method}: no setting is as close to {by.near} as asked; {best} is the closest."]
-    return Choice(best, (*remarks, *_edges(best, [setting for setting in of if setting not in good[1:]])))
+    return Choice(best, (*remarks, *_at_edges(best, [setting for setting in of if setting not in good[1:]])))
 
 
 def values(
@@ -127,19 +127,21 @@ def direction(statistic: str, metric: str) -> int:
     return -1 if fewer or (statistic not in _MORE_IS_BETTER and not is_higher_better(metric)) else 1
 
 
-def _edges(best: Setting, others: Sequence[Setting]) -> list[str]:
-    """Hyper-parameters whose chosen value is the largest or smallest that was tried."""
-    found: list[str] = []
+def _at_edges(best: Setting, others: Sequence[Setting]) -> list[str]:
+    """A sentence about the hyper-parameters whose chosen value is the largest or smallest that was tried."""
+    found: list[tuple[str, str, str]] = []
     for name, value in best.numbers.items():
         tried = {other.numbers[name] for other in others if name in other.numbers}
         if len(tried) < 2 or not all(
             isinstance(each, int | float) and not isinstance(each, bool) for each in tried
         ):
             continue
-        low, high = min(tried), max(tried)
-        if value in (low, high):
-            found.append(
-                f"{best.method}: the best {name}, {shown(value)}, is at the edge of its grid "
-                f"({shown(low)} to {shown(high)}): widen it."
-            )
-    return found
+        if value in (min(tried), max(tried)):
+            found.append((name, shown(value), f"{shown(min(tried))} to {shown(max(tried))}"))
+    if not found:
+        return []
+    if len(found) == 1:
+        [(name, value, grid)] = found
+        return [f"{best.method}: the best {name}, {value}, is at the edge of its grid ({grid}): widen it."]
+    each = [f"{name}, {value} (of {grid})" for name, value, grid in found]
+    return [f"{best.method}: the best {' and '.join(each)} are at the edges of their grids: widen them."]

@@ -105,6 +105,7 @@ class Store:
             for each in study.outcomes
         ]
         how = {"baseline": study.baseline, "metric": study.metric, "notes": study.notes}
+        how |= {"about": {name: _constant(value) for name, value in study.about.items()}}
         text = json.dumps({"rule": study.rule._asdict(), **how, "runs": runs}, indent=1) + "\n"
         _write(self.folder / _STUDY, text, "The list of runs")
 
@@ -131,6 +132,7 @@ def load(folder: str | Path) -> Study:
             for each in found["runs"]
         ]
         how = Rule(**found["rule"]), found["baseline"], found["metric"], tuple(found["notes"])
+        about = dict(found.get("about", {}))
     except (ValueError, KeyError, TypeError) as error:
         raise EvenhandError(
             f"{path} is damaged ({type(error).__name__}): start the study again, which repeats no finished run."
@@ -140,7 +142,7 @@ def load(folder: str | Path) -> Study:
         raise EvenhandError(
             f"{folder} lacks {lost} of its {len(outcomes)} results: start the study again for them."
         )
-    return Study(known, *how)
+    return Study(known, *how, about)
 
 
 def _named(rung: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from evenhand.errors import EvenhandError, perhaps
-from evenhand.evaluation import column
-from evenhand.report import RunView, statistics
+from evenhand.report import RunView
 from evenhand.studies._export import as_csv, as_latex, as_markdown
 from evenhand.studies._figures import Figures
 from evenhand.studies._lines import Line, lines
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
+from evenhand.studies._rows import row, summed_up
 from evenhand.studies._select import Choice, Rule, choose
-from evenhand.studies._tried import NDArray, Tried
+from evenhand.studies._tried import Tried
 
 __all__ = ["Study"]
 
@@ -34,6 +34,7 @@ class Study:
       baseline: the method that the others are compared with.
       metric: what the statistics are of, ``"accuracy"`` or ``"loss"``.
       notes: what a reader must know about how the study was made, in sentences.
+      about: what all runs have in common, such as the number of rounds, by name.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -41,6 +42,7 @@ class Study:
     baseline: str
     metric: str
     notes: tuple[str, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def methods(self) -> list[str]:
@@ -59,6 +61,7 @@ class Study:
         views = [each.view for each in self.outcomes if each.view is not None]
         scales = (finding.sentence for view in views for finding in view.findings if finding.kind == "scales")
         found += dict.fromkeys(scales)
+        found += self._uneven()
         for choice in self._choices.values():
             found += [] if choice is None else choice.remarks
         for words in ("diverged", "failed"):
@@ -68,7 +71,7 @@ class Study:
                 found.append(f"{len(bad)} of {len(self.outcomes)} runs {words}; the first is {first}")
         if stopped := sum(each.status == "stopped" for each in self.outcomes):
             found.append(
-                f"{stopped} of {len(self.outcomes)} runs were stopped early, with no say in the choice."
+                f"{stopped} of {len(self.outcomes)} runs were stopped early, as asked; none of them can be chosen."
             )
         return tuple(found)
 
@@ -112,6 +115,10 @@ class Study:
             choice = choose(runs, self.rule, self.metric, self._near(within))
         else:
             choice = self._choices[method, within]
+        if choice is None and method is None and any(self._choices.values()):
+            raise EvenhandError(
+                "best(): there were no examples by which the methods could be compared: name one of them."
+            )
         if choice is None:
             raise EvenhandError(f"best({method!r}): each of its settings diverged or failed in some run.")
         return choice.setting
@@ -148,7 +155,7 @@ class Study:
             by_setting.setdefault(each.setting, []).append(each)
         chosen = {str(each.setting) for each in self._choices.values() if each is not None}
         return tuple(
-            _tried(setting, of, str(setting) in chosen, self.metric) for setting, of in by_setting.items()
+            summed_up(setting, of, str(setting) in chosen, self.metric) for setting, of in by_setting.items()
         )
 
     @property
@@ -168,7 +175,7 @@ class Study:
         """
         axes = list(dict.fromkeys(name for each in self.outcomes for name in each.setting.numbers))
         cases = list(dict.fromkeys(name for each in self.outcomes for name in each.setting.case))
-        rows = [_row(each, axes, cases, self.metric) for each in self.outcomes]
+        rows = [row(each, axes, cases, self.metric) for each in self.outcomes]
         names = list(dict.fromkeys(name for row in rows for name in row))
         columns = {name: [row.get(name, float("nan")) for row in rows] for name in names}
         try:
@@ -219,6 +226,20 @@ class Study:
         tried = len({str(each.setting) for each in self.outcomes})
         return f"Study({len(self.methods)} methods, {tried} settings, {len(self.outcomes)} runs, {done} of them sound)"
 
+    def _uneven(self) -> list[str]:
+        """Remarks on a comparison that is less than it seems."""
+        counts = {
+            method: len({str(each.setting) for each in self.outcomes if each.setting.method == method})
+            for method in self.methods
+        }
+        found: list[str] = []
+        if len(set(counts.values())) > 1:
+            each = ", ".join(f"{method} {count}" for method, count in counts.items())
+            found.append(f"The methods were not tuned equally: settings tried were {each}.")
+        if len(self.methods) > 1 and len({each.seed for each in self.outcomes}) == 1:
+            found.append("One seed each proves little: give at least five.")
+        return found
+
     @cached_property
     def _choices(self) -> dict[tuple[str, str], Choice | None]:
         found: dict[tuple[str, str], Choice | None] = {}
@@ -262,26 +283,3 @@ class Study:
                 f"This study has {1 + len(others)} conditions: choose one, as in study.under({dict(first)})."
             )
         return str(first)
-
-
-def _tried(setting: Setting, of: Sequence[Outcome], chosen: bool, metric: str) -> Tried:
-    views = [each.view for each in of if each.view is not None]
-    lost = sum(each.status in ("diverged", "failed") for each in of)
-    values, ended = dict[str, NDArray](), all(each.status == "done" for each in of)
-    for split in views[0].clients if ended else ():
-        found = [statistics(view, split, metric) for view in views]
-        values |= {column(split, name): np.array([each[name] for each in found]) for name in found[0]}
-    for name in of[0].measures if ended else ():
-        values[name] = np.array([each.measures[name][-1] for each in of if name in each.measures])
-    return Tried(setting, chosen, len(of), lost, values, views)
-
-
-def _row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: str) -> dict[str, Any]:
-    setting, view = outcome.setting, outcome.view
-    row: dict[str, Any] = {"method": setting.method, "seed": outcome.seed, "status": outcome.status}
-    row |= {name: setting.case.get(name, "") for name in cases}
-    row |= {name: setting.numbers.get(name, float("nan")) for name in axes}
-    if view is not None:
-        for split in view.clients:
-            row |= {column(split, name): value for name, value in statistics(view, split, metric).items()}
-    return row | {name: float(values[-1]) for name, values in outcome.measures.items()}

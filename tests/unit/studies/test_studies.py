@@ -15,7 +15,8 @@ import pytest
 
 import evenhand as eh
 from evenhand.evaluation import paired_difference
-from evenhand.report import RunView
+from evenhand.report import RunView, compare
+from evenhand.report._difference_table import difference_table
 from evenhand.simulation import Job
 from evenhand.studies import Outcome, Rule, Setting, Study, _halving, _runs, study
 from evenhand.types import Algorithm
@@ -484,3 +485,48 @@ def test_the_rungs_are_evaluated_rounds(halving: Any, rounds: int, expected: lis
 def test_halving_refuses_what_is_no_share(halving: Any) -> None:
     with pytest.raises(eh.EvenhandError, match=r"first|share between 0 and 1"):
         study({"fedavg": fedavg}, DATA, halving=eh.studies.Halving(*halving), **MANY)
+
+
+# --- what a reader must know -----------------------------------------------------------------------------------------
+
+
+def test_without_a_choice_the_methods_are_compared_all_the_same() -> None:
+    """One setting each needs no validation examples, and gets none; which method is best cannot be said then."""
+    methods = {"fedavg": fedavg(0.1), "fedprox": fedprox(0.1)}
+    found = study(methods, WHOLE, **HOW)
+    assert [str(line.setting) for line in found.table()] == ["fedavg()", "fedprox()"]
+    assert all(len(line.values["mean"]) == 2 for line in found.table())
+    assert not any("validation" in remark for remark in found.remarks)
+    with pytest.raises(eh.EvenhandError, match="no examples by which the methods could be compared"):
+        found.best()
+
+
+def test_remarks_tell_what_the_intervals_and_the_choice_rest_on(small: Study) -> None:
+    remarks = " ".join(small.remarks)
+    assert "The methods were not tuned equally: settings tried were fedavg 2, fedprox 4, fixed 1." in remarks
+    assert "Every seed has the same training and test examples" in remarks
+    typical = np.median(DATA.valid.sizes[DATA.valid.sizes > 0])
+    assert f"Settings were chosen by {typical:g} validation examples of a typical client" in remarks
+    assert "worst tenth" not in remarks and "One seed" not in remarks
+    equal: dict[str, Any] = {"fedavg": fedavg, "other": fedavg}
+    how = HOW | {"grid": {"lr": [0.01, 0.1]}, "seeds": 1, "select": ("valid", "worst10")}
+    remarks = " ".join(study(equal, lambda seed: DATA, **how).remarks)
+    assert "One seed each proves little" in remarks and "the worst tenth of which are 1:" in remarks
+    assert "tuned equally" not in remarks and "Every seed has the same" not in remarks
+
+
+def test_the_page_tells_how_small_p_can_be(small: Study, tmp_path: Path) -> None:
+    """With two seeds and two comparisons, p is 1 at least; with many seeds no seeds are asked for."""
+    page = re.sub(r"\s+", " ", small.report(tmp_path / "page.html").read_text())
+    assert "with 2 seeds it is never below 1.0, so it can tell nothing here: give more seeds." in page
+    runs = {
+        method: [view for seed in range(8) for view in [_seeded(small, method, seed)]]
+        for method in ("fedavg", "fedprox")
+    }
+    page = re.sub(r"\s+", " ", difference_table(compare(runs)))
+    assert "with 8 seeds it is never below 0.0078. Clients" in page
+
+
+def _seeded(of: Study, method: str, seed: int) -> RunView:
+    first = of.views(method)[0]
+    return first._replace(info={**first.info, "seed": seed}, config={**first.config, "seed": seed})

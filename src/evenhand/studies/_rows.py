@@ -1,0 +1,41 @@
+"""The runs of a study in tables: by setting, and one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from evenhand.evaluation import column
+from evenhand.report import statistics
+from evenhand.studies._outcome import Outcome
+from evenhand.studies._plan import Setting
+from evenhand.studies._tried import NDArray, Tried
+
+__all__ = ["row", "summed_up"]
+
+
+def summed_up(setting: Setting, of: Sequence[Outcome], chosen: bool, metric: str) -> Tried:
+    """A setting, with what its runs came to."""
+    views = [each.view for each in of if each.view is not None]
+    lost = sum(each.status in ("diverged", "failed") for each in of)
+    values, ended = dict[str, NDArray](), all(each.status == "done" for each in of)
+    for split in views[0].clients if ended else ():
+        found = [statistics(view, split, metric) for view in views]
+        values |= {column(split, name): np.array([each[name] for each in found]) for name in found[0]}
+    for name in of[0].measures if ended else ():
+        values[name] = np.array([each.measures[name][-1] for each in of if name in each.measures])
+    return Tried(setting, chosen, len(of), lost, values, views)
+
+
+def row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: str) -> dict[str, Any]:
+    """A run as a row of a data frame: what was set, and each statistic of each split."""
+    setting, view = outcome.setting, outcome.view
+    found: dict[str, Any] = {"method": setting.method, "seed": outcome.seed, "status": outcome.status}
+    found |= {name: setting.case.get(name, "") for name in cases}
+    found |= {name: setting.numbers.get(name, float("nan")) for name in axes}
+    if view is not None:
+        for split in view.clients:
+            found |= {column(split, name): value for name, value in statistics(view, split, metric).items()}
+    return found | {name: float(values[-1]) for name, values in outcome.measures.items()}
