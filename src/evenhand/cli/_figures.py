@@ -46,9 +46,10 @@ class Figures:
             raise EvenhandError(f"--width {self.width}: give inches, from {_NARROWEST:g} to {_WIDEST:g}.")
         out = self.runs[0] / "figures" if self.out is None else self.out
         out.mkdir(parents=True, exist_ok=True)
+        from evenhand.report.panels import fit  # matplotlib takes long to load
+
         for name, figure in self._drawn().items():
-            across, down = figure.get_size_inches()
-            figure.set_size_inches(self.width, self.width * down / across)
+            fit(figure, self.width)
             path = out / f"{name}.{self.format}"
             dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[self.format]
             figure.savefig(path, dpi=300, metadata=dated)

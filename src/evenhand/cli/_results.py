@@ -24,7 +24,11 @@ def load_saved(folder: Path) -> list[SavedRun]:
     Raises:
       EvenhandError: there are no results, or the study has several conditions.
     """
+    if not folder.is_dir():
+        raise EvenhandError(f"{folder} is no folder: name one that `evenhand run` or `evenhand study` wrote.")
     if not study_in(folder):
+        if (folder / "runs").is_dir():
+            raise EvenhandError(f"{folder} is a study that has not ended: start it again, and it goes on.")
         return [load_run(folder)]
     found = load(folder)
     if len(found.cases) > 1:

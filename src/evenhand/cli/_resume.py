@@ -49,6 +49,10 @@ class Resume:
 
     def execute(self) -> int:
         """Trains on, completes the run folder and returns the exit code."""
+        if (self.run / "runs").is_dir() and not (self.run / CONFIG).is_file():
+            raise EvenhandError(
+                f"{self.run} is the folder of a study: the `evenhand study` command that made it goes on."
+            )
         if not (self.run / CONFIG).is_file():
             raise EvenhandError(f"{self.run} is not a run folder: name one that `evenhand run` wrote.")
         with held(self.run):

@@ -147,8 +147,9 @@ class Study:
             show_study(found.under(case), out)
         for sentence in found.remarks:
             say(out, sentence, "yellow")
-        for name in ("settings.csv", "settings.md", "settings.tex"):
-            found.export(folder / name)
+        for name in ("csv", "md", "tex"):
+            found.export(folder / f"settings.{name}")
+            found.export(folder / f"methods.{name}", "methods")
         say(out, f"Report: {found.report(folder / PAGE)}")
         return 0
 

@@ -27,7 +27,8 @@ def difference_table(of: Comparison, baseline: str | None = None) -> str:
         row: list[str | Cell] = [name]
         for key in _SHOWN:
             by = difference.by[key]
-            text = escape(shown(by, key, of.metric))
+            mean, interval = shown(by, key, of.metric).split(" ", 1)
+            text = f'{escape(mean)} <span class="interval">{escape(interval)}</span>'
             row += [
                 Cell(text, "number best" if by.is_sure else "number"),
                 Cell(number(difference.p[key], 2), "number"),

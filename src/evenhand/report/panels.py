@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from evenhand.report import draw
 
-__all__ = ["End", "label_ends", "legend", "one", "panels", "title"]
+__all__ = ["End", "fit", "label_ends", "legend", "one", "panels", "title"]
 
 MOST_SHARED = 3
 """Up to this many methods share one pair of axes; more get a panel each."""
@@ -26,8 +26,8 @@ _LONGEST_END = 18
 _FARTHEST_END = 0.05
 """How far a label may be from its line's end, as a share of the axes' height."""
 
-_LETTERS = 64
-"""How many letters a row of a legend holds, counting 6 for each line's sample."""
+_LETTERS = 54
+"""How many letters a row of a legend holds, counting 7 for each line's sample."""
 
 
 class End(NamedTuple):
@@ -102,14 +102,36 @@ def legend(figure: Figure, axes: Axes) -> None:
     """A legend above the axes; the figure grows to make room for it."""
     handles, names = axes.get_legend_handles_labels()
     if names:
-        one_row = sum(map(len, names)) + 6 * len(names) <= _LETTERS
-        columns = len(names) if one_row else max(1, _LETTERS // (max(map(len, names)) + 6))
+        columns = _columns(names, _LETTERS)
         figure.set_figheight(figure.get_figheight() + 0.17 * (-(-len(names) // columns) - 1))
-        with rc_context(draw.STYLE):
-            made = figure.legend(handles, names, loc="outside upper left", ncols=columns, fontsize=8.5)
-        for handle in made.legend_handles:
-            if isinstance(handle, Line2D):
-                handle.set_alpha(1)
+        _legend(figure, handles, names, columns)
+
+
+def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], columns: int) -> None:
+    with rc_context(draw.STYLE):
+        made = figure.legend(handles, names, loc="outside upper left", ncols=columns, fontsize=8.5)
+    for handle in made.legend_handles:
+        if isinstance(handle, Line2D):
+            handle.set_alpha(1)
+
+
+def _columns(names: Sequence[str], letters: int) -> int:
+    """Of a legend whose rows hold so many letters."""
+    one_row = sum(map(len, names)) + 7 * len(names) <= letters
+    return len(names) if one_row else max(1, letters // (max(map(len, names)) + 7))
+
+
+def fit(figure: Figure, width: float) -> None:
+    """Makes a figure so many inches wide, in proportion; letters keep their size, so that legends take more rows."""
+    across, down = figure.get_size_inches()
+    rows = 0
+    for made in list(figure.legends):
+        names = [text.get_text() for text in made.get_texts()]
+        before, after = (_columns(names, letters) for letters in (_LETTERS, int(_LETTERS * width / _WIDTH)))
+        made.remove()  # its columns are fixed when it is made
+        _legend(figure, made.legend_handles, names, after)
+        rows += max(0, -(-len(names) // after) + len(names) // -before)
+    figure.set_size_inches(width, width * down / across + 0.17 * rows)
 
 
 def _apart(heights: draw.NDArray, gap: float) -> draw.NDArray:

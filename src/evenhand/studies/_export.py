@@ -1,4 +1,4 @@
-"""All settings of a study as a table: for spreadsheets, for notes and for papers."""
+"""The tables of a study as files: for spreadsheets, for notes and for papers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evenhand.report.numbers import number
 from evenhand.studies._plan import shown
 from evenhand.studies._tried import Tried
 
-__all__ = ["as_csv", "as_latex", "as_markdown", "columns", "head"]
+__all__ = ["as_csv", "as_latex", "as_markdown", "columns", "head", "latex", "markdown", "tex"]
 
 
 def head(tried: Sequence[Tried]) -> tuple[list[str], list[str]]:
@@ -67,14 +67,22 @@ def as_csv(tried: Sequence[Tried]) -> str:
 
 def as_markdown(tried: Sequence[Tried], metric: str) -> str:
     """A table of Markdown: means ± standard deviations over the seeds; the chosen settings are bold."""
-    names, rows = _cells(tried, metric, "±", "**{}**", lambda text: text.replace("|", r"\|"))
-    return "".join(f"| {' | '.join(line)} |\n" for line in (names, ["---"] * len(names), *rows))
+    return markdown(*_cells(tried, metric, "±", "**{}**", lambda text: text.replace("|", r"\|")))
 
 
 def as_latex(tried: Sequence[Tried], metric: str) -> str:
     """A ``tabular`` with the rules of the package ``booktabs``; the chosen settings are bold."""
-    names, rows = _cells(tried, metric, r"$\pm$", r"\textbf{{{}}}", _tex)
-    words = 1 + sum(map(len, head(tried)))
+    names, rows = _cells(tried, metric, r"$\pm$", r"\textbf{{{}}}", tex)
+    return latex(names, rows, 1 + sum(map(len, head(tried))))
+
+
+def markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown, of cells that are safe in one."""
+    return "".join(f"| {' | '.join(line)} |\n" for line in (names, ["---"] * len(names), *rows))
+
+
+def latex(names: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
+    """A ``tabular`` of cells that are safe in one; the first ``words`` columns hold words, the others numbers."""
     lines = [
         rf"\begin{{tabular}}{{{'l' * words}{'r' * (len(names) - words)}}}",
         *(r"\toprule", rf"{' & '.join(names)} \\", r"\midrule"),
@@ -112,7 +120,8 @@ def _text(each: Tried, name: str) -> str:
     return shown(numbers[name]) if name in numbers else ""
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
+    """Any text, safe in LaTeX."""
     special = {
         **{each: f"\\{each}" for each in "&%$#_{}"},
         "\\": r"\textbackslash{}",

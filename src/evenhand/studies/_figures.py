@@ -48,6 +48,10 @@ class Figures(NamedTuple):
         """The chosen settings: how many clients get how much."""
         return figures.client_histogram(self._chosen(), metric=self.metric)
 
+    def size_scatter(self) -> Figure:
+        """The chosen settings: what each client gets, by its number of training examples."""
+        return figures.size_scatter(self._chosen(), metric=self.metric)
+
     def plane(self, split: str = "test") -> Figure:
         """All settings: the worst tenth of the clients against their mean, with the frontier that none surpasses.
 
@@ -139,6 +143,7 @@ class Figures(NamedTuple):
             "learning_curve": self.learning_curve(),
             "client_curve": self.client_curve(),
             "client_histogram": self.client_histogram(),
+            "size_scatter": self.size_scatter(),
             "plane": self.plane(),
             **{f"sensitivity_{name}": self.sensitivity(name) for name in varied(self.tried)},
         }

@@ -16,6 +16,7 @@ from evenhand.report.html import Cell, escape, svg, table
 from evenhand.report.numbers import listed, number, plural
 from evenhand.report.page import body, document
 from evenhand.studies._export import as_csv, as_latex, as_markdown, columns, head
+from evenhand.studies._export_methods import methods_csv, methods_latex, methods_markdown
 from evenhand.studies._figures import varied
 from evenhand.studies._lines import Line
 from evenhand.studies._plan import shown
@@ -83,11 +84,26 @@ def _remarks(of: Study) -> str:
 
 
 def _chosen(of: Study) -> str:
+    lines = of.table()
+    links = _links(
+        "methods", methods_csv(lines), methods_markdown(lines, of.metric), methods_latex(lines, of.metric)
+    )
     chosen = [each for each in of.tried if each.chosen and each.setting.numbers]
-    if not chosen:
-        return ""
-    return (
-        f'<p class="note">Chosen: {"; ".join(escape(each.setting._replace(case={})) for each in chosen)}.</p>'
+    named = "; ".join(escape(each.setting._replace(case={})) for each in chosen)
+    words = f"Chosen: {named}. " if chosen else ""
+    return f'<p class="note">{words}These results with their differences as {links}.</p>'
+
+
+def _links(name: str, comma_separated: str, notes: str, paper: str) -> str:
+    """Files that are inside the page."""
+    files = {
+        "CSV": ("csv", "text/csv", comma_separated),
+        "Markdown": ("md", "text/markdown", notes),
+        "LaTeX": ("tex", "text/plain", paper),
+    }
+    return ", ".join(
+        f'<a download="{name}.{end}" href="data:{kind};charset=utf-8,{quote(text)}">{word}</a>'
+        for word, (end, kind, text) in files.items()
     )
 
 
@@ -134,15 +150,7 @@ def _settings(of: Study) -> str:
             spread = "" if math.isnan(std) else f" ± {number(scale * std, 2)}"
             cells.append(_data(each.mean(name), number(scale * each.mean(name)) + spread))
         rows.append([Cell(words, mark), *(cell._replace(classes=f"{cell.classes} {mark}") for cell in cells)])
-    files = {
-        "CSV": ("settings.csv", "text/csv", as_csv(tried)),
-        "Markdown": ("settings.md", "text/markdown", as_markdown(tried, of.metric)),
-        "LaTeX": ("settings.tex", "text/plain", as_latex(tried, of.metric)),
-    }
-    links = ", ".join(
-        f'<a download="{file}" href="data:{kind};charset=utf-8,{quote(text)}">{name}</a>'
-        for name, (file, kind, text) in files.items()
-    )
+    links = _links("settings", as_csv(tried), as_markdown(tried, of.metric), as_latex(tried, of.metric))
     caption = (
         f"{of.metric} per client: means over the seeds ± their standard deviation; bold: chosen".capitalize()
     )

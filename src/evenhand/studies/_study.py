@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.report import RunView
 from evenhand.studies._export import as_csv, as_latex, as_markdown
+from evenhand.studies._export_methods import methods_csv, methods_latex, methods_markdown
 from evenhand.studies._figures import Figures
 from evenhand.studies._lines import Line, lines
 from evenhand.studies._outcome import Outcome
@@ -191,18 +192,28 @@ class Study:
         """The runs of a method at its chosen setting, titled by the method's name: what reports and figures take."""
         return [run._replace(title=method) for run in self._views(self.best(method))]
 
-    def export(self, path: str | Path) -> Path:
-        """Writes the table of all settings: CSV, Markdown or LaTeX, by the ending ``.csv``, ``.md`` or ``.tex``.
+    def export(self, path: str | Path, of: Literal["settings", "methods"] = "settings") -> Path:
+        """Writes a table: CSV, Markdown or LaTeX, by the ending ``.csv``, ``.md`` or ``.tex``.
+
+        Args:
+          path: the file.
+          of: all settings; or the methods at their chosen ones, with their differences to the baseline.
 
         Raises:
-          EvenhandError: another ending.
+          EvenhandError: another ending, or another table.
         """
         path = Path(path)
-        text = {
-            ".csv": lambda: as_csv(self.tried),
-            ".md": lambda: as_markdown(self.tried, self.metric),
-            ".tex": lambda: as_latex(self.tried, self.metric),
-        }.get(path.suffix)
+        texts = {
+            ("settings", ".csv"): lambda: as_csv(self.tried),
+            ("settings", ".md"): lambda: as_markdown(self.tried, self.metric),
+            ("settings", ".tex"): lambda: as_latex(self.tried, self.metric),
+            ("methods", ".csv"): lambda: methods_csv(self.table()),
+            ("methods", ".md"): lambda: methods_markdown(self.table(), self.metric),
+            ("methods", ".tex"): lambda: methods_latex(self.table(), self.metric),
+        }
+        if of not in ("settings", "methods"):
+            raise EvenhandError(f"export(of={of!r}): give 'settings' or 'methods'.")
+        text = texts.get((of, path.suffix))
         if text is None:
             raise EvenhandError(f"export({str(path)!r}): give a name that ends in .csv, .md or .tex.")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evenhand as eh
-from evenhand.report import RunView
+from evenhand.report import RunView, panels
 from evenhand.studies import Outcome, Rule, Setting, Study, Tried
 from evenhand.studies._tried import frontier
 
@@ -112,6 +112,52 @@ def test_markdown_and_latex_show_percent_and_escape_names(study: Study, tmp_path
     assert r"valid mean (\%)" in latex and latex.count(r"\\") == 6 and r"\begin{tabular}{lllr" in latex
     with pytest.raises(eh.EvenhandError, match=r"\.csv, \.md or \.tex"):
         study.export(tmp_path / "a.xlsx")
+
+
+def test_the_methods_and_their_differences_are_a_table_for_papers(study: Study, tmp_path: Path) -> None:
+    """By hand from the lines: what is in the CSV with all digits, and in Markdown and LaTeX in percent."""
+    text = study.export(tmp_path / "m.csv", "methods").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    lines = study.table()
+    assert [row["method"] for row in rows] == [line.method for line in lines]
+    base, other = rows[0], rows[1]
+    assert base["mean_difference"] == base["mean_p"] == base["clients_better"] == ""
+    assert float(other["worst10_std"]) == pytest.approx(lines[1].values["worst10"].std(ddof=1), rel=1e-12)
+    for key in ("mean", "variance"):
+        by = lines[1].differences[key]
+        found = [float(other[f"{key}{end}"]) for end in ("_difference", "_low", "_high", "_p")]
+        assert found == pytest.approx([by.mean, by.low, by.high, lines[1].p[key]], rel=1e-12)
+    assert [int(other["clients_better"]), int(other["clients_worse"])] == list(lines[1].gains or ())
+    assert other["setting"] == str(lines[1].setting)
+    note = study.export(tmp_path / "m.md", "methods").read_text().splitlines()
+    assert note[0].startswith("| method | setting | mean (%) | difference | p | worst 10 % (%) |")
+    assert (
+        f"{100 * lines[1].differences['mean'].mean:.3g}" in note[3]
+        and "**" in note[3]
+        and "**" not in note[2]
+    )
+    paper = study.export(tmp_path / "m.tex", "methods").read_text()
+    assert (
+        r"\begin{tabular}{llrrrrrrrrr}" in paper and r"\textbf{+" in paper and r"variance (\%$^2$)" in paper
+    )
+    with pytest.raises(eh.EvenhandError, match="give 'settings' or 'methods'"):
+        study.export(tmp_path / "m.csv", "all")  # type: ignore[arg-type]
+
+
+def test_a_legend_fits_into_the_column_of_a_paper() -> None:
+    """It does not, if its rows stay those of the wider figure."""
+    figure, axes = panels.one("x", "y")
+    for name in ("fedavg", "fedprox", "qfedavg", "term", "scaffold"):
+        axes.plot([0, 1], [0, 1], label=name)
+    panels.legend(figure, axes)
+    for width in (4.4, 3.3, 2.0):
+        panels.fit(figure, width)
+        figure.draw_without_rendering()
+        assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1, width
+    panels.fit(figure, 4.4)
+    figure.set_size_inches(2.0, 2.0)
+    figure.draw_without_rendering()
+    assert figure.legends[0].get_window_extent().x1 > figure.bbox.x1
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12))
@@ -217,6 +263,7 @@ def test_all_figures_have_names_for_files(study: Study) -> None:
         "learning_curve",
         "client_curve",
         "client_histogram",
+        "size_scatter",
         "plane",
         "sensitivity_lr",
     ]
@@ -237,8 +284,9 @@ def test_the_page_tells_what_was_chosen_and_whether_the_difference_is_real(
     assert "Is the difference real?" in text and "raised for 1 comparison" in text
     assert "fetch(" not in text and "<script src" not in text
     links = dict(re.findall(r'download="([\w.]+)" href="data:[\w/]+;charset=utf-8,([^"]+)"', text))
-    for name in ("settings.csv", "settings.md", "settings.tex"):
-        assert unquote(links[name]) == study.export(tmp_path / name).read_text()
+    for name in ("settings.csv", "settings.md", "settings.tex", "methods.csv", "methods.tex"):
+        table: Any = name.partition(".")[0]
+        assert unquote(links[name]) == study.export(tmp_path / name, table).read_text()
     assert text.count('<table class="numbers sortable"') == 1
     values = {float(found) for found in re.findall(r'<data value="([^"n]+)">', text)}
     assert of(study, "a(lr=0.1, kind=mean())").mean("test_worst10") in values

@@ -1,0 +1,80 @@
+"""The methods of a study at their chosen settings, and how far they differ, as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+
+from evenhand.report import STATISTICS
+from evenhand.report.differences import factor, shown
+from evenhand.report.numbers import number
+from evenhand.studies._export import latex, markdown, tex
+from evenhand.studies._lines import Line
+from evenhand.studies._tried import NDArray
+
+__all__ = ["methods_csv", "methods_latex", "methods_markdown"]
+
+_SHOWN = {"mean": "mean", "worst10": "worst 10 %", "variance": "variance"}
+
+
+def methods_csv(lines: Sequence[Line]) -> str:
+    """Comma-separated, unrounded: a line per method and condition, with its differences to the baseline."""
+    cases = list(dict.fromkeys(name for line in lines for name in line.case))
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    ends = ("", "_std", "_difference", "_low", "_high", "_p")
+    gains = ("clients_better", "clients_worse")
+    out.writerow(["method", *cases, "setting", *(f"{x}{end}" for x in STATISTICS for end in ends), *gains])
+    for line in lines:
+        cells: list[object] = []
+        for name in STATISTICS:
+            values, by = line.values.get(name), line.differences.get(name)
+            spread = "" if values is None or values.size < 2 else float(values.std(ddof=1))
+            cells += ["", ""] if values is None else [float(values.mean()), spread]
+            cells += [""] * 4 if by is None else [by.mean, by.low, by.high, line.p[name]]
+        out.writerow(
+            [line.method, *(line.case.get(name, "") for name in cases), _setting(line), *cells]
+            + ["", ""] * (line.gains is None)
+            + list(line.gains or ())
+        )
+    return text.getvalue()
+
+
+def methods_markdown(lines: Sequence[Line], metric: str) -> str:
+    """A table of Markdown; differences are bold where their interval leaves out 0."""
+    return markdown(*_cells(lines, metric, "±", "**{}**", lambda text: text.replace("|", r"\|")))
+
+
+def methods_latex(lines: Sequence[Line], metric: str) -> str:
+    """A ``tabular`` with the rules of ``booktabs``; differences are bold where their interval leaves out 0."""
+    names, rows = _cells(lines, metric, r"$\pm$", r"\textbf{{{}}}", tex)
+    return latex(names, rows, len(names) - 3 * len(_SHOWN))
+
+
+def _cells(
+    lines: Sequence[Line], metric: str, plus: str, sure: str, text: Callable[[str], str]
+) -> tuple[list[str], list[list[str]]]:
+    cases = list(dict.fromkeys(name for line in lines for name in line.case))
+    units = {1.0: "", 100.0: " (%)", 1e4: " (%²)"}
+    names = ["method", *cases, "setting"]
+    rows = [[line.method, *(line.case.get(name, "") for name in cases), _setting(line)] for line in lines]
+    rows = [[text(cell) for cell in row] for row in rows]
+    for key, word in _SHOWN.items():
+        names += [f"{word}{units[factor(key, metric)]}", "difference", "p"]
+        for row, line in zip(rows, lines, strict=True):
+            values, by = line.values.get(key), line.differences.get(key)
+            row.append("" if values is None else _over_seeds(values * factor(key, metric), plus, text))
+            found = "" if by is None else text(shown(by, key, metric))
+            row += [sure.format(found) if by is not None and by.is_sure else found]
+            row.append("" if by is None else text(number(line.p[key], 2)))
+    return [text(name) for name in names], rows
+
+
+def _over_seeds(values: NDArray, plus: str, text: Callable[[str], str]) -> str:
+    spread = "" if values.size < 2 else f" {plus} {text(number(float(values.std(ddof=1)), 2))}"
+    return text(number(float(values.mean()))) + spread
+
+
+def _setting(line: Line) -> str:
+    return "" if line.setting is None else str(line.setting._replace(case={}))
