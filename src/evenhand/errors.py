@@ -6,7 +6,16 @@ from difflib import get_close_matches
 from types import FunctionType, UnionType
 from typing import NamedTuple
 
-__all__ = ["Argument", "EvenhandError", "EvenhandWarning", "expect", "nearest", "perhaps", "whole_number"]
+__all__ = [
+    "Argument",
+    "EvenhandError",
+    "EvenhandWarning",
+    "StorageError",
+    "expect",
+    "nearest",
+    "perhaps",
+    "whole_number",
+]
 
 
 class Argument(NamedTuple):
@@ -34,6 +43,10 @@ class EvenhandError(ValueError):
 
     def __str__(self) -> str:
         return "".join(map(str, self.parts))
+
+
+class StorageError(EvenhandError):
+    """What had to be kept could not be written, such as on a full disk: it says nothing about the run itself."""
 
 
 class EvenhandWarning(UserWarning):

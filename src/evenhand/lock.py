@@ -38,7 +38,7 @@ def held(folder: str | Path) -> Generator[None]:
       folder: created if missing, and removed afterwards, with the parents created for it, if it is empty.
 
     Raises:
-      EvenhandError: another process holds the folder.
+      EvenhandError: another process holds the folder, or it cannot be written to.
 
     Example:
       >>> import tempfile
@@ -71,11 +71,15 @@ def _taken(folder: Path) -> BinaryIO:
     """The lock file, open; the lock is held until it is closed."""
     path = folder / LOCK
     for _ in range(_TRIES):
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             file = path.open("a+b")
         except FileNotFoundError:  # another process has just removed the folder
             continue
+        except OSError as error:
+            raise EvenhandError(
+                f"{folder} cannot be written to ({error.strerror or error}): name another folder."
+            ) from error
         try:
             _lock(file)
         except OSError as error:

@@ -167,7 +167,7 @@ def test_figures_of_runs_have_the_width_and_format_that_were_asked_for(
     for words, sentence in (
         ([], "nothing to draw"),
         (["a", "--width", "30"], "from 1 to 20"),
-        (["b"], "b/config"),
+        (["b"], "b is no folder"),
     ):
         assert main(["figures", *words]) == 2
         assert sentence in capsys.readouterr().err
@@ -191,8 +191,8 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given["systems"]["stragglers(0)"] is None and isinstance(
         given["systems"]["stragglers(0.5)"], Systems
     )
-    assert given["grid"] == {"fedavg": {"steps": [2, 3], "batch_size": [5, "all"]}}
-    assert methods["fedavg"].arguments == ("steps", "batch_size")
+    assert given["grid"] == {"fedavg": {"lr": [0.1], "steps": [2, 3], "batch_size": [5, "all"]}}
+    assert methods["fedavg"].arguments == ("lr", "steps", "batch_size")
     _, _, plain = asked(["fedavg", "--quiet", "--clients", "5"], monkeypatch)
     assert (
         plain["systems"] is None
@@ -239,6 +239,8 @@ def test_values_of_arguments_with_one_name_are_kept_apart() -> None:
     same = braced("f(x={1, 2}, y=g(x={3, 4}), z=g(x={True, 1}))")
     assert same.axes == {"x": [1, 2], "g_x": [3, 4], "g_x_": [True, 1]}
     assert same.fill({"x": 2, "g_x": 3, "g_x_": True}) == "f(x=2, y=g(x=3), z=g(x=True))"
+    assert same.fill({"x": 2, "g_x": 3, "g_x_": 1}) == "f(x=2, y=g(x=3), z=g(x=1))"
+    assert braced("f({1, 2}, {3, 4})").axes == {"f": [1, 2], "f_2": [3, 4]}
 
 
 @pytest.mark.parametrize(
@@ -266,6 +268,11 @@ def test_values_of_arguments_with_one_name_are_kept_apart() -> None:
             "--baseline 'fedavgg': there is no such method (perhaps you meant fedavg)",
         ),
         (["fedavg", "--halving", "0"], "--halving 0: give a whole number"),
+        (["fedavg", "--rounds", "0"], "--rounds 0: give a whole number"),
+        (["fedavg", "--eval-every", "0"], "--eval-every 0: give a whole number"),
+        (["fedavg", "--eval-clients", "0"], "--eval-clients 0: give a whole number"),
+        (["fedavg", "--checkpoint", "-1"], "--checkpoint -1.0: give seconds"),
+        (["fedavg", "--plan", "."], "there is no such file"),
         (["fedavg", "--cohort", "few"], "--cohort takes"),
         (["fedavg", "--stragglers", "0.5", "--systems", "dropouts(0.1)"], "exclude each other"),
         (["fedavg", "--systems", "dropouts({0.1, 2})"], "2"),
@@ -290,6 +297,10 @@ def test_a_plan_is_words_and_the_command_line_takes_precedence(capsys: pytest.Ca
     assert study.study.rounds == 4 and study.study.fresh_data and study.study.select == "valid:worst10"
     other: Any = parse(["study", "scaffold", "--plan=plan.toml"])
     assert other.methods == ("scaffold",) and other.study.rounds == 9
+    Path("one.toml").write_text('methods = ["fedavg"]\nseeds = [7]\nlr = [0.1]')
+    after: Any = parse(["study", "--plan", "one.toml", "scaffold", "--rounds", "4"])
+    assert after.methods == ("scaffold",) and after._seeds() == [7] and after.grid.axes == {"lr": [0.1]}
+    assert parse(["study", "--plan", "one.toml"]).methods == ("fedavg",)  # type: ignore[union-attr]
     for text, sentence in (
         ("rounds 9", "is not TOML"),
         ("methods = 3", "list of texts"),
@@ -309,3 +320,39 @@ def test_a_dry_run_counts_and_trains_nothing_to_the_end(capsys: pytest.CaptureFi
     assert shown[1].startswith("fedprox: 24 runs of 2 rounds, about ")
     assert shown[2].startswith("36 runs, about ") and not list(Path().iterdir())
     assert [_forecast._time(seconds) for seconds in (3.14, 90, 7200)] == ["3.1 s", "1.5 min", "2 h"]
+
+
+def test_a_forecast_is_of_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that moves 1 s before the first round, and 1 s for every five rounds: 21 s for a hundred."""
+    now = itertools.count()
+    monkeypatch.setattr(_forecast.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(_forecast, "iterate", lambda *given, **how: range(3))
+    method: Any = None
+    assert _forecast._seconds(method, method, 100, {"eval_every": 10, "cohort": None}) == 21
+
+
+def test_methods_of_one_name_are_both_kept_and_a_short_run_is_evaluated_each_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = ["fedavg", "fedavg(aggregator={mean(), clip(1)})", "--rounds", "4", "--quiet", "--clients", "5"]
+    methods, _, given = asked(words, monkeypatch)
+    assert len(methods) == 2 and "fedavg" in methods and given["eval_every"] == 1
+    assert given["about"]["command"].startswith(
+        "evenhand study fedavg 'fedavg(aggregator={mean(), clip(1)})'"
+    )
+
+
+def test_a_comparison_of_a_study_is_with_its_baseline(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    words = ["study", *METHODS, "--lr", "0.01,0.1", "--seeds", "2", "--baseline", "fedprox", *QUICK]
+    assert main([*words, "--out", str(folder)]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(folder)]) == 0
+    assert "minus fedprox, at equal seeds" in capsys.readouterr().out
+    assert main(["resume", str(folder)]) == 2
+    assert "is the folder of a study" in capsys.readouterr().err
+    (folder / "study.json").rename(folder / "gone")
+    assert main(["compare", str(folder)]) == 2
+    assert "is a study that has not ended" in capsys.readouterr().err
+    (folder / "gone").rename(folder / "study.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -45,10 +46,11 @@ class Figures:
         if not _NARROWEST <= self.width <= _WIDEST:
             raise EvenhandError(f"--width {self.width}: give inches, from {_NARROWEST:g} to {_WIDEST:g}.")
         out = self.runs[0] / "figures" if self.out is None else self.out
-        out.mkdir(parents=True, exist_ok=True)
         from evenhand.report.panels import fit  # matplotlib takes long to load
 
-        for name, figure in self._drawn().items():
+        drawn = self._drawn()
+        out.mkdir(parents=True, exist_ok=True)
+        for name, figure in drawn.items():
             fit(figure, self.width)
             path = out / f"{name}.{self.format}"
             dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[self.format]
@@ -61,7 +63,7 @@ class Figures:
         if len(self.runs) == 1 and study_in(self.runs[0]):
             found = load(self.runs[0])
             return {
-                "-".join([name, *case.values()]): figure
+                re.sub(r"[^\w.=+-]+", "-", "-".join([name, *case.values()])): figure
                 for case in found.cases
                 for name, figure in found.under(case).figures.all().items()
             }

@@ -31,8 +31,8 @@ class GridOptions:
 
     @property
     def axes(self) -> dict[str, list[Any]]:
-        """The options that have several values."""
-        return {name: values for name, values in self._values().items() if len(values) > 1}
+        """The options that have several values, and the step size, so that more step sizes only add settings."""
+        return {name: of for name, of in self._values().items() if len(of) > 1 or name == "lr"}
 
     def work(self, model: Model, chosen: Mapping[str, Any]) -> Work:
         """The local work with one value of each option."""
@@ -61,7 +61,7 @@ def several(name: str, text: str, read: Callable[[str], Any]) -> list[Any]:
       EvenhandError: they cannot be read, or one of them is given twice.
     """
     try:
-        found = [read(each.strip()) for each in text.split(",")]
+        found = [read(each.strip()) for each in text.removesuffix(",").split(",")]
     except ValueError:
         found = []
     if not found or len(set(found)) < len(found):

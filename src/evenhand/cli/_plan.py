@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,14 +28,16 @@ def planned(words: Sequence[str]) -> list[str]:
         return list(words)
     try:
         found = tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise EvenhandError(f"--plan {path}: there is no such file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise EvenhandError(f"--plan {path} is not TOML ({error}).") from None
     methods = found.pop("methods", [])
     if not isinstance(methods, list) or not all(isinstance(each, str) for each in methods):
         raise EvenhandError(f"--plan {path}: methods must be a list of texts.")
-    return [words[0], *(methods if _has_no_method(words) else []), *_options(path, found), *words[1:]]
+    rest = [word for i, word in enumerate(words) if not _is_plan(words, i)]
+    given = list(itertools.takewhile(lambda word: not word.startswith("-"), rest[1:]))
+    return [words[0], *(given or methods), *_options(path, found), *rest[1 + len(given) :]]
 
 
 def _options(path: Path, found: Mapping[str, Any]) -> Iterator[str]:
@@ -45,8 +48,10 @@ def _options(path: Path, found: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, bool):
             yield option if value else f"--no-{option[2:]}"
         else:
-            yield f"{option}={','.join(map(str, value)) if isinstance(value, list) else value}"
+            alone = name == "seeds" and isinstance(value, list) and len(value) == 1  # that seed, not so many
+            yield f"{option}={','.join(map(str, value)) if isinstance(value, list) else value}{',' * alone}"
 
 
-def _has_no_method(words: Sequence[str]) -> bool:
-    return len(words) == 1 or words[1].startswith("-")
+def _is_plan(words: Sequence[str], i: int) -> bool:
+    """Whether a word is ``--plan``, or its value."""
+    return words[i].partition("=")[0] == "--plan" or (i > 0 and words[i - 1] == "--plan")

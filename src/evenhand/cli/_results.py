@@ -36,6 +36,7 @@ def load_saved(folder: Path) -> list[SavedRun]:
             f"{folder} is a study under {len(found.cases)} conditions, which are not comparable: see its study.html."
         )
     methods = [line.method for line in found.table() if line.setting is not None]
+    methods.sort(key=lambda method: method != found.baseline)  # the others are compared with the first
     return [
         SavedRun(folder, view, interrupted=False, fingerprint=str(view.info.get("fingerprint", "")))
         for method in methods

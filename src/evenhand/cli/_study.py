@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -167,6 +168,11 @@ class Study:
         self._rule()
         options, names = self.study, list(self._methods())
         check_trackers(options.watch)
+        for name in ("rounds", "eval_every", "eval_clients"):
+            if (value := vars(options)[name]) is not None:
+                whole_number(name, value, 1)
+        if not 0 <= options.checkpoint < math.inf:
+            raise EvenhandError(f"--checkpoint {options.checkpoint}: give seconds, at least 0.")
         if options.halving is not None:
             whole_number("halving", options.halving, 1)
         if options.baseline is not None and options.baseline not in names:

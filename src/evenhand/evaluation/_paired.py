@@ -44,8 +44,8 @@ class PairedDifference(NamedTuple):
 
     @property
     def is_sure(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
+        """Whether the interval leaves out 0; not if it has no width, since a few equal differences show no noise."""
+        return self.low < self.high and (self.low > 0 or self.high < 0)
 
 
 def paired_difference(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -172,11 +172,18 @@ def compare(runs: Runs) -> Comparison:
     return Comparison(found, metric, headline_split(every, metric), tuple(map(visible, obstacles(groups))))
 
 
-def may_win(run: RunView) -> bool:
-    """Whether a run may be called the best: not if it diverged, or if a loss or metric of a client is not finite."""
+def may_win(run: RunView, splits: Collection[str] | None = None) -> bool:
+    """Whether a run may be called the best: not if it diverged, or if a loss or metric of a client is not finite.
+
+    Args:
+      run: the run.
+      splits: those that count; None: all.
+    """
     if diverged(run):
         return False
     for split, metrics in run.clients.items():
+        if splits is not None and split not in splits:
+            continue
         counted = np.asarray(run.sizes.get(split, np.ones(len(run.client_ids)))) > 0
         if not all(np.isfinite(np.asarray(values, np.float64)[counted]).all() for values in metrics.values()):
             return False

@@ -14,6 +14,7 @@ from evenhand.evaluation import (
     is_share,
     paired_difference,
 )
+from evenhand.report._settings import clients_of
 from evenhand.report._view import RunView, client_values, statistics
 from evenhand.report.numbers import number
 
@@ -41,7 +42,7 @@ class Differences(NamedTuple):
 def differences(
     runs: Mapping[str, Sequence[RunView]], baseline: str, split: str, metric: str
 ) -> dict[str, Differences]:
-    """Each method against the baseline, without methods that have other seeds, and without the baseline itself.
+    """Each method against the baseline, without methods that have other seeds or a statistic that is not finite.
 
     Args:
       runs: method -> its runs, one for each seed, in the order of the seeds.
@@ -50,17 +51,19 @@ def differences(
       metric: what they are of.
     """
     base = runs[baseline]
-    others = {name: of for name, of in runs.items() if name != baseline and _seeds(of) == _seeds(base)}
     values = {
         name: [statistics(run, split, metric) for run in of]
-        for name, of in ({baseline: base} | others).items()
+        for name, of in runs.items()
+        if _seeds(of) == _seeds(base)
     }
+    values = {name: each for name, each in values.items() if _are_finite(each)}
     found = {
         name: {
             key: paired_difference(*([each[key] for each in values[method]] for method in (name, baseline)))
             for key in STATISTICS
         }
-        for name in others
+        for name in values
+        if name != baseline and baseline in values
     }
     raised = {key: holm({name: by[key].p for name, by in found.items()}) for key in STATISTICS}
     return {
@@ -86,6 +89,10 @@ def _signed(x: float) -> str:
     return ("+" if x > 0 else "") + number(x, 3)
 
 
+def _are_finite(runs: Sequence[Mapping[str, float]]) -> bool:
+    return all(np.isfinite(each[key]) for each in runs for key in STATISTICS)
+
+
 def _seeds(runs: Sequence[RunView]) -> list[object]:
     return [run.info.get("seed") for run in runs]
 
@@ -93,7 +100,7 @@ def _seeds(runs: Sequence[RunView]) -> list[object]:
 def _gains(
     runs: Sequence[RunView], base: Sequence[RunView], split: str, metric: str
 ) -> tuple[int, int] | None:
-    if len({tuple(run.client_ids) for run in (*runs, *base)}) > 1:
+    if len({clients_of(run) for run in (*runs, *base)}) > 1:
         return None
     sign = 1 if is_higher_better(metric) else -1
     gain = sign * np.array(

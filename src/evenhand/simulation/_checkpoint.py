@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, EvenhandWarning
+from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
 from evenhand.interrupts import uninterrupted
 from evenhand.lock import held
 from evenhand.rounds import RoundState
@@ -231,7 +231,7 @@ class Checkpoints:
                 self._manager.save(snapshot.done, args=whole, force=True)
                 self._manager.wait_until_finished()
             except Exception as error:  # orbax and its stores raise whatever they like about a full disk
-                raise EvenhandError(
+                raise StorageError(
                     f"The state after round {snapshot.done} could not be saved in {self._folder} "
                     f"({_first_line(error)}): make room and run again; "
                     f"that continues from the last state that was saved."

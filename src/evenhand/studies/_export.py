@@ -26,9 +26,10 @@ def head(tried: Sequence[Tried]) -> tuple[list[str], list[str]]:
 def columns(tried: Sequence[Tried]) -> list[str]:
     """The statistics of the splits that the runs have, as ``"<split>_<statistic>"``."""
     known = {name for each in tried for name in each.values}
+    first = "valid" if any(name.startswith("valid_") for name in known) else "train"
     return [
         name
-        for split in ("valid", "test")
+        for split in (first, "test")
         for name in (column(split, each) for each in STATISTICS)
         if name in known
     ]

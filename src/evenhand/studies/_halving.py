@@ -68,5 +68,5 @@ def survivors(outcomes: Sequence[Outcome], by: Rule, keep: float) -> set[Setting
         }
         scores = values(sound, by.split, by.statistic, metric)
         best = sorted(scores, key=lambda setting: -scores[setting])  # of equal ones, the first
-        found.update(best[: math.ceil(keep * len(group))])
+        found.update(best[: math.ceil(keep * len(group))] if len(group) > 1 else group)
     return found

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from evenhand.data import FederatedDataset, hold_out
-from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps
-from evenhand.simulation import Job
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps, whole_number
+from evenhand.simulation import Job, cohort_of
 from evenhand.studies._bar import Bar
 from evenhand.studies._halving import Halving
 from evenhand.studies._measured import Measure, Measured
@@ -109,6 +109,7 @@ def study(
       >>> str(found.best("fedavg"))
       'fedavg(lr=0.1)'
     """
+    expect("select", select, tuple, '("valid", "mean"), or an eh.studies.Rule')
     by, names = (select if isinstance(select, Rule) else Rule(*select)).checked(), list(methods)
     settings_of, makers = settings(methods, grid)
     _expect_known(names, {"baseline": baseline, "near": by.near})
@@ -133,6 +134,7 @@ def study(
         for setting in wanted
         for seed in seeds
     ]
+    _check(planned[0].job, by, halving, checkpoint)
     store = None if folder is None else Store(Path(folder))
     with Bar([each.job.rounds for each in planned], by, progress) as bar:
         outcomes = run_all(
@@ -182,6 +184,18 @@ class _Sources:
         return self._known[key]
 
 
+def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> None:
+    """Finds what would make every run fail before any is made."""
+    cohort_of(job)
+    whole_number("rounds", job.rounds, 1)
+    expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
+    if not 0 <= checkpoint < math.inf:
+        raise EvenhandError(Argument("checkpoint", str(checkpoint)), ": give seconds, at least 0.")
+    known = ["loss", *job.algorithm.model.metrics]
+    if by.metric is not None and by.metric not in known:
+        raise EvenhandError(f"There is no metric {by.metric!r:.40} to select by{perhaps(by.metric, known)}.")
+
+
 def _cautions(planned: Sequence[Planned], seeds: Sequence[int], by: Rule, chooses: bool) -> list[str]:
     """What the data of a study do not allow to conclude, in sentences."""
     found: list[str] = []
@@ -226,6 +240,8 @@ def _cases(
             return [({}, value)]
         if not value:
             raise EvenhandError(f"study({axis}={{}}): give at least one.")
+        if len({str(name) for name in value}) < len(value):
+            raise EvenhandError(f"study({axis}): two of its names are the same text: give others.")
         return [({axis: str(name)}, each) for name, each in value.items()]
 
     return [

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from evenhand.errors import Argument, EvenhandError, expect, perhaps, whole_number
 from evenhand.types import Algorithm
 
@@ -29,6 +31,7 @@ Methods: TypeAlias = Mapping[str, Algorithm | Callable[..., Algorithm] | Family]
 Grid: TypeAlias = Mapping[str, Sequence[Any] | Mapping[str, Sequence[Any]]]
 
 _MOST = 100_000
+_COLUMNS = {"method", "seed", "status", "data", "attack", "systems"}
 
 
 class Setting(NamedTuple):
@@ -74,6 +77,7 @@ def settings(
     expect("methods", methods, Mapping, '{"fedavg": fedavg(work), "fedprox": lambda lr, mu: ...}')
     if not methods:
         raise EvenhandError("study(methods={}): give at least one method, by name.")
+    expect("grid", grid, Mapping | None, '{"lr": [0.01, 0.1]}')
     axes = {name: values for name, values in (grid or {}).items() if not isinstance(values, Mapping)}
     own = {name: values for name, values in (grid or {}).items() if isinstance(values, Mapping)}
     for name in own:
@@ -111,7 +115,18 @@ def settings(
         )
     if sum(map(len, found.values())) > _MOST:
         raise EvenhandError(f"study(grid): that makes more than {_MOST:,} settings: give fewer values.")
+    _expect_distinct([setting for each in found.values() for setting in each])
     return found, makers
+
+
+def _expect_distinct(wanted: Sequence[Setting]) -> None:
+    known = dict[str, Setting]()
+    for setting in wanted:
+        if (other := known.setdefault(str(setting), setting)) is not setting:
+            raise EvenhandError(
+                f"study has {str(setting)!r:.60} twice, under {other.method!r:.40} and {setting.method!r:.40}: leave "
+                "one of them out, or give it another name."
+            )
 
 
 def check_seeds(seeds: int | Iterable[int]) -> list[int]:
@@ -147,7 +162,12 @@ def _arguments(name: str, method: Any) -> dict[str, bool]:
 
 
 def _values(argument: str, values: Any) -> list[Any]:
-    found = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
+    found = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
+    found = [value.item() if isinstance(value, np.generic) else value for value in found]
+    if argument in _COLUMNS:
+        raise EvenhandError(
+            f"study(grid): {argument!r} is a column of the results: call the argument otherwise."
+        )
     if not found or len({shown(value) for value in found}) < len(found):
         raise EvenhandError(f"study(grid): {argument}={values!r:.60}: give a list of distinct values.")
     for value in found:

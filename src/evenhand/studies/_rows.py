@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
 from evenhand.studies._tried import NDArray, Tried
 
-__all__ = ["row", "summed_up"]
+__all__ = ["alike", "row", "summed_up"]
 
 
 def summed_up(setting: Setting, of: Sequence[Outcome], chosen: bool, metric: str) -> Tried:
@@ -39,3 +40,13 @@ def row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: str
         for split in view.clients:
             found |= {column(split, name): value for name, value in statistics(view, split, metric).items()}
     return found | {name: float(values[-1]) for name, values in outcome.measures.items()}
+
+
+def alike(values: list[Any]) -> list[Any]:
+    """A column of one type: numbers as floats where some are, and anything beside a text as text."""
+    kinds = {type(value) for value in values if not (isinstance(value, float) and math.isnan(value))}
+    if len(kinds) <= 1 and str not in kinds:
+        return values
+    if kinds <= {int, float}:
+        return [float(value) for value in values]
+    return ["" if isinstance(value, float) and math.isnan(value) else str(value) for value in values]

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from evenhand.errors import StorageError
 from evenhand.lock import held
 from evenhand.simulation import Checkpoint, Job, identify, iterate_many
 from evenhand.studies._halving import Halving, rungs, survivors
@@ -116,6 +117,8 @@ def _run(
         jobs.append(job if rung is None else job._replace(rounds=rung))
     for position, result in iterate_many(jobs):
         setting, seed, _, new_data = planned[i := missing[position]]
+        if isinstance(result, StorageError):  # which is no result of the run
+            raise result
         shown.measured(i, setting, planned[i].job, result)
         told = measured.take(setting, seed, result)
         if isinstance(result, Exception) or result.info["rounds"] == jobs[position].rounds:

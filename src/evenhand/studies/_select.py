@@ -86,7 +86,10 @@ def choose(
       metric: what the statistic is of.
       near: the runs of the setting that the others must be close to; none: the best of them.
     """
-    sound = {setting: runs for setting, runs in of.items() if runs and all(map(may_win, runs))}
+    seen = {"train", by.split}  # the test examples have no say, not even by being too much for a setting
+    sound = {
+        setting: runs for setting, runs in of.items() if runs and all(may_win(run, seen) for run in runs)
+    }
     first = values(sound, by.split, by.statistic, metric)
     if not first:  # without a choice there need not be examples to choose by
         return Choice(next(iter(sound)), ()) if sound and len(of) == 1 else None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, StorageError
 from evenhand.evaluation import Finding
 from evenhand.report import RunView
 from evenhand.studies._outcome import Outcome
@@ -157,7 +157,7 @@ def _write(path: Path, text: str, what: str) -> None:
         temporary.write_text(text, "utf-8")
         os.replace(temporary, path)
     except OSError as error:
-        raise EvenhandError(
+        raise StorageError(
             f"{what} could not be written in {path.parent} ({error.strerror or error}): make room and start again; "
             f"finished runs are kept."
         ) from error

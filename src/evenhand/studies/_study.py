@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from evenhand.errors import EvenhandError, perhaps
-from evenhand.report import RunView
+from evenhand.report import RunView, headline_split
 from evenhand.studies._export import as_csv, as_latex, as_markdown
 from evenhand.studies._export_methods import methods_csv, methods_latex, methods_markdown
 from evenhand.studies._figures import Figures
 from evenhand.studies._lines import Line, lines
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
-from evenhand.studies._rows import row, summed_up
+from evenhand.studies._remarks import remarks_on
+from evenhand.studies._rows import alike, row, summed_up
 from evenhand.studies._select import Choice, Rule, choose
 from evenhand.studies._tried import Tried
 
@@ -58,23 +59,7 @@ class Study:
     @cached_property
     def remarks(self) -> tuple[str, ...]:
         """The notes, and remarks on the choices: ties, choices at the edge of a grid, runs that diverged or failed."""
-        found = list(self.notes)
-        views = [each.view for each in self.outcomes if each.view is not None]
-        scales = (finding.sentence for view in views for finding in view.findings if finding.kind == "scales")
-        found += dict.fromkeys(scales)
-        found += self._uneven()
-        for choice in self._choices.values():
-            found += [] if choice is None else choice.remarks
-        for words in ("diverged", "failed"):
-            bad = [each for each in self.outcomes if each.status == words]
-            if bad:
-                first = f"{bad[0].setting}, seed {bad[0].seed}: {bad[0].reason}"
-                found.append(f"{len(bad)} of {len(self.outcomes)} runs {words}; the first is {first}")
-        if stopped := sum(each.status == "stopped" for each in self.outcomes):
-            found.append(
-                f"{stopped} of {len(self.outcomes)} runs were stopped early, as asked; none of them can be chosen."
-            )
-        return tuple(found)
+        return (*self.notes, *remarks_on(self.outcomes, self.baseline, self.choices))
 
     def under(self, case: Mapping[str, str]) -> Study:
         """The part of the study under one of its conditions, such as ``{"attack": "flip"}``.
@@ -111,12 +96,12 @@ class Study:
         if method is not None and method not in self.methods:
             raise EvenhandError(f"best({method!r}): there is no such method{perhaps(method, self.methods)}.")
         if method is None:
-            sound = [each.setting for each in self._choices.values() if each is not None]
+            sound = [each.setting for each in self.choices.values() if each is not None]
             runs = {setting: self._views(setting) for setting in sound}
             choice = choose(runs, self.rule, self.metric, self._near(within))
         else:
-            choice = self._choices[method, within]
-        if choice is None and method is None and any(self._choices.values()):
+            choice = self.choices[method, within]
+        if choice is None and method is None and any(self.choices.values()):
             raise EvenhandError(
                 "best(): there were no examples by which the methods could be compared: name one of them."
             )
@@ -124,14 +109,16 @@ class Study:
             raise EvenhandError(f"best({method!r}): each of its settings diverged or failed in some run.")
         return choice.setting
 
-    def table(self, split: str = "test") -> list[Line]:
+    def table(self, split: str | None = None) -> list[Line]:
         """A line for each method, at its chosen setting, compared with the baseline at equal seeds.
 
         Where there are several conditions, it has the lines of each of them.
 
         Args:
-          split: where the statistics are from.
+          split: where the statistics are from; None: the test examples, where there are any.
         """
+        if split is None:
+            split = headline_split([each.view for each in self.outcomes if each.view], self.metric)
         return [
             line
             for case in self.cases
@@ -139,7 +126,7 @@ class Study:
                 {
                     method: None if choice is None else (choice.setting, self._views(choice.setting))
                     for method in self.methods
-                    for choice in [self._choices[method, str(case)]]
+                    for choice in [self.choices[method, str(case)]]
                 },
                 self.baseline,
                 case,
@@ -154,7 +141,7 @@ class Study:
         by_setting: dict[Setting, list[Outcome]] = {}
         for each in self.outcomes:
             by_setting.setdefault(each.setting, []).append(each)
-        chosen = {str(each.setting) for each in self._choices.values() if each is not None}
+        chosen = {str(each.setting) for each in self.choices.values() if each is not None}
         return tuple(
             summed_up(setting, of, str(setting) in chosen, self.metric) for setting, of in by_setting.items()
         )
@@ -178,7 +165,7 @@ class Study:
         cases = list(dict.fromkeys(name for each in self.outcomes for name in each.setting.case))
         rows = [row(each, axes, cases, self.metric) for each in self.outcomes]
         names = list(dict.fromkeys(name for row in rows for name in row))
-        columns = {name: [row.get(name, float("nan")) for row in rows] for name in names}
+        columns = {name: alike([row.get(name, float("nan")) for row in rows]) for name in names}
         try:
             import pandas as frames
         except ImportError:
@@ -203,21 +190,22 @@ class Study:
           EvenhandError: another ending, or another table.
         """
         path = Path(path)
-        texts = {
-            ("settings", ".csv"): lambda: as_csv(self.tried),
-            ("settings", ".md"): lambda: as_markdown(self.tried, self.metric),
-            ("settings", ".tex"): lambda: as_latex(self.tried, self.metric),
-            ("methods", ".csv"): lambda: methods_csv(self.table()),
-            ("methods", ".md"): lambda: methods_markdown(self.table(), self.metric),
-            ("methods", ".tex"): lambda: methods_latex(self.table(), self.metric),
+        tables: dict[str, tuple[Any, ...]] = {
+            "settings": (self.tried, as_csv, as_markdown, as_latex),
+            "methods": (self.table(), methods_csv, methods_markdown, methods_latex),
         }
-        if of not in ("settings", "methods"):
+        if of not in tables:
             raise EvenhandError(f"export(of={of!r}): give 'settings' or 'methods'.")
-        text = texts.get((of, path.suffix))
-        if text is None:
+        rows, csv, markdown, latex = tables[of]
+        texts = {
+            ".csv": csv,
+            ".md": partial(markdown, metric=self.metric),
+            ".tex": partial(latex, metric=self.metric),
+        }
+        if (text := texts.get(path.suffix)) is None:
             raise EvenhandError(f"export({str(path)!r}): give a name that ends in .csv, .md or .tex.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text(), encoding="utf-8")
+        path.write_text(text(rows), encoding="utf-8")
         return path
 
     def report(self, path: str | Path) -> Path:
@@ -237,22 +225,9 @@ class Study:
         tried = len({str(each.setting) for each in self.outcomes})
         return f"Study({len(self.methods)} methods, {tried} settings, {len(self.outcomes)} runs, {done} of them sound)"
 
-    def _uneven(self) -> list[str]:
-        """Remarks on a comparison that is less than it seems."""
-        counts = {
-            method: len({str(each.setting) for each in self.outcomes if each.setting.method == method})
-            for method in self.methods
-        }
-        found: list[str] = []
-        if len(set(counts.values())) > 1:
-            each = ", ".join(f"{method} {count}" for method, count in counts.items())
-            found.append(f"The methods were not tuned equally: settings tried were {each}.")
-        if len(self.methods) > 1 and len({each.seed for each in self.outcomes}) == 1:
-            found.append("One seed each proves little: give at least five.")
-        return found
-
     @cached_property
-    def _choices(self) -> dict[tuple[str, str], Choice | None]:
+    def choices(self) -> Mapping[tuple[str, str], Choice | None]:
+        """``(method, condition)`` -> what was chosen; None where no setting is sound."""
         found: dict[tuple[str, str], Choice | None] = {}
         for case in self.cases:
             for method in self.methods:

@@ -1,0 +1,292 @@
+"""Studies at their edges: what a test row may not change, names that meet, full disks, breaks of single lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.errors import StorageError
+from evenhand.evaluation import holm, paired_difference
+from evenhand.report import RunView, compare, differences
+from evenhand.studies import Halving, Outcome, Rule, Setting, Study, _runs, study
+from evenhand.studies._halving import rungs, survivors
+from evenhand.studies._rows import alike
+from evenhand.studies._select import choose, direction
+from evenhand.studies._store import Store
+from evenhand.types import Algorithm
+
+MODEL = eh.testing.toy_model()
+DATA = eh.data.hold_out(eh.testing.toy_data(), 0.4)
+HOW: dict[str, Any] = {"rounds": 2, "seeds": 2, "eval_every": 2}
+
+
+def fedavg(lr: float) -> Algorithm:
+    return eh.algorithms.fedavg(eh.local.sgd(MODEL, lr, epochs=1, batch_size=4))
+
+
+def run(accuracies: list[float], *, seed: int = 0, metric: str = "accuracy", **other: list[float]) -> RunView:
+    """A run with these values on validation examples, and others by split; two examples a client."""
+    splits = {"train": accuracies, "valid": accuracies, "test": accuracies} | other
+    ids = tuple(f"c{i}" for i in range(len(accuracies)))
+    return RunView(
+        "run",
+        {"round": np.array([0])},
+        dict.fromkeys(splits, np.full(len(ids), 2)),
+        ids,
+        {split: {metric: np.array(values)} for split, values in splits.items()},
+        {"seed": seed},
+        {"seed": seed},
+    )
+
+
+def outcome(setting: Setting, seed: int, accuracies: list[float], status: Any = "done") -> Outcome:
+    return Outcome(setting, seed, status, "", run(accuracies, seed=seed))
+
+
+# --- choices ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_test_example_cannot_keep_a_setting_from_being_chosen() -> None:
+    """Not even by a loss that is no number; a training or a validation example can."""
+    better, worse = Setting("f", {"lr": 1.0}), Setting("f", {"lr": 0.1})
+    for split, chosen in (("test", better), ("valid", worse), ("train", worse)):
+        of = {worse: [run([0.5, 0.5])], better: [run([0.9, 0.9], **{split: [0.9, np.nan]})]}
+        found = choose(of, Rule(), "accuracy")
+        assert found is not None and found.setting == chosen, split
+    outcomes = [
+        outcome(Setting("base", {}), 0, [0.5, 0.5]),
+        Outcome(Setting("f", {}), 0, "diverged", "", run([0.9, 0.9], test=[0.9, np.nan])),
+    ]
+    base, other = Study(tuple(outcomes), Rule(), "base", "accuracy").table("test")
+    assert other.setting is not None and not other.differences and not base.differences
+
+
+def test_which_way_a_statistic_is_better() -> None:
+    for statistic in ("error_mean", "variance", "std", "angle", "kl"):
+        assert direction(statistic, "accuracy") == -1, statistic
+    for statistic in ("entropy", "jain", "worst10", "mean"):
+        assert direction(statistic, "accuracy") == 1, statistic
+    assert direction("mean", "loss") == -1 and direction("entropy", "loss") == direction("jain", "loss") == 1
+
+
+def test_ties_are_ties_up_to_rounding_and_only_what_is_not_tied_makes_an_edge() -> None:
+    """Of the equal best ones the first is chosen; the others do not make it the edge of a grid."""
+
+    def chosen(values: dict[float, float]) -> tuple[float, str]:
+        of = {Setting("f", {"lr": lr}): [run([value, value])] for lr, value in values.items()}
+        found = choose(of, Rule(), "accuracy")
+        assert found is not None
+        return found.setting.numbers["lr"], " ".join(found.remarks)
+
+    lr, remarks = chosen({0.1: 0.7, 0.2: 0.7 * (1 + 1e-14), 0.3: 0.1})
+    assert lr == 0.1 and "2 settings are equally good" in remarks and "edge" in remarks
+    lr, remarks = chosen({0.1: 0.7, 0.2: 0.7})
+    assert "equally good" in remarks and "edge" not in remarks
+    for best, low, high in ((0.1, 0.1, 0.3), (0.3, 0.1, 0.3)):
+        assert (
+            f"the best lr, {best}, is at the edge of its grid ({low} to {high})"
+            in chosen({lr: 0.9 if lr == best else 0.2 for lr in (0.1, 0.2, 0.3)})[1]
+        )
+    assert "edge" not in chosen({0.1: 0.2, 0.2: 0.9, 0.3: 0.1})[1]
+
+
+def test_the_metric_is_one_that_all_runs_have() -> None:
+    both = [run([0.5]), run([0.5])._replace(clients={"train": {"loss": np.array([1.0])}})]
+    assert Rule().metric_of(both) == "loss" and Rule().metric_of(both[:1]) == "accuracy"
+    with pytest.raises(
+        eh.EvenhandError, match=r"no metric 'acuracy' to select by \(perhaps you meant accuracy\)"
+    ):
+        study({"f": fedavg(0.1)}, DATA, select=Rule(metric="acuracy"), **HOW)
+
+
+# --- differences -----------------------------------------------------------------------------------------------------
+
+
+def test_p_values_are_raised_for_all_comparisons_and_seeds_are_paired() -> None:
+    rng = np.random.default_rng(0)
+    runs = {
+        name: [run(list(0.5 + shift + 0.05 * rng.normal(size=4)), seed=seed) for seed in range(8)]
+        for name, shift in (("base", 0.0), ("a", 0.05), ("b", 0.02))
+    }
+    found = differences(runs, "base", "test", "accuracy")
+    alone = {
+        name: paired_difference(
+            *([float(of.clients["test"]["accuracy"].mean()) for of in runs[x]] for x in (name, "base"))
+        )
+        for name in ("a", "b")
+    }
+    raised = holm({name: by.p for name, by in alone.items()})
+    assert {name: by.p["mean"] for name, by in found.items()} == pytest.approx(raised)
+    assert found["a"].p["mean"] > alone["a"].p or found["b"].p["mean"] > alone["b"].p
+    others = [view._replace(info={"seed": seed + 1}) for seed, view in enumerate(runs["b"])]
+    assert list(differences(runs | {"b": others}, "base", "test", "accuracy")) == ["a"]
+    fewer = [view._replace(sizes=dict.fromkeys(view.sizes, np.full(4, 3))) for view in runs["a"]]
+    assert differences(runs | {"a": fewer}, "base", "test", "accuracy")["a"].gains is None
+
+
+def test_equal_differences_at_a_few_seeds_are_not_sure() -> None:
+    assert not paired_difference([0.5, 0.5, 0.5], [0.25, 0.25, 0.25]).is_sure
+    assert paired_difference([0.5, 0.51, 0.5], [0.25, 0.25, 0.25]).is_sure
+
+
+def test_a_baseline_that_was_lost_is_told() -> None:
+    lost = Outcome(Setting("base", {}), 0, "failed", "No memory.", None)
+    found = Study((lost, outcome(Setting("f", {}), 0, [0.5])), Rule(), "base", "accuracy")
+    assert any(
+        "base, which the others are compared with, has no sound setting" in each for each in found.remarks
+    )
+
+
+# --- halving ---------------------------------------------------------------------------------------------------------
+
+
+def test_survivors_are_the_best_share_of_each_method_under_each_condition() -> None:
+    """By the rule's statistic; a setting of which one seed is lost does not go on, and a lone setting always does."""
+
+    def made(method: str, case: str, scores: list[list[float]]) -> list[Outcome]:
+        return [
+            outcome(Setting(method, {"lr": float(i)}, {"data": case}), seed, accuracies)
+            for i, accuracies in enumerate(scores)
+            for seed in (0, 1)
+        ]
+
+    many = [[0.1 * i, 0.1 * i] for i in range(6)]
+    # By the worst client, the first is best; by the mean, the second.
+    uneven = [[0.5, 0.5], [0.3, 0.9], [0.0, 0.0]]
+    outcomes = [
+        *made("a", "x", many),
+        *made("a", "y", many[::-1]),
+        *made("b", "x", uneven),
+        *made("c", "x", [[0.0]]),
+    ]
+    left = survivors(outcomes, Rule("valid", "min"), 1 / 3)
+    shown = sorted(f"{each.method}{each.numbers['lr']:g}{each.case['data']}" for each in left)
+    assert shown == ["a0y", "a1y", "a4x", "a5x", "b0x", "c0x"]
+    outcomes[10] = outcomes[10]._replace(status="diverged")
+    assert Setting("a", {"lr": 5.0}, {"data": "x"}) not in survivors(outcomes, Rule("valid", "min"), 1 / 3)
+    assert rungs(Halving(3, keep=0.1), rounds=100, eval_every=1) == [3, 30]
+
+
+def test_a_run_that_diverged_before_a_rung_is_not_told_as_stopped(tmp_path: Path) -> None:
+    how = HOW | {"rounds": 8, "seeds": 1}
+    found = study(
+        {"f": fedavg}, DATA, grid={"lr": [0.01, 0.1, 50.0]}, folder=tmp_path, halving=Halving(6), **how
+    )
+    statuses = {str(each.setting): each.status for each in found.outcomes}
+    assert statuses.pop("f(lr=50)") == "diverged"
+    assert sorted(statuses.values()) == ["done", "stopped"]
+    alone = study({"f": fedavg(0.1), "g": fedavg(0.2)}, DATA, halving=Halving(2), **HOW | {"rounds": 4})
+    assert {each.status for each in alone.outcomes} == {"done"}
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_names_that_meet_are_refused_and_a_grid_of_its_own_goes_before() -> None:
+    with pytest.raises(eh.EvenhandError, match=r"'f\(lr=0.1\)' twice, under 'f' and 'f\(lr=0.1\)'"):
+        study({"f": fedavg, "f(lr=0.1)": fedavg(0.9)}, DATA, grid={"lr": [0.1, 0.2]}, **HOW)
+    with pytest.raises(eh.EvenhandError, match="'seed' is a column of the results"):
+        study({"f": lambda seed: fedavg(0.1)}, DATA, grid={"seed": [1, 2]}, **HOW)
+    with pytest.raises(eh.EvenhandError, match="two of its names are the same text"):
+        study({"f": fedavg(0.1)}, {1: DATA, "1": DATA}, **HOW)  # type: ignore[dict-item]
+
+    def keyword(*, lr: float) -> Algorithm:
+        return fedavg(lr)
+
+    found = study(
+        {"f": fedavg, "g(x)": keyword},
+        DATA,
+        grid={"lr": [0.1], "f": {"lr": np.array([0.2, 0.5])}},
+        **HOW | {"rounds": 1},
+    )
+    assert [str(each.setting) for each in found.tried] == ["f(lr=0.2)", "f(lr=0.5)", "g(x), lr=0.1"]
+    assert all(type(each.setting.numbers["lr"]) is float for each in found.outcomes)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rounds": 0}, "rounds=0"),
+        ({"eval_every": 0}, "eval_every=0"),
+        ({"eval_clients": 0}, "eval_clients=0"),
+        ({"checkpoint": -1.0}, "checkpoint=-1.0"),
+        ({"halving": 2}, "halving=2"),
+        ({"select": "valid:mean"}, "select='valid:mean'"),
+        ({"grid": [0.1]}, r"grid=\[0.1\]"),
+    ],
+)
+def test_what_would_make_every_run_fail_is_found_before_the_first(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(eh.EvenhandError, match=words):
+        study({"f": fedavg(0.1)}, DATA, **HOW | change)
+
+
+def test_columns_of_a_frame_are_of_one_type() -> None:
+    nan = float("nan")
+    assert alike([1, 0.5]) == [1.0, 0.5] and alike([1, 2]) == [1, 2]
+    assert alike([nan, "adam", "x"]) == ["", "adam", "x"] and alike([True, "x"]) == ["True", "x"]
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_ends_a_study_and_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started again with room, it makes the runs that were lost."""
+    methods, error = {"f": fedavg(0.1)}, StorageError("The state could not be saved: make room.")
+    real = _runs.iterate_many
+
+    def full(jobs: Any) -> Any:
+        yield 0, error
+
+    monkeypatch.setattr(_runs, "iterate_many", full)
+    with pytest.raises(StorageError, match="make room"):
+        study(methods, DATA, folder=tmp_path / "a", **HOW)
+    assert not list((tmp_path / "a").rglob("result.json"))
+    monkeypatch.setattr(_runs, "iterate_many", real)
+    assert {each.status for each in study(methods, DATA, folder=tmp_path / "a", **HOW).outcomes} == {"done"}
+    with pytest.raises(eh.EvenhandError, match="cannot be written to"):
+        study(methods, DATA, folder=tmp_path / "a" / "study.json" / "b", **HOW)
+
+
+def test_settings_of_like_names_have_places_of_their_own_and_classes_come_back(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    view = run([0.5])._replace(classes={"test": {"client": np.array([0.0]), "accuracy": np.array([0.25])}})
+    for setting in (Setting("f", {"x": "a/b"}), Setting("f", {"x": "a-b"})):
+        store.save(Outcome(setting, 0, "done", setting.numbers["x"], view), {})
+    assert [(store.load(Setting("f", {"x": x}), 0, {}) or _NONE).reason for x in ("a/b", "a-b")] == [
+        "a/b",
+        "a-b",
+    ]
+    found = store.load(Setting("f", {"x": "a-b"}), 0, {})
+    assert found is not None and found.view is not None
+    assert found.view.classes["test"]["accuracy"].tolist() == [0.25]
+    long = "x" * 70
+    assert f"f-x={long}" in str(store.checkpoint(Setting("f", {"x": long}), 0))
+
+
+_NONE = Outcome(Setting("", {}), 0, "failed", "", None)
+
+
+def test_runs_of_other_data_or_systems_are_told_apart(tmp_path: Path) -> None:
+    other = eh.data.hold_out(eh.testing.toy_data(), 0.3)
+    slow = eh.systems.stragglers(0.5)
+    methods = {"f": fedavg(0.1)}
+    study(methods, {"x": DATA, "y": other}, systems={"s": None, "t": slow}, folder=tmp_path, **HOW)
+    for data, systems in (
+        ({"x": other, "y": DATA}, {"s": None, "t": slow}),
+        ({"x": DATA, "y": other}, {"s": slow, "t": None}),
+    ):
+        with pytest.raises(eh.EvenhandError, match="is of another run"):
+            study(methods, data, systems=systems, folder=tmp_path, **HOW)
+
+
+def test_the_comparison_of_a_study_is_with_its_baseline() -> None:
+    found = Study(
+        tuple(outcome(Setting(name, {}), 0, [0.5, 0.6]) for name in ("a", "b")), Rule(), "b", "accuracy"
+    )
+    assert [line.method for line in found.table()] == ["a", "b"] and compare(
+        {"a": found.views("a")}
+    ).names == ["a"]
