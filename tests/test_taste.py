@@ -25,7 +25,7 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 _BASE = {"errors", "naming", "text", "types", "tree", "permutation", "programs", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "aggregators", "algorithms"}
-_MEASURED = _METHODS | {"centralized", "data", "models", "evaluation", "devices", "rounds"}
+_MEASURED = _METHODS | {"attacks", "centralized", "data", "models", "evaluation", "devices", "rounds"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "text": set(),
@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"errors", "types"},
     "risks": {"errors", "types"},
     "aggregators": _WORK | {"risks"},
+    "attacks": _BASE | {"aggregators"},
     "centralized": _WORK | {"risks"},
     "algorithms": _WORK | {"risks", "aggregators"},
     "evaluation": _METHODS | {"data", "devices", "models"},

@@ -11,6 +11,7 @@ _platform.prepare()
 from evenhand import (
     aggregators,
     algorithms,
+    attacks,
     centralized,
     data,
     evaluation,
@@ -45,6 +46,7 @@ __all__ = [
     "__version__",
     "aggregators",
     "algorithms",
+    "attacks",
     "centralized",
     "data",
     "evaluation",

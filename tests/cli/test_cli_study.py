@@ -167,7 +167,7 @@ def test_figures_of_runs_have_the_width_and_format_that_were_asked_for(
     for words, sentence in (
         ([], "nothing to draw"),
         (["a", "--width", "30"], "from 1 to 20"),
-        (["b"], "b is no folder"),
+        (["b"], "b does not exist"),
     ):
         assert main(["figures", *words]) == 2
         assert sentence in capsys.readouterr().err

@@ -20,7 +20,7 @@ from evenhand.cli._models import MODELS
 from evenhand.cli._rooms import factories, room_of, signature
 from evenhand.local import Work
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Risk, Sampling, Sum
+from evenhand.types import Algorithm, Attack, Risk, Sampling, Sum
 
 __all__ = ["TOPICS", "Entry", "List"]
 
@@ -50,7 +50,7 @@ TOPICS: dict[str, tuple[Entry, ...]] = {
     "aggregators": _callable(Sum),
     "risks": _callable(Risk),
     "parts": _callable(optax.GradientTransformation, Sampling, Systems, Work),
-    "attacks": (),
+    "attacks": _callable(Attack),
     "data": tuple(Entry(*source) for source in SOURCES),
     "models": tuple(Entry(choice.name, choice.line, choice.paper) for choice in MODELS),
 }
@@ -74,9 +74,7 @@ class List:
         return 0
 
 
-def _shown(title: str, entries: tuple[Entry, ...]) -> Group | str:
-    if not entries:
-        return f"{title}: none is built in yet.\n"
+def _shown(title: str, entries: tuple[Entry, ...]) -> Group:
     heading = Text(title, style="bold")
     return Group(heading, *(_signatures(entries) if "(" in entries[0].name else [_table(entries)]))
 

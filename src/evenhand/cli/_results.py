@@ -25,7 +25,8 @@ def load_saved(folder: Path) -> list[SavedRun]:
       EvenhandError: there are no results, or the study has several conditions.
     """
     if not folder.is_dir():
-        raise EvenhandError(f"{folder} is no folder: name one that `evenhand run` or `evenhand study` wrote.")
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise EvenhandError(f"{folder} {what}: name a folder that `evenhand run` or `evenhand study` wrote.")
     if not study_in(folder):
         if (folder / "runs").is_dir():
             raise EvenhandError(f"{folder} is a study that has not ended: start it again, and it goes on.")

@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 import optax
 
-from evenhand import aggregators, algorithms, local, risks, sampling, server_opt, systems
+from evenhand import aggregators, algorithms, attacks, local, risks, sampling, server_opt, systems
 from evenhand.local import Work
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Model, Risk, Sampling, Stack, Sum
+from evenhand.types import Algorithm, Attack, Model, Risk, Sampling, Stack, Sum
 
 __all__ = [
     "ROOMS",
@@ -52,6 +52,7 @@ ROOMS = (
     Room("server optimiser", (optax.GradientTransformation,), server_opt),
     Room("sampling", (Sampling,), sampling),
     Room("systems", (Systems,), systems),
+    Room("attack", (Attack,), attacks),
     Room("local work", (Work,), local),
 )
 

@@ -31,7 +31,7 @@ from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
 from evenhand.text import visible
-from evenhand.types import Algorithm, Model
+from evenhand.types import Algorithm, Attack, Model
 
 __all__ = ["Run"]
 
@@ -86,6 +86,7 @@ class Run:
             seed=options.seed,
             eval_every=options.every,
             systems=self.systems(model),
+            attack=self.attack(model),
             checkpoint=checkpoint,
             progress=console.is_terminal and not options.quiet,
             lanes=options.lanes,
@@ -97,7 +98,7 @@ class Run:
         return record(runs, place, rounds=options.rounds, console=console)
 
     def check(self, before: Recorded | None = None) -> None:
-        """Builds the method and the systems for a toy model, so that faults are found before the data are loaded.
+        """Builds the method, the systems and the attack for a toy model: faults are found before the data are loaded.
 
         Args:
           before: the configuration that the run starts from; a fault that it holds is reported with its file.
@@ -106,9 +107,10 @@ class Run:
         is_same = before is not None and before.method == self.method.text()
         with naming(path if is_same else None):
             self.algorithm(model, Console(quiet=True))
-        is_same = before is not None and before.options.get("systems") == self.training.systems
-        with naming(path if is_same else None):
-            self.systems(model)
+        for name, build in (("systems", self.systems), ("attack", self.attack)):
+            is_same = before is not None and before.options.get(name) == vars(self.training)[name]
+            with naming(path if is_same else None):
+                build(model)
         check_trackers(self.training.watch)
 
     def algorithm(self, model: Model, console: Console) -> Algorithm:
@@ -134,6 +136,11 @@ class Run:
         if share:
             raise EvenhandError("--systems and --stragglers exclude each other: give one of them.")
         return built(text, Systems, model, lambda: self.local.work(model))
+
+    def attack(self, model: Model) -> Attack | None:
+        """What malicious clients do."""
+        text = self.training.attack
+        return None if text is None else built(text, Attack, model, lambda: self.local.work(model))
 
     def _default_folder(self) -> Path:
         names = (self.method.text()[:60], Path(self.data.data).name)

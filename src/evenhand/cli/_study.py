@@ -31,7 +31,7 @@ from evenhand.local import Work
 from evenhand.studies import Family, Halving, Rule, study
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
-from evenhand.types import Algorithm, Model
+from evenhand.types import Algorithm, Attack, Model
 
 __all__ = ["PAGE", "Study"]
 
@@ -60,6 +60,8 @@ class StudyOptions:
     """shares of each cohort that are slow; several are studied one by one"""
     systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
     """which clients are slow or drop out, instead of --stragglers; 'dropouts({0.1, 0.5})' are studied one by one"""
+    attack: Annotated[str | None, arg(metavar="ATTACK", help_behavior_hint="(default: none)")] = None
+    """what malicious clients do: 'sign_flip(0.2)'; 'sign_flip({0, 0.2, 0.4})' are studied one by one"""
     fresh_data: bool = False
     """spread, split or make the data anew for each seed"""
     eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 10 times a run)")] = (
@@ -102,7 +104,7 @@ class Study:
     def execute(self) -> int:
         """Runs the study, writes its folder and returns the exit code."""
         options, console = self.study, Console(stderr=True, quiet=self.study.quiet, highlight=False)
-        methods, systems = self._methods(), self._systems()
+        methods, systems, attacks = self._methods(), self._systems(), self._attacks()
         folder = self._default_folder() if options.out is None else options.out
         watching = trackers(options.watch, folder)
         check_labels(self.data)
@@ -114,7 +116,9 @@ class Study:
         if options.dry_run:
             axes = {name: self._axes(methods[name], family) for name, family in families.items()}
             seeds = self._seeds()
-            each = len(systems or [0]) * (seeds if isinstance(seeds, int) else len(seeds))
+            each = (
+                len(systems or [0]) * len(attacks or [0]) * (seeds if isinstance(seeds, int) else len(seeds))
+            )
             how = {"cohort": self._cohort, "eval_every": self._every}
             announce(families, axes, data, each, options.rounds, how)
             return 0
@@ -130,6 +134,7 @@ class Study:
                 cohort=self._cohort,
                 eval_every=self._every,
                 systems=None if systems is None else {name: make(model) for name, make in systems.items()},
+                attack=None if attacks is None else {name: make(model) for name, make in attacks.items()},
                 eval_clients=options.eval_clients,
                 folder=folder,
                 halving=None if options.halving is None else Halving(options.halving),
@@ -162,7 +167,7 @@ class Study:
             axes = self._axes(each, family)
             for choice in itertools.product(*axes.values()):
                 family.make(dict(zip(axes, choice, strict=True)))
-        for make in (self._systems() or {}).values():
+        for make in [*(self._systems() or {}).values(), *(self._attacks() or {}).values()]:
             make(model)
         self._seeds()
         self._rule()
@@ -226,13 +231,22 @@ class Study:
             return {f"stragglers({share:g})": _slow(share) for share in shares}
         if shares != [0.0]:
             raise EvenhandError("--systems and --stragglers exclude each other: give one of them.")
-        each = braced(options.systems)
+        return self._each(options.systems, Systems)
+
+    def _attacks(self) -> dict[str, Callable[[Model], Any]] | None:
+        """Name -> attack, for several of them; None for none at all."""
+        return None if self.study.attack is None else self._each(self.study.attack, Attack)
+
+    def _each(self, text: str, kind: type) -> dict[str, Callable[[Model], Any]]:
+        """What an expression stands for with each choice of the values in its braces, by its text."""
+        each = braced(text)
         choices = itertools.product(*each.axes.values())
         texts = [each.fill(dict(zip(each.axes, choice, strict=True))) for choice in choices]
-        return {text: self._named_systems(text) for text in texts}
 
-    def _named_systems(self, text: str) -> Callable[[Model], Systems | None]:
-        return lambda model: built(text, Systems, model, lambda: self.grid.work(model, {}))
+        def make(text: str) -> Callable[[Model], Any]:
+            return lambda model: built(text, kind, model, lambda: self.grid.work(model, {}))
+
+        return {text: make(text) for text in texts}
 
     def _seeds(self) -> int | list[int]:
         found = several("seeds", self.study.seeds, int)

@@ -27,6 +27,8 @@ class TrainingOptions:
     """share of each cohort that is slow and does only part of its work"""
     systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
     """which clients are slow or drop out, instead of --stragglers: 'chain(stragglers(0.5), dropouts(0.1))'"""
+    attack: Annotated[str | None, arg(metavar="ATTACK", help_behavior_hint="(default: none)")] = None
+    """what malicious clients do: 'sign_flip(0.2)' for a fifth of the clients; see `evenhand list attacks`"""
     seed: int = 0
     """seed of the initial model, cohorts, batches and stragglers"""
     eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None

@@ -1,0 +1,40 @@
+"""Attacks: what malicious clients do to their examples, their reports and their uploads.
+
+Each is a value for ``eh.simulate(..., attack=...)``.  A ``fraction`` of the clients is drawn once per run;
+:func:`by_clients` names them instead, :func:`during` limits the rounds, and :func:`both` puts one attack on top of
+another.  Attacks act before anything that the server does against them.
+"""
+
+from evenhand.attacks.alie import alie
+from evenhand.attacks.distance_bounded import min_max, min_sum
+from evenhand.attacks.features import feature_noise, negative
+from evenhand.attacks.inner_product import inner_product
+from evenhand.attacks.labels import label_flip, random_labels, relabel, uniform_labels
+from evenhand.attacks.mimic import mimic
+from evenhand.attacks.omniscient import omniscient, same_value
+from evenhand.attacks.uploads import gaussian, model_replacement, non_finite, sign_flip, zero
+from evenhand.attacks.who import both, by_clients, during
+
+__all__ = [
+    "alie",
+    "both",
+    "by_clients",
+    "during",
+    "feature_noise",
+    "gaussian",
+    "inner_product",
+    "label_flip",
+    "mimic",
+    "min_max",
+    "min_sum",
+    "model_replacement",
+    "negative",
+    "non_finite",
+    "omniscient",
+    "random_labels",
+    "relabel",
+    "same_value",
+    "sign_flip",
+    "uniform_labels",
+    "zero",
+]

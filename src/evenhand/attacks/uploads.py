@@ -1,0 +1,110 @@
+"""False uploads that a malicious client makes from its own: noise, other lengths and signs, nothing, no numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from evenhand import tree
+from evenhand.errors import EvenhandError
+from evenhand.types import Array, Attack, Key, PyTree
+
+__all__ = ["gaussian", "model_replacement", "non_finite", "sign_flip", "zero"]
+
+
+def gaussian(fraction: float = 0.0, *, std: float | None = None) -> Attack:
+    r"""Sends noise in place of the update: :math:`\Delta_k \leftarrow \mathcal N(0, \sigma^2 I)`.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      std: :math:`\sigma`; None: the standard deviation over all coordinates of the update that it replaces.
+
+    Raises:
+      EvenhandError: ``std`` below 0.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> noise = gaussian(0.2, std=1e3).upload({"w": jnp.zeros(10_000)}, jax.random.key(0))
+      >>> 950 < float(jnp.std(noise["w"])) < 1050
+      True
+
+    Source: Li, Hu, Beirami and Smith, *Ditto*, ICML 2021, section 2.1, attack A2.
+    """
+    if std is not None and not 0.0 <= std < math.inf:
+        raise EvenhandError(f"gaussian(std={std}): give a number of at least 0.")
+
+    def upload(delta: PyTree, key: Key) -> PyTree:
+        leaves, structure = jax.tree.flatten(delta)
+        scale = _deviation(leaves) if std is None else jnp.float32(std)
+        keys = jax.random.split(key, len(leaves))
+        noise = [
+            (scale * jax.random.normal(one, leaf.shape)).astype(leaf.dtype)
+            for one, leaf in zip(keys, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, noise)
+
+    return Attack(fraction, upload=upload)
+
+
+def model_replacement(fraction: float = 0.0, *, boost: float) -> Attack:
+    r"""Sends the update many times as long, so that the mean becomes the client's own model: :math:`b \Delta_k`.
+
+    With :math:`b` the size of the cohort and equal weights, one malicious client replaces the model by its own.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      boost: :math:`b`; any factor, such as 0.5, too.
+
+    Source: Bagdasaryan et al., *How to Backdoor Federated Learning*, AISTATS 2020, section 4.2; Ditto's attack A3.
+    """
+    return Attack(fraction, upload=lambda delta, key: tree.scale(boost, delta))
+
+
+def sign_flip(fraction: float = 0.0, *, scale: float = 1.0) -> Attack:
+    r"""Sends the update in the opposite direction: :math:`-s \Delta_k`.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      scale: :math:`s`.
+
+    Source: Allen-Zhu, Ebrahimianghazani, Li and Alistarh, *Byzantine-Resilient Non-Convex Stochastic Gradient Descent*,
+    ICLR 2021, section 5.
+    """
+    return Attack(fraction, upload=lambda delta, key: tree.scale(-scale, delta))
+
+
+def zero(fraction: float = 0.0) -> Attack:
+    """Sends nothing but zeros, with the full weight.
+
+    Args:
+      fraction: share of the clients that are malicious.
+
+    Source: none; what a free rider sends.
+    """
+    return Attack(fraction, upload=lambda delta, key: tree.zeros_like(delta))
+
+
+def non_finite(fraction: float = 0.0, *, value: Literal["nan", "inf"] = "nan") -> Attack:
+    """Sends what is not a number, or infinities: such uploads are rejected and counted, whatever the aggregator.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      value: which.
+
+    Source: none; what a client with a broken machine sends.
+    """
+    return Attack(
+        fraction,
+        upload=lambda delta, key: jax.tree.map(lambda leaf: jnp.full_like(leaf, float(value)), delta),
+    )
+
+
+def _deviation(leaves: list[Array]) -> Array:
+    """The standard deviation over the entries of all arrays."""
+    count = sum(leaf.size for leaf in leaves)
+    mean = sum((jnp.sum(leaf) for leaf in leaves), jnp.float32(0.0)) / count
+    squares = sum((jnp.sum(jnp.square(leaf - mean)) for leaf in leaves), jnp.float32(0.0))
+    return jnp.sqrt(squares / count)

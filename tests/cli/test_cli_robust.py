@@ -1,0 +1,97 @@
+"""Attacks and robust aggregators from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.cli import main
+from evenhand.cli._list import TOPICS
+
+QUICK = ["--data", "digits", "--clients", "6", "--rounds", "3", "--eval-every", "3", "--quiet"]
+ROBUST = "fedavg(aggregator=reject(100, geometric_median(3)))"
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_an_attack_is_an_expression_that_the_folder_keeps() -> None:
+    """The numbers are those of Python; a run that is resumed is still attacked; without the attack they are others."""
+    attack = "both(label_flip(0.34, classes=10), sign_flip(scale=2))"
+    assert main(["run", ROBUST, "--attack", attack, "--out", "a", *QUICK]) == 0
+    assert json.loads(Path("a/config.json").read_text())["options"]["attack"] == attack
+    work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
+    rule = eh.aggregators.reject(100.0, eh.aggregators.geometric_median(3))
+    made = eh.attacks.both(eh.attacks.label_flip(0.34, classes=10), eh.attacks.sign_flip(scale=2.0))
+    run = eh.simulate(
+        eh.algorithms.fedavg(work, aggregator=rule),
+        eh.data.load("digits", clients=6),
+        rounds=3,
+        eval_every=3,
+        attack=made,
+    )
+
+    def loss(folder: str) -> float:
+        return float(json.loads(Path(folder, "metrics.jsonl").read_text().splitlines()[-1])["train_loss"])
+
+    assert loss("a") == pytest.approx(float(run.history["train_loss"][-1]), rel=1e-5)
+    assert main(["resume", "a", "--rounds", "5", "--quiet"]) == 0
+    assert main(["run", "--config", "a", "--rounds", "5", "--out", "b", "--quiet"]) == 0
+    assert loss("a") == pytest.approx(loss("b"), rel=1e-6)
+    assert main(["run", ROBUST, "--out", "c", *QUICK[:4], "--rounds", "5", "--quiet"]) == 0
+    assert abs(loss("c") - loss("b")) > 1e-3
+
+
+def test_a_study_tries_several_attacks() -> None:
+    words = [
+        "study",
+        "fedavg",
+        ROBUST,
+        "--attack",
+        "sign_flip({0, 0.34})",
+        "--seeds",
+        "1",
+        "--out",
+        "s",
+        *QUICK,
+    ]
+    assert main(words) == 0
+    found = eh.studies.load("s")
+    assert [case["attack"] for case in found.cases] == ["sign_flip(0)", "sign_flip(0.34)"]
+    means = [found.under(case).table()[0].values["mean"][0] for case in found.cases]
+    assert np.isfinite(means).all() and means[0] != means[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--attack", "sign_flop(0.2)"], "there is no attack 'sign_flop' (perhaps you meant sign_flip)"),
+        (["--attack", "sign_flip(frac=0.2)"], "sign_flip has no 'frac'"),
+        (["--attack", "krum(1)"], "krum is an aggregator, and an attack is one of alie, both,"),
+        (
+            ["--attack", "alie(0.2, z=1, against=krum(1))"],
+            "alie() got both z= and against=: give one of them.",
+        ),
+        (["--attack", "gaussian(0.2, std=-1)"], "gaussian(std=-1.0): give a number of at least 0."),
+    ],
+)
+def test_a_wrong_attack_gets_a_sentence_before_the_data_are_loaded(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["run", "fedavg"], ["study", "fedavg"]):
+        assert main([*command, "--data", "no/such.csv", *words]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_list_shows_every_attack_and_aggregator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "attacks"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{name}(" in shown for name in eh.attacks.__all__)
+    listed = {entry.name.partition("(")[0] for entry in TOPICS["aggregators"]}
+    assert {"krum", "bulyan", "clip", "bounded_weights", "geometric_median"} <= listed

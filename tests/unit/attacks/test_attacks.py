@@ -1,0 +1,231 @@
+"""Attacks against their definitions, in NumPy with loops, on 200 random cohorts each; and what they do to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+import evenhand as eh
+from evenhand import aggregators as agg
+from evenhand import attacks
+from evenhand.types import Attack, Upload
+
+CASES, CLIENTS = 200, 9
+RNG = np.random.default_rng(3)
+X = (RNG.normal(size=(CASES, CLIENTS, 5)) + RNG.normal(size=(CASES, 1, 5))).astype(np.float32)
+WEIGHTS = RNG.integers(1, 20, (CASES, CLIENTS)).astype(np.float32)
+MALICIOUS = RNG.random((CASES, CLIENTS)) < 0.35
+MALICIOUS[:, 0], MALICIOUS[:, 1:3] = True, False
+PRESENT = RNG.random((CASES, CLIENTS)) < 0.9
+PRESENT[:, :3] = True
+Definition = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+def alie(x: np.ndarray, w: np.ndarray, bad: np.ndarray, z: float | None = None) -> np.ndarray:
+    good, m, f = x[~bad], len(x), int(bad.sum())
+    if z is None:
+        supporters = m // 2 + 1 - f
+        z = max(norm.ppf(np.clip((m - f - supporters) / (m - f), 1e-4, 1 - 1e-4)), 0.0)
+    return good.mean(axis=0) - z * good.std(axis=0)
+
+
+def far(x: np.ndarray, bad: np.ndarray, kind: str, direction: str) -> np.ndarray:
+    """By a root finder on the definition itself, for min-max and min-sum."""
+    good = x[~bad]
+    mean = good.mean(axis=0)
+    p = {"unit": -mean / np.linalg.norm(mean), "std": -good.std(axis=0), "sign": -np.sign(mean)}[direction]
+    pairs = ((good[:, None] - good[None]) ** 2).sum(axis=-1)
+    reduce = np.max if kind == "max" else np.sum
+    bound = pairs.max() if kind == "max" else pairs.sum(axis=1).max()
+    gap = lambda g: reduce(((mean + g * p - good) ** 2).sum(axis=1)) - bound  # noqa: E731
+    return mean + brentq(gap, 0.0, 1e4) * p
+
+
+def omniscient(x: np.ndarray, w: np.ndarray, bad: np.ndarray) -> np.ndarray:
+    mean, own = np.average(x, axis=0, weights=w), np.average(x[bad], axis=0, weights=w[bad])
+    return own - 2 * w.sum() / w[bad].sum() * mean
+
+
+def mimic(x: np.ndarray, w: np.ndarray, bad: np.ndarray) -> np.ndarray:
+    good = x[~bad]
+    return good[np.argmax(np.linalg.norm(good - good.mean(axis=0), axis=1))]
+
+
+COALITIONS: dict[str, tuple[Attack, Definition]] = {
+    "alie": (attacks.alie(), alie),
+    "alie, z": (attacks.alie(z=1.5), lambda x, w, bad: alie(x, w, bad, 1.5)),
+    "inner product": (attacks.inner_product(), lambda x, w, bad: -0.5 * x[~bad].mean(axis=0)),
+    "inner product, 3": (attacks.inner_product(epsilon=3.0), lambda x, w, bad: -3 * x[~bad].mean(axis=0)),
+    "omniscient": (attacks.omniscient(), omniscient),
+    "same value": (attacks.same_value(value=-2.0), lambda x, w, bad: np.full(x.shape[1], -2.0)),
+    "mimic": (attacks.mimic(), mimic),
+    **{
+        f"min {kind}, {direction}": (
+            {"max": attacks.min_max, "sum": attacks.min_sum}[kind](direction=direction),
+            lambda x, w, bad, kind=kind, direction=direction: far(x, bad, kind, direction),
+        )
+        for kind in ("max", "sum")
+        for direction in ("unit", "std", "sign")
+    },
+}
+
+
+def sent(attack: Attack) -> np.ndarray:
+    """What the first client, which is malicious, sends in every case."""
+
+    def one(x: Any, w: Any, malicious: Any, present: Any, key: Any) -> Any:
+        deltas = {"a": x[:, :2], "b": x[:, 2:].reshape(-1, 1, 3)}
+        assert attack.collude is not None
+        found = attack.collude(Upload(deltas, w, jnp.zeros(CLIENTS)), malicious, present, key)
+        return jnp.concatenate([found["a"][0], found["b"][0].ravel()])
+
+    keys = jax.random.split(jax.random.key(0), CASES)
+    return np.asarray(
+        jax.jit(jax.vmap(one))(np.where(PRESENT[..., None], X, 0), WEIGHTS, MALICIOUS, PRESENT, keys)
+    )
+
+
+def expected(definition: Definition) -> np.ndarray:
+    return np.array(
+        [
+            definition(x[here].astype(np.float64), w[here], bad[here])
+            for x, w, bad, here in zip(X, WEIGHTS, MALICIOUS, PRESENT, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", COALITIONS)
+def test_a_coalition_sends_what_its_definition_says(name: str) -> None:
+    attack, definition = COALITIONS[name]
+    np.testing.assert_allclose(sent(attack), expected(definition), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("alie", lambda x, w, bad: 2 * x[~bad].mean(axis=0) - alie(x, w, bad)),
+        ("alie, z", lambda x, w, bad: x.mean(axis=0) - 1.5 * x.std(axis=0)),
+        ("inner product", lambda x, w, bad: -0.5 * x.mean(axis=0)),
+        ("omniscient", lambda x, w, bad: omniscient(x, np.ones(len(x)), bad)),
+        ("min max, unit", lambda x, w, bad: far(x, bad, "sum", "unit")),
+    ],
+)
+def test_a_wrong_definition_would_be_seen(name: str, wrong: Definition) -> None:
+    assert np.abs(sent(COALITIONS[name][0]) - expected(wrong)).max() > 0.1
+
+
+def test_the_weighted_mean_of_an_omniscient_coalition_is_the_opposite_of_the_honest_one() -> None:
+    replaced, w = (
+        np.where(MALICIOUS[..., None], sent(attacks.omniscient())[:, None], X),
+        np.where(PRESENT, WEIGHTS, 0),
+    )
+    found, honest = (np.einsum("ck,ckd->cd", w, of) / w.sum(axis=1)[:, None] for of in (replaced, X))
+    np.testing.assert_allclose(found, -honest, atol=1e-3)
+
+
+@pytest.mark.parametrize("make", [attacks.alie, attacks.inner_product])
+def test_a_coalition_that_knows_the_aggregator_does_more_harm(make: Any) -> None:
+    """It moves the trimmed mean, and Krum, farther than with the usual factor, on average."""
+    for against in (agg.trimmed_mean(0.3), agg.krum(3)):
+        moved = []
+        for attack in (make(), make(against=against)):
+            gaps = []
+            for case in range(12):
+                x, bad = jnp.asarray(X[case]), jnp.asarray(MALICIOUS[case])
+                uploads = Upload(x, jnp.ones(CLIENTS), jnp.zeros(CLIENTS))
+                agreed = attack.collude(uploads, bad, jnp.ones(CLIENTS, bool), jax.random.key(case))
+                found = agg.aggregate(against, jnp.where(bad[:, None], agreed, x))
+                gaps.append(float(jnp.linalg.norm(found - X[case][~MALICIOUS[case]].mean(axis=0))))
+            moved.append(np.mean(gaps))
+        assert moved[1] > 1.02 * moved[0], (against, moved)
+    for argument in ({"z": 1.0} if make is attacks.alie else {"epsilon": 1.0}), {}:
+        rule = agg.mean() if argument else agg.risk_weighted(eh.risks.superquantile(0.5))
+        with pytest.raises(eh.EvenhandError, match="give"):
+            make(against=rule, **argument)
+
+
+# --- examples and uploads --------------------------------------------------------------------------------------------
+
+
+def test_labels_become_what_each_attack_says() -> None:
+    y, rng = np.arange(30) % 3, np.random.default_rng
+    x = np.zeros((30, 2), np.float32)
+    flip, other = attacks.label_flip(classes=3).rows, attacks.random_labels(classes=3).rows
+    uniform, signs = attacks.uniform_labels(classes=3).rows, attacks.label_flip().rows
+    assert flip and other and uniform and signs
+    assert flip(x, y, rng(0))[1].tolist() == (2 - y).tolist()
+    assert signs(x, np.array([-1, 1, 1]), rng(0))[1].tolist() == [1, -1, -1]
+    assert signs(x, np.array([0, 1, 1]), rng(0))[1].tolist() == [1, 0, 0]
+    wrong, any_class = other(x, y, rng(0))[1], uniform(x, y, rng(0))[1]
+    assert (wrong != y).all() and set(wrong.tolist()) == {0, 1, 2}
+    assert 0 < (any_class == y).sum() < 30 and set(any_class.tolist()) == {0, 1, 2}
+    for rows in (flip, other, uniform):
+        with pytest.raises(eh.EvenhandError, match="classes=, the number of classes"):
+            rows(x, y + 1, rng(0))
+    noise, image = attacks.feature_noise(std=0.5).rows, attacks.negative(highest=2.0).rows
+    assert noise and image
+    found = noise(np.zeros((4000, 2), np.float32), y, rng(0))[0]
+    assert 0.48 < found.std() < 0.52 and image(x + 0.5, y, rng(0))[0].max() == 1.5
+    for rows in (noise, image):
+        with pytest.raises(eh.EvenhandError, match="attack the labels"):
+            rows(np.zeros((3, 2), np.int32), y, rng(0))
+
+
+def test_one_upload_becomes_what_each_attack_says() -> None:
+    delta, key = {"w": jnp.linspace(-1.0, 3.0, 4000), "b": jnp.full(10, 5.0)}, jax.random.key(1)
+    flat = np.concatenate([delta["w"], delta["b"]])
+
+    def upload(attack: Attack) -> Any:
+        assert attack.upload is not None
+        return attack.upload(delta, key)
+
+    noise = upload(attacks.gaussian())
+    assert abs(np.std(noise["w"]) / flat.std() - 1) < 0.05 and abs(np.mean(noise["w"])) < 0.1
+    assert not np.allclose(noise["w"][:10], noise["b"]), "one key for both arrays"
+    assert 1.9 < np.std(upload(attacks.gaussian(std=2.0))["w"]) < 2.1
+    np.testing.assert_allclose(upload(attacks.model_replacement(boost=7.0))["b"], 35.0)
+    np.testing.assert_allclose(upload(attacks.sign_flip(scale=2.0))["b"], -10.0)
+    assert not np.any(upload(attacks.zero())["w"])
+    assert (
+        np.isnan(upload(attacks.non_finite())["b"]).all()
+        and np.isinf(upload(attacks.non_finite(value="inf"))["b"]).all()
+    )
+    two = attacks.both(attacks.sign_flip(0.2), attacks.model_replacement(boost=3.0))
+    np.testing.assert_allclose(upload(two)["b"], -15.0)
+    mixed = attacks.both(attacks.during(attacks.label_flip(0.3), first=2, last=4), attacks.alie())
+    assert mixed.rows and mixed.collude and (mixed.fraction, mixed.first, mixed.last) == (0.3, 2, 4)
+    for pair in ((attacks.alie(), attacks.mimic()), (attacks.label_flip(), attacks.uniform_labels())):
+        with pytest.raises(eh.EvenhandError, match="both"):
+            attacks.both(*pair)
+
+
+@pytest.mark.parametrize("name", attacks.__all__)
+def test_every_attack_obeys_the_contract(name: str) -> None:
+    made: dict[str, Any] = {
+        "relabel": lambda: attacks.relabel(0.2, (1, 0)),
+        "model_replacement": lambda: attacks.model_replacement(0.2, boost=3.0),
+        "both": lambda: attacks.both(attacks.label_flip(0.2), attacks.gaussian()),
+        "by_clients": lambda: attacks.by_clients(attacks.mimic(), (1, 3)),
+        "during": lambda: attacks.during(attacks.sign_flip(0.2), first=2),
+    }
+    attack = made.get(name, lambda: vars(attacks)[name](0.2))()
+    eh.testing.check_attack(attack, is_random=name in ("gaussian", "both"))
+
+
+def test_a_broken_attack_is_found_out() -> None:
+    for words, attack in (
+        ("look like a true one", Attack(upload=lambda delta, key: delta["w"])),
+        ("draws at random", attacks.gaussian(0.2)),
+        ("look like clean ones", Attack(rows=lambda x, y, rng: (x[:2], y))),
+        ("empty slots", Attack(collude=lambda uploads, malicious, present, key: jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf[6], leaf.shape), uploads.delta))),
+    ):  # fmt: skip
+        with pytest.raises(AssertionError, match=words):
+            eh.testing.check_attack(attack)
