@@ -55,6 +55,8 @@ class Bench:
     """also a run over a million clients beside one over ten thousand (some minutes, 6 GB)"""
     fair: bool = False
     """also what fair methods cost beside FedAvg (a minute)"""
+    robust: bool = False
+    """also what each aggregator costs on stacked uploads, instead of the tasks unless some are named (minutes)"""
     study: bool = False
     """also what a study costs beside a loop over its runs, instead of the tasks unless some are named (minutes)"""
     out: Path | None = None
@@ -196,6 +198,8 @@ def main() -> None:
     unknown = [name for name in bench.tasks if name not in TASKS]
     if unknown:
         raise SystemExit(f"There is no task {unknown[0]!r}: choose from {', '.join(TASKS)}.")
+    if bench.robust:
+        subprocess.run([sys.executable, str(HERE / "robust.py")], check=True)
     if bench.study:
         for extra in ([], ["--alone", "loop"], ["--alone", "study"]):
             subprocess.run([sys.executable, str(HERE / "study.py"), *extra], check=True)

@@ -16,6 +16,10 @@ from evenhand.types import Aggregator, Array, Cohort, Key, PyTree, Report, Sum, 
 __all__ = ["aggregate", "in_loop", "in_passes", "reduce_uploads"]
 
 
+_LARGE = 2**20
+"""Numbers in all uploads together, from which on they are added one by one."""
+
+
 def aggregate(
     aggregator: Aggregator,
     deltas: PyTree,
@@ -126,10 +130,18 @@ def reduce_uploads(
         return aggregator.apply(tree.among(present, uploads), present, state, key)
 
     def sum_of(public: PyTree, number: Array) -> PyTree:
-        def lift(upload: Upload, noise: Key) -> PyTree:
-            return aggregator.lift(upload, public, jax.random.fold_in(noise, number))
+        def lift(present: Array, upload: Upload, noise: Key) -> PyTree:
+            lifted = aggregator.lift(upload, public, jax.random.fold_in(noise, number))
+            return tree.select(present, lifted, tree.zeros_like(lifted))
 
-        lifted = tree.among(present, jax.vmap(lift)(uploads, noise))
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
+        if sum(leaf.size for leaf in jax.tree.leaves(uploads.delta)) < _LARGE:
+            lifted = jax.vmap(lift)(present, uploads, noise)
+            return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
+        # One after another, as a sum over the leading axis of large arrays is many times slower on a CPU.
+        one = jax.tree.map(lambda leaf: leaf[0], (present, uploads, noise))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lift, *one))
+        return lax.scan(
+            lambda total, of: (tree.add(total, lift(*of)), None), zeros, (present, uploads, noise)
+        )[0]
 
     return in_loop(aggregator, state, key, sum_of)

@@ -17,6 +17,7 @@ import pytest
 
 import evenhand as eh
 from evenhand import aggregators as agg
+from evenhand.aggregators import _reduce
 
 CASES, CLIENTS, F = 200, 9, 2
 
@@ -283,6 +284,28 @@ def test_a_wrong_convention_would_be_seen(name: str, wrong: Rule) -> None:
     assert not agree(directions(RULES[name][0]), expected(wrong)).all()
 
 
+_SHORTENED = {"clip", "normalize", "centered clipping"}
+
+
+@pytest.mark.parametrize("name", [*RULES, "bucketing"])
+def test_it_obeys_the_contract(name: str) -> None:
+    rule = agg.bucketing(2, then=agg.krum(1)) if name == "bucketing" else RULES[name][0]
+    eh.testing.check_aggregator(rule, keeps_consensus=name not in _SHORTENED, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("name", ["geometric median", "bounded weights", "clip", "nnm"])
+def test_large_uploads_are_added_one_by_one_to_the_same_sum(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With some of them absent; without any, zeros."""
+    rule, together = RULES[name][0], directions(RULES[name][0])
+    monkeypatch.setattr(_reduce, "_LARGE", 0)
+    assert agree(directions(rule), together).all()
+    assert not np.any(agg.aggregate(rule, jnp.full((3, 5), jnp.nan)))
+    scans = "scan" in str(jax.make_jaxpr(lambda x: agg.aggregate(rule, x))(X[0]))
+    assert scans, "all at once"
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_buckets_are_means_of_so_many_uploads_dealt_at_random_in_any_order(size: int) -> None:
     """Bucketing before a rule that hands out the buckets themselves: each upload is in one, and few are equal."""
@@ -315,3 +338,48 @@ def test_buckets_are_means_of_so_many_uploads_dealt_at_random_in_any_order(size:
             deals.add(tuple(best))
         assert weight.sum() == pytest.approx(w[here].sum())
     assert len(deals) > {1: 8, 2: 25, 4: 40}[size], "the deal is the same everywhere"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: agg.krum(-1), r"krum\(malicious=\)"),
+        (lambda: agg.multi_krum(1, keep=0), r"multi_krum\(keep=\)"),
+        (lambda: agg.trimmed_mean(0.5), "share from 0 to below 0.5"),
+        (lambda: agg.geometric_median(0), r"geometric_median\(passes=\)"),
+        (lambda: agg.geometric_median(nu=0.0), "distance above 0"),
+        (lambda: agg.geometric_median(start="middle"), "give 'zero' or 'mean'"),  # type: ignore[arg-type]
+        (lambda: agg.centered_clipping(0.0), "length above 0"),
+        (lambda: agg.clip(-1.0), r"clip\(longest=-1.0\): give a length above 0"),
+        (lambda: agg.normalize(0.0), r"normalize\(length=0.0\)"),
+        (lambda: agg.reject(0.0, agg.mean()), "length above 0"),
+        (lambda: agg.bounded_weights(0.5, agg.mean()), "at least 1"),
+        (lambda: agg.bucketing(0, agg.mean()), r"bucketing\(size=\)"),
+        (
+            lambda: agg.nnm(1, agg.risk_weighted(eh.risks.superquantile(0.5))),
+            r"nnm\(then=\): this aggregator weighs",
+        ),
+        (lambda: agg.aggregate(agg.mda(10), jnp.ones((30, 2))), "has 30,045,015 sets to try"),
+    ],
+)
+def test_wrong_arguments_get_a_sentence(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(eh.EvenhandError, match=words):
+        make()
+
+
+def test_the_fixtures_of_the_specification() -> None:
+    """Ditto's: five updates, one of them malicious."""
+    deltas = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [2.0, 2.0], [9.0, 9.0]])
+    for rule, wanted in (
+        (agg.krum(1), (0, 0)),
+        (agg.multi_krum(1), (0.75, 1)),
+        (agg.coordinate_median(), (1, 2)),
+        (agg.norm_filter(1), (0.75, 1)),
+    ):
+        assert agg.aggregate(rule, deltas).tolist() == list(wanted)
+    longest = jnp.linalg.norm(
+        agg.aggregate(agg.clip(then=agg.loss_filter(0)), deltas, losses=jnp.arange(5.0))
+    )
+    assert float(longest) == pytest.approx(2.0, rel=1e-6)
+    chosen = agg.aggregate(agg.loss_filter(1), jnp.eye(4), losses=jnp.array([0.5, 2.0, 1.0, 3.0]))
+    assert chosen.tolist() == [0, 1, 0, 0]
