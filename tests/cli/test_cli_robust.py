@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -40,6 +41,17 @@ def test_an_attack_is_an_expression_that_the_folder_keeps() -> None:
     def loss(folder: str) -> float:
         return float(json.loads(Path(folder, "metrics.jsonl").read_text().splitlines()[-1])["train_loss"])
 
+    summary = json.loads(Path("a/summary.json").read_text())
+    for who in ("honest", "malicious"):
+        wanted = run.summary("test", who=who)["mean"]  # type: ignore[arg-type]
+        assert summary[f"test_{who}"]["accuracy"]["mean"] == pytest.approx(wanted, abs=1e-6)
+    rows = list(csv.DictReader(Path("a/clients.csv").read_text().splitlines()))
+    assert [int(row["malicious"]) for row in rows] == run.malicious.astype(int).tolist()
+    page = Path("a/report.html").read_text()
+    section = page.split("Honest and malicious clients")[1].split("</section>")[0]
+    names = ", ".join(run.data.client_ids[k] for k in np.flatnonzero(run.malicious))
+    assert f"2 malicious clients: {names}." in section
+    assert f"{100 * run.summary('test', who='honest')['mean']:.2f}" in section
     assert loss("a") == pytest.approx(float(run.history["train_loss"][-1]), rel=1e-5)
     assert main(["resume", "a", "--rounds", "5", "--quiet"]) == 0
     assert main(["run", "--config", "a", "--rounds", "5", "--out", "b", "--quiet"]) == 0
@@ -66,6 +78,10 @@ def test_a_study_tries_several_attacks() -> None:
     assert [case["attack"] for case in found.cases] == ["sign_flip(0)", "sign_flip(0.34)"]
     means = [found.under(case).table()[0].values["mean"][0] for case in found.cases]
     assert np.isfinite(means).all() and means[0] != means[1]
+    views = [found.under(case).views("fedavg")[0] for case in found.cases]
+    assert views[0].malicious is None and views[1].malicious is not None and views[1].malicious.sum() == 2
+    text = Path("s/study.html").read_text()
+    assert text.count("Honest and malicious clients") == 1
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from evenhand.cli._saved import load_run
 from evenhand.cli._tables import overview
 from evenhand.cli._terminal import remark, say
 from evenhand.interrupts import uninterrupted
-from evenhand.report import compare, latest, statistics, swing, write_clients_csv, write_report
+from evenhand.report import among, compare, latest, statistics, swing, write_clients_csv, write_report
 from evenhand.simulation import Run
 from evenhand.text import counted
 from evenhand.types import Params
@@ -123,6 +123,10 @@ def _finish(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
     }
     for split, metrics in view.clients.items():
         summary[split] = {metric: statistics(view, split, metric) for metric in metrics}
+        if view.malicious is not None:
+            for who in ("honest", "malicious"):
+                part = among(view, who)
+                summary[f"{split}_{who}"] = {metric: statistics(part, split, metric) for metric in metrics}
     _folder.write_text(folder / _folder.SUMMARY, _folder.json_text(summary))
     _checksums.seal(folder)
     with _folder.replacing(folder / _folder.REPORT) as temporary:

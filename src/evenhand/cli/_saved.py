@@ -65,6 +65,7 @@ def load_run(folder: Path) -> SavedRun:
         config={"method": config["method"], **config["options"]},
         classes=table.classes,
         findings=_findings(folder / SUMMARY, summary.get("findings", [])),
+        malicious=table.malicious,
     )
     remarks = tuple(condition.remarks(folder))
     return SavedRun(folder, view, summary["interrupted"], config["data"]["fingerprint"], remarks)

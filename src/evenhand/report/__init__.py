@@ -8,7 +8,7 @@ from evenhand.report._clients_csv import ClientTable, read_clients_csv, write_cl
 from evenhand.report._course import Swing, latest, swing
 from evenhand.report._notebook import Summary, run_html
 from evenhand.report._report import write_report
-from evenhand.report._view import RunView, headline_split, statistics
+from evenhand.report._view import RunView, among, headline_split, statistics
 from evenhand.report.comparison import Comparison, Method, caution, compare, may_win, verdict
 from evenhand.report.differences import STATISTICS, Differences, differences
 
@@ -21,6 +21,7 @@ __all__ = [
     "RunView",
     "Summary",
     "Swing",
+    "among",
     "caution",
     "compare",
     "differences",

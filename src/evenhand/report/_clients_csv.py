@@ -20,6 +20,7 @@ __all__ = ["ClientTable", "read_clients_csv", "write_clients_csv"]
 NDArray = npt.NDArray[Any]
 
 _ROWS = "rows"
+_MALICIOUS = "malicious"
 
 
 class ClientTable(NamedTuple):
@@ -30,21 +31,23 @@ class ClientTable(NamedTuple):
       sizes: split -> examples per client, ``(K,)``.
       clients: split -> metric -> ``(K,)``; NaN for a client without examples.
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, where the file has it.
+      malicious: which clients are, bool ``(K,)``; None: nobody attacked.
     """
 
     client_ids: tuple[str, ...]
     sizes: Mapping[str, NDArray]
     clients: Mapping[str, Mapping[str, NDArray]]
     classes: Mapping[str, Mapping[str, NDArray]]
+    malicious: NDArray | None = None
 
 
 def write_clients_csv(path: str | Path, view: RunView) -> None:
     """Writes one line per client: its id, its examples in each split (``"test_rows"``), and each metric in each split.
 
     Where examples have classes, also how many classes a client has in each split (``"test_classes"``), the spread of
-    its accuracies over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`.  A metric is an empty
-    field for a client without examples in that split.  A name that a spreadsheet would take for a formula is preceded
-    by ``'``; :func:`evenhand.text.spreadsheet_name` restores it.
+    its accuracies over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`; under an attack,
+    ``"malicious"``, 1 or 0.  A metric is an empty field for a client without examples in that split.  A name that a
+    spreadsheet would take for a formula is preceded by ``'``; :func:`evenhand.text.spreadsheet_name` restores it.
     """
     splits = [split for split in SPLITS if split in view.sizes or split in view.clients]
     columns = {
@@ -57,6 +60,8 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
         known = {name: by_class[name] for name in CLASS_COLUMNS if name in by_class}
         for metric, values in {**view.clients.get(split, {}), **known}.items():
             columns[column(split, metric)] = ["" if np.isnan(v) else format(v, ".9g") for v in values]
+    if view.malicious is not None:
+        columns[_MALICIOUS] = [str(int(one)) for one in view.malicious]
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # A lone surrogate, which no text should hold but which JSON can spell, is kept as it is.
@@ -86,7 +91,8 @@ def read_clients_csv(path: str | Path) -> ClientTable:
         clients[split] = {name: values for name, values in of_split.items() if name not in known}
         if known:
             classes[split] = {name: of_split[name] for name in known}
-    return ClientTable(client_ids, sizes, clients, classes)
+    malicious = columns[_MALICIOUS] == 1 if _MALICIOUS in columns else None
+    return ClientTable(client_ids, sizes, clients, classes, malicious)
 
 
 def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from evenhand.evaluation import is_share
+from collections.abc import Mapping, Sequence
+
+from evenhand.evaluation import PairedDifference, is_share
+from evenhand.report._view import RunView
 from evenhand.report.comparison import Comparison, may_win
 from evenhand.report.differences import differences, shown
 from evenhand.report.html import Cell, escape, table
@@ -10,6 +13,7 @@ from evenhand.report.numbers import number, plural
 
 __all__ = ["difference_table"]
 
+_MOST_PAIRED = 5
 _LARGEST_P = 0.05
 """Of a difference that is called significant."""
 _SHOWN = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
@@ -27,12 +31,7 @@ def difference_table(of: Comparison, baseline: str | None = None) -> str:
         row: list[str | Cell] = [name]
         for key in _SHOWN:
             by = difference.by[key]
-            mean, interval = shown(by, key, of.metric).split(" ", 1)
-            text = f'{escape(mean)} <span class="interval">{escape(interval)}</span>'
-            row += [
-                Cell(text, "number best" if by.is_sure else "number"),
-                Cell(number(difference.p[key], 2), "number"),
-            ]
+            row += [_cell(by, key, of.metric), Cell(number(difference.p[key], 2), "number")]
         gains = "–" if difference.gains is None else f"{difference.gains[0]} / {difference.gains[1]}"
         rows.append([*row, Cell(gains, "number")])
     if not rows:
@@ -48,6 +47,31 @@ def difference_table(of: Comparison, baseline: str | None = None) -> str:
         f"{of.seeds} seeds it is never below {number(least, 2)}{few}. Clients better / worse: those that are better, "
         "or worse, served at every seed."
     )
+    others = _others(runs, base, of)
     made = table(caption[:1].upper() + caption[1:], head, rows, "numbers")
     note = f'<p class="note">{escape(note)}</p>'
-    return f"<section>\n<h2>Is the difference real?</h2>\n{made}\n{note}\n</section>"
+    return f"<section>\n<h2>Is the difference real?</h2>\n{made}\n{note}\n{others}</section>"
+
+
+def _others(runs: Mapping[str, Sequence[RunView]], base: str, of: Comparison) -> str:
+    """The differences between the other methods, where they are few."""
+    names = [name for name in runs if name != base]
+    if not 2 <= len(names) <= _MOST_PAIRED:
+        return ""
+    rows: list[list[str | Cell]] = []
+    for i, first in enumerate(names[:-1]):
+        found = differences({name: runs[name] for name in names[i:]}, first, of.split, of.metric)
+        for name, difference in found.items():
+            cells = [_cell(difference.by[key], key, of.metric) for key in _SHOWN]
+            rows.append([f"{name} minus {first}", *cells])
+    if not rows:
+        return ""
+    unit = ", in percentage points (variance: %²)" if is_share(of.metric) else ""
+    caption = f"Among the other methods{unit}; bold: the interval leaves out 0"
+    return table(caption, ["Methods", *_SHOWN.values()], rows, "numbers") + "\n"
+
+
+def _cell(by: PairedDifference, key: str, metric: str) -> Cell:
+    mean, interval = shown(by, key, metric).split(" ", 1)
+    text = f'{escape(mean)} <span class="interval">{escape(interval)}</span>'
+    return Cell(text, "number best" if by.is_sure else "number")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from evenhand.evaluation import (
     summarize_classes,
 )
 
-__all__ = ["RunView", "Runs", "Viewable", "diverged"]
+__all__ = ["RunView", "Runs", "Viewable", "among", "diverged"]
 
 NDArray = npt.NDArray[Any]
 
@@ -44,6 +44,7 @@ class RunView(NamedTuple):
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits with
         classes, and not for runs saved by versions that did not measure it.
       findings: what to know before trusting the numbers, the worst first.
+      malicious: which clients are, bool ``(K,)``; None: nobody attacked.
     """
 
     title: str
@@ -55,11 +56,31 @@ class RunView(NamedTuple):
     config: Mapping[str, Any]
     classes: Mapping[str, Mapping[str, NDArray]] = MappingProxyType({})
     findings: Sequence[Finding] = ()
+    malicious: NDArray | None = None
 
 
 def diverged(run: RunView) -> bool:
     """Whether training diverged, so that none of the run's numbers may be called the best."""
     return any(finding.kind == "diverged" for finding in run.findings)
+
+
+def among(run: RunView, who: Literal["all", "honest", "malicious"]) -> RunView:
+    """The run with some of its clients only: all of them where nobody attacked, or for ``"all"``."""
+    if run.malicious is None or who == "all":
+        return run
+    chosen = run.malicious if who == "malicious" else ~run.malicious
+    return run._replace(
+        sizes={split: of[chosen] for split, of in run.sizes.items()},
+        client_ids=[name for name, one in zip(run.client_ids, chosen, strict=True) if one],
+        clients={
+            split: {metric: values[chosen] for metric, values in of.items()}
+            for split, of in run.clients.items()
+        },
+        classes={
+            split: {name: of[chosen] for name, of in found.items()} for split, found in run.classes.items()
+        },
+        malicious=run.malicious[chosen],
+    )
 
 
 class Viewable(Protocol):

@@ -7,6 +7,7 @@ from importlib import resources
 
 from evenhand._version import __version__
 from evenhand.report import _sections as sections
+from evenhand.report._attacked import attacked
 from evenhand.report._class_table import class_table
 from evenhand.report._difference_table import difference_table
 from evenhand.report._gallery import gallery
@@ -52,6 +53,7 @@ def body(
         results,
         difference_table(subject, baseline),
         remarks,
+        attacked(subject),
         gallery(subject, figures),
         summary(subject),
         tables,

@@ -212,7 +212,9 @@ class Run:
         }
         info = {**self.info, "seed": self.seed, "by_class": named}
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
-        return RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)
+        malicious = self.malicious if who is None else self.malicious[who]
+        found = RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)
+        return found._replace(malicious=malicious) if self.malicious.any() else found
 
     def report(self, path: str | Path, title: str = "run") -> Path:
         """Writes one self-contained HTML page about this run and returns its path."""

@@ -8,6 +8,7 @@ from types import TracebackType
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from evenhand.live import line
 from evenhand.report import statistics
@@ -33,10 +34,10 @@ class Bar:
         columns = (
             TextColumn("runs"),
             MofNCompleteColumn(),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=12),
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[best]}", markup=False),
+            TextColumn("{task.fields[best]}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
         )
         self._bar = line(*columns, show=show)
         self._runs = self._bar.add_task("runs", total=len(runs), rate="", best="")

@@ -72,6 +72,8 @@ def _facts(of: Study) -> str:
     by = f"chosen by the {SPLIT_NAMES[rule.split]} {of.metric} ({rule.statistic})"
     if rule.then:
         by += f", within {number(rule.within)} of the best by its {rule.then}"
+    if len(of.tried) == len(of.methods) * len(of.cases):
+        by = "one setting each, so that nothing was chosen"
     facts = [plural(len(of.tried), "setting"), plural(seeds, "seed"), plural(len(of.outcomes), "run"), by]
     return f'<p class="facts">{" · ".join(map(escape, facts))}</p>'
 
@@ -202,9 +204,10 @@ def _named(case: Mapping[str, str]) -> str:
 
 def _described(run: RunView, of: Study) -> RunView:
     """With what all runs have in common; what is wrong with the data is among the remarks, once for all runs."""
-    about, known = dict(of.about), {"method", "seed"}
+    about, known = dict(of.about), {"method"}
     command = {"command": about.pop("command")} if "command" in about else {}
-    config = {name: value for name, value in run.config.items() if name not in known} | about
+    left_out = known | {"seed", "data_seed"}
+    config = {name: value for name, value in run.config.items() if name not in left_out} | about
     return run._replace(
         findings=[each for each in run.findings if each.kind != "scales"],
         config={name: run.config[name] for name in known & set(run.config)} | config,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -13,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from evenhand.errors import EvenhandError, StorageError
+from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding
 from evenhand.report import RunView
+from evenhand.studies._files import write
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting, shown
 from evenhand.studies._select import Rule
@@ -71,7 +71,7 @@ class Store:
         """Writes a result in one step, and drops the checkpoint of a run that goes no further."""
         place = self._place(outcome.setting, outcome.seed)
         text = json.dumps({"identity": dict(identity), **_plain(outcome)}, indent=None, allow_nan=True) + "\n"
-        _write(place / _named(rung), text, f"The result of {outcome.setting}, seed {outcome.seed},")
+        write(place / _named(rung), text, f"The result of {outcome.setting}, seed {outcome.seed},")
         if rung is None:
             shutil.rmtree(place / _CHECKPOINT, ignore_errors=True)
             (place / _NOTES).unlink(missing_ok=True)
@@ -90,7 +90,7 @@ class Store:
 
     def note(self, setting: Setting, seed: int, told: Mapping[int, Mapping[str, float]]) -> None:
         """Keeps what was measured of a run by each of its evaluations until it ends."""
-        _write(self._place(setting, seed) / _NOTES, json.dumps(told), f"What was measured of {setting}")
+        write(self._place(setting, seed) / _NOTES, json.dumps(told), f"What was measured of {setting}")
 
     def describe(self, study: Study) -> None:
         """Writes which runs the study has, and how it chooses, so that :func:`load` finds them."""
@@ -107,7 +107,7 @@ class Store:
         how = {"baseline": study.baseline, "metric": study.metric, "notes": study.notes}
         how |= {"about": {name: _constant(value) for name, value in study.about.items()}}
         text = json.dumps({"rule": study.rule._asdict(), **how, "runs": runs}, indent=1) + "\n"
-        _write(self.folder / _STUDY, text, "The list of runs")
+        write(self.folder / _STUDY, text, "The list of runs")
 
     def _place(self, setting: Setting, seed: int) -> Path:
         text = str(setting)
@@ -149,20 +149,6 @@ def _named(rung: int | None) -> str:
     return _RESULT if rung is None else f"rounds-{rung}.json"
 
 
-def _write(path: Path, text: str, what: str) -> None:
-    """Writes a file in one step."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, "utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageError(
-            f"{what} could not be written in {path.parent} ({error.strerror or error}): make room and start again; "
-            f"finished runs are kept."
-        ) from error
-
-
 def _constant(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else shown(value)
 
@@ -187,6 +173,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
             "info": view.info,
             "config": view.config,
             "findings": [finding._asdict() for finding in view.findings],
+            "malicious": None if view.malicious is None else view.malicious.tolist(),
         },
     }
 
@@ -203,6 +190,7 @@ def _outcome(setting: Setting, seed: int, found: Mapping[str, Any]) -> Outcome:
         of["config"],
         {split: _arrays(columns) for split, columns in of["classes"].items()},
         tuple(Finding(**finding) for finding in of["findings"]),
+        None if of.get("malicious") is None else np.array(of["malicious"], bool),
     )
     measures = _arrays(found.get("measures", {}))
     return Outcome(setting, seed, found["status"], found["reason"], view, measures)

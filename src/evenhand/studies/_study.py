@@ -15,6 +15,7 @@ from evenhand.report import RunView, headline_split
 from evenhand.studies._export import as_csv, as_latex, as_markdown
 from evenhand.studies._export_methods import methods_csv, methods_latex, methods_markdown
 from evenhand.studies._figures import Figures
+from evenhand.studies._files import write
 from evenhand.studies._lines import Line, lines
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
@@ -204,8 +205,7 @@ class Study:
         }
         if (text := texts.get(path.suffix)) is None:
             raise EvenhandError(f"export({str(path)!r}): give a name that ends in .csv, .md or .tex.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text(rows), encoding="utf-8")
+        write(path, text(rows), f"The table {path.name}")
         return path
 
     def report(self, path: str | Path) -> Path:
@@ -216,8 +216,7 @@ class Study:
         from evenhand.studies._page import page  # matplotlib takes long to load, and only a report needs it
 
         text, path = page(self), Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        write(path, text, "The page")
         return path
 
     def __repr__(self) -> str:

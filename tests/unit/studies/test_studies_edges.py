@@ -12,6 +12,7 @@ import evenhand as eh
 from evenhand.errors import StorageError
 from evenhand.evaluation import holm, paired_difference
 from evenhand.report import RunView, compare, differences
+from evenhand.report.differences import shown
 from evenhand.studies import Halving, Outcome, Rule, Setting, Study, _runs, study
 from evenhand.studies._halving import rungs, survivors
 from evenhand.studies._rows import alike
@@ -139,6 +140,47 @@ def test_a_baseline_that_was_lost_is_told() -> None:
     assert any(
         "base, which the others are compared with, has no sound setting" in each for each in found.remarks
     )
+
+
+def test_the_page_has_the_differences_among_the_other_methods(tmp_path: Path) -> None:
+    """For three to six methods; by hand for one pair."""
+    rng = np.random.default_rng(1)
+    levels = {"base": 0.5, "a": 0.6, "b": 0.7, "c": 0.4}
+    outcomes = [
+        outcome(Setting(name, {}), seed, list(level + 0.05 * rng.normal(size=4)))
+        for name, level in levels.items()
+        for seed in range(5)
+    ]
+
+    def table(methods: int) -> str:
+        found = Study(tuple(outcomes[: 5 * methods]), Rule(), "base", "accuracy")
+        return found.report(tmp_path / "page.html").read_text().partition("Among the other methods")[2]
+
+    assert not table(2) and "b minus a" in table(3) and "c minus b" in table(4)
+    means = {
+        name: [
+            float(each.view.clients["test"]["accuracy"].mean())
+            for each in outcomes
+            if each.setting.method == name and each.view
+        ]
+        for name in ("a", "b")
+    }
+    by = paired_difference(means["b"], means["a"])
+    assert f"{shown(by, 'mean', 'accuracy').split()[0]} <span" in table(3).split("b minus a")[1]
+
+
+def test_a_page_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Study((outcome(Setting("a", {}), 0, [0.5, 0.6]),), Rule(), "a", "accuracy")
+    page = found.report(tmp_path / "page.html").read_text()
+
+    def full(path: Path, text: str, *more: Any, **other: Any) -> None:
+        path.open("w").close()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(StorageError, match=r"The page could not be written in .*\(No space left on device\)"):
+        found.report(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == page and len(list(tmp_path.iterdir())) == 1
 
 
 # --- halving ---------------------------------------------------------------------------------------------------------
