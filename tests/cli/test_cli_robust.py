@@ -78,10 +78,19 @@ def test_a_study_tries_several_attacks() -> None:
     assert [case["attack"] for case in found.cases] == ["sign_flip(0)", "sign_flip(0.34)"]
     means = [found.under(case).table()[0].values["mean"][0] for case in found.cases]
     assert np.isfinite(means).all() and means[0] != means[1]
-    views = [found.under(case).views("fedavg")[0] for case in found.cases]
-    assert views[0].malicious is None and views[1].malicious is not None and views[1].malicious.sum() == 2
+    views = [found.under(case).outcomes[0].view for case in found.cases]
+    assert views[0] and views[0].malicious is None
+    assert views[1] and views[1].malicious is not None and views[1].malicious.sum() == 2
+    honest = np.nanmean(views[1].clients["test"]["accuracy"][~views[1].malicious])
+    assert means[1] == pytest.approx(honest) and found.frame()["test_mean"][2] == pytest.approx(honest)
+    assert (
+        found.tried[2].values["test_mean"][0]
+        == pytest.approx(honest)
+        != np.mean(views[1].clients["test"]["accuracy"])
+    )
+    assert any("clients are the honest ones" in remark for remark in found.remarks)
     text = Path("s/study.html").read_text()
-    assert text.count("Honest and malicious clients") == 1
+    assert text.count("Honest and malicious clients") == 1 and "2 malicious clients: " in text
 
 
 @pytest.mark.parametrize(

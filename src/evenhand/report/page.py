@@ -7,12 +7,12 @@ from importlib import resources
 
 from evenhand._version import __version__
 from evenhand.report import _sections as sections
-from evenhand.report._attacked import attacked
 from evenhand.report._class_table import class_table
 from evenhand.report._difference_table import difference_table
 from evenhand.report._gallery import gallery
 from evenhand.report._tables import summary
 from evenhand.report._view import Runs
+from evenhand.report.attacked import attacked
 from evenhand.report.comparison import Comparison, compare
 from evenhand.report.html import escape
 from evenhand.text import isolated

@@ -67,8 +67,8 @@ class Bar:
     def ended(self, run: int, outcome: Outcome) -> None:
         """A run has ended, now or in an earlier session."""
         self._done[run] = self._rounds[run]
-        if outcome.status == "done" and outcome.view is not None:
-            by, view = self._by, outcome.view
+        if outcome.status == "done" and outcome.seen is not None:
+            by, view = self._by, outcome.seen
             metric = by.metric_of([view])
             sign, found = direction(by.statistic, metric), statistics(view, by.split, metric)
             self._values.setdefault(outcome.setting, []).append(sign * found[by.statistic])

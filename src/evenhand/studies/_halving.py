@@ -62,7 +62,7 @@ def survivors(outcomes: Sequence[Outcome], by: Rule, keep: float) -> set[Setting
     found = set[Setting]()
     for group in groups.values():
         sound: dict[Setting, list[RunView]] = {
-            setting: [each.view for each in of if each.view is not None]
+            setting: [each.seen for each in of if each.seen is not None]
             for setting, of in group.items()
             if all(each.status == "done" for each in of)
         }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from evenhand.report import RunView, may_win
+from evenhand.report import RunView, among, may_win
 from evenhand.simulation import Run
 from evenhand.studies._plan import Setting
 from evenhand.studies._tried import NDArray
@@ -33,6 +33,13 @@ class Outcome(NamedTuple):
     reason: str
     view: RunView | None
     measures: Mapping[str, NDArray] = MappingProxyType({})
+
+    @property
+    def seen(self) -> RunView | None:
+        """The run as the study's statistics see it: under attack, its honest clients only, where there are any."""
+        if self.view is None or self.view.malicious is None or self.view.malicious.all():
+            return self.view
+        return among(self.view, "honest")._replace(malicious=None)
 
     @staticmethod
     def of(

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from evenhand.evaluation import SPLIT_NAMES, is_share
 from evenhand.report import RunView, compare
+from evenhand.report.attacked import attacked
 from evenhand.report.differences import factor
 from evenhand.report.html import Cell, escape, svg, table
 from evenhand.report.numbers import listed, number, plural
@@ -63,8 +64,17 @@ def _condition(of: Study, remarks: str) -> list[str]:
         results=_chosen(of),
         remarks=remarks,
         figures=_figures(of, subject.split),
-        tables=_settings(of),
+        tables=attacked(compare(_whole(of, list(runs)))) + _settings(of),
     )
+
+
+def _whole(of: Study, methods: list[str]) -> dict[str, list[RunView]]:
+    """The runs at the chosen settings with all clients, malicious ones included."""
+    best = {method: str(of.best(method)) for method in methods}
+    return {
+        method: [each.view for each in of.outcomes if str(each.setting) == setting and each.view is not None]
+        for method, setting in best.items()
+    }
 
 
 def _facts(of: Study) -> str:

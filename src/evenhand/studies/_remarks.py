@@ -24,6 +24,8 @@ def remarks_on(
     yield from dict.fromkeys(
         finding.sentence for view in views for finding in view.findings if finding.kind == "scales"
     )
+    if any(view.malicious is not None for view in views):
+        yield "Under attack, clients are the honest ones, also for the choice; curves by round are of all clients."
     yield from _on_the_comparison(outcomes, baseline, choices)
     for choice in choices.values():
         yield from () if choice is None else choice.remarks

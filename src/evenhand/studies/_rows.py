@@ -19,7 +19,7 @@ __all__ = ["alike", "row", "summed_up"]
 
 def summed_up(setting: Setting, of: Sequence[Outcome], chosen: bool, metric: str) -> Tried:
     """A setting, with what its runs came to."""
-    views = [each.view for each in of if each.view is not None]
+    views = [each.seen for each in of if each.seen is not None]
     lost = sum(each.status in ("diverged", "failed") for each in of)
     values, ended = dict[str, NDArray](), all(each.status == "done" for each in of)
     for split in views[0].clients if ended else ():
@@ -32,7 +32,7 @@ def summed_up(setting: Setting, of: Sequence[Outcome], chosen: bool, metric: str
 
 def row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: str) -> dict[str, Any]:
     """A run as a row of a data frame: what was set, and each statistic of each split."""
-    setting, view = outcome.setting, outcome.view
+    setting, view = outcome.setting, outcome.seen
     found: dict[str, Any] = {"method": setting.method, "seed": outcome.seed, "status": outcome.status}
     found |= {name: setting.case.get(name, "") for name in cases}
     found |= {name: setting.numbers.get(name, float("nan")) for name in axes}

@@ -119,7 +119,7 @@ class Study:
           split: where the statistics are from; None: the test examples, where there are any.
         """
         if split is None:
-            split = headline_split([each.view for each in self.outcomes if each.view], self.metric)
+            split = headline_split([each.seen for each in self.outcomes if each.seen], self.metric)
         return [
             line
             for case in self.cases
@@ -251,13 +251,13 @@ class Study:
         lost = {each.setting for each in mine if each.status in ("failed", "stopped")}
         runs: dict[Setting, list[RunView]] = {each.setting: [] for each in mine}
         for each in mine:
-            if each.view is not None and each.setting not in lost:
-                runs[each.setting].append(each.view)
+            if each.seen is not None and each.setting not in lost:
+                runs[each.setting].append(each.seen)
         return runs
 
     def _views(self, setting: Setting) -> list[RunView]:
         return [
-            each.view for each in self.outcomes if str(each.setting) == str(setting) and each.view is not None
+            each.seen for each in self.outcomes if str(each.setting) == str(setting) and each.seen is not None
         ]
 
     def _condition(self) -> str:
