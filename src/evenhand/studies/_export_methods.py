@@ -60,8 +60,9 @@ def _cells(
     names = ["method", *cases, "setting"]
     rows = [[line.method, *(line.case.get(name, "") for name in cases), _setting(line)] for line in lines]
     rows = [[text(cell) for cell in row] for row in rows]
+    base = next((line.method for line in lines if not line.differences), "the baseline")
     for key, word in _SHOWN.items():
-        names += [f"{word}{units[factor(key, metric)]}", "difference", "p"]
+        names += [f"{word}{units[factor(key, metric)]}", f"minus {base}", "p"]
         for row, line in zip(rows, lines, strict=True):
             values, by = line.values.get(key), line.differences.get(key)
             row.append("" if values is None else _over_seeds(values * factor(key, metric), plus, text))

@@ -204,6 +204,11 @@ def _cautions(planned: Sequence[Planned], seeds: Sequence[int], by: Rule, choose
             "Every seed has the same training and test examples: the intervals tell how much training varies, not what "
             "other examples would show. Data that are drawn anew for each seed (--fresh-data) tell that as well."
         )
+    if len(seeds) > 1 and all(each.new_data for each in planned):
+        found.append(
+            "Each seed has training and test examples of its own, and the intervals tell how much both vary; splits of "
+            "one table overlap, which makes them a little narrower than those over new examples."
+        )
     sizes = np.asarray(planned[0].job.data.valid.sizes)
     sizes = sizes[sizes > 0]
     if chooses and sizes.size and np.median(sizes) < _FEW:

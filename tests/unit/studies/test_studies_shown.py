@@ -130,7 +130,7 @@ def test_the_methods_and_their_differences_are_a_table_for_papers(study: Study, 
     assert [int(other["clients_better"]), int(other["clients_worse"])] == list(lines[1].gains or ())
     assert other["setting"] == str(lines[1].setting)
     note = study.export(tmp_path / "m.md", "methods").read_text().splitlines()
-    assert note[0].startswith("| method | setting | mean (%) | difference | p | worst 10 % (%) |")
+    assert note[0].startswith("| method | setting | mean (%) | minus a | p | worst 10 % (%) |")
     assert (
         f"{100 * lines[1].differences['mean'].mean:.3g}" in note[3]
         and "**" in note[3]
