@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import Mesh
 
 from evenhand import rounds
@@ -149,19 +150,25 @@ def _default_lanes(program: Program, params: Params, source: Source) -> int:
     if numbers > SMALL_MODEL:
         return 1
     lanes, rows = min(share, _MOST_LANES["cpu"]), source.block(0, 0)[0]
-    while lanes > 1 and _waste(program, rows, lanes) > _MOST_WASTE:
-        lanes //= 2
+    if lanes > 1:
+        steps = _steps(program, rows)
+        while lanes > 1 and _waste(program, steps, lanes) > _MOST_WASTE:
+            lanes //= 2
     return lanes
 
 
-def _waste(program: Program, rows: Rows, lanes: int) -> float:
-    """Executed over useful local steps, over some random cohorts."""
+def _steps(program: Program, rows: Rows) -> npt.NDArray[Any]:
+    """The local steps in some random cohorts, ``(cohorts, m + 1)``, the longest work first, and a 0 at the end."""
     of, clients = program.algorithm.phases[-1].effort, rows.sizes.shape[0]
     rng = np.random.default_rng(0)
     chosen = rng.integers(0, clients, (16, program.cohort), dtype=np.int32)
     steps = _client.effort(of, program.capacity, rows, Cohort.of(jnp.asarray(chosen.ravel()))).steps
     steps = np.asarray(steps, np.float64).reshape(chosen.shape)
-    steps = np.concatenate([-np.sort(-steps, axis=1), np.zeros((len(steps), 1))], axis=1)
+    return np.concatenate([-np.sort(-steps, axis=1), np.zeros((len(steps), 1))], axis=1)
+
+
+def _waste(program: Program, steps: npt.NDArray[Any], lanes: int) -> float:
+    """Executed over useful local steps, over these cohorts."""
     ranks = np.minimum(deal(program.cohort, lanes, program.devices.size), program.cohort)
     executed = steps[:, ranks].max(axis=-1).sum() * ranks.shape[-1]
     return float(executed / max(steps.sum(), 1.0))
