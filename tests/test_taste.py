@@ -24,7 +24,7 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 # What each package may import, bottom up; each may also import its own modules.
 _BASE = {"errors", "naming", "text", "types", "tree", "permutation", "programs", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
-_METHODS = _WORK | {"risks", "aggregators", "algorithms"}
+_METHODS = _WORK | {"risks", "secure", "aggregators", "algorithms"}
 _MEASURED = _METHODS | {"attacks", "centralized", "data", "models", "evaluation", "devices", "rounds"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -51,7 +51,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"errors", "memory", "text", "types"},
     "models": {"errors", "types"},
     "risks": {"errors", "types"},
-    "aggregators": _WORK | {"risks"},
+    "secure": {"errors", "types"},
+    "aggregators": _WORK | {"risks", "secure"},
     "attacks": _BASE | {"aggregators"},
     "centralized": _WORK | {"risks"},
     "algorithms": _WORK | {"risks", "aggregators"},

@@ -56,20 +56,26 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
     "floor": ("0.0", "-1.0"),
     "fraction": ("0.1", "0.3"),
     "ratio": ("1", "2.5"),
+    "bits": ("64",),
+    "largest": ("1000.0",),
+    "cohort": ("100",),
 }
 _NEVER = {"reference", "filtered", "strict", "nu", "tied"}
 _NEVER |= {"step_size", "lipschitz", "keep_partial", "replace"}
 """Arguments that exclude others, or that a method with a state at each client cannot take."""
+_SUMS = {"mean", "geometric_median", "centered_clipping"}
 _AFTER = {"mean", "geometric_median", "krum", "trimmed_mean", "centered_clipping", "bucketing", "clip"}
 """Aggregators that may come after one that changes the uploads."""
 
 
-def composition(room: Room, draw: random.Random, depth: int = 0, *, after: bool = False) -> str:
-    """A legal call, with some of its optional arguments."""
+def composition(room: Room, draw: random.Random, depth: int = 0, *, after: str = "") -> str:
+    """A legal call, with some of its optional arguments; ``after``: which function it is the ``then`` of."""
     known = {name: factory for name, factory in factories(room).items() if depth < 2 or name not in _WRAPPERS}
     known.pop("fedprox_adaptive" if depth else "", None)  # it cannot be averaged
     known.pop("kth_smallest", None)  # its k may not exceed the size of the cohort
-    if after:
+    if after == "secure":
+        known = {name: known[name] for name in _SUMS}
+    elif after:
         known = {name: known[name] for name in _AFTER if depth < 4 or "then" not in parameters(known[name])}
     elif room.what == "aggregator" and draw.random() < 0.6:  # so that risks are drawn often enough
         known = {"risk_weighted": known["risk_weighted"]}
@@ -80,7 +86,7 @@ def composition(room: Room, draw: random.Random, depth: int = 0, *, after: bool 
         if {Model, Work} & set(arms(hints[parameter.name])):
             continue
         if must or (parameter.name not in _NEVER and draw.random() < 0.5):
-            value = argument(parameter.name, hints[parameter.name], draw, depth)
+            value = argument(parameter.name, hints[parameter.name], draw, depth, name)
             if value is not None:
                 named = parameter.kind is parameter.KEYWORD_ONLY or (not must and draw.random() < 0.5)
                 named = named or any("=" in one for one in arguments)
@@ -88,12 +94,16 @@ def composition(room: Room, draw: random.Random, depth: int = 0, *, after: bool 
     return f"{name}({', '.join(arguments)})"
 
 
-def argument(name: str, hint: Any, draw: random.Random, depth: int) -> str | None:
-    """A value for an argument; None for local work, which is filled in, and for what only Python can give."""
+def argument(name: str, hint: Any, draw: random.Random, depth: int, of: str) -> str | None:
+    """A value for an argument of ``of``; None for local work, which is filled in, and for what only Python can give."""
     kinds = list(arms(hint))
     room = room_for(kinds)
     if room is not None:
-        return None if room.what == "local work" else composition(room, draw, depth + 1, after=name == "then")
+        return (
+            None
+            if room.what == "local work"
+            else composition(room, draw, depth + 1, after=of if name == "then" else "")
+        )
     if name in _NUMBERS:
         return draw.choice(_NUMBERS[name])
     words = [repr(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]

@@ -24,6 +24,7 @@ from evenhand.aggregators.powered import loss_powers, qfedavg
 from evenhand.aggregators.reject import reject
 from evenhand.aggregators.risk_weighted import risk_weighted
 from evenhand.aggregators.running_tilt import reference_tilt, running_tilt
+from evenhand.aggregators.secure import secure
 from evenhand.aggregators.trimmed_mean import trimmed_mean
 
 __all__ = [
@@ -59,5 +60,6 @@ __all__ = [
     "reject",
     "risk_weighted",
     "running_tilt",
+    "secure",
     "trimmed_mean",
 ]

@@ -134,6 +134,9 @@ def reduce_uploads(
             lifted = aggregator.lift(upload, public, jax.random.fold_in(noise, number))
             return tree.select(present, lifted, tree.zeros_like(lifted))
 
+        if aggregator.summation is not None and aggregator.summation.add is not None:
+            lifted = jax.vmap(lift)(present, uploads, noise)
+            return aggregator.summation.add(lifted, present, jax.random.fold_in(key, number))
         if sum(leaf.size for leaf in jax.tree.leaves(uploads.delta)) < _LARGE:
             lifted = jax.vmap(lift)(present, uploads, noise)
             return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)

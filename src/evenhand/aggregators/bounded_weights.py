@@ -26,7 +26,7 @@ def bounded_weights(ratio: float, then: Aggregator) -> Aggregator:
       then: reduces the uploads; one that uses the reported weights, else this changes nothing.
 
     Raises:
-      EvenhandError: ``ratio`` below 1.
+      EvenhandError: ``ratio`` below 1, or a ``then`` that hides the weights from the server.
 
     Robustness: the median withstands less than half of the cohort.  Without this, an upload's weight is bounded only
     by the largest client's, which the server knows.
@@ -46,6 +46,12 @@ def bounded_weights(ratio: float, then: Aggregator) -> Aggregator:
     """
     if not 1.0 <= ratio < math.inf:
         raise EvenhandError(f"bounded_weights(ratio={ratio}): give a multiple of the median, at least 1.")
+
+    if isinstance(then, Sum) and then.summation is not None:
+        raise EvenhandError(
+            "bounded_weights(then=secure(...)): the server would see the weights that the secure sum hides: give "
+            "secure(...) alone."
+        )
 
     def bounded(weights: Array, present: Array) -> Array:
         count = jnp.sum(present)

@@ -181,7 +181,7 @@ def begin(algorithm: Algorithm, params: Params, clients: int, wires: tuple[Wire,
 
 
 def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> Mapping[str, int]:
-    """How many numbers a client that takes part in all phases of a round gets (``down``) and sends (``up``)."""
+    """How many numbers of 32 bits a client that takes part in all phases of a round gets (``down``), sends (``up``)."""
     down, up = 0, 0
     for phase, wire in zip(algorithm.phases, wires, strict=True):
         aggregator, weight = phase.aggregator, wire.report.weight.size
@@ -189,7 +189,8 @@ def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> Mapping[str, int]:
         down += _numbers(wire.message)
         if isinstance(aggregator, Sum):
             down += aggregator.passes * _numbers(wire.published)
-            up += aggregator.passes * _numbers(wire.lifted)
+            bits = 32 if aggregator.summation is None else aggregator.summation.bits
+            up += aggregator.passes * _numbers(wire.lifted) * bits // 32
             if aggregator.weigh is not None:
                 down, up = down + weight, up + weight + loss
         else:

@@ -48,7 +48,7 @@ def reduced(
     A sum in one pass keeps no upload.  A sum in several passes keeps the uploads on the device that made them, and
     reduces them pass by pass.  Any other aggregator gets all of them at once.
     """
-    if not isinstance(aggregator, Sum):
+    if not isinstance(aggregator, Sum) or not aggregator.streams:
         return stacked(aggregator, memory, client, groups, store, key, noise)
     if aggregator.passes > 1:
         return _in_passes(aggregator, memory, client, groups, store, key)

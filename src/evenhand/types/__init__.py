@@ -31,7 +31,7 @@ from evenhand.types._client import (
     Upload,
 )
 from evenhand.types._method import Algorithm, Attack, Phase, Sampling
-from evenhand.types._reduction import Aggregator, OfLosses, Risk, Stack, Sum
+from evenhand.types._reduction import Aggregator, OfLosses, Risk, Stack, Sum, Summation
 
 __all__ = [
     "Aggregator",
@@ -53,5 +53,6 @@ __all__ = [
     "Sampling",
     "Stack",
     "Sum",
+    "Summation",
     "Upload",
 ]

@@ -14,6 +14,7 @@ __all__ = [
     "Risk",
     "Stack",
     "Sum",
+    "Summation",
 ]
 
 
@@ -42,6 +43,20 @@ class Risk(NamedTuple):
     __repr__ = short
 
 
+class Summation(NamedTuple):
+    """How a sum is found that is not found by adding lifted arrays as they arrive.
+
+    Attributes:
+      bits: of each lifted number on the wire.
+      add: ``(lifted, present, key) -> total`` of a whole cohort, whose lifted arrays have a leading axis ``m``; what
+        empty slots hold does not matter; None: they are added as they arrive.
+    """
+
+    bits: int
+    add: Callable[[PyTree, Array, Key], PyTree] | None = None
+    __repr__ = short
+
+
 class Sum(NamedTuple):
     """An aggregator that needs sums only: it streams, shards, works under secure summation and takes noise.
 
@@ -57,6 +72,7 @@ class Sum(NamedTuple):
       needs_loss: whether clients must report their loss.
       passes: the number of exchanges in one aggregation; the client keeps its delta between them.
       sensitivity: a bound on ``||lift(upload)||_2`` over admissible uploads, None if there is none.
+      summation: how the lifted arrays are added, where they are whole numbers; None: as real numbers, as they arrive.
     """
 
     init: Callable[[PyTree, int], State]
@@ -67,7 +83,13 @@ class Sum(NamedTuple):
     needs_loss: bool = False
     passes: int = 1
     sensitivity: float | None = None
+    summation: Summation | None = None
     __repr__ = short
+
+    @property
+    def streams(self) -> bool:
+        """Whether lifted arrays can be added as they arrive, so that nobody needs to keep them."""
+        return self.summation is None or self.summation.add is None
 
 
 class Stack(NamedTuple):

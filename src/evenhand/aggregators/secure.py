@@ -1,0 +1,101 @@
+"""Secure summation, under any aggregator that needs sums only."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from evenhand import tree
+from evenhand.errors import EvenhandError
+from evenhand.secure import LIMB_BITS, fixed_point, masked_sum
+from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Summation, Upload
+
+__all__ = ["secure"]
+
+
+def secure(
+    then: Aggregator,
+    *,
+    bits: int = 64,
+    largest: float = 2.0**20,
+    cohort: int = 2**13,
+    integers_only: bool = False,
+) -> Sum:
+    r"""Sums of which the server learns nothing but the sum: in whole numbers, and masked.
+
+    .. math::
+        \hat x_k = \left\lfloor 2^f \operatorname{clip}(x_k, \pm R) \right\rceil \bmod 2^b, \qquad
+        y_k = \hat x_k + \text{masks that cancel}, \qquad
+        \sum_k x_k \approx 2^{-f} \Big(\sum_k y_k \bmod 2^b\Big)
+
+    where :math:`x_k` is what the client sends for ``then``, such as :math:`(\omega_k \Delta_k, \omega_k)`, and
+    :math:`f` is as large as the cohort allows (:func:`evenhand.secure.fixed_point`); rounding is random, so that the
+    mean is kept.  The masked sum is that of the whole numbers to the bit.  :mod:`evenhand.secure` has the protocol,
+    with keys, AES and shares; a simulation adds and takes away masks from JAX's generator in the same places.
+
+    Args:
+      then: a sum: :func:`mean`, :func:`geometric_median`, :func:`centered_clipping`, or one behind :func:`clip`.
+      bits: :math:`b`, 32 or 64, per number on the wire.
+      largest: :math:`R`, to which clients clip; in the units of :math:`x_k`: a weight, or a weight times an update.
+      cohort: clients in a round, at most; :math:`m R 2^f < 2^{b-1}`, so that no sum wraps around.
+      integers_only: leave out the masks, which cancel: the same numbers, for long simulations.  It hides nothing.
+
+    Raises:
+      EvenhandError: ``then`` needs to see single uploads, or weighs clients by reports in the clear; or too few bits.
+
+    Robustness: that of ``then``.  A server that sees no upload cannot reject one: in a simulation uploads that are not
+    finite are still left out, which on a real device the client's software does.
+
+    Edge cases: a round with one client is lost, as the sum would be its upload; so is one with more than ``cohort``.
+    A simulation recovers from any number of dropouts; the protocol needs more than half of each client's neighbours.
+
+    Cost: ``bits / 32`` times the traffic, and keys and shares of 290 bytes per neighbour (:class:`evenhand.secure.Plan`
+    has the bytes).  A simulation with masks keeps all uploads of a round, and makes about ``3 log2(m)`` masks a client.
+
+    Example:
+      >>> import evenhand as eh, jax.numpy as jnp
+      >>> rule = secure(eh.aggregators.mean(), integers_only=True)
+      >>> eh.aggregators.aggregate(rule, jnp.array([[1.0, -0.5], [2.0, 0.25]])).tolist()
+      [1.5, -0.125]
+
+    Source: Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving Machine Learning*, CCS 2017; with the
+    geometric median: Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022.
+    """
+    if not isinstance(then, Sum):
+        raise EvenhandError(
+            "secure(then=): this aggregator must see every upload, which a secure sum hides: give mean(), "
+            "geometric_median(), centered_clipping(radius) or clip(longest), which need sums only."
+        )
+    if then.weigh is not None:
+        raise EvenhandError(
+            "secure(then=): this aggregator weighs clients by what they report to the server in the clear, such as "
+            "their loss, which a secure sum should hide: give mean() or geometric_median()."
+        )
+    if then.summation is not None:
+        raise EvenhandError("secure(then=secure(...)): its sums are secure already: give it alone.")
+    point = fixed_point(bits, largest=largest, cohort=cohort)
+
+    def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
+        lift_key, round_key = jax.random.split(key)
+        limbs = point.encode(then.lift(upload, public, lift_key), round_key)
+        return limbs, jnp.zeros(point.limbs, jnp.uint32).at[0].set(jnp.uint32(1))
+
+    def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        limbs, count = total
+        direction, after = then.lower(jax.tree.map(point.decode, limbs), state, key)
+        enough = _enough(count[0], cohort)
+        return tree.select(enough, direction, tree.zeros_like(direction)), tree.select(enough, after, state)
+
+    return then._replace(
+        lift=lift,
+        lower=lower,
+        sensitivity=None,
+        summation=Summation(LIMB_BITS, None if integers_only else partial(masked_sum, point)),
+    )
+
+
+def _enough(count: Array, cohort: int) -> Array:
+    # Two limbs of clients would be 65,536, more than a fixed point allows.
+    return (count >= 2) & (count <= cohort)

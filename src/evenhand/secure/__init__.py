@@ -1,0 +1,50 @@
+"""Sums of which a server learns nothing but the sum: fixed point, masks, shares, and the protocol around them.
+
+:func:`evenhand.aggregators.secure` puts them under any aggregator that needs sums only.  Masks and shares need the
+package ``cryptography``, which ``pip install 'evenhand[secure]'`` brings.
+"""
+
+from evenhand.secure.fixed_point import FixedPoint, fixed_point
+from evenhand.secure.limbs import LIMB_BITS, from_limbs, to_limbs
+from evenhand.secure.masked import masked_sum, masked_uploads
+from evenhand.secure.plan import Cost, Plan, plan
+from evenhand.secure.protocol import (
+    Offer,
+    Revealed,
+    Secret,
+    TooFewError,
+    advertise,
+    mask,
+    recover,
+    reveal,
+    share,
+)
+from evenhand.secure.secure_sum import Transcript, run_protocol, secure_sum
+from evenhand.secure.shamir import join, split
+
+__all__ = [
+    "LIMB_BITS",
+    "Cost",
+    "FixedPoint",
+    "Offer",
+    "Plan",
+    "Revealed",
+    "Secret",
+    "TooFewError",
+    "Transcript",
+    "advertise",
+    "fixed_point",
+    "from_limbs",
+    "join",
+    "mask",
+    "masked_sum",
+    "masked_uploads",
+    "plan",
+    "recover",
+    "reveal",
+    "run_protocol",
+    "secure_sum",
+    "share",
+    "split",
+    "to_limbs",
+]

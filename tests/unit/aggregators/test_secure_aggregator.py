@@ -1,0 +1,181 @@
+"""``secure(...)``: the sums of the aggregator inside, in whole numbers, with masks and without."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import evenhand as eh
+from evenhand import aggregators as agg
+from evenhand.types import Upload
+
+DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
+WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
+RNG = np.random.default_rng(0)
+DELTAS = {
+    "w": jnp.asarray(RNG.normal(size=(7, 5, 3)), jnp.float32),
+    "b": jnp.asarray(RNG.normal(size=(7, 2)), jnp.float32),
+}
+WEIGHTS = jnp.asarray(RNG.integers(1, 200, 7), jnp.float32)
+INSIDE = {
+    "mean": agg.mean(),
+    "geometric median": agg.geometric_median(5),
+    "from the mean": agg.geometric_median(3, start="mean"),
+    "centred clipping": agg.centered_clipping(0.5, passes=2),
+    "clipped mean": agg.clip(0.7),
+}
+
+
+def simulated(rule: Any, **how: Any) -> eh.Run:
+    return eh.simulate(eh.algorithms.fedavg(WORK, aggregator=rule), DATA, rounds=3, eval_every=3, **how)
+
+
+def numbers(tree: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_the_direction_is_that_of_real_numbers_to_a_millionth(name: str) -> None:
+    plain = numbers(agg.aggregate(INSIDE[name], DELTAS, WEIGHTS))
+    secure = numbers(agg.aggregate(agg.secure(INSIDE[name], integers_only=True), DELTAS, WEIGHTS))
+    np.testing.assert_allclose(secure, plain, atol=1e-6)
+    coarse = agg.secure(INSIDE[name], integers_only=True, bits=32, largest=2.0**18, cohort=16)
+    assert 2e-6 < np.abs(numbers(agg.aggregate(coarse, DELTAS, WEIGHTS)) - plain).max() < 1e-3
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("absent", [(), (0, 4), (1, 2, 3, 5, 6)])
+def test_masks_change_no_bit_of_a_sum(bits: int, absent: tuple[int, ...]) -> None:
+    rule = agg.secure(agg.mean(), bits=bits, largest=1024.0, cohort=16)
+    assert rule.summation is not None and rule.summation.add is not None
+    keys = jax.random.split(jax.random.key(0), 7)
+    lifted = jax.vmap(lambda one, key: rule.lift(one, (), key))(Upload(DELTAS, WEIGHTS, WEIGHTS), keys)
+    present = jnp.array([k not in absent for k in range(7)])
+    masked = jax.jit(rule.summation.add)(lifted, present, jax.random.key(1))
+    limbs = jax.tree.leaves(jax.tree.map(lambda leaf: np.asarray(leaf)[np.asarray(present)], lifted))
+    for leaf, total in zip(limbs, jax.tree.leaves(masked), strict=True):
+        places = [1 << 16 * i for i in range(bits // 16)]
+        expected = [
+            sum(int(x) * p for x, p in zip(row, places, strict=True)) % 2**bits
+            for row in leaf.sum(0).reshape(-1, len(places))
+        ]
+        found = [
+            sum(int(x) * p for x, p in zip(row, places, strict=True))
+            for row in np.asarray(total).reshape(-1, len(places))
+        ]
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", ["mean", "geometric median"])
+def test_a_simulation_with_masks_is_that_without(name: str) -> None:
+    masked, alone, plain = (
+        numbers(simulated(rule).params)
+        for rule in (
+            agg.secure(INSIDE[name]),
+            agg.secure(INSIDE[name], integers_only=True),
+            INSIDE[name],
+        )
+    )
+    np.testing.assert_allclose(masked, alone, atol=1e-7)
+    assert np.abs(masked - plain).max() < 1e-5
+
+
+@pytest.mark.parametrize("integers_only", [True, False])
+def test_the_engine_is_the_readable_twin(integers_only: bool) -> None:
+    rule = agg.secure(agg.geometric_median(2), integers_only=integers_only)
+    eh.testing.check_algorithm(eh.algorithms.fedavg(WORK, aggregator=rule))
+
+
+def uniform(limbs: np.ndarray) -> float:
+    """The p-value of equally frequent bytes in limbs of 16 bits."""
+    return float(
+        stats.chisquare(np.bincount(limbs.astype("<u2").view(np.uint8).ravel(), minlength=256)).pvalue
+    )
+
+
+@pytest.mark.parametrize("m", [2, 3, 9])
+def test_what_the_server_gets_of_each_client_is_uniform_in_a_simulation_too(m: int) -> None:
+    limbs = jnp.asarray(np.random.default_rng(m).integers(0, 50, (m, 3000, 4)), jnp.uint32)
+    first, again = (np.asarray(eh.secure.masked_uploads(limbs, jax.random.key(seed))) for seed in (0, 1))
+    assert uniform(np.asarray(limbs)) < 1e-4
+    for k in range(m):
+        assert uniform(first[k]) > 1e-4 < uniform(again[k])
+        assert uniform((first[k] - again[k]) % 2**16) > 1e-4  # other masks with another key
+        assert uniform((first[k] - first[k - 1]) % 2**16) > 1e-4  # and for another client
+    # All uploads together still have the clients' own masks.
+    assert uniform(first.sum(axis=0) % 2**16) > 1e-4
+
+
+def test_a_round_with_one_client_or_too_many_is_lost() -> None:
+    rule = agg.secure(agg.mean(), integers_only=True, cohort=6)
+    assert not numbers(agg.aggregate(rule, DELTAS, WEIGHTS)).any()
+    six = jax.tree.map(lambda leaf: leaf[:6], DELTAS)
+    assert numbers(agg.aggregate(rule, six, WEIGHTS[:6])).any()
+    for masks in (True, False):
+        rule = agg.secure(agg.mean(), integers_only=not masks)
+        one = jax.tree.map(lambda leaf: leaf.at[1:].set(jnp.nan), DELTAS)
+        assert not numbers(agg.aggregate(rule, one, WEIGHTS)).any()
+
+
+def test_what_is_longer_than_the_largest_is_clipped() -> None:
+    rule = agg.secure(agg.mean(), integers_only=True, largest=1.0)
+    found = agg.aggregate(rule, jnp.array([[0.5], [5.0]]))
+    np.testing.assert_allclose(found, [0.75], atol=1e-6)
+
+
+def test_rounding_is_drawn_with_the_seed() -> None:
+    def of(seed: int) -> np.ndarray:
+        rule = agg.secure(agg.mean(), integers_only=True, bits=32, largest=2.0**18, cohort=16)
+        return numbers(agg.aggregate(rule, DELTAS, WEIGHTS, seed=seed))
+
+    assert (of(0) == of(0)).all() and (of(0) != of(1)).any()
+
+
+def test_numbers_on_the_wire_are_counted_in_their_bits() -> None:
+    def floats(rule: Any) -> Any:
+        return simulated(rule).info["floats"]
+
+    plain, wide, narrow = (
+        floats(rule)
+        for rule in (
+            agg.mean(),
+            agg.secure(agg.mean(), integers_only=True),
+            agg.secure(agg.mean(), integers_only=True, bits=32, largest=1024.0, cohort=16),
+        )
+    )
+    count = plain["up"]
+    assert narrow["up"] == count + 1  # how many clients there are is a number, too
+    assert wide["up"] == 2 * (count + 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: agg.secure(agg.krum(1)), r"must see every upload.*geometric_median\(\)"),
+        (lambda: agg.secure(agg.nnm(1, then=agg.mean())), "must see every upload"),
+        (lambda: agg.secure(agg.risk_weighted(eh.risks.tilted(1.0))), "in the clear"),
+        (lambda: agg.secure(agg.bounded_weights(2.0, then=agg.mean())), "in the clear"),
+        (lambda: agg.bounded_weights(2.0, then=agg.secure(agg.mean())), "would see the weights"),
+        (lambda: agg.secure(agg.secure(agg.mean())), "secure already"),
+        (lambda: agg.secure(agg.mean(), bits=32), "too little would be left"),
+        (
+            lambda: eh.algorithms.side_by_side(
+                {name: eh.algorithms.fedavg(WORK, aggregator=agg.secure(agg.mean())) for name in "ab"}
+            ),
+            "without masks",
+        ),
+    ],
+)
+def test_what_cannot_be_secure_is_refused_with_what_to_take(make: Any, sentence: str) -> None:
+    with pytest.raises(eh.EvenhandError, match=sentence):
+        make()
+
+
+def test_methods_side_by_side_may_share_whole_numbers_without_masks() -> None:
+    rule = agg.secure(agg.mean(), integers_only=True)
+    both = eh.algorithms.side_by_side({name: eh.algorithms.fedavg(WORK, aggregator=rule) for name in "ab"})
+    run = eh.simulate(both, DATA, rounds=2, eval_every=2)
+    assert np.isfinite(run.history["train_loss"]).all()
