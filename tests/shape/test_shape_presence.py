@@ -201,6 +201,14 @@ def test_what_no_honest_client_can_send_is_rejected_and_counted_by_every_method(
     honest = eh.simulate(method, DATA, attack=no_attack, systems=_without(nobody), **settings)
     assert honest.per_round["reported"].tolist() == [float(CLIENTS)] * 3
     assert not np.allclose(flat(honest.params), flat(attacked.params), rtol=1e-5, atol=1e-6)
+    # Everybody fails: the model stays where it was, and the run says so.
+    everybody = attack._replace(clients=tuple(range(CLIENTS)))
+    begin, end = eh.simulation.iterate(method, DATA, attack=everybody, systems=_without(nobody), **settings)
+    assert np.array_equal(flat(begin.params), flat(end.params))
+    assert end.per_round["reported"].tolist() == [0.0] * 3
+    assert end.per_round["rejected"].tolist() == [float(CLIENTS) * len(method.phases)] * 3
+    assert [finding.kind for finding in end.findings] == ["rejected"]
+    assert "none was ever accepted" in end.findings[0].sentence
 
 
 @pytest.mark.parametrize("what", ["weight", "loss", "delta"])
