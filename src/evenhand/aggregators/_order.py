@@ -48,10 +48,10 @@ def over_coordinates(function: OfColumns, deltas: PyTree, *arguments: Array) -> 
 
 def median(values: Array, weights: Array) -> Array:
     """The middle of the weighted values; the mean of the middle two where exactly half of the weight is below."""
-    half = 0.5 * jnp.sum(weights)
-    lower = _first(values, weights, lambda below: below < half)
+    half, about = 0.5 * jnp.sum(weights), 1e-6  # sums of weights such as 0.1 are not exact
+    lower = _first(values, weights, lambda below: below < (1.0 - about) * half)
     above = jnp.min(jnp.where((values > lower[None]) & (_column(weights) > 0), values, jnp.inf), axis=0)
-    upper = jnp.where(_sum(weights, values <= lower[None]) > half, lower, above)
+    upper = jnp.where(_sum(weights, values <= lower[None]) > (1.0 + about) * half, lower, above)
     return jnp.where(half > 0, 0.5 * lower + 0.5 * jnp.where(jnp.isfinite(upper), upper, lower), 0.0)
 
 
@@ -84,7 +84,9 @@ def _first(values: Array, weights: Array, few: Callable[[Array], Array]) -> Arra
         tried = found | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
         return jnp.where(few(_sum(weights, values < _float(tried)[None])), tried, found)
 
-    return _float(lax.fori_loop(0, 32, bit, jnp.zeros(values.shape[1:], jnp.uint32)))
+    found = _float(lax.fori_loop(0, 32, bit, jnp.zeros(values.shape[1:], jnp.uint32)))
+    # Where denormal numbers count as 0, the largest number of the rank of 0 is the first normal one.
+    return jnp.where(jnp.abs(found) <= jnp.finfo(jnp.float32).tiny, 0.0, found)
 
 
 def _float(order: Array) -> Array:

@@ -52,7 +52,12 @@ def bucketing(size: int, then: Aggregator) -> Stack:
         m = present.shape[0]
         buckets = -(-m // size)
         # Keyed by what an upload is: keyed by its place, another order of the clients would be another result.
-        draws = jax.vmap(lambda mark: jax.random.bits(jax.random.fold_in(key, mark)))(_marks(uploads.delta))
+        # Copies, such as a coalition's, are numbered: they would fill buckets of their own.
+        marks = _marks(uploads)
+        place = jnp.argsort(jnp.argsort(marks, stable=True), stable=True)
+        copy = place - jnp.searchsorted(jnp.sort(marks), marks)
+        keys = jax.vmap(lambda mark, copy: jax.random.fold_in(jax.random.fold_in(key, mark), copy))
+        draws = jax.vmap(jax.random.bits)(keys(marks, copy))
         place = jnp.argsort(jnp.lexsort((draws, ~present)))
         inside = (place[None] // size == jnp.arange(buckets)[:, None]) & present[None]
         count = jnp.sum(inside, axis=1)
@@ -64,7 +69,7 @@ def bucketing(size: int, then: Aggregator) -> Stack:
     return before(then, deal, "bucketing")
 
 
-def _marks(deltas: PyTree) -> Array:
+def _marks(uploads: PyTree) -> Array:
     """A number for each upload that depends on all of its bits, uint32 ``(m,)``."""
 
     def mark(leaf: Array) -> Array:
@@ -73,5 +78,5 @@ def _marks(deltas: PyTree) -> Array:
             bits * (2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1)[None], axis=1, dtype=jnp.uint32
         )
 
-    marks = [mark(leaf) for leaf in jax.tree.leaves(deltas)]
+    marks = [mark(leaf) for leaf in jax.tree.leaves(uploads)]
     return sum(((2 * i + 1) * each for i, each in enumerate(marks)), jnp.zeros_like(marks[0]))

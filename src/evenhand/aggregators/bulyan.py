@@ -34,7 +34,7 @@ def bulyan(malicious: int) -> Stack:
     can be gained by lying; the price is that a client with 0.6 % of the examples counts as much as one with 30 %.
 
     Edge cases: ``malicious=0`` is the mean; with fewer than :math:`4 f + 3` accepted uploads, at least one is chosen
-    and one value averaged; without any, zeros.  Where few uploads are left, a score still has one distance.
+    and one value averaged; without any, zeros.
 
     Cost: the distances, :math:`m^2 d`, a sort of them in each of :math:`\theta` choices, and 64 comparisons of each
     number.
@@ -56,7 +56,7 @@ def bulyan(malicious: int) -> Stack:
 
         def choose(i: Array, left: Array) -> Array:
             among = jnp.where(left[:, None] & left[None, :], squares, jnp.inf)
-            best = jnp.argmin(ranks(among, left, malicious, least=1))
+            best = jnp.argmin(ranks(among, left, malicious))
             return left.at[best].set(left[best] & (i >= wanted))
 
         chosen = present & ~lax.fori_loop(0, max(m - 2 * malicious, 1), choose, present)

@@ -67,7 +67,7 @@ def caf(malicious: int) -> Stack:
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         inner, one = products(uploads.delta, present, key), present.astype(jnp.float32)
-        enough = jnp.sum(one) - 2.0 * malicious
+        enough = jnp.maximum(jnp.sum(one) - 2.0 * malicious, 0.0)
 
         def goes_on(weights: _Weights) -> Array:
             return (jnp.sum(weights.now) > enough) & (weights.least > 0)
@@ -95,6 +95,10 @@ def _first(inner: Array, weights: Array) -> tuple[Array, Array]:
     With the deviations as rows of ``X`` and the weights ``c`` on the diagonal of ``C``, the covariance ``X' C X`` has
     the eigenvalues of ``A = C^(1/2) X X' C^(1/2)``, and an eigenvector ``u`` of that one gives ``v = X' C^(1/2) u``.
     """
+    # Without those that have no weight left, which may be far larger, and to a size whose squares float32 can hold.
+    inside = jnp.where((weights[:, None] > 0) & (weights[None, :] > 0), inner, 0.0)
+    scale = jnp.maximum(jnp.max(jnp.abs(inside)), 1e-30)
+    inner = inside / scale
     share = weights / jnp.maximum(jnp.sum(weights), 1e-30)
     root, mean = jnp.sqrt(share), inner @ share
     around = inner - mean[:, None] - mean[None, :] + jnp.dot(share, mean)
@@ -108,4 +112,4 @@ def _first(inner: Array, weights: Array) -> tuple[Array, Array]:
     first = power[:, jnp.argmax(jnp.diagonal(power))]
     first = first / jnp.maximum(jnp.linalg.norm(first), 1e-30)
     largest = jnp.maximum(jnp.dot(first, matrix @ first), 0.0)
-    return largest, jnp.square(around @ (root * first)) / jnp.maximum(largest, 1e-30)
+    return scale * largest, jnp.square(around @ (root * first)) / jnp.maximum(largest, 1e-30)

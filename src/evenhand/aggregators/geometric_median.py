@@ -65,8 +65,8 @@ def geometric_median(passes: int = 5, *, nu: float = 1e-5, start: Literal["zero"
     Processing 2022, algorithms 1 and 2; one step: section IV.
     """
     whole_number("geometric_median(passes=)", passes, 1)
-    if not 0.0 < nu < math.inf:
-        raise EvenhandError(f"geometric_median(nu={nu}): give a distance above 0, such as 1e-5.")
+    if not 1e-20 <= nu < math.inf:
+        raise EvenhandError(f"geometric_median(nu={nu}): give a distance of at least 1e-20, such as 1e-5.")
     if start not in ("zero", "mean"):
         raise EvenhandError(f"geometric_median(start={start!r}): give 'zero' or 'mean'.")
 

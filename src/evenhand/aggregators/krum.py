@@ -93,14 +93,14 @@ def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = Fals
     return Stack(lambda like, clients: (), apply)
 
 
-def ranks(distances: Array, present: Array, malicious: int, least: int = 0) -> Array:
+def ranks(distances: Array, present: Array, malicious: int) -> Array:
     """The place of each upload by its score, ``(m,)``, from squared distances ``(m, m)``; empty slots come last.
 
     Two uploads that are each other's only neighbour have the same score: the sum of all distances then decides, so that
-    the order of the clients does not.  A score has at least ``least`` distances.
+    the order of the clients does not.
     """
     m = present.shape[0]
-    nearest = jnp.maximum(jnp.sum(present) - malicious - 2, least)
+    nearest = jnp.sum(present) - malicious - 2
     others = jnp.sort(jnp.where(jnp.eye(m, dtype=bool), jnp.inf, distances), axis=1)
     sums = jnp.sum(jnp.where(jnp.arange(m)[None] < nearest, others, 0.0), axis=1)
     totals = jnp.sum(jnp.where(jnp.isfinite(distances), distances, 0.0), axis=1)

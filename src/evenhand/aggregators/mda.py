@@ -60,9 +60,8 @@ def mda(malicious: int, *, weighted: bool = False) -> Stack:
 
         def spread(without: Array) -> tuple[Array, Array]:
             kept = present.at[without].set(False)
-            whole = jnp.sum(kept) == jnp.sum(present) - malicious  # leaving out an empty slot does not count
             inside = jnp.where(kept[:, None] & kept[None, :], squares, 0.0)
-            return jnp.where(whole, jnp.max(inside), jnp.inf), jnp.sum(inside)
+            return jnp.max(inside), jnp.sum(inside)
 
         diameters, sums = lax.map(spread, left_out, batch_size=min(len(left_out), 64))
         best = jnp.argmin(jnp.where(diameters == jnp.min(diameters), sums, jnp.inf))
@@ -81,4 +80,4 @@ def _sets(m: int, malicious: int) -> np.ndarray:
             f"mda(malicious={malicious}): a cohort of {m} has {comb(m, malicious):,} sets to try, more than "
             f"{_MOST_SETS:,}: give a smaller cohort, or take multi_krum(malicious={malicious})."
         )
-    return np.array(list(combinations(range(m), malicious)), np.int32).reshape(-1, malicious)
+    return np.array(list(combinations(range(m), malicious)), np.int32)

@@ -51,7 +51,7 @@ def nnm(malicious: int, then: Aggregator) -> Stack:
         count = jnp.maximum(jnp.sum(present) - malicious, 1)
         # Its own distance is 0, but so may be another's, which then comes first: either is the same upload.
         near = jax.vmap(lambda row: least(row, present, count))(distances(uploads.delta, present, key))
-        share = jnp.where(near & present[:, None], 1.0 / count.astype(jnp.float32), 0.0)
+        share = near.astype(jnp.float32) / count.astype(jnp.float32)
         return uploads._replace(delta=combined(share, uploads.delta)), present
 
     return before(then, mix, "nnm")

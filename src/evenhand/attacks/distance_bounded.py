@@ -96,7 +96,7 @@ def _attack(name: str, fraction: float, direction: str, largest: _Bound) -> Atta
         pairs = jnp.maximum(apart[:, None] + apart[None, :] - 2.0 * inner, 0.0)
         line = jnp.concatenate([leaf.astype(jnp.float32).ravel() for leaf in jax.tree.leaves(p)])
         factor = largest(apart, -(flat @ line), jnp.dot(line, line), pairs, here)
-        factor = jnp.where(jnp.isfinite(factor), jnp.maximum(factor, 0.0), 0.0)
+        factor = jnp.where(jnp.isfinite(factor), factor, 0.0)
         return everyone(tree.add(honest.mean, tree.scale(factor, p)), uploads.delta)
 
     return Attack(fraction, collude=collude)
@@ -112,8 +112,9 @@ def _direction(honest: Honest, name: str) -> PyTree:
 
 def _root(a: Array, b: Array, c: Array) -> Array:
     """The largest root of ``a x^2 + b x + c``, with ``c`` at most 0; 0 for ``a`` 0."""
-    root = (-b + jnp.sqrt(jnp.maximum(b * b - 4.0 * a * c, 0.0))) / (2.0 * jnp.where(a > 0, a, 1.0))
-    return jnp.where(a > 0, root, 0.0)
+    some = jnp.where(a > 0, a, 1.0)
+    half = -0.5 * b / some
+    return jnp.where(a > 0, half + jnp.sqrt(half * half - c / some), 0.0)
 
 
 def _flat(deltas: PyTree) -> Array:

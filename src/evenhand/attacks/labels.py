@@ -13,7 +13,7 @@ __all__ = ["label_flip", "random_labels", "relabel", "uniform_labels"]
 
 
 def label_flip(fraction: float = 0.0, *, classes: int = 2) -> Attack:
-    r"""Reverses the order of the classes: :math:`y \leftarrow C - 1 - y`; labels of :math:`\pm 1` change their sign.
+    r"""Reverses the order of the classes: :math:`y \leftarrow C - 1 - y`.
 
     Args:
       fraction: share of the clients that are malicious.
@@ -30,15 +30,9 @@ def label_flip(fraction: float = 0.0, *, classes: int = 2) -> Attack:
     Source: Li, Hu, Beirami and Smith, *Ditto*, ICML 2021, section 2.1, attack A1, for two classes.
     """
     whole_number("label_flip(classes=)", classes, 2)
-    flipped = relabel(fraction, tuple(range(classes - 1, -1, -1)))
-
-    def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
-        if classes == 2 and set(np.unique(y).tolist()) <= {-1, 1} and np.min(y, initial=0) < 0:
-            return x, -y
-        assert flipped.rows is not None
-        return flipped.rows(x, y, rng)
-
-    return flipped._replace(rows=rows)
+    return _relabelled(
+        fraction, tuple(range(classes - 1, -1, -1)), "label_flip()", "give classes=, the number of classes"
+    )
 
 
 def relabel(fraction: float, labels: tuple[int, ...]) -> Attack:
@@ -58,12 +52,7 @@ def relabel(fraction: float, labels: tuple[int, ...]) -> Attack:
 
     Source: the code of Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022.
     """
-    table = np.asarray(labels)
-
-    def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
-        return x, table[_checked(y, len(table), "relabel()")].astype(np.asarray(y).dtype)
-
-    return Attack(fraction, rows=rows)
+    return _relabelled(fraction, labels, "relabel()", "give labels= for all of them")
 
 
 def random_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
@@ -108,11 +97,20 @@ def uniform_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
     return Attack(fraction, rows=rows)
 
 
-def _checked(y: Any, classes: int, name: str) -> Any:
+def _relabelled(fraction: float, labels: tuple[int, ...], name: str, advice: str) -> Attack:
+    table = np.asarray(labels)
+
+    def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
+        return x, table[_checked(y, len(table), name, advice)].astype(np.asarray(y).dtype)
+
+    return Attack(fraction, rows=rows)
+
+
+def _checked(y: Any, classes: int, name: str, advice: str = "give classes=, the number of classes") -> Any:
     y = np.asarray(y)
     if not np.issubdtype(y.dtype, np.integer) or (y.size and not 0 <= y.min() <= y.max() < classes):
         raise EvenhandError(
             f"{name}: labels must be whole numbers from 0 to {classes - 1}, and these are "
-            f"{np.unique(y)[:5].tolist()}: give classes=, the number of classes."
+            f"{np.unique(y)[:5].tolist()}: {advice}."
         )
     return y
