@@ -126,3 +126,21 @@ def test_the_geometric_median_is_the_minimiser_of_the_sum_of_distances() -> None
         scale = max(1.0, float(np.median(np.linalg.norm(x, axis=1))))
         near = np.linalg.norm(best - z) <= 1e-5 * scale
         assert near or total(z) - total(best) <= 1e-6 * total(best) * 1e-1, (best, z, total(z) - total(best))
+
+
+def test_a_coalition_acts_in_its_rounds_only_and_draws_anew_in_each() -> None:
+    def collude(uploads: Any, malicious: Any, present: Any, key: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf: jnp.full_like(leaf, 1e3 + 100 * jax.random.normal(key)), uploads.delta
+        )
+
+    everybody = eh.types.Attack(clients=tuple(range(CLIENTS)), collude=collude)
+    steps = []
+    for attack in (everybody, attacks.during(everybody, first=2, last=3)):
+        runs = eh.simulation.iterate(
+            eh.algorithms.fedavg(WORK), DATA, attack=attack, **(HOW | {"rounds": 4, "eval_every": 1})
+        )
+        at = [float(jax.tree.leaves(run.params)[0].ravel()[0]) for run in runs]
+        steps.append(np.diff(at))
+    assert (steps[0] > 500).all() and len(set(np.round(steps[0], 2).tolist())) == 4, steps
+    assert (np.abs(steps[1]) > 500).tolist() == [False, True, True, False], steps

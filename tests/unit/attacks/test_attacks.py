@@ -15,7 +15,7 @@ from scipy.stats import norm
 import evenhand as eh
 from evenhand import aggregators as agg
 from evenhand import attacks
-from evenhand.types import Attack, Upload
+from evenhand.types import Attack, Report, Upload
 
 CASES, CLIENTS = 200, 9
 RNG = np.random.default_rng(3)
@@ -151,6 +151,62 @@ def test_a_coalition_that_knows_the_aggregator_does_more_harm(make: Any) -> None
             make(against=rule, **argument)
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("name", ["alie", "inner product"])
+def test_the_strongest_form_is_that_of_16_factors(name: str, weighted: bool) -> None:
+    """By brute force, with weights and absent clients, which an aggregator may or may not heed."""
+    against = agg.coordinate_median(weighted=weighted)
+    attack = {"alie": attacks.alie, "inner product": attacks.inner_product}[name](against=against)
+    chosen = []
+    for case, found in enumerate(sent(attack)[:60]):
+        here = PRESENT[case]
+        x, w, bad = X[case][here].astype(np.float64), WEIGHTS[case][here], MALICIOUS[case][here]
+        mean, far = x[~bad].mean(axis=0), []
+        direction = -x[~bad].std(axis=0) if name == "alie" else -mean
+        tried = np.geomspace(1 / 16, 16, 16)
+        for factor in tried:
+            y = np.where(bad[:, None], mean + factor * direction, x)
+            far.append(np.linalg.norm(_median(y, w if weighted else np.ones(len(w))) - mean))
+        best = tried[np.array(far) > max(far) * (1 - 1e-5)]
+        gaps = np.abs(found - (mean + best[:, None] * direction)).max(axis=1)
+        assert gaps.min() < 1e-3 * np.abs(found).max() + 1e-3
+        chosen.append(best[0])
+    assert min(chosen) < 1 < max(chosen)
+
+
+def _median(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    columns = []
+    for column in x.T:
+        order = np.argsort(column)
+        below, values = np.cumsum(w[order]), column[order]
+        columns.append((values[np.argmax(below >= w.sum() / 2)] + values[np.argmax(below > w.sum() / 2)]) / 2)
+    return np.array(columns)
+
+
+@pytest.mark.parametrize("name", COALITIONS)
+def test_without_honest_or_without_malicious_clients_all_is_finite(name: str) -> None:
+    collude = COALITIONS[name][0].collude
+    assert collude
+    uploads = Upload(jnp.asarray(X[0]), jnp.asarray(WEIGHTS[0]), jnp.zeros(CLIENTS))
+    here = jnp.ones(CLIENTS, bool)
+    for malicious in (here, ~here):
+        assert np.isfinite(collude(uploads, malicious, here, jax.random.key(0))).all()
+
+
+@pytest.mark.parametrize("name", [name for name in COALITIONS if name.startswith("min")])
+def test_long_and_short_uploads_are_attacked_alike(name: str) -> None:
+    collude = COALITIONS[name][0].collude
+    assert collude
+    here, bad = jnp.ones(CLIENTS, bool), jnp.asarray(MALICIOUS[0])
+    ask = jax.jit(
+        lambda x: collude(Upload(x, jnp.ones(CLIENTS), jnp.zeros(CLIENTS)), bad, here, jax.random.key(0))[0]
+    )
+    for scale in (1e-8, 1e9):
+        found = np.asarray(ask(X[0] * np.float32(scale)), np.float64) / scale
+        if "sign" not in name:
+            np.testing.assert_allclose(found, ask(X[0]), rtol=1e-3, atol=1e-3)
+
+
 # --- examples and uploads --------------------------------------------------------------------------------------------
 
 
@@ -158,13 +214,18 @@ def test_labels_become_what_each_attack_says() -> None:
     y, rng = np.arange(30) % 3, np.random.default_rng
     x = np.zeros((30, 2), np.float32)
     flip, other = attacks.label_flip(classes=3).rows, attacks.random_labels(classes=3).rows
-    uniform, signs = attacks.uniform_labels(classes=3).rows, attacks.label_flip().rows
-    assert flip and other and uniform and signs
+    uniform, two = attacks.uniform_labels(classes=3).rows, attacks.label_flip().rows
+    assert flip and other and uniform and two
     assert flip(x, y, rng(0))[1].tolist() == (2 - y).tolist()
-    assert signs(x, np.array([-1, 1, 1]), rng(0))[1].tolist() == [1, -1, -1]
-    assert signs(x, np.array([0, 1, 1]), rng(0))[1].tolist() == [1, 0, 0]
+    assert two(x, np.array([0, 1, 1]), rng(0))[1].tolist() == [1, 0, 0]
+    assert two(x, np.array([1, 1]), rng(0))[1].tolist() == [0, 0]
+    with pytest.raises(eh.EvenhandError, match=r"label_flip\(\): labels must be whole numbers from 0 to 1"):
+        two(x, np.array([-1, 1]), rng(0))
+    swapped = attacks.relabel(0.2, (1, 0)).rows
+    with pytest.raises(eh.EvenhandError, match=r"relabel\(\).*give labels= for all of them"):
+        swapped and swapped(x, y, rng(0))
     wrong, any_class = other(x, y, rng(0))[1], uniform(x, y, rng(0))[1]
-    assert (wrong != y).all() and set(wrong.tolist()) == {0, 1, 2}
+    assert (wrong != y).all() and set(((wrong - y) % 3).tolist()) == {1, 2}
     assert 0 < (any_class == y).sum() < 30 and set(any_class.tolist()) == {0, 1, 2}
     for rows in (flip, other, uniform):
         with pytest.raises(eh.EvenhandError, match="classes=, the number of classes"):
@@ -176,6 +237,16 @@ def test_labels_become_what_each_attack_says() -> None:
     for rows in (noise, image):
         with pytest.raises(eh.EvenhandError, match="attack the labels"):
             rows(np.zeros((3, 2), np.int32), y, rng(0))
+
+
+def noise_of(delta: Any, key: Any) -> Any:
+    upload = attacks.gaussian(std=1.0).upload
+    assert upload
+    return upload(delta, key)
+
+
+def add_one(delta: Any, key: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf + 1, delta)
 
 
 def test_one_upload_becomes_what_each_attack_says() -> None:
@@ -199,6 +270,16 @@ def test_one_upload_becomes_what_each_attack_says() -> None:
     )
     two = attacks.both(attacks.sign_flip(0.2), attacks.model_replacement(boost=3.0))
     np.testing.assert_allclose(upload(two)["b"], -15.0)
+    noisy = attacks.both(attacks.gaussian(0.2, std=1.0), attacks.model_replacement(boost=3.0))
+    # N(0, 1) three times as long, and then noise of another draw: with one draw for both, it would be 4 as long.
+    twice = attacks.both(noisy, Attack(upload=lambda delta, key: eh.tree.add(delta, noise_of(delta, key))))
+    assert abs(np.std(upload(twice)["w"]) - np.sqrt(10)) < 0.15
+    assert upload(attacks.both(Attack(upload=add_one), attacks.sign_flip()))["b"][0] == -6.0
+    louder = Attack(report=lambda report, key: report._replace(weight=2 * report.weight))
+    shyer = Attack(report=lambda report, key: report._replace(weight=report.weight - 1))
+    changed = attacks.both(louder, shyer).report
+    assert changed and changed(Report(jnp.float32(5.0), jnp.float32(0.0)), key).weight == 9.0
+    assert attacks.by_clients(attacks.zero(0.3), (1,)).fraction == 0.0
     mixed = attacks.both(attacks.during(attacks.label_flip(0.3), first=2, last=4), attacks.alie())
     assert mixed.rows and mixed.collude and (mixed.fraction, mixed.first, mixed.last) == (0.3, 2, 4)
     for pair in ((attacks.alie(), attacks.mimic()), (attacks.label_flip(), attacks.uniform_labels())):
