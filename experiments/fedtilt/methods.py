@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 import evenhand as eh
+from evenhand.attacks import persistent_outliers
 from experiments.fedtilt.data import BLACK, SCALE, WHITE
-from experiments.fedtilt.outliers import add_noise, persistent, replace_pixels, some_rows
+from experiments.fedtilt.outliers import persistent
 from experiments.fedtilt.paper import ANCHORS, TILTS, Setting
 
 __all__ = ["fedavg", "mnist_methods", "toy_methods"]
@@ -24,8 +25,8 @@ _LOGISTIC = eh.Model(  # with a bias, from zero
     metrics={"accuracy": lambda score, y: ((score > 0) == (y > 0)).astype(jnp.float32)},
 )
 _DISTURBED = {
-    "corruption": some_rows(30, replace_pixels(30, BLACK, WHITE)),
-    "gaussian": some_rows(30, add_noise(1.0 / SCALE)),
+    "corruption": persistent_outliers(1.0, low=BLACK, high=WHITE),
+    "gaussian": persistent_outliers(1.0, std=1.0 / SCALE),
 }
 """Section IV-B2: 30 % of the rows, and of each 30 % of the pixels; or standard normal noise on pixels from 0 to 1."""
 
@@ -41,7 +42,7 @@ def toy_methods(experiment: int, rate: float, *, prox_mu: float, **described: An
     }
     if experiment < 3:
         return plain
-    noisy = some_rows(10, add_noise(0.15), label=0)
+    noisy = persistent_outliers(1.0, examples=0.1, std=0.15, label=0)
     hit = {name: persistent(method, noisy) for name, method in plain.items()}
     return hit | {f"{name}, no outliers": method for name, method in plain.items()}
 
@@ -72,4 +73,4 @@ def fedavg(setting: Setting, work: eh.local.Work) -> eh.Algorithm:
 def _outliers(setting: Setting) -> Callable[[eh.Algorithm], eh.Algorithm]:
     if setting == "clean":
         return lambda method: method
-    return partial(persistent, disturb=_DISTURBED[setting])
+    return partial(persistent, attack=_DISTURBED[setting])

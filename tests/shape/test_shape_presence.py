@@ -328,6 +328,48 @@ def test_a_summary_may_leave_malicious_clients_out() -> None:
         eh.simulate(METHODS["fedavg"], DATA, rounds=0).summary("train", who="malicious")
 
 
+@pytest.mark.parametrize("name", ["persistent_outliers", "gaussian", "alie", "label_flip"])
+def test_engine_and_twin_agree_under_attack(name: str) -> None:
+    make = {
+        "persistent_outliers": lambda: eh.attacks.persistent_outliers(
+            0.5, examples=0.6, pixels=0.5, high=3.0
+        ),
+        "gaussian": lambda: eh.attacks.gaussian(0.5),
+        "alie": lambda: eh.attacks.alie(0.5, z=2.0),
+        "label_flip": lambda: eh.attacks.label_flip(0.5, classes=3),
+    }
+    method, attack = METHODS["fedavg"], make[name]()
+    eh.testing.check_algorithm(method, attack=attack, lanes=(1, 3), devices=(1, 2), rounds=2)
+    honest, attacked, late = (
+        flat(eh.simulate(method, DATA, rounds=2, attack=each).params)
+        for each in (None, attack, eh.attacks.during(attack, first=3))
+    )
+    assert np.abs(honest - attacked).max() > 1e-3
+    assert np.allclose(honest, late, atol=1e-6) == (attack.rows is None), "poisoned before the run"
+
+
+def test_outliers_differ_from_round_to_round_and_from_client_to_client() -> None:
+    """The work sends the sum of its features, and a client keeps those of each round."""
+    method = METHODS["fedavg"]
+    (phase,) = method.phases
+
+    def work(message: Any, own: Any, data: Any, key: Any) -> Any:
+        mine = jnp.arange(data.capacity) < data.size
+        seen = jnp.sum(jnp.where(mine[:, None], rounds.own_rows(data).x, 0.0))
+        return jax.tree.map(jnp.zeros_like, MODEL.init(key)), jnp.concatenate([own[1:], seen[None]])
+
+    spy = method._replace(
+        phases=(phase._replace(work=work),), init_client=lambda params: jnp.zeros(3), personal_params=None
+    )
+    attack = eh.attacks.persistent_outliers(1.0, examples=1.0, pixels=1.0, low=1.0, high=2.0)
+    hit = eh.simulate(spy, DATA, rounds=3, attack=eh.attacks.during(attack, last=2)).state.clients
+    clean = np.asarray(eh.simulate(spy, DATA, rounds=3).state.clients)
+    sizes = np.asarray(DATA.train.sizes) * DATA.train.x.shape[1]
+    means = np.asarray(hit)[:, :2] / sizes[:, None]
+    assert ((means > 1) & (means < 2)).all() and len(np.unique(means)) == means.size
+    np.testing.assert_allclose(np.asarray(hit)[:, 2], clean[:, 2], rtol=1e-5)
+
+
 # --- several passes ----------------------------------------------------------------------------------------------
 
 

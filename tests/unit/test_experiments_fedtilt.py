@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
+from evenhand.attacks import persistent_outliers
 from evenhand.types import Algorithm, ClientData, Key, PyTree
 
 pytest.importorskip("experiments", reason="experiments are not part of the package")
@@ -68,7 +69,7 @@ def _handed_over(
 @pytest.mark.parametrize("size", [1, 3, 49, 64])
 def test_three_rows_in_ten_and_three_pixels_in_ten_are_replaced(size: int) -> None:
     """T27: exactly that many, others in the next round, within the range of pixels."""
-    disturb = outliers.some_rows(30, outliers.replace_pixels(30, -0.4, 2.8))
+    disturb = persistent_outliers(1.0, low=-0.4, high=2.8)
     clean, found, _ = _handed_over(disturb, 0, size, 784)
     changed = found != clean
     assert np.sum(changed.any(axis=1)) == 3 * size // 10
@@ -82,7 +83,7 @@ def test_three_rows_in_ten_and_three_pixels_in_ten_are_replaced(size: int) -> No
 
 
 def test_noise_falls_on_rows_of_one_label_where_asked() -> None:
-    disturb = outliers.some_rows(10, outliers.add_noise(0.15), label=0)
+    disturb = persistent_outliers(1.0, examples=0.1, std=0.15, label=0)
     clean, found, labels = _handed_over(disturb, 0, 60, 784)
     hit = (found != clean).any(axis=1)
     assert hit.sum() == 3 and not labels[hit].any()
@@ -110,7 +111,7 @@ def test_two_methods_have_the_same_outliers_and_fresh_ones_each_round() -> None:
     data = eh.data.from_arrays(rows[:90], y[:90], np.repeat([0, 1, 2], 30), test_fraction=0.0)
     model = eh.models.softmax_regression(features=4, classes=2)
     work = eh.local.sgd(model, 0.1, epochs=1)
-    disturb = outliers.some_rows(30, outliers.replace_pixels(50, 5.0, 6.0))
+    disturb = persistent_outliers(1.0, pixels=0.5, low=5.0, high=6.0)
     seen = []
     for method in (
         eh.algorithms.fedavg(work),

@@ -12,6 +12,7 @@ from evenhand.attacks.inner_product import inner_product
 from evenhand.attacks.labels import label_flip, random_labels, relabel, uniform_labels
 from evenhand.attacks.mimic import mimic
 from evenhand.attacks.omniscient import omniscient, same_value
+from evenhand.attacks.outliers import persistent_outliers
 from evenhand.attacks.uploads import gaussian, model_replacement, non_finite, sign_flip, zero
 from evenhand.attacks.who import both, by_clients, during
 
@@ -31,6 +32,7 @@ __all__ = [
     "negative",
     "non_finite",
     "omniscient",
+    "persistent_outliers",
     "random_labels",
     "relabel",
     "same_value",

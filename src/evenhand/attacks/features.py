@@ -24,7 +24,7 @@ def feature_noise(fraction: float = 0.0, *, std: float = 1.0) -> Attack:
       EvenhandError: ``std`` not above 0; when a run begins, features that are no floating-point numbers.
 
     Source: Zhang et al., *FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning*, 2025,
-    section IV-B, here without a new draw in each round.
+    section IV-B; with a new draw in each round: :func:`persistent_outliers`.
     """
     if not 0.0 < std < math.inf:
         raise EvenhandError(f"feature_noise(std={std}): give a number above 0.")

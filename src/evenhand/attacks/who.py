@@ -63,14 +63,16 @@ def both(attack: Attack, then: Attack) -> Attack:
 
     Source: the code of Ditto, whose attacks A2 and A3 come on top of wrong labels.
     """
-    if (attack.rows and then.rows) or (attack.collude and then.collude):
-        what = "poison examples" if attack.rows and then.rows else "are coalitions"
+    poisons = [one.rows or one.fresh for one in (attack, then)]
+    if all(poisons) or (attack.collude and then.collude):
+        what = "poison examples" if all(poisons) else "are coalitions"
         raise EvenhandError(f"both(): the two attacks {what}: give one that does, and one of another kind.")
     return attack._replace(
         rows=attack.rows or then.rows,
         upload=_chained(attack.upload, then.upload),
         report=_chained(attack.report, then.report),
         collude=attack.collude or then.collude,
+        fresh=attack.fresh or then.fresh,
     )
 
 

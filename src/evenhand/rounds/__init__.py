@@ -24,7 +24,15 @@ from evenhand.rounds._clients import (
     wires,
     work_key,
 )
-from evenhand.rounds._malicious import colluding, false_delta, false_report, malicious_clients, poisoned
+from evenhand.rounds._malicious import (
+    colluding,
+    false_delta,
+    false_report,
+    fresh_data,
+    malicious_clients,
+    own_rows,
+    poisoned,
+)
 from evenhand.rounds._server import (
     Step,
     accepts_delta,
@@ -47,9 +55,11 @@ __all__ = [
     "effective",
     "false_delta",
     "false_report",
+    "fresh_data",
     "largest_weight",
     "lift_key",
     "malicious_clients",
+    "own_rows",
     "phase_stream",
     "poisoned",
     "server_step",

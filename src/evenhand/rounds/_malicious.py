@@ -12,9 +12,17 @@ import numpy.typing as npt
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.streams import Keys, Purpose, stream
-from evenhand.types import Array, Attack, Cohort, Key, PyTree, Report, Upload
+from evenhand.types import Array, Attack, ClientData, Cohort, Key, PyTree, Report, Upload
 
-__all__ = ["colluding", "false_delta", "false_report", "malicious_clients", "poisoned"]
+__all__ = [
+    "colluding",
+    "false_delta",
+    "false_report",
+    "fresh_data",
+    "malicious_clients",
+    "own_rows",
+    "poisoned",
+]
 
 NDArray = npt.NDArray[Any]
 
@@ -59,6 +67,28 @@ def poisoned(
             f"{x.shape} and {y.shape}: it must keep the shapes."
         )
     return new_x, new_y
+
+
+def fresh_data(
+    attack: Attack | None, data: ClientData, malicious: Array, client: Array, number: Array | int, key: Key
+) -> ClientData:
+    """The examples of ``client`` in round ``number``, from 0: as they are unless it is one of the ``malicious``.
+
+    ``key`` is the client's own.
+    """
+    if attack is None or attack.fresh is None:
+        return data
+    own = own_rows(data)
+    found = attack.fresh(own.x, own.y, own.size, stream(key, Purpose.ATTACK, 2))
+    x, y = tree.select(malicious[client] & _is_on(attack, number), found, (own.x, own.y))
+    return own._replace(x=x, y=y)
+
+
+def own_rows(data: ClientData) -> ClientData:
+    """A copy of a client's rows alone, ``capacity`` of them; those past ``size`` repeat its first one."""
+    position = jnp.arange(data.capacity, dtype=jnp.int32)
+    index = data.start + jnp.where(position < data.size, position, 0)
+    return data._replace(x=data.x[index], y=data.y[index], start=jnp.zeros_like(data.start))
 
 
 def false_report(

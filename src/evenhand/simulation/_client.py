@@ -53,10 +53,14 @@ class Client(NamedTuple):
         phase, streams = algorithm.phases[index], rounds.phase_stream(algorithm, index)
         largest = rounds.largest_weight(algorithm, program.capacity)
 
+        def data(rows: Rows, member: Members, number: Array, key: Key) -> ClientData:
+            clean = _data(program.capacity, rows, member)
+            return rounds.fresh_data(attack, clean, rows.malicious, member.ids, number, key)
+
         def reported(
             member: Members, message: PyTree, state: PyTree, rows: Rows, number: Array, key: Key
         ) -> tuple[Report, Array]:
-            report = phase.report(message, state, _data(program.capacity, rows, member))
+            report = phase.report(message, state, data(rows, member, number, key))
             report = rounds.false_report(attack, report, rows.malicious[member.ids], number, key)
             return report, member.present & rounds.accepts_report(phase.aggregator, report, largest)
 
@@ -72,7 +76,7 @@ class Client(NamedTuple):
             report, accepted = member.report, member.present
             if report is None:
                 report, accepted = reported(member, message, state, rows, number, key)
-            delta, state = phase.work(message, state, _data(program.capacity, rows, member), key)
+            delta, state = phase.work(message, state, data(rows, member, number, key), key)
             delta = rounds.false_delta(attack, delta, rows.malicious[member.ids], number, key)
             return Trained(Upload(delta, *report), accepted & rounds.accepts_delta(delta), state)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from evenhand.data import FederatedDataset
 from evenhand.rounds import RoundState, malicious_clients, poisoned
 from evenhand.simulation._hoist import inner_constants
 from evenhand.simulation.engine import one_round
-from evenhand.simulation.program import Rows
+from evenhand.simulation.program import ById, Rows
 from evenhand.simulation.setup import Setup
 from evenhand.types import Attack, ClientData, Key, Params
 
@@ -50,10 +50,17 @@ def _fingerprint(setup: Setup) -> str:
     The lanes and devices are left out too: they change rounding only, and a run may move to another machine.
     """
     program = setup.program._replace(lanes=1, mesh=None)
-    state, rows = jax.eval_shape(lambda *values: values, setup.state, setup.rows)  # the arrays may be gone
+    # Of shapes: the arrays may be gone, and runs whose data are of one form are one computation.
+    like = jax.eval_shape(lambda *values: values, setup.state, setup.rows, setup.keys)
+    leaves, structure = jax.tree.flatten(like)
+    return _of_computation(ById(program), structure, tuple(leaves))
 
+
+@lru_cache(maxsize=512)
+def _of_computation(of: ById, structure: Any, form: tuple[jax.ShapeDtypeStruct, ...]) -> str:
+    program, (state, rows, keys) = of.program, jax.tree.unflatten(structure, form)
     digest, adapt = hashlib.sha256(), program.algorithm.adapt
-    traced = [jax.make_jaxpr(partial(one_round, program))(state, rows, setup.keys, jnp.int32(0))]
+    traced = [jax.make_jaxpr(partial(one_round, program))(state, rows, keys, jnp.int32(0))]
     if adapt is not None:
 
         def adapted(state: RoundState, rows: Rows, key: Key) -> Params:
@@ -62,7 +69,7 @@ def _fingerprint(setup: Setup) -> str:
             )
             return adapt(program.algorithm.global_params(state.server), data, key)
 
-        traced.append(jax.make_jaxpr(adapted)(state, rows, setup.keys.shared))
+        traced.append(jax.make_jaxpr(adapted)(state, rows, keys.shared))
     for each in traced:
         # Not str(), which has colours where the standard output is a terminal or a notebook.
         text = each.pretty_print(use_color=False, width=80)

@@ -103,6 +103,7 @@ def _client(
 ) -> tuple[Report, PyTree, PyTree]:
     phase, attack = program.algorithm.phases[index], program.attack
     data = ClientData(rows.x, rows.y, rows.starts[k], rows.sizes[k], progress, program.capacity)
+    data = rounds.fresh_data(attack, data, rows.malicious, k, number, key)
     report = rounds.false_report(attack, phase.report(message, state, data), rows.malicious[k], number, key)
     delta, state = phase.work(message, state, data, key)
     return report, rounds.false_delta(attack, delta, rows.malicious[k], number, key), state

@@ -20,7 +20,7 @@ from evenhand.simulation.store import stored
 from evenhand.streams import keys_of
 from evenhand.systems import Systems
 from evenhand.testing._toy import toy_data
-from evenhand.types import Algorithm, ClientData, PyTree
+from evenhand.types import Algorithm, Attack, ClientData, PyTree
 
 __all__ = ["check_algorithm"]
 
@@ -32,6 +32,7 @@ def check_algorithm(
     rounds: int = 3,
     cohort: int = 4,
     systems: Systems | None = None,
+    attack: Attack | None = None,
     lanes: tuple[int, ...] = (3,),
     devices: tuple[int, ...] = (1,),
     tolerance: float = 1e-5,
@@ -52,6 +53,7 @@ def check_algorithm(
       rounds: the number of rounds to run.
       cohort: clients per round, fewer than in the data.
       systems: stragglers and dropouts to run under; None: none.
+      attack: what malicious clients do; None: nobody is malicious.
       lanes: numbers of lanes to run with; the plain loop is as good as one lane.
       devices: numbers of devices to run with, each with all the lanes.
       tolerance: relative difference allowed between two orders of summation.
@@ -66,7 +68,7 @@ def check_algorithm(
       >>> check_algorithm(method)
     """
     data = toy_data() if data is None else data
-    rows, capacity = device_rows(data, None, 0), int(data.train.sizes.max())
+    rows, capacity = device_rows(data, attack, 0), int(data.train.sizes.max())
     params = algorithm.model.init(jax.random.key(7))
     copies = jax.tree.map(np.array, (params, rows))
     clients = data.num_clients
@@ -80,7 +82,7 @@ def check_algorithm(
     if algorithm.adapt is not None:
         data_of_first = ClientData(*rows[:2], rows.starts[0], rows.sizes[0], jnp.float32(1.0), capacity)
         _same_form(algorithm.adapt(params, data_of_first, jax.random.key(0)), params, "adapt")
-    alone = Program(algorithm, cohort, capacity, 1, systems, None, rounds)
+    alone = Program(algorithm, cohort, capacity, 1, systems, attack, rounds)
     parts = twin.parts_of(alone)
     _check_privacy_of_rows(algorithm, parts, state, rows)
 

@@ -18,6 +18,7 @@ def check_attack(attack: Attack, *, classes: int = 2, is_random: bool = False) -
 
     * Poisoned examples, false uploads and agreed uploads have the structure, shapes and dtypes of the true ones.
     * The same key gives the same bits; another key gives others, if the attack draws at random.
+    * Fresh examples change none but the client's own.
     * A coalition's uploads do not depend on what empty slots hold, nor on the honest clients' order.
     * Arguments are not modified.
 
@@ -44,6 +45,8 @@ def check_attack(attack: Attack, *, classes: int = 2, is_random: bool = False) -
         )
         assert _are_equal(found, again), "The same stream gave other poisoned examples."
         assert _are_equal((x, y), before), "The attack wrote to the examples."
+    if attack.fresh is not None:
+        _check_fresh(attack, x, y)
     deltas = {"w": jnp.asarray(rng.normal(size=(7, 3, 2)), jnp.float32), "b": jnp.arange(7.0)}
     one, keys = jax.tree.map(lambda leaf: leaf[0], deltas), jax.random.split(jax.random.key(0), 2)
     if attack.upload is not None:
@@ -61,6 +64,17 @@ def check_attack(attack: Attack, *, classes: int = 2, is_random: bool = False) -
         )
     if attack.collude is not None:
         _check_coalition(attack, deltas, keys[0])
+
+
+def _check_fresh(attack: Attack, x: Any, y: Any) -> None:
+    assert attack.fresh is not None
+    clean, keys = (jnp.asarray(x), jnp.asarray(y)), jax.random.split(jax.random.key(0), 2)
+    found = attack.fresh(*clean, jnp.int32(6), keys[0])
+    assert _form(found) == _form(clean), "Fresh examples do not look like clean ones."
+    assert _are_equal(found, attack.fresh(*clean, jnp.int32(6), keys[0])), "The same key gave other examples."
+    assert _are_equal([part[6:] for part in found], [part[6:] for part in clean]), (
+        "The attack changed examples beyond those of the client."
+    )
 
 
 def _check_coalition(attack: Attack, deltas: PyTree, key: Any) -> None:

@@ -123,8 +123,11 @@ class Attack(NamedTuple):
       collude: ``(uploads, malicious, present, key) -> deltas`` of a coalition that knows all uploads of the cohort
         (leading axis ``m``; ``malicious`` and ``present`` are bool ``(m,)``); those of honest clients are kept.
       clients: positions of the malicious clients, instead of ``fraction``.
-      first: the first round, counted from 1, in which uploads and reports are replaced; poisoned examples always are.
+      first: the first round, counted from 1, in which uploads, reports and ``fresh`` examples are replaced; those that
+        were poisoned before the run always are.
       last: the last such round; None: that of the run.
+      fresh: ``(x, y, size, key) -> (x, y)`` poisons its training examples for one round, from the clean ones, of which
+        the first ``size`` are its own; None: every round has the same.
     """
 
     fraction: float = 0.0
@@ -135,4 +138,5 @@ class Attack(NamedTuple):
     clients: tuple[int, ...] | None = None
     first: int = 1
     last: int | None = None
+    fresh: Callable[[Array, Array, Array, Key], tuple[Array, Array]] | None = None
     __repr__ = short

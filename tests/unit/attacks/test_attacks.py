@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -282,7 +283,13 @@ def test_one_upload_becomes_what_each_attack_says() -> None:
     assert attacks.by_clients(attacks.zero(0.3), (1,)).fraction == 0.0
     mixed = attacks.both(attacks.during(attacks.label_flip(0.3), first=2, last=4), attacks.alie())
     assert mixed.rows and mixed.collude and (mixed.fraction, mixed.first, mixed.last) == (0.3, 2, 4)
-    for pair in ((attacks.alie(), attacks.mimic()), (attacks.label_flip(), attacks.uniform_labels())):
+    fresh = attacks.both(attacks.zero(0.2), attacks.persistent_outliers()).fresh
+    assert fresh is not None
+    for pair in (
+        (attacks.alie(), attacks.mimic()),
+        (attacks.label_flip(), attacks.uniform_labels()),
+        (attacks.persistent_outliers(), attacks.label_flip()),
+    ):
         with pytest.raises(eh.EvenhandError, match="both"):
             attacks.both(*pair)
 
@@ -310,3 +317,45 @@ def test_a_broken_attack_is_found_out() -> None:
     ):  # fmt: skip
         with pytest.raises(AssertionError, match=words):
             eh.testing.check_attack(attack)
+
+
+@pytest.mark.parametrize("shape", [(40,), (8, 5), (8, 5, 3)])
+def test_persistent_outliers_hit_so_many_pixels_of_so_many_examples_of_a_class(
+    shape: tuple[int, ...],
+) -> None:
+    x, y = jnp.zeros((50, *shape)), jnp.arange(50) % 5
+    make = partial(attacks.persistent_outliers, examples=0.29, pixels=0.3, low=1.0, high=3.0)
+
+    def hits(attack: Attack, size: int, seed: int) -> np.ndarray:
+        assert attack.fresh
+        found, labels = jax.jit(attack.fresh)(x, y, jnp.int32(size), jax.random.key(seed))
+        assert np.array_equal(labels, y) and ((found == 0) | ((found >= 1) & (found < 3))).all()
+        flat = np.asarray(found).reshape(50, 40, -1)
+        assert (flat.all(axis=2) == flat.any(axis=2)).all(), "all channels of a pixel"
+        assert len(shape) < 3 or (flat[..., 0] != flat[..., 1])[flat[..., 0] > 0].all()
+        return flat[..., 0] > 0
+
+    for size, wanted in ((50, 14), (20, 5), (1, 0)):
+        hit = hits(make(), size, 0)
+        assert hit.any(axis=1).sum() == wanted and not hit[size:].any()
+        assert set(hit.sum(axis=1).tolist()) <= {0, 12}
+    assert (hits(make(), 50, 0) != hits(make(), 50, 1)).any(axis=1).sum() > 10
+    of_class = hits(make(label=3), 47, 0)
+    assert of_class.any(axis=1).sum() == 2 and not of_class[np.arange(50) % 5 != 3].any()
+    noisy = attacks.persistent_outliers(examples=1.0, std=0.5).fresh
+    assert noisy and 0.45 < np.std(noisy(x, y, jnp.int32(50), jax.random.key(0))[0]) < 0.55
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"examples": 1.1}, "examples=1.1"),
+        ({"pixels": -0.1}, "pixels=-0.1"),
+        ({"low": 1.0}, "the lower one first"),
+        ({"std": 0.0}, "std=0.0"),
+        ({"label": -1}, "label="),
+    ],
+)
+def test_impossible_outliers_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(eh.EvenhandError, match=words):
+        attacks.persistent_outliers(**arguments)
