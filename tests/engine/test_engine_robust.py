@@ -144,3 +144,18 @@ def test_a_coalition_acts_in_its_rounds_only_and_draws_anew_in_each() -> None:
         steps.append(np.diff(at))
     assert (steps[0] > 500).all() and len(set(np.round(steps[0], 2).tolist())) == 4, steps
     assert (np.abs(steps[1]) > 500).tolist() == [False, True, True, False], steps
+
+
+def test_uploads_of_zeros_hold_a_median_from_zero_back_unless_nu_is_about_an_update() -> None:
+    """Their weight is 1 / nu in the first pass; the median itself, of 80 % honest uploads, is not zero."""
+    loss = {
+        name: trained(rule, attacks.zero(0.2)).history["train_loss"]
+        for name, rule in {
+            "as in the paper": agg.geometric_median(),
+            "from the mean": agg.geometric_median(start="mean"),
+            "nu": agg.geometric_median(nu=0.05),
+        }.items()
+    }
+    assert loss["as in the paper"][-1] > 0.95 * loss["as in the paper"][0]
+    assert all(loss[name][-1] < 0.7 * loss[name][0] for name in ("from the mean", "nu")), loss
+    assert np.isfinite(trained(agg.geometric_median(nu=0.05), FAR).history["train_loss"]).all()

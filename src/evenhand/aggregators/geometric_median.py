@@ -41,14 +41,16 @@ def geometric_median(passes: int = 5, *, nu: float = 1e-5, start: Literal["zero"
         its share of a typical step.  ``"mean"``: the first pass is the mean, and ``passes - 1`` iterations follow.
 
     Raises:
-      EvenhandError: ``passes`` below 1, or ``nu`` not above 0.
+      EvenhandError: ``passes`` below 1, or ``nu`` below 1e-20.
 
     Robustness: breakdown point 1/2 of the weight.  A client that reports the largest admissible weight has that
     weight's share of the influence, and no more: see :func:`evenhand.aggregators.bounded_weights`.  From the mean,
     a far upload is shed by a constant factor per pass only: two to five passes do not withstand unbounded norms.
 
-    Edge cases: uploads that all agree are returned; an upload of norm 0 gets the weight :math:`\omega_k / \nu` in the
-    first pass from zero, and so holds a one-step rule back; without any upload, zeros.
+    Edge cases: an upload of norm 0, or nearly, has the weight :math:`\omega_k / \nu` in the first pass from zero.  With
+    the paper's :math:`\nu`, a fifth of the clients can so stop training for all others: give about a tenth of an
+    update's norm, which makes the distances' loss that of Huber, or begin at the mean.  Uploads that all agree are
+    returned; without any upload, zeros.
 
     Differs from the paper: the paper and its code begin at the mean, which is ``start="mean"``; their two iterations
     are ``passes=3``.  They also stop when the objective settles, which would cost one more scalar per client.

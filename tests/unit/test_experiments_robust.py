@@ -1,0 +1,112 @@
+"""The experiments on robust rules: they run at a tiny size, and their saved numbers say what their page claims."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tyro
+
+from experiments.robust import __main__ as command
+from experiments.robust import breakdown, figure, least_squares, rfa, rivals
+from experiments.robust.data import mnist
+
+FOLDER = Path(command.__file__).parent
+TINY = ["--seeds", "1", "--clients", "6", "--images", "240", "--rounds", "2", "--rates", "0.3"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images like MNIST's: each digit has ink in another column."""
+    at, random = tmp_path_factory.mktemp("mnist"), np.random.default_rng(0)
+    y = np.tile(np.arange(10, dtype=np.uint8), 80)
+    x = random.integers(0, 60, (len(y), 28, 28))
+    x[np.arange(len(y)), :, 2 * y + 3] += 150
+    np.savez(at / "mnist.npz", x_train=x.astype(np.uint8), y_train=y, x_test=x[:10], y_test=y[:10])
+    return at
+
+
+def run(folder: Path, out: Path, *words: str) -> None:
+    command.main(tyro.cli(command.Config, args=["--data-dir", str(folder), "--out", str(out), *words]))
+
+
+def saved(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((FOLDER / "results" / f"{name}.json").read_text())
+    return content
+
+
+def mean(cells: Sequence[dict[str, float]], what: str = "mean") -> float:
+    return float(np.mean([cell[what] for cell in cells]))
+
+
+@pytest.mark.parametrize("deal", ["dirichlet", "two classes"])
+def test_clients_are_uneven_and_unlike_and_no_image_is_dealt_twice(folder: Path, deal: Any) -> None:
+    data = [mnist(folder, seed, deal=deal, clients=6, images=240) for seed in (0, 1)]
+    sizes = [np.sort(each.train.sizes + each.valid.sizes + each.test.sizes) for each in data]
+    assert sizes[0].tolist() == sizes[1].tolist() and sizes[0][-1] == 10 * round(sizes[0][-1] / 10)
+    assert sizes[0][-1] >= 8 * sizes[0][0]
+    rows = np.concatenate([split.x for split in (data[0].train, data[0].valid, data[0].test)])
+    assert len(np.unique(rows, axis=0)) == len(rows) and rows.shape[1] == 196
+    digits = [len(np.unique(part)) for part in np.split(data[0].train.y, data[0].train.offsets[1:-1])]
+    assert max(digits) <= (2 if deal == "two classes" else 10)
+
+
+def test_the_map_at_a_tiny_size_goes_on_where_it_was_stopped(folder: Path, tmp_path: Path) -> None:
+    of = ["--rules", "mean", "median", "clip", "--attacks", "none", "sign flip", "ALIE, strongest"]
+    how = ["--parts", "map", "--fractions", "0.2", "0.34", *TINY, "--folder", str(tmp_path / "runs"), *of]
+    run(folder, tmp_path, *how)
+    content = json.loads((tmp_path / "map.json").read_text())
+    assert list(content["percent"]) == ["0.2", "0.34"] and set(content["settings"]["clip"]) == {
+        "rate",
+        "length",
+    }
+    for of_rule in content["percent"]["0.2"].values():
+        assert list(of_rule) == ["none", "sign flip", "ALIE, strongest"]
+        assert all(0 <= cell["worst10"][0] <= cell["mean"][0] <= 100 for cell in of_rule.values())
+    assert (tmp_path / "map.png").stat().st_size > 10_000
+    lines = figure.summary(tmp_path / "map.json").splitlines()
+    assert lines[0].startswith("| rule | no attack | worst attack, 20 % |") and len(lines) == 5
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("result.json")}
+    run(folder, tmp_path, *how)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("result.json")}
+
+
+def test_rfa_and_its_rivals_at_a_tiny_size(folder: Path, tmp_path: Path) -> None:
+    many = [
+        "--many-clients",
+        "10",
+        "--many-images",
+        "400",
+        "--cohort",
+        "5",
+        "--convnet-images",
+        "400",
+        "--convnet-communications",
+        "3",
+    ]
+    run(folder, tmp_path, "--parts", "rfa", "--nets", "convnet", *TINY, *many)
+    found = json.loads((tmp_path / "rfa_convnet.json").read_text())
+    assert list(found["percent"]) == ["RFA", "RFA from zero", "FedAvg", "one-step RFA"] or set(
+        found["percent"]
+    ) == {"FedAvg", "RFA", "RFA from zero", "one-step RFA"}
+    assert found["paper"]["RFA"]["none"] == 62.9
+    how = ["--rival-rounds", "1", "--deals", "two classes"]
+    run(folder, tmp_path, "--parts", "rivals", *TINY, *many, *how)
+    found = json.loads((tmp_path / "rivals_two_classes.json").read_text())["percent"]
+    assert {"clean", "A1 20", "A2 80", "A3 50"} <= set(found) and len(found) == 10
+    assert set(found["A3 10"]) == {*rivals.PAPER, "geometric median"}
+
+
+def test_least_squares_halves_its_error_until_a_floor() -> None:
+    """Mean: its opposite, twice as far each round.  RFA: down by far more than half, and lower for like clients."""
+    problem = least_squares.Problem(clients=12, malicious=3, dimensions=4, rounds=6, steps=10)
+    mean = least_squares.measure(problem, least_squares.RULES["mean"], 0)
+    robust = least_squares.measure(problem, least_squares.RULES["RFA"], 0)
+    unlike = least_squares.measure(problem._replace(unlike=1.0), least_squares.RULES["RFA"], 0)
+    assert mean[-1] > 10 * mean[0] and robust[-1] < 0.01 * robust[0] and unlike[-1] > 3 * robust[-1]
+    assert breakdown.CLASSES == 10 and set(rfa.PAPER) == {"FedAvg", "RFA"} and sys.version_info >= (3, 11)
