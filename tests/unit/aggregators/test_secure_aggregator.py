@@ -179,3 +179,12 @@ def test_methods_side_by_side_may_share_whole_numbers_without_masks() -> None:
     both = eh.algorithms.side_by_side({name: eh.algorithms.fedavg(WORK, aggregator=rule) for name in "ab"})
     run = eh.simulate(both, DATA, rounds=2, eval_every=2)
     assert np.isfinite(run.history["train_loss"]).all()
+
+
+def test_a_lost_round_leaves_the_state_of_the_rule_as_it_was():
+    rule = agg.secure(agg.centered_clipping(1.0), integers_only=True)
+    state, key = jnp.full(2, 0.5), jax.random.key(0)
+    uploads = Upload(jnp.ones((3, 2)), jnp.ones(3), jnp.ones(3))
+    for here, changes in ((jnp.array([True, False, False]), False), (jnp.ones(3, bool), True)):
+        found, after = agg.reduce_uploads(rule, uploads, here, state, key, jax.random.split(key, 3))
+        assert np.array_equal(after, state) != changes and np.any(found) == changes

@@ -186,6 +186,27 @@ def test_shares_that_were_changed_on_their_way_do_not_open():
         )
 
 
+def test_a_clients_own_message_handed_back_as_its_neighbours_does_not_open():
+    announced = plan(range(3))
+    known = {k: advertise(source(k)) for k in range(3)}
+    offers = {k: offer for k, (_, offer) in known.items()}
+    shares = {k: share(announced, k, known[k][0], offers, source(10 + k)) for k in range(3)}
+    honest = {k: shares[k][0] for k in range(3)}
+    assert set(reveal(announced, 0, known[0][0], offers, honest, range(3)).seeds) == {0, 1, 2}
+    with pytest.raises(EvenhandError, match="are another's"):
+        reveal(announced, 0, known[0][0], offers, {**honest, 1: shares[0][1]}, range(3))
+
+
+def test_shares_of_another_key_that_fit_together_are_seen():
+    numbers = words(np.random.default_rng(0), range(5), 2, 64)
+    seen = run_protocol(plan(range(5)), numbers, dropped=[4], random=source(0))
+    points = [client + 1 for client in seen.revealed]
+    other = split(source(1)(32), points, seen.plan.threshold, source(2))
+    false = {client: answer._replace(keys={4: other[client + 1]}) for client, answer in seen.revealed.items()}
+    with pytest.raises(EvenhandError, match="Shares of the key of client 4 are false"):
+        recover(seen.plan, seen.offers, seen.masked, false)
+
+
 def test_a_false_share_of_a_key_is_seen():
     numbers = words(np.random.default_rng(0), range(5), 2, 64)
     seen = run_protocol(plan(range(5)), numbers, dropped=[4], random=source(0))

@@ -1,0 +1,1 @@
+"""Robust federated learning: RFA's claims, robust rivals under attack, and a map of who withstands what."""
