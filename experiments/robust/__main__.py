@@ -38,7 +38,7 @@ class Config:
     """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     seeds: int = 5
     """0 to 4; a seed decides the clients, too, and who is malicious."""
-    fractions: tuple[float, ...] = (0.1, 0.2, 0.3, 0.45)
+    fractions: tuple[float, ...] = (0.2, 0.3, 0.45)
     """Map: shares of malicious clients, known to the rules (ours)."""
     rules: tuple[str, ...] = ()
     """Map: only these rules; none: all."""

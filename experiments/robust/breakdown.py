@@ -37,9 +37,9 @@ class Map(NamedTuple):
     attacks: tuple[str, ...] = ()
 
     def known(self, malicious: int) -> dict[str, Scaled]:
-        """The rules."""
+        """The rules; the mean, to which the others are compared, is always one of them."""
         every = rules(malicious, self.clients)
-        return {name: every[name] for name in self.rules or every if name in every}
+        return {name: every[name] for name in every if name in ("mean", *(self.rules or every))}
 
     def threats(self, fraction: float) -> dict[str, eh.types.Attack | None]:
         """The attacks, by this share of the clients."""

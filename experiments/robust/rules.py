@@ -18,7 +18,7 @@ SCALED = ("geometric median, nu", "clip", "centered clipping", "normalize")
 STRONGEST = ("ALIE, strongest", "inner product, strongest")
 """Attacks that know the rule."""
 
-_MOST_SETS = 200_000
+_MOST_SETS = 100_000
 
 
 def rules(malicious: int, clients: int) -> dict[str, Scaled]:

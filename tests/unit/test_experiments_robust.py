@@ -159,3 +159,30 @@ def test_the_saved_numbers_say_what_the_page_says_of_rfa_and_of_dittos_rivals() 
             mean(found["clean"]["geometric median"], "worst10")
             > mean(found["clean"]["global"], "worst10") - 3
         )
+
+
+def test_the_saved_numbers_say_what_the_page_says_of_the_map() -> None:
+    found = saved("map")["percent"]
+    assert list(found) == ["0.2", "0.3", "0.45"] and all(len(of) >= 23 for of in found.values())
+    for of in found.values():
+        for cells in of.values():
+            assert len(cells) == 22 and all(
+                len(cell["mean"]) == len(cell["worst10"]) == 5 for cell in cells.values()
+            )
+
+    def least(rule: str, fraction: str, but: Sequence[str] = ()) -> float:
+        cells = found[fraction][rule]
+        return min(float(np.mean(cell["mean"])) for attack, cell in cells.items() if attack not in but)
+
+    assert max(least(rule, "0.45") for rule in found["0.45"]) < 14
+    for fraction, bound in (("0.2", 84), ("0.3", 73)):
+        kept = {rule: least(rule, fraction) for rule in found[fraction]}
+        assert max(kept, key=lambda rule: kept[rule]) == "CAF" and kept["CAF"] > bound
+    calm = {rule: np.mean(cells["none"]["worst10"]) for rule, cells in found["0.2"].items()}
+    assert calm["Krum"] < calm["mean"] - 30 and calm["Bulyan"] < calm["mean"] - 10 < calm["CAF"]
+    assert least("geometric median", "0.2") < 12 < 79 < least("geometric median", "0.2", ["zero"])
+    assert least("geometric median, nu", "0.2") > 79 > 70 > least("RFA (from the mean)", "0.2")
+    table = (FOLDER / "README.md").read_text()
+    for rule in ("CAF", "geometric median, nu", "Krum"):
+        cell = found["0.2"][rule]["none"]
+        assert f"| {rule} | {np.mean(cell['mean']):.0f} / {np.mean(cell['worst10']):.0f} |" in table

@@ -188,3 +188,17 @@ def test_a_lost_round_leaves_the_state_of_the_rule_as_it_was():
     for here, changes in ((jnp.array([True, False, False]), False), (jnp.ones(3, bool), True)):
         found, after = agg.reduce_uploads(rule, uploads, here, state, key, jax.random.split(key, 3))
         assert np.array_equal(after, state) != changes and np.any(found) == changes
+
+
+def test_rounding_draws_by_itself_and_no_bound_on_a_client_is_kept():
+    """Numbers below one step, equal to the draws of the rule inside: by the same draws, none would be rounded up."""
+    step = 2.0 ** -eh.secure.fixed_point().fraction
+    inside = eh.types.Sum(
+        lambda like, clients: (),
+        lambda upload, public, key: step * jax.random.uniform(key, (1,)),
+        lambda total, state, key: (total, state),
+        publish=lambda state: (),
+    )
+    found = agg.aggregate(agg.secure(inside, integers_only=True), jnp.zeros((200, 1)))
+    assert 60 < float(found[0]) / step < 140
+    assert agg.secure(agg.mean()._replace(sensitivity=lambda *_: 1.0)).sensitivity is None
