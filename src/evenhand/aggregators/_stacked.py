@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from evenhand import tree
 from evenhand.types import Array, Key, PyTree, Upload
 
 __all__ = ["combined", "distances", "least", "mean_of", "norms", "products", "scaled"]
 
-_MOST_PAIRS = 2**23
-"""Numbers that are compared to find the upload near the middle."""
+_SIGNS = 8
+"""Sums with random signs, of all numbers of an upload, by which the one near the middle is found."""
 
 
 def norms(deltas: PyTree) -> Array:
@@ -78,39 +77,22 @@ def distances(deltas: PyTree, present: Array, key: Key) -> Array:
 
 
 def _middle(deltas: PyTree, present: Array, key: Key) -> Array:
-    """The upload that half of the others are nearest to, by sketches.
+    """The upload that half of the others are nearest to, by sums with random signs, which differ as the uploads do.
 
     A sample of the coordinates would not do, nor would a sum of distances: an upload with one huge number elsewhere
     would pass for the middle, and all distances would drown in that number.
     """
-    m = present.shape[0]
-    sketches = _sketches(deltas, key, max(32, min(1024, _MOST_PAIRS // m**2)))
+    leaves, m = jax.tree.leaves(deltas), present.shape[0]
+    sketches = jnp.zeros((m, _SIGNS), jnp.float32)
+    for number, leaf in enumerate(leaves):
+        flat = _flat(leaf)
+        bits = jax.random.bits(jax.random.fold_in(key, number), (flat.shape[1], 1), jnp.uint8)
+        signs = jnp.unpackbits(bits, axis=1).astype(jnp.float32)
+        sketches = sketches + flat @ (signs / 4 - 0.125)
     squares = jnp.sum(jnp.square(sketches[:, None] - sketches[None, :]), axis=-1)
     ascending = jnp.sort(jnp.where(present[None, :], squares, jnp.inf), axis=1)
     half = ascending[:, jnp.sum(present) // 2]
     return jnp.argmin(jnp.where(present, half, jnp.inf))
-
-
-def _sketches(deltas: PyTree, key: Key, wanted: int) -> Array:
-    """About ``wanted`` sums of stretches of each upload with random signs, whose norms are about the uploads' own."""
-    leaves = jax.tree.leaves(deltas)
-    total = max(1, sum(leaf[0].size for leaf in leaves))
-    signs = [
-        jax.random.rademacher(jax.random.fold_in(key, number), leaf[0].shape, jnp.float32)
-        for number, leaf in enumerate(leaves)
-    ]
-
-    def of_one(delta: list[Array]) -> Array:
-        sums = []
-        for leaf, sign in zip(delta, signs, strict=True):
-            signed = (0.125 * leaf.astype(jnp.float32) * sign).ravel()
-            length = max(1, -(-leaf.size // max(1, wanted * leaf.size // total)))
-            padded = jnp.pad(signed, (0, -leaf.size % length))
-            sums.append(jnp.sum(padded.reshape(-1, length), axis=1))
-        return jnp.concatenate(sums)
-
-    # One after another: XLA:CPU takes three times as long for all at once.
-    return lax.map(of_one, leaves)
 
 
 def _flat(leaf: Array) -> Array:
