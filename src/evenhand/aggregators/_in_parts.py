@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 
+from evenhand.errors import EvenhandError
 from evenhand.types import Array, Cohort, Key, PyTree, Report, Sum, Upload
 
 __all__ = ["in_parts"]
@@ -16,8 +17,16 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
     """Several sums as one: a delta is a tuple with an entry for each, and so are weights and losses.
 
     Args:
-      parts: the sums, each of one pass.
+      parts: the sums, each of one pass, that stream.
+
+    Raises:
+      EvenhandError: some of them add whole numbers under :func:`evenhand.aggregators.secure`, and others do not.
     """
+    summations = [part.summation for part in parts]
+    if len({each is not None and each.bits for each in summations}) > 1:
+        raise EvenhandError(
+            "Methods side by side share their uploads: give secure(...) to all of them, or to none."
+        )
 
     def weigh(reports: Report, cohort: Cohort, states: PyTree) -> tuple[Array, PyTree]:
         weights, after = list[Array](), list[PyTree]()
@@ -54,4 +63,5 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
         publish=lambda states: tuple(part.publish(one) for part, one in zip(parts, states, strict=True)),
         weigh=weigh if any(part.weigh for part in parts) else None,
         needs_loss=any(part.needs_loss for part in parts),
+        summation=summations[0],
     )

@@ -136,7 +136,9 @@ def reduce_uploads(
 
         if aggregator.summation is not None and aggregator.summation.add is not None:
             lifted = jax.vmap(lift)(present, uploads, noise)
-            return aggregator.summation.add(lifted, present, jax.random.fold_in(key, number))
+            # Folded twice: folded once, it is the key that lower() draws noise from.
+            secret = jax.random.fold_in(jax.random.fold_in(key, number), 1)
+            return aggregator.summation.add(lifted, present, secret)
         if sum(leaf.size for leaf in jax.tree.leaves(uploads.delta)) < _LARGE:
             lifted = jax.vmap(lift)(present, uploads, noise)
             return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.errors import EvenhandError
 from evenhand.secure import LIMB_BITS, fixed_point, masked_sum
+from evenhand.secure.limbs import carried
 from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Summation, Upload
 
 __all__ = ["secure"]
@@ -49,10 +50,12 @@ def secure(
     finite are still left out, which on a real device the client's software does.
 
     Edge cases: a round with one client is lost, as the sum would be its upload; so is one with more than ``cohort``.
-    A simulation recovers from any number of dropouts; the protocol needs more than half of each client's neighbours.
+    A simulation recovers from any number of dropouts; the protocol needs more than half of each client's neighbours,
+    and masks that link all who are left.
 
-    Cost: ``bits / 32`` times the traffic, and keys and shares of 290 bytes per neighbour (:class:`evenhand.secure.Plan`
-    has the bytes).  A simulation with masks keeps all uploads of a round, and makes about ``3 log2(m)`` masks a client.
+    Cost: ``bits / 32`` times the traffic, and keys and shares of some 450 bytes per neighbour
+    (:class:`evenhand.secure.Plan` has the bytes).  A simulation with masks keeps all uploads of a round, and makes
+    about ``3 log2(m)`` masks a client.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp
@@ -85,7 +88,7 @@ def secure(
     def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         limbs, count = total
         direction, after = then.lower(jax.tree.map(point.decode, limbs), state, key)
-        enough = _enough(count[0], cohort)
+        enough = _enough(carried(count), cohort)
         return tree.select(enough, direction, tree.zeros_like(direction)), tree.select(enough, after, state)
 
     return then._replace(
@@ -97,5 +100,5 @@ def secure(
 
 
 def _enough(count: Array, cohort: int) -> Array:
-    # Two limbs of clients would be 65,536, more than a fixed point allows.
-    return (count >= 2) & (count <= cohort)
+    # Whoever is counted in higher limbs is one of 65,536 or more, beyond what a fixed point allows.
+    return (count[0] >= 2) & (count[0] <= cohort) & jnp.all(count[1:] == 0)

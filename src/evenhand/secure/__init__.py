@@ -4,6 +4,7 @@
 package ``cryptography``, which ``pip install 'evenhand[secure]'`` brings.
 """
 
+from evenhand.secure.checks import TooFewError
 from evenhand.secure.fixed_point import FixedPoint, fixed_point
 from evenhand.secure.limbs import LIMB_BITS, from_limbs, to_limbs
 from evenhand.secure.masked import masked_sum, masked_uploads
@@ -12,7 +13,6 @@ from evenhand.secure.protocol import (
     Offer,
     Revealed,
     Secret,
-    TooFewError,
     advertise,
     mask,
     recover,

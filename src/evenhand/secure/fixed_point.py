@@ -29,7 +29,8 @@ class FixedPoint(NamedTuple):
       fraction: one is ``2**fraction``.
       largest: beyond which numbers are clipped, in float32.
       cohort: so many clients' sum cannot wrap around.
-      stochastic: whether the rest is rounded up with the probability that keeps the mean, or to the nearest.
+      stochastic: whether the rest is rounded up with the probability that keeps the mean (to ``2**-23`` of a step), or
+        to the nearest.
     """
 
     bits: int
@@ -93,8 +94,9 @@ class FixedPoint(NamedTuple):
         """
         if std <= 0:
             return 0.0
-        room = 2.0 ** (self.bits - 1 - self.fraction) - self.cohort * self.largest
-        return 0.5 * math.erfc(room / (std * math.sqrt(2.0)))
+        half, most = 2.0 ** (self.bits - 1 - self.fraction), self.cohort * self.largest
+        above, below = (math.erfc(room / (std * math.sqrt(2.0))) for room in (half - most, half + most))
+        return 0.5 * (above + below)
 
 
 def fixed_point(
@@ -104,7 +106,7 @@ def fixed_point(
 
     Args:
       bits: of the modulus ``2**bits``: 32 or 64.
-      largest: beyond which a client clips its numbers.
+      largest: beyond which a client clips its numbers; at least ``2**-60``.
       cohort: clients that are summed, at most; up to 65,535.
       stochastic: round at random, so that the mean is kept; or to the nearest.
 
@@ -120,8 +122,10 @@ def fixed_point(
     whole_number("fixed_point(cohort=)", cohort, 1)
     if cohort > _MOST:
         raise EvenhandError(f"fixed_point(cohort={cohort}): give at most {_MOST:,} clients.")
-    if not 0 < largest < 2.0**60:
-        raise EvenhandError(f"fixed_point(largest={largest}): give a number above 0 and below 2**60.")
+    if not 2.0**-60 <= largest < 2.0**60:
+        raise EvenhandError(
+            f"fixed_point(largest={largest}): give a number from 2**-60 up to, not including, 2**60."
+        )
     largest = float(np.float32(largest))
     fraction = bits - 1 - math.ceil(math.log2(largest * cohort))
     while cohort * math.ceil(Fraction(largest) * Fraction(2) ** fraction) >= 2 ** (bits - 1):

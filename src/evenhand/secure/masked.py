@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from evenhand.errors import EvenhandError
 from evenhand.secure.fixed_point import FixedPoint
 from evenhand.secure.limbs import LIMB_BITS, carried, negated
 from evenhand.types import Array, Key, PyTree
@@ -27,7 +28,14 @@ def masked_sum(point: FixedPoint, lifted: PyTree, present: Array, key: Key) -> P
       lifted: uint32 limbs, leaves ``(m, ..., limbs)``.
       present: bool ``(m,)``, who sends their masked numbers; the others are lost after the masks were agreed.
       key: of the clients' secrets, which a simulation draws from its seed.
+
+    Raises:
+      EvenhandError: more than 65,536 clients, whose limbs could overflow.
     """
+    if present.size > 2**LIMB_BITS:
+        raise EvenhandError(
+            f"A secure sum of {present.size:,} clients: at most {2**LIMB_BITS:,} can be added."
+        )
     leaves, structure = jax.tree.flatten(lifted)
     flat = [leaf.reshape(leaf.shape[0], -1, point.limbs) for leaf in leaves]
     total = _exchanged(jnp.concatenate(flat, axis=1), present, key)[1]

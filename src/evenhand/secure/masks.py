@@ -79,7 +79,7 @@ def unseal(key: bytes, sealed: bytes) -> bytes:
 
     try:
         return AESGCM(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
-    except InvalidTag as error:
+    except (InvalidTag, ValueError) as error:  # the latter: too short for a tag
         raise EvenhandError(
             "Shares of a client do not open: they were changed on their way, or are another's."
         ) from error

@@ -51,7 +51,7 @@ class Plan(NamedTuple):
         """What a client sends and gets in a sum of so many numbers, with as many neighbours as most have."""
         degree = max(len(near) for near in self.neighbours.values())
         shares = degree * _SEALED_BYTES
-        up = 2 * _KEY_BYTES + shares + numbers * self.bits // 8 + degree * SHARE_BYTES
+        up = 2 * _KEY_BYTES + shares + numbers * self.bits // 8 + (degree + 1) * SHARE_BYTES
         return Cost(up, degree * 2 * _KEY_BYTES + shares, numbers * 4)
 
 
@@ -69,9 +69,10 @@ def plan(
       clients: their ids, at least two.
       bits: 32 or 64.
       neighbours: of each client; an even number, or all others.  None: all others up to 16 clients, then about
-        ``3 log2(clients)``, so that the cost grows with ``m log m`` and not with ``m^2``.
-      threshold: how many must answer of a client and its neighbours; more than half of them, so that a server cannot
-        ask one half for the mask of a client and the other half for its key.  None: just more than half.
+        ``3 log2(clients)``, so that the cost grows with ``m log m`` and not with ``m^2``.  Fewer make it likelier that
+        lost clients cut the others into groups, where the sum is lost.
+      threshold: how many must answer of a client and its neighbours; more than half of them, so that the mask and the
+        key of one client are never both found.  None: just more than half.
       order: the clients' places in the circle, as indices; best drawn at random by the server in each round, so that
         nobody can choose their neighbours.
 
@@ -95,6 +96,8 @@ def plan(
     if neighbours is None:
         neighbours = m - 1 if m <= _COMPLETE else min(m - 1, 2 * math.ceil(1.5 * math.log2(m)))
     whole_number("plan(neighbours=)", neighbours, 1)
+    if threshold is not None:
+        whole_number("plan(threshold=)", threshold, 1)
     if neighbours > m - 1 or (neighbours % 2 and neighbours != m - 1):
         raise EvenhandError(f"plan(neighbours={neighbours}): give an even number below {m}, or {m - 1}.")
     keepers = neighbours + 1

@@ -8,9 +8,9 @@
    everybody who did not (:func:`reveal`), from which the server finds the sum (:func:`recover`).
 
 A server that follows this learns the sum and who is in it.  It may read along, and conspire with fewer than
-``threshold`` of a client's neighbours.  A threshold of more than half keeps a server from a client's numbers that tells
-different clients of different survivors; one that invents clients is not kept from them: offers must be authenticated
-by other means.
+``threshold`` of a client's neighbours.  A server that *departs* from it is not kept from a client's numbers: it may
+tell different clients of different offers or survivors, or invent clients.  Against that, clients would have to
+authenticate the offers and compare, among themselves, whom they were told of; neither is done here.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 
 from evenhand.errors import EvenhandError
 from evenhand.secure import masks
+from evenhand.secure.checks import TooFewError, check_plan, check_present, check_survivors
 from evenhand.secure.masks import NDArray, Random
 from evenhand.secure.plan import Plan
 from evenhand.secure.shamir import SHARE_BYTES, join, split
@@ -40,10 +41,6 @@ __all__ = [
 ]
 
 _KEY_BYTES = 32
-
-
-class TooFewError(EvenhandError):
-    """Too few clients are left for the sum to be found."""
 
 
 class Secret(NamedTuple):
@@ -90,14 +87,11 @@ def share(
 
     Raises:
       TooFewError: with itself, fewer than ``plan.threshold`` made an offer.
+      EvenhandError: the plan does not protect this client.
     """
-    keepers = _keepers(plan, me, offers)
-    if len(keepers) < plan.threshold:
-        raise TooFewError(
-            f"Of client {me} and its {len(plan.neighbours[me])} neighbours, {len(keepers)} are there, and "
-            f"{plan.threshold} are needed: start the round again with other clients."
-        )
-    points = {other: _point(plan, other) for other in keepers}
+    check_plan(plan, me)
+    check_present(plan, me, offers)
+    points = {other: _point(plan, other) for other in _keepers(plan, me, offers)}
     seeds, keys = (
         split(each, list(points.values()), plan.threshold, random) for each in (secret.seed, secret.mask_key)
     )
@@ -124,8 +118,10 @@ def mask(plan: Plan, me: int, secret: Secret, offers: Mapping[int, Offer], numbe
       numbers: uint32 or uint64 ``(n,)``, as the plan's ``bits`` say.
 
     Raises:
+      TooFewError: with itself, fewer than ``plan.threshold`` are among them.
       EvenhandError: the numbers have another type.
     """
+    check_present(plan, me, offers)
     total = _checked(plan, me, numbers).copy()
     near = _near(plan, me, offers)
     seeds = {other: _pair(secret.mask_key, offers[other].mask_key) for other in near}
@@ -153,19 +149,15 @@ def reveal(
       survivors: who has sent their numbers.
 
     Raises:
-      TooFewError: with itself, fewer than ``plan.threshold`` are left.
+      TooFewError: of some client and its neighbours, fewer than ``plan.threshold`` are left, or the survivors fall
+        into groups without masks between them.
       EvenhandError: shares were changed on their way.
     """
     alive = set(survivors)
-    keepers = _keepers(plan, me, offers)
-    if sum(other in alive for other in keepers) < plan.threshold:
-        raise TooFewError(
-            f"Of client {me} and its neighbours, fewer than {plan.threshold} have sent their numbers: it reveals "
-            "nothing."
-        )
+    check_survivors(plan, offers, alive)
     seeds: dict[int, bytes] = {}
     keys: dict[int, bytes] = {}
-    for other in keepers:
+    for other in _keepers(plan, me, offers):
         key = masks.agreed(secret.seal_key, offers[other].seal_key, _sealing(other, me))
         both = masks.unseal(key, sealed[other])
         if other in alive:
@@ -188,9 +180,13 @@ def recover(
 
     Raises:
       TooFewError: some mask cannot be found from what was revealed; nothing but uniform numbers is known then.
+      EvenhandError: false shares of a key, or numbers that differ in type or length.
     """
     if not masked:
         raise TooFewError("No client has sent its numbers.")
+    check_survivors(plan, offers, masked)
+    if len({each.shape for each in masked.values()}) > 1:
+        raise EvenhandError("recover(): clients have sent different numbers of numbers: the sum is lost.")
     plus: list[bytes] = []
     minus: list[bytes] = []
     for client, offer in offers.items():

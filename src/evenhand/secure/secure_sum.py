@@ -64,7 +64,7 @@ def secure_sum(
 
     Raises:
       TooFewError: too many vanish.
-      EvenhandError: the numbers have different lengths, or are not whole.
+      EvenhandError: the numbers have different lengths, or are not whole; or an unknown client vanishes.
 
     Example:
       >>> import numpy as np
@@ -76,6 +76,8 @@ def secure_sum(
     words = {client: _words(client, each, bits) for client, each in numbers.items()}
     if len(lengths := {len(each) for each in words.values()}) > 1:
         raise EvenhandError(f"secure_sum(): clients have {sorted(lengths)} numbers: give as many for each.")
+    if strange := sorted({*dropped, *silent} - set(words)):
+        raise EvenhandError(f"secure_sum(): client {strange[0]} is to vanish, but has no numbers.")
     order = np.random.default_rng(int.from_bytes(random(8), "little")).permutation(len(words)).tolist()
     announced = plan(words, bits=bits, neighbours=neighbours, threshold=threshold, order=order)
     seen = run_protocol(announced, words, dropped, silent, random)
@@ -92,7 +94,7 @@ def run_protocol(
     """All messages to the server, arguments as for :func:`secure_sum`; clients mask their numbers in threads.
 
     Raises:
-      TooFewError: a client has too few neighbours left to reveal anything.
+      TooFewError: a client has too few neighbours left, or lost clients cut the others into groups.
     """
     known = {client: protocol.advertise(random) for client in plan.clients}
     offers = {client: offer for client, (_, offer) in known.items()}

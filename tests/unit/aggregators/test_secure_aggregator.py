@@ -112,6 +112,8 @@ def test_what_the_server_gets_of_each_client_is_uniform_in_a_simulation_too(m: i
 def test_a_round_with_one_client_or_too_many_is_lost() -> None:
     rule = agg.secure(agg.mean(), integers_only=True, cohort=6)
     assert not numbers(agg.aggregate(rule, DELTAS, WEIGHTS)).any()
+    many = agg.secure(agg.mean(), integers_only=True)
+    assert not agg.aggregate(many, jnp.ones((65_540, 1))).any()  # 4, where clients are counted in one limb
     six = jax.tree.map(lambda leaf: leaf[:6], DELTAS)
     assert numbers(agg.aggregate(rule, six, WEIGHTS[:6])).any()
     for masks in (True, False):
@@ -167,6 +169,19 @@ def test_numbers_on_the_wire_are_counted_in_their_bits() -> None:
             ),
             "without masks",
         ),
+        (
+            lambda: eh.algorithms.side_by_side(
+                {
+                    "a": eh.algorithms.fedavg(WORK),
+                    "b": eh.algorithms.fedavg(WORK, aggregator=agg.secure(agg.mean(), integers_only=True)),
+                }
+            ),
+            "to all of them, or to none",
+        ),
+        (
+            lambda: agg.aggregate(agg.secure(agg.mean()), jnp.ones((65_540, 1))),
+            "65,540 clients: at most 65,536",
+        ),
     ],
 )
 def test_what_cannot_be_secure_is_refused_with_what_to_take(make: Any, sentence: str) -> None:
@@ -177,8 +192,11 @@ def test_what_cannot_be_secure_is_refused_with_what_to_take(make: Any, sentence:
 def test_methods_side_by_side_may_share_whole_numbers_without_masks() -> None:
     rule = agg.secure(agg.mean(), integers_only=True)
     both = eh.algorithms.side_by_side({name: eh.algorithms.fedavg(WORK, aggregator=rule) for name in "ab"})
-    run = eh.simulate(both, DATA, rounds=2, eval_every=2)
-    assert np.isfinite(run.history["train_loss"]).all()
+    run = eh.simulate(both, DATA, rounds=3, eval_every=3)
+    alone = simulated(rule)
+    np.testing.assert_array_equal(numbers(run.params[0]), numbers(run.params[1]))  # the same keys
+    np.testing.assert_allclose(numbers(run.params[0]), numbers(alone.params), atol=1e-6)
+    assert run.info["floats"]["up"] == 2 * alone.info["floats"]["up"]
 
 
 def test_a_lost_round_leaves_the_state_of_the_rule_as_it_was():

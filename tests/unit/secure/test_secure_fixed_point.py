@@ -125,6 +125,9 @@ def test_the_probability_of_a_wrap_is_that_of_noise_beyond_what_is_left():
     noise = np.random.default_rng(0).standard_normal(100_000) * room / 2
     assert abs(point.wrap_probability(room / 2) - np.mean(noise > room)) < 0.003
     assert point.wrap_probability(room / 8) < 1e-14
+    huge = np.random.default_rng(1).standard_normal(100_000) * 10 * room  # beyond both ends
+    beyond = np.mean((huge > room) | (huge < -room - 200.0))
+    assert abs(point.wrap_probability(10 * room) - beyond) < 0.003
 
 
 @pytest.mark.parametrize(
@@ -133,11 +136,20 @@ def test_the_probability_of_a_wrap_is_that_of_noise_beyond_what_is_left():
         ({"bits": 31}, "give 32 or 64"),
         ({"cohort": 0}, "cohort"),
         ({"cohort": 70_000}, "at most 65,535"),
-        ({"largest": 0.0}, "above 0"),
-        ({"largest": float("nan")}, "above 0"),
+        ({"largest": 0.0}, r"from 2\*\*-60"),
+        ({"largest": float("nan")}, r"from 2\*\*-60"),
+        ({"largest": 1e-30}, r"from 2\*\*-60"),  # its fraction, 2**161, is infinite in float32
         ({"bits": 32}, "too little would be left"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(arguments, sentence):
     with pytest.raises(EvenhandError, match=sentence):
         fixed_point(**arguments)
+
+
+def test_the_smallest_and_largest_numbers_that_are_allowed_come_back():
+    for largest, cohort in ((2.0**-60, 1), (2.0**-60, 65_535), (2.0**50, 2)):
+        point = fixed_point(64, largest=largest, cohort=cohort)
+        values = jnp.array([1.0, -0.5, 0.25, 0.0]) * largest
+        found = point.decode(point.encode(values, jax.random.key(0)))
+        np.testing.assert_allclose(found, values, rtol=2**-7)

@@ -136,7 +136,7 @@ def test_a_sum_of_all_masked_numbers_hides_the_sum_until_seeds_are_revealed():
 def test_too_few_survivors_raise_on_the_clients_side_and_on_the_servers():
     numbers = words(np.random.default_rng(0), range(5), 2, 64)
     announced = plan(range(5))  # three answers of five
-    with pytest.raises(TooFewError, match="it reveals nothing"):
+    with pytest.raises(TooFewError, match="2 have sent their numbers, and 3 are needed: nobody reveals"):
         run_protocol(announced, numbers, dropped=[0, 1, 2])
     seen = run_protocol(announced, numbers, dropped=[0], silent=[1, 2], random=source(3))
     with pytest.raises(TooFewError, match="2 were revealed, and 3 are needed"):
@@ -147,6 +147,78 @@ def test_too_few_survivors_raise_on_the_clients_side_and_on_the_servers():
     offers = {k: known[k][1] for k in (0, 1)}
     with pytest.raises(TooFewError, match="Of client 0 and its 4 neighbours, 2 are there, and 3 are needed"):
         share(announced, 0, known[0][0], offers, source(9))
+
+
+def test_survivors_in_groups_without_masks_between_them_reveal_nothing():
+    """The server would learn the sum of each group: of clients 1 and 2 of eight in a circle, without 0 and 3."""
+    numbers = words(np.random.default_rng(0), range(60), 2, 64)
+    eight = {k: numbers[k] for k in range(8)}
+    with pytest.raises(TooFewError, match="fall into groups without masks"):
+        run_protocol(plan(eight, neighbours=2), eight, dropped=[0, 3])
+    seen = run_protocol(plan(eight, neighbours=4), eight, dropped=[0, 3])
+    np.testing.assert_array_equal(recover(*seen), total(eight, [0, 3]))
+    arcs = [*range(9), *range(19, 28)]
+    with pytest.raises(TooFewError, match="fall into groups without masks"):
+        run_protocol(plan(range(60)), numbers, dropped=arcs)
+    np.testing.assert_array_equal(
+        recover(*run_protocol(plan(range(60)), numbers, dropped=arcs[1:])), total(numbers, arcs[1:])
+    )
+
+
+def test_one_neighbourhood_with_too_few_keeps_all_clients_from_revealing():
+    numbers = words(np.random.default_rng(0), range(12), 1, 64)
+    announced = plan(range(12), neighbours=2)
+    known = {k: advertise(source(k)) for k in range(12)}
+    offers = {k: offer for k, (_, offer) in known.items()}
+    shares = {k: share(announced, k, known[k][0], offers, source(20 + k)) for k in offers}
+    alive = set(range(12)) - {6, 8}  # client 7 is alone between them
+    for k in alive:
+        near = {other: shares[other][k] for other in (*announced.neighbours[k], k)}
+        with pytest.raises(TooFewError, match="nobody reveals"):
+            reveal(announced, k, known[k][0], offers, near, alive)
+    masked = {k: mask(announced, k, known[k][0], offers, numbers[k]) for k in alive}
+    with pytest.raises(TooFewError, match="nobody reveals"):
+        recover(announced, offers, masked, {})
+
+
+def test_a_client_masks_nothing_among_too_few_and_shares_nothing_by_a_weak_plan():
+    announced = plan(range(5))
+    secret, offer = advertise(source(0))
+    with pytest.raises(TooFewError, match="1 are there, and 3 are needed"):
+        mask(announced, 0, secret, {0: offer}, np.zeros(1, np.uint64))
+    offers = {k: advertise(source(k))[1] for k in range(5)}
+    assert len(share(announced, 0, secret, offers, source(9))) == 5
+    for weak in (
+        announced._replace(threshold=1),
+        announced._replace(threshold=6),
+        announced._replace(neighbours={**announced.neighbours, 3: (1, 2, 4)}),
+    ):
+        with pytest.raises(EvenhandError, match="does not protect client 0"):
+            share(weak, 0, secret, offers, source(9))
+
+
+def test_the_cost_is_the_bytes_of_what_was_sent():
+    numbers = words(np.random.default_rng(0), range(20), 3, 64)
+    announced = plan(range(20))
+    known = {k: advertise(source(k)) for k in range(20)}
+    offers = {k: offer for k, (_, offer) in known.items()}
+    sealed = share(announced, 4, known[4][0], offers, source(40))
+    seen = run_protocol(announced, numbers, random=source(0))
+    answer = seen.revealed[4]
+    up = [*offers[4], *(each for k, each in sealed.items() if k != 4), seen.masked[4].tobytes()]
+    up += [*answer.seeds.values(), *answer.keys.values()]
+    assert announced.cost(3).up == sum(map(len, up))
+
+
+def test_numbers_without_shares_or_of_another_length_are_refused_by_the_server():
+    numbers = words(np.random.default_rng(0), range(5), 2, 64)
+    seen = run_protocol(plan(range(5)), numbers, random=source(0))
+    offers = {k: offer for k, offer in seen.offers.items() if k != 2}
+    with pytest.raises(EvenhandError, match="Client 2 has sent numbers, but no shares"):
+        recover(seen.plan, offers, seen.masked, seen.revealed)
+    short = {**seen.masked, 2: seen.masked[2][:1]}
+    with pytest.raises(EvenhandError, match="different numbers of numbers"):
+        recover(seen.plan, seen.offers, short, seen.revealed)
 
 
 def test_who_has_not_shared_is_left_out_of_the_masks():
@@ -180,6 +252,8 @@ def test_shares_that_were_changed_on_their_way_do_not_open():
     sealed = {0: shares[0][0], 1: shares[1][0], 2: shares[2][0][:-1] + bytes([shares[2][0][-1] ^ 1])}
     with pytest.raises(EvenhandError, match="changed on their way"):
         reveal(announced, 0, known[0][0], offers, sealed, range(3))
+    with pytest.raises(EvenhandError, match="changed on their way"):  # nothing at all
+        reveal(announced, 0, known[0][0], offers, {**sealed, 2: b""}, range(3))
     with pytest.raises(EvenhandError, match="changed on their way"):  # another's
         reveal(
             announced, 0, known[0][0], offers, {0: shares[0][0], 1: shares[1][2], 2: shares[2][0]}, range(3)
@@ -251,6 +325,8 @@ def test_any_threshold_of_shares_give_the_secret_and_fewer_are_uniform():
         (lambda: plan(range(6), neighbours=6), "an even number below 6, or 5"),
         (lambda: plan(range(6), threshold=3), "more than half of the 6 who keep"),
         (lambda: plan(range(5), threshold=6), "no more than all"),
+        (lambda: plan(range(6), threshold=4.5), "threshold"),
+        (lambda: secure_sum({1: [1], 2: [1]}, dropped=[3]), "client 3 is to vanish"),
         (lambda: plan(range(3), order=[0, 0, 1]), "each of 0 to 2 once"),
         (lambda: split(b"x", [1, 2], 3, source(0)), "give 1 to 2"),
         (lambda: split(b"x", [0, 2], 1, source(0)), "from 1 on"),
@@ -258,7 +334,13 @@ def test_any_threshold_of_shares_give_the_secret_and_fewer_are_uniform():
         (lambda: secure_sum({1: [0.5], 2: [1.0]}), "whole numbers"),
         (lambda: secure_sum({1: [1], 2: [1, 2]}), "as many for each"),
         (
-            lambda: mask(plan([1, 2]), 1, *advertise(source(0)), np.zeros(1, np.uint32)),
+            lambda: mask(
+                plan([1, 2]),
+                1,
+                advertise(source(0))[0],
+                {k: advertise(source(k))[1] for k in (1, 2)},
+                np.zeros(1, np.uint32),
+            ),
             re.escape("uint32 of shape (1,): give uint64 (n,)"),
         ),
     ],
