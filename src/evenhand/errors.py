@@ -10,6 +10,7 @@ __all__ = [
     "Argument",
     "EvenhandError",
     "EvenhandWarning",
+    "ModelError",
     "StorageError",
     "expect",
     "nearest",
@@ -43,6 +44,10 @@ class EvenhandError(ValueError):
 
     def __str__(self) -> str:
         return "".join(map(str, self.parts))
+
+
+class ModelError(EvenhandError):
+    """What does not fit the model that is trained, such as the path of a parameter: it may fit another."""
 
 
 class StorageError(EvenhandError):

@@ -45,6 +45,8 @@ def short(self: Any) -> str:
 def _text(part: Any) -> str:
     if isinstance(part, partial):
         return _text(part.func)
+    if isinstance(part, tuple) and hasattr(part, "_asdict"):
+        return short(part)
     if isinstance(part, Mapping):
         return f"{{{', '.join(map(str, part))}}}"
     name = getattr(part, "__qualname__", None)

@@ -7,7 +7,18 @@ import jax.numpy as jnp
 
 from evenhand.types import Array, PyTree
 
-__all__ = ["add", "among", "norm", "scale", "select", "subtract", "take", "weighted_mean", "zeros_like"]
+__all__ = [
+    "add",
+    "among",
+    "mix",
+    "norm",
+    "scale",
+    "select",
+    "subtract",
+    "take",
+    "weighted_mean",
+    "zeros_like",
+]
 
 
 def zeros_like(tree: PyTree) -> PyTree:
@@ -28,6 +39,11 @@ def subtract(a: PyTree, b: PyTree) -> PyTree:
 def scale(factor: Array | float, tree: PyTree) -> PyTree:
     """``factor * tree``; each leaf keeps its dtype."""
     return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
+
+
+def mix(share: Array | float, a: PyTree, b: PyTree) -> PyTree:
+    """``share * a + (1 - share) * b``; each leaf keeps its dtype, and shares of 1 and 0 give ``a`` and ``b``."""
+    return add(scale(share, a), scale(1.0 - share, b))
 
 
 def select(condition: Array, yes: PyTree, no: PyTree) -> PyTree:

@@ -25,7 +25,8 @@ MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
 STEPS = eh.local.sgd(MODEL, 0.3, steps=2)
 _ROOM = {room.what: room for room in ROOMS}
-_WRAPPERS = {"averaged"}
+_WRAPPERS = {"averaged", "ditto", "dynamic_ditto", "ewc", "finetune", "skl"}
+_PERSONAL = tuple(eh.personalization.__all__)
 
 
 def read(text: str) -> Algorithm:
@@ -59,6 +60,14 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
     "bits": ("64",),
     "largest": ("1000.0",),
     "cohort": ("100",),
+    "personal": ("'b'", "'w'"),
+    "head": ("'b'", "'w'"),
+    "p": ("0.2", "0.5"),
+    "alpha": ("0.0", "0.1"),
+    "inner_step": ("0.05",),
+    "inner_steps": ("1", "2"),
+    "few": ("0", "5"),
+    "held_out": ("0.1", "0.3"),
 }
 _NEVER = {"reference", "filtered", "strict", "nu", "tied"}
 _NEVER |= {"step_size", "lipschitz", "keep_partial", "replace"}
@@ -136,7 +145,8 @@ def _legal() -> list[str]:
             text = text.replace("qfedsgd(", "qfedsgd(lipschitz=10.0, ")
             for theta in ("1.0", "theta=1.0"):  # which would leave all clients out
                 text = text.replace(f"inverse_superquantile({theta}", "inverse_superquantile(0.5")
-            if "scaffold(" in text:  # it keeps a state at each client, so that none may be drawn twice
+            # They keep a state at each client, so that none may be drawn twice.
+            if any(f"{name}(" in text for name in ("scaffold", *_PERSONAL)):
                 text = text.replace("proportional(", "proportional(replace=False, ")
             found.append(text)
     return found

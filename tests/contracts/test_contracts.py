@@ -68,7 +68,8 @@ _OTHERS = [name for name in factories(room_of(Algorithm)) if name not in _LISTED
 def test_methods_that_no_list_names_obey_the_contract(name):
     """A new method is checked from the day that it is exported, with 0.5 for each number that it needs."""
     needed = [p for p in parameters(factories(room_of(Algorithm))[name]).values() if p.default is p.empty]
-    arguments = ", ".join("fedavg()" if p.name == "method" else f"{p.name}=0.5" for p in needed)
+    texts = {"method": "fedavg()", "personal": "'b'", "head": "'b'"}
+    arguments = ", ".join(f"{p.name}={texts.get(p.name, '0.5')}" for p in needed)
     eh.testing.check_algorithm(
         built(f"{name}({arguments})", Algorithm, MODEL, lambda: WORK), lanes=(2,), rounds=2
     )

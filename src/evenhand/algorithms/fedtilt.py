@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from evenhand import local, tree
 from evenhand.aggregators import drift_tilted, mean
-from evenhand.algorithms._checks import check_work
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.errors import EvenhandError, whole_number
+from evenhand.local import check_work
 from evenhand.risks import hierarchical, tilted
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Array, ClientData, Key, Params, PyTree, Risk

@@ -7,9 +7,9 @@ import math
 import optax
 
 from evenhand import aggregators, local
-from evenhand.algorithms._checks import check_work
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.errors import EvenhandError
+from evenhand.local import check_work
 from evenhand.sampling import proportional
 from evenhand.types import Algorithm, Model, Sampling
 

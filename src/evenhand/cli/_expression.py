@@ -28,7 +28,7 @@ from evenhand.cli._rooms import (
     room_of,
     signature,
 )
-from evenhand.errors import EvenhandError, perhaps
+from evenhand.errors import EvenhandError, ModelError, perhaps
 from evenhand.local import Work
 from evenhand.types import Model
 
@@ -153,7 +153,7 @@ def _made(reader: _Reader, node: ast.expr, room: Room) -> Any:
     places, words = _bound(reader, node, name, factory)
     try:
         return factory(*places, **words)
-    except ExpressionError:
+    except (ExpressionError, ModelError):
         raise
     except EvenhandError as error:
         raise ExpressionError(str(error)) from None

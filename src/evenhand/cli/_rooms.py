@@ -10,7 +10,17 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 import optax
 
-from evenhand import aggregators, algorithms, attacks, local, risks, sampling, server_opt, systems
+from evenhand import (
+    aggregators,
+    algorithms,
+    attacks,
+    local,
+    personalization,
+    risks,
+    sampling,
+    server_opt,
+    systems,
+)
 from evenhand.local import Work
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack, Model, Risk, Sampling, Stack, Sum
@@ -32,28 +42,28 @@ __all__ = [
 
 
 class Room(NamedTuple):
-    """A kind of value, and the module of its factories.
+    """A kind of value, and the modules of its factories.
 
     Attributes:
       what: what such a value is called.
       kinds: its types.
-      module: whose ``__all__`` has the factories' names.
+      modules: whose ``__all__`` have the factories' names.
     """
 
     what: str
     kinds: tuple[type, ...]
-    module: ModuleType
+    modules: tuple[ModuleType, ...]
 
 
 ROOMS = (
-    Room("method", (Algorithm,), algorithms),
-    Room("aggregator", (Sum, Stack), aggregators),
-    Room("risk", (Risk,), risks),
-    Room("server optimiser", (optax.GradientTransformation,), server_opt),
-    Room("sampling", (Sampling,), sampling),
-    Room("systems", (Systems,), systems),
-    Room("attack", (Attack,), attacks),
-    Room("local work", (Work,), local),
+    Room("method", (Algorithm,), (algorithms, personalization)),
+    Room("aggregator", (Sum, Stack), (aggregators,)),
+    Room("risk", (Risk,), (risks,)),
+    Room("server optimiser", (optax.GradientTransformation,), (server_opt,)),
+    Room("sampling", (Sampling,), (sampling,)),
+    Room("systems", (Systems,), (systems,)),
+    Room("attack", (Attack,), (attacks,)),
+    Room("local work", (Work,), (local,)),
 )
 
 
@@ -94,7 +104,7 @@ def only_in_python(name: str) -> str:
 @cache
 def _public(room: Room) -> Mapping[str, Callable[..., Any]]:
     """The public functions of a room that return its kind of value."""
-    values = ((name, vars(room.module)[name]) for name in room.module.__all__)
+    values = ((name, vars(module)[name]) for module in room.modules for name in module.__all__)
     return {
         name: value
         for name, value in values

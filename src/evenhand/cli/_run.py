@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ from evenhand.cli._terminal import remark, say
 from evenhand.cli._training import TrainingOptions
 from evenhand.cli._watch import check_trackers, of_run, trackers
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales
 from evenhand.local import Work
 from evenhand.simulation import Checkpoint, iterate
@@ -105,7 +106,7 @@ class Run:
         """
         model, path = toy_model(), None if before is None else before.path
         is_same = before is not None and before.method == self.method.text()
-        with naming(path if is_same else None):
+        with naming(path if is_same else None), suppress(ModelError):  # the toy model is not the user's
             self.algorithm(model, Console(quiet=True))
         for name, build in (("systems", self.systems), ("attack", self.attack)):
             is_same = before is not None and before.options.get(name) == vars(self.training)[name]

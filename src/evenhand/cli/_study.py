@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,7 +27,7 @@ from evenhand.cli._study_tables import show_study
 from evenhand.cli._terminal import say
 from evenhand.cli._watch import check_trackers, trackers
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError, perhaps, whole_number
+from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number
 from evenhand.local import Work
 from evenhand.studies import Family, Halving, Rule, study
 from evenhand.systems import Systems, stragglers
@@ -163,10 +164,11 @@ class Study:
         """Builds every setting for a toy model, so that faults are found before the data are loaded."""
         model = toy_model()
         for each in self._methods().values():
-            family = self._family(each, model)
-            axes = self._axes(each, family)
-            for choice in itertools.product(*axes.values()):
-                family.make(dict(zip(axes, choice, strict=True)))
+            with suppress(ModelError):  # the toy model is not the user's
+                family = self._family(each, model)
+                axes = self._axes(each, family)
+                for choice in itertools.product(*axes.values()):
+                    family.make(dict(zip(axes, choice, strict=True)))
         for make in [*(self._systems() or {}).values(), *(self._attacks() or {}).values()]:
             make(model)
         self._seeds()

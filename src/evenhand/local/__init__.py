@@ -13,24 +13,27 @@ from evenhand.local._corrections import MeanGradient, mean_gradient, proximal, s
 from evenhand.local._descent import descent, sgd
 from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
 from evenhand.local._passes import full_gradient, full_loss
-from evenhand.local._work import Solver, Work, check_model
+from evenhand.local._work import Parts, Solver, Work, check_model, check_work, parts_of
 
 __all__ = [
     "Batch",
     "Batches",
     "Estimator",
     "MeanGradient",
+    "Parts",
     "RowRisk",
     "Solver",
     "Work",
     "batch_gradient",
     "batches",
     "check_model",
+    "check_work",
     "descent",
     "full_gradient",
     "full_loss",
     "mean_gradient",
     "over_batches",
+    "parts_of",
     "proximal",
     "sgd",
     "shift",

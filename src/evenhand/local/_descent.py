@@ -13,7 +13,7 @@ import optax
 from evenhand.errors import EvenhandError, expect
 from evenhand.local._batches import Batch, Batches, batches, over_batches
 from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
-from evenhand.local._work import Solver, Work, check_model
+from evenhand.local._work import Parts, Solver, Work, check_model
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 
 __all__ = ["descent", "sgd"]
@@ -67,9 +67,10 @@ def sgd(
     schedule = batches(epochs=epochs, steps=steps, batch_size=batch_size)
 
     def of_risk(risk: RowRisk | None) -> Work:
-        solve = descent(schedule, batch_gradient(model, risk), optimiser)
+        parts = Parts(schedule, batch_gradient(model, risk), optimiser)
         # Work that already has a risk does not take another.
-        return Work(model, solve, schedule.effort, step_size, of_risk if risk is None else None)
+        another = of_risk if risk is None else None
+        return Work(model, descent(*parts), schedule.effort, step_size, another, parts)
 
     return of_risk(risk)
 

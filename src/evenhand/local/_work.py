@@ -7,13 +7,13 @@ from typing import NamedTuple, TypeAlias
 
 import optax
 
-from evenhand.errors import expect
-from evenhand.local._batches import step_per_row
-from evenhand.local._estimator import RowRisk
+from evenhand.errors import EvenhandError, expect
+from evenhand.local._batches import Batches, step_per_row
+from evenhand.local._estimator import Estimator, RowRisk
 from evenhand.naming import short
 from evenhand.types import ClientData, Effort, Key, Model, Params, PyTree
 
-__all__ = ["Solver", "Work", "check_model"]
+__all__ = ["Parts", "Solver", "Work", "check_model", "check_work", "parts_of"]
 
 Solver: TypeAlias = Callable[[Params, ClientData, Key, optax.GradientTransformation], tuple[Params, PyTree]]
 """``(params, data, key, correction) -> (params, correction_state)``.
@@ -21,6 +21,21 @@ Solver: TypeAlias = Callable[[Params, ClientData, Key, optax.GradientTransformat
 A solver must pass each gradient of :math:`F_k` through ``correction.update(gradient, state, params)`` before it
 uses it, start from ``correction.init(params)``, and return the last state.
 """
+
+
+class Parts(NamedTuple):
+    """What mini-batch descent is made of, for methods with a loop of their own.
+
+    Attributes:
+      schedule: the batches of a round.
+      estimate: the gradient on a batch.
+      client_opt: the optimiser that takes the steps.
+    """
+
+    schedule: Batches
+    estimate: Estimator
+    client_opt: optax.GradientTransformation
+    __repr__ = short
 
 
 class Work(NamedTuple):
@@ -34,6 +49,7 @@ class Work(NamedTuple):
       effort: ``data -> Effort``, so that clients of similar effort train at the same time.
       step_size: the step size, if this is plain gradient descent, else None.
       of_risk: ``risk -> Work``, the same work on another risk of each batch's losses; None: the risk cannot be changed.
+      parts: what it is made of, where it is mini-batch descent; else None.
 
     ``solve`` and ``of_risk`` are bound to the model that they were made with: make new work for another model.
     """
@@ -43,7 +59,22 @@ class Work(NamedTuple):
     effort: Callable[[ClientData], Effort] = step_per_row
     step_size: float | None = None
     of_risk: Callable[[RowRisk | None], Work] | None = None
+    parts: Parts | None = None
     __repr__ = short
+
+
+def parts_of(work: Work, who: str) -> Parts:
+    """The parts of local work, for the method ``who`` that takes its steps itself.
+
+    Raises:
+      EvenhandError: it is not mini-batch descent.
+    """
+    if work.parts is None:
+        raise EvenhandError(
+            f"{who}() takes its local steps itself, and got work that is not mini-batch descent: "
+            "make it with eh.local.sgd(model, ...)."
+        )
+    return work.parts
 
 
 def check_model(model: object) -> None:
@@ -59,3 +90,14 @@ def check_model(model: object) -> None:
         "eh.models.softmax_regression(features=64, classes=10), or a flax module through "
         "eh.models.from_flax(module, loss=..., sample=...)",
     )
+
+
+def check_work(work: object, name: str = "work") -> Work:
+    """``work``, checked to be local work on a model; ``name`` is the argument that it was passed as."""
+    expect(name, work, Work, "eh.local.sgd(model, 0.1, epochs=1, batch_size=10)")
+    assert isinstance(work, Work)
+    check_model(work.model)
+    for field, function in (("solve", work.solve), ("effort", work.effort)):
+        if not callable(function):
+            raise EvenhandError(f"{name}={work!r:.200}: its {field} is not a function; see eh.local.Work.")
+    return work

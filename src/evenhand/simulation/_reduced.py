@@ -114,7 +114,7 @@ def stacked(
     uploads = Upload(delta, weight, loss)
     if agreed is not None:
         uploads = agreed(tree.among(accepted, uploads), accepted)
-        accepted = accepted & jax.vmap(rounds.accepts_delta)(uploads.delta)
+        accepted = accepted & jax.vmap(rounds.accepts_delta, axis_size=len(accepted))(uploads.delta)
     direction, memory = groups.devices.whole(
         reduce_uploads(aggregator, uploads, accepted, memory, key, noise)
     )

@@ -128,12 +128,14 @@ def _server(
     sane = jax.vmap(lambda report: rounds.accepts_report(aggregator, report, largest))(reports)
     cohort = cohort._replace(present=cohort.present & sane)
     weights, after, info = rounds.weighed(aggregator, reports, cohort, memory)
-    cohort = cohort._replace(present=cohort.present & jax.vmap(rounds.accepts_delta)(deltas))
+    # Where nothing is shared, deltas are empty trees, which do not tell how many there are.
+    finite = jax.vmap(rounds.accepts_delta, axis_size=len(cohort.ids))
+    cohort = cohort._replace(present=cohort.present & finite(deltas))
     uploads = tree.among(cohort.present, Upload(deltas, weights, reports.loss))
     if program.attack is not None and program.attack.collude is not None:
         chosen = malicious[cohort.ids]
         uploads = rounds.colluding(program.attack, uploads, chosen, cohort, keys, number, streams)
-        cohort = cohort._replace(present=cohort.present & jax.vmap(rounds.accepts_delta)(uploads.delta))
+        cohort = cohort._replace(present=cohort.present & finite(uploads.delta))
     # All uploads become one direction, and the server steps along it.
     noise = jax.vmap(partial(rounds.lift_key, keys, number, streams))(cohort.ids)
     key, step_key = (

@@ -1,0 +1,86 @@
+"""A personal model beside any global method, which it listens to and never influences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from evenhand.errors import EvenhandError, expect
+from evenhand.local import Work, check_work, step_per_row
+from evenhand.types import Algorithm, ClientData, Effort, Key, Params, Phase, PyTree, Report
+
+__all__ = ["beside", "check_method", "non_negative"]
+
+
+class _State(NamedTuple):
+    """What a client keeps: the wrapped method's state, and its personal one."""
+
+    inner: PyTree
+    personal: PyTree
+
+
+def beside(
+    method: Algorithm,
+    *,
+    begin: Callable[[Params], PyTree],
+    train: Callable[[PyTree, Params, ClientData, Key], PyTree],
+    serve: Callable[[PyTree], Params],
+    effort: Callable[[ClientData], Effort],
+    name: str,
+) -> Algorithm:
+    """``method`` unchanged, while each client of the cohort also trains something of its own in the last exchange.
+
+    Args:
+      method: any method; its messages, uploads and server states stay the same to the bit.
+      begin: ``params -> personal``, the personal state of a client never drawn before.
+      train: ``(personal, received, data, key) -> personal``, given the model in the broadcast and the client's key.
+      serve: ``personal -> params`` that the client uses.
+      effort: of ``train``.
+      name: of the result.
+    """
+
+    def wrap(phase: Phase, *, last: bool) -> Phase:
+        def report(message: PyTree, state: _State, data: ClientData) -> Report:
+            return phase.report(message, state.inner, data)
+
+        def work(message: PyTree, state: _State, data: ClientData, key: Key) -> tuple[PyTree, _State]:
+            delta, inner = phase.work(message, state.inner, data, key)
+            personal = state.personal
+            if last:
+                personal = train(personal, method.received(message), data, key)
+            return delta, _State(inner, personal)
+
+        def both(data: ClientData) -> Effort:
+            return jax.tree.map(lambda a, b: a + b, (phase.effort or step_per_row)(data), effort(data))
+
+        return phase._replace(report=report, work=work, effort=both if last else phase.effort)
+
+    *before, final = method.phases
+    return method._replace(
+        name=name,
+        phases=(*(wrap(phase, last=False) for phase in before), wrap(final, last=True)),
+        init_client=lambda params: _State(method.init_client(params), begin(params)),
+        personal_params=lambda server, state: serve(state.personal),
+        adapt=None,
+    )
+
+
+def check_method(who: str, method: object, work: object) -> None:
+    """Checks that ``method`` is a method and ``work`` local work on the same model."""
+    expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
+    assert isinstance(method, Algorithm)
+    check_work(work)
+    assert isinstance(work, Work)
+    if work.model != method.model:
+        raise EvenhandError(
+            f"{who}() got a method and work with different models: make both with the same one."
+        )
+
+
+def non_negative(who: str, name: str, value: float, *, infinite: bool = False) -> None:
+    """Checks that a weight is a number >= 0."""
+    if not (value >= 0.0 and (infinite or value < float("inf"))):
+        kind = "a number >= 0, or infinite" if infinite else "a finite number >= 0"
+        raise EvenhandError(f"{who}({name}={value}): give {kind}.")

@@ -1,0 +1,93 @@
+"""Ditto: a personal model held near the global one, beside any global method."""
+
+from __future__ import annotations
+
+import math
+
+import optax
+
+from evenhand import local
+from evenhand.errors import EvenhandError
+from evenhand.personalization._beside import beside, check_method, non_negative
+from evenhand.streams import Purpose, stream
+from evenhand.types import Algorithm, ClientData, Key, Params
+
+__all__ = ["ditto"]
+
+
+def ditto(
+    method: Algorithm,
+    work: local.Work,
+    *,
+    lam: float = 1.0,
+    same_batches: bool = False,
+    implicit: bool = False,
+) -> Algorithm:
+    r"""Ditto: every client also trains a model of its own, which a quadratic penalty holds near the global one.
+
+    .. math::
+        \min_{v_k} h_k(v_k; w^*) = F_k(v_k) + \frac{\lambda}{2} \|v_k - w^*\|^2
+        \quad \text{s.t.} \quad w^* \in \arg\min_w G\big(F_1(w), \dots, F_K(w)\big)
+
+    In each round a client of the cohort works for the global method as if alone, and then, from the :math:`v_k` that
+    it kept,
+
+    .. math:: v_k \leftarrow v_k - \eta \big( \nabla F_k(v_k; b) + \lambda (v_k - w^t) \big)
+
+    for each batch ``b``.  The anchor is the model :math:`w^t` that it *received*, the same for all steps.
+
+    Args:
+      method: the global method :math:`G`: any, with any aggregator.  Ditto changes no bit of it, whatever ``lam`` is.
+      work: local work on :math:`v_k`, with its step size :math:`\eta`; its model is that of the method.
+      lam: :math:`\lambda \ge 0`.  0 trains separate models; infinity serves every client the global one.
+      same_batches: draw the personal batches with the key of the global ones, which makes them the same if the work is
+        the same, as in the authors' code; False: independent batches.
+      implicit: take each step implicitly in the penalty, :math:`v_k \leftarrow (v_k - \eta \nabla F_k + \eta \lambda
+        w^t) / (1 + \eta \lambda)`, which is stable for every ``lam``; needs plain descent.
+
+    Raises:
+      EvenhandError: ``lam`` negative or NaN; different models; or ``implicit`` without a plain step size.
+
+    Edge cases: :math:`v_k` starts as the initial model :math:`w^0` and changes only in rounds in which the client is
+    drawn; a client never drawn is served :math:`w^0`.  An explicit step needs :math:`\eta (L + \lambda) < 2` for
+    curvature :math:`L`.  The personal models of malicious clients never reach the server.
+
+    Differs from the paper: its algorithm 2 averages uniformly over clients drawn in proportion to their size:
+    ``fedavg(work, sampling=eh.sampling.proportional(replace=False))``; the default of ``fedavg`` draws uniformly and
+    weights by size.  Local iterations are those of ``work``; the authors' code drops the remainder of each epoch.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.load("digits", clients=10)
+      >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
+      >>> robust = eh.algorithms.fedavg(work, aggregator=eh.aggregators.geometric_median())
+      >>> run = eh.simulate(ditto(robust, work, lam=0.1), data, rounds=4, cohort=5)
+      >>> run.personal_params(0)["kernel"].shape
+      (64, 10)
+
+    Source: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, algorithms 1, 2.
+    """
+    check_method("ditto", method, work)
+    non_negative("ditto", "lam", lam, infinite=True)
+    if implicit and work.step_size is None:
+        raise EvenhandError(
+            "ditto(implicit=True) needs work with a plain step size, e.g. eh.local.sgd(model, 0.1, ...)."
+        )
+    name = f"ditto({method.name or 'method'}, lam={lam:g})"
+    if lam == math.inf:
+        return method._replace(personal_params=None, adapt=None, name=name)
+    shrink = 1.0 / (1.0 + lam * work.step_size) if implicit and work.step_size is not None else 1.0
+
+    def train(personal: Params, received: Params, data: ClientData, key: Key) -> Params:
+        pull = optax.chain(local.proximal(lam, received), optax.scale(shrink))
+        key = key if same_batches else stream(key, Purpose.PERSONAL)
+        return work.solve(personal, data, key, pull)[0]
+
+    return beside(
+        method,
+        begin=lambda params: params,
+        train=train,
+        serve=lambda personal: personal,
+        effort=work.effort,
+        name=name,
+    )
