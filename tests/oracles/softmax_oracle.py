@@ -12,22 +12,28 @@ DATA = eh.testing.toy_data()
 SIZES = DATA.train.sizes
 
 
-def _probabilities(w, k):
-    x, y = DATA.train.client(k)
+def _probabilities(w, k, rows):
+    x, y = (part[rows] for part in DATA.train.client(k))
     logits = x.astype(np.float64) @ w["w"] + w["b"]
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     return x, y, p / p.sum(axis=1, keepdims=True)
 
 
-def loss(w, k):
-    """The mean loss of client k."""
-    _, y, p = _probabilities(w, k)
+def loss(w, k, rows=slice(None)):
+    """The mean loss of client k, on all its examples or some."""
+    _, y, p = _probabilities(w, k, rows)
     return -np.mean(np.log(p[np.arange(len(y)), y]))
 
 
-def gradient(w, k):
+def accuracy(w, k, rows=slice(None)):
+    """The share of them that the model gets right."""
+    _, y, p = _probabilities(w, k, rows)
+    return np.mean(p.argmax(axis=1) == y)
+
+
+def gradient(w, k, rows=slice(None)):
     """The gradient of that loss."""
-    x, y, p = _probabilities(w, k)
+    x, y, p = _probabilities(w, k, rows)
     p[np.arange(len(y)), y] -= 1
     return {"w": x.T @ p / len(y), "b": p.mean(axis=0)}
 
