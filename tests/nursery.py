@@ -76,9 +76,9 @@ class Child(NamedTuple):
         return status
 
 
-METHODS = ("scaffold", "fedtilt", "fedadam", "qmaml", "afl")
+METHODS = ("scaffold", "fedtilt", "fedadam", "qmaml", "afl", "ditto")
 """They differ in the state that they keep: a state at each client, personal models, moments of the server, an
-adaptation to each client, and weights of all clients."""
+adaptation to each client, weights of all clients, and personal models in files."""
 
 
 def _method(name: str):
@@ -93,6 +93,8 @@ def _method(name: str):
             return eh.algorithms.fedavg(work, server_opt=eh.server_opt.fedadam(0.01))
         case "qmaml":
             return eh.algorithms.qmaml(model, q=1.0, step_size=0.05)
+        case "ditto":
+            return eh.personalization.ditto(eh.algorithms.scaffold(work), work, lam=0.5)
         case "afl":
             return eh.algorithms.afl(model, gamma_w=0.05, gamma_lambda=0.01)
 
@@ -100,7 +102,10 @@ def _method(name: str):
 def _simulate(folder: str, result: str, method: str = "scaffold", rounds: int = SETTINGS["rounds"]) -> int:
     """One run to its end; all its numbers go to the file ``result``."""
     settings = {**SETTINGS, "rounds": rounds}
-    run = eh.simulate(_method(method), eh.testing.toy_data(), checkpoint=folder or None, **settings)
+    offload = f"{result}-states" if method == "ditto" else None
+    run = eh.simulate(
+        _method(method), eh.testing.toy_data(), checkpoint=folder or None, offload=offload, **settings
+    )
     leaves = {f"leaf {i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(run.state))}
     columns = {f"history {name}": values for name, values in run.history.items()}
     rounds = {f"round {name}": values for name, values in run.per_round.items()}

@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"errors", "types"},
     "risks": {"errors", "types"},
     "secure": {"errors", "types"},
+    "theory": {"errors"},
     "aggregators": _WORK | {"risks", "secure"},
     "attacks": _BASE | {"aggregators"},
     "centralized": _WORK | {"risks"},

@@ -109,13 +109,13 @@ def test_the_comparison_notices_rows_in_a_wrong_place(mapped, monkeypatch):
 @pytest.mark.usefixtures("small_blocks")
 def test_a_client_whose_rows_are_missing_is_rejected_rather_than_given_anothers_rows(mapped, monkeypatch):
     """Its upload is not a number, so that the server rejects it, and the run says so."""
-    original = _ahead._cohorts
+    original = _ahead.cohorts
 
     def other_rounds(program, rounds):
         draw = original(program, rounds)
         return lambda sizes, table, keys, first: draw(sizes, table, keys, np.int32(first + 1))
 
-    monkeypatch.setattr(_ahead, "_cohorts", other_rounds)
+    monkeypatch.setattr(_ahead, "cohorts", other_rounds)
     spoilt = run(mapped)
     assert spoilt.per_round["rejected"].any()
     assert [finding.kind for finding in spoilt.findings] == ["rejected"]

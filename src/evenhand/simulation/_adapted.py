@@ -40,7 +40,7 @@ def adapt_one(adapt: Adapt, params: Params, train: Split, client: int, root: Key
     x, y = jnp.asarray(train.x[begin:end]), jnp.asarray(train.y[begin:end])
     rows = Prepared(x, y, np.array([0, end - begin]))
     who, capacity = np.array([client]), int(train.sizes.max())
-    return tree.take(adapt_all(adapt, _same, params, rows, who, 1, root, capacity, 1), jnp.int32(0))
+    return tree.take(adapt_all(adapt, _same, params, rows, who, who, 1, root, capacity, 1), jnp.int32(0))
 
 
 def _same(params: Params, client: Array) -> Params:
@@ -53,6 +53,7 @@ def adapt_all(
     states: PyTree,
     train: Prepared,
     ids: NDArray,
+    places: NDArray,
     together: int,
     root: Key,
     capacity: int,
@@ -62,10 +63,11 @@ def adapt_all(
 
     Args:
       adapt: what each of them does.
-      params_of: ``(states, id) -> params``, what each of them is served.
+      params_of: ``(states, place) -> params``, what each of them is served.
       states: what those parameters are computed from.
       train: the rows of these clients.
       ids: which clients these are.
+      places: where ``params_of`` finds them.
       together: the most clients in one call: the program is compiled for that many.
       root: the run's key.
       capacity: the most training rows of any client of the run.
@@ -77,9 +79,10 @@ def adapt_all(
         x, y, starts = filled(x, rows, room), filled(y, rows, room), starts - rows.start
     devices = 1 if mesh is None else mesh.size
     missing = -(-together // devices) * devices - len(ids)
-    windows = tuple(np.pad(part.astype(np.int32), (0, missing)) for part in (ids, starts, train.sizes))
-    places = everywhere(mesh, (states, root, x, y))
-    found = _adapt(*places, windows, adapt, params_of, capacity, lanes, mesh)
+    parts = (ids, places, starts, train.sizes)
+    windows = tuple(np.pad(part.astype(np.int32), (0, missing)) for part in parts)
+    sent = everywhere(mesh, (states, root, x, y))
+    found = _adapt(*sent, windows, adapt, params_of, capacity, lanes, mesh)
     return jax.tree.map(lambda leaf: leaf[: len(ids)], found)
 
 
@@ -89,7 +92,7 @@ def _adapt(
     root: Key,
     x: Array,
     y: Array,
-    windows: tuple[Array, Array, Array],
+    windows: tuple[Array, Array, Array, Array],
     adapt: Adapt,
     params_of: Callable[[PyTree, Array], Params],
     capacity: int,
@@ -97,12 +100,12 @@ def _adapt(
     mesh: Mesh | None,
 ) -> Params:
     def on_device(
-        states: PyTree, root: Key, x: Array, y: Array, windows: tuple[Array, Array, Array]
+        states: PyTree, root: Key, x: Array, y: Array, windows: tuple[Array, Array, Array, Array]
     ) -> Params:
-        def client(window: tuple[Array, Array, Array]) -> Params:
-            k, start, size = window
+        def client(window: tuple[Array, Array, Array, Array]) -> Params:
+            k, place, start, size = window
             data = ClientData(x, y, start, size, jnp.float32(1.0), capacity)
-            return adapt(params_of(states, k), data, _adapting_key(root, k))
+            return adapt(params_of(states, place), data, _adapting_key(root, k))
 
         return lax.map(client, windows, batch_size=lanes if lanes > 1 else None)
 

@@ -25,7 +25,7 @@ from evenhand.simulation.program import Program
 from evenhand.streams import Keys
 from evenhand.types import Array, PyTree
 
-__all__ = ["Ahead", "Block", "room_for"]
+__all__ = ["Ahead", "Block", "cohorts", "room_for"]
 
 NDArray = npt.NDArray[Any]
 
@@ -80,7 +80,7 @@ class Ahead:
         self._train, self._sizes, self._malicious, self._shared = train, train.sizes, malicious, shared
         self._seed, self._keys = seed, keys
         rows, need = _block_rows(program, train)
-        self._draw = _cohorts(program, int(np.clip(rows // need, 1, _MOST_AHEAD)))
+        self._draw = cohorts(program, int(np.clip(rows // need, 1, _MOST_AHEAD)))
         self._worker = ThreadPoolExecutor(1, "evenhand-rows")
         self._next: tuple[int, Future[Block]] | None = None
 
@@ -147,7 +147,7 @@ def _fitting(drawn: NDArray, sizes: NDArray, room: int) -> tuple[int, NDArray]:
     return until, clients[seen < until * drawn.shape[1]]
 
 
-def _cohorts(program: Program, count: int) -> Callable[[Array, PyTree, Keys, Any], Array]:
+def cohorts(program: Program, count: int) -> Callable[[Array, PyTree, Keys, Any], Array]:
     """``(sizes, table, keys, first) -> (rounds, draws)``: the client ids of some rounds, -1 for empty slots."""
     algorithm = program.algorithm
 

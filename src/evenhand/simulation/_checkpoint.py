@@ -24,6 +24,9 @@ from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
 from evenhand.interrupts import uninterrupted
 from evenhand.lock import held
 from evenhand.rounds import RoundState
+from evenhand.simulation._host_store import HostStore
+from evenhand.simulation._segments import Segments
+from evenhand.types import PyTree
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
@@ -34,6 +37,8 @@ NDArray = npt.NDArray[Any]
 
 _ABOUT = {"identity", "done", "history", "per_round", "dtypes", "seconds"}
 """What is saved beside the arrays."""
+_CLIENTS = "clients"
+"""The segments of the clients' states, where these are on the host."""
 _STATE, _ALL = "sha256 of the state", "sha256"
 """Checksums: of the arrays, and of that and everything else."""
 
@@ -104,7 +109,11 @@ class Checkpoints:
     """
 
     def __init__(
-        self, place: str | Path | Checkpoint, like: RoundState, identity: Callable[[], dict[str, Any]]
+        self,
+        place: str | Path | Checkpoint,
+        like: RoundState,
+        identity: Callable[[], dict[str, Any]],
+        store: HostStore | None = None,
     ) -> None:
         self._place = place if isinstance(place, Checkpoint) else Checkpoint(place, seconds=0.0)
         self._folder = Path(self._place.folder).absolute()
@@ -113,6 +122,7 @@ class Checkpoints:
             raise EvenhandError(f"Checkpoint(seconds={self._place.seconds}): give a number of at least 0.")
         _check_writable(self._folder)
         self._saved_at, self._cost = monotonic(), 0.0
+        self._segments = Segments(self._folder / _CLIENTS, store)
         self._stale = self._place.saved() if self._place.fresh else []
 
     def held(self) -> AbstractContextManager[None]:
@@ -134,8 +144,8 @@ class Checkpoints:
         )
         return ocp.CheckpointManager(self._folder, options=options)
 
-    def load(self) -> Snapshot | None:
-        """The latest snapshot that is whole, or None if there is none yet."""
+    def load(self, one: PyTree = ()) -> Snapshot | None:
+        """The latest snapshot that is whole, or None if there is none yet; ``one`` is the state of a new client."""
         steps = self._place.saved()[::-1]
         if self._place.fresh or not steps:
             return None
@@ -143,7 +153,7 @@ class Checkpoints:
         for step in steps:
             try:
                 with uninterrupted():  # as while saving
-                    found, is_old = self._read(step, identity)
+                    found, is_old = self._read(step, identity, one)
             except EvenhandError:
                 raise
             except Exception as error:  # orbax and its stores raise whatever they like about damaged files
@@ -165,7 +175,7 @@ class Checkpoints:
             f"The checkpoint in {self._folder} is damaged ({reasons[0]}): delete what is in it to begin anew."
         )
 
-    def _read(self, step: int, identity: Mapping[str, Any]) -> tuple[Snapshot, bool]:
+    def _read(self, step: int, identity: Mapping[str, Any], one: PyTree) -> tuple[Snapshot, bool]:
         """The snapshot, as NumPy arrays, since the devices of the run that saved it may be gone; and whether it lacks
         checksums, as those of earlier versions do."""
         import orbax.checkpoint as ocp
@@ -181,7 +191,10 @@ class Checkpoints:
                     f"The checkpoint in {self._folder} is of another run (its {name} is {saved[name]}, not {value}): "
                     f"give another folder, or delete that one."
                 )
-        leaves, structure = jax.tree.flatten(self._like)
+        listed = about.get(_CLIENTS)
+        leaves, structure = jax.tree.flatten(
+            self._like if listed is None else self._like._replace(clients=())
+        )
         like = {str(i): np.empty(leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)}
         wanted = ocp.args.Composite(state=ocp.args.StandardRestore(like))
         arrays = self._manager.restore(step, args=wanted)["state"]
@@ -194,6 +207,8 @@ class Checkpoints:
             for name, values in about["per_round"].items()
         }
         state = jax.tree.unflatten(structure, [arrays[str(i)] for i in range(len(leaves))])
+        clients = state.clients if listed is None else self._like.clients
+        state = state._replace(clients=self._segments.restored(listed, clients, one))
         return Snapshot(state, step, about["history"], per_round, about["seconds"]), is_old
 
     def due(self, *, last: bool) -> bool:
@@ -221,15 +236,18 @@ class Checkpoints:
             "seconds": snapshot.seconds,
             _STATE: _checksum(arrays),
         }
-        whole = ocp.args.Composite(
-            state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(resealed(about))
-        )
         # Threads of the store that are left behind by Ctrl-C complain on the user's screen.
         with uninterrupted():
             try:
                 self._drop_stale()
+                if (listed := self._segments.save(snapshot.done)) is not None:
+                    about[_CLIENTS] = listed
+                whole = ocp.args.Composite(
+                    state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(resealed(about))
+                )
                 self._manager.save(snapshot.done, args=whole, force=True)
                 self._manager.wait_until_finished()
+                self._segments.saved(listed)
             except Exception as error:  # orbax and its stores raise whatever they like about a full disk
                 raise StorageError(
                     f"The state after round {snapshot.done} could not be saved in {self._folder} "

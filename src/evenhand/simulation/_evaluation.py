@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -32,7 +33,7 @@ from evenhand.evaluation import (
 )
 from evenhand.memory import aligned, empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
-from evenhand.simulation._adapted import Adapt, adapt_all, fitting
+from evenhand.simulation._adapted import adapt_all, fitting
 from evenhand.simulation._rows import Resident, must_stream, sent
 from evenhand.simulation.setup import Setup
 from evenhand.streams import Purpose
@@ -42,7 +43,6 @@ __all__ = ["Evaluation", "Served"]
 
 NDArray = npt.NDArray[Any]
 Parts: TypeAlias = Mapping[str, tuple[Prepared, ClassIndex | None]]
-
 
 _MOST_ROWS = 2**25
 """Examples, times models, that are evaluated at once: the values of all of them are in memory."""
@@ -119,6 +119,7 @@ class Evaluation:
         self.malicious = malicious_clients(program.attack, data.num_clients, seed)
         mesh = self._mesh = _local(program.mesh)
         poisoned = program.attack is not None and program.attack.rows is not None
+        self.store = setup.store
         self.splits: dict[str, Prepared] = {}
         self.indices: dict[str, ClassIndex | None] = {}
         classes = data.num_classes
@@ -143,6 +144,7 @@ class Evaluation:
         """The same clients' examples, evaluated with the models of another run."""
         other = copy.copy(self)
         other.algorithm, other.root = setup.program.algorithm, setup.keys.shared
+        other.store = setup.store
         return other
 
     @staticmethod
@@ -178,8 +180,8 @@ class Evaluation:
         if self._mesh is None:
             state = here(state)
         served = _Serve(self.algorithm.global_params, self.algorithm.personal_params)
-        if self.algorithm.adapt is not None:
-            return self._adapted((state.server, state.clients), served, self.algorithm.adapt)
+        if self.algorithm.adapt is not None or (self.store is not None and self.algorithm.personal_params):
+            return self._in_windows(state, served)
         if self.algorithm.personal_params is not None:
             parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
             return self._personal((state.server, state.clients), parts, served)
@@ -189,26 +191,21 @@ class Evaluation:
         )
 
     def _personal(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
-        model = self.algorithm.model
-        found = {
-            name: personal_per_class(
-                model,
-                states,
-                part,
-                index,
-                params_of=params_of,
-                lanes=self.lanes,
-                widest=self.splits[name].sizes,
-            )
-            for name, (part, index) in parts.items()
-        }
-        return Served.of(found)
+        measure = partial(
+            personal_per_class, self.algorithm.model, states, params_of=params_of, lanes=self.lanes
+        )
+        return Served.of(
+            {
+                name: measure(part, index, widest=self.splits[name].sizes)
+                for name, (part, index) in parts.items()
+            }
+        )
 
-    def _adapted(self, states: PyTree, serve: _Serve, adapt: Adapt) -> Served:
-        """Measures the adapted models, of as many clients at a time as memory allows."""
-        train = self.splits["train"]
+    def _in_windows(self, state: RoundState, serve: _Serve) -> Served:
+        """Measures the models of as many clients at a time as memory allows: adapted ones, or from a store."""
+        train, adapt, store = self.splits["train"], self.algorithm.adapt, self.store
         clients = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
-        model = jax.eval_shape(lambda of: serve(of, jnp.int32(0)), states)
+        model = jax.eval_shape(self.algorithm.global_params, state.server)
         together = fitting(train, sum(leaf.size for leaf in jax.tree.leaves(model)))
         served: dict[int, Served] = {}
         for first in range(0, len(clients), together):
@@ -220,9 +217,17 @@ class Evaluation:
                 )
                 for name, split in self.splits.items()
             }
-            how = (clients[window], together, self.root, self.capacity, self.lanes)
-            params = adapt_all(adapt, serve, states, parts["train"][0], *how)
-            served[first] = self._personal(params, parts, tree.take)
+            ids = places = clients[window]
+            states: PyTree = (state.server, state.clients)
+            if store is not None:
+                places = np.arange(len(ids))
+                states = (state.server, everywhere(self._mesh, store.of(ids, together)))
+            if adapt is None:
+                served[first] = self._personal(states, parts, serve)
+            else:
+                how = (ids, places, together, self.root, self.capacity, self.lanes)
+                params = adapt_all(adapt, serve, states, parts["train"][0], *how)
+                served[first] = self._personal(params, parts, tree.take)
         return Served.joined(served)
 
     def columns(self, served: Served) -> dict[str, float]:

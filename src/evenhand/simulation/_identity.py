@@ -51,7 +51,7 @@ def _fingerprint(setup: Setup) -> str:
     """
     program = setup.program._replace(lanes=1, mesh=None)
     # Of shapes: the arrays may be gone, and runs whose data are of one form are one computation.
-    like = jax.eval_shape(lambda *values: values, setup.state, setup.rows, setup.keys)
+    like = jax.eval_shape(lambda *values: values, setup.like, setup.rows, setup.keys)
     leaves, structure = jax.tree.flatten(like)
     return _of_computation(ById(program), structure, tuple(leaves))
 

@@ -202,7 +202,7 @@ class _Crew:
         checkpoints = None
         if job.checkpoint is not None:
             who = partial(identity, setup, job.data, job.seed, job.eval_clients)
-            checkpoints = Checkpoints(job.checkpoint, setup.state, who)
+            checkpoints = Checkpoints(job.checkpoint, setup.like, who)
             stack.enter_context(checkpoints.held())
         self._sessions[position] = session
         bar = stack.enter_context(Progress(job.rounds, show=False))

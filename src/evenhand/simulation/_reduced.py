@@ -13,6 +13,7 @@ from evenhand import rounds, tree
 from evenhand.aggregators import in_loop, in_passes, reduce_uploads
 from evenhand.simulation._client import Client, Trained
 from evenhand.simulation._groups import Groups, Members, side_by_side, sum_of
+from evenhand.simulation.store import States
 from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Upload
 
 __all__ = ["Reduced", "reduced", "stacked"]
@@ -39,7 +40,7 @@ def reduced(
     memory: PyTree,
     client: Client,
     groups: Groups,
-    store: PyTree,
+    states: States,
     key: Key,
     noise: Key,
 ) -> Reduced:
@@ -49,9 +50,9 @@ def reduced(
     reduces them pass by pass.  Any other aggregator gets all of them at once.
     """
     if not isinstance(aggregator, Sum) or not aggregator.streams:
-        return stacked(aggregator, memory, client, groups, store, key, noise)
+        return stacked(aggregator, memory, client, groups, states, key, noise)
     if aggregator.passes > 1:
-        return _in_passes(aggregator, memory, client, groups, store, key)
+        return _in_passes(aggregator, memory, client, groups, states, key)
     public = aggregator.publish(memory)
 
     def on_device(members: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
@@ -59,11 +60,11 @@ def reduced(
             return _lifted(aggregator, public, 0, client, group, done.upload, done.accepted)
 
         def step(total: PyTree, group: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
-            done = _train(client, group, store)
+            done = _train(client, group, states)
             return tree.add(total, lifted(group, done)), (done.state, done.accepted)
 
         first = tree.take(members, jnp.int32(0))
-        like = jax.eval_shape(lambda: lifted(first, _train(client, first, store)))
+        like = jax.eval_shape(lambda: lifted(first, _train(client, first, states)))
         return lax.scan(step, _zeros(like), members)
 
     totals, kept = groups.devices.each(on_device, groups.members)
@@ -72,9 +73,9 @@ def reduced(
 
 
 def _in_passes(
-    aggregator: Sum, memory: PyTree, client: Client, groups: Groups, store: PyTree, key: Key
+    aggregator: Sum, memory: PyTree, client: Client, groups: Groups, states: States, key: Key
 ) -> Reduced:
-    done = groups.map_groups(lambda group: _train(client, group, store))
+    done = groups.map_groups(lambda group: _train(client, group, states))
 
     def total_of(public: PyTree, number: Array) -> PyTree:
         def on_device(kept: tuple[Members, Upload, Array]) -> PyTree:
@@ -99,7 +100,7 @@ def stacked(
     memory: PyTree,
     client: Client,
     groups: Groups,
-    store: PyTree,
+    states: States,
     key: Key,
     noise: Key,
     agreed: Callable[[Upload, Array], Upload] | None = None,
@@ -108,7 +109,7 @@ def stacked(
 
     ``noise`` has the key of each client of the cohort, ``(m,)``.
     """
-    done = groups.map_groups(lambda group: _train(client, group, store))
+    done = groups.map_groups(lambda group: _train(client, group, states))
     delta = groups.by_coordinate(done.upload.delta)
     (weight, loss), accepted, states = groups.ungroup((done.upload[1:], done.accepted, done.state))
     uploads = Upload(delta, weight, loss)
@@ -121,9 +122,9 @@ def stacked(
     return Reduced(direction, memory, states, accepted)
 
 
-def _train(client: Client, members: Members, store: PyTree) -> Trained:
+def _train(client: Client, members: Members, states: States) -> Trained:
     """One group's local work, clients side by side."""
-    return side_by_side(client.train, members, tree.take(store, members.ids))
+    return side_by_side(client.train, members, states.of(members.ids))
 
 
 def _lifted(

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand import tree
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import (
@@ -126,7 +124,7 @@ class Run:
             )
         params, of = self.params, self.algorithm.personal_params
         if of is not None:
-            params = of(self.kept.server, tree.take(self.kept.clients, jnp.int32(k)))
+            params = of(self.kept.server, self.kept.client(k))
         if self.algorithm.adapt is None:
             return params
         return adapt_one(self.algorithm.adapt, params, self.data.train, k, jax.random.key(self.seed))

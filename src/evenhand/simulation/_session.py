@@ -112,11 +112,17 @@ class Session:
             return self.evaluation.served(request.state)
         begin = time.perf_counter()
         rows, count = self.setup.source.block(request.first, request.rounds)
+        state, offloaded, block = request.state, self.setup.offloaded, None
+        if offloaded is not None:
+            block = offloaded.block(request.first, count)
+            count, rows = block.rounds, rows._replace(slots=block.slots)
+            state = state._replace(clients=block.states)
         received = time.perf_counter()
-        state, infos = engine.run_rounds(
-            self.program, request.state, rows, self.setup.keys, request.first, count
-        )
+        state, infos = engine.run_rounds(self.program, state, rows, self.setup.keys, request.first, count)
         jax.block_until_ready(state)
+        if offloaded is not None and block is not None:
+            offloaded.take_back(block, state.clients)
+            state = state._replace(clients=())
         found = {name: np.asarray(info)[:count] for name, info in infos.items()}
         seconds = {"data": received - begin, "train": time.perf_counter() - received}
         return Trained(state, found, count, seconds)
@@ -130,7 +136,10 @@ class Session:
         progress: Progress,
     ) -> Steps:
         """Yields requests, to be answered by ``send``, and the run so far at each evaluation."""
-        done, found = 0, None if checkpoints is None else checkpoints.load()
+        done, found = 0, None
+        if checkpoints is not None:
+            # Before the first round all clients' states are equal.
+            found = checkpoints.load(jax.tree.map(lambda leaf: np.asarray(leaf[0]), here(state).clients))
         is_new = found is None
         if found is not None:
             if found.done > rounds:
@@ -220,7 +229,7 @@ class Session:
         per_round = {
             name: values for name, values in self.per_round.items() if len(values) and name not in WORK
         }
-        kept = Kept(state)
+        kept = Kept(state, self.setup.store)
         self._handed_out = weakref.ref(kept)
         return Run(
             self.program.algorithm,

@@ -43,6 +43,7 @@ def simulate(
     devices: int | None = None,
     eval_clients: int | None = None,
     stream: bool | None = None,
+    offload: bool | str | Path | None = None,
     watch: Watch = None,
 ) -> Run:
     """Runs a federated method over simulated clients, on whatever device JAX finds.
@@ -70,6 +71,10 @@ def simulate(
       stream: keep the training rows on the host, or in their file, and send those of the next rounds' clients ahead
         of the training, which changes no bit of the result; False: keep all of them on the device; None: stream a
         ``numpy.memmap``, or rows that would fill more than a third of an accelerator's memory.
+      offload: keep what clients keep between rounds, such as personal models, in the host's memory (True) or in files
+        in this folder, and send the states of the next rounds' clients ahead of the training, which changes no bit of
+        the result; False: keep all of them on the device; None: in memory where they take more than 1 GB on a CPU, or
+        a third of an accelerator's memory.  A checkpoint then saves only what has changed since the last one.
       watch: a tracker, or several in a list, that follow the run (:mod:`evenhand.watch`), such as
         ``eh.watch.tensorboard("logs")``; it changes no bit of the result, and one that fails only warns.
 
@@ -104,6 +109,7 @@ def simulate(
         devices=devices,
         eval_clients=eval_clients,
         stream=stream,
+        offload=offload,
         watch=watch,
     )
     _warn(first := next(runs), before=True)
@@ -141,6 +147,7 @@ def iterate(
     devices: int | None = None,
     eval_clients: int | None = None,
     stream: bool | None = None,
+    offload: bool | str | Path | None = None,
     watch: Watch = None,
 ) -> Iterator[Run]:
     """As :func:`simulate`, but yields the :class:`Run` so far at each evaluation, the first at round 0.
@@ -174,11 +181,14 @@ def iterate(
         lanes=lanes,
         devices=devices,
         stream=stream,
+        offload=offload,
     )
     session = Session(setup, data, seed, Evaluation(setup, data, seed, eval_clients))
     checkpoints = None
     if checkpoint is not None:
-        checkpoints = Checkpoints(checkpoint, setup.state, partial(identity, setup, data, seed, eval_clients))
+        checkpoints = Checkpoints(
+            checkpoint, setup.like, partial(identity, setup, data, seed, eval_clients), setup.store
+        )
     alone = nullcontext() if checkpoints is None else checkpoints.held()
     with alone, Progress(rounds, progress) as bar:
         runs = session.run(setup.state, rounds, eval_every, checkpoints, bar)

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from evenhand import rounds, tree
+from evenhand import rounds
 from evenhand.devices import everywhere
 from evenhand.rounds import RoundState
 from evenhand.simulation import _client
@@ -27,7 +27,7 @@ from evenhand.simulation._groups import Groups
 from evenhand.simulation._hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
 from evenhand.simulation._reduced import reduced, stacked
 from evenhand.simulation.program import WORK, ById, Program, Rows, observe
-from evenhand.simulation.store import scatter
+from evenhand.simulation.store import States
 from evenhand.streams import Keys, Purpose, stream
 from evenhand.types import Array, Cohort, Report, Sum, Upload
 
@@ -188,9 +188,10 @@ def _one_phase(
     """The state after one exchange, what it shows, and whose uploads were accepted, ``(m,)``."""
     phase, before = program.algorithm.phases[index], state.aggregators[index]
     client = Client.of(program, index, state.server, rows, keys, number)
+    states = States(state.clients, rows.slots)
     memory, info = before, {}
     if isinstance(phase.aggregator, Sum) and phase.aggregator.weigh is not None:
-        reports, sane = groups.map(lambda member: client.report(member, tree.take(state.clients, member.ids)))
+        reports, sane = groups.map(lambda member: client.report(member, states.of(member.ids)))
         cohort = cohort._replace(present=cohort.present & sane)
         weights, memory, info = rounds.weighed(phase.aggregator, reports, cohort, memory)
         groups = groups.with_reports(Report(weights, reports.loss), cohort.present)
@@ -199,7 +200,7 @@ def _one_phase(
         stream(keys.secret, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
     )
     noise = jax.vmap(partial(rounds.lift_key, keys, number, streams))(cohort.ids)
-    attack, parts = program.attack, (phase.aggregator, memory, client, groups, state.clients, key, noise)
+    attack, parts = program.attack, (phase.aggregator, memory, client, groups, states, key, noise)
     if attack is None or attack.collude is None:
         found = reduced(*parts)
     else:
@@ -218,5 +219,5 @@ def _one_phase(
         server_key,
     )
     aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
-    clients = scatter(state.clients, cohort.ids, found.accepted, found.states)
+    clients = states.after(cohort.ids, found.accepted, found.states)
     return RoundState(step.server, aggregators, clients), {**info, **step.info}, found.accepted

@@ -75,6 +75,7 @@ class Rows(NamedTuple):
       sizes: int32 ``(N,)``, each client's rows.
       malicious: bool ``(N,)``.
       table: what the sampling makes of the sizes once for all rounds, None for nothing.
+      slots: int32 ``(N,)``, where each client's state is among those on the device; None: at its id.
     """
 
     x: Array
@@ -83,6 +84,7 @@ class Rows(NamedTuple):
     sizes: Array
     malicious: Array
     table: PyTree = None
+    slots: Array | None = None
 
 
 def observe(algorithm: Algorithm, server: PyTree, rows: Rows) -> PyTree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +15,13 @@ from jax.sharding import Mesh
 
 from evenhand import rounds
 from evenhand.data import FederatedDataset
-from evenhand.devices import copies, everywhere, over
+from evenhand.devices import copies, everywhere, here, over
 from evenhand.errors import EvenhandError
 from evenhand.rounds import RoundState
 from evenhand.simulation import _client
 from evenhand.simulation._groups import deal
+from evenhand.simulation._host_store import HostStore
+from evenhand.simulation._offloaded import Offloaded
 from evenhand.simulation._rows import Resident, must_stream, resident
 from evenhand.simulation._streamed import Source, Streamed
 from evenhand.simulation.program import ById, Program, Rows
@@ -26,7 +29,7 @@ from evenhand.simulation.store import stored
 from evenhand.streams import Keys, Purpose, keys_of
 from evenhand.streams import stream as stream_of
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Attack, Cohort, Params
+from evenhand.types import Algorithm, Attack, Cohort, Params, PyTree
 
 __all__ = ["SMALL_MODEL", "Setup", "device_rows", "set_up"]
 
@@ -38,6 +41,8 @@ SMALL_MODEL = 2**15
 _MOST_LANES = {"cpu": 32, "gpu": 128, "tpu": 128}
 _MOST_WASTE = 1.1
 """The largest ratio of executed to useful local steps on a CPU, which gains little from a lane."""
+_RESIDENT = 2**30
+"""Bytes of clients' states up to which a CPU trains on all of them in place."""
 _COPIES = 8
 """Models that one lane keeps at a time, about: parameters, gradients, optimiser, sums."""
 
@@ -51,6 +56,7 @@ class Setup(NamedTuple):
       keys: the roots of everything random.
       state: before the first round.
       traffic: numbers that cross the wire per client and round, ``up`` and ``down``.
+      offloaded: the clients' states, where they are on the host, and ``state`` has none; or None.
     """
 
     program: Program
@@ -58,6 +64,18 @@ class Setup(NamedTuple):
     keys: Keys
     state: RoundState
     traffic: Mapping[str, int]
+    offloaded: Offloaded | None = None
+
+    @property
+    def store(self) -> HostStore | None:
+        """All clients' states, where they are on the host."""
+        return None if self.offloaded is None else self.offloaded.store
+
+    @property
+    def like(self) -> RoundState:
+        """The shapes of the state with those of all clients, wherever they are."""
+        like = jax.eval_shape(lambda state: state, self.state)
+        return like if self.offloaded is None else like._replace(clients=self.offloaded.store.like)
 
     @property
     def rows(self) -> Rows:
@@ -77,6 +95,7 @@ def set_up(
     devices: int | None = None,
     stream: bool | None = None,
     rows: Resident | None = None,
+    offload: bool | str | Path | None = False,
 ) -> Setup:
     """The program, its rows and the state it starts from; arguments as for ``simulate``.
 
@@ -111,8 +130,22 @@ def set_up(
 
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
     state = copies(everywhere(mesh, begin(params)))
-    state = state._replace(clients=stored(state.clients, clients))
-    return setup._replace(state=state, traffic=rounds.traffic(algorithm, wires))
+    setup = setup._replace(state=state, traffic=rounds.traffic(algorithm, wires))
+    if _on_host(state.clients, clients, offload):
+        folder = Path(offload) if isinstance(offload, str | Path) else None
+        store = HostStore(jax.tree.map(np.asarray, here(state.clients)), clients, folder)
+        offloaded = Offloaded(store, program, like.sizes, like.table, keys)
+        return setup._replace(state=state._replace(clients=()), offloaded=offloaded)
+    return setup._replace(state=state._replace(clients=stored(state.clients, clients)))
+
+
+def _on_host(one: PyTree, clients: int, offload: bool | str | Path | None) -> bool:
+    """Whether the clients' states stay on the host: where the user says so, or they are large."""
+    size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(one))
+    if size == 0 or offload is False:
+        return False
+    stats = {} if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats() or {}
+    return offload is not None or size > stats.get("bytes_limit", 3 * _RESIDENT) / 3
 
 
 @lru_cache(maxsize=64)

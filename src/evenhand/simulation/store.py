@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from evenhand import tree
 from evenhand.devices import copies, here
 from evenhand.errors import EvenhandError
 from evenhand.rounds import RoundState
+from evenhand.simulation._host_store import HostStore
 from evenhand.types import Array, PyTree
 
-__all__ = ["Kept", "scatter", "stored"]
+__all__ = ["Kept", "States", "stored"]
 
 
 class Kept:
     """The state that a run has reached, handed out while training may continue in its memory.
 
     The clients' states may be most of the memory, so they are copied only if training continues while this object is
-    still in use.
+    still in use; those in a store on the host are never copied.
     """
 
-    def __init__(self, state: RoundState) -> None:
+    def __init__(self, state: RoundState, store: HostStore | None = None) -> None:
         state = here(state)
         self._clients: PyTree | None = state.clients
+        self._store = store
         self._server, self._aggregators = copies((state.server, state.aggregators))
+        self._gone = ""
 
     @property
     def state(self) -> RoundState:
         """All of it; the clients' states are a copy, which is the caller's."""
-        return RoundState(self._server, self._aggregators, copies(self.clients))
+        clients = self.clients if self._store is None else self._checked(self._store).whole()
+        return RoundState(self._server, self._aggregators, copies(clients))
 
     @property
     def clients(self) -> PyTree:
-        """The clients' states, until training continues."""
-        if self._clients is None:
-            raise EvenhandError(
-                "This run has released its clients' states, so that training could continue in their place: ask for "
-                "personal models before release()."
-            )
+        """The clients' states on the device, until training continues; nothing, where they are on the host."""
+        self._checked(None)
         return self._clients
+
+    def client(self, k: int) -> PyTree:
+        """The state of one client."""
+        if self._store is None:
+            return tree.take(self.clients, jnp.int32(k))
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), self._checked(self._store).of(np.array([k])))
 
     @property
     def server(self) -> PyTree:
@@ -47,12 +57,26 @@ class Kept:
 
     def move_on(self) -> None:
         """Training continues, and reuses the memory of the clients' states."""
-        if self._clients is not None:
+        if self._store is not None:
+            self._gone = (
+                "This run has trained on since, and its clients' states, which are on the host, are never copied: ask "
+                "for personal models before the next evaluation, or give simulate(offload=False)."
+            )
+        elif not self._gone:
             self._clients = copies(self._clients)
 
     def release(self) -> None:
         """Drops the clients' states."""
-        self._clients = None
+        self._clients = self._store = None
+        self._gone = (
+            "This run has released its clients' states, so that training could continue in their place: ask for "
+            "personal models before release()."
+        )
+
+    def _checked(self, store: Any) -> Any:
+        if self._gone:
+            raise EvenhandError(self._gone)
+        return store
 
 
 def stored(one: PyTree, clients: int) -> PyTree:
@@ -63,10 +87,26 @@ def stored(one: PyTree, clients: int) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), one)
 
 
-def scatter(store: PyTree, ids: Array, chosen: Array, states: PyTree) -> PyTree:
-    """The store with new states of the chosen clients, among ``ids``; the others keep theirs."""
+class States(NamedTuple):
+    """The clients' states on the device.
 
-    def put(old: Array, new: Array) -> Array:
-        return old.at[jnp.where(chosen, ids, old.shape[0])].set(new, mode="drop")
+    Attributes:
+      all: leaves ``(N, ...)``, or those of some clients.
+      slots: int32 ``(N,)``, where each client's state is in them; None: at its id.
+    """
 
-    return jax.tree.map(put, store, states)
+    all: PyTree
+    slots: Array | None = None
+
+    def of(self, ids: Array) -> PyTree:
+        """The states of some clients, or of one."""
+        return tree.take(self.all, ids if self.slots is None else self.slots[ids])
+
+    def after(self, ids: Array, chosen: Array, states: PyTree) -> PyTree:
+        """All states, with new ones of the chosen clients, among ``ids``; the others keep theirs."""
+        places = ids if self.slots is None else self.slots[ids]
+
+        def put(old: Array, new: Array) -> Array:
+            return old.at[jnp.where(chosen, places, old.shape[0])].set(new, mode="drop")
+
+        return jax.tree.map(put, self.all, states)

@@ -17,7 +17,7 @@ from evenhand.aggregators import reduce_uploads
 from evenhand.rounds import RoundState, Step
 from evenhand.simulation._client import effort
 from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK, Program, Rows, observe
-from evenhand.simulation.store import scatter
+from evenhand.simulation.store import States
 from evenhand.streams import Keys, Purpose, stream
 from evenhand.types import Array, ClientData, Cohort, Key, PyTree, Report, Upload
 
@@ -84,7 +84,7 @@ def _one_round(
             state.server, state.aggregators[index], reports, deltas, cohort, rows.malicious, keys, number
         )
         aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
-        clients = scatter(state.clients, cohort.ids, accepted, memories)
+        clients = States(state.clients).after(cohort.ids, accepted, memories)
         state = RoundState(step.server, aggregators, clients)
         infos |= {**step.info, **_counted(program, index, rows, cohort, accepted, infos)}
     return state, infos
