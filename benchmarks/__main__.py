@@ -57,6 +57,8 @@ class Bench:
     """also what fair methods cost beside FedAvg (a minute)"""
     robust: bool = False
     """also what each aggregator costs on stacked uploads, instead of the tasks unless some are named (minutes)"""
+    personal: bool = False
+    """also what personal models cost, up to a million clients, instead of the tasks unless some are named (minutes)"""
     study: bool = False
     """also what a study costs beside a loop over its runs, instead of the tasks unless some are named (minutes)"""
     out: Path | None = None
@@ -200,6 +202,10 @@ def main() -> None:
         raise SystemExit(f"There is no task {unknown[0]!r}: choose from {', '.join(TASKS)}.")
     if bench.robust:
         subprocess.run([sys.executable, str(HERE / "robust.py")], check=True)
+    if bench.personal:
+        subprocess.run([sys.executable, str(HERE / "personal.py")], check=True)
+        if not bench.tasks:
+            return
     if bench.study:
         for extra in ([], ["--alone", "loop"], ["--alone", "study"]):
             subprocess.run([sys.executable, str(HERE / "study.py"), *extra], check=True)

@@ -2,9 +2,9 @@
 
     python benchmarks/personal.py [--repeats 7] [--one 100000 784 10 memory]
 
-Prints median milliseconds per round of Ditto, FedAlt, FedSim and APFL beside FedAvg with the same local work; and, for a
-federation of so many clients, how long a round takes with the states on the device, in memory and in files, what a
-checkpoint writes, and the peak of memory beyond the data.  The methods take turns.
+Prints median milliseconds per round of Ditto, FedAlt, FedSim and APFL beside FedAvg with the same local work, in
+turns; and, for a federation of so many clients, how long a round takes with the states on the device, in memory and in
+files, what a checkpoint writes, and the peak of memory beyond the data.
 """
 
 from __future__ import annotations
