@@ -14,8 +14,18 @@ from evenhand.cli import _checksums, _folder
 from evenhand.cli._saved import load_run
 from evenhand.cli._tables import overview
 from evenhand.cli._terminal import remark, say
+from evenhand.data import FederatedDataset
 from evenhand.interrupts import uninterrupted
-from evenhand.report import among, compare, latest, statistics, swing, write_clients_csv, write_report
+from evenhand.report import (
+    among,
+    compare,
+    in_words,
+    latest,
+    statistics,
+    swing,
+    write_clients_csv,
+    write_report,
+)
 from evenhand.simulation import Run
 from evenhand.text import counted
 from evenhand.types import Params
@@ -58,7 +68,14 @@ class Place(NamedTuple):
         _folder.write_text(self.folder / _folder.METRICS, metrics)
 
 
-def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) -> int:
+def record(
+    runs: Iterator[Run],
+    place: Place,
+    *,
+    rounds: int,
+    console: Console,
+    unseen: FederatedDataset | None = None,
+) -> int:
     """Drives ``runs`` to the end, or to Ctrl-C, writes the run folder, and returns the exit code.
 
     Nothing is written before the first evaluation, so that bad input leaves no folder behind.
@@ -68,6 +85,7 @@ def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) 
       place: where the run is written.
       rounds: how many rounds were asked for.
       console: shows the progress, unless a live bar does.
+      unseen: clients that take no part in the training, and are served at the end.
     """
     folder = place.folder
     last, interrupted = None, False
@@ -89,7 +107,7 @@ def record(runs: Iterator[Run], place: Place, *, rounds: int, console: Console) 
         remark("Stopped before the first evaluation, so nothing was written.")
         return 130
     with uninterrupted():
-        _finish(folder, last, rounds, interrupted=interrupted)
+        _finish(folder, last, rounds, unseen, interrupted=interrupted)
     if not console.quiet:
         _print_result(folder, last, rounds, interrupted=interrupted, resumable=place.is_resumable)
     return 130 if interrupted else 0
@@ -100,8 +118,10 @@ def _tenth(run: Run | None, rounds: int) -> int:
     return -1 if run is None else 10 * int(run.history["round"][-1]) // max(rounds, 1)
 
 
-def _finish(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
-    done, view = int(run.history["round"][-1]), run.view()
+def _finish(
+    folder: Path, run: Run, rounds: int, unseen: FederatedDataset | None, *, interrupted: bool
+) -> None:
+    done, view = int(run.history["round"][-1]), run.view(unseen=unseen)
     (folder / _folder.REPORT).unlink(missing_ok=True)
     _checksums.reopen(folder)
     _folder.write_text(folder / _folder.METRICS, _folder.metrics_text(run.history))
@@ -127,6 +147,10 @@ def _finish(folder: Path, run: Run, rounds: int, *, interrupted: bool) -> None:
             for who in ("honest", "malicious"):
                 part = among(view, who)
                 summary[f"{split}_{who}"] = {metric: statistics(part, split, metric) for metric in metrics}
+        if view.unseen is not None:
+            summary[f"{split}_unseen"] = {
+                metric: statistics(view.unseen, split, metric) for metric in view.unseen.clients[split]
+            }
     _folder.write_text(folder / _folder.SUMMARY, _folder.json_text(summary))
     _checksums.seal(folder)
     with _folder.replacing(folder / _folder.REPORT) as temporary:
@@ -151,6 +175,8 @@ def _print_result(folder: Path, run: Run, rounds: int, *, interrupted: bool, res
     sizes = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test examples"
     say(console, f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}")
     console.print(overview(of))
+    for sentence in filter(None, (in_words(of.runs[0], of.split, of.metric),)):
+        say(console, sentence)
     swung = swing(run.history, of.split, of.metric)
     if swung is not None:
         say(console, f"This has not settled: the {of.split} {of.metric} {swung.text}.")

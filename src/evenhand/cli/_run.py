@@ -24,7 +24,7 @@ from evenhand.cli._record import Place, record
 from evenhand.cli._terminal import remark, say
 from evenhand.cli._training import TrainingOptions
 from evenhand.cli._watch import check_trackers, of_run, trackers
-from evenhand.data import FederatedDataset
+from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales
 from evenhand.local import Work
@@ -71,7 +71,9 @@ class Run:
 
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
-        options, model = self.training, self.model.build(data)
+        options, model, unseen = self.training, self.model.build(data), None
+        if options.unseen:
+            data, unseen = hold_out_clients(data, options.unseen)
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
         algorithm = self.algorithm(model, console)
         if (finding := feature_scales(data)) is not None:
@@ -96,7 +98,7 @@ class Run:
                 of_run(each, place.folder, place.config) for each in trackers(options.watch, place.folder)
             ],
         )
-        return record(runs, place, rounds=options.rounds, console=console)
+        return record(runs, place, rounds=options.rounds, console=console, unseen=unseen)
 
     def check(self, before: Recorded | None = None) -> None:
         """Builds the method, the systems and the attack for a toy model: faults are found before the data are loaded.

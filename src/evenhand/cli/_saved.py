@@ -54,7 +54,9 @@ def load_run(folder: Path) -> SavedRun:
         )
     summary = _known(folder / SUMMARY, read_json(folder / SUMMARY), _SUMMARY)
     history = read_metrics(folder, condition.length)
-    table = read_clients_csv(folder / CLIENTS)
+    table, unseen = read_clients_csv(folder / CLIENTS), None
+    if table.unseen is not None:
+        table, unseen = table.of(~table.unseen), table.of(table.unseen)
     view = RunView(
         title=config["method"].removesuffix("()"),
         history=history,
@@ -67,6 +69,9 @@ def load_run(folder: Path) -> SavedRun:
         findings=_findings(folder / SUMMARY, summary.get("findings", [])),
         malicious=table.malicious,
     )
+    if unseen is not None:
+        parts = {"client_ids": unseen.client_ids, "sizes": unseen.sizes, "clients": unseen.clients}
+        view = view._replace(unseen=view._replace(**parts, classes=unseen.classes, malicious=None))
     remarks = tuple(condition.remarks(folder))
     return SavedRun(folder, view, summary["interrupted"], config["data"]["fingerprint"], remarks)
 

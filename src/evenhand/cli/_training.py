@@ -35,6 +35,8 @@ class TrainingOptions:
     """rounds between two evaluations of every client"""
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
+    unseen: float = 0.0
+    """share of the clients set aside, to see how the method serves clients that it never saw"""
     lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
     """clients trained side by side"""
     checkpoint: float | Literal["off"] = 10.0

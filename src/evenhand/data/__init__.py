@@ -7,6 +7,7 @@ from evenhand.data._features import Column, Features, Fill
 from evenhand.data._hold_out import hold_out
 from evenhand.data._split import from_arrays
 from evenhand.data._synthetic import synthetic
+from evenhand.data._unseen import hold_out_clients
 from evenhand.data.loaders import encode_table, from_frame, load, load_features, load_leaf
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "from_arrays",
     "from_frame",
     "hold_out",
+    "hold_out_clients",
     "load",
     "load_features",
     "load_leaf",

@@ -11,12 +11,14 @@ from evenhand.report._report import write_report
 from evenhand.report._view import RunView, among, headline_split, statistics
 from evenhand.report.comparison import Comparison, Method, caution, compare, may_win, verdict
 from evenhand.report.differences import STATISTICS, Differences, differences
+from evenhand.report.gains import Gain, gains, in_words
 
 __all__ = [
     "STATISTICS",
     "ClientTable",
     "Comparison",
     "Differences",
+    "Gain",
     "Method",
     "RunView",
     "Summary",
@@ -26,7 +28,9 @@ __all__ = [
     "compare",
     "differences",
     "figures",
+    "gains",
     "headline_split",
+    "in_words",
     "latest",
     "may_win",
     "read_clients_csv",

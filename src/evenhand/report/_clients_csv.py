@@ -21,6 +21,7 @@ NDArray = npt.NDArray[Any]
 
 _ROWS = "rows"
 _MALICIOUS = "malicious"
+_UNSEEN = "unseen"
 
 
 class ClientTable(NamedTuple):
@@ -32,6 +33,7 @@ class ClientTable(NamedTuple):
       clients: split -> metric -> ``(K,)``; NaN for a client without examples.
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, where the file has it.
       malicious: which clients are, bool ``(K,)``; None: nobody attacked.
+      unseen: which clients took no part in the training, bool ``(K,)``; None: all did.
     """
 
     client_ids: tuple[str, ...]
@@ -39,6 +41,23 @@ class ClientTable(NamedTuple):
     clients: Mapping[str, Mapping[str, NDArray]]
     classes: Mapping[str, Mapping[str, NDArray]]
     malicious: NDArray | None = None
+    unseen: NDArray | None = None
+
+    def of(self, chosen: NDArray) -> ClientTable:
+        """The table of some clients."""
+        clients = {
+            split: {name: of[chosen] for name, of in found.items()} for split, found in self.clients.items()
+        }
+        classes = {
+            split: {name: of[chosen] for name, of in found.items()} for split, found in self.classes.items()
+        }
+        return ClientTable(
+            tuple(name for name, one in zip(self.client_ids, chosen, strict=True) if one),
+            {split: rows[chosen] for split, rows in self.sizes.items()},
+            clients,
+            classes,
+            None if self.malicious is None else self.malicious[chosen],
+        )
 
 
 def write_clients_csv(path: str | Path, view: RunView) -> None:
@@ -46,9 +65,30 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
 
     Where examples have classes, also how many classes a client has in each split (``"test_classes"``), the spread of
     its accuracies over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`; under an attack,
-    ``"malicious"``, 1 or 0.  A metric is an empty field for a client without examples in that split.  A name that a
-    spreadsheet would take for a formula is preceded by ``'``; :func:`evenhand.text.spreadsheet_name` restores it.
+    ``"malicious"``, 1 or 0; with clients that took no part in the training, which come last, ``"unseen"``.  A metric
+    is an empty field for a client without examples in that split.  A name that a spreadsheet would take for a formula
+    is preceded by ``'``; :func:`evenhand.text.spreadsheet_name` restores it.
     """
+    columns = _columns(view)
+    if view.malicious is not None:
+        columns[_MALICIOUS] = [str(int(one)) for one in view.malicious]
+    names = [*view.client_ids]
+    if view.unseen is not None:
+        further, count = _columns(view.unseen), len(view.unseen.client_ids)
+        columns = {name: of + further.get(name, [""] * count) for name, of in columns.items()}
+        columns[_UNSEEN] = ["0"] * len(names) + ["1"] * count
+        names += view.unseen.client_ids
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A lone surrogate, which no text should hold but which JSON can spell, is kept as it is.
+    with path.open("w", newline="", encoding="utf-8", errors="surrogatepass") as file:
+        writer = csv.writer(file)
+        writer.writerow(["client", *map(spreadsheet_cell, columns)])
+        writer.writerows(zip(map(spreadsheet_cell, names), *columns.values(), strict=True))
+
+
+def _columns(view: RunView) -> dict[str, list[str]]:
+    """Examples and metrics of each client, as text."""
     splits = [split for split in SPLITS if split in view.sizes or split in view.clients]
     columns = {
         column(split, _ROWS): [str(int(n)) for n in view.sizes[split]]
@@ -60,16 +100,7 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
         known = {name: by_class[name] for name in CLASS_COLUMNS if name in by_class}
         for metric, values in {**view.clients.get(split, {}), **known}.items():
             columns[column(split, metric)] = ["" if np.isnan(v) else format(v, ".9g") for v in values]
-    if view.malicious is not None:
-        columns[_MALICIOUS] = [str(int(one)) for one in view.malicious]
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A lone surrogate, which no text should hold but which JSON can spell, is kept as it is.
-    with path.open("w", newline="", encoding="utf-8", errors="surrogatepass") as file:
-        writer = csv.writer(file)
-        writer.writerow(["client", *map(spreadsheet_cell, columns)])
-        names = map(spreadsheet_cell, view.client_ids)
-        writer.writerows(zip(names, *columns.values(), strict=True))
+    return columns
 
 
 def read_clients_csv(path: str | Path) -> ClientTable:
@@ -92,7 +123,8 @@ def read_clients_csv(path: str | Path) -> ClientTable:
         if known:
             classes[split] = {name: of_split[name] for name in known}
     malicious = columns[_MALICIOUS] == 1 if _MALICIOUS in columns else None
-    return ClientTable(client_ids, sizes, clients, classes, malicious)
+    unseen = columns[_UNSEEN] == 1 if _UNSEEN in columns else None
+    return ClientTable(client_ids, sizes, clients, classes, malicious, unseen)
 
 
 def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray]]:

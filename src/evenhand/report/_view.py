@@ -45,6 +45,7 @@ class RunView(NamedTuple):
         classes, and not for runs saved by versions that did not measure it.
       findings: what to know before trusting the numbers, the worst first.
       malicious: which clients are, bool ``(K,)``; None: nobody attacked.
+      unseen: how clients are served that took no part in the training; None: there are none.
     """
 
     title: str
@@ -57,6 +58,7 @@ class RunView(NamedTuple):
     classes: Mapping[str, Mapping[str, NDArray]] = MappingProxyType({})
     findings: Sequence[Finding] = ()
     malicious: NDArray | None = None
+    unseen: RunView | None = None
 
 
 def diverged(run: RunView) -> bool:

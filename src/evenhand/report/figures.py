@@ -29,13 +29,21 @@ from typing import TYPE_CHECKING
 
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import SPLITS
+from evenhand.naming import of_global
 from evenhand.report._view import Runs
 from evenhand.report.comparison import Comparison, compare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["client_curve", "client_histogram", "learning_curve", "series", "size_scatter"]
+__all__ = [
+    "client_curve",
+    "client_histogram",
+    "learning_curve",
+    "personal_scatter",
+    "series",
+    "size_scatter",
+]
 
 
 def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
@@ -138,6 +146,39 @@ def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = N
     from evenhand.report import _plots as plots
 
     return plots.size_scatter(_of(runs, metric, split))
+
+
+def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+    """A metric of each client with its own model against that with the global model; on the line both are equal.
+
+    Malicious clients are left out, and clients unseen in training are hollow marks.  Several seeds: a mark for each.
+
+    Args:
+      runs: see :mod:`evenhand.report.figures`, as for the other arguments; of methods with personal models.
+      metric: what to draw.
+      split: the split to measure it on.
+
+    Raises:
+      EvenhandError: no run has that metric on that split, or the clients of some run have no models of their own.
+
+    Example:
+      >>> import evenhand as eh
+      >>> work = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4)
+      >>> method = eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=1.0)
+      >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
+      >>> eh.report.figures.personal_scatter(run, metric="loss").axes[0].get_xlabel()
+      'test loss of the global model'
+    """
+    from evenhand.report._personal_plot import personal_scatter
+
+    of = _of(runs, metric, split)
+    for method in of.methods:
+        if not all(of_global(of.metric) in run.clients.get(of.split, {}) for run in method.runs):
+            raise EvenhandError(
+                f"{method.name}: clients have no models of their own there, so that none can be compared with the "
+                "global one; give runs of methods from eh.personalization."
+            )
+    return personal_scatter(of)
 
 
 def series(runs: Runs, key: str) -> Figure:

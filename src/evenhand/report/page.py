@@ -15,6 +15,7 @@ from evenhand.report._view import Runs
 from evenhand.report.attacked import attacked
 from evenhand.report.comparison import Comparison, compare
 from evenhand.report.html import escape
+from evenhand.report.personal import personal, personal_figures
 from evenhand.text import isolated
 
 __all__ = ["body", "document", "page"]
@@ -54,7 +55,8 @@ def body(
         difference_table(subject, baseline),
         remarks,
         attacked(subject),
-        gallery(subject, figures),
+        personal(subject),
+        gallery(subject, [*personal_figures(subject), *figures]),
         summary(subject),
         tables,
         sections.worst_clients(subject),

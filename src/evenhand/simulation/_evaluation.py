@@ -18,7 +18,6 @@ from evenhand.data import FederatedDataset, Split
 from evenhand.devices import everywhere, here
 from evenhand.evaluation import (
     ClassIndex,
-    ClassMetrics,
     Prepared,
     class_spread,
     column,
@@ -27,6 +26,7 @@ from evenhand.evaluation import (
     is_higher_better,
     per_class,
     per_class_of_each,
+    per_client,
     personal_per_class,
     primary_metric,
     summarize_classes,
@@ -35,54 +35,18 @@ from evenhand.memory import aligned, empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._adapted import adapt_all, fitting
 from evenhand.simulation._rows import Resident, must_stream, sent
+from evenhand.simulation._served import Served
 from evenhand.simulation.setup import Setup
 from evenhand.streams import Purpose
 from evenhand.types import Array, Model, Params, PyTree
 
-__all__ = ["Evaluation", "Served"]
+__all__ = ["Evaluation"]
 
 NDArray = npt.NDArray[Any]
 Parts: TypeAlias = Mapping[str, tuple[Prepared, ClassIndex | None]]
 
 _MOST_ROWS = 2**25
 """Examples, times models, that are evaluated at once: the values of all of them are in memory."""
-
-
-class Served(NamedTuple):
-    """What one evaluation finds.
-
-    Attributes:
-      clients: split -> metric -> a number for each client that is evaluated.
-      classes: split -> the accuracy of each class at each client, clients as positions among those evaluated; only
-        for splits whose rows have classes.
-    """
-
-    clients: dict[str, dict[str, NDArray]]
-    classes: dict[str, ClassMetrics]
-
-    @staticmethod
-    def of(found: Mapping[str, tuple[dict[str, NDArray], ClassMetrics | None]]) -> Served:
-        """From what is found of each split."""
-        clients = {name: metrics for name, (metrics, _) in found.items()}
-        return Served(clients, {name: classes for name, (_, classes) in found.items() if classes is not None})
-
-    @staticmethod
-    def joined(parts: Mapping[int, Served]) -> Served:
-        """From some clients after the others, by the position of the first of them."""
-        clients, classes = next(iter(parts.values()))
-        return Served(
-            {
-                split: {
-                    name: np.concatenate([part.clients[split][name] for part in parts.values()])
-                    for name in metrics
-                }
-                for split, metrics in clients.items()
-            },
-            {
-                split: ClassMetrics.joined({first: part.classes[split] for first, part in parts.items()})
-                for split in classes
-            },
-        )
 
 
 class _Serve(NamedTuple):
@@ -179,13 +143,14 @@ class Evaluation:
         """Every client that is evaluated, with the model that it gets."""
         if self._mesh is None:
             state = here(state)
-        served = _Serve(self.algorithm.global_params, self.algorithm.personal_params)
-        if self.algorithm.adapt is not None or (self.store is not None and self.algorithm.personal_params):
-            return self._in_windows(state, served)
-        if self.algorithm.personal_params is not None:
+        of, params = self.algorithm, self.algorithm.global_params(state.server)
+        model, serve = of.model, _Serve(of.global_params, of.personal_params)
+        if of.adapt is not None or of.personal_params is not None:
+            alone = {name: per_client(model, params, split) for name, split in self.splits.items()}
+            if of.adapt is not None or self.store is not None:
+                return self._in_windows(state, serve).beside(alone)
             parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
-            return self._personal((state.server, state.clients), parts, served)
-        model, params = self.algorithm.model, self.algorithm.global_params(state.server)
+            return self._personal((state.server, state.clients), parts, serve).beside(alone)
         return Served.of(
             {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
         )

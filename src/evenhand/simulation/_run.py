@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -30,6 +30,7 @@ from evenhand.evaluation import (
 from evenhand.report import RunView, Summary, run_html, write_report
 from evenhand.rounds import RoundState
 from evenhand.simulation._adapted import adapt_one
+from evenhand.simulation._newcomers import serve_newcomers
 from evenhand.simulation.store import Kept
 from evenhand.types import Algorithm, Params
 
@@ -63,7 +64,8 @@ class Run:
         longest client of its group is done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on,
         and ``"examples_per_second"`` of training.
       kept: what the next round would start from; see :attr:`state`.
-      clients: split -> metric -> a number for each evaluated client.
+      clients: split -> metric -> a number for each evaluated client; where clients have models of their own, also
+        ``"global_<metric>"``, what the global model would give them.
       evaluated: the positions of the evaluated clients, ascending; None: all.
       classes: split -> the accuracy of each class at each evaluated client, numbered among the evaluated clients;
         :meth:`class_metrics` numbers them among all clients.
@@ -128,6 +130,24 @@ class Run:
         if self.algorithm.adapt is None:
             return params
         return adapt_one(self.algorithm.adapt, params, self.data.train, k, jax.random.key(self.seed))
+
+    def serve(self, data: FederatedDataset) -> Run:
+        """The same run, with other clients in place of its own: those that took no part in the training.
+
+        A new client begins as clients do, with the present global model, and does what the method lets clients do
+        before they use a model: around a method that keeps personal models, put
+        :func:`evenhand.personalization.finetune`, and newcomers get personal models, too.
+
+        Args:
+          data: the new clients, such as those of :func:`evenhand.data.hold_out_clients`; finetuning uses their training
+            examples, and all splits are measured.
+
+        Raises:
+          EvenhandError: the model does not fit the examples.
+        """
+        kept, served = serve_newcomers(self.algorithm, self.kept.server, data, self.data, self.seed)
+        of = {"data": data, "kept": kept, "clients": served.clients, "classes": served.classes}
+        return replace(self, **of, evaluated=None, malicious=np.zeros(data.num_clients, bool))
 
     def client_metrics(self, split: str = "test") -> dict[str, NDArray]:
         """Loss and metrics of every client, ``(num_clients,)`` each, with the model that it is served.
@@ -197,8 +217,14 @@ class Run:
             found |= summarize_classes({what: column[chosen] for what, column in columns.items()})
         return Summary(found, name)
 
-    def view(self, title: str = "run", config: Mapping[str, Any] | None = None) -> RunView:
-        """What reports and figures show of this run; only its evaluated clients."""
+    def view(
+        self,
+        title: str = "run",
+        config: Mapping[str, Any] | None = None,
+        *,
+        unseen: FederatedDataset | None = None,
+    ) -> RunView:
+        """What reports and figures show of this run; only its evaluated clients, and those ``unseen`` in training."""
         ids, who = self.data.client_ids, self.evaluated
         ids = ids if who is None else tuple(ids[k] for k in who)
         sizes = {name: rows for name, rows in split_sizes(self.data, who).items() if rows.any()}
@@ -212,11 +238,18 @@ class Run:
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
         malicious = self.malicious if who is None else self.malicious[who]
         found = RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)
-        return found._replace(malicious=malicious) if self.malicious.any() else found
+        found = found._replace(malicious=malicious) if self.malicious.any() else found
+        return found if unseen is None else found._replace(unseen=self.serve(unseen).view(title))
 
-    def report(self, path: str | Path, title: str = "run") -> Path:
-        """Writes one self-contained HTML page about this run and returns its path."""
-        return write_report(path, [self.view(title)])
+    def report(self, path: str | Path, title: str = "run", *, unseen: FederatedDataset | None = None) -> Path:
+        """Writes one self-contained HTML page about this run and returns its path.
+
+        Args:
+          path: the file to write.
+          title: the page's heading.
+          unseen: clients that took no part in the training, to show how these are served; see :meth:`serve`.
+        """
+        return write_report(path, [self.view(title, unseen=unseen)])
 
     def _among(self, who: Who) -> NDArray:
         """Which of the evaluated clients these are."""

@@ -23,9 +23,10 @@ from evenhand.rounds import RoundState
 from evenhand.simulation import engine
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._checks import check_first_losses
-from evenhand.simulation._evaluation import Evaluation, Served
+from evenhand.simulation._evaluation import Evaluation
 from evenhand.simulation._progress import Progress
 from evenhand.simulation._run import Run
+from evenhand.simulation._served import Served
 from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK
 from evenhand.simulation.setup import Setup
 from evenhand.simulation.store import Kept

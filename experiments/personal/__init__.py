@@ -1,0 +1,1 @@
+"""Personal models: Ditto and its rivals, accuracy, fairness and robustness."""

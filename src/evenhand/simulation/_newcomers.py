@@ -1,0 +1,42 @@
+"""How clients are served that took no part in the training."""
+
+from __future__ import annotations
+
+from evenhand.data import FederatedDataset
+from evenhand.errors import EvenhandError
+from evenhand.rounds import RoundState
+from evenhand.simulation._checks import check_model
+from evenhand.simulation._evaluation import Evaluation
+from evenhand.simulation._served import Served
+from evenhand.simulation.setup import set_up
+from evenhand.simulation.store import Kept, stored
+from evenhand.types import Algorithm, PyTree
+
+__all__ = ["serve_newcomers"]
+
+
+def serve_newcomers(
+    algorithm: Algorithm, server: PyTree, data: FederatedDataset, like: FederatedDataset, seed: int
+) -> tuple[Kept, Served]:
+    """The states of new clients, each what a client begins with from the present global model, and their metrics.
+
+    Args:
+      algorithm: the method.
+      server: its state.
+      data: the new clients.
+      like: the clients that it was trained on.
+      seed: of the run.
+    """
+    for what, old, new in (
+        ("examples of shape", like.feature_shape, data.feature_shape),
+        ("features of type", like.train.x.dtype, data.train.x.dtype),
+    ):
+        if old != new:
+            raise EvenhandError(
+                f"serve({data.name!r}): it has {what} {new}, but the model was trained on {old}."
+            )
+    check_model(algorithm.model, data)
+    setup = set_up(algorithm, data, cohort=1, seed=seed)
+    one = algorithm.init_client(algorithm.global_params(server))
+    state = RoundState(server, setup.state.aggregators, stored(one, data.num_clients))
+    return Kept(state), Evaluation(setup, data, seed, None).served(state)

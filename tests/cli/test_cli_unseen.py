@@ -1,0 +1,58 @@
+"""Clients set aside on the command line: ``--unseen``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import evenhand as eh
+from evenhand.cli import main
+from evenhand.report import read_clients_csv
+
+METHOD = "finetune(ditto(fedavg(), lam=0.5), lam=0.5)"
+QUICK = ["--data", "digits", "--clients", "8", "--rounds", "2", "--eval-every", "2", "--unseen", "0.25"]
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_unseen_clients_are_served_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The numbers are those of Python; all files have the unseen clients apart, and a page written anew does, too."""
+    assert main(["run", METHOD, "--out", "a", *QUICK]) == 0
+    assert "unseen clients" in " ".join(capsys.readouterr().out.split())
+    seen, unseen = eh.data.hold_out_clients(eh.data.load("digits", clients=8), 0.25)
+    work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
+    ditto = eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=0.5)
+    run = eh.simulate(eh.personalization.finetune(ditto, work, lam=0.5), seen, rounds=2, eval_every=2)
+    new = run.serve(unseen)
+    summary = json.loads(Path("a/summary.json").read_text())
+    assert summary["test_unseen"]["loss"]["mean"] == pytest.approx(
+        new.summary(metric="loss")["mean"], rel=1e-5
+    )
+    assert summary["test"]["loss"]["mean"] == pytest.approx(run.summary(metric="loss")["mean"], rel=1e-5)
+    table = read_clients_csv(Path("a/clients.csv"))
+    assert table.unseen is not None
+    assert table.of(table.unseen).client_ids == unseen.client_ids
+    page = Path("a/report.html").read_text(encoding="utf-8")
+    assert "unseen in training" in page
+    assert main(["report", "a", "--out", "again.html"]) == 0
+    assert Path("again.html").read_text(encoding="utf-8") == page
+
+
+def test_a_run_that_goes_on_has_the_same_clients() -> None:
+    assert main(["run", METHOD, "--out", "whole", *QUICK, "--quiet", "--checkpoint", "0"]) == 0
+    short = [*QUICK, "--quiet", "--checkpoint", "0"]
+    assert main(["run", METHOD, "--out", "part", *short]) == 0
+    Path("part/summary.json").unlink()
+    assert main(["resume", "part", "--quiet"]) == 0
+    assert Path("part/clients.csv").read_text() == Path("whole/clients.csv").read_text()
+
+
+def test_a_share_out_of_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "fedavg", "--unseen", "1.5", "--out", "b", "--quiet", "--rounds", "1"]) == 2
+    assert "between 0 and 1" in capsys.readouterr().err
+    assert not Path("b").exists()

@@ -1,0 +1,105 @@
+"""Clients set aside before training, and how a run serves them."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import evenhand as eh
+
+DATA = eh.testing.toy_data()
+MODEL = eh.testing.toy_model()
+WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
+SEEN, UNSEEN = eh.data.hold_out_clients(DATA, 0.4, seed=1)
+FEDAVG = eh.algorithms.fedavg(WORK)
+
+
+def test_every_client_is_on_one_side_with_all_of_its_examples() -> None:
+    assert set(SEEN.client_ids) | set(UNSEEN.client_ids) == set(DATA.client_ids)
+    assert UNSEEN.num_clients == round(0.4 * DATA.num_clients)
+    assert SEEN.num_clients + UNSEEN.num_clients == DATA.num_clients
+    for part in (SEEN, UNSEEN):
+        for k, name in enumerate(part.client_ids):
+            before = DATA.client_ids.index(name)
+            for split in ("train", "valid", "test"):
+                for new, old in zip(
+                    getattr(part, split).client(k), getattr(DATA, split).client(before), strict=True
+                ):
+                    np.testing.assert_array_equal(new, old)
+
+
+def test_the_seed_decides_who() -> None:
+    chosen = {eh.data.hold_out_clients(DATA, 0.4, seed=seed)[1].client_ids for seed in range(8)}
+    assert len(chosen) > 1
+    assert eh.data.hold_out_clients(DATA, 0.4, seed=1)[1].client_ids == UNSEEN.client_ids
+
+
+@pytest.mark.parametrize("fraction", [1e-6, 1 - 1e-6])
+def test_each_side_has_a_client(fraction: float) -> None:
+    assert min(part.num_clients for part in eh.data.hold_out_clients(DATA, fraction)) == 1
+
+
+def test_what_cannot_be_set_aside_is_refused() -> None:
+    for fraction in (0.0, 1.0, -0.1):
+        with pytest.raises(eh.errors.EvenhandError, match="between 0 and 1"):
+            eh.data.hold_out_clients(DATA, fraction)
+    one = eh.data.hold_out_clients(DATA, 1 - 1e-6)[0]
+    with pytest.raises(eh.errors.EvenhandError, match="one client only"):
+        eh.data.hold_out_clients(one, 0.5)
+
+
+def test_newcomers_get_the_global_model() -> None:
+    run = eh.simulate(FEDAVG, SEEN, rounds=3)
+    new = run.serve(UNSEEN)
+    expected = eh.evaluation.evaluate(MODEL, run.params, UNSEEN.test)
+    for name, values in expected.items():
+        np.testing.assert_allclose(new.client_metrics("test")[name], values, rtol=1e-6)
+    assert new.data is UNSEEN
+    assert "global_loss" not in new.client_metrics("test")  # nobody has a model of its own
+
+
+def test_newcomers_of_ditto_begin_with_the_global_model_of_today() -> None:
+    run = eh.simulate(eh.personalization.ditto(FEDAVG, WORK, lam=1.0), SEEN, rounds=3)
+    metrics = run.serve(UNSEEN).client_metrics("test")
+    np.testing.assert_allclose(metrics["loss"], metrics["global_loss"], rtol=1e-6)
+    own = run.client_metrics("test")
+    assert not np.allclose(own["loss"], own["global_loss"], rtol=1e-3)
+
+
+def test_newcomers_finetune_on_their_own_examples() -> None:
+    method = eh.personalization.finetune(FEDAVG, WORK, lam=0.5)
+    run = eh.simulate(method, SEEN, rounds=3)
+    new = run.serve(UNSEEN)
+    metrics = new.client_metrics("train")
+    assert (metrics["loss"] < metrics["global_loss"]).all()
+    k = 1
+    alone = eh.evaluation.evaluate(MODEL, new.personal_params(k), UNSEEN.test)
+    np.testing.assert_allclose(new.client_metrics("test")["loss"][k], alone["loss"][k], rtol=1e-5)
+
+
+def test_newcomers_of_a_partly_personal_model_begin_with_its_first_personal_part() -> None:
+    run = eh.simulate(eh.personalization.fedalt(WORK, personal="b"), SEEN, rounds=3)
+    params = run.serve(UNSEEN).personal_params(0)
+    first = MODEL.init(jax.random.key(0))
+    np.testing.assert_array_equal(params["w"], run.params["w"])
+    assert params["b"].shape == first["b"].shape
+    np.testing.assert_array_equal(params["b"], run.params["b"])
+    assert not np.array_equal(run.personal_params(0)["b"], params["b"])
+
+
+def test_the_global_model_is_measured_beside_personal_ones() -> None:
+    run = eh.simulate(eh.personalization.ditto(FEDAVG, WORK, lam=1.0), DATA, rounds=3)
+    plain = eh.simulate(FEDAVG, DATA, rounds=3)
+    for split in ("train", "test"):
+        np.testing.assert_allclose(
+            run.client_metrics(split)["global_loss"], plain.client_metrics(split)["loss"], rtol=1e-6
+        )
+    np.testing.assert_allclose(run.history["test_global_loss"], plain.history["test_loss"], rtol=1e-6)
+
+
+def test_examples_of_another_shape_are_refused() -> None:
+    run = eh.simulate(FEDAVG, SEEN, rounds=1)
+    other = eh.data.synthetic(clients=3)
+    with pytest.raises(eh.errors.EvenhandError, match="trained on"):
+        run.serve(other)

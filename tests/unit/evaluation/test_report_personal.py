@@ -1,0 +1,113 @@
+"""What clients gain by models of their own, in numbers, on the page and in clients.csv."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.report import RunView, gains, in_words, read_clients_csv, write_clients_csv
+
+IDS = tuple("abcdefg")
+NAN = float("nan")
+
+
+def view(unseen: RunView | None = None) -> RunView:
+    """Seven clients; the last has no test examples."""
+    own = np.array([0.9, 0.5, 0.7, 0.2, 0.8, 0.6, NAN])
+    alone = np.array([0.5, 0.5, 0.6, 0.3, 0.7, 0.1, NAN])
+    sizes = {"train": np.array([60, 10, 20, 30, 40, 50, 70]), "test": np.array([5, 5, 5, 5, 5, 5, 0])}
+    clients = {"test": {"accuracy": own, "global_accuracy": alone}}
+    history = {"round": np.array([0])}
+    return RunView("run", history, sizes, IDS, clients, {}, {}, unseen=unseen)
+
+
+NEW = view()._replace(
+    client_ids=("x", "y"),
+    sizes={"train": np.array([3, 4]), "test": np.array([2, 2])},
+    clients={"test": {"accuracy": np.array([1.0, 0.5]), "global_accuracy": np.array([0.5, 1.0])}},
+)
+
+
+def test_gains_by_size_and_among_the_unseen() -> None:
+    found = {each.who: each for each in gains(view(NEW), "test", "accuracy")}
+    assert list(found) == ["all", "smallest third", "middle third", "largest third", "unseen in training"]
+    every = found["all"]
+    assert (every.clients, every.gained, every.lost) == (6, 4, 1)
+    assert every.own == pytest.approx(3.7 / 6)
+    assert every.alone == pytest.approx(2.7 / 6)
+    smallest = found["smallest third"]  # b and c
+    assert (smallest.clients, smallest.gained, smallest.lost) == (2, 1, 0)
+    assert (smallest.own, smallest.alone) == pytest.approx((0.6, 0.55))
+    largest = found["largest third"]  # f and a
+    assert (largest.own, largest.alone) == pytest.approx((0.75, 0.3))
+    new = found["unseen in training"]
+    assert (new.clients, new.gained, new.lost) == (2, 1, 1)
+
+
+def test_a_lower_loss_is_a_gain() -> None:
+    loss = {"test": {"loss": np.array([1.0, 3.0]), "global_loss": np.array([2.0, 2.5])}}
+    [found] = gains(NEW._replace(clients=loss), "test", "loss")
+    assert (found.gained, found.lost) == (1, 1)
+    assert found.own == 2.0
+
+
+def test_malicious_clients_do_not_count() -> None:
+    attacked = view()._replace(malicious=np.array([True] + [False] * 6))
+    found = gains(attacked, "test", "accuracy")[0]
+    assert (found.who, found.clients, found.gained) == ("honest", 5, 3)
+
+
+def test_without_personal_models_there_is_nothing_to_tell() -> None:
+    plain = view()._replace(clients={"test": {"accuracy": np.ones(7)}})
+    assert gains(plain, "test", "accuracy") == []
+    assert in_words(plain, "test", "accuracy") == ""
+
+
+def test_in_words() -> None:
+    told = in_words(view(NEW), "test", "accuracy")
+    assert told.startswith(
+        "Of 6 clients, 4 are served better by a model of their own than by the global one, 1 worse"
+    )
+    assert "Of 2 unseen clients, 1 is served better by a model of its own" in told
+
+
+def test_clients_csv_keeps_the_unseen_apart(tmp_path: Path) -> None:
+    write_clients_csv(tmp_path / "clients.csv", view(NEW))
+    table = read_clients_csv(tmp_path / "clients.csv")
+    assert table.client_ids == (*IDS, "x", "y")
+    assert table.unseen is not None
+    np.testing.assert_array_equal(table.unseen, [False] * 7 + [True] * 2)
+    new = table.of(table.unseen)
+    assert new.client_ids == ("x", "y")
+    np.testing.assert_array_equal(new.clients["test"]["global_accuracy"], [0.5, 1.0])
+    np.testing.assert_array_equal(new.sizes["train"], [3, 4])
+    write_clients_csv(tmp_path / "plain.csv", view())
+    assert read_clients_csv(tmp_path / "plain.csv").unseen is None
+
+
+def test_the_page_shows_table_and_figure(tmp_path: Path) -> None:
+    work = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4)
+    fedavg = eh.algorithms.fedavg(work)
+    seen, unseen = eh.data.hold_out_clients(eh.testing.toy_data(), 0.3)
+    run = eh.simulate(eh.personalization.finetune(fedavg, work), seen, rounds=2)
+    text = run.report(tmp_path / "page.html", unseen=unseen).read_text(encoding="utf-8")
+    assert "What clients gain by models of their own" in text
+    assert "unseen in training" in text
+    assert "Hollow: clients unseen in training." in text
+    plain = eh.simulate(fedavg, seen, rounds=2).report(tmp_path / "plain.html").read_text(encoding="utf-8")
+    assert "models of their own" not in plain
+
+
+def test_the_figure_needs_personal_models() -> None:
+    plain = view()._replace(clients={"test": {"accuracy": np.ones(7)}})
+    with pytest.raises(eh.errors.EvenhandError, match="no models of their own"):
+        eh.report.figures.personal_scatter(plain)
+    axes = eh.report.figures.personal_scatter(view(NEW)).axes[0]
+    marks = [line for line in axes.lines if line.get_marker() == "o"]
+    assert len(marks) == 2
+    np.testing.assert_allclose(marks[0].get_xdata()[0], 50.0)
+    np.testing.assert_allclose(marks[0].get_ydata()[0], 90.0)
+    assert [line.get_markerfacecolor() == "none" for line in marks] == [False, True]
