@@ -45,9 +45,7 @@ def candidates(features: int, malicious: int, *, strong: bool) -> dict[str, Cand
         return eh.local.sgd(model, rate, epochs=epochs, batch_size=10)
 
     def average(rate: float, rule: eh.types.Aggregator = aggregators.mean()) -> eh.Algorithm:
-        # In proportion to size, then the plain mean, as the authors' code.
-        sampling = eh.sampling.proportional(replace=False)
-        return eh.algorithms.fedavg(work(rate), aggregator=rule, sampling=sampling)
+        return eh.algorithms.fedavg(work(rate), aggregator=rule)
 
     def robust(rule: eh.types.Aggregator) -> Candidates:
         return Candidates(lambda n: average(n["rate"], rule), {})
@@ -59,11 +57,10 @@ def candidates(features: int, malicious: int, *, strong: bool) -> dict[str, Cand
         return average(n["rate"]), work(n["rate"], epochs=50)
 
     lams, wide = (0.1, 1.0, 2.0), (0.01, 0.1, 1.0)
-    sampling = eh.sampling.proportional(replace=False)
     return {
         "global": Candidates(lambda n: average(n["rate"]), {}),
         "local": Candidates(lambda n: personal.ditto(*around(n), lam=0.0), {}),
-        "TERM": Candidates(lambda n: eh.algorithms.term(work(n["rate"]), t=1.0, sampling=sampling), {}),
+        "TERM": Candidates(lambda n: eh.algorithms.term(work(n["rate"]), t=1.0), {}),
         "median": robust(aggregators.coordinate_median()),
         "Krum": robust(aggregators.krum(malicious)),
         "multi-Krum": robust(aggregators.multi_krum(malicious)),
@@ -71,7 +68,7 @@ def candidates(features: int, malicious: int, *, strong: bool) -> dict[str, Cand
         "k-norm": robust(aggregators.norm_filter(malicious)),
         "k-loss": robust(aggregators.loss_filter(malicious)),
         "FedMGDA+": Candidates(
-            lambda n: eh.algorithms.fedmgda(work(n["rate"]), epsilon=n["epsilon"], sampling=sampling),
+            lambda n: eh.algorithms.fedmgda(work(n["rate"]), epsilon=n["epsilon"]),
             {"epsilon": (0.0, 0.1, 1.0)},
         ),
         "finetuning": Candidates(lambda n: personal.finetune(*after(n)), {}),
@@ -79,19 +76,19 @@ def candidates(features: int, malicious: int, *, strong: bool) -> dict[str, Cand
         "SKL": Candidates(lambda n: personal.skl(*after(n), lam=n["lam"]), {"lam": wide}),
         "L2SGD": Candidates(lambda n: personal.l2sgd(work(n["rate"]), lam=n["lam"]), {"lam": wide}),
         "APFL": Candidates(
-            lambda n: personal.apfl(work(n["rate"]), alpha=n["alpha"], sampling=sampling),
+            lambda n: personal.apfl(work(n["rate"]), alpha=n["alpha"]),
             {"alpha": (0.25, 0.5, 0.75)},
         ),
-        "Mapper": Candidates(lambda n: personal.mapper(work(n["rate"]), sampling=sampling), {}),
+        "Mapper": Candidates(lambda n: personal.mapper(work(n["rate"])), {}),
         "Per-FedAvg": Candidates(
             lambda n: personal.finetune(
-                personal.per_fedavg(work(n["rate"]), alpha=n["alpha"], sampling=sampling),
+                personal.per_fedavg(work(n["rate"]), alpha=n["alpha"]),
                 work(n["rate"], epochs=50),
             ),
             {"alpha": (0.01, 0.1)},
         ),
         "pFedMe": Candidates(
-            lambda n: personal.pfedme(work(n["rate"]), lam=n["lam"], inner_step=0.1, sampling=sampling),
+            lambda n: personal.pfedme(work(n["rate"]), lam=n["lam"], inner_step=0.1),
             {"lam": (1.0, 5.0)},
         ),
         "Ditto": Candidates(lambda n: personal.ditto(*around(n), lam=n["lam"]), {"lam": lams}),

@@ -6,17 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-__all__ = ["measured", "of_global", "of_model", "short"]
+__all__ = ["measured", "of_model", "short"]
 
 
 def of_model(metric: str, model: str) -> str:
     """The name of one model's metric where several models have it: ``"accuracy (level)"``."""
     return f"{metric} ({model})"
-
-
-def of_global(metric: str) -> str:
-    """The name of a metric measured with the global model, where clients have models of their own."""
-    return f"global_{metric}"
 
 
 def measured(metric: str) -> str:

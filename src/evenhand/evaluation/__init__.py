@@ -28,6 +28,7 @@ from evenhand.evaluation._metrics import (
     column,
     is_higher_better,
     is_share,
+    of_global,
     primary_metric,
 )
 from evenhand.evaluation._paired import PairedDifference, holm, paired_difference
@@ -68,6 +69,7 @@ __all__ = [
     "jain",
     "kl_to_uniform",
     "mean_loss",
+    "of_global",
     "paired_difference",
     "per_class",
     "per_class_of_each",

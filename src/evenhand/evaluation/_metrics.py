@@ -12,6 +12,7 @@ __all__ = [
     "column",
     "is_higher_better",
     "is_share",
+    "of_global",
     "primary_metric",
 ]
 
@@ -29,6 +30,11 @@ def is_higher_better(metric: str) -> bool:
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of the examples, shown in percent."""
     return "accuracy" in measured(metric)
+
+
+def of_global(metric: str) -> str:
+    """The name of a metric measured with the global model, where clients have models of their own."""
+    return f"global_{metric}"
 
 
 def primary_metric(metrics: Iterable[str]) -> str:

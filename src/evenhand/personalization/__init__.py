@@ -1,6 +1,6 @@
 """Personal models: methods that leave each client with a model of its own, one file each.
 
-Ditto and finetuning go around any global method; the others are methods by themselves.
+Ditto and finetuning go around any global method; the others are methods by themselves.  MOCHA is a solver of its own.
 """
 
 from evenhand.personalization.apfl import apfl
@@ -15,11 +15,13 @@ from evenhand.personalization.l2gd import l2gd
 from evenhand.personalization.l2sgd import l2sgd
 from evenhand.personalization.local_only import local_only
 from evenhand.personalization.mapper import mapper
+from evenhand.personalization.mocha import Mocha, mocha
 from evenhand.personalization.per_fedavg import per_fedavg
 from evenhand.personalization.pfedme import pfedme
 from evenhand.personalization.skl import skl
 
 __all__ = [
+    "Mocha",
     "apfl",
     "ditto",
     "dynamic_ditto",
@@ -32,6 +34,7 @@ __all__ = [
     "l2sgd",
     "local_only",
     "mapper",
+    "mocha",
     "per_fedavg",
     "pfedme",
     "skl",

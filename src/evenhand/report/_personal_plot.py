@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evenhand.naming import of_global
+from evenhand.evaluation import of_global
 from evenhand.report import draw, panels
 from evenhand.report._view import RunView, among, client_values
 from evenhand.report.comparison import Comparison

@@ -28,8 +28,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import SPLITS
-from evenhand.naming import of_global
+from evenhand.evaluation import SPLITS, of_global
 from evenhand.report._view import Runs
 from evenhand.report.comparison import Comparison, compare
 

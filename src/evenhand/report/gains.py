@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.evaluation import is_higher_better
-from evenhand.naming import of_global
+from evenhand.evaluation import is_higher_better, of_global
 from evenhand.report._view import NDArray, RunView, among, client_values
 from evenhand.report.numbers import plural, value
 

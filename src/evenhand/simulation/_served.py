@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.evaluation import ClassMetrics
-from evenhand.naming import of_global
+from evenhand.evaluation import ClassMetrics, of_global
 
 __all__ = ["Served"]
 
