@@ -49,3 +49,15 @@ def test_attacks_are_those_of_the_paper(name: Any, share: float) -> None:
 def saved(name: str, attack: str, method: str, what: str) -> np.ndarray[Any, Any]:
     content = json.loads((FOLDER / "results" / f"{name}.json").read_text())["percent"]
     return np.array([each[what] for each in content[attack][method]["seeds"]])
+
+
+@pytest.mark.parametrize("name", ["two_classes", "dirichlet"])
+def test_the_pages_claims_are_in_the_saved_numbers(name: str) -> None:
+    for attack in ("clean", "A1 50", "A3 10"):
+        ditto = saved(name, attack, "Ditto", "mean")
+        assert len(ditto) == 5
+        for rival in ("global", *ROBUST):
+            assert ditto.mean() > saved(name, attack, rival, "mean").mean()
+        assert (ditto > saved(name, attack, "global", "mean")).all()
+    if name == "two_classes":
+        assert (saved(name, "clean", "Ditto", "std") < saved(name, "clean", "global", "std")).all()
