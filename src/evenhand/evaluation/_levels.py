@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.evaluation._metrics import is_higher_better
+from evenhand.evaluation._metrics import is_higher_better, of_global
 
 __all__ = ["Levels", "serve_by_level"]
 
@@ -107,8 +107,9 @@ def serve_by_level(
     known = np.where(np.isnan(np.stack(scores)), -np.inf, sign * np.stack(scores))
     level = np.argmax(known, axis=0)
     each = [run.client_metrics(split) for run in runs]
+    served = [name for name in each[0] if not name.startswith(of_global(""))]
     metrics = {
-        name: np.stack([metrics[name] for metrics in each])[level, np.arange(level.size)] for name in each[0]
+        name: np.stack([metrics[name] for metrics in each])[level, np.arange(level.size)] for name in served
     }
     return Levels(level, metrics)
 

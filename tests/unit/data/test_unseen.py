@@ -103,3 +103,10 @@ def test_examples_of_another_shape_are_refused() -> None:
     other = eh.data.synthetic(clients=3)
     with pytest.raises(eh.errors.EvenhandError, match="trained on"):
         run.serve(other)
+
+
+def test_runs_with_and_without_personal_models_are_served_by_level() -> None:
+    ditto = eh.simulate(eh.personalization.ditto(FEDAVG, WORK, lam=1.0), DATA, rounds=2)
+    plain = eh.simulate(FEDAVG, DATA, rounds=2)
+    served = eh.evaluation.serve_by_level([ditto, plain], choose_on="train", metric="loss")
+    assert "global_loss" not in served.metrics and len(served.metrics["loss"]) == DATA.num_clients
