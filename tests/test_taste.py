@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "centralized": _WORK | {"risks"},
     "algorithms": _WORK | {"risks", "aggregators"},
     "personalization": _WORK | {"aggregators", "algorithms"},
+    "privacy": _WORK | {"aggregators", "algorithms", "risks", "secure"},
     "evaluation": _METHODS | {"data", "devices", "models"},
     "report": {"errors", "evaluation", "text", "_version"},
     "watch": {"errors"},

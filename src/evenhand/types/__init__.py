@@ -31,6 +31,7 @@ from evenhand.types._client import (
     Upload,
 )
 from evenhand.types._method import Algorithm, Attack, Phase, Sampling
+from evenhand.types._privacy import Privacy, Release
 from evenhand.types._reduction import Aggregator, OfLosses, Risk, Stack, Sum, Summation
 
 __all__ = [
@@ -47,7 +48,9 @@ __all__ = [
     "OfLosses",
     "Params",
     "Phase",
+    "Privacy",
     "PyTree",
+    "Release",
     "Report",
     "Risk",
     "Sampling",

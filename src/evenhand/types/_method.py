@@ -20,6 +20,7 @@ from evenhand.types._client import (
     State,
     Upload,
 )
+from evenhand.types._privacy import Privacy
 from evenhand.types._reduction import Aggregator
 
 __all__ = [
@@ -93,6 +94,7 @@ class Algorithm(NamedTuple):
       adapt: ``(params, data, key) -> params``, how a client finetunes the model that it is served, on its training
         examples, before evaluation; None: it does not.
       received: ``message -> params``, the global model in the last phase's broadcast, for methods that wrap this one.
+      privacy: what it promises about the privacy of clients or examples; None: nothing.
       name: shown to users, e.g. ``"fedprox(mu=0.1)"``.
     """
 
@@ -107,6 +109,7 @@ class Algorithm(NamedTuple):
     observe: Callable[[State, Array], State] | None = None
     adapt: Callable[[Params, ClientData, Key], Params] | None = None
     received: Callable[[PyTree], Params] = lambda message: message.params
+    privacy: Privacy | None = None
     name: str = ""
     __repr__ = short
 
