@@ -7,22 +7,27 @@ The two schemes of the literature both aim at the objective :math:`\sum_k p_k F_
 * scheme B, ``uniform()``: clients are drawn uniformly without replacement, mean weighted by :math:`n_k`; a ratio of
   two sums, hence exact in expectation only for clients of equal size or for a cohort of all clients.
 
+:func:`poisson` is for private learning, whose guarantees rest on it: every client counts alike, :math:`p_k = 1 / N`.
+
 Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, section 5.1 and figure 12.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from evenhand import permutation
+from evenhand.errors import EvenhandError
 from evenhand.types import Array, Cohort, Key, Sampling
 
-__all__ = ["proportional", "uniform"]
+__all__ = ["included", "poisson", "proportional", "slots_for", "uniform"]
 
 
 def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
@@ -105,6 +110,78 @@ def _proportional(
         return look_up(key, _tabulate(sizes), m)
 
     return draw, look_up
+
+
+def poisson(rate: float) -> Sampling:
+    r"""Each client takes part with probability :math:`q`, independently of all others; all that do count equally.
+
+    A cohort has :math:`q N` clients on average, and may have none.  The guarantees of private learning hold for this
+    scheme, whose draws must then be secret.
+
+    Args:
+      rate: :math:`q`, above 0 and at most 1.
+
+    Raises:
+      EvenhandError: a rate outside that range.
+
+    Edge cases: :math:`q` is rounded down to a multiple of :math:`2^{-32}`.  A cohort has :func:`slots_for` slots; that
+    more clients than that are drawn has a probability below :math:`10^{-18}`, and those of the highest positions are
+    then left out.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> cohort = poisson(0.1).draw(jax.random.key(0), jnp.full(1000, 20), 0)
+      >>> 60 < int(cohort.present.sum()) < 140
+      True
+    """
+    if not 0.0 < rate <= 1.0:
+        raise EvenhandError(f"sampling.poisson(rate={rate}): give a probability above 0 and at most 1.")
+
+    def draw(key: Key, sizes: Array, m: int) -> Cohort:
+        ids, present = included(key, rate, sizes.shape[0], sizes.shape[0], slots_for(rate, sizes.shape[0]))
+        return Cohort.of(ids, present)
+
+    def slots(clients: int) -> int:
+        return slots_for(rate, clients)
+
+    return Sampling(draw, _one, rate=rate, slots=slots)
+
+
+def included(key: Key, rate: float, size: Array | int, capacity: int, slots: int) -> tuple[Array, Array]:
+    """Positions below ``size``, each included with probability ``rate``, independently of all others.
+
+    Args:
+      key: of the draw.
+      rate: from 0 to 1.
+      size: of the population, at most ``capacity``; may be a tracer.
+      capacity: the largest ``size``.
+      slots: how many positions there is room for.
+
+    Returns:
+      Positions, int32 ``(slots,)``, ascending, and which of these are included, bool ``(slots,)``; others are 0.
+    """
+    # Compared as whole numbers: a float32 between 0 and 1 has too few bits for small rates.
+    least = np.uint32(max(0, 2**32 - int(rate * 2**32)) % 2**32)
+    chosen = jnp.arange(capacity) < size
+    if rate < 1.0:
+        chosen &= jax.random.bits(key, (capacity,), jnp.uint32) >= least if least else False
+    positions = jnp.nonzero(chosen, size=slots, fill_value=0)[0].astype(jnp.int32)
+    return positions, jnp.arange(slots) < jnp.sum(chosen)
+
+
+@cache
+def slots_for(rate: float, size: int) -> int:
+    """Room for all that :func:`included` draws, but for a probability below ``1e-18``.
+
+    Example:
+      >>> slots_for(0.01, 10_000), slots_for(1.0, 30)
+      (199, 30)
+    """
+    from scipy import stats  # half a second, which only private methods take
+
+    if rate >= 1.0:
+        return size
+    return max(1, bisect_left(range(size), True, key=lambda k: bool(stats.binom.sf(k, size, rate) < 1e-18)))
 
 
 _MANY = 4096

@@ -1,6 +1,7 @@
 """Federated methods, one file each."""
 
 from evenhand.algorithms.afl import afl
+from evenhand.algorithms.alone import alone
 from evenhand.algorithms.averaged import averaged
 from evenhand.algorithms.delta_fl import delta_fl
 from evenhand.algorithms.fedavg import fedavg
@@ -17,6 +18,7 @@ from evenhand.algorithms.term import term
 
 __all__ = [
     "afl",
+    "alone",
     "averaged",
     "delta_fl",
     "fedavg",

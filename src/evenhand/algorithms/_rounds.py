@@ -87,6 +87,7 @@ def training(
     sampling: Sampling,
     correction: Callable[[Message, ClientData], optax.GradientTransformation],
     attach: Callable[[PyTree], PyTree] = lambda extra: (),
+    private: bool = False,
 ) -> Phase:
     """The phase of FedAvg and its variants: train from the broadcast model, upload the difference, step.
 
@@ -97,8 +98,10 @@ def training(
       sampling: gives the clients' weights.
       correction: what is added to each local gradient, given the broadcast and the client's data.
       attach: what is broadcast along with the model, given the method's part of the server state.
+      private: whether the method keeps the promise of work that promises privacy: it then corrects no gradient, and its
+        clients report no loss.
     """
-    check_parts(work, aggregator, sampling, server_opt)
+    check_parts(work, aggregator, sampling, server_opt, private=private)
 
     def broadcast(state: ServerState, client: Array) -> Message:
         return Message(state.params, attach(state.extra))

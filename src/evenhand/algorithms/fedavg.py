@@ -62,6 +62,7 @@ def fedavg(
         aggregator=aggregator,
         sampling=sampling,
         correction=lambda message, data: optax.identity(),
+        private=True,
     )
     return Algorithm(
         model=work.model,
@@ -70,5 +71,6 @@ def fedavg(
         global_params=_rounds.global_params,
         sampling=sampling,
         partial_work=keep_partial,
+        privacy=work.privacy,
         name="fedavg",
     )

@@ -13,11 +13,12 @@ from evenhand.local._corrections import MeanGradient, mean_gradient, proximal, s
 from evenhand.local._descent import descent, sgd
 from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
 from evenhand.local._passes import full_gradient, full_loss
-from evenhand.local._work import Parts, Solver, Work, check_model, check_work, parts_of
+from evenhand.local._work import Continued, Parts, Solver, Work, check_model, check_work, parts_of
 
 __all__ = [
     "Batch",
     "Batches",
+    "Continued",
     "Estimator",
     "MeanGradient",
     "Parts",

@@ -13,10 +13,10 @@ import optax
 from evenhand.errors import EvenhandError, expect
 from evenhand.local._batches import Batch, Batches, batches, over_batches
 from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
-from evenhand.local._work import Parts, Solver, Work, check_model
+from evenhand.local._work import Continued, Parts, Solver, Work, check_model
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 
-__all__ = ["descent", "sgd"]
+__all__ = ["continued", "descent", "sgd"]
 
 
 def sgd(
@@ -70,7 +70,7 @@ def sgd(
         parts = Parts(schedule, batch_gradient(model, risk), optimiser)
         # Work that already has a risk does not take another.
         another = of_risk if risk is None else None
-        return Work(model, descent(*parts), schedule.effort, step_size, another, parts)
+        return Work(model, descent(*parts), schedule.effort, step_size, another, parts, continued(*parts))
 
     return of_risk(risk)
 
@@ -92,6 +92,19 @@ def descent(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTr
         return end.params, end.correction
 
     return solve
+
+
+def continued(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTransformation) -> Continued:
+    """The same descent, with the optimiser's state kept from round to round."""
+
+    def solve(params: Params, state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
+        def step(carry: tuple[Params, PyTree], batch: Batch, key: Key) -> tuple[Params, PyTree]:
+            updates, after = client_opt.update(estimate(carry[0], batch, key), carry[1], carry[0])
+            return optax.apply_updates(carry[0], updates), after
+
+        return over_batches(schedule, step, (params, state), data, key)
+
+    return Continued(client_opt.init, solve)
 
 
 def _plain(step: Array | float) -> tuple[optax.GradientTransformation, float | None]:

@@ -11,9 +11,9 @@ from evenhand.errors import EvenhandError, expect
 from evenhand.local._batches import Batches, step_per_row
 from evenhand.local._estimator import Estimator, RowRisk
 from evenhand.naming import short
-from evenhand.types import ClientData, Effort, Key, Model, Params, PyTree
+from evenhand.types import ClientData, Effort, Key, Model, Params, Privacy, PyTree
 
-__all__ = ["Parts", "Solver", "Work", "check_model", "check_work", "parts_of"]
+__all__ = ["Continued", "Parts", "Solver", "Work", "check_model", "check_work", "parts_of"]
 
 Solver: TypeAlias = Callable[[Params, ClientData, Key, optax.GradientTransformation], tuple[Params, PyTree]]
 """``(params, data, key, correction) -> (params, correction_state)``.
@@ -38,6 +38,18 @@ class Parts(NamedTuple):
     __repr__ = short
 
 
+class Continued(NamedTuple):
+    """Local work that goes on where it stopped, with what its optimiser has learnt by then.
+
+    Attributes:
+      init: ``params -> state`` before the first step.
+      solve: ``(params, state, data, key) -> (params, state)``.
+    """
+
+    init: Callable[[Params], PyTree]
+    solve: Callable[[Params, PyTree, ClientData, Key], tuple[Params, PyTree]]
+
+
 class Work(NamedTuple):
     """Local work, the first argument of most methods.
 
@@ -50,6 +62,8 @@ class Work(NamedTuple):
       step_size: the step size, if this is plain gradient descent, else None.
       of_risk: ``risk -> Work``, the same work on another risk of each batch's losses; None: the risk cannot be changed.
       parts: what it is made of, where it is mini-batch descent; else None.
+      continued: the same steps, continued from round to round; None: that is not possible.
+      privacy: what it promises about the privacy of examples; None: nothing.
 
     ``solve`` and ``of_risk`` are bound to the model that they were made with: make new work for another model.
     """
@@ -60,6 +74,8 @@ class Work(NamedTuple):
     step_size: float | None = None
     of_risk: Callable[[RowRisk | None], Work] | None = None
     parts: Parts | None = None
+    continued: Continued | None = None
+    privacy: Privacy | None = None
     __repr__ = short
 
 
@@ -92,11 +108,22 @@ def check_model(model: object) -> None:
     )
 
 
-def check_work(work: object, name: str = "work") -> Work:
-    """``work``, checked to be local work on a model; ``name`` is the argument that it was passed as."""
+def check_work(work: object, name: str = "work", *, private: bool = False) -> Work:
+    """``work``, checked to be local work on a model.
+
+    Args:
+      work: what is checked.
+      name: the argument that it was passed as.
+      private: whether work that promises privacy is taken: by methods that look at examples in no other way.
+    """
     expect(name, work, Work, "eh.local.sgd(model, 0.1, epochs=1, batch_size=10)")
     assert isinstance(work, Work)
     check_model(work.model)
+    if work.privacy is not None and not private:
+        raise EvenhandError(
+            f"{name}: this work promises privacy, which this method would break, as it may look at examples in other "
+            "ways, or share what the promise does not cover: give it to eh.algorithms.fedavg or eh.algorithms.alone."
+        )
     for field, function in (("solve", work.solve), ("effort", work.effort)):
         if not callable(function):
             raise EvenhandError(f"{name}={work!r:.200}: its {field} is not a function; see eh.local.Work.")

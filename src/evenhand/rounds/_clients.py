@@ -33,10 +33,21 @@ __all__ = [
     "cohort",
     "lift_key",
     "phase_stream",
+    "roots",
     "traffic",
     "wires",
     "work_key",
 ]
+
+
+def roots(algorithm: Algorithm, keys: Keys) -> Keys:
+    """The roots of a method's rounds: those of the run, or, where it promises privacy, secret ones only.
+
+    A promise that counts on who was drawn, or which examples, holds only where nobody can compute that.
+    """
+    if algorithm.privacy is None:
+        return keys
+    return keys._replace(shared=stream(keys.secret, Purpose.COHORT))
 
 
 class RoundState(NamedTuple):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError, expect, whole_number
+from evenhand.errors import Argument, EvenhandError, expect, whole_number
 from evenhand.simulation._size import check_size
 from evenhand.streams import MAX_ROUNDS
 from evenhand.systems import Systems
@@ -32,7 +32,7 @@ def check_numbers(
     systems: Systems | None,
     attack: Attack | None,
 ) -> int:
-    """The cohort, no larger than there are clients."""
+    """The slots of a cohort, no more than there are clients."""
     check_parts(algorithm, data, systems, attack)
     whole_number("rounds", rounds, 0, MAX_ROUNDS - 1)
     whole_number("seed", seed, 0, 2**32 - 1)
@@ -52,6 +52,14 @@ def check_numbers(
             "This method keeps a state at each client, and its sampling can draw a client twice in one round: "
             "sample without replacement, e.g. sampling=eh.sampling.uniform()."
         )
+    if algorithm.sampling.slots is not None:
+        if cohort is not None:
+            raise EvenhandError(
+                Argument("cohort", str(cohort)),
+                f": this method draws each client with probability {algorithm.sampling.rate:g}, so that the size of its"
+                " cohorts is random: leave the cohort out, and give the method another rate.",
+            )
+        return algorithm.sampling.slots(data.num_clients)
     return data.num_clients if cohort is None else min(cohort, data.num_clients)
 
 

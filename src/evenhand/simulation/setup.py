@@ -106,7 +106,7 @@ def set_up(
         raise EvenhandError(
             f"{data.name} has {data.train.rows:,} training rows: give fewer than 2,147,483,648."
         )
-    keys = keys_of(seed)
+    first, keys = keys_of(seed), rounds.roots(algorithm, keys_of(seed))
     mesh = over(_devices(cohort, devices))
     capacity = int(data.train.sizes.max())
     program = Program(
@@ -119,7 +119,7 @@ def set_up(
         source = Streamed(program, data, seed, keys)
     else:
         source = resident(data, attack, seed, mesh, algorithm.sampling)
-    params = algorithm.model.init(stream_of(keys.shared, Purpose.INIT))
+    params = algorithm.model.init(stream_of(first.shared, Purpose.INIT))
     if lanes is None:
         program = program._replace(lanes=_default_lanes(program, params, source))
     setup = Setup(program, source, keys, RoundState((), (), ()), {})

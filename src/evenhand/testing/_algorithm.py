@@ -87,7 +87,7 @@ def check_algorithm(
     _check_privacy_of_rows(algorithm, parts, state, rows)
 
     def run(count: int, how: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
-        keys = keys_of(seed)
+        keys = protocol.roots(algorithm, keys_of(seed))
         if how is None:
             end, infos = twin.run_rounds(alone, state, rows, keys, 0, count, parts)
         else:
@@ -152,8 +152,9 @@ def _check_absent(
     cohort: int,
 ) -> None:
     took_part: set[int] = set()
+    keys = protocol.roots(algorithm, keys_of(0))
     for index in range(len(algorithm.phases)):
-        drawn = protocol.cohort(algorithm, systems, rows.sizes, cohort, keys_of(0), 0, index)
+        drawn = protocol.cohort(algorithm, systems, rows.sizes, cohort, keys, 0, index)
         took_part |= set(np.array(drawn.ids)[np.array(drawn.present)].tolist())
     absent = [k for k in range(rows.sizes.shape[0]) if k not in took_part]
     kept = jax.tree.map(

@@ -41,6 +41,8 @@ class Sampling(NamedTuple):
       repeats: whether a client can be drawn twice in one cohort.
       tabulate: ``sizes -> table``, computed once for the draws of all rounds; None: there is no table.
       look_up: ``(key, table, m) -> Cohort``, the same cohort as from ``draw``; None: there is no table.
+      rate: the chance with which each client is drawn, independently of the others; None: cohorts have a fixed size.
+      slots: ``clients -> m``, how many slots a cohort of random size needs; None: as many as clients are asked for.
     """
 
     draw: Callable[[Key, Array, int], Cohort]
@@ -48,6 +50,8 @@ class Sampling(NamedTuple):
     repeats: bool = False
     tabulate: Callable[[Array], PyTree] | None = None
     look_up: Callable[[Key, PyTree, int], Cohort] | None = None
+    rate: float | None = None
+    slots: Callable[[int], int] | None = None
     __repr__ = short
 
 

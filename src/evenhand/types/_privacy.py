@@ -18,7 +18,7 @@ class Release(NamedTuple):
       rate: the chance with which a unit takes part; 1: all do.
       sampling: whether units take part independently of each other (``"poisson"``), or a fixed number of them does,
         drawn without replacement (``"fixed"``).
-      count: how many times, each with a new sample and new noise.
+      times: how often, each time with a new sample and new noise.
       mechanism: ``"gaussian"``, or ``"concentrated"`` where all that is known is that Renyi divergences of order
         ``alpha`` are at most ``alpha / (2 noise_multiplier^2)``, as for discrete noise.
     """
@@ -26,7 +26,7 @@ class Release(NamedTuple):
     noise_multiplier: float
     rate: float = 1.0
     sampling: Literal["poisson", "fixed"] = "poisson"
-    count: int = 1
+    times: int = 1
     mechanism: Literal["gaussian", "concentrated"] = "gaussian"
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from evenhand.naming import short
 from evenhand.types._client import Array, Cohort, Key, PyTree, Report, State, Upload
+from evenhand.types._privacy import Release
 
 __all__ = [
     "Aggregator",
@@ -73,6 +74,7 @@ class Sum(NamedTuple):
       passes: the number of exchanges in one aggregation; the client keeps its delta between them.
       sensitivity: a bound on ``||lift(upload)||_2`` over admissible uploads, None if there is none.
       summation: how the lifted arrays are added, where they are whole numbers; None: as real numbers, as they arrive.
+      release: what one round gives away under noise; None: the sum itself.
     """
 
     init: Callable[[PyTree, int], State]
@@ -84,6 +86,7 @@ class Sum(NamedTuple):
     passes: int = 1
     sensitivity: float | None = None
     summation: Summation | None = None
+    release: Release | None = None
     __repr__ = short
 
     @property

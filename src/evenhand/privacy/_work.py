@@ -1,0 +1,154 @@
+"""Local work whose every look at examples is a sum of clipped gradients under noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from evenhand import local, tree
+from evenhand.errors import EvenhandError, whole_number
+from evenhand.local import Batch, Batches
+from evenhand.privacy._noise import with_gaussian
+from evenhand.privacy._per_example import clipped_sum
+from evenhand.sampling import included, slots_for
+from evenhand.streams import Purpose, stream
+from evenhand.types import Array, ClientData, Effort, Key, Model, Params, Privacy, PyTree, Release
+
+__all__ = ["Query", "Rule", "check_clip", "private_work"]
+
+
+class Query(Protocol):
+    """A look at a step's batch, which is accounted for."""
+
+    def __call__(
+        self, params: Params, *, clip: Array | float, divided_by: Params | None = None, number: int = 0
+    ) -> Params:
+        r"""The mean of clipped gradients under noise.
+
+        .. math:: \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}(g_i / D, C) + \mathcal N(0, z^2 C^2 I) \Big)
+
+        Args:
+          params: where the gradients are taken.
+          clip: :math:`C`.
+          divided_by: :math:`D`, a tree like the parameters; None: ones.
+          number: which of the step's queries this is, from 0: each has noise of its own.
+        """
+        ...
+
+
+class Rule(NamedTuple):
+    """How a private method takes its steps.
+
+    Attributes:
+      init: ``params -> state``.
+      step: ``(params, state, query, key) -> (params, state)``; it sees examples through the query alone, and the state
+        holds only what follows from queries and public data.
+      queries: how often a step asks, at most.
+    """
+
+    init: Callable[[Params], PyTree]
+    step: Callable[[Params, PyTree, Query, Key], tuple[Params, PyTree]]
+    queries: int = 1
+
+
+def private_work(
+    model: Model, rule: Rule, *, who: str, noise_multiplier: float, rate: float, steps: int
+) -> local.Work:
+    """Local work that takes so many steps of a rule, each on a Poisson sample of the client's examples.
+
+    Args:
+      model: what is trained.
+      rule: how.
+      who: the factory that asks, for errors.
+      noise_multiplier: of each query.
+      rate: the chance with which an example is in a batch.
+      steps: in a round.
+
+    Raises:
+      EvenhandError: a number out of range.
+    """
+    local.check_model(model)
+    whole_number("steps", steps, 1, 10**6)
+    if not 0.0 <= noise_multiplier < inf or not 0.0 < rate <= 1.0:
+        raise EvenhandError(
+            f"{who}(noise_multiplier={noise_multiplier}, rate={rate}): give a finite noise of at least 0, and a "
+            "probability above 0 and at most 1."
+        )
+    schedule = _poisson(rate, steps)
+
+    class Carry(NamedTuple):
+        params: Params
+        state: PyTree
+
+    def train(params: Params, state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
+        expected = rate * jnp.maximum(data.size, 1).astype(jnp.float32)
+
+        def step(carry: Carry, batch: Batch, key: Key) -> Carry:
+            def query(
+                params: Params, *, clip: Array | float, divided_by: Params | None = None, number: int = 0
+            ) -> Params:
+                x, y, inside = batch.read()
+                masks, noise = stream(key, Purpose.WORK, number), stream(key, Purpose.NOISE, number)
+                total, _ = clipped_sum(model, params, x, y, inside, masks, clip=clip, divided_by=divided_by)
+                return tree.scale(1.0 / expected, with_gaussian(noise, total, noise_multiplier * clip))
+
+            return Carry(*rule.step(carry.params, carry.state, query, stream(key, Purpose.SERVER)))
+
+        return tuple(local.over_batches(schedule, step, Carry(params, state), data, key))
+
+    def solve(
+        params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
+    ) -> tuple[Params, PyTree]:
+        return train(params, rule.init(params), data, key)[0], correction.init(params)
+
+    def releases(rounds: int) -> tuple[Release, ...]:
+        # Several queries of one sample are one query of less noise.
+        return (Release(noise_multiplier / rule.queries**0.5, rate, times=rounds * steps),)
+
+    promise = Privacy(
+        "example",
+        releases,
+        "one example added or removed",
+        ("the model that a client sends after every round",),
+        ("how many examples each client has", "the settings of the method"),
+        (
+            "which clients take part",
+            "what is measured in a simulation, such as the accuracy of a client and the training loss",
+            "the choice of settings, where it looks at the same examples",
+        ),
+    )
+    return local.Work(
+        model, solve, schedule.effort, continued=local.Continued(rule.init, train), privacy=promise
+    )
+
+
+def check_clip(who: str, clip: float, name: str = "clip") -> float:
+    """``clip``, checked to be above 0."""
+    if not clip > 0.0:
+        raise EvenhandError(f"{who}({name}={clip}): give a number above 0.")
+    return clip
+
+
+def _poisson(rate: float, steps: int) -> Batches:
+    """So many batches, in each of which every example is with the same chance, independently of all else."""
+
+    def effort(data: ClientData) -> Effort:
+        taken = jnp.where(data.size > 0, steps, 0)
+        rows = taken.astype(jnp.float32) * rate * data.size.astype(jnp.float32)
+        return Effort(taken, jnp.round(rows).astype(jnp.int32))
+
+    def draw(data: ClientData, key: Key) -> Callable[[Array], Batch]:
+        slots = slots_for(rate, data.capacity)
+
+        def batch(i: Array) -> Batch:
+            of = jax.random.fold_in(stream(key, Purpose.COHORT), i)
+            return Batch(data, *included(of, rate, data.size, data.capacity, slots))
+
+        return batch
+
+    return Batches(effort, draw)

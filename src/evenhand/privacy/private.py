@@ -1,0 +1,152 @@
+"""The promise of privacy for clients, made for any method whose aggregators add noise."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from evenhand.errors import EvenhandError, expect
+from evenhand.types import Algorithm, Array, Info, Key, Params, Phase, Privacy, PyTree, Release, Stack, Sum
+
+__all__ = ["private"]
+
+_NOISY = "give the method aggregator=eh.privacy.noisy_mean(clip, noise_multiplier=..., rate=...)"
+
+
+class _State(NamedTuple):
+    """The method's own state, and how many clients a cohort is expected to have, int32."""
+
+    inner: PyTree
+    expected: Array
+
+
+def private(method: Algorithm) -> Algorithm:
+    r"""The same method, which promises that nobody can tell from its models whether any one client took part.
+
+    For any two sets of clients :math:`U, U'` of which one has one client more, and any set :math:`O` of sequences of
+    global models,
+
+    .. math:: \Pr[\mathcal M(U) \in O] \le e^\varepsilon \Pr[\mathcal M(U') \in O] + \delta,
+
+    with :math:`\varepsilon` and :math:`\delta` from ``run.privacy``.  The server is trusted: it sees all uploads.
+
+    Args:
+      method: one whose only look at its clients is through aggregators that add noise
+        (:func:`evenhand.privacy.noisy_mean`), on cohorts from :func:`evenhand.sampling.poisson` of the same rate.
+
+    Raises:
+      EvenhandError: the method gives away something without noise, with the reason and what to do instead: an
+        aggregator that sees single uploads, or weighs clients by what they report; a fixed cohort, for which other
+        bounds hold; a training loss that it observes; personal models; local work that promises something else.
+
+    Edge cases: rounds without clients still step, with noise alone.  The server's step gets the expected number of
+    uploads in place of the true one, which is private.  Put :func:`evenhand.personalization.ditto` and
+    :func:`~evenhand.personalization.finetune` around it, not inside.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.load("digits", clients=30)
+      >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
+      >>> noisy = eh.privacy.noisy_mean(0.5, noise_multiplier=1.0, rate=0.5)
+      >>> method = private(eh.algorithms.fedprox(work, mu=0.1, aggregator=noisy, sampling=eh.sampling.poisson(0.5)))
+      >>> run = eh.simulate(method, data, rounds=4)
+      >>> round(run.privacy.epsilon, 1)
+      8.9
+
+    Source: McMahan et al., *Learning Differentially Private Recurrent Language Models*, ICLR 2018, definition 1.
+    """
+    expect("method", method, Algorithm, "eh.algorithms.fedavg(work, ...)")
+    rate = method.sampling.rate
+    if rate is None:
+        raise EvenhandError(
+            f"private({method.name}): its cohorts have a fixed size, and the accountant counts on clients that are "
+            "drawn independently of each other: give the method sampling=eh.sampling.poisson(rate)."
+        )
+    for reason in (*_looks(method), *(each for phase in method.phases for each in _gives(phase, rate))):
+        raise EvenhandError(f"private({method.name}): {reason}.")
+    each_round = tuple(
+        phase.aggregator.release
+        for phase in method.phases
+        if isinstance(phase.aggregator, Sum) and phase.aggregator.release is not None
+    )
+
+    def releases(rounds: int) -> tuple[Release, ...]:
+        return tuple(release._replace(times=rounds * release.times) for release in each_round)
+
+    def init(params: Params, clients: int) -> _State:
+        return _State(method.init(params, clients), jnp.int32(max(1, round(rate * clients))))
+
+    return method._replace(
+        init=init,
+        phases=tuple(map(_blind, method.phases)),
+        global_params=lambda state: method.global_params(state.inner),
+        privacy=Privacy(
+            "client",
+            releases,
+            "one client, with all its examples, added or removed",
+            ("the global model after every round",),
+            ("how many clients there are", "the settings of the method"),
+            (
+                "single uploads, which the server sees",
+                "what is measured in a simulation, such as the accuracy of a client and the training loss",
+                "the choice of settings, where it looks at the same clients",
+            ),
+        ),
+        name=f"private({method.name})",
+    )
+
+
+def _looks(method: Algorithm) -> list[str]:
+    """How a method looks at its clients past its aggregators."""
+    found = list[str]()
+    if method.observe is not None:
+        found.append(
+            "it observes the training loss of all clients before each round, without noise: take a method that does not"
+        )
+    if method.personal_params is not None or method.adapt is not None:
+        found.append(
+            "its clients have models of their own, which are not part of what is given away: put the personal method "
+            "around private(), as in ditto(private(...), work)"
+        )
+    if method.privacy is not None:
+        found.append("its local work promises privacy by itself: give it eh.local.sgd(model, ...)")
+    return found
+
+
+def _gives(phase: Phase, rate: float) -> list[str]:
+    """What a phase gives away without noise, or with noise for other cohorts."""
+    aggregator = phase.aggregator
+    if isinstance(aggregator, Stack):
+        return [
+            "its aggregator must see every upload, and what one client changes in its result has no bound: "
+            + _NOISY
+        ]
+    if aggregator.weigh is not None or aggregator.needs_loss:
+        return [
+            "its aggregator weighs clients by what they report in the clear, such as their loss: " + _NOISY
+        ]
+    if aggregator.release is None:
+        what = (
+            "its aggregator adds no noise" if aggregator.sensitivity else "its uploads have no bounded effect"
+        )
+        return [f"{what}: {_NOISY}"]
+    if abs(aggregator.release.rate - rate) > 1e-9:
+        return [
+            f"clients are drawn with probability {rate:g}, and its aggregator adds noise for "
+            f"{aggregator.release.rate:g}: give both the same rate"
+        ]
+    return []
+
+
+def _blind(phase: Phase) -> Phase:
+    """The phase on the state with the expected number of uploads, which its server gets in place of the true one."""
+
+    def broadcast(state: _State, client: Array) -> PyTree:
+        return phase.broadcast(state.inner, client)
+
+    def server(state: _State, direction: PyTree, reported: Array, key: Key) -> tuple[_State, Info]:
+        inner, info = phase.server(state.inner, direction, state.expected, key)
+        return state._replace(inner=inner), info
+
+    return phase._replace(broadcast=broadcast, server=server, steps_if_empty=True)
