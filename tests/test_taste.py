@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": _METHODS | {"data", "devices", "models"},
     "report": {"errors", "evaluation", "text", "_version"},
     "watch": {"errors"},
-    "simulation": _MEASURED | {"interrupts", "live", "lock", "memory", "report", "watch"},
+    "simulation": _MEASURED | {"privacy", "interrupts", "live", "lock", "memory", "report", "watch"},
     "studies": {
         "data",
         "errors",
@@ -83,6 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "lock",
             "memory",
             "personalization",
+            "privacy",
             "report",
             "simulation",
             "studies",

@@ -31,9 +31,10 @@ def alone(work: Work) -> Algorithm:
     and in nothing else.
 
     Example:
-      >>> import evenhand as eh, optax
+      >>> import evenhand as eh
       >>> data = eh.data.load("digits", clients=1)
-      >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), optax.adam(0.01), steps=20)
+      >>> model = eh.models.softmax_regression(features=64, classes=10)
+      >>> work = eh.local.sgd(model, 0.5, steps=20, batch_size=50)
       >>> run = eh.simulate(alone(work), data, rounds=5)
       >>> bool(run.history["test_accuracy"][-1] > 0.8)
       True

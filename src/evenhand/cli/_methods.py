@@ -27,6 +27,7 @@ from typing import (
 
 from tyro.conf import arg, subcommand
 
+from evenhand.cli._budget import NOISE
 from evenhand.cli._data import DataOptions
 from evenhand.cli._docs import argument_lines, first_line
 from evenhand.cli._expression import called, canonical
@@ -87,7 +88,8 @@ class Method:
             words[argument] = canonical(value if is_part else repr(value))
         if not places:
             for parameter in known.values():
-                if parameter.default is parameter.empty and parameter.name not in words:
+                found = parameter.name in words or (parameter.name == NOISE and "epsilon" in given)
+                if parameter.default is parameter.empty and not found:
                     raise EvenhandError(f"{self.name} needs {self._option(parameter.name)}.")
         return f"{factory}({', '.join([*places, *(f'{word}={value}' for word, value in words.items())])})"
 

@@ -21,6 +21,7 @@ from evenhand.report import (
     compare,
     in_words,
     latest,
+    privacy_line,
     statistics,
     swing,
     write_clients_csv,
@@ -139,6 +140,7 @@ def _finish(
         "examples_per_second": run.info["examples_per_second"],
         "padded": run.info["padded"],
         "by_class": view.info["by_class"],
+        "privacy": view.info.get("privacy"),
         "findings": [finding._asdict() for finding in run.findings],
     }
     for split, metrics in view.clients.items():
@@ -177,6 +179,8 @@ def _print_result(folder: Path, run: Run, rounds: int, *, interrupted: bool, res
     console.print(overview(of))
     for sentence in filter(None, (in_words(of.runs[0], of.split, of.metric),)):
         say(console, sentence)
+    if told := of.runs[0].info.get("privacy"):
+        say(console, privacy_line(told))
     swung = swing(run.history, of.split, of.metric)
     if swung is not None:
         say(console, f"This has not settled: the {of.split} {of.metric} {swung.text}.")

@@ -16,12 +16,14 @@ from evenhand import (
     attacks,
     local,
     personalization,
+    privacy,
     risks,
     sampling,
     server_opt,
     systems,
 )
 from evenhand.local import Work
+from evenhand.privacy import AdaptiveClip
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack, Model, Risk, Sampling, Stack, Sum
 
@@ -56,14 +58,15 @@ class Room(NamedTuple):
 
 
 ROOMS = (
-    Room("method", (Algorithm,), (algorithms, personalization)),
-    Room("aggregator", (Sum, Stack), (aggregators,)),
+    Room("method", (Algorithm,), (algorithms, personalization, privacy)),
+    Room("aggregator", (Sum, Stack), (aggregators, privacy)),
     Room("risk", (Risk,), (risks,)),
     Room("server optimiser", (optax.GradientTransformation,), (server_opt,)),
     Room("sampling", (Sampling,), (sampling,)),
     Room("systems", (Systems,), (systems,)),
     Room("attack", (Attack,), (attacks,)),
-    Room("local work", (Work,), (local,)),
+    Room("local work", (Work,), (local, privacy)),
+    Room("clip", (AdaptiveClip,), (privacy,)),
 )
 
 

@@ -12,13 +12,14 @@ from typing import Annotated, Any
 from rich.console import Console
 from tyro.conf import arg
 
+from evenhand.cli._budget import Budget, with_noise
 from evenhand.cli._config import Recorded, changes, configuration, flat, naming
 from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._expression import built
 from evenhand.cli._folder import CHECKPOINT, free
 from evenhand.cli._idle import check_labels, idle
 from evenhand.cli._local import LocalOptions
-from evenhand.cli._methods import Choice
+from evenhand.cli._methods import Choice, Composed
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._record import Place, record
 from evenhand.cli._terminal import remark, say
@@ -55,15 +56,46 @@ class Run:
         with free(folder, overwrite=options.overwrite):
             check_labels(self.data)
             data = self.data.load()
-            config = self.recorded(data)
-            if not options.quiet:
-                for sentence in remarks(data):
-                    print(visible(sentence), file=sys.stderr)
-                cautions = idle(flat(self), flat(Run(self.method)), data)
-                cautions += [] if options.config is None else changes(options.config, config)
-                for sentence in cautions:
-                    remark(sentence)
-            return self.train(data, Place(folder, config, resumed=False))
+            return self._funded(data)._start(data, folder)
+
+    def _start(self, data: FederatedDataset, folder: Path) -> int:
+        config, options = self.recorded(data), self.training
+        if not options.quiet:
+            for sentence in remarks(data):
+                print(visible(sentence), file=sys.stderr)
+            cautions = idle(flat(self), flat(Run(self.method)), data)
+            cautions += [] if options.config is None else changes(options.config, config)
+            for sentence in cautions:
+                remark(sentence)
+        return self.train(data, Place(folder, config, resumed=False))
+
+    def _funded(self, data: FederatedDataset) -> Run:
+        """The same run, with noise for its budget where the method has none."""
+        if (budget := self.budget) is None:
+            return self
+        trained = self._divided(data)[0]
+
+        def method(text: str) -> Algorithm:
+            with suppress(ModelError):  # the toy model is not the user's
+                return replace(self, method=Composed(text)).algorithm(toy_model(), Console(quiet=True))
+            return replace(self, method=Composed(text)).algorithm(self.model.build(data), Console(quiet=True))
+
+        return replace(self, method=Composed(budget.expression(self.method.text(), trained, method)))
+
+    @property
+    def budget(self) -> Budget | None:
+        """What the run may spend of its clients' privacy."""
+        options = self.training
+        if options.epsilon is None:
+            if options.delta is not None:
+                raise EvenhandError("--delta goes with --epsilon: give both, or read epsilon off the report.")
+            return None
+        if not options.epsilon > 0 or not (options.delta is None or 0 < options.delta < 1):
+            raise EvenhandError(
+                f"--epsilon {options.epsilon} --delta {options.delta}: give an epsilon above 0, and a delta between 0 "
+                "and 1."
+            )
+        return Budget(options.epsilon, options.delta, options.rounds)
 
     def recorded(self, data: FederatedDataset) -> dict[str, Any]:
         """What ``config.json`` holds of this run on ``data``."""
@@ -71,11 +103,12 @@ class Run:
 
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
-        options, model, unseen = self.training, self.model.build(data), None
-        if options.unseen:
-            data, unseen = hold_out_clients(data, options.unseen)
+        options, model = self.training, self.model.build(data)
+        data, unseen = self._divided(data)
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
         algorithm = self.algorithm(model, console)
+        if (budget := self.budget) is not None:
+            budget.check(algorithm, data)
         if (finding := feature_scales(data)) is not None:
             say(console, finding.sentence, "yellow")
         checkpoint = None
@@ -99,6 +132,10 @@ class Run:
             ],
         )
         return record(runs, place, rounds=options.rounds, console=console, unseen=unseen)
+
+    def _divided(self, data: FederatedDataset) -> tuple[FederatedDataset, FederatedDataset | None]:
+        """The clients that train, and those set aside."""
+        return hold_out_clients(data, self.training.unseen) if self.training.unseen else (data, None)
 
     def check(self, before: Recorded | None = None) -> None:
         """Builds the method, the systems and the attack for a toy model: faults are found before the data are loaded.
@@ -125,6 +162,7 @@ class Run:
             return self.local.work(model)
 
         text = self.method.text()
+        text = text if self.training.epsilon is None else with_noise(text, 1.0)
         algorithm = built(text, Algorithm, model, work)
         if not asked and self.local.idle:
             idle = " and ".join(self.local.idle)

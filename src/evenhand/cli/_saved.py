@@ -88,6 +88,7 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "examples_per_second": summary.get("examples_per_second"),
         "padded": summary.get("padded"),
         "by_class": summary.get("by_class"),
+        "privacy": summary.get("privacy"),
         "command": f"evenhand run --config {shlex.quote(str(folder / CONFIG))}",
         "versions": config["versions"],
     }
@@ -122,6 +123,7 @@ _SUMMARY = {
     "examples_per_second": (int, float, NoneType),
     "padded": (int, float, NoneType),
     "by_class": (dict, NoneType),
+    "privacy": (dict, NoneType),
 }
 """What these files must hold, and of which type; ``*`` stands for every name."""
 

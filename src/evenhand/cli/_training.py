@@ -35,6 +35,13 @@ class TrainingOptions:
     """rounds between two evaluations of every client"""
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
+    epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None
+    """what a private method may spend; where its noise multiplier is left out, the least that suffices is found"""
+    delta: Annotated[
+        float | None,
+        arg(metavar="FLOAT", help_behavior_hint="(default: a power of ten, at most 1 / clients)"),
+    ] = None
+    """the probability that goes with --epsilon"""
     unseen: float = 0.0
     """share of the clients set aside, to see how the method serves clients that it never saw"""
     lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from evenhand.personalization._beside import uncovered
 from evenhand.streams import Purpose, stream
 from evenhand.types import Algorithm, ClientData, Key, Params
 
@@ -19,4 +20,4 @@ def after(method: Algorithm, adapt: Callable[[Params, ClientData, Key], Params],
             return adapt(params, data, key)
         return adapt(before(params, data, key), data, stream(key, Purpose.PERSONAL))
 
-    return method._replace(adapt=both, name=name)
+    return method._replace(adapt=both, privacy=uncovered(method.privacy), name=name)

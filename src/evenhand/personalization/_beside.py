@@ -9,9 +9,9 @@ import jax
 
 from evenhand.errors import EvenhandError, expect
 from evenhand.local import Work, check_work, step_per_row
-from evenhand.types import Algorithm, ClientData, Effort, Key, Params, Phase, PyTree, Report
+from evenhand.types import Algorithm, ClientData, Effort, Key, Params, Phase, Privacy, PyTree, Report
 
-__all__ = ["beside", "check_method", "non_negative"]
+__all__ = ["beside", "check_method", "non_negative", "uncovered"]
 
 
 class _State(NamedTuple):
@@ -64,7 +64,16 @@ def beside(
         init_client=lambda params: _State(method.init_client(params), begin(params)),
         personal_params=lambda server, state: serve(state.personal),
         adapt=None,
+        privacy=uncovered(method.privacy),
     )
+
+
+def uncovered(promise: Privacy | None) -> Privacy | None:
+    """The promise of a method around which clients train models of their own."""
+    if promise is None:
+        return None
+    own = "personal models, which their own clients alone may see"
+    return promise._replace(unprotected=(own, *promise.unprotected))
 
 
 def check_method(who: str, method: object, work: object) -> None:

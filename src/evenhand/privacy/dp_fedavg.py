@@ -19,7 +19,7 @@ def dp_fedavg(
     *,
     clip: float | AdaptiveClip,
     noise_multiplier: float,
-    rate: float,
+    rate: float = 0.1,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
 ) -> Algorithm:
     r"""DP-FedAvg: clients of a Poisson sample train, and the server averages their clipped updates under noise.
@@ -68,7 +68,7 @@ def dp_fedadam(
     *,
     clip: float | AdaptiveClip,
     noise_multiplier: float,
-    rate: float,
+    rate: float = 0.1,
     server_lr: float = 1.0,
 ) -> Algorithm:
     r"""DP-FedAdam: DP-FedAvg whose noisy averages :math:`u^t` are the steps of Adam at the server.

@@ -65,14 +65,10 @@ def private(method: Algorithm) -> Algorithm:
         )
     for reason in (*_looks(method), *(each for phase in method.phases for each in _gives(phase, rate))):
         raise EvenhandError(f"private({method.name}): {reason}.")
-    each_round = tuple(
-        phase.aggregator.release
-        for phase in method.phases
-        if isinstance(phase.aggregator, Sum) and phase.aggregator.release is not None
-    )
+    each_round = _each_round(method)
 
     def releases(rounds: int) -> tuple[Release, ...]:
-        return tuple(release._replace(times=rounds * release.times) for release in each_round)
+        return tuple(release._replace(times=rounds) for release in each_round)
 
     def init(params: Params, clients: int) -> _State:
         return _State(method.init(params, clients), jnp.int32(max(1, round(rate * clients))))
@@ -95,6 +91,20 @@ def private(method: Algorithm) -> Algorithm:
         ),
         name=f"private({method.name})",
     )
+
+
+def _each_round(method: Algorithm) -> list[Release]:
+    """What one round gives away, once for each cohort: several looks at one cohort are one look through less noise."""
+    found = list[Release]()
+    for phase in method.phases:
+        assert isinstance(phase.aggregator, Sum) and phase.aggregator.release is not None
+        release = phase.aggregator.release
+        if found and not phase.fresh_cohort:
+            noises = (found.pop().noise_multiplier, release.noise_multiplier)
+            both = 0.0 if 0.0 in noises else sum(noise**-2 for noise in noises) ** -0.5
+            release = release._replace(noise_multiplier=both)
+        found.append(release)
+    return found
 
 
 def _looks(method: Algorithm) -> list[str]:

@@ -39,7 +39,8 @@ class RunView(NamedTuple):
         and ``"method"`` (names), ``"fingerprint"`` (equal for equal data), ``"seconds"`` (activity -> seconds),
         ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"`` (the line
         that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
-        :func:`~evenhand.evaluation.by_class` gives).
+        :func:`~evenhand.evaluation.by_class` gives), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in
+        words).
       config: every setting of the run, possibly nested.
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits with
         classes, and not for runs saved by versions that did not measure it.

@@ -10,6 +10,7 @@ from evenhand.report import _sections as sections
 from evenhand.report._class_table import class_table
 from evenhand.report._difference_table import difference_table
 from evenhand.report._gallery import gallery
+from evenhand.report._privacy import privacy
 from evenhand.report._tables import summary
 from evenhand.report._view import Runs
 from evenhand.report.attacked import attacked
@@ -56,6 +57,7 @@ def body(
         remarks,
         attacked(subject),
         personal(subject),
+        privacy(subject),
         gallery(subject, [*personal_figures(subject), *figures]),
         summary(subject),
         tables,

@@ -27,6 +27,7 @@ from evenhand.evaluation import (
     summarize,
     summarize_classes,
 )
+from evenhand.privacy import Account, account
 from evenhand.report import RunView, Summary, run_html, write_report
 from evenhand.rounds import RoundState
 from evenhand.simulation._adapted import adapt_one
@@ -116,6 +117,18 @@ class Run:
             class_names=self.data.classes,
             scales=feature_scales(self.data),
         )
+
+    @cached_property
+    def privacy(self) -> Account | None:
+        """What the method has spent of its clients' privacy so far, and what it promises; None: it promises nothing.
+
+        For another probability of a breach, or another accountant, see :func:`evenhand.privacy.account`.
+        """
+        promise = self.algorithm.privacy
+        if promise is None:
+            return None
+        units = self.data.num_clients if promise.unit == "client" else self.data.train.rows
+        return account(promise, rounds=self.info["rounds"], units=units)
 
     def personal_params(self, k: int) -> Params:
         """The parameters that the client at position ``k`` is served, adapted to its rows where the method does that;
@@ -235,6 +248,8 @@ class Run:
             if split in sizes
         }
         info = {**self.info, "seed": self.seed, "by_class": named}
+        if self.privacy is not None:
+            info["privacy"] = self.privacy.in_words()
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
         malicious = self.malicious if who is None else self.malicious[who]
         found = RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)

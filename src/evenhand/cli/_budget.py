@@ -1,0 +1,135 @@
+"""``--epsilon``: the noise that a budget of privacy calls for, or why it does not suffice."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import NamedTuple
+
+from evenhand.cli._expression import canonical
+from evenhand.cli._rooms import ROOMS, factories, parameters
+from evenhand.data import FederatedDataset
+from evenhand.errors import EvenhandError
+from evenhand.privacy import account, spent, usual_delta
+from evenhand.types import Algorithm, Privacy
+
+__all__ = ["NOISE", "Budget", "with_noise"]
+
+NOISE = "noise_multiplier"
+_MOST_NOISE, _MOST_CLIENTS = 1e4, 10**9
+
+
+class Budget(NamedTuple):
+    """What a run may spend.
+
+    Attributes:
+      epsilon: at most.
+      delta: None: the usual one for the number of clients or examples.
+      rounds: in which it is spent.
+    """
+
+    epsilon: float
+    delta: float | None
+    rounds: int
+
+    def expression(self, text: str, data: FederatedDataset, built: Callable[[str], Algorithm]) -> str:
+        """The method with the least noise that the budget allows, to three digits, wherever none is given.
+
+        Args:
+          text: an expression.
+          data: the clients.
+          built: the method that an expression stands for.
+
+        Raises:
+          EvenhandError: the method promises no privacy, or no noise suffices.
+        """
+        if with_noise(text, 1.0) == text:
+            return text
+
+        def affords(noise: float) -> bool:
+            return self._spent(built(with_noise(text, noise)), data) <= self.epsilon
+
+        if not affords(_MOST_NOISE):
+            raise EvenhandError(
+                f"--epsilon {self.epsilon:g} is out of reach of {text:.80} after {self.rounds} rounds, with any noise: "
+                "give a larger one, or fewer --rounds."
+            )
+        low, high = 0.0, _MOST_NOISE
+        while high - low > 5e-4 * high:
+            middle = (low + high) / 2 if low else high / 2
+            low, high = (low, middle) if affords(middle) else (middle, high)
+            if high < 1e-3:
+                break
+        return with_noise(text, float(f"{high * 1.0005:.4g}"))
+
+    def check(self, method: Algorithm, data: FederatedDataset) -> None:
+        """Checks that a method stays within the budget.
+
+        Raises:
+          EvenhandError: it does not, or promises no privacy; the sentence says what would do.
+        """
+        if (found := self._spent(method, data)) <= self.epsilon:
+            return
+        assert method.privacy is not None
+        clients, more = data.num_clients, ""
+        if method.privacy.unit == "client" and (needed := self._clients(method.privacy, clients)) is not None:
+            more = f"; or with cohorts of this size out of {needed:,} clients, where there are {clients:,}"
+        raise EvenhandError(
+            f"--epsilon {self.epsilon:g} does not suffice for {method.name:.80}, which spends {found:.4g} in "
+            f"{self.rounds} rounds at a delta of {self._delta(method.privacy, data):g}: leave its {NOISE} out, and "
+            f"the least that suffices is found{more}."
+        )
+
+    def _spent(self, method: Algorithm, data: FederatedDataset) -> float:
+        if method.privacy is None:
+            raise EvenhandError(
+                f"--epsilon is for methods that promise privacy, and {method.name:.80} does not: try "
+                "'dp_fedavg(clip=1)', or put private() around a method with a noisy aggregator."
+            )
+        units = data.num_clients if method.privacy.unit == "client" else data.train.rows
+        return account(method.privacy, rounds=self.rounds, units=units, delta=self.delta).epsilon
+
+    def _delta(self, privacy: Privacy, data: FederatedDataset) -> float:
+        units = data.num_clients if privacy.unit == "client" else data.train.rows
+        return usual_delta(units) if self.delta is None else self.delta
+
+    def _clients(self, privacy: Privacy, clients: int) -> int | None:
+        """How many clients would afford the method with the cohorts that it has; None: no number would."""
+
+        def affords(number: int) -> bool:
+            share = clients / number
+            releases = [
+                release._replace(rate=release.rate * share) for release in privacy.releases(self.rounds)
+            ]
+            delta = usual_delta(number) if self.delta is None else self.delta
+            return spent(releases, delta=delta).epsilon <= self.epsilon
+
+        high = 2 * clients
+        while not affords(high):
+            high *= 2
+            if high > _MOST_CLIENTS:
+                return None
+        low = high // 2
+        while high - low > max(1, low // 200):
+            middle = (low + high) // 2
+            low, high = (low, middle) if affords(middle) else (middle, high)
+        return high
+
+
+def with_noise(text: str, noise: float) -> str:
+    """The expression with this noise multiplier wherever a factory needs one and has none.
+
+    Example:
+      >>> with_noise("ditto(dp_fedavg(clip=1), lam=1)", 0.5)
+      'ditto(dp_fedavg(clip=1, noise_multiplier=0.5), lam=1)'
+    """
+    tree = ast.parse(canonical(text), mode="eval")
+    names = {name for room in ROOMS for name, made in factories(room).items() if NOISE in parameters(made)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name), keywords=words) if name in names:
+                if all(word.arg != NOISE for word in words):
+                    words.append(ast.keyword(NOISE, ast.Constant(noise)))
+            case _:
+                pass
+    return canonical(ast.unparse(tree))

@@ -1,0 +1,102 @@
+"""``--epsilon`` finds the noise for a budget, or says what would afford it; files tell what was spent."""
+
+import json
+
+import pytest
+
+from evenhand.cli import main
+from evenhand.privacy import epsilon
+
+QUICK = ["--data", "digits", "--rounds", "4", "--quiet", "--checkpoint", "0"]
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def config(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_the_least_noise_that_a_budget_allows_is_found_and_recorded(tmp_path):
+    out = tmp_path / "a"
+    command = ["run", "ditto(dp_fedavg(clip=0.5, rate=0.2), lam=1)", "--epsilon", "4", "--out", str(out)]
+    assert main([*command, *QUICK]) == 0
+    method = config(out)["method"]
+    noise = float(method.partition("noise_multiplier=")[2].partition(")")[0])
+    told = summary(out)["privacy"]
+    assert 3.9 < told["epsilon"] <= 4.0 and told["unit"] == "client"
+    exact = epsilon(noise_multiplier=noise, rate=0.2, steps=4, delta=told["delta"])
+    assert abs(exact - told["epsilon"]) < 1e-6
+    assert any("personal models" in each for each in told["unprotected"])
+    assert epsilon(noise_multiplier=noise * 0.98, rate=0.2, steps=4, delta=told["delta"]) > 4.0
+
+
+def test_noise_that_does_not_suffice_is_refused_with_the_clients_that_would_afford_it(tmp_path, capsys):
+    out = tmp_path / "a"
+    command = ["run", "dp_fedavg(clip=0.5, noise_multiplier=0.5)", "--epsilon", "4", "--out", str(out)]
+    assert main([*command, *QUICK]) == 2
+    said = capsys.readouterr().err
+    assert "does not suffice" in said and "leave its noise_multiplier out" in said
+    needed = int(said.partition("out of ")[2].partition(" clients")[0].replace(",", ""))
+    digits = len(str(needed - 1))
+    rate = 0.1 * 30 / needed
+    assert epsilon(noise_multiplier=0.5, rate=rate, steps=4, delta=10.0**-digits) <= 4.0
+    assert not out.exists()
+
+
+def test_enough_noise_is_left_as_it_is(tmp_path):
+    out = tmp_path / "a"
+    command = ["run", "dp-fedavg", "--clip", "0.5", "--noise-multiplier", "2", "--epsilon", "4"]
+    assert main([*command, "--out", str(out), *QUICK]) == 0
+    assert "noise_multiplier=2" in config(out)["method"]
+    assert summary(out)["privacy"]["epsilon"] < 4.0
+
+
+def test_a_plain_name_needs_no_noise_where_there_is_a_budget(tmp_path, capsys):
+    out = tmp_path / "a"
+    assert main(["run", "dp-fedavg", "--clip", "0.5", "--epsilon", "4", "--out", str(out), *QUICK]) == 0
+    assert main(["run", "dp-fedavg", "--clip", "0.5", "--out", str(tmp_path / "b"), *QUICK]) == 2
+    assert "dp-fedavg needs --noise-multiplier" in capsys.readouterr().err
+
+
+def test_training_further_may_not_exceed_the_budget(tmp_path, capsys):
+    out = tmp_path / "a"
+    assert main(["run", "dp_fedavg(clip=0.5)", "--epsilon", "4", "--out", str(out), *QUICK]) == 0
+    assert main(["resume", str(out), "--rounds", "40", "--quiet"]) == 2
+    assert "does not suffice" in capsys.readouterr().err
+    assert summary(out)["rounds"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fedavg", "--epsilon", "4"], "promise privacy"),
+        (["dp_fedavg(clip=1)", "--epsilon", "-1"], "above 0"),
+        (["dp_fedavg(clip=1, noise_multiplier=1)", "--delta", "0.1"], "goes with --epsilon"),
+        (["dp_fedavg(clip=1)", "--epsilon", "1", "--delta", "2"], "between 0 and 1"),
+        (["dp_fedavg(clip=1)", "--epsilon", "1e-6", "--delta", "1e-9"], "out of reach"),
+        (["private(fedavg())"], "fixed size"),
+        (["dp_fedavg(clip=1, noise_multiplier=1)", "--cohort", "5"], "--cohort 5: this method draws"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(words, said, tmp_path, capsys):
+    assert main(["run", *words, "--out", str(tmp_path / "a"), *QUICK]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
+
+
+def test_any_composition_that_python_can_write(tmp_path):
+    out = tmp_path / "a"
+    noisy = "noisy_mean(adaptive_clip(0.5, noise=3), noise_multiplier=1, rate=0.3)"
+    method = f"private(fedprox(mu=0.1, aggregator={noisy}, sampling=poisson(0.3)))"
+    assert main(["run", method, "--out", str(out), *QUICK]) == 0
+    assert summary(out)["privacy"]["unit"] == "client"
+    assert "Privacy" in (out / "report.html").read_text()
+
+
+def test_what_was_spent_is_printed(tmp_path, capsys):
+    quick = [word for word in QUICK if word != "--quiet"]
+    command = ["run", "dp_fedavg(clip=0.5, noise_multiplier=1)", "--out", str(tmp_path / "a")]
+    assert main([*command, *quick]) == 0
+    assert "Privacy: epsilon" in capsys.readouterr().out

@@ -1,0 +1,217 @@
+"""Methods that promise privacy to clients: what they compute, what they refuse, and what they say they have spent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.errors import EvenhandWarning
+from evenhand.privacy import account, dp_fedadam, dp_fedavg, noisy_mean, private
+from evenhand.sampling import poisson
+from evenhand.simulation import Checkpoint
+
+MODEL = eh.testing.toy_model()
+WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
+DATA = eh.testing.toy_data()
+NOISY = noisy_mean(0.5, noise_multiplier=1.0, rate=0.5)
+METHOD = dp_fedavg(WORK, clip=0.5, noise_multiplier=1.0, rate=0.5)
+
+
+def flat(params):
+    return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(params)])
+
+
+def run(method, rounds=4, **how):
+    return eh.simulate(method, DATA, rounds=rounds, eval_every=max(rounds, 1), **how)
+
+
+def test_without_noise_and_clipping_it_is_averaging_of_all_clients_alike():
+    batches = eh.local.sgd(MODEL, 0.1, epochs=1)  # whole batches: private methods draw others
+    plain, found, weighted = (
+        flat(run(method).params)
+        for method in (
+            eh.algorithms.fedavg(batches, sampling=eh.sampling.uniform(weighted=False)),
+            dp_fedavg(batches, clip=1e6, noise_multiplier=0.0, rate=1.0),
+            eh.algorithms.fedavg(batches),
+        )
+    )
+    np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-6)
+    assert np.abs(found - weighted).max() > 1e-4
+
+
+def test_a_small_clip_shortens_the_step():
+    batches = eh.local.sgd(MODEL, 0.1, epochs=1)
+    start = flat(run(dp_fedavg(batches, clip=1.0, noise_multiplier=0.0, rate=1.0), rounds=0).params)
+    far, near = (
+        flat(run(dp_fedavg(batches, clip=clip, noise_multiplier=0.0, rate=1.0), rounds=1).params) - start
+        for clip in (1e6, 1e-3)
+    )
+    assert np.linalg.norm(near) <= 1e-3 * (1 + 1e-5) < np.linalg.norm(far)
+
+
+def test_a_round_without_clients_steps_along_noise_alone():
+    rare = run(dp_fedavg(WORK, clip=1e-6, noise_multiplier=1.0, rate=1e-6), rounds=2)
+    assert rare.per_round["reported"].tolist() == [0.0, 0.0]
+    assert (rare.per_round["update_norm"] > 0).all()
+    with pytest.warns(EvenhandWarning, match="never moved"):
+        quiet = run(dp_fedavg(WORK, clip=1e-6, noise_multiplier=0.0, rate=1e-6), rounds=2)
+    assert (quiet.per_round["update_norm"] == 0).all()
+
+
+def test_noise_is_new_in_each_round_and_with_each_seed():
+    rare = dp_fedavg(WORK, clip=1e-6, noise_multiplier=1.0, rate=1e-6)
+    models = [flat(each.params) for each in eh.simulation.iterate(rare, DATA, rounds=3, eval_every=1)]
+    steps = np.diff(models, axis=0)
+    other = flat(eh.simulate(rare, DATA, rounds=1, seed=1).params) - models[0]
+    for a, b in ((steps[0], steps[1]), (steps[1], steps[2]), (steps[0], other)):
+        assert np.abs(a - b).max() > 1e-3 and abs(np.corrcoef(a, b)[0, 1]) < 0.9
+
+
+def test_the_server_never_learns_how_many_took_part():
+    """SCAFFOLD's server asks for that number; it gets the expected one, so that equal sums give equal states."""
+    method = private(eh.algorithms.scaffold(WORK, aggregator=NOISY, sampling=poisson(0.5)))
+    (phase,) = method.phases
+    state = method.init(MODEL.init(jax.random.key(0)), 20)
+    direction = jax.tree.map(
+        jnp.ones_like,
+        phase.work(
+            phase.broadcast(state, 0),
+            method.init_client(MODEL.init(jax.random.key(0))),
+            _data(),
+            jax.random.key(0),
+        )[0],
+    )
+    few, many = (phase.server(state, direction, jnp.int32(count), jax.random.key(0))[0] for count in (1, 20))
+    assert all(map(np.array_equal, jax.tree.leaves(few), jax.tree.leaves(many)))
+    inner = eh.algorithms.scaffold(WORK).phases[0].server
+    few, many = (inner(state.inner, direction, jnp.int32(count), jax.random.key(0))[0] for count in (1, 20))
+    assert not all(map(np.array_equal, jax.tree.leaves(few), jax.tree.leaves(many)))
+
+
+def _data():
+    rows = DATA.train
+    return eh.types.ClientData(
+        jnp.asarray(rows.x),
+        jnp.asarray(rows.y),
+        jnp.int32(0),
+        jnp.int32(rows.sizes[0]),
+        jnp.float32(1),
+        int(rows.sizes.max()),
+    )
+
+
+DRAWN = {"sampling": poisson(0.5)}
+REFUSED = {
+    "must see every upload": lambda: eh.algorithms.fedavg(WORK, aggregator=eh.aggregators.krum(1), **DRAWN),
+    "weighs clients by what they report": lambda: eh.algorithms.term(WORK, t=1.0, **DRAWN),
+    "no bounded effect": lambda: eh.algorithms.fedavg(WORK, **DRAWN),
+    "draws.*|fixed size": lambda: eh.algorithms.fedavg(WORK, aggregator=NOISY),
+    "same rate": lambda: eh.algorithms.fedavg(WORK, aggregator=NOISY, sampling=poisson(0.25)),
+    "models of their own": lambda: eh.personalization.ditto(METHOD._replace(privacy=None), WORK),
+    "observes the training loss": lambda: eh.algorithms.fedprox_adaptive(WORK, mu0=0.5)._replace(
+        sampling=poisson(0.5)
+    ),
+    "promises privacy by itself": lambda: METHOD,
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_would_break_the_promise_is_refused_with_what_to_do(words):
+    with pytest.raises(eh.EvenhandError, match=words) as found:
+        private(REFUSED[words]())
+    assert any(word in str(found.value) for word in ("give ", "put ", "take "))
+
+
+@pytest.mark.parametrize(("fresh", "expected"), [(True, [(1.0, 10), (1.0, 10)]), (False, [(0.5**0.5, 10)])])
+def test_two_exchanges_give_away_twice_or_once_through_less_noise(fresh, expected):
+    """FedDane's two cohorts are two samples; of one cohort, two sums are one sum with noise divided by sqrt(2)."""
+    method = private(
+        eh.algorithms.feddane(WORK, mu=0.1, aggregator=NOISY, sampling=poisson(0.5), fresh_cohort=fresh)
+    )
+    found = [(release.noise_multiplier, release.times) for release in method.privacy.releases(10)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert np.isfinite(flat(run(method).params)).all()
+
+
+def test_a_run_says_what_it_has_spent():
+    found = run(METHOD, rounds=6).privacy
+    assert found is not None
+    direct = eh.privacy.epsilon(noise_multiplier=1.0, rate=0.5, steps=6, delta=found.delta)
+    assert np.isclose(found.epsilon, direct, rtol=1e-6)
+    assert (found.unit, found.rounds) == ("client", 6)
+    assert found.delta == 0.1 ** len(str(DATA.num_clients - 1))
+    assert "single uploads, which the server sees" in found.unprotected
+    assert run(eh.algorithms.fedavg(WORK), rounds=1).privacy is None
+    assert run(METHOD, rounds=0).privacy.epsilon == 0.0
+    bare = dp_fedavg(WORK, clip=0.5, noise_multiplier=0.0, rate=0.5)
+    assert run(bare, rounds=1).privacy.epsilon == np.inf
+
+
+def test_another_delta_and_accountant():
+    promise = METHOD.privacy
+    loose, tight = (account(promise, rounds=5, units=100, delta=delta).epsilon for delta in (1e-2, 1e-6))
+    assert loose < tight
+    exact = account(promise, rounds=5, units=100, delta=1e-2, accountant="pld").epsilon
+    assert exact < loose
+    with pytest.raises(eh.EvenhandError, match="between 0 and 1"):
+        account(promise, rounds=5, units=100, delta=1.0)
+
+
+def test_a_run_that_was_stopped_spends_what_an_uninterrupted_one_does(tmp_path):
+    whole = run(METHOD, rounds=6)
+    place = Checkpoint(tmp_path / "state", seconds=0)
+    for part in eh.simulation.iterate(METHOD, DATA, rounds=6, eval_every=2, checkpoint=place):
+        if part.info["rounds"] == 4:
+            break
+    again = eh.simulate(METHOD, DATA, rounds=6, eval_every=2, checkpoint=place)
+    assert again.privacy == whole.privacy
+    np.testing.assert_array_equal(flat(again.params), flat(whole.params))
+
+
+def test_less_noise_is_another_run(tmp_path):
+    """A checkpoint must not be continued under a weaker promise."""
+    place = Checkpoint(tmp_path / "state", seconds=0)
+    eh.simulate(METHOD, DATA, rounds=2, checkpoint=place)
+    weaker = dp_fedavg(WORK, clip=0.5, noise_multiplier=0.5, rate=0.5)
+    with pytest.raises(eh.EvenhandError, match="another run"):
+        eh.simulate(weaker, DATA, rounds=4, checkpoint=place)
+
+
+@pytest.mark.parametrize("around", ["ditto", "finetune"])
+def test_personal_models_around_a_private_method_are_named_as_not_covered(around):
+    wrap = getattr(eh.personalization, around)
+    method = wrap(METHOD, WORK, lam=0.5)
+    assert method.privacy is not None and method.privacy.releases(3) == METHOD.privacy.releases(3)
+    assert any("personal models" in each for each in method.privacy.unprotected)
+    np.testing.assert_array_equal(flat(run(method).params), flat(run(METHOD).params))
+
+
+def test_wrappers_that_only_see_the_models_keep_the_promise():
+    assert eh.algorithms.averaged(METHOD).privacy == METHOD.privacy
+
+
+def test_dp_fedadam_takes_the_steps_of_adam_on_the_noisy_means():
+    """Three rounds against NumPy, from the directions that averaging with the same seed would take."""
+    adam = dp_fedadam(WORK, clip=1e-6, noise_multiplier=1.0, rate=1e-6, server_lr=0.1)
+    rare = dp_fedavg(WORK, clip=1e-6, noise_multiplier=1.0, rate=1e-6)
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes types inside
+        steps, models = (
+            [flat(each.params) for each in eh.simulation.iterate(method, DATA, rounds=3, eval_every=1)]
+            for method in (rare, adam)
+        )
+    w, m, v = models[0], 0.0, 0.0
+    for t, u in enumerate(np.diff(np.array(steps, np.float64), axis=0), 1):
+        m, v = 0.9 * m + 0.1 * u, 0.999 * v + 0.001 * u**2
+        w = w + 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        np.testing.assert_allclose(models[t], w, rtol=2e-4, atol=1e-5)
+
+
+def test_the_report_says_what_is_promised_and_what_is_not(tmp_path):
+    page = run(METHOD, rounds=2).report(tmp_path / "report.html").read_text()
+    for words in ("<h2>Privacy</h2>", "Epsilon", "added or removed", "Not covered", "single uploads"):
+        assert words in page
+    assert (
+        "<h2>Privacy</h2>"
+        not in run(eh.algorithms.fedavg(WORK), rounds=1).report(tmp_path / "b.html").read_text()
+    )
