@@ -1,0 +1,218 @@
+"""Audits: how much privacy a mechanism has been seen to lose, which must not be more than it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import optax
+from scipy import stats
+
+from evenhand.errors import EvenhandError, whole_number
+from evenhand.local import Work
+from evenhand.types import Array, ClientData, Model, Params, Sum, Upload
+
+__all__ = ["Audit", "audit_mean", "audit_work", "least_epsilon"]
+
+NDArray = npt.NDArray[Any]
+
+
+class Audit(NamedTuple):
+    """What an audit has found.
+
+    Attributes:
+      epsilon: the mechanism loses at least so much, with the confidence asked for.
+      guesses: how many canaries were guessed to be in or out.
+      correct: how many guesses were right.
+      scores: of all canaries: what they have left in the result.
+      included: which of them were in.
+    """
+
+    epsilon: float
+    guesses: int
+    correct: int
+    scores: NDArray
+    included: NDArray
+
+
+def least_epsilon(
+    correct: int, guesses: int, *, canaries: int, delta: float, confidence: float = 0.95
+) -> float:
+    r"""The epsilon below which so many right guesses about canaries would be a rare accident.
+
+    Each canary is in or out by a fair coin.  Under :math:`(\varepsilon, \delta)`-differential privacy the number of
+    right guesses is at most that of coins with :math:`p = e^\varepsilon / (1 + e^\varepsilon)`, but for
+
+    .. math::
+        \Pr[W \ge v] \le \Pr[B \ge v] + 2 m \delta \max_{1 \le i \le v} \frac1i \Pr[v - i \le B < v], \qquad
+        B \sim \text{Binomial}(r, p).
+
+    Args:
+      correct: :math:`v`.
+      guesses: :math:`r`.
+      canaries: :math:`m`.
+      delta: :math:`\delta`.
+      confidence: one minus the probability of such an accident.
+
+    Raises:
+      EvenhandError: more right guesses than guesses, or more of these than canaries.
+
+    Edge cases: 0 where guesses are no better than a coin.
+
+    Example:
+      >>> round(least_epsilon(90, 100, canaries=1000, delta=1e-6), 2)
+      1.65
+
+    Source: Steinke, Nasr and Jagielski, *Privacy Auditing with One (1) Training Run*, NeurIPS 2023, theorem 5.2.
+    """
+    if not 0 <= correct <= guesses <= canaries:
+        raise EvenhandError(
+            f"least_epsilon({correct}, {guesses}, canaries={canaries}): give no more right guesses than guesses, and no "
+            "more of these than canaries."
+        )
+
+    def accident(epsilon: float) -> float:
+        p = 1.0 / (1.0 + math.exp(-epsilon))
+        below = stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, p).cumsum()
+        worst = float(np.max(below / np.arange(1, correct + 1), initial=0.0))
+        return float(stats.binom.sf(correct - 1, guesses, p)) + 2.0 * canaries * delta * worst
+
+    if accident(0.0) > 1.0 - confidence:
+        return 0.0
+    low, high = 0.0, 50.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if accident(middle) <= 1.0 - confidence else (low, middle)
+    return low
+
+
+def audit_mean(
+    aggregator: Sum,
+    *,
+    rounds: int,
+    length: float,
+    delta: float,
+    canaries: int = 20_000,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Audit:
+    r"""Audits a noisy sum with clients whose uploads are long and orthogonal.
+
+    Canary :math:`j` uploads :math:`L e_j` in every round, if it is in at all; its score is coordinate :math:`j` of the sum
+    of all directions.
+
+    Args:
+      aggregator: such as :func:`evenhand.privacy.noisy_mean`.
+      rounds: in which every canary that is in takes part.
+      length: :math:`L`; a correct mechanism clips it.
+      delta: of the promise that is audited.
+      canaries: how many.
+      seed: decides which canaries are in, and the noise.
+      confidence: as in :func:`least_epsilon`.
+
+    Example:
+      >>> import evenhand as eh
+      >>> rule = eh.privacy.noisy_mean(1.0, noise_multiplier=2.0, rate=1.0)
+      >>> found = audit_mean(rule, rounds=1, length=100.0, delta=1e-5, canaries=2000)
+      >>> found.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-5)
+      True
+    """
+    whole_number("rounds", rounds, 1)
+    included = _coins(canaries, seed)
+    positions = jnp.asarray(np.flatnonzero(included), jnp.int32)
+    count, like = len(positions), {"a": jnp.zeros(canaries // 2), "b": jnp.zeros(canaries - canaries // 2)}
+
+    def upload(position: Array) -> dict[str, Array]:
+        whole = jnp.zeros(canaries).at[position].set(length)
+        return {"a": whole[: canaries // 2], "b": whole[canaries // 2 :]}
+
+    def total(key: Array) -> Array:
+        state, keys = aggregator.init(like, canaries), jax.random.split(key, count)
+        public = aggregator.publish(state)
+
+        def add(i: Array, sums: Any) -> Any:
+            one = Upload(upload(positions[i]), jnp.float32(1.0), jnp.float32(jnp.nan))
+            return jax.tree.map(jnp.add, sums, aggregator.lift(one, public, keys[i]))
+
+        nothing = Upload(like, jnp.float32(1.0), jnp.float32(jnp.nan))
+        shapes = jax.eval_shape(aggregator.lift, nothing, public, keys[0])
+        begin = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        found, _ = aggregator.lower(jax.lax.fori_loop(0, count, add, begin), state, key)
+        return jnp.concatenate([found["a"], found["b"]])
+
+    keys = jax.random.split(jax.random.key(seed), rounds)
+    scores = np.asarray(jax.jit(lambda: jax.lax.map(total, keys).sum(axis=0))())
+    return _judged(scores, included, delta, confidence)
+
+
+def audit_work(
+    make: Callable[[Model], Work],
+    *,
+    length: float,
+    delta: float,
+    canaries: int = 2000,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Audit:
+    r"""Audits private local work with examples whose gradients are long and orthogonal.
+
+    The loss of canary :math:`j` is :math:`-L w_j`; its score is where :math:`w_j` ends.
+
+    Args:
+      make: the work on a model, as in ``lambda model: eh.privacy.dp_sgd(model, 1.0, clip=1.0, ...)``; the number of
+        its examples is half of that of the canaries, about.
+      length: :math:`L`, the length of a gradient before it is clipped.
+      delta, canaries, seed, confidence: as in :func:`audit_mean`.
+
+    Example:
+      >>> import evenhand as eh
+      >>> def make(model):
+      ...     return eh.privacy.dp_sgd(model, 1.0, clip=1.0, noise_multiplier=2.0, rate=1.0, steps=1)
+      >>> found = audit_work(make, length=100.0, delta=1e-5, canaries=500)
+      >>> found.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-5)
+      True
+    """
+    included, half = _coins(canaries, seed), canaries // 2
+
+    def init(key: Array) -> Params:
+        return {"a": jnp.zeros(half), "b": jnp.zeros(canaries - half)}
+
+    def apply(params: Params, x: Array) -> Array:
+        return length * jnp.concatenate([params["a"], params["b"]])[x]
+
+    model = Model(init, apply, lambda outputs, y: -outputs, {}, name="canaries")
+    work, rows = make(model), np.flatnonzero(included).astype(np.int32)
+    count = len(rows)
+    data = ClientData(
+        jnp.asarray(rows), jnp.zeros(count), jnp.int32(0), jnp.int32(count), jnp.float32(1.0), count
+    )
+    params, key = init(jax.random.key(0)), jax.random.key(seed)
+    end, _ = jax.jit(lambda: work.solve(params, data, key, optax.identity()))()
+    return _judged(np.concatenate([end["a"], end["b"]]), included, delta, confidence)
+
+
+def _coins(canaries: int, seed: int) -> NDArray:
+    whole_number("canaries", canaries, 10)
+    return np.random.default_rng(seed).random(canaries) < 0.5
+
+
+def _judged(scores: NDArray, included: NDArray, delta: float, confidence: float) -> Audit:
+    """The best of several numbers of guesses: the highest scores are guessed to be in, the lowest ones out."""
+    order, canaries = np.argsort(-scores, kind="stable"), len(scores)
+    right_in, right_out = np.cumsum(included[order]), np.cumsum(~included[order[::-1]])
+    tries = np.unique(np.geomspace(5, canaries // 2, 12).astype(int))
+    # Each of the tries, for the highest alone or for both ends, may be the accident.
+    each = 1.0 - (1.0 - confidence) / (2 * len(tries))
+    found = Audit(0.0, 0, 0, scores, included)
+    for count in tries:
+        top, both = int(right_in[count - 1]), int(right_in[count - 1] + right_out[count - 1])
+        for correct, guesses in ((top, int(count)), (both, 2 * int(count))):
+            epsilon = least_epsilon(correct, guesses, canaries=canaries, delta=delta, confidence=each)
+            if epsilon > found.epsilon:
+                found = Audit(epsilon, guesses, correct, scores, included)
+    return found

@@ -1,0 +1,113 @@
+"""Audits: sound mechanisms pass, and those with half of the noise, a client twice or a layer unclipped are caught."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import evenhand as eh
+from evenhand import tree
+from evenhand.privacy import audit_mean, audit_work, dp_sgd, epsilon, least_epsilon, noisy_mean
+from evenhand.privacy._per_example import clipped_sum
+
+DELTA, NOISE = 1e-6, 4.0
+CLAIMED = epsilon(noise_multiplier=NOISE, rate=1.0, steps=4, delta=DELTA)
+
+
+def audited(aggregator, **how):
+    return audit_mean(aggregator, **{"rounds": 4, "length": 100.0, "delta": DELTA, "canaries": 20_000} | how)
+
+
+def test_a_noisy_mean_loses_something_but_no_more_than_it_says():
+    found = audited(noisy_mean(1.0, noise_multiplier=NOISE, rate=1.0))
+    assert 0.3 < found.epsilon < CLAIMED
+
+
+def _twice(rule):
+    return rule._replace(lift=lambda upload, public, key: tree.scale(2.0, rule.lift(upload, public, key)))
+
+
+def _one_layer_unclipped(rule):
+    def lift(upload, public, key):
+        (clipped, small) = rule.lift(upload._replace(delta={"a": upload.delta["a"]}), public, key)
+        return {**clipped, "b": upload.delta["b"]}, small
+
+    return rule._replace(lift=lift)
+
+
+BROKEN = {
+    "half of the noise": noisy_mean(1.0, noise_multiplier=NOISE / 2, rate=1.0),
+    "a client twice": _twice(noisy_mean(1.0, noise_multiplier=NOISE, rate=1.0)),
+    "a layer unclipped": _one_layer_unclipped(noisy_mean(1.0, noise_multiplier=NOISE, rate=1.0)),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_mean_is_caught(name):
+    assert audited(BROKEN[name]).epsilon > CLAIMED
+
+
+def test_a_mean_under_an_adaptive_clip():
+    rule = noisy_mean(eh.privacy.adaptive_clip(1.0, noise=NOISE), noise_multiplier=NOISE, rate=1.0)
+    assert audited(rule, rounds=1).epsilon < epsilon(noise_multiplier=NOISE, rate=1.0, steps=1, delta=DELTA)
+
+
+def sgd(noise, steps=4):
+    def make(model):
+        return dp_sgd(model, 1.0, clip=1.0, noise_multiplier=noise, rate=1.0, steps=steps)
+
+    return make
+
+
+def of_work(make, canaries=3000):
+    return audit_work(make, length=100.0, delta=DELTA, canaries=canaries)
+
+
+def test_dp_sgd_passes_and_is_caught_with_a_third_of_the_noise():
+    claimed = epsilon(noise_multiplier=NOISE, rate=1.0, steps=4, delta=DELTA)
+    assert of_work(sgd(NOISE)).epsilon < claimed < of_work(sgd(NOISE / 3)).epsilon
+
+
+def test_dp_sgd_is_caught_where_a_layer_is_not_clipped(monkeypatch):
+    def leaky(model, params, x, y, inside, key, *, clip, divided_by=None):
+        clipped, norms = clipped_sum(model, params, x, y, inside, key, clip=clip)
+        whole, _ = clipped_sum(model, params, x, y, inside, key, clip=np.inf)
+        return {"a": clipped["a"], "b": whole["b"]}, norms
+
+    monkeypatch.setattr("evenhand.privacy._work.clipped_sum", leaky)
+    assert of_work(sgd(NOISE)).epsilon > CLAIMED
+
+
+def test_guesses_that_are_no_better_than_a_coin_show_nothing():
+    assert least_epsilon(50, 100, canaries=1000, delta=1e-6) == 0.0
+
+
+@pytest.mark.parametrize(("correct", "guesses"), [(95, 100), (199, 200), (60, 80)])
+def test_without_delta_the_bound_is_that_of_coins(correct, guesses):
+    """Randomised response is the worst case of pure differential privacy: p = e^eps / (1 + e^eps)."""
+    bound = least_epsilon(correct, guesses, canaries=guesses, delta=0.0)
+    p = 1 / (1 + np.exp(-bound))
+    assert np.isclose(stats.binom.sf(correct - 1, guesses, p), 0.05, rtol=1e-3)
+
+
+def test_randomised_response_is_never_convicted_beyond_its_epsilon():
+    """With 95 % confidence, 200 trials convict an honest mechanism some ten times; here it may be 20."""
+    rng, true = np.random.default_rng(0), 1.0
+    right = rng.binomial(100, 1 / (1 + np.exp(-true)), 200)
+    bounds = np.array([least_epsilon(int(each), 100, canaries=100, delta=0.0) for each in right])
+    assert (bounds > true).sum() <= 20 and (bounds > 0.3).mean() > 0.5
+
+
+def test_delta_weakens_what_guesses_show():
+    exact, loose = (least_epsilon(95, 100, canaries=1000, delta=delta) for delta in (0.0, 1e-4))
+    assert loose < exact
+
+
+def test_impossible_counts_are_refused():
+    with pytest.raises(eh.EvenhandError, match="no more right guesses"):
+        least_epsilon(11, 10, canaries=100, delta=0.0)
+
+
+def test_an_audit_repeats_itself_with_its_seed():
+    rule = noisy_mean(1.0, noise_multiplier=2.0, rate=1.0)
+    one, same, other = (audited(rule, canaries=500, seed=seed) for seed in (0, 0, 1))
+    assert np.array_equal(one.scores, same.scores) and not np.array_equal(one.scores, other.scores)
