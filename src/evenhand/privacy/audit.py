@@ -72,8 +72,8 @@ def least_epsilon(
     """
     if not 0 <= correct <= guesses <= canaries:
         raise EvenhandError(
-            f"least_epsilon({correct}, {guesses}, canaries={canaries}): give no more right guesses than guesses, and no "
-            "more of these than canaries."
+            f"least_epsilon({correct}, {guesses}, canaries={canaries}): give no more right guesses than guesses, and "
+            "no more of these than canaries."
         )
 
     def accident(epsilon: float) -> float:
@@ -103,8 +103,8 @@ def audit_mean(
 ) -> Audit:
     r"""Audits a noisy sum with clients whose uploads are long and orthogonal.
 
-    Canary :math:`j` uploads :math:`L e_j` in every round, if it is in at all; its score is coordinate :math:`j` of the sum
-    of all directions.
+    Canary :math:`j` uploads :math:`L e_j` in every round, if it is in at all; its score is coordinate :math:`j` of the
+    sum of all directions.
 
     Args:
       aggregator: such as :func:`evenhand.privacy.noisy_mean`.
