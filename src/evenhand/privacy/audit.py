@@ -13,6 +13,7 @@ import numpy.typing as npt
 import optax
 from scipy import stats
 
+from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
 from evenhand.types import Array, ClientData, Model, Params, Sum, Upload
@@ -97,7 +98,8 @@ def audit_mean(
     rounds: int,
     length: float,
     delta: float,
-    canaries: int = 20_000,
+    canaries: int = 6000,
+    runs: int = 10,
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Audit:
@@ -111,43 +113,51 @@ def audit_mean(
       rounds: in which every canary that is in takes part.
       length: :math:`L`; a correct mechanism clips it.
       delta: of the promise that is audited.
-      canaries: how many.
+      canaries: how many, in one run.
+      runs: how often all of this happens, each time with canaries of its own; what one run finds in so many more
+        canaries, several find in less time.
       seed: decides which canaries are in, and the noise.
       confidence: as in :func:`least_epsilon`.
 
     Example:
       >>> import evenhand as eh
       >>> rule = eh.privacy.noisy_mean(1.0, noise_multiplier=2.0, rate=1.0)
-      >>> found = audit_mean(rule, rounds=1, length=100.0, delta=1e-5, canaries=2000)
+      >>> found = audit_mean(rule, rounds=1, length=100.0, delta=1e-5, canaries=500, runs=2)
       >>> found.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-5)
       True
     """
     whole_number("rounds", rounds, 1)
-    included = _coins(canaries, seed)
-    positions = jnp.asarray(np.flatnonzero(included), jnp.int32)
-    count, like = len(positions), {"a": jnp.zeros(canaries // 2), "b": jnp.zeros(canaries - canaries // 2)}
+    whole_number("runs", runs, 1)
+    half = canaries // 2
+    like = {"a": jnp.zeros(half), "b": jnp.zeros(canaries - half)}
 
-    def upload(position: Array) -> dict[str, Array]:
+    def upload(position: Array) -> Upload:
         whole = jnp.zeros(canaries).at[position].set(length)
-        return {"a": whole[: canaries // 2], "b": whole[canaries // 2 :]}
+        delta = {"a": whole[:half], "b": whole[half:]}
+        return Upload(delta, jnp.float32(1.0), jnp.float32(jnp.nan))
 
-    def total(key: Array) -> Array:
-        state, keys = aggregator.init(like, canaries), jax.random.split(key, count)
+    def round_of(included: Array, key: Array) -> Array:
+        state = aggregator.init(like, canaries)
         public = aggregator.publish(state)
 
-        def add(i: Array, sums: Any) -> Any:
-            one = Upload(upload(positions[i]), jnp.float32(1.0), jnp.float32(jnp.nan))
-            return jax.tree.map(jnp.add, sums, aggregator.lift(one, public, keys[i]))
+        def add(position: Array, sums: Any) -> Any:
+            lifted = aggregator.lift(upload(position), public, jax.random.fold_in(key, position))
+            return tree.add(sums, tree.select(included[position], lifted, tree.zeros_like(lifted)))
 
-        nothing = Upload(like, jnp.float32(1.0), jnp.float32(jnp.nan))
-        shapes = jax.eval_shape(aggregator.lift, nothing, public, keys[0])
+        shapes = jax.eval_shape(aggregator.lift, upload(jnp.int32(0)), public, key)
         begin = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        found, _ = aggregator.lower(jax.lax.fori_loop(0, count, add, begin), state, key)
+        found, _ = aggregator.lower(jax.lax.fori_loop(0, canaries, add, begin), state, key)
         return jnp.concatenate([found["a"], found["b"]])
 
-    keys = jax.random.split(jax.random.key(seed), rounds)
-    scores = np.asarray(jax.jit(lambda: jax.lax.map(total, keys).sum(axis=0))())
-    return _judged(scores, included, delta, confidence)
+    @jax.jit
+    def scores(included: Array, key: Array) -> Array:
+        each = jax.lax.map(lambda key: round_of(included, key), jax.random.split(key, rounds))
+        return jnp.sum(each, axis=0)
+
+    included = [_coins(canaries, seed * runs + run) for run in range(runs)]
+    keys = jax.random.split(jax.random.key(seed), runs)
+    found = [np.asarray(scores(jnp.asarray(coins), key)) for coins, key in zip(included, keys, strict=True)]
+    return _judged(np.concatenate(found), np.concatenate(included), delta, confidence)
 
 
 def audit_work(
