@@ -27,7 +27,7 @@ from evenhand import permutation
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Cohort, Key, Sampling
 
-__all__ = ["included", "poisson", "proportional", "slots_for", "uniform"]
+__all__ = ["cyclic", "included", "poisson", "proportional", "slots_for", "uniform"]
 
 
 def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
@@ -145,6 +145,37 @@ def poisson(rate: float) -> Sampling:
         return slots_for(rate, clients)
 
     return Sampling(draw, _one, rate=rate, slots=slots)
+
+
+def cyclic() -> Sampling:
+    r"""Clients take turns: each takes part once in :math:`\lceil N / m \rceil` rounds, in an order drawn for each turn.
+
+    All that take part count equally.  It is what private learning without independent draws rests on
+    (:func:`evenhand.privacy.dp_ftrl`): how often a client takes part is known beforehand.
+
+    Edge cases: where :math:`m` does not divide :math:`N`, the last cohort of each turn has empty slots.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> scheduled = cyclic().scheduled
+      >>> assert scheduled is not None
+      >>> turn = [scheduled(jax.random.key(0), jnp.int32(t), jnp.ones(6), 2).ids.tolist() for t in range(3)]
+      >>> sorted(sum(turn, []))
+      [0, 1, 2, 3, 4, 5]
+    """
+
+    def scheduled(key: Key, number: Array, sizes: Array, m: int) -> Cohort:
+        clients = sizes.shape[0]
+        rounds = -(-clients // m)
+        place = number % rounds * m + jnp.arange(m, dtype=jnp.int32)
+        words = permutation.words(jax.random.fold_in(key, number // rounds))
+        ids = permutation.permute(jnp.minimum(place, clients - 1), jnp.int32(clients), words, jnp.int32(0))
+        return Cohort.of(ids, place < clients)
+
+    def draw(key: Key, sizes: Array, m: int) -> Cohort:
+        return scheduled(key, jnp.int32(0), sizes, m)
+
+    return Sampling(draw, _one, scheduled=scheduled)
 
 
 def included(key: Key, rate: float, size: Array | int, capacity: int, slots: int) -> tuple[Array, Array]:

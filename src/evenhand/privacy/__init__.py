@@ -12,9 +12,10 @@ from evenhand.privacy.audit import Audit, audit_mean, audit_work, least_epsilon
 from evenhand.privacy.calibration import clients_for, noise_for, steps_for
 from evenhand.privacy.concentrated import epsilon_of_zcdp, joint
 from evenhand.privacy.dp_fedavg import dp_fedadam, dp_fedavg
+from evenhand.privacy.dp_ftrl import dp_ftrl
 from evenhand.privacy.dp_sgd import dp_sgd
 from evenhand.privacy.noisy_mean import AdaptiveClip, adaptive_clip, noisy_mean
-from evenhand.privacy.private import private
+from evenhand.privacy.private import private, promise
 from evenhand.privacy.renyi import (
     ORDERS,
     ORDERS_FEDERATED,
@@ -41,6 +42,7 @@ __all__ = [
     "clients_for",
     "dp_fedadam",
     "dp_fedavg",
+    "dp_ftrl",
     "dp_sgd",
     "epsilon",
     "epsilon_of_rdp",
@@ -50,6 +52,7 @@ __all__ = [
     "noise_for",
     "noisy_mean",
     "private",
+    "promise",
     "rdp",
     "spent",
     "steps_for",

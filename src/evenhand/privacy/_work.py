@@ -118,6 +118,7 @@ def private_work(
         ("how many examples each client has", "the settings of the method"),
         (
             "which clients take part",
+            "the seed, from which a simulation draws its noise",
             "what is measured in a simulation, such as the accuracy of a client and the training loss",
             "the choice of settings, where it looks at the same examples",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from evenhand.errors import EvenhandError, expect
 from evenhand.types import Algorithm, Array, Info, Key, Params, Phase, Privacy, PyTree, Release, Stack, Sum
 
-__all__ = ["private"]
+__all__ = ["private", "promise"]
 
 _NOISY = "give the method aggregator=eh.privacy.noisy_mean(clip, noise_multiplier=..., rate=...)"
 
@@ -77,19 +78,25 @@ def private(method: Algorithm) -> Algorithm:
         init=init,
         phases=tuple(map(_blind, method.phases)),
         global_params=lambda state: method.global_params(state.inner),
-        privacy=Privacy(
-            "client",
-            releases,
-            "one client, with all its examples, added or removed",
-            ("the global model after every round",),
-            ("how many clients there are", "the settings of the method"),
-            (
-                "single uploads, which the server sees",
-                "what is measured in a simulation, such as the accuracy of a client and the training loss",
-                "the choice of settings, where it looks at the same clients",
-            ),
-        ),
+        privacy=promise(releases),
         name=f"private({method.name})",
+    )
+
+
+def promise(releases: Callable[[int], tuple[Release, ...]]) -> Privacy:
+    """The promise to clients of a method whose rounds release this, and nothing else."""
+    return Privacy(
+        "client",
+        releases,
+        "one client, with all its examples, added or removed",
+        ("the global model after every round",),
+        ("how many clients there are", "the settings of the method"),
+        (
+            "single uploads, which the server sees",
+            "the seed, from which a simulation draws its noise",
+            "what is measured in a simulation, such as the accuracy of a client and the training loss",
+            "the choice of settings, where it looks at the same clients",
+        ),
     )
 
 
@@ -99,12 +106,15 @@ def _each_round(method: Algorithm) -> list[Release]:
     for phase in method.phases:
         assert isinstance(phase.aggregator, Sum) and phase.aggregator.release is not None
         release = phase.aggregator.release
-        if found and not phase.fresh_cohort:
-            noises = (found.pop().noise_multiplier, release.noise_multiplier)
-            both = 0.0 if 0.0 in noises else sum(noise**-2 for noise in noises) ** -0.5
-            release = release._replace(noise_multiplier=both)
-        found.append(release)
+        found.append(release if not found or phase.fresh_cohort else _both(found.pop(), release))
     return found
+
+
+def _both(one: Release, other: Release) -> Release:
+    noises = (one.noise_multiplier, other.noise_multiplier)
+    together = 0.0 if 0.0 in noises else sum(noise**-2 for noise in noises) ** -0.5
+    mechanism = "gaussian" if one.mechanism == other.mechanism == "gaussian" else "concentrated"
+    return other._replace(noise_multiplier=together, mechanism=mechanism)
 
 
 def _looks(method: Algorithm) -> list[str]:

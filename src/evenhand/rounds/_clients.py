@@ -120,7 +120,10 @@ def cohort(
         draw += 1
     draw = phase_stream(algorithm, draw)
     key, sampling = stream(keys.shared, Purpose.COHORT, number, draw), algorithm.sampling
-    if table is not None and sampling.look_up is not None:
+    if sampling.scheduled is not None:
+        key = stream(keys.shared, Purpose.COHORT, 0, draw)
+        drawn = sampling.scheduled(key, jnp.asarray(number, jnp.int32), sizes, count)
+    elif table is not None and sampling.look_up is not None:
         drawn = sampling.look_up(key, table, count)
     else:
         drawn = sampling.draw(key, sizes, count)

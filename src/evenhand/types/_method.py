@@ -42,6 +42,8 @@ class Sampling(NamedTuple):
       tabulate: ``sizes -> table``, computed once for the draws of all rounds; None: there is no table.
       look_up: ``(key, table, m) -> Cohort``, the same cohort as from ``draw``; None: there is no table.
       rate: the chance with which each client is drawn, independently of the others; None: cohorts have a fixed size.
+      scheduled: ``(key, number, sizes, m) -> Cohort`` for cohorts that depend on the round, from 0, with one key for
+        all rounds; None: ``draw`` has a new key in each.
       slots: ``clients -> m``, how many slots a cohort of random size needs; None: as many as clients are asked for.
     """
 
@@ -52,6 +54,7 @@ class Sampling(NamedTuple):
     look_up: Callable[[Key, PyTree, int], Cohort] | None = None
     rate: float | None = None
     slots: Callable[[int], int] | None = None
+    scheduled: Callable[[Key, Array, Array, int], Cohort] | None = None
     __repr__ = short
 
 

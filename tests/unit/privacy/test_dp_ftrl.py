@@ -1,0 +1,101 @@
+"""DP-FTRL: the noise of a prefix is that of its nodes in a binary tree, and clients take turns."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import evenhand as eh
+from evenhand.privacy import dp_ftrl, epsilon
+from evenhand.sampling import cyclic
+
+MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
+N, M = DATA.num_clients, 2
+TURN = -(-N // M)
+WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
+
+
+def method(noise=2.0):
+    return dp_ftrl(WORK, clip=0.5, noise_multiplier=noise, cohort=M, clients=N)
+
+
+def prefixes(rounds, seed):
+    """The noise that the sum of directions carries after each round, ``(rounds, d)``; no client sends anything."""
+    rule = method().phases[0].aggregator
+    like = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
+
+    def step(state, key):
+        direction, state = rule.lower((like, jnp.float32(0)), state, key)
+        return state, jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(direction)])
+
+    keys = jax.random.split(jax.random.key(seed), rounds)
+    return jnp.cumsum(jax.lax.scan(step, rule.init(like, N), keys)[1], axis=0)
+
+
+def test_the_noise_of_a_prefix_is_that_of_as_many_nodes_as_it_has_binary_ones():
+    """Within a turn; after it the noise stays, and a new tree begins."""
+    rounds, unit = 2 * TURN, 2.0 * 0.5 / M
+    found = np.asarray(jax.jit(jax.vmap(lambda seed: prefixes(rounds, seed)))(jnp.arange(400)))
+    for t in range(1, rounds + 1):
+        nodes = (t // TURN) * TURN.bit_count() + (t % TURN).bit_count()
+        sample = found[:, t - 1].reshape(-1) / (unit * np.sqrt(nodes))
+        assert stats.kstest(sample, "norm").pvalue > 1e-4, t
+        for wrong in (2 / 3, 3 / 2):
+            assert stats.kstest(sample * wrong, "norm").pvalue < 1e-6
+
+
+def test_noise_cancels_where_a_node_replaces_those_below_it():
+    """Rounds 1 and 2 share no node: the prefix of two rounds is independent of that of one."""
+    found = np.asarray(jax.jit(jax.vmap(lambda seed: prefixes(4, seed)))(jnp.arange(400)))
+    one, two, three = (found[:, t].reshape(-1) for t in (0, 1, 2))
+    assert abs(np.corrcoef(one, two)[0, 1]) < 0.07
+    assert np.isclose(np.corrcoef(two, three)[0, 1], 0.5**0.5, atol=0.05)  # 3 = 2 + 1
+
+
+def test_without_noise_it_is_the_mean_of_clipped_updates_over_the_cohort():
+    rule = method(0.0).phases[0].aggregator
+    deltas = np.random.default_rng(0).normal(size=(M, 5)).astype(np.float32)
+    state = rule.init(jnp.zeros(5), N)
+    public = rule.publish(state)
+    lifted = [
+        rule.lift(eh.types.Upload(jnp.asarray(d), jnp.float32(3), jnp.float32(0)), public, jax.random.key(0))
+        for d in deltas
+    ]
+    total = jax.tree.map(lambda *leaves: sum(leaves), *lifted)
+    found, _ = rule.lower(total, state, jax.random.key(0))
+    lengths = np.linalg.norm(deltas, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, (deltas * np.minimum(1, 0.5 / lengths)).sum(axis=0) / M, rtol=1e-5)
+
+
+def test_clients_take_turns():
+    scheduled = cyclic().scheduled
+    draw = jax.jit(lambda t: scheduled(jax.random.key(0), t, jnp.ones(7), 3))
+    turns = [[draw(jnp.int32(3 * turn + t)) for t in range(3)] for turn in range(4)]
+    orders = []
+    for turn in turns:
+        ids = [
+            int(k) for cohort in turn for k, is_in in zip(cohort.ids, cohort.present, strict=True) if is_in
+        ]
+        assert sorted(ids) == list(range(7))
+        orders.append(tuple(ids))
+    assert len(set(orders)) > 1  # another order in each turn
+
+
+def test_a_run_spends_one_gaussian_a_turn():
+    run = eh.simulate(method(), DATA, rounds=TURN + 1, cohort=M, eval_every=TURN + 1)
+    height = TURN.bit_length()
+    expected = epsilon(noise_multiplier=2.0 / height**0.5, rate=1.0, steps=2, delta=run.privacy.delta)
+    assert np.isclose(run.privacy.epsilon, expected, rtol=1e-9)
+    assert run.per_round["reported"].max() == M
+
+
+def test_the_number_of_clients_must_be_told():
+    with pytest.raises(eh.EvenhandError, match="give their number"):
+        eh.simulate(
+            dp_ftrl(WORK, clip=0.5, noise_multiplier=1.0, cohort=2, clients=50), DATA, rounds=1, cohort=2
+        )
+
+
+def test_it_obeys_the_contract():
+    eh.testing.check_algorithm(method(), cohort=M, rounds=2)
