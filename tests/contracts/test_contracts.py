@@ -58,6 +58,17 @@ def test_methods_obey_the_contract_under_stragglers(name):
     eh.testing.check_algorithm(SLOW[name], systems=eh.systems.stragglers(0.5), lanes=(3,), rounds=2)
 
 
+NOISY = "fedavg(aggregator=noisy_mean(0.5, noise_multiplier=0.5, rate=0.5), sampling=poisson(0.5))"
+
+
+def one_client(data):
+    """All examples in one place."""
+    parts = (data.train, data.valid, data.test)
+    return eh.data.FederatedDataset(
+        *(part._replace(offsets=part.offsets[[0, -1]]) for part in parts), ("all",)
+    )
+
+
 _LISTED = {name.partition(",")[0] for name in (*METHODS, *FAIR, *SLOW)} | {
     "qfedavg"
 }  # that one is in tests/shape
@@ -68,11 +79,19 @@ _OTHERS = [name for name in factories(room_of(Algorithm)) if name not in _LISTED
 def test_methods_that_no_list_names_obey_the_contract(name):
     """A new method is checked from the day that it is exported, with 0.5 for each number that it needs."""
     needed = [p for p in parameters(factories(room_of(Algorithm))[name]).values() if p.default is p.empty]
-    texts = {"method": "fedavg()", "personal": "'b'", "head": "'b'"}
+    data = eh.testing.toy_data()
+    texts = {
+        "method": "fedavg()",
+        "personal": "'b'",
+        "head": "'b'",
+        "cohort": "2",
+        "clients": str(data.num_clients),
+    }
+    texts |= {"method": NOISY} if name == "private" else {}
     arguments = ", ".join(f"{p.name}={texts.get(p.name, '0.5')}" for p in needed)
-    eh.testing.check_algorithm(
-        built(f"{name}({arguments})", Algorithm, MODEL, lambda: WORK), lanes=(2,), rounds=2
-    )
+    method = built(f"{name}({arguments})", Algorithm, MODEL, lambda: WORK)
+    of = one_client(data) if name == "alone" else data
+    eh.testing.check_algorithm(method, of, cohort=2 if name == "dp_ftrl" else 4, lanes=(2,), rounds=2)
 
 
 def test_the_mean_obeys_the_contract():
