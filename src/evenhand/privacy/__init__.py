@@ -11,11 +11,28 @@ from evenhand.privacy.accounting import epsilon, spent
 from evenhand.privacy.audit import Audit, audit_mean, audit_work, least_epsilon
 from evenhand.privacy.calibration import clients_for, noise_for, steps_for
 from evenhand.privacy.concentrated import epsilon_of_zcdp, joint
+from evenhand.privacy.discrete_gaussian import (
+    Law,
+    discrete_gaussian,
+    discrete_gaussian_error,
+    discrete_gaussian_law,
+    psi,
+)
+from evenhand.privacy.dp_delta_fl import dp_delta_fl
 from evenhand.privacy.dp_fedavg import dp_fedadam, dp_fedavg
 from evenhand.privacy.dp_ftrl import dp_ftrl
 from evenhand.privacy.dp_sgd import dp_sgd
+from evenhand.privacy.histogram_privacy import (
+    concentrated,
+    concentrated_epsilon,
+    histogram_for,
+    no_wrap_modulus,
+    quantile_error,
+)
 from evenhand.privacy.noisy_mean import AdaptiveClip, adaptive_clip, noisy_mean
 from evenhand.privacy.private import private, promise
+from evenhand.privacy.quantile import Histogram, Sensitivity, dyadic_partition, histogram, quantile
+from evenhand.privacy.quantile_sum import quantile_sum
 from evenhand.privacy.renyi import (
     ORDERS,
     ORDERS_FEDERATED,
@@ -33,6 +50,9 @@ __all__ = [
     "Account",
     "AdaptiveClip",
     "Audit",
+    "Histogram",
+    "Law",
+    "Sensitivity",
     "Spent",
     "account",
     "adaptive_clip",
@@ -40,19 +60,33 @@ __all__ = [
     "audit_mean",
     "audit_work",
     "clients_for",
+    "concentrated",
+    "concentrated_epsilon",
+    "discrete_gaussian",
+    "discrete_gaussian_error",
+    "discrete_gaussian_law",
+    "dp_delta_fl",
     "dp_fedadam",
     "dp_fedavg",
     "dp_ftrl",
     "dp_sgd",
+    "dyadic_partition",
     "epsilon",
     "epsilon_of_rdp",
     "epsilon_of_zcdp",
+    "histogram",
+    "histogram_for",
     "joint",
     "least_epsilon",
+    "no_wrap_modulus",
     "noise_for",
     "noisy_mean",
     "private",
     "promise",
+    "psi",
+    "quantile",
+    "quantile_error",
+    "quantile_sum",
     "rdp",
     "spent",
     "steps_for",
