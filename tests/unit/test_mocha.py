@@ -18,24 +18,28 @@ from evenhand.personalization import mocha
 LAM, CLIENTS = 0.05, 3
 
 
-def federation(sizes: tuple[int, ...] = (12, 30, 21)) -> eh.data.FederatedDataset:
+def federation(sizes: tuple[int, ...] = (12, 30, 21), opposed: bool = False) -> eh.data.FederatedDataset:
     rng = np.random.default_rng(3)
     client = np.repeat(np.arange(len(sizes)), sizes)
     x = rng.normal(size=(len(client), 4))
     truth = rng.normal(size=4) + 0.7 * rng.normal(size=(len(sizes), 4))
+    truth[0] *= -1.0 if opposed else 1.0
     y = (np.sum(x * truth[client], axis=1) + 0.3 * rng.normal(size=len(client)) > 0).astype(int)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     split = eh.data.Split(x, y, offsets)
     return eh.data.FederatedDataset(
-        split, eh.data.Split(x[:0], y[:0], 0 * offsets), split, tuple("abcdef"[: len(sizes)])
+        split,
+        eh.data.Split(x[:0], y[:0], 0 * offsets),
+        split,
+        tuple("abcdef"[: len(sizes)]),
     )
 
 
-DATA = federation()
+DATA, OPPOSED = federation(), federation(opposed=True)
 
 
-def signs(k: int) -> tuple[np.ndarray, np.ndarray]:
-    x, y = DATA.train.client(k)
+def signs(k: int, split: eh.data.Split = DATA.train) -> tuple[np.ndarray, np.ndarray]:
+    x, y = split.client(k)
     return np.asarray(x, np.float64), np.where(y == 1, 1.0, -1.0)
 
 
@@ -61,10 +65,15 @@ def alone(k: int) -> tuple[np.ndarray, float]:
 
 
 def loop(
-    outer: int, inner: int, share: float = 0.5, seed: int = 0, boost: dict[int, float] | None = None
+    outer: int,
+    inner: int,
+    share: float = 0.5,
+    seed: int = 0,
+    boost: dict[int, float] | None = None,
+    split: eh.data.Split = DATA.train,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weights, relations, and both objectives after each round, in float64; some clients send what is too long."""
-    data, sizes = [signs(k) for k in range(CLIENTS)], DATA.train.sizes
+    data, sizes = [signs(k, split) for k in range(CLIENTS)], split.sizes
     steps = max(1, int(share * sizes.max()))
     relations, sums = np.eye(CLIENTS) / CLIENTS, np.zeros((CLIENTS, 4))
     alphas, objectives = [np.zeros(n) for n in sizes], []
@@ -101,7 +110,8 @@ def loop(
 BOOSTED = eh.attacks.by_clients(eh.attacks.model_replacement(boost=3.0), (1,))
 RUNS = {
     "usual": ({}, {}),
-    "few steps": ({"share": 0.1}, {"share": 0.1}),
+    "few steps": ({"share": 0.05}, {"share": 0.05}),
+    "opposed": ({"train": OPPOSED.train}, {"split": OPPOSED.train}),
     "boosted": ({"attack": BOOSTED}, {"boost": {1: 3.0}}),
 }
 
@@ -110,10 +120,24 @@ RUNS = {
 def test_mocha_equals_its_numpy_loop(name: str) -> None:
     def error(of: str) -> float:
         weights, relations, objectives = loop(2, 4, seed=5, **RUNS[of][1])
-        pairs = ((found.weights, weights), (found.relations, relations), (found.primal, objectives[:, 0]))
+        pairs = (
+            (found.weights, weights),
+            (found.relations, relations),
+            (found.primal, objectives[:, 0]),
+        )
         return max(np.abs(a - b).max() for a, b in (*pairs, (found.dual, objectives[:, 1])))
 
-    found = mocha(DATA.train, lam=LAM, outer=2, inner=4, seed=5, **RUNS[name][0])
+    found = mocha(
+        **{
+            "train": DATA.train,
+            "lam": LAM,
+            "outer": 2,
+            "inner": 4,
+            "seed": 5,
+            **RUNS[name][0],
+        }
+    )
+    assert (found.relations.min() < -0.05) == (name == "opposed")
     for other in RUNS:
         assert (error(other) < 2e-4) == (name == other), (other, error(other))
 
@@ -140,6 +164,13 @@ def test_relations_are_the_root_of_the_models_products() -> None:
     root = np.real(linalg.sqrtm(before.weights.astype(np.float64) @ before.weights.T))
     np.testing.assert_allclose(after.relations, root / np.trace(root), atol=1e-3)
     assert np.abs(after.relations - before.relations).max() > 0.05
+
+
+def test_tiny_models_do_not_relate_the_clients() -> None:
+    """All eigenvalues of their products are below 1e-7, and are taken for it."""
+    for lam, near in ((1e4, True), (100.0, False)):
+        found = mocha(DATA.train, lam=lam, outer=1, inner=2)
+        assert np.isclose(found.relations, np.eye(CLIENTS) / CLIENTS, atol=1e-6).all() == near
 
 
 def test_the_primal_is_that_of_the_weights() -> None:
@@ -199,7 +230,12 @@ def equal(a: eh.personalization.Mocha, b: eh.personalization.Mocha) -> bool:
 def test_attacks_by_nobody_change_nothing() -> None:
     how = {"lam": LAM, "outer": 1, "inner": 10}
     plain = mocha(DATA.train, **how)
-    for make in (eh.attacks.sign_flip, eh.attacks.label_flip, eh.attacks.alie, eh.attacks.non_finite):
+    for make in (
+        eh.attacks.sign_flip,
+        eh.attacks.label_flip,
+        eh.attacks.alie,
+        eh.attacks.non_finite,
+    ):
         assert equal(mocha(DATA.train, attack=make(0.0), **how), plain)
         assert not equal(mocha(DATA.train, attack=make(0.4), **how), plain)
     assert not plain.malicious.any() and not plain.rejected.any() and len(plain.rejected) == 20
@@ -223,7 +259,11 @@ def test_a_boosted_upload_is_boosted_exactly() -> None:
 def test_rounds_of_an_attack_are_counted_over_all_turns() -> None:
     how = {"lam": LAM, "outer": 1, "inner": 3}
     late, never = (
-        mocha(DATA.train, attack=eh.attacks.during(eh.attacks.sign_flip(0.4), first=first), **how)
+        mocha(
+            DATA.train,
+            attack=eh.attacks.during(eh.attacks.sign_flip(0.4), first=first),
+            **how,
+        )
         for first in (6, 7)
     )
     plain = mocha(DATA.train, **how)
@@ -238,7 +278,10 @@ def test_noise_differs_between_clients_and_rounds_and_has_the_deviation_of_what_
         np.array([0, 8, 16]),
     )
     how = {"lam": LAM, "outer": 0, "inner": 1}
-    plain, noisy = mocha(data, **how), mocha(data, attack=eh.attacks.gaussian(1.0), **how)
+    plain, noisy = (
+        mocha(data, **how),
+        mocha(data, attack=eh.attacks.gaussian(1.0), **how),
+    )
     twice = mocha(data, attack=eh.attacks.gaussian(1.0, std=1.0), **{**how, "inner": 2})
     once = mocha(data, attack=eh.attacks.gaussian(1.0, std=1.0), **how)
     np.testing.assert_allclose(noisy.weights.std(axis=1), plain.weights.std(axis=1), rtol=0.1)
@@ -280,7 +323,10 @@ def test_what_is_not_finite_is_rejected_and_counted() -> None:
     how = {"lam": LAM, "outer": 0, "inner": 6}
     plain = mocha(DATA.train, **how)
     attack = eh.attacks.by_clients(eh.attacks.non_finite(), (0,))
-    for one in (attack, attack._replace(upload=None, collude=lambda u, m, p, key: np.nan * u.delta)):
+    for one in (
+        attack,
+        attack._replace(upload=None, collude=lambda u, m, p, key: np.nan * u.delta),
+    ):
         found = mocha(DATA.train, attack=one, **how)
         assert found.rejected.tolist() == [1] * 6
         np.testing.assert_array_equal(found.weights[0], 0.0)
