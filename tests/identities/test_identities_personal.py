@@ -147,6 +147,14 @@ def test_finetuning_follows_what_clients_are_served():
     assert same(found.params, before.params)
 
 
+def test_finetuning_goes_around_ditto_and_is_left_out_within():
+    """Whatever clients would do to the global model, they are served their own."""
+    alone = run(P.ditto(GLOBAL["fedavg"], WORK))
+    for lam, same_as in ((1.0, alone), (math.inf, plain("fedavg"))):
+        assert same(served(run(P.ditto(P.finetune(GLOBAL["fedavg"], WORK), WORK, lam=lam))), served(same_as))
+    assert not same(served(run(P.finetune(P.ditto(GLOBAL["fedavg"], WORK), WORK))), served(alone))
+
+
 def test_a_method_that_sends_a_part_only_cannot_be_listened_to():
     with pytest.raises(eh.EvenhandError, match=r"put finetune\(\) around it"):
         run(P.ditto(P.fedalt(WORK, personal="b"), WORK))
@@ -268,6 +276,7 @@ ADAM = eh.local.sgd(MODEL, optax.adam(0.1), epochs=1)
         ),
         (lambda: P.fedalt(LAYERS, personal="outptu"), "perhaps you meant output"),
         (lambda: P.fedalt(WORK, personal=lambda params: [True]), "a tree of bools"),
+        (lambda: P.fedalt(WORK, personal="b", personal_work=OTHER), "different models"),
         (lambda: P.fedsim(WORK, personal="b", ridge=-1.0), "ridge=-1.0"),
         (lambda: P.apfl(WORK, alpha=1.1), "a share in"),
         (lambda: P.mapper(WORK, gammas=()), "at least one number"),
