@@ -47,12 +47,19 @@ def plain(name):
     return run(GLOBAL[name])
 
 
+@cache
+def without_a_penalty():
+    return served(run(P.ditto(GLOBAL["fedavg"], WORK, lam=0.0)))
+
+
 @pytest.mark.parametrize("lam", [0.0, 1.0, math.inf])
 @pytest.mark.parametrize("name", GLOBAL)
 def test_the_global_model_is_the_same_to_the_bit_with_ditto_and_without(name, lam):
     found = run(P.ditto(GLOBAL[name], WORK, lam=lam))
     assert same(found.params, plain(name).params)
     assert (found.history["train_loss"][-1] == plain(name).history["train_loss"][-1]) == (lam == math.inf)
+    # Without a penalty the personal models know nothing of the method: one pass a round, however many exchanges.
+    assert (np.abs(served(found) - without_a_penalty()).max() < 1e-6) == (lam == 0.0)
 
 
 def test_the_global_model_is_the_same_with_dynamic_penalties():
@@ -124,6 +131,29 @@ def test_per_fedavg_without_an_inner_step_is_fedavg_on_other_batches():
     assert np.allclose(leaves(found.params), leaves(run(eh.algorithms.fedavg(FULL)).params), atol=1e-6)
     moved = run(P.per_fedavg(FULL, alpha=0.3))
     assert not np.allclose(leaves(moved.params), leaves(found.params), atol=1e-4)
+
+
+def test_the_three_batches_of_per_fedavg_are_independent_and_each_a_pass_over_the_examples():
+    """F_i = h_i w^2 / 2, h in (1, 3), one example a batch: w <- w - b h_2 (1 - a h_1) (1 - a h_3) w.
+
+    Two batches that were the same would leave out some of the six values; where gradients do not depend on w, an
+    epoch must give what FedAvg's does.
+    """
+
+    def model(losses):
+        return eh.models.from_functions(
+            init=lambda key: jnp.ones(()),
+            apply=lambda w, x: losses(w, x[:, 0]),
+            losses=lambda z, y: z + 0.0 * y,
+        )
+
+    data = eh.data.from_arrays(np.array([[1.0], [3.0]]), np.zeros(2), np.zeros(2), test_fraction=0.0)
+    one = eh.local.sgd(model(lambda w, x: x * jnp.square(w) / 2), 0.5, steps=1, batch_size=1)
+    method = P.per_fedavg(one, alpha=0.1)
+    found = {round(2.0 * (1.0 - float(run(method, 1, 1, data, seed=seed).params)), 2) for seed in range(40)}
+    assert found == {round(h * rest, 2) for h in (1, 3) for rest in (0.81, 0.63, 0.49)}
+    epoch = eh.local.sgd(model(lambda w, x: x * w), 0.5, epochs=1, batch_size=1)
+    assert abs(float(run(P.per_fedavg(epoch, alpha=0.1), 1, 1, data).params) - (1.0 - 0.5 * 4.0)) < 1e-6
 
 
 def test_l2sgd_keeps_the_exact_mean_of_all_models_and_the_authors_form_does_not():
