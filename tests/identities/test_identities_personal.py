@@ -126,6 +126,15 @@ def test_apfl_of_one_is_local_training_and_of_zero_fedavg():
         assert same(ends[0.0].personal_params(k), ends[0.0].params)
 
 
+def test_each_model_of_apfl_has_an_optimiser_of_its_own():
+    work = eh.local.sgd(MODEL, optax.sgd(0.1, momentum=0.9), epochs=2, batch_size=4)
+    found = run(P.apfl(work, alpha=1.0))
+    np.testing.assert_allclose(served(found), served(run(P.local_only(work))), atol=1e-6)
+    np.testing.assert_allclose(
+        leaves(found.params), leaves(run(eh.algorithms.fedavg(work)).params), atol=1e-6
+    )
+
+
 def test_per_fedavg_without_an_inner_step_is_fedavg_on_other_batches():
     found = run(P.per_fedavg(FULL, alpha=0.0))
     assert np.allclose(leaves(found.params), leaves(run(eh.algorithms.fedavg(FULL)).params), atol=1e-6)
@@ -163,6 +172,13 @@ def test_l2sgd_keeps_the_exact_mean_of_all_models_and_the_authors_form_does_not(
             mean = np.mean([leaves(found.personal_params(k)) for k in CLIENTS], axis=0)
             near = np.abs(mean - leaves(found.params)).max() < 1e-6
             assert near == (exact or rounds == 1)  # all begin at the mean
+
+
+def test_l2gd_keeps_the_mean_of_all_models_with_smaller_cohorts():
+    found = run(P.l2gd(MODEL, lam=0.5, p=0.3, step_size=1.0), rounds=5)
+    mean = np.mean([leaves(found.personal_params(k)) for k in CLIENTS], axis=0)
+    np.testing.assert_allclose(leaves(found.params), mean, atol=1e-6)
+    assert np.abs(mean - leaves(found.personal_params(0))).max() > 1e-3
 
 
 def test_finetuning_follows_what_clients_are_served():
