@@ -193,6 +193,19 @@ def test_finetuning_follows_what_clients_are_served():
     assert same(found.params, before.params)
 
 
+def test_finetuning_around_finetuning_goes_on_from_there():
+    twice, longer, once = (
+        served(run(method, rounds=1))
+        for method in (
+            P.finetune(P.finetune(GLOBAL["fedavg"], FULL), FULL),
+            P.finetune(GLOBAL["fedavg"], eh.local.sgd(MODEL, 0.1, epochs=4)),
+            P.finetune(GLOBAL["fedavg"], FULL),
+        )
+    )
+    np.testing.assert_allclose(twice, longer, atol=1e-6)
+    assert np.abs(twice - once).max() > 1e-3
+
+
 def test_finetuning_goes_around_ditto_and_is_left_out_within():
     """Whatever clients would do to the global model, they are served their own."""
     alone = run(P.ditto(GLOBAL["fedavg"], WORK))
