@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attacks": _BASE | {"aggregators"},
     "centralized": _WORK | {"risks"},
     "algorithms": _WORK | {"risks", "aggregators"},
-    "personalization": _WORK | {"aggregators", "algorithms"},
+    "personalization": _WORK | {"aggregators", "algorithms", "rounds"},  # MOCHA runs its own rounds
     "privacy": _WORK | {"aggregators", "algorithms", "risks", "secure"},
     "evaluation": _METHODS | {"data", "devices", "models"},
     "report": {"errors", "evaluation", "text", "_version"},

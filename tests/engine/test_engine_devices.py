@@ -32,6 +32,7 @@ METHODS = {
     "fedprox_adaptive": eh.algorithms.fedprox_adaptive(WORK, mu0=0.5),
     "feddane": eh.algorithms.feddane(WORK, mu=0.1),
     "scaffold": eh.algorithms.scaffold(WORK),
+    "ditto, of two exchanges": eh.personalization.ditto(eh.algorithms.feddane(WORK, mu=0.1), WORK),
 }
 
 

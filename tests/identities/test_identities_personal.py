@@ -47,12 +47,19 @@ def plain(name):
     return run(GLOBAL[name])
 
 
+@cache
+def without_a_penalty():
+    return served(run(P.ditto(GLOBAL["fedavg"], WORK, lam=0.0)))
+
+
 @pytest.mark.parametrize("lam", [0.0, 1.0, math.inf])
 @pytest.mark.parametrize("name", GLOBAL)
 def test_the_global_model_is_the_same_to_the_bit_with_ditto_and_without(name, lam):
     found = run(P.ditto(GLOBAL[name], WORK, lam=lam))
     assert same(found.params, plain(name).params)
     assert (found.history["train_loss"][-1] == plain(name).history["train_loss"][-1]) == (lam == math.inf)
+    # Without a penalty the personal models know nothing of the method: one pass a round, however many exchanges.
+    assert (np.abs(served(found) - without_a_penalty()).max() < 1e-6) == (lam == 0.0)
 
 
 def test_the_global_model_is_the_same_with_dynamic_penalties():
@@ -119,11 +126,43 @@ def test_apfl_of_one_is_local_training_and_of_zero_fedavg():
         assert same(ends[0.0].personal_params(k), ends[0.0].params)
 
 
+def test_each_model_of_apfl_has_an_optimiser_of_its_own():
+    work = eh.local.sgd(MODEL, optax.sgd(0.1, momentum=0.9), epochs=2, batch_size=4)
+    found = run(P.apfl(work, alpha=1.0))
+    np.testing.assert_allclose(served(found), served(run(P.local_only(work))), atol=1e-6)
+    np.testing.assert_allclose(
+        leaves(found.params), leaves(run(eh.algorithms.fedavg(work)).params), atol=1e-6
+    )
+
+
 def test_per_fedavg_without_an_inner_step_is_fedavg_on_other_batches():
     found = run(P.per_fedavg(FULL, alpha=0.0))
     assert np.allclose(leaves(found.params), leaves(run(eh.algorithms.fedavg(FULL)).params), atol=1e-6)
     moved = run(P.per_fedavg(FULL, alpha=0.3))
     assert not np.allclose(leaves(moved.params), leaves(found.params), atol=1e-4)
+
+
+def test_the_three_batches_of_per_fedavg_are_independent_and_each_a_pass_over_the_examples():
+    """F_i = h_i w^2 / 2, h in (1, 3), one example a batch: w <- w - b h_2 (1 - a h_1) (1 - a h_3) w.
+
+    Two batches that were the same would leave out some of the six values; where gradients do not depend on w, an
+    epoch must give what FedAvg's does.
+    """
+
+    def model(losses):
+        return eh.models.from_functions(
+            init=lambda key: jnp.ones(()),
+            apply=lambda w, x: losses(w, x[:, 0]),
+            losses=lambda z, y: z + 0.0 * y,
+        )
+
+    data = eh.data.from_arrays(np.array([[1.0], [3.0]]), np.zeros(2), np.zeros(2), test_fraction=0.0)
+    one = eh.local.sgd(model(lambda w, x: x * jnp.square(w) / 2), 0.5, steps=1, batch_size=1)
+    method = P.per_fedavg(one, alpha=0.1)
+    found = {round(2.0 * (1.0 - float(run(method, 1, 1, data, seed=seed).params)), 2) for seed in range(40)}
+    assert found == {round(h * rest, 2) for h in (1, 3) for rest in (0.81, 0.63, 0.49)}
+    epoch = eh.local.sgd(model(lambda w, x: x * w), 0.5, epochs=1, batch_size=1)
+    assert abs(float(run(P.per_fedavg(epoch, alpha=0.1), 1, 1, data).params) - (1.0 - 0.5 * 4.0)) < 1e-6
 
 
 def test_l2sgd_keeps_the_exact_mean_of_all_models_and_the_authors_form_does_not():
@@ -133,6 +172,13 @@ def test_l2sgd_keeps_the_exact_mean_of_all_models_and_the_authors_form_does_not(
             mean = np.mean([leaves(found.personal_params(k)) for k in CLIENTS], axis=0)
             near = np.abs(mean - leaves(found.params)).max() < 1e-6
             assert near == (exact or rounds == 1)  # all begin at the mean
+
+
+def test_l2gd_keeps_the_mean_of_all_models_with_smaller_cohorts():
+    found = run(P.l2gd(MODEL, lam=0.5, p=0.3, step_size=1.0), rounds=5)
+    mean = np.mean([leaves(found.personal_params(k)) for k in CLIENTS], axis=0)
+    np.testing.assert_allclose(leaves(found.params), mean, atol=1e-6)
+    assert np.abs(mean - leaves(found.personal_params(0))).max() > 1e-3
 
 
 def test_finetuning_follows_what_clients_are_served():
@@ -145,6 +191,27 @@ def test_finetuning_follows_what_clients_are_served():
         assert not np.allclose(moved, leaves(before.personal_params(k)), atol=1e-4)
         assert not np.allclose(moved, leaves(on_own.personal_params(k)), atol=1e-4)
     assert same(found.params, before.params)
+
+
+def test_finetuning_around_finetuning_goes_on_from_there():
+    twice, longer, once = (
+        served(run(method, rounds=1))
+        for method in (
+            P.finetune(P.finetune(GLOBAL["fedavg"], FULL), FULL),
+            P.finetune(GLOBAL["fedavg"], eh.local.sgd(MODEL, 0.1, epochs=4)),
+            P.finetune(GLOBAL["fedavg"], FULL),
+        )
+    )
+    np.testing.assert_allclose(twice, longer, atol=1e-6)
+    assert np.abs(twice - once).max() > 1e-3
+
+
+def test_finetuning_goes_around_ditto_and_is_left_out_within():
+    """Whatever clients would do to the global model, they are served their own."""
+    alone = run(P.ditto(GLOBAL["fedavg"], WORK))
+    for lam, same_as in ((1.0, alone), (math.inf, plain("fedavg"))):
+        assert same(served(run(P.ditto(P.finetune(GLOBAL["fedavg"], WORK), WORK, lam=lam))), served(same_as))
+    assert not same(served(run(P.finetune(P.ditto(GLOBAL["fedavg"], WORK), WORK))), served(alone))
 
 
 def test_a_method_that_sends_a_part_only_cannot_be_listened_to():
@@ -268,6 +335,7 @@ ADAM = eh.local.sgd(MODEL, optax.adam(0.1), epochs=1)
         ),
         (lambda: P.fedalt(LAYERS, personal="outptu"), "perhaps you meant output"),
         (lambda: P.fedalt(WORK, personal=lambda params: [True]), "a tree of bools"),
+        (lambda: P.fedalt(WORK, personal="b", personal_work=OTHER), "different models"),
         (lambda: P.fedsim(WORK, personal="b", ridge=-1.0), "ridge=-1.0"),
         (lambda: P.apfl(WORK, alpha=1.1), "a share in"),
         (lambda: P.mapper(WORK, gammas=()), "at least one number"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,31 +12,19 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
+from evenhand import tree
+from evenhand.rounds import accepts_delta
 from evenhand.types import Array, Key
 
-__all__ = ["Examples", "Rows", "ascent", "padded", "related", "weights_of"]
+__all__ = ["Ascent", "Rows", "Send", "ascent", "beginning", "padded", "related", "weights_of"]
+
+NDArray = npt.NDArray[Any]
 
 _FLOOR = 1e-7
 """The smallest eigenvalue of the models' products, as in the authors' code."""
 
-
-class Examples(Protocol):
-    """The examples of all clients, such as a split of a data set: client ``k`` has rows ``offsets[k]`` to the next."""
-
-    @property
-    def x(self) -> npt.NDArray[Any]:
-        """Features, ``(rows, ...)``."""
-        ...
-
-    @property
-    def y(self) -> npt.NDArray[Any]:
-        """Labels 0 and 1, ``(rows,)``."""
-        ...
-
-    @property
-    def offsets(self) -> npt.NDArray[Any]:
-        """``(K + 1,)``."""
-        ...
+Send: TypeAlias = Callable[[Array, Array, Key], tuple[Array, Array]]
+"""``(changes, number, keys) -> (uploads, accepted)`` in a round, given what changed in each :math:`b_k`, ``(K, d)``."""
 
 
 class Rows(NamedTuple):
@@ -46,20 +35,39 @@ class Rows(NamedTuple):
     sizes: Array
 
 
-def padded(split: Examples) -> Rows:
-    """The examples of a split, with labels -1 and 1."""
-    sizes, rows = np.diff(split.offsets), len(split.x)
+class Ascent(NamedTuple):
+    """What is known between two rounds.
+
+    Attributes:
+      alphas: the clients' dual variables, ``(K, n)``.
+      excess: by how much the server's :math:`b_k` differ from what these give, ``(K, d)``: 0 for honest clients.
+      number: rounds done.
+    """
+
+    alphas: Array
+    excess: Array
+    number: Array
+
+
+def padded(x: NDArray, y: NDArray, offsets: NDArray) -> Rows:
+    """The examples of all clients, with labels -1 and 1."""
+    sizes, rows = np.diff(offsets), len(x)
     place = np.concatenate([np.arange(size) for size in sizes])
     client = np.repeat(np.arange(len(sizes)), sizes)
-    x = np.zeros((len(sizes), int(sizes.max()), int(np.prod(split.x.shape[1:]))), np.float32)
-    y = np.zeros(x.shape[:2], np.float32)
-    x[client, place], y[client, place] = split.x.reshape(rows, -1), np.where(split.y == 1, 1.0, -1.0)
-    return Rows(jnp.asarray(x), jnp.asarray(y), jnp.asarray(sizes, jnp.float32))
+    features = np.zeros((len(sizes), int(sizes.max()), int(np.prod(x.shape[1:]))), np.float32)
+    labels = np.zeros(features.shape[:2], np.float32)
+    features[client, place], labels[client, place] = x.reshape(rows, -1), np.where(y == 1, 1.0, -1.0)
+    return Rows(jnp.asarray(features), jnp.asarray(labels), jnp.asarray(sizes, jnp.float32))
 
 
-def weights_of(rows: Rows, alphas: Array, relations: Array, lam: Array | float) -> Array:
+def beginning(rows: Rows) -> Ascent:
+    """Before the first round, all models are 0."""
+    return Ascent(jnp.zeros_like(rows.y), jnp.zeros_like(rows.x[:, 0]), jnp.int32(0))
+
+
+def weights_of(rows: Rows, now: Ascent, relations: Array, lam: Array | float) -> Array:
     """The models :math:`W = B \\Sigma / \\lambda`, ``(K, d)``."""
-    return relations @ _sums(rows, alphas) * (1.0 / lam)
+    return relations @ (_sums(rows, now.alphas) + now.excess) * (1.0 / lam)
 
 
 def _sums(rows: Rows, alphas: Array) -> Array:
@@ -74,11 +82,19 @@ def related(weights: Array) -> Array:
     return root / jnp.trace(root)
 
 
-@partial(jax.jit, static_argnums=(6, 7))
+@partial(jax.jit, static_argnums=(6, 7, 8))
 def ascent(
-    rows: Rows, alphas: Array, relations: Array, key: Key, lam: Array, share: Array, steps: int, inner: int
-) -> tuple[Array, Array]:
-    """The dual variables after ``inner`` rounds, and the objectives ``(inner, 2)``."""
+    rows: Rows,
+    now: Ascent,
+    relations: Array,
+    key: Key,
+    lam: Array,
+    share: Array,
+    steps: int,
+    inner: int,
+    send: Send | None,
+) -> tuple[Ascent, tuple[Array, Array]]:
+    """``inner`` rounds, the objectives ``(inner, 2)`` after each, and how many uploads each rejected ``(inner,)``."""
     own = jnp.diagonal(relations)
     rho = jnp.max(jnp.sum(jnp.abs(relations), axis=1) / own)
 
@@ -97,23 +113,30 @@ def ascent(
 
         return lax.fori_loop(0, steps, step, (alpha, jnp.zeros_like(w)))[0]
 
-    def communicate(alphas: Array, key: Key) -> tuple[Array, Array]:
-        weights = weights_of(rows, alphas, relations, lam)
-        keys = jax.random.split(key, alphas.shape[0])
-        alphas = jax.vmap(client)(*rows, alphas, weights, own, keys)
-        return alphas, _objectives(rows, alphas, relations, lam)
+    def communicate(now: Ascent, key: Key) -> tuple[Ascent, tuple[Array, Array]]:
+        weights = weights_of(rows, now, relations, lam)
+        each = jax.random.split(key, now.alphas.shape[0])
+        alphas = jax.vmap(client)(*rows, now.alphas, weights, own, each)
+        change = _sums(rows, alphas - now.alphas)
+        sent, accepted = _honest(change) if send is None else send(change, now.number, each)
+        excess = now.excess if send is None else now.excess + tree.among(accepted, sent - change)
+        now = Ascent(tree.among(accepted, alphas, now.alphas), excess, now.number + 1)
+        return now, (_objectives(rows, now, relations, lam), jnp.sum(~accepted))
 
-    return lax.scan(communicate, alphas, jax.random.split(key, inner))
+    return lax.scan(communicate, now, jax.random.split(key, inner))
 
 
-def _objectives(rows: Rows, alphas: Array, relations: Array, lam: Array) -> Array:
-    sums, weights = _sums(rows, alphas), weights_of(rows, alphas, relations, lam)
-    penalty = jnp.sum(weights * sums) / 2.0  # lam / 2 tr(W Omega W^T), since W = B Sigma / lam
+def _honest(change: Array) -> tuple[Array, Array]:
+    return change, jax.vmap(accepts_delta)(change)
+
+
+def _objectives(rows: Rows, now: Ascent, relations: Array, lam: Array) -> Array:
+    """That of the models, and that of the dual variables, which is never larger."""
+    sums, weights = _sums(rows, now.alphas), weights_of(rows, now, relations, lam)
+    # lam / 2 tr(W Omega W^T), since W = B Sigma / lam
+    penalty = jnp.sum(weights * (sums + now.excess)) / 2.0
+    dual_penalty = jnp.sum(relations @ sums * (1.0 / lam) * sums) / 2.0
     hinge = jnp.maximum(0.0, 1.0 - rows.y * jnp.einsum("knd,kd->kn", rows.x, weights)) * jnp.abs(rows.y)
     losses = jnp.sum(jnp.sum(hinge, axis=1) / rows.sizes)
-    return jnp.stack(
-        [
-            losses + penalty,
-            jnp.sum(jnp.sum(alphas * rows.y, axis=1) / rows.sizes) - penalty,
-        ]
-    )
+    gains = jnp.sum(jnp.sum(now.alphas * rows.y, axis=1) / rows.sizes)
+    return jnp.stack([losses + penalty, gains - dual_penalty])

@@ -50,7 +50,8 @@ def ditto(
 
     Edge cases: :math:`v_k` starts as the initial model :math:`w^0` and changes only in rounds in which the client is
     drawn; a client never drawn is served :math:`w^0`.  An explicit step needs :math:`\eta (L + \lambda) < 2` for
-    curvature :math:`L`.  The personal models of malicious clients never reach the server.
+    curvature :math:`L`.  The personal models of malicious clients never reach the server.  What clients would do to the
+    method's own model, such as :func:`evenhand.personalization.finetune`, is left out: put that around Ditto.
 
     Differs from the paper: its algorithm 2 averages uniformly over clients drawn in proportion to their size:
     ``fedavg(work, sampling=eh.sampling.proportional(replace=False))``; the default of ``fedavg`` draws uniformly and

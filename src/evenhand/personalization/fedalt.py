@@ -7,6 +7,7 @@ import optax
 from evenhand import local
 from evenhand.aggregators import mean
 from evenhand.algorithms import fedavg
+from evenhand.errors import EvenhandError
 from evenhand.personalization._beside import non_negative
 from evenhand.personalization._division import Named, Personal, division, shown
 from evenhand.personalization._partial import both_efforts, partial, restricted
@@ -51,8 +52,8 @@ def fedalt(
       server_opt, aggregator, sampling, keep_partial: as in :func:`evenhand.algorithms.fedavg`, on ``u``.
 
     Raises:
-      EvenhandError: no parameter has a path that ``personal`` matches; ``ridge`` negative or not finite; or work that
-        is not mini-batch descent.
+      EvenhandError: no parameter has a path that ``personal`` matches; ``ridge`` negative or not finite; work that is
+        not mini-batch descent; or two kinds of work with different models.
 
     Edge cases: with no personal parameter, ``personal=()``, this is FedAvg bit for bit; with all of them, ``"*"``, no
     client learns anything from another.  A client never drawn is served :math:`v^0` with the latest ``u``.  An
@@ -78,6 +79,10 @@ def fedalt(
     )
     parts = division(work.model, personal)
     own = work if personal_work is None else local.check_work(personal_work, "personal_work")
+    if own.model != work.model:
+        raise EvenhandError(
+            "fedalt() got work and personal_work with different models: make both with the same one."
+        )
     on_shared = restricted(work, parts, "fedalt", personal=False)
     on_personal = restricted(own, parts, "fedalt", personal=True)
 

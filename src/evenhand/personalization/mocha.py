@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -9,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, whole_number
-from evenhand.personalization._dual_ascent import Examples, ascent, padded, related, weights_of
-from evenhand.types import Array
+from evenhand.errors import EvenhandError, EvenhandWarning, whole_number
+from evenhand.personalization._dual_ascent import ascent, beginning, padded, related, weights_of
+from evenhand.personalization._dual_attack import Examples, check_attack, examples, sending
+from evenhand.rounds import malicious_clients
+from evenhand.types import Attack
 
 __all__ = ["Mocha", "mocha"]
 
@@ -24,14 +27,18 @@ class Mocha(NamedTuple):
     Attributes:
       weights: the clients' models :math:`w_k`, ``(K, d)``.
       relations: :math:`\\Sigma = \\Omega^{-1}`, ``(K, K)``.
-      primal, dual: the two objectives after each inner round; their difference bounds the error for that
-        :math:`\\Omega`.
+      primal, dual: the objectives of the models and of the dual variables after each inner round; their difference
+        bounds the error for that :math:`\\Omega`.
+      malicious: which clients are, bool ``(K,)``.
+      rejected: in each inner round, the uploads that were not finite.
     """
 
     weights: NDArray
     relations: NDArray
     primal: NDArray
     dual: NDArray
+    malicious: NDArray
+    rejected: NDArray
 
     def accuracy(self, split: Examples) -> NDArray:
         """The share of its examples that each client's model gets right, ``(K,)``; a score of 0 is wrong."""
@@ -51,6 +58,7 @@ def mocha(
     inner: int = 100,
     share: float = 0.5,
     seed: int = 0,
+    attack: Attack | None = None,
 ) -> Mocha:
     r"""MOCHA: dual coordinate ascent at the clients, in turns with the matrix of their relations at the server.
 
@@ -74,12 +82,15 @@ def mocha(
       outer: how often :math:`\Sigma` is learnt, after the first ``inner`` rounds with :math:`\Sigma = I / K`; 0: never.
       inner: rounds of communication between.
       share: steps of a client in a round, as a share of its examples, rounded down; at least one step.
-      seed: of the examples drawn, with replacement.
+      seed: of the examples drawn, with replacement, and of the attack.
+      attack: what malicious clients do, as in :func:`evenhand.simulate`, to their examples before the first round, and
+        to the change of :math:`b_k` that they send.
 
     Raises:
-      EvenhandError: other labels, or a number out of range.
+      EvenhandError: other labels, a client without examples, a number out of range, or an attack of another kind.
 
-    Edge cases: all clients take part in every round; the eigenvalues of :math:`A` are at least 1e-7.
+    Edge cases: all clients take part in every round; the eigenvalues of :math:`A` are at least 1e-7.  Under attack
+    ``B`` is what the server has added up; an upload that is not finite is rejected, and that client's round undone.
 
     Differs from the authors' code: :math:`W` is computed anew from the dual variables after each :math:`\Sigma`, which
     their code forgets, so that the dual objective there is not that of its models.
@@ -103,17 +114,33 @@ def mocha(
         whole_number(name, value, least)
     if not 0.0 < lam < float("inf") or not 0.0 < share < float("inf"):
         raise EvenhandError(f"mocha(lam={lam}, share={share}): give two finite numbers above 0.")
-    if train.y.ndim != 1 or not set(np.unique(train.y)) <= {0, 1}:
+    sizes = np.diff(train.offsets)
+    if not sizes.all():
+        raise EvenhandError(
+            f"mocha(): client {int(np.argmin(sizes))} has no examples: leave such clients out."
+        )
+    check_attack(attack)
+    malicious = malicious_clients(attack, len(sizes), seed)
+    x, y = examples(train, attack, malicious, seed)
+    if y.ndim != 1 or not set(np.unique(y)) <= {0, 1}:
         raise EvenhandError("mocha() is for two classes: give one label per example, 0 or 1.")
-    rows, clients = padded(train), len(train.offsets) - 1
-    steps = max(1, int(share * int(np.diff(train.offsets).max())))
-    relations = jnp.eye(clients, dtype=jnp.float32) / clients
-    alphas, found = jnp.zeros(rows.y.shape, jnp.float32), list[Array]()
+    rows, send = padded(x, y, train.offsets), sending(attack, malicious, seed)
+    steps = max(1, int(share * int(sizes.max())))
+    relations = jnp.eye(len(sizes), dtype=jnp.float32) / len(sizes)
+    now, found, rejected = beginning(rows), list[NDArray](), list[NDArray]()
     for turn in range(outer + 1):
         if turn:
-            relations = related(weights_of(rows, alphas, relations, lam))
+            relations = related(weights_of(rows, now, relations, lam))
         key = jax.random.fold_in(jax.random.key(seed), turn)
-        alphas, objectives = ascent(rows, alphas, relations, key, lam, share, steps, inner)
-        found.append(objectives)
-    primal, dual = np.concatenate([np.asarray(each) for each in found]).T
-    return Mocha(np.asarray(weights_of(rows, alphas, relations, lam)), np.asarray(relations), primal, dual)
+        now, seen = ascent(rows, now, relations, key, lam, share, steps, inner, send)
+        found.append(np.asarray(seen[0]))
+        rejected.append(np.asarray(seen[1]))
+    primal, dual = np.concatenate(found).T
+    weights = np.asarray(weights_of(rows, now, relations, lam))
+    if not np.isfinite(weights).all():
+        warnings.warn(
+            "mocha(): the models are not finite: give a larger lam, smaller features, or a milder attack.",
+            EvenhandWarning,
+            stacklevel=2,
+        )
+    return Mocha(weights, np.asarray(relations), primal, dual, malicious, np.concatenate(rejected))

@@ -51,26 +51,23 @@ def _rows(split, k):
 
 
 def test_theta_of_one_keeps_everybody():
-    method = dp_delta_fl(WORK, theta=1.0, **ARGUMENTS)
-    found = run(method)
+    found = run(dp_delta_fl(WORK, theta=1.0, **ARGUMENTS | {"clip": 1.0}))
     assert found.per_round["quantile"].tolist() == [0.0]
-    plain = run(dp_fedavg(WORK, clip=1e3, noise_multiplier=0.0, rate=1.0))
-    np.testing.assert_allclose(flat(found.params), flat(plain.params), atol=0.5)
+    plain = run(dp_fedavg(WORK, clip=1.0, noise_multiplier=0.0, rate=1.0))
+    np.testing.assert_allclose(flat(found.params), flat(plain.params), atol=1e-3)
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_both_exchanges_together_spend_what_was_asked_for(share):
     """1 / z^2 = 1 / z_mean^2 + 1 / z_histogram^2, on one sample."""
-    method = dp_delta_fl(
-        WORK, theta=0.5, **ARGUMENTS | {"noise_multiplier": 1.5, "rate": 0.3, "share": share}
-    )
+    given = {"noise_multiplier": 1.5, "rate": 0.3, "share": share, "clip": 1e-3}
+    method = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | given)
     (release,) = method.privacy.releases(10)
-    assert (
-        release.noise_multiplier == pytest.approx(1.5, rel=0.02) and release.noise_multiplier >= 1.5 * 0.999
-    )
+    assert 1.5 * 0.999 <= release.noise_multiplier <= 1.5 * 1.02
     assert (release.rate, release.times, release.mechanism) == (0.3, 10, "concentrated")
-    less = spent([Release(1.5, 0.3, times=10)], delta=1e-2).epsilon
-    assert run(method, 2).privacy.epsilon > 0 and less > 0
+    found = run(method, 2).privacy
+    gaussian = spent([Release(1.5, 0.3, times=2)], delta=found.delta).epsilon
+    assert gaussian < found.epsilon < 4 * gaussian  # what is known of discrete noise under sampling is less
 
 
 def test_a_cohort_of_too_few_takes_no_quantile():
@@ -85,5 +82,5 @@ def test_numbers_out_of_range_are_refused(wrong):
 
 
 def test_it_obeys_the_contract():
-    method = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | {"noise_multiplier": 1.0, "rate": 0.6})
+    method = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | {"noise_multiplier": 1.0, "rate": 0.6, "clip": 1e-2})
     eh.testing.check_algorithm(method, rounds=2)
