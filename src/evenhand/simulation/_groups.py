@@ -99,6 +99,15 @@ class Groups(NamedTuple):
         """From ``(devices, groups, lanes, ...)`` to ``(m, ...)`` in the cohort's order, on all devices."""
         return self._in_order(self.devices.whole(grouped))
 
+    def as_dealt(self, grouped: PyTree) -> PyTree:
+        """From ``(devices, groups, lanes, ...)`` to one entry per slot, in the order of the slots, on all devices."""
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), self.devices.whole(grouped))
+
+    def slots(self, chosen: Array) -> tuple[Array, Array]:
+        """The client of each slot, and whether it is there and ``chosen``, ``(m,)`` in the cohort's order."""
+        place = self.order[np.minimum(self.ranks, self.order.shape[0] - 1)]
+        return self.as_dealt((self.members.ids, chosen[place] & self.members.present))
+
     def by_coordinate(self, grouped: PyTree) -> PyTree:
         """As :meth:`ungroup`, with a part of the coordinates on each device."""
         return self._in_order(self.devices.by_coordinate(grouped, 3))

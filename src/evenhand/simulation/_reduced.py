@@ -25,7 +25,7 @@ class Reduced(NamedTuple):
     Attributes:
       direction: what the uploads are reduced to.
       memory: the aggregator's state.
-      states: the clients' new states, ``(m, ...)`` in the cohort's order.
+      states: the new states, one per slot of the groups, as :meth:`Groups.as_dealt` gives them.
       accepted: which uploads were accepted, bool ``(m,)``.
     """
 
@@ -67,9 +67,9 @@ def reduced(
         like = jax.eval_shape(lambda: lifted(first, _train(client, first, states)))
         return lax.scan(step, _zeros(like), members)
 
-    totals, kept = groups.devices.each(on_device, groups.members)
+    totals, (states_after, accepted) = groups.devices.each(on_device, groups.members)
     direction, memory = in_passes(aggregator, memory, key, lambda public, number: groups.total(totals))
-    return Reduced(direction, memory, *groups.ungroup(kept))
+    return Reduced(direction, memory, groups.as_dealt(states_after), groups.ungroup(accepted))
 
 
 def _in_passes(
@@ -92,7 +92,7 @@ def _in_passes(
         return groups.total(groups.devices.each(on_device, (groups.members, done.upload, done.accepted)))
 
     direction, memory = in_loop(aggregator, memory, key, total_of)
-    return Reduced(direction, memory, *groups.ungroup((done.state, done.accepted)))
+    return Reduced(direction, memory, groups.as_dealt(done.state), groups.ungroup(done.accepted))
 
 
 def stacked(
@@ -111,7 +111,7 @@ def stacked(
     """
     done = groups.map_groups(lambda group: _train(client, group, states))
     delta = groups.by_coordinate(done.upload.delta)
-    (weight, loss), accepted, states = groups.ungroup((done.upload[1:], done.accepted, done.state))
+    (weight, loss), accepted = groups.ungroup((done.upload[1:], done.accepted))
     uploads = Upload(delta, weight, loss)
     if agreed is not None:
         uploads = agreed(tree.among(accepted, uploads), accepted)
@@ -119,7 +119,7 @@ def stacked(
     direction, memory = groups.devices.whole(
         reduce_uploads(aggregator, uploads, accepted, memory, key, noise)
     )
-    return Reduced(direction, memory, states, accepted)
+    return Reduced(direction, memory, groups.as_dealt(done.state), accepted)
 
 
 def _train(client: Client, members: Members, states: States) -> Trained:

@@ -219,5 +219,5 @@ def _one_phase(
         server_key,
     )
     aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
-    clients = states.after(cohort.ids, found.accepted, found.states)
+    clients = states.after(*groups.slots(found.accepted), found.states)
     return RoundState(step.server, aggregators, clients), {**info, **step.info}, found.accepted

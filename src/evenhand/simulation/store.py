@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from evenhand import tree
 from evenhand.devices import copies, here
@@ -109,6 +110,9 @@ class States(NamedTuple):
         places = ids if self.slots is None else self.slots[ids]
 
         def put(old: Array, new: Array) -> Array:
-            return old.at[jnp.where(chosen, places, old.shape[0])].set(new, mode="drop")
+            # As XLA:CPU wants it, each update with an axis of length 1: else it copies all of them into this form.
+            window = lax.ScatterDimensionNumbers(tuple(range(1, old.ndim + 1)), (), (0,))
+            where = jnp.where(chosen, places, old.shape[0])[:, None]
+            return lax.scatter(old, where, jnp.asarray(new, old.dtype)[:, None], window, mode="drop")
 
         return jax.tree.map(put, self.all, states)
