@@ -11,7 +11,7 @@ positions add cancels, and a norm that is too small breaks the promise of privac
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jax import lax
 from evenhand.lowering import outer
 from evenhand.types import Array
 
-__all__ = ["Account", "Layer", "Sum", "formed", "looked_up", "multiplied"]
+__all__ = ["Account", "Layer", "Sum", "formed", "full_type", "looked_up", "multiplied"]
 
 Sum = Callable[[Array], Array]
 """``weights (b,) -> sum_i weights_i * g_i``; examples of weight 0 add nothing, be they infinite or not a number."""
@@ -56,20 +56,21 @@ class Layer(NamedTuple):
 
 def formed(gradients: Array, divided_by: Array | None) -> Account:
     """The account of gradients ``(b, ...)`` that there are."""
-    each = gradients.reshape(len(gradients), -1).astype(jnp.float32)
+    each = _full(gradients).reshape(len(gradients), -1)
     if divided_by is not None:
-        each = each / divided_by.reshape(1, -1).astype(jnp.float32)
+        each = each / divided_by.reshape(1, -1).astype(each.dtype)
 
     def summed(weights: Array) -> Array:
         used = jnp.where(weights[:, None] > 0, each, 0.0)
-        return jnp.matmul(weights, used, precision=lax.Precision.HIGHEST).reshape(gradients.shape[1:])
+        total = jnp.matmul(weights.astype(each.dtype), used, precision=lax.Precision.HIGHEST)
+        return total.reshape(gradients.shape[1:])
 
     return Account(_squares(each), summed)
 
 
 def multiplied(inputs: Array, slopes: Array, divided_by: Array | None) -> Account:
     """The account of a matrix ``(in, out)``: inputs ``(b, positions, in)`` and slopes ``(b, positions, out)``."""
-    inputs, slopes = inputs.astype(jnp.float32), slopes.astype(jnp.float32)
+    inputs, slopes = _full(inputs), _full(slopes)
     if inputs.shape[1] != 1:
         products = jnp.einsum("bti,bto->bio", inputs, slopes, precision=lax.Precision.HIGHEST)
         return formed(products, divided_by)
@@ -81,8 +82,8 @@ def multiplied(inputs: Array, slopes: Array, divided_by: Array | None) -> Accoun
         squares = jnp.sum(shares * jnp.square(b), axis=1)
 
     def summed(weights: Array) -> Array:
-        used = weights[:, None] > 0
-        total = outer(jnp.where(used, a, 0.0), jnp.where(used, weights[:, None] * b, 0.0))
+        factors = weights[:, None].astype(b.dtype)
+        total = outer(jnp.where(factors > 0, a, 0.0), jnp.where(factors > 0, factors * b, 0.0))
         return total if divided_by is None else quotient(total, divided_by)
 
     return Account(squares, summed)
@@ -96,27 +97,37 @@ def looked_up(ids: Array, slopes: Array, divided_by: Array | None, rows: int) ->
     """
     inside = (ids >= 0) & (ids < rows)
     ids = jnp.where(inside, ids, 0)
-    slopes = jnp.where(inside[:, :, None], slopes.astype(jnp.float32), 0.0)
+    slopes = jnp.where(inside[:, :, None], _full(slopes), 0.0)
     if divided_by is not None:
         slopes = slopes / divided_by[ids]
     pairs = inside[:, :, None] & inside[:, None, :]
-    same = (pairs & (ids[:, :, None] == ids[:, None, :])).astype(jnp.float32)
+    same = (pairs & (ids[:, :, None] == ids[:, None, :])).astype(slopes.dtype)
     sums = jnp.einsum("bts,bsw->btw", same, slopes, precision=lax.Precision.HIGHEST)
     times = jnp.maximum(jnp.sum(same, axis=2), 1.0)
     squares = jnp.sum(jnp.sum(jnp.square(sums), axis=2) / times, axis=1)
 
     def summed(weights: Array) -> Array:
-        used = jnp.where(weights[:, None, None] > 0, weights[:, None, None] * slopes, 0.0)
+        factors = weights[:, None, None].astype(slopes.dtype)
+        used = jnp.where(factors > 0, factors * slopes, 0.0)
         width = slopes.shape[2]
-        table = jnp.zeros((rows, width), jnp.float32)
+        table = jnp.zeros((rows, width), slopes.dtype)
         return table.at[ids.reshape(-1)].add(used.reshape(-1, width))
 
     return Account(squares, summed)
 
 
+def full_type(*arrays: Array) -> Any:
+    """float32, or float64 if one of the arrays has it."""
+    return jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
+
+
 def quotient(total: Array, divided_by: Array) -> Array:
     """``total / divided_by``, and 0 where nothing came together, even over a divisor of 0."""
     return jnp.where(total == 0, 0.0, total / divided_by)
+
+
+def _full(numbers: Array) -> Array:
+    return numbers.astype(full_type(numbers))
 
 
 def _squares(each: Array) -> Array:

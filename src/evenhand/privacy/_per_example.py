@@ -11,6 +11,7 @@ from jax import lax
 
 from evenhand import tree
 from evenhand.errors import EvenhandError
+from evenhand.privacy._layers import full_type
 from evenhand.privacy._trace import Rows, traced
 from evenhand.types import Array, Key, Model, Params
 
@@ -78,16 +79,20 @@ def clipped_sum(
     """
     _check(params, clip, divided_by)
     leaves, structure = jax.tree.flatten(params)
-    divisors = [None] * len(leaves) if divided_by is None else jax.tree.leaves(divided_by)
+    divisors: Sequence[Array | None] = [None] * len(leaves)
+    if divided_by is not None:
+        divisors = [
+            jnp.asarray(each, full_type(leaf))
+            for each, leaf in zip(jax.tree.leaves(divided_by), leaves, strict=True)
+        ]
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(x), dtype=jnp.uint32))
     loss = traced(model, params, Rows(x, y, keys))
+    full = full_type(*leaves)
 
     def of_slice(rows: Rows, inside: Array) -> tuple[list[Array], Array]:
         accounts = loss.accounts(leaves, rows, divisors)
-        squares = sum(
-            (account.squares for account in accounts if account), jnp.zeros(len(inside), jnp.float32)
-        )
-        norms = jnp.sqrt(squares)
+        squares = [account.squares.astype(full) for account in accounts if account]
+        norms = jnp.sqrt(sum(squares, jnp.zeros(len(inside), full)))
         weights = jnp.where(inside, clip_factors(norms, clip), 0.0)
         sums = [
             jnp.zeros_like(leaf) if account is None else account.summed(weights).astype(leaf.dtype)

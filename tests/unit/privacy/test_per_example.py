@@ -271,6 +271,19 @@ def test_half_precision_is_accounted_in_full() -> None:
     assert len(_trace.traced(model, params, _trace.Rows(x, y, keys)).plan.layers) == 2
 
 
+def test_double_precision_is_kept() -> None:
+    with jax.enable_x64(True):
+        model = models.from_functions(partial(_draw, _SHAPES), _by_hand, models.cross_entropy)
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), filled(model))
+        divisor = jax.tree.map(lambda leaf: 1.0 + jnp.square(leaf), params)
+        x, y = jnp.asarray(VECTORS, jnp.float64), jnp.asarray(_labels(3))
+        gradients = one_by_one(model, params, x, y, KEY)
+        total, norms = reference_clipped_sum(gradients, INSIDE, 0.5, divisor)
+        found, lengths = compiled(model)(params, x, y, INSIDE, KEY, 0.5, divisor)
+        assert gap(found, total) < 1e-12
+        np.testing.assert_allclose(lengths, norms, rtol=1e-12)
+
+
 def test_slices_of_a_batch_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     model, params, x, y = small()
     whole = compiled(model)(params, x, y, INSIDE, KEY, 0.5)
