@@ -44,7 +44,7 @@ class Bench:
     """Time rounds of federated averaging, Evenhand beside a plain PyTorch loop and its own readable twin."""
 
     tasks: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """which tasks; none: all, or with --study none"""
+    """which tasks; none: all, or with --personal, --private or --study none"""
     torch: Path | None = None
     """a Python that has PyTorch, such as .venv-torch/bin/python; none: without it"""
     repeats: int = 5
@@ -59,6 +59,8 @@ class Bench:
     """also what each aggregator costs on stacked uploads, instead of the tasks unless some are named (minutes)"""
     personal: bool = False
     """also what personal models cost, up to a million clients, instead of the tasks unless some are named (minutes)"""
+    private: bool = False
+    """also what clipping of each example costs, instead of the tasks unless some are named (minutes)"""
     study: bool = False
     """also what a study costs beside a loop over its runs, instead of the tasks unless some are named (minutes)"""
     out: Path | None = None
@@ -204,6 +206,11 @@ def main() -> None:
         subprocess.run([sys.executable, str(HERE / "robust.py")], check=True)
     if bench.personal:
         subprocess.run([sys.executable, str(HERE / "personal.py")], check=True)
+        if not bench.tasks:
+            return
+    if bench.private:
+        environment = {**os.environ, **HEAP, "JAX_NUM_CPU_DEVICES": "1"}
+        subprocess.run([sys.executable, str(HERE / "private.py")], check=True, env=environment)
         if not bench.tasks:
             return
     if bench.study:

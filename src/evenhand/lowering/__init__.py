@@ -74,6 +74,8 @@ product, rows by columns    batch 10         clients
 
 from __future__ import annotations
 
-from evenhand.lowering._interpret import lowered
+from evenhand.lowering._apart import Convolution, convolution_apart
+from evenhand.lowering._interpret import as_lowered, lowered
+from evenhand.lowering._product import outer
 
-__all__ = ["lowered"]
+__all__ = ["Convolution", "as_lowered", "convolution_apart", "lowered", "outer"]

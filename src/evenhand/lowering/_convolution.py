@@ -18,7 +18,7 @@ from jax.extend.core import JaxprEqn
 from evenhand.lowering import _winograd
 from evenhand.types import Array
 
-__all__ = ["convolution"]
+__all__ = ["convolution", "patches"]
 
 _Form = Callable[[Array, Array], Array]
 _Sizes = tuple[int, ...]
@@ -82,6 +82,17 @@ def _products(params: dict[str, Any], x: Array, kernel: Array) -> Array:
         z = _grouped(x, kernel, *arguments, groups, params["precision"])
     places = (outputs[0], *outputs[2:], outputs[1])
     return lax.transpose(z, [places.index(axis) for axis in range(z.ndim)])
+
+
+def patches(params: dict[str, Any], window: _Sizes, x: Array) -> Array:
+    """The windows of all rows of a convolution's input, in reading order: ``(positions, window * channels)``."""
+    inputs = params["dimension_numbers"].lhs_spec
+    x = lax.transpose(x, (inputs[0], *inputs[2:], inputs[1]))
+    if set(params["lhs_dilation"]) != {1}:
+        x = _pad(x, [(0, 0, step - 1) for step in params["lhs_dilation"]])
+    shifted = _shifted(x, window, params["window_strides"], params["padding"], params["rhs_dilation"])
+    found = jnp.concatenate(shifted, axis=-1)
+    return found.reshape(math.prod(found.shape[:-1]), found.shape[-1])
 
 
 def _convolve(

@@ -18,7 +18,7 @@ from evenhand.lowering._pooling import maximum
 from evenhand.lowering._product import product
 from evenhand.types import Array
 
-__all__ = ["lowered"]
+__all__ = ["as_lowered", "lowered"]
 
 _Arguments = TypeVarTuple("_Arguments")
 _R = TypeVar("_R")
@@ -83,10 +83,15 @@ def _lowered(program: Any, arguments: Sequence[Any]) -> list[Any] | None:
 
 
 def _run(program: Any, *operands: Any) -> list[Any]:
-    return programs.evaluate(*programs.opened(program), operands, _step)
+    return programs.evaluate(*programs.opened(program), operands, as_lowered)
 
 
-def _step(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+def as_lowered(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of an equation, by the rules of :func:`lowered`: what :func:`evenhand.programs.as_it_is` is without.
+
+    Raises:
+      UnknownForm: the equation has an inner program to be lowered, in a form that is not known.
+    """
     rule = _RULES.get(equation.primitive)
     function = rule(equation) if rule else None
     if function is not None:

@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn
 
 from evenhand.types import Array
 
-__all__ = ["product"]
+__all__ = ["outer", "product"]
 
 _MATRICES = (((1,), (0,)), ((), ()))
 _FEWEST_FEATURES = 128
@@ -34,6 +34,15 @@ def product(equation: JaxprEqn) -> Callable[[Array, Array], Array] | None:
 def _matmul(params: dict[str, Any], x: Array, w: Array) -> Array:
     # XLA would fold the transpose into the product and make x^T g of it, which is slower than (g^T x)^T.
     return lax.dot_general_p.bind(x, _apart(w.T).T, **params)
+
+
+def outer(a: Array, b: Array) -> Array:
+    """``a^T b`` of ``a (n, rows)`` and ``b (n, columns)``, in full precision, and transposed where that is faster."""
+    highest = lax.Precision.HIGHEST
+    narrow = a.shape[1] >= _FEWEST_FEATURES and _COLUMNS[0] <= b.shape[1] <= _COLUMNS[1]
+    if narrow and jax.default_backend() == "cpu":
+        return lax.optimization_barrier(jnp.matmul(b.T, a, precision=highest)).T
+    return jnp.matmul(a.T, b, precision=highest)
 
 
 @jax.custom_jvp

@@ -6,6 +6,7 @@ says how much noise a budget calls for.  ``accountant="pld"`` needs the package 
 them; :func:`private` makes the promise for a whole method, or says why it cannot.
 """
 
+from evenhand.privacy._per_example import clip_factors, clipped_sum
 from evenhand.privacy.account import Account, account, usual_delta
 from evenhand.privacy.accounting import epsilon, spent
 from evenhand.privacy.audit import Audit, audit_mean, audit_work, least_epsilon
@@ -60,6 +61,8 @@ __all__ = [
     "audit_mean",
     "audit_work",
     "clients_for",
+    "clip_factors",
+    "clipped_sum",
     "concentrated",
     "concentrated_epsilon",
     "discrete_gaussian",
