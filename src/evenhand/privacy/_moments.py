@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Params
 
-__all__ = ["Kind", "check_moments", "divide", "ones", "root", "second_moment", "squares"]
+__all__ = ["Kind", "adam_direction", "check_moments", "divide", "ones", "root", "second_moment", "squares"]
 
 Kind: TypeAlias = Literal["rmsprop", "adam", "adagrad", "yogi"]
 
@@ -40,6 +40,18 @@ def second_moment(kind: Kind, decay: float, before: Params, square: Params) -> P
         return decay * v + (1.0 - decay) * g2
 
     return jax.tree.map(follow, before, square)
+
+
+def adam_direction(
+    first: Params, second: Params, number: Array, decays: tuple[float, float], eps: float
+) -> Params:
+    """Adam's: the first moment over the root of the second, both corrected for the zeros before the first step."""
+    since = number.astype(jnp.float32)
+
+    def ratio(m: Array, v: Array) -> Array:
+        return m / (1.0 - decays[0] ** since) / (jnp.sqrt(v / (1.0 - decays[1] ** since)) + eps)
+
+    return jax.tree.map(ratio, first, second)
 
 
 def squares(gradient: Params) -> Params:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.errors import EvenhandError
 from evenhand.local import Work
 from evenhand.privacy._delayed import apply
-from evenhand.privacy._moments import check_moments, second_moment, squares
+from evenhand.privacy._moments import adam_direction, check_moments, second_moment, squares
 from evenhand.privacy._public import public_examples
 from evenhand.privacy._work import Query, Rule, check_clip, check_step, private_work
 from evenhand.types import Array, Key, Model, Params
@@ -75,10 +74,10 @@ def dp_adam_pub(
     """
     check_clip("dp_adam_pub", clip)
     check_step("dp_adam_pub", step_size)
-    check_moments("dp_adam_pub", "adam", ("adam",), betas[2], eps)
     if len(betas) != 3 or not 0.0 <= betas[0] <= 1.0 or not 0.0 <= betas[1] < 1.0:
         raise EvenhandError(f"dp_adam_pub(betas={betas}): give three, the last two below 1.")
     mix, momentum, decay = betas
+    check_moments("dp_adam_pub", "adam", ("adam",), decay, eps)
     examples = public_examples("dp_adam_pub", model, public, public_batch_size)
 
     def init(params: Params) -> _State:
@@ -89,12 +88,7 @@ def dp_adam_pub(
         mixed = tree.mix(mix, query(params, clip=clip), public_gradient)
         first = tree.mix(momentum, state.first, mixed)
         second = second_moment("adam", decay, state.second, squares(public_gradient))
-        since = number.astype(jnp.float32)
-
-        def ratio(m: Array, v: Array) -> Array:
-            return m / (1.0 - momentum**since) / (jnp.sqrt(v / (1.0 - decay**since)) + eps)
-
-        direction = jax.tree.map(ratio, first, second)
+        direction = adam_direction(first, second, number, (momentum, decay), eps)
         return apply(params, direction, step_size), _State(number, first, second)
 
     rule = Rule(init, step)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import jax
-import optax
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from evenhand import tree
 from evenhand.local import Work
 from evenhand.privacy._delayed import apply
-from evenhand.privacy._moments import check_moments, root
+from evenhand.privacy._moments import adam_direction, check_moments, root, second_moment, squares
 from evenhand.privacy._work import Query, Rule, check_clip, check_step, private_work
-from evenhand.types import Key, Model, Params, PyTree
+from evenhand.types import Array, Key, Model, Params
 
 __all__ = ["scale_then_privatize"]
+
+
+class _State(NamedTuple):
+    """Steps so far, and the two moments, of noisy gradients."""
+
+    step: Array
+    first: Params
+    second: Params
 
 
 def scale_then_privatize(
@@ -72,18 +83,21 @@ def scale_then_privatize(
     check_step("scale_then_privatize", step_size)
     for decay, number in ((b1, eps), (b2, scale_eps)):
         check_moments("scale_then_privatize", "adam", ("adam",), decay, number)
-    adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
 
-    def step(params: Params, state: PyTree, query: Query, key: Key) -> tuple[Params, PyTree]:
-        assert isinstance(state, optax.ScaleByAdamState)
-        scales = root(state.nu, scale_eps)
-        noisy = query(params, clip=clip, divided_by=scales)
-        direction, after = adam.update(jax.tree.map(lambda g, d: g * d, noisy, scales), state, params)
-        return apply(params, direction, step_size), after
+    def init(params: Params) -> _State:
+        return _State(jnp.int32(0), tree.zeros_like(params), tree.zeros_like(params))
+
+    def step(params: Params, state: _State, query: Query, key: Key) -> tuple[Params, _State]:
+        scales, number = root(state.second, scale_eps), state.step + 1
+        noisy = jax.tree.map(jnp.multiply, query(params, clip=clip, divided_by=scales), scales)
+        first = tree.mix(b1, state.first, noisy)
+        second = second_moment("adam", b2, state.second, squares(noisy))
+        direction = adam_direction(first, second, number, (b1, b2), eps)
+        return apply(params, direction, step_size), _State(number, first, second)
 
     return private_work(
         model,
-        Rule(adam.init, step),
+        Rule(init, step),
         who="scale_then_privatize",
         noise_multiplier=noise_multiplier,
         rate=rate,
