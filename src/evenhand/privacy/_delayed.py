@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.privacy._moments import Kind, divide, ones, root, second_moment, squares
+from evenhand.privacy._moments import Kind, descend, divide, ones, root, second_moment, squares
 from evenhand.privacy._work import Query, Rule, check_step
 from evenhand.types import Array, Key, Params
 
-__all__ = ["Settings", "apply", "delayed_rule", "delays_of", "pair_of"]
+__all__ = ["Settings", "delayed_rule", "delays_of", "pair_of"]
 
 
 class Settings(NamedTuple):
@@ -77,14 +77,9 @@ def delayed_rule(of: Settings) -> Rule:
         else:
             direction = gradient = query(params, clip=clip, divided_by=scales)
         total = tree.select(place < plain_steps, tree.add(total, gradient), total)
-        return apply(params, direction, step_size), _State(state.step + 1, total, moment)
+        return descend(params, direction, step_size), _State(state.step + 1, total, moment)
 
     return Rule(init, step)
-
-
-def apply(params: Params, direction: Params, step_size: Array | float) -> Params:
-    """The parameters after one step of descent."""
-    return tree.add(params, tree.scale(-step_size, direction))
 
 
 def delays_of(delay: int | tuple[int, int]) -> tuple[int, int]:

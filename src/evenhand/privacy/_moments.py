@@ -1,4 +1,4 @@
-"""How second moments of gradients follow their squares, and what gradients are divided by."""
+"""Arithmetic of adaptive steps: moments of gradients, what gradients are divided by, and the step itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from evenhand import tree
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Params
 
-__all__ = ["Kind", "adam_direction", "check_moments", "divide", "ones", "root", "second_moment", "squares"]
+__all__ = [
+    "Kind",
+    "adam_direction",
+    "check_moments",
+    "descend",
+    "divide",
+    "ones",
+    "root",
+    "second_moment",
+    "squares",
+]
 
 Kind: TypeAlias = Literal["rmsprop", "adam", "adagrad", "yogi"]
 
@@ -72,3 +83,8 @@ def divide(a: Params, b: Params) -> Params:
 def ones(params: Params) -> Params:
     """A tree of ones like the parameters."""
     return jax.tree.map(jnp.ones_like, params)
+
+
+def descend(params: Params, direction: Params, step_size: Array | float) -> Params:
+    """The parameters after one step against a direction."""
+    return tree.add(params, tree.scale(-step_size, direction))

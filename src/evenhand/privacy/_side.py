@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from evenhand import tree
+from evenhand import local, tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.privacy._moments import Kind, check_moments, root, second_moment, squares
 from evenhand.privacy._public import Public, public_examples
@@ -63,14 +63,17 @@ def side_information(
     Raises:
       EvenhandError: both or none of them are given, or an argument is out of range.
     """
+    local.check_model(model)
     if (divided_by is None) == (public is None):
         raise EvenhandError(f"{who}() needs exactly one of public= and divided_by=: give one of them.")
     if public is None:
-        scales = jax.tree.map(jnp.asarray, divided_by)
+        scales = _fitting(who, model, divided_by)
         return Side(
             lambda params: (), lambda params, state, key: (), lambda state: scales, lambda state: None
         )
     check_moments(who, kind, ("rmsprop", "adam", "adagrad"), decay, eps)
+    if kind == "adam" and decay == 0.0:
+        raise EvenhandError(f"{who}(kind='adam', decay=0): nothing would be left of private gradients.")
     examples = public_examples(who, model, public, public_batch_size)
     if refresh_every is not None:
         whole_number("refresh_every", refresh_every, 1)
@@ -79,6 +82,20 @@ def side_information(
                 f"{who}(kind='adagrad', refresh_every={refresh_every}): AdaGrad never starts over."
             )
     return _of_public(examples, kind, decay, eps, refresh_every)
+
+
+def _fitting(who: str, model: Model, divided_by: Params) -> Params:
+    """Scales, checked to be above 0 and a tree like the parameters."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    scales = jax.tree.map(jnp.asarray, divided_by)
+    same = jax.tree.structure(scales) == jax.tree.structure(shapes)
+    if not same or not jax.tree.all(jax.tree.map(lambda a, b: a.shape == b.shape, scales, shapes)):
+        raise EvenhandError(
+            f"{who}(divided_by=...): give a tree like the parameters, with arrays of their shapes."
+        )
+    if not all(bool(jnp.all((leaf > 0) & jnp.isfinite(leaf))) for leaf in jax.tree.leaves(scales)):
+        raise EvenhandError(f"{who}(divided_by=...): give finite numbers above 0 only.")
+    return jax.tree.map(lambda leaf, of: leaf.astype(of.dtype), scales, shapes)
 
 
 def preconditioned(chosen: optax.GradientTransformation, side: Side, clip: float) -> Rule:

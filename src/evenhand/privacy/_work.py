@@ -77,8 +77,8 @@ class Rule(NamedTuple):
       init: ``params -> state``.
       step: ``(params, state, query, key) -> (params, state)``; it sees examples through the query alone, and the state
         holds only what follows from queries and public data.
-      queries: ``steps -> {how often a step asks: how many of the steps ask that often}``, for so many steps on end; of
-        two halves of them, it must give away no more than for the whole.
+      queries: ``steps -> {how often a step asks: how many of the steps ask that often}``, for so many steps on end; the
+        same number of steps that begin anew every now and then must not cost more.
     """
 
     init: Callable[[Params], PyTree]

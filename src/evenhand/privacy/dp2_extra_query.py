@@ -11,8 +11,8 @@ from jax import lax
 from evenhand import tree
 from evenhand.errors import whole_number
 from evenhand.local import Work
-from evenhand.privacy._delayed import apply, pair_of
-from evenhand.privacy._moments import check_moments, root, second_moment, squares
+from evenhand.privacy._delayed import pair_of
+from evenhand.privacy._moments import check_moments, descend, root, second_moment, squares
 from evenhand.privacy._work import Query, Rule, check_clip, private_work
 from evenhand.types import Array, Key, Model, Params
 
@@ -99,11 +99,11 @@ def dp2_extra_query(
             mean = tree.scale(1.0 / summed.astype(jnp.float32), total)
             moment = second_moment("rmsprop", decay, state.moment, squares(mean))
             fresh = _State(state.step + 1, tree.zeros_like(total), jnp.int32(0), moment)
-            return apply(params, noisy, plain), fresh
+            return descend(params, noisy, plain), fresh
 
         def adapt() -> tuple[Params, _State]:
             divided = query(params, clip=second, divided_by=root(state.moment, eps), number=1)
-            return apply(params, divided, adaptive), _State(state.step + 1, total, summed, state.moment)
+            return descend(params, divided, adaptive), _State(state.step + 1, total, summed, state.moment)
 
         return lax.cond(state.step % delay == 0, learn, adapt)
 

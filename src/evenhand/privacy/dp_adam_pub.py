@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.errors import EvenhandError
 from evenhand.local import Work
-from evenhand.privacy._delayed import apply
-from evenhand.privacy._moments import adam_direction, check_moments, second_moment, squares
+from evenhand.privacy._moments import adam_direction, check_moments, descend, second_moment, squares
 from evenhand.privacy._public import public_examples
 from evenhand.privacy._work import Query, Rule, check_clip, check_step, private_work
 from evenhand.types import Array, Key, Model, Params
@@ -89,7 +88,7 @@ def dp_adam_pub(
         first = tree.mix(momentum, state.first, mixed)
         second = second_moment("adam", decay, state.second, squares(public_gradient))
         direction = adam_direction(first, second, number, (momentum, decay), eps)
-        return apply(params, direction, step_size), _State(number, first, second)
+        return descend(params, direction, step_size), _State(number, first, second)
 
     rule = Rule(init, step)
     return private_work(

@@ -10,8 +10,7 @@ from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
 from evenhand.privacy._clean import Look, LookingRule, looking_work
-from evenhand.privacy._delayed import apply
-from evenhand.privacy._moments import divide, squares
+from evenhand.privacy._moments import descend, divide, squares
 from evenhand.privacy._noise import with_gaussian
 from evenhand.privacy._public import Public, public_examples
 from evenhand.privacy._work import check_clip, check_step
@@ -91,7 +90,7 @@ def projected_adagrad(
         flat, tree_of = ravel_pytree(noisy)
         basis = _top(examples, params, rank, look.key)
         scales = jax.tree.map(lambda h: h + eps, tree_of((flat @ basis.T) @ basis))
-        return apply(params, divide(look.query(params, clip=first), scales), step_size), total
+        return descend(params, divide(look.query(params, clip=first), scales), step_size), total
 
     return looking_work(
         model,

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.local import Work
-from evenhand.privacy._delayed import apply
-from evenhand.privacy._moments import adam_direction, check_moments, root, second_moment, squares
+from evenhand.privacy._moments import adam_direction, check_moments, descend, root, second_moment, squares
 from evenhand.privacy._work import Query, Rule, check_clip, check_step, private_work
 from evenhand.types import Array, Key, Model, Params
 
@@ -93,7 +92,7 @@ def scale_then_privatize(
         first = tree.mix(b1, state.first, noisy)
         second = second_moment("adam", b2, state.second, squares(noisy))
         direction = adam_direction(first, second, number, (b1, b2), eps)
-        return apply(params, direction, step_size), _State(number, first, second)
+        return descend(params, direction, step_size), _State(number, first, second)
 
     return private_work(
         model,
