@@ -39,7 +39,7 @@ class Settings(NamedTuple):
 
 
 class _State(NamedTuple):
-    """Steps so far; the sum of the SGD phase's noisy gradients; the second moment.  All follow from queries."""
+    """Steps so far; the sum of the cycle's noisy gradients, read where its SGD phase ends; the second moment."""
 
     step: Array
     total: Params
@@ -65,19 +65,17 @@ def delayed_rule(of: Settings) -> Rule:
     def step(params: Params, state: _State, query: Query, key: Key) -> tuple[Params, _State]:
         place = (state.step + ahead) % cycle
         total = tree.select(place == 0, tree.zeros_like(state.total), state.total)
-        due = (place == plain_steps) & (state.step > 0)
-        moment = tree.select(due, learnt(state, query.deviation(of.clips[0])), state.moment)
+        moment = tree.select(place == plain_steps, learnt(state, query.deviation(of.clips[0])), state.moment)
         # There is nothing to divide by before the first SGD phase has ended.
         plain = (place < plain_steps) | (state.step < early)
         scales = tree.select(plain, ones(params), root(moment, of.eps))
         clip, step_size = jnp.where(plain, *of.clips), jnp.where(plain, *of.step_sizes)
         if of.noise_first:
-            gradient = query(params, clip=clip)
-            direction = divide(gradient, scales)
+            direction = divide(query(params, clip=clip), scales)
         else:
-            direction = gradient = query(params, clip=clip, divided_by=scales)
-        total = tree.select(place < plain_steps, tree.add(total, gradient), total)
-        return descend(params, direction, step_size), _State(state.step + 1, total, moment)
+            direction = query(params, clip=clip, divided_by=scales)
+        after = _State(state.step + 1, tree.add(total, direction), moment)
+        return descend(params, direction, step_size), after
 
     return Rule(init, step)
 
