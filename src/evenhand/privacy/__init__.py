@@ -9,6 +9,8 @@ them; :func:`private` makes the promise for a whole method, or says why it canno
 from evenhand.privacy._per_example import clip_factors, clipped_sum
 from evenhand.privacy.account import Account, account, usual_delta
 from evenhand.privacy.accounting import epsilon, spent
+from evenhand.privacy.adadps import adadps
+from evenhand.privacy.adas import adas
 from evenhand.privacy.audit import Audit, audit_mean, audit_work, least_epsilon
 from evenhand.privacy.calibration import clients_for, noise_for, steps_for
 from evenhand.privacy.concentrated import epsilon_of_zcdp, joint
@@ -19,9 +21,13 @@ from evenhand.privacy.discrete_gaussian import (
     discrete_gaussian_law,
     psi,
 )
+from evenhand.privacy.dp2 import delayed_rmsprop, dp2
+from evenhand.privacy.dp2_extra_query import dp2_extra_query
+from evenhand.privacy.dp_adam_pub import dp_adam_pub
 from evenhand.privacy.dp_delta_fl import dp_delta_fl
 from evenhand.privacy.dp_fedavg import dp_fedadam, dp_fedavg
 from evenhand.privacy.dp_ftrl import dp_ftrl
+from evenhand.privacy.dp_r_pub import dp_r_pub
 from evenhand.privacy.dp_sgd import dp_sgd
 from evenhand.privacy.histogram_privacy import (
     concentrated,
@@ -30,8 +36,11 @@ from evenhand.privacy.histogram_privacy import (
     no_wrap_modulus,
     quantile_error,
 )
+from evenhand.privacy.ideal import ideal_adadps
 from evenhand.privacy.noisy_mean import AdaptiveClip, adaptive_clip, noisy_mean
+from evenhand.privacy.pda_dpmd import pda_dpmd
 from evenhand.privacy.private import private, promise
+from evenhand.privacy.projected_adagrad import projected_adagrad
 from evenhand.privacy.quantile import Histogram, Sensitivity, dyadic_partition, histogram, quantile
 from evenhand.privacy.quantile_sum import quantile_sum
 from evenhand.privacy.renyi import (
@@ -43,6 +52,9 @@ from evenhand.privacy.renyi import (
     epsilon_of_rdp,
     rdp,
 )
+from evenhand.privacy.scale_then_privatize import scale_then_privatize
+from evenhand.privacy.scales import tfidf_scales, token_frequencies
+from evenhand.privacy.warm_start import warm_start
 
 __all__ = [
     "ORDERS",
@@ -56,7 +68,9 @@ __all__ = [
     "Sensitivity",
     "Spent",
     "account",
+    "adadps",
     "adaptive_clip",
+    "adas",
     "amplified",
     "audit_mean",
     "audit_work",
@@ -65,13 +79,18 @@ __all__ = [
     "clipped_sum",
     "concentrated",
     "concentrated_epsilon",
+    "delayed_rmsprop",
     "discrete_gaussian",
     "discrete_gaussian_error",
     "discrete_gaussian_law",
+    "dp2",
+    "dp2_extra_query",
+    "dp_adam_pub",
     "dp_delta_fl",
     "dp_fedadam",
     "dp_fedavg",
     "dp_ftrl",
+    "dp_r_pub",
     "dp_sgd",
     "dyadic_partition",
     "epsilon",
@@ -79,19 +98,26 @@ __all__ = [
     "epsilon_of_zcdp",
     "histogram",
     "histogram_for",
+    "ideal_adadps",
     "joint",
     "least_epsilon",
     "no_wrap_modulus",
     "noise_for",
     "noisy_mean",
+    "pda_dpmd",
     "private",
+    "projected_adagrad",
     "promise",
     "psi",
     "quantile",
     "quantile_error",
     "quantile_sum",
     "rdp",
+    "scale_then_privatize",
     "spent",
     "steps_for",
+    "tfidf_scales",
+    "token_frequencies",
     "usual_delta",
+    "warm_start",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
+from numbers import Real
 from typing import NamedTuple, Protocol
 
 import jax
@@ -19,26 +20,54 @@ from evenhand.sampling import included, slots_for
 from evenhand.streams import Purpose, stream
 from evenhand.types import Array, ClientData, Effort, Key, Model, Params, Privacy, PyTree, Release
 
-__all__ = ["Query", "Rule", "check_clip", "private_work"]
+__all__ = [
+    "PoissonQuery",
+    "Query",
+    "Rule",
+    "check_clip",
+    "check_step",
+    "once",
+    "optimiser_of",
+    "poisson_batches",
+    "private_work",
+]
 
 
 class Query(Protocol):
     """A look at a step's batch, which is accounted for."""
 
     def __call__(
-        self, params: Params, *, clip: Array | float, divided_by: Params | None = None, number: int = 0
+        self,
+        params: Params,
+        *,
+        clip: Array | float,
+        divided_by: Params | None = None,
+        plus: Params | None = None,
+        number: int = 0,
     ) -> Params:
         r"""The mean of clipped gradients under noise.
 
-        .. math:: \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}(g_i / D, C) + \mathcal N(0, z^2 C^2 I) \Big)
+        .. math::
+            \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}\Big(\frac{g_i + M}{D}, C\Big)
+            + \mathcal N(0, z^2 C^2 I) \Big)
 
         Args:
           params: where the gradients are taken.
           clip: :math:`C`.
           divided_by: :math:`D`, a tree like the parameters; None: ones.
+          plus: :math:`M`, another one; None: zeros.
           number: which of the step's queries this is, from 0: each has noise of its own.
         """
         ...
+
+    def deviation(self, clip: Array | float) -> Array:
+        r"""The noise of an answer: its standard deviation :math:`z C / (q n)`, on every coordinate."""
+        ...
+
+
+def once(steps: int) -> Mapping[int, int]:
+    """One query in each step."""
+    return {1: steps}
 
 
 class Rule(NamedTuple):
@@ -48,12 +77,56 @@ class Rule(NamedTuple):
       init: ``params -> state``.
       step: ``(params, state, query, key) -> (params, state)``; it sees examples through the query alone, and the state
         holds only what follows from queries and public data.
-      queries: how often a step asks, at most.
+      queries: ``steps -> {how often a step asks: how many of the steps ask that often}``, for so many steps on end; the
+        same number of steps that begin anew every now and then must not cost more.
     """
 
     init: Callable[[Params], PyTree]
     step: Callable[[Params, PyTree, Query, Key], tuple[Params, PyTree]]
-    queries: int = 1
+    queries: Callable[[int], Mapping[int, int]] = once
+
+
+class PoissonQuery(NamedTuple):
+    """The :class:`Query` of one step, on a batch in which each example is with the same chance.
+
+    Attributes:
+      model: gives the gradients.
+      batch: of this step.
+      key: of this step.
+      noise_multiplier: of each query.
+      rate: the chance with which an example is in a batch.
+    """
+
+    model: Model
+    batch: Batch
+    key: Key
+    noise_multiplier: float
+    rate: float
+
+    def __call__(
+        self,
+        params: Params,
+        *,
+        clip: Array | float,
+        divided_by: Params | None = None,
+        plus: Params | None = None,
+        number: int = 0,
+    ) -> Params:
+        """As :class:`Query` says."""
+        model = self.model if plus is None else _leaning(self.model, plus)
+        x, y, inside = self.batch.read()
+        masks, noise = stream(self.key, Purpose.WORK, number), stream(self.key, Purpose.NOISE, number)
+        total, _ = clipped_sum(model, params, x, y, inside, masks, clip=clip, divided_by=divided_by)
+        noisy = with_gaussian(noise, total, self.noise_multiplier * clip)
+        return tree.scale(1.0 / self.expected(), noisy)
+
+    def deviation(self, clip: Array | float) -> Array:
+        """As :class:`Query` says."""
+        return self.noise_multiplier * clip / self.expected()
+
+    def expected(self) -> Array:
+        """The expected number of examples in a batch: public, unlike the number that there are."""
+        return self.rate * jnp.maximum(self.batch.data.size, 1).astype(jnp.float32)
 
 
 def private_work(
@@ -72,31 +145,15 @@ def private_work(
     Raises:
       EvenhandError: a number out of range.
     """
-    local.check_model(model)
-    whole_number("steps", steps, 1, 10**6)
-    if not 0.0 <= noise_multiplier < inf or not 0.0 < rate <= 1.0:
-        raise EvenhandError(
-            f"{who}(noise_multiplier={noise_multiplier}, rate={rate}): give a finite noise of at least 0, and a "
-            "probability above 0 and at most 1."
-        )
-    schedule = _poisson(rate, steps)
+    schedule = poisson_batches(model, who=who, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
 
     class Carry(NamedTuple):
         params: Params
         state: PyTree
 
     def train(params: Params, state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
-        expected = rate * jnp.maximum(data.size, 1).astype(jnp.float32)
-
         def step(carry: Carry, batch: Batch, key: Key) -> Carry:
-            def query(
-                params: Params, *, clip: Array | float, divided_by: Params | None = None, number: int = 0
-            ) -> Params:
-                x, y, inside = batch.read()
-                masks, noise = stream(key, Purpose.WORK, number), stream(key, Purpose.NOISE, number)
-                total, _ = clipped_sum(model, params, x, y, inside, masks, clip=clip, divided_by=divided_by)
-                return tree.scale(1.0 / expected, with_gaussian(noise, total, noise_multiplier * clip))
-
+            query = PoissonQuery(model, batch, key, noise_multiplier, rate)
             return Carry(*rule.step(carry.params, carry.state, query, stream(key, Purpose.SERVER)))
 
         return tuple(local.over_batches(schedule, step, Carry(params, state), data, key))
@@ -108,7 +165,11 @@ def private_work(
 
     def releases(rounds: int) -> tuple[Release, ...]:
         # Several queries of one sample are one query of less noise.
-        return (Release(noise_multiplier / rule.queries**0.5, rate, times=rounds * steps),)
+        return tuple(
+            Release(noise_multiplier / asked**0.5, rate, times=times)
+            for asked, times in rule.queries(rounds * steps).items()
+            if times > 0
+        )
 
     promise = Privacy(
         "example",
@@ -128,11 +189,59 @@ def private_work(
     )
 
 
+def poisson_batches(model: Model, *, who: str, noise_multiplier: float, rate: float, steps: int) -> Batches:
+    """The batches of :func:`private_work`, after a check of its arguments."""
+    local.check_model(model)
+    whole_number("steps", steps, 1, 10**6)
+    if not 0.0 <= noise_multiplier < inf or not 0.0 < rate <= 1.0:
+        raise EvenhandError(
+            f"{who}(noise_multiplier={noise_multiplier}, rate={rate}): give a finite noise of at least 0, and a "
+            "probability above 0 and at most 1."
+        )
+    return _poisson(rate, steps)
+
+
+def optimiser_of(who: str, optimiser: optax.GradientTransformation | float) -> optax.GradientTransformation:
+    """The optimiser, or plain descent with that step size."""
+    if isinstance(optimiser, optax.GradientTransformation):
+        return optimiser
+    return optax.sgd(check_step(who, optimiser))
+
+
+def check_step(who: str, step_size: float) -> float:
+    """``step_size``, checked to be finite and at least 0."""
+    if not isinstance(step_size, Real) or not 0.0 <= step_size < inf:
+        raise EvenhandError(f"{who}() got the step {step_size!s:.40}: give a finite number >= 0.")
+    return float(step_size)
+
+
 def check_clip(who: str, clip: float, name: str = "clip") -> float:
-    """``clip``, checked to be above 0."""
-    if not clip > 0.0:
-        raise EvenhandError(f"{who}({name}={clip}): give a number above 0.")
+    """``clip``, checked to be finite and above 0."""
+    if not 0.0 < clip < inf:
+        raise EvenhandError(f"{who}({name}={clip}): give a finite number above 0.")
     return clip
+
+
+def _leaning(model: Model, plus: Params) -> Model:
+    r"""The model with :math:`\langle M, w \rangle` added to each loss, and so :math:`M` to each gradient."""
+
+    def slope(params: Params, x: Array) -> Array:
+        each = jax.tree.map(lambda m, w: jnp.sum((m * w).astype(jnp.float32)), plus, params)
+        return jnp.full(x.shape[:1], sum(jax.tree.leaves(each), jnp.float32(0.0)))
+
+    def apply(params: Params, x: Array) -> PyTree:
+        return model.apply(params, x), slope(params, x)
+
+    def apply_train(params: Params, x: Array, key: Key) -> PyTree:
+        assert model.apply_train is not None
+        return model.apply_train(params, x, key), slope(params, x)
+
+    def losses(outputs: PyTree, y: Array) -> Array:
+        return model.losses(outputs[0], y) + outputs[1]
+
+    return model._replace(
+        apply=apply, losses=losses, apply_train=None if model.apply_train is None else apply_train
+    )
 
 
 def _poisson(rate: float, steps: int) -> Batches:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from numbers import Real
-
 import optax
 
 from evenhand.local import Work
-from evenhand.privacy._work import Query, Rule, check_clip, private_work
+from evenhand.privacy._work import Query, Rule, check_clip, optimiser_of, private_work
 from evenhand.types import Key, Model, Params, PyTree
 
 __all__ = ["dp_sgd"]
@@ -36,8 +34,11 @@ def dp_sgd(
     DP-SGD      a number, the step size
     DP-Adam     ``optax.adam(lr, eps=1e-8)``
     DP-RMSProp  ``optax.rmsprop(lr, decay=0.9, eps=1e-3, eps_in_sqrt=False)``
-    DP-AdaGrad  ``optax.adagrad(lr, initial_accumulator_value=0.0)``
+    DP-AdaGrad  ``optax.adagrad(lr, initial_accumulator_value=0.0, eps=1e-6)``
     ==========  ==============================================================================================
+
+    RMSProp divides by :math:`\sqrt v + \epsilon`, without a correction of the bias of :math:`v`; optax's AdaGrad
+    divides by :math:`\sqrt{v + \epsilon}`, so that its :math:`10^{-6}` is about a :math:`10^{-3}` outside the root.
 
     Args:
       model: what is trained.
@@ -53,7 +54,8 @@ def dp_sgd(
     Edge cases: an empty batch gives a step along noise alone.  An example whose gradient is not finite counts as zero.
 
     Differs from the paper: the authors of AdaDPS clip means of four examples, which doubles what one example can
-    change, and shuffle where their accountant assumes what is done here.
+    change, and shuffle where their accountant assumes what is done here.  Theirs is :math:`\sqrt v + \epsilon` for
+    AdaGrad, too.  An L2 penalty, which they add to the noisy gradient, is ``optax.add_decayed_weights`` here.
 
     Example:
       >>> import evenhand as eh
@@ -68,9 +70,7 @@ def dp_sgd(
     Optimization with Side Information*, ICML 2022, section 4.1 and algorithm 9.
     """
     check_clip("dp_sgd", clip)
-    plain = optax.sgd(float(optimiser)) if isinstance(optimiser, Real) else None
-    chosen = optimiser if plain is None else plain
-    assert isinstance(chosen, optax.GradientTransformation)
+    chosen = optimiser_of("dp_sgd", optimiser)
 
     def step(params: Params, state: PyTree, query: Query, key: Key) -> tuple[Params, PyTree]:
         updates, state = chosen.update(query(params, clip=clip), state, params)

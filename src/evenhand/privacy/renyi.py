@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
-from evenhand.privacy import _moments
+from evenhand.privacy import _renyi_moments
 from evenhand.privacy._checks import checked_orders, checked_rate, noise, one_of, positive, probability
 
 __all__ = [
@@ -124,20 +124,22 @@ def rdp(
     if q == 1.0:
         return unsampled
     if sampling == "fixed":
-        moments = _moments.at_any_order(lambda whole: _moments.fixed_gaussian(sigma, q, whole), alpha)
+        moments = _renyi_moments.at_any_order(
+            lambda whole: _renyi_moments.fixed_gaussian(sigma, q, whole), alpha
+        )
     else:
         moments = np.empty_like(alpha)
         is_whole = alpha == np.floor(alpha)
         if is_whole.any():
             whole = tuple(int(order) for order in alpha[is_whole])
-            moments[is_whole] = _moments.poisson(lambda power: power / (2.0 * sigma**2), q, 1.0, whole)
+            moments[is_whole] = _renyi_moments.poisson(lambda power: power / (2.0 * sigma**2), q, 1.0, whole)
         if not is_whole.all():
-            moments[~is_whole] = _moments.poisson_gaussian(sigma, q, alpha[~is_whole])
+            moments[~is_whole] = _renyi_moments.poisson_gaussian(sigma, q, alpha[~is_whole])
     return np.clip(moments / (alpha - 1.0), 0.0, unsampled)
 
 
 def amplified(
-    curve: _moments.Curve,
+    curve: _renyi_moments.Curve,
     *,
     rate: float,
     kappa: float = 3.0,
@@ -193,10 +195,10 @@ def amplified(
 
     def whole(orders: tuple[int, ...]) -> NDArray:
         if sampling == "fixed":
-            return _moments.fixed(curve, q, orders)
-        return _moments.poisson(curve, q, float(kappa), orders)
+            return _renyi_moments.fixed(curve, q, orders)
+        return _renyi_moments.poisson(curve, q, float(kappa), orders)
 
-    return np.minimum(_moments.at_any_order(whole, alpha) / (alpha - 1.0), curve(alpha))
+    return np.minimum(_renyi_moments.at_any_order(whole, alpha) / (alpha - 1.0), curve(alpha))
 
 
 def epsilon_of_rdp(

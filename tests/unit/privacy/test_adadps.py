@@ -1,0 +1,346 @@
+"""AdaDPS and AdaS against NumPy loops, their identities, and the scales that they can be given."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from private_oracle import (
+    CLIP,
+    COMMON,
+    KEYS,
+    MODEL,
+    NOISE,
+    PUBLIC,
+    RATE,
+    N,
+    X,
+    Y,
+    begin,
+    client,
+    descend,
+    draws,
+    examples,
+    far,
+    loop,
+    mean_of,
+    near,
+    public_batch_gradient,
+    public_gradient,
+    same,
+    trained,
+    tree_map,
+    zeros,
+)
+
+import evenhand as eh
+from evenhand import local
+from evenhand.errors import EvenhandError
+
+LR, EPS, BETA = 0.2, 0.05, 0.9
+A = jax.tree.map(jnp.asarray, {"w": jnp.linspace(0.2, 3.0, 12).reshape(4, 3), "b": jnp.ones(3)})
+FIXED = tree_map(lambda leaf: np.asarray(leaf, np.float64), A)
+SIDE = {"public": PUBLIC, "eps": EPS}
+
+
+def adadps(**settings):
+    return eh.privacy.adadps(MODEL, LR, **{"clip": CLIP, **COMMON, **settings})
+
+
+# --- Algorithm 8 -----------------------------------------------------------------------------------------------------
+
+
+def fixed(w, ask, at):
+    return descend(w, ask(w, CLIP, FIXED), LR)
+
+
+def follow(at, name, value):
+    at.kept[name] = value
+    return value
+
+
+def second(at, g):
+    old = at.kept.get("v", zeros())
+    return follow(at, "v", tree_map(lambda v, g: BETA * v + (1 - BETA) * g * g, old, g))
+
+
+def outside(v):
+    return tree_map(lambda v: np.sqrt(v) + EPS, v)
+
+
+def rmsprop(w, ask, at):
+    return descend(w, ask(w, CLIP, outside(second(at, public_gradient(w)))), LR)
+
+
+def rmsprop_of_batches(w, ask, at):
+    v = second(at, public_batch_gradient(w, at.key, 4))
+    return descend(w, ask(w, CLIP, outside(v)), LR)
+
+
+def adagrad(w, ask, at):
+    old, g = at.kept.get("v", zeros()), public_gradient(w)
+    v = follow(at, "v", tree_map(lambda v, g: v + g * g, old, g))
+    return descend(w, ask(w, CLIP, outside(v)), LR)
+
+
+def with_momentum(w, ask, scales, momentum):
+    """``(beta g + (1 - beta) M) / A`` for each example, as it is printed."""
+
+    def ask_mixed(w):
+        shifted = tree_map(lambda m: (1 - BETA) / BETA * m, momentum)
+        return ask(w, CLIP, tree_map(lambda a: a / BETA, scales), shifted)
+
+    return descend(w, ask_mixed(w), LR)
+
+
+def adam(w, ask, at):
+    g = public_gradient(w)
+    v, old = second(at, g), at.kept.get("m", zeros())
+    m = follow(at, "m", tree_map(lambda m, g: BETA * m + (1 - BETA) * g, old, g))
+    return with_momentum(w, ask, outside(v), m)
+
+
+def epoch_moments(w, at):
+    """Of the authors' code: over mini-batches of 5 of 12 public examples, in the order in which they are drawn."""
+    batch = local.batches(epochs=1, batch_size=5).draw(client(*PUBLIC), at.key)
+    gradients = []
+    for j in range(3):
+        rows = np.array(batch(jnp.int32(j)).positions)[np.array(batch(jnp.int32(j)).inside)]
+        gradients.append(mean_of(examples(w, PUBLIC[0][rows], PUBLIC[1][rows])))
+    mean = tree_map(lambda *g: sum(g) / 3, *gradients)
+    return mean, tree_map(lambda *g: sum(one * one for one in g) / 3, *gradients)
+
+
+def inside(v):
+    return tree_map(lambda v: np.sqrt(v + EPS), v)
+
+
+def by_epoch(w, ask, at):
+    if at.t % 4 == 0:
+        at.kept["v"] = epoch_moments(w, at)[1]
+    return descend(w, ask(w, CLIP, inside(at.kept["v"])), LR)
+
+
+def adam_by_epoch(w, ask, at):
+    if at.t % 4 == 0:
+        mean, at.kept["v"] = epoch_moments(w, at)
+        at.kept["m"] = tree_map(lambda m, g: 0.9 * m + 0.1 * g, at.kept.get("m", zeros()), mean)
+    return with_momentum(w, ask, inside(at.kept["v"]), at.kept["m"])
+
+
+CASES = {
+    "fixed": (adadps(divided_by=A), fixed),
+    "rmsprop": (adadps(**SIDE), rmsprop),
+    "rmsprop of batches": (adadps(**SIDE, public_batch_size=4), rmsprop_of_batches),
+    "adagrad": (adadps(**SIDE, kind="adagrad"), adagrad),
+    "adam": (adadps(**SIDE, kind="adam"), adam),
+    "by epoch": (adadps(**SIDE, refresh_every=4, public_batch_size=5), by_epoch),
+    "adam by epoch": (adadps(**SIDE, kind="adam", refresh_every=4, public_batch_size=5), adam_by_epoch),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_the_loop_of_the_paper_or_of_its_code(name):
+    params, _ = trained(CASES[name][0])
+    near(params, loop(CASES[name][1]), 5e-5)
+    for other, (_, rival) in CASES.items():
+        if other != name:
+            far(params, loop(rival), 3e-4)
+
+
+def test_the_printed_adam_is_the_shifted_one():
+    """``clip((beta g + (1 - beta) M) / A)``, without the rewriting that the library and the loop above share."""
+    w = tree_map(lambda leaf: np.asarray(leaf, np.float64), begin())
+    g, m, a = examples(w), public_gradient(w), FIXED
+    printed = tree_map(lambda g, m, a: (BETA * g + (1 - BETA) * m) / a, g, m, a)
+    shifted = tree_map(lambda g, m, a: (g + (1 - BETA) / BETA * m) / (a / BETA), g, m, a)
+    for name in g:
+        np.testing.assert_allclose(printed[name], shifted[name], rtol=1e-12)
+
+
+def test_a_public_batch_has_the_mean_gradient_of_distinct_examples():
+    whole = trained(adadps(**SIDE, public_batch_size=len(PUBLIC[1])))[0]
+    near(whole, tree_map(np.asarray, trained(CASES["rmsprop"][0])[0]))
+
+
+# --- identities ------------------------------------------------------------------------------------------------------
+
+
+def test_without_side_information_it_is_dp_sgd():
+    ones = jax.tree.map(jnp.ones_like, A)
+    plain = trained(eh.privacy.dp_sgd(MODEL, LR, clip=CLIP, **COMMON))[0]
+    assert same(trained(adadps(divided_by=ones))[0], plain)
+    far(trained(adadps(divided_by=A))[0], tree_map(np.asarray, plain))
+
+
+def test_only_relative_scales_matter():
+    c = 4.0
+    scaled = eh.privacy.adadps(
+        MODEL, c * LR, clip=CLIP / c, divided_by=jax.tree.map(lambda leaf: c * leaf, A), **COMMON
+    )
+    params = tree_map(np.asarray, trained(CASES["fixed"][0])[0])
+    near(trained(scaled)[0], params)
+    far(trained(adadps(divided_by=jax.tree.map(lambda leaf: c * leaf, A)))[0], params)
+
+
+def test_unclipped_it_is_noise_of_another_shape_on_plain_gradients():
+    """``(g + A N) / A = g / A + N``."""
+    w = tree_map(lambda leaf: np.asarray(leaf, np.float64), begin())
+    key, huge = KEYS[:1], 1e4
+    common = {"noise_multiplier": 1e-4, "rate": RATE, "steps": 1}
+    rows, _, normals = draws(0, 0)
+    noise = tree_map(lambda z: 1e-4 * huge * np.asarray(z), normals[0])
+    shaped = tree_map(
+        lambda g, a, z: (g.sum(axis=0) + a * z) / a / (RATE * N), examples(w, X[rows], Y[rows]), FIXED, noise
+    )
+    near(
+        trained(eh.privacy.adadps(MODEL, LR, clip=huge, divided_by=A, **common), key)[0],
+        descend(w, shaped, LR),
+    )
+
+
+def test_the_noise_of_a_step_does_not_depend_on_the_scales_and_that_of_the_reverse_order_does():
+    """With a clip that leaves nothing of the gradients: the step is noise alone."""
+    common = {"clip": 1e-6, "noise_multiplier": 1e6, "rate": RATE, "steps": 1}
+    w = begin()
+    before = trained(eh.privacy.adadps(MODEL, 1.0, divided_by=A, **common), KEYS[:1])[0]
+    after = trained(eh.privacy.dp_r_pub(MODEL, 1.0, **SIDE, **common), KEYS[:1])[0]
+    plain = trained(eh.privacy.dp_sgd(MODEL, 1.0, **common), KEYS[:1])[0]
+    near(before, tree_map(np.asarray, plain))
+    scales = outside(tree_map(lambda g: (1 - BETA) * g * g, public_gradient(tree_map(np.asarray, w))))
+    near(
+        after,
+        tree_map(
+            lambda w, p, d: w + (p - w) / d, tree_map(np.asarray, w), tree_map(np.asarray, plain), scales
+        ),
+    )
+
+
+def test_any_optimiser_takes_the_steps():
+    slowed = adadps(divided_by=A)
+    momentum = eh.privacy.adadps(MODEL, optax.sgd(LR, momentum=0.5), clip=CLIP, divided_by=A, **COMMON)
+    far(trained(momentum)[0], tree_map(np.asarray, trained(slowed)[0]))
+
+
+# --- AdaS ------------------------------------------------------------------------------------------------------------
+
+
+def batches_of(i, key, size):
+    batch = local.batches(steps=5, batch_size=size).draw(client(X, Y), key)(jnp.int32(i))
+    return np.array(batch.positions)[np.array(batch.inside)]
+
+
+def test_adas_is_the_loop_without_clip_and_noise():
+    work = eh.privacy.adas(MODEL, LR, **SIDE, steps=5, batch_size=4)
+    w, v = tree_map(lambda leaf: np.asarray(leaf, np.float64), begin()), zeros()
+    for key in KEYS:
+        for i in range(5):
+            v = tree_map(lambda v, g: BETA * v + (1 - BETA) * g * g, v, public_gradient(w))
+            rows = batches_of(i, key, 4)
+            g = mean_of(examples(w, X[rows], Y[rows]))
+            w = descend(w, tree_map(np.divide, g, outside(v)), LR)
+    near(trained(work)[0], w)
+    assert work.privacy is None
+
+
+def test_adas_without_side_information_is_sgd_and_takes_what_methods_add():
+    ones = jax.tree.map(jnp.ones_like, A)
+    work = eh.privacy.adas(MODEL, LR, divided_by=ones, steps=5, batch_size=4)
+    sgd = eh.local.sgd(MODEL, LR, steps=5, batch_size=4)
+    near(trained(work)[0], tree_map(np.asarray, trained(sgd)[0]))
+
+    def corrected(work):
+        pull = local.proximal(0.5, jax.tree.map(jnp.zeros_like, begin()))
+        return jax.jit(lambda key: work.solve(begin(), client(X, Y), key, pull)[0])(KEYS[0])
+
+    near(corrected(work), tree_map(np.asarray, corrected(sgd)))
+    far(corrected(work), tree_map(np.asarray, trained(sgd, KEYS[:1])[0]))
+
+
+# --- the promise -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_promise_is_that_of_dp_sgd(name):
+    plain = eh.privacy.dp_sgd(MODEL, LR, clip=CLIP, **COMMON).privacy
+    promise = CASES[name][0].privacy
+    assert promise.releases(7) == plain.releases(7) == (eh.types.Release(NOISE, RATE, times=35),)
+    assert promise._replace(releases=None) == plain._replace(releases=None)
+
+
+def test_the_state_follows_from_public_examples_alone():
+    _, one = trained(CASES["adam"][0], KEYS[:1])
+    other = eh.privacy.adadps(MODEL, 0.0, clip=CLIP, **COMMON, **SIDE, kind="adam")
+    # With steps of 0 the model says nothing of the private examples, and neither may the moments.
+    first = trained(other, KEYS[:1])[1]
+    second = trained(other, KEYS[:1], client(X + 1.0, (Y + 1) % 3))[1]
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), first, second))
+    assert not jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), one, first))
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({}, "exactly one"),
+        ({**SIDE, "divided_by": A}, "exactly one"),
+        ({**SIDE, "kind": "yogi"}, "kind"),
+        ({**SIDE, "decay": 1.0}, "decay"),
+        ({**SIDE, "decay": 0.0, "kind": "adam"}, "nothing"),
+        ({"divided_by": {**A, "b": jnp.zeros(3)}}, "above 0"),
+        ({"divided_by": {**A, "b": jnp.ones(4)}}, "like the parameters"),
+        ({"divided_by": {"w": A["w"]}}, "like the parameters"),
+        ({**SIDE, "eps": 0.0}, "eps"),
+        ({**SIDE, "refresh_every": 0}, "refresh_every"),
+        ({**SIDE, "kind": "adagrad", "refresh_every": 3}, "never starts over"),
+        ({"public": (PUBLIC[0], PUBLIC[1][:-1])}, "as many inputs"),
+        ({**SIDE, "public_batch_size": 0}, "batch_size"),
+        ({**SIDE, "clip": 0.0}, "clip"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings, match):
+    with pytest.raises(EvenhandError, match=match):
+        adadps(**settings)
+
+
+# --- scales ----------------------------------------------------------------------------------------------------------
+
+BAG = np.array([[8, 0, 1, 0], [8, 2, 0, 0], [9, 0, 0, 0]])
+
+
+def test_token_frequencies_are_those_of_the_code():
+    f = (BAG.sum(axis=0) + 0.1) / 3 + 1e-10
+    factor = np.minimum(50.0, f.max() / f) / 100
+    scales = eh.privacy.token_frequencies(MODEL, BAG, most=50.0)
+    np.testing.assert_allclose(scales["w"], np.repeat(1 / factor, 3).reshape(4, 3), rtol=1e-6)
+    np.testing.assert_array_equal(scales["b"], 1.0)
+    assert float(scales["w"][3, 0]) == pytest.approx(2.0)  # the cap
+    free = eh.privacy.token_frequencies(MODEL, BAG)
+    assert float(free["w"][3, 0]) == pytest.approx(100 / (25.1 / 0.1), rel=1e-5)
+
+
+def test_tfidf_scales_are_those_of_the_code():
+    x = BAG * np.array([0.0, 1.0, 0.5, 0.25])
+    factor = 10 * (x.sum(axis=0) + 1e-10)
+    factor[0] = 0.01
+    scales = eh.privacy.tfidf_scales(MODEL, x, special=(0,))
+    np.testing.assert_allclose(scales["w"], np.repeat(1 / factor, 3).reshape(4, 3), rtol=1e-6)
+    np.testing.assert_array_equal(scales["b"], 1.0)
+    assert eh.privacy.tfidf_scales(MODEL, x)["w"][:3].tolist() == [[100.0] * 3] * 3
+
+
+def test_scales_are_for_weights_even_where_biases_are_as_many():
+    model = MODEL._replace(init=lambda key: {"w": jnp.zeros((4, 4)), "b": jnp.zeros(4)})
+    assert eh.privacy.token_frequencies(model, BAG)["b"].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("make", [eh.privacy.token_frequencies, eh.privacy.tfidf_scales])
+def test_scales_of_no_matrix_or_of_other_tokens_are_refused(make):
+    for x in (BAG[0], -BAG, BAG[:0], BAG * np.nan):
+        with pytest.raises(EvenhandError, match="one row"):
+            make(MODEL, x)
+    with pytest.raises(EvenhandError, match="no weights for 3 tokens"):
+        make(MODEL, BAG[:, :3])
+    with pytest.raises(EvenhandError, match="special"):
+        eh.privacy.tfidf_scales(MODEL, BAG, special=(4,))
+    with pytest.raises(EvenhandError, match="most"):
+        eh.privacy.token_frequencies(MODEL, BAG, most=0.5)

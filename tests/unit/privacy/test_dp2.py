@@ -1,0 +1,333 @@
+"""DP^2, its ablations and delayed RMSProp against NumPy loops; schedules, reductions and what they cost."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from private_oracle import (
+    COMMON,
+    KEYS,
+    MODEL,
+    NOISE,
+    RATE,
+    ROUNDS,
+    STEPS,
+    N,
+    X,
+    Y,
+    begin,
+    client,
+    descend,
+    examples,
+    far,
+    loop,
+    mean_of,
+    near,
+    same,
+    trained,
+    tree_map,
+    zeros,
+)
+
+import evenhand as eh
+from evenhand import local
+from evenhand.errors import EvenhandError
+from evenhand.privacy._delayed import Settings, delayed_rule
+
+SIZES, CLIPS, EPS, BETA = (0.3, 0.1), (2.0, 5.0), 0.1, 0.9
+
+
+def dp2(**settings):
+    return eh.privacy.dp2(MODEL, SIZES, **{"clips": CLIPS, "delay": (3, 2), "eps": EPS, **COMMON, **settings})
+
+
+# --- Algorithm 11 ----------------------------------------------------------------------------------------------------
+
+
+def rmsprop(v, square):
+    return BETA * v + (1 - BETA) * square
+
+
+def adagrad(v, square):
+    return v + square
+
+
+def yogi(v, square):
+    return v + (1 - BETA) * np.sign(square - v) * square
+
+
+def algorithm(s1=3, s2=2, follow=rmsprop, unbiased=False, noise_first=False, adaptive_first=False):
+    """As printed, with its ``G`` and ``v``; ``adaptive_first``: after ``s2`` steps of SGD that teach nothing."""
+
+    def step(w, ask, at):
+        kept, t = at.kept, at.t - (s2 if adaptive_first else 0)
+        if t < 0:
+            return descend(w, ask(w, CLIPS[0]), SIZES[0])
+        r = t % (s1 + s2)
+        v = kept.setdefault("v", zeros())
+        if r == 0:
+            kept["G"] = zeros()
+        if r == s1:
+            bias = (NOISE * CLIPS[0] / (RATE * N)) ** 2 / s1 if unbiased else 0.0
+            square = tree_map(
+                lambda g: np.maximum((g / s1) ** 2 - bias, 0.0 if unbiased else -1.0), kept["G"]
+            )
+            v = kept["v"] = tree_map(follow, v, square)
+        if r < s1:
+            g = ask(w, CLIPS[0])
+            kept["G"] = tree_map(np.add, kept["G"], g)
+            return descend(w, g, SIZES[0])
+        scales = tree_map(lambda v: np.sqrt(v) + EPS, v)
+        if noise_first:
+            return descend(w, tree_map(np.divide, ask(w, CLIPS[1]), scales), SIZES[1])
+        return descend(w, ask(w, CLIPS[1], scales), SIZES[1])
+
+    return step
+
+
+def extra_query(s):
+    """Algorithm 12 with the number of summed gradients in place of ``s``."""
+
+    def step(w, ask, at):
+        kept = at.kept
+        g = ask(w, CLIPS[0])
+        kept["G"], kept["n"] = tree_map(np.add, kept.get("G", zeros()), g), kept.get("n", 0) + 1
+        if at.t % s == 0:
+            mean = tree_map(lambda total: total / kept["n"], kept["G"])
+            kept["v"] = tree_map(lambda v, m: rmsprop(v, m * m), kept.get("v", zeros()), mean)
+            kept["G"], kept["n"] = zeros(), 0
+            return descend(w, g, SIZES[0])
+        scales = tree_map(lambda v: np.sqrt(v) + EPS, kept["v"])
+        return descend(w, ask(w, CLIPS[1], scales, number=1), SIZES[1])
+
+    return step
+
+
+EXTRA = {"clips": CLIPS, "delay": 4, "eps": EPS, **COMMON}
+CASES = {
+    "rmsprop": (dp2(), algorithm()),
+    "adagrad": (dp2(kind="adagrad"), algorithm(follow=adagrad)),
+    "yogi": (dp2(kind="yogi"), algorithm(follow=yogi)),
+    "equal delays": (dp2(delay=2), algorithm(2, 2)),
+    "unbiased": (dp2(unbiased=True), algorithm(unbiased=True)),
+    "noise first": (dp2(noise_first=True), algorithm(noise_first=True)),
+    "adaptive first": (dp2(adaptive_first=True), algorithm(adaptive_first=True)),
+    "longer adaptive first": (dp2(adaptive_first=True, delay=(2, 4)), algorithm(2, 4, adaptive_first=True)),
+    "extra query": (eh.privacy.dp2_extra_query(MODEL, SIZES, **EXTRA), extra_query(4)),
+}
+
+
+@cache
+def result(name):
+    return tree_map(np.asarray, trained(CASES[name][0])[0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_the_loop_of_the_paper(name):
+    near(result(name), loop(CASES[name][1]), 5e-5)
+    for other, (_, rival) in CASES.items():
+        # The first squares are far from 0, whence RMSProp and Yogi begin alike.
+        if other != name and {name, other} != {"rmsprop", "yogi"}:
+            far(result(name), loop(rival), 2e-4)
+
+
+def play(rule, gradients, steps):
+    """The parameters, moments and divisors of a rule whose queries answer what they are told to."""
+    seen, params = [], {"w": jnp.zeros(1)}
+    state = rule.init(params)
+
+    class Ask:
+        def __call__(self, params, *, clip, divided_by=None, plus=None, number=0):
+            seen.append((float(clip), None if divided_by is None else float(divided_by["w"][0])))
+            return {"w": jnp.full(1, gradients[len(seen) - 1])}
+
+        def deviation(self, clip):
+            return jnp.float32(0.5)
+
+    moments = []
+    for _ in range(steps):
+        params, state = rule.step(params, state, Ask(), jax.random.key(0))
+        moments.append(float(state.moment["w"][0]))
+    return seen, moments
+
+
+def settings(**changed):
+    return Settings(
+        **{
+            "step_sizes": (1.0, 1.0),
+            "clips": (1.0, 7.0),
+            "delays": (3, 3),
+            "kind": "rmsprop",
+            "decay": 0.5,
+            "eps": 0.0,
+            **changed,
+        }
+    )
+
+
+def test_phases_of_three_and_three_alternate_and_the_moment_is_learnt_between_them():
+    gradients = [1.0, 2.0, 3.0, 50.0, 60.0, 70.0, 4.0, 4.0, 4.0, 80.0, 90.0, 99.0]
+    seen, moments = play(delayed_rule(settings()), gradients, 12)
+    assert [clip for clip, _ in seen] == [1.0] * 3 + [7.0] * 3 + [1.0] * 3 + [7.0] * 3
+    first, second = 0.5 * 4.0, 0.5 * 2.0 + 0.5 * 16.0  # squares of means, not means of squares
+    assert moments == pytest.approx([0.0] * 3 + [first] * 6 + [second] * 3)
+    assert [scale for _, scale in seen] == pytest.approx(
+        [1.0] * 3 + [first**0.5] * 3 + [1.0] * 3 + [second**0.5] * 3
+    )
+
+
+@pytest.mark.parametrize("delays", [(3, 3), (1, 4), (4, 1), (2, 5)])
+def test_the_moment_is_learnt_as_often_as_theory_says(delays):
+    s1, s2 = delays
+    for steps in (s1, s1 + 1, 13):
+        moments = play(delayed_rule(settings(delays=delays, kind="adagrad")), [1.0] * 13, steps)[1]
+        assert moments[-1] == pytest.approx((steps - 1 - s1) // (s1 + s2) + 1 if steps > s1 else 0)
+
+
+def test_yogi_takes_a_square_away_where_the_moment_is_above_it():
+    gradients = [2.0, 0.0, 1.0, 0.0]
+    moments = play(delayed_rule(settings(delays=(1, 1), kind="yogi")), gradients, 4)[1]
+    assert moments == pytest.approx([0.0, 2.0, 2.0, 1.5])
+
+
+def test_the_noises_part_is_taken_away_down_to_zero():
+    rule = delayed_rule(settings(delays=(2, 1), unbiased=True, kind="adagrad"))
+    moments = play(rule, [1.0, 1.0, 0.0, 0.2, 0.2, 0.0], 6)[1]
+    assert moments[2] == pytest.approx(1.0 - 0.25 / 2)
+    assert moments[5] == moments[2]  # 0.04 - 0.125 is below 0
+
+
+def test_averaging_cuts_the_noise_of_the_moment():
+    """Gradients of 0: the first moment has the mean of ``(1 - beta) z^2 C^2 / (s q^2 n^2)``."""
+    size = 20_000
+    flat = MODEL._replace(
+        init=lambda key: {"w": jnp.zeros(size)},
+        apply=lambda params, x: jnp.full(x.shape[:1], 0.0 * params["w"].sum()),
+        losses=lambda out, y: out,
+    )
+
+    def moment(unbiased, s):
+        common = {**COMMON, "steps": s + 1}
+        work = eh.privacy.dp2(flat, (0.0, 0.0), clips=CLIPS, delay=s, unbiased=unbiased, **common)
+        start, data = flat.init(KEYS[0]), client(X, Y)
+        solve = jax.jit(lambda params, state, key: work.continued.solve(params, state, data, key))
+        return np.asarray(solve(start, work.continued.init(start), KEYS[0])[1].moment["w"])
+
+    unit = (1 - BETA) * (NOISE * CLIPS[0] / (RATE * N)) ** 2
+    spread = 5 * np.sqrt(2 / size)
+    assert moment(False, 1).mean() == pytest.approx(unit, rel=spread)
+    assert moment(False, 4).mean() == pytest.approx(unit / 4, rel=spread)
+    # A squared normal less 1, floored at 0, has the mean 2 phi(1): without the floor it would be 0.
+    assert moment(True, 4).mean() == pytest.approx(
+        unit / 4 * 2 * np.exp(-0.5) / np.sqrt(2 * np.pi), rel=2 * spread
+    )
+
+
+# --- reductions ------------------------------------------------------------------------------------------------------
+
+
+def test_while_the_first_phase_lasts_it_is_dp_sgd():
+    plain = trained(eh.privacy.dp_sgd(MODEL, SIZES[0], clip=CLIPS[0], **COMMON))[0]
+    assert same(trained(dp2(delay=ROUNDS * STEPS))[0], plain)
+    assert same(trained(dp2(delay=(1, ROUNDS * STEPS), adaptive_first=True))[0], plain)
+    far(result("rmsprop"), tree_map(np.asarray, plain))
+
+
+def test_without_noise_and_clip_and_on_all_examples_it_is_delayed_rmsprop():
+    free = {"noise_multiplier": 0.0, "rate": 1.0, "steps": STEPS, "clips": (1e9, 1e9)}
+    delayed = eh.privacy.delayed_rmsprop(MODEL, SIZES, delay=(3, 2), eps=EPS, epochs=STEPS)
+    end = tree_map(np.asarray, trained(delayed)[0])
+    near(trained(dp2(**free))[0], end)
+    near(trained(dp2(**free, noise_first=True))[0], end)  # without noise, the order is nothing
+    far(result("rmsprop"), end)
+    assert delayed.privacy is None
+
+
+def test_delayed_rmsprop_is_its_loop_on_mini_batches():
+    work = eh.privacy.delayed_rmsprop(MODEL, SIZES, delay=(3, 2), eps=EPS, steps=STEPS, batch_size=4)
+    step, state = algorithm(), type("At", (), {"kept": {}})()
+    w = tree_map(lambda leaf: np.asarray(leaf, np.float64), begin())
+    for t in range(ROUNDS * STEPS):
+        batch = local.batches(steps=STEPS, batch_size=4).draw(client(X, Y), KEYS[t // STEPS])(
+            jnp.int32(t % STEPS)
+        )
+        rows, state.t = np.array(batch.positions)[np.array(batch.inside)], t
+
+        def ask(w, clip, divided_by=None, rows=rows):
+            g = mean_of(examples(w, X[rows], Y[rows]))
+            return g if divided_by is None else tree_map(np.divide, g, divided_by)
+
+        w = step(w, ask, state)
+    near(trained(work)[0], w, 5e-5)
+
+
+def test_only_relative_scales_of_the_adaptive_phase_matter():
+    """``v`` four times as large: as ``(D, C_2, alpha_2) -> (2 D, C_2 / 2, 2 alpha_2)``."""
+    # With AdaGrad, one SGD phase and eps = 0, the gradient's unit is the only one: the loss times 2 doubles D.
+    c = 2.0
+    louder = MODEL._replace(losses=lambda out, y: c * MODEL.losses(out, y))
+    common = {"delay": (5, 5), "kind": "adagrad", "eps": 1e-9, **COMMON}
+    one = eh.privacy.dp2(MODEL, SIZES, clips=CLIPS, **common)
+    two = eh.privacy.dp2(louder, (SIZES[0] / c, SIZES[1]), clips=(c * CLIPS[0], CLIPS[1]), **common)
+    near(trained(two)[0], tree_map(np.asarray, trained(one)[0]), 1e-4)
+
+
+def test_work_that_starts_afresh_begins_its_phases_anew():
+    work = dp2(delay=STEPS)
+    plain = eh.privacy.dp_sgd(MODEL, SIZES[0], clip=CLIPS[0], **COMMON)
+    data = eh.data.from_arrays(X, Y, client=np.zeros(N))
+    fed, sgd = (eh.simulate(eh.algorithms.fedavg(each), data, rounds=3).params for each in (work, plain))
+    near(fed, tree_map(np.asarray, sgd))
+
+
+# --- what it costs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "extra query"])
+def test_one_query_a_step_costs_what_dp_sgd_costs(name):
+    assert CASES[name][0].privacy.releases(7) == (eh.types.Release(NOISE, RATE, times=35),)
+
+
+@pytest.mark.parametrize(("delay", "single"), [(1, 35), (2, 18), (4, 9), (35, 1), (100, 1)])
+def test_a_second_query_costs_more_but_in_every_delayth_step(delay, single):
+    releases = eh.privacy.dp2_extra_query(MODEL, SIZES, **{**EXTRA, "delay": delay}).privacy.releases(7)
+    twice = eh.types.Release(NOISE / np.sqrt(2.0), RATE, times=35 - single)
+    assert releases == (eh.types.Release(NOISE, RATE, times=single), twice)[: 2 if single < 35 else 1]
+
+
+def test_rounds_that_start_afresh_cost_no_more_than_is_told():
+    work = eh.privacy.dp2_extra_query(MODEL, SIZES, **EXTRA)
+    (told, _), (each, _) = work.privacy.releases(7), work.privacy.releases(1)
+    assert told.times <= 7 * each.times  # the fewer single queries, the dearer
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"delay": 0}, "delay"),
+        ({"delay": (1, 0)}, "delay"),
+        ({"kind": "adam"}, "kind"),
+        ({"clips": (0.0, 1.0)}, "clips"),
+        ({"clips": (1.0, np.inf)}, "clips"),
+        ({"decay": -0.1}, "decay"),
+        ({"eps": 0.0}, "eps"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(changed, match):
+    with pytest.raises(EvenhandError, match=match):
+        dp2(**changed)
+
+
+def test_step_sizes_are_two():
+    for sizes in ((0.1,), (0.1, -1.0), (np.nan, 0.1)):
+        with pytest.raises(EvenhandError, match="step"):
+            eh.privacy.dp2(MODEL, sizes, clips=CLIPS, delay=3, **COMMON)
+
+
+def test_the_moment_is_bounded_as_in_lemma_21():
+    """``E[v_j] <= C^2 + z^2 C^2 / (s q^2 n^2)``."""
+    moment = trained(CASES["rmsprop"][0])[1].moment
+    bound = CLIPS[0] ** 2 * (1 + (NOISE / (RATE * N)) ** 2 / 3)
+    assert 0 < max(float(leaf.max()) for leaf in moment.values()) < bound

@@ -1,0 +1,314 @@
+"""The base of private local work: its batches, its noise, what it promises; and DP-SGD with four optimisers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from private_oracle import (
+    CLIP,
+    COMMON,
+    MODEL,
+    NOISE,
+    RATE,
+    STEPS,
+    N,
+    X,
+    Y,
+    client,
+    descend,
+    draws,
+    examples,
+    far,
+    loop,
+    near,
+    norms,
+    same,
+    trained,
+    tree_map,
+    zeros,
+)
+from scipy import stats
+
+import evenhand as eh
+from evenhand.errors import EvenhandError
+from evenhand.privacy._work import Rule, private_work
+
+LR = 0.3
+
+
+# --- DP-SGD, DP-RMSProp, DP-AdaGrad and DP-Adam are what the papers say ----------------------------------------------
+
+
+def sgd(w, ask, at):
+    return descend(w, ask(w, CLIP), LR)
+
+
+def rmsprop(w, ask, at):
+    g = ask(w, CLIP)
+    v = at.kept["v"] = tree_map(lambda v, g: 0.9 * v + 0.1 * g * g, at.kept.get("v", zeros()), g)
+    return descend(w, tree_map(lambda g, v: g / (np.sqrt(v) + 1e-3), g, v), 0.05)
+
+
+def adagrad(w, ask, at):
+    g = ask(w, CLIP)
+    v = at.kept["v"] = tree_map(lambda v, g: v + g * g, at.kept.get("v", zeros()), g)
+    return descend(w, tree_map(lambda g, v: g / np.sqrt(v + 1e-6), g, v), 0.2)
+
+
+def adam(w, ask, at):
+    g, t = ask(w, CLIP), at.t + 1
+    m = at.kept["m"] = tree_map(lambda m, g: 0.9 * m + 0.1 * g, at.kept.get("m", zeros()), g)
+    v = at.kept["v"] = tree_map(lambda v, g: 0.999 * v + 0.001 * g * g, at.kept.get("v", zeros()), g)
+    ratio = tree_map(lambda m, v: m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8), m, v)
+    return descend(w, ratio, 0.1)
+
+
+OPTIMISERS = {
+    "DP-SGD": (LR, sgd),
+    "DP-RMSProp": (optax.rmsprop(0.05, decay=0.9, eps=1e-3, eps_in_sqrt=False), rmsprop),
+    "DP-AdaGrad": (optax.adagrad(0.2, initial_accumulator_value=0.0, eps=1e-6), adagrad),
+    "DP-Adam": (optax.adam(0.1, eps=1e-8), adam),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_the_optimiser_of_the_table_is_the_papers_update(name):
+    optimiser, step = OPTIMISERS[name]
+    params, _ = trained(eh.privacy.dp_sgd(MODEL, optimiser, clip=CLIP, **COMMON))
+    near(params, loop(step))
+    for other, (_, rival) in OPTIMISERS.items():
+        if other != name:
+            far(params, loop(rival))
+
+
+def test_the_clip_cuts_some_gradients_and_leaves_others():
+    gradients = norms(examples(tree_map(np.asarray, MODEL.init(jax.random.key(1)))))
+    assert gradients.min() < CLIP < gradients.max()
+
+
+def test_work_that_starts_afresh_is_the_first_round_of_work_that_goes_on():
+    work = eh.privacy.dp_sgd(MODEL, optax.adam(0.1), clip=CLIP, **COMMON)
+    key, start = jax.random.key(3), MODEL.init(jax.random.key(1))
+    with jax.numpy_dtype_promotion("standard"):
+        once = jax.jit(lambda p, k: work.solve(p, client(X, Y), k, optax.identity())[0])(start, key)
+    assert same(once, trained(work, [key])[0])
+
+
+# --- noise -----------------------------------------------------------------------------------------------------------
+
+ROWS, DIM = 30, 20
+
+
+def table(touched):
+    """A model with a table of which each example moves row 0 only, or nothing, and two leaves of one shape."""
+
+    def apply(params, x):
+        moved = params["a"][0].sum() if touched else 0.0 * params["a"][0].sum()
+        return jnp.full(x.shape[:1], moved)
+
+    def init(key):
+        return {"a": jnp.zeros((ROWS, DIM)), "b": jnp.zeros((ROWS, DIM))}
+
+    return eh.testing.toy_model()._replace(init=init, apply=apply, losses=lambda out, y: out, metrics={})
+
+
+def answers(model, ask, steps, rate=RATE, noise=NOISE, size=N, x=None):
+    """What queries answer at the initial parameters in each step; ``ask(query, params) -> tree``."""
+    shape = jax.eval_shape(model.init, jax.random.key(0))
+
+    def init(params):
+        like = jax.tree.map(lambda leaf: jnp.zeros((steps, *leaf.shape)), shape)
+        return jnp.int32(0), like if not isinstance(ask, tuple) else dict.fromkeys(range(len(ask)), like)
+
+    def step(params, state, query, key):
+        t, seen = state
+        if isinstance(ask, tuple):
+            now = {i: one(query, params) for i, one in enumerate(ask)}
+        else:
+            now = ask(query, params)
+        return params, (t + 1, jax.tree.map(lambda all, one: all.at[t].set(one), seen, now))
+
+    work = private_work(model, Rule(init, step), who="test", noise_multiplier=noise, rate=rate, steps=steps)
+    params = model.init(jax.random.key(0))
+    data = client(np.arange(size, dtype=np.int32) if x is None else x, np.zeros(size, np.int32))
+    solve = jax.jit(lambda params, state, key: work.continued.solve(params, state, data, key))
+    state = solve(params, work.continued.init(params), jax.random.key(8))[1]
+    return jax.tree.map(np.asarray, state[1])
+
+
+@pytest.fixture(scope="module")
+def noises():
+    """Two queries a step of a model without gradients: ``{query: {leaf: (steps, rows, dim)}}``."""
+    two = tuple(
+        lambda query, params, clip=clip, i=i: query(params, clip=clip, number=i)
+        for i, clip in enumerate((0.5, 2.0))
+    )
+    return answers(table(False), two, steps=4)
+
+
+def test_noise_has_the_scale_that_is_accounted_for(noises):
+    for query, clip in enumerate((0.5, 2.0)):
+        drawn = np.concatenate([leaf.ravel() for leaf in noises[query].values()]) / (
+            NOISE * clip / (RATE * N)
+        )
+        assert stats.kstest(drawn, "norm").pvalue > 1e-3
+        assert stats.kstest(drawn * 2 / 3, "norm").pvalue < 1e-12
+        assert stats.kstest(drawn * 3 / 2, "norm").pvalue < 1e-12
+
+
+def test_noise_is_fresh_in_each_step_query_and_leaf(noises):
+    streams = [leaf[t].ravel() for by_leaf in noises.values() for leaf in by_leaf.values() for t in range(4)]
+    together = np.corrcoef(streams)
+    off = together[~np.eye(len(streams), dtype=bool)]
+    assert np.abs(off).max() < 5 / np.sqrt(ROWS * DIM)
+
+
+def test_noise_is_on_coordinates_that_no_example_touches():
+    drawn = answers(table(True), lambda query, params: query(params, clip=CLIP), steps=4)
+    unit = NOISE * CLIP / (RATE * N)
+    untouched = np.concatenate([drawn["a"][:, 1:].ravel(), drawn["b"].ravel()]) / unit
+    assert stats.kstest(untouched, "norm").pvalue > 1e-3
+    assert drawn["a"][:, 0].mean() > 5 * unit / np.sqrt(4 * DIM)  # the touched row moves, too
+
+
+def test_the_noise_of_an_answer_is_told():
+    def ask(query, params):
+        return jax.tree.map(lambda leaf: jnp.full_like(leaf, query.deviation(2.0)), params)
+
+    told = answers(table(False), ask, steps=1)
+    np.testing.assert_allclose(told["a"], NOISE * 2.0 / (RATE * N), rtol=1e-6)
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def ids(size):
+    """A model whose example ``i`` has the gradient ``e_i``: unclipped answers say who is in a batch."""
+    return eh.testing.toy_model()._replace(
+        init=lambda key: {"w": jnp.zeros(size)},
+        apply=lambda params, x: params["w"][x],
+        losses=lambda out, y: out,
+        metrics={},
+    )
+
+
+SIZE, MANY, SHARE = 8, 4000, 0.3
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """Who is in the batch of each step, times ``1 / (q n)``."""
+    return answers(ids(SIZE), lambda query, params: query(params, clip=1e9), MANY, SHARE, 0.0, SIZE)["w"]
+
+
+def test_the_denominator_is_the_expected_size_whoever_is_there(batches):
+    np.testing.assert_allclose(np.unique(batches.round(6)), [0.0, round(1 / (SHARE * SIZE), 6)], atol=1e-5)
+    assert len(np.unique((batches > 0).sum(axis=1))) > 5  # the realised size varies
+
+
+def test_each_example_is_in_a_batch_with_the_rate_and_independently_of_all_others(batches):
+    inside = batches > 0
+    sizes = inside.sum(axis=1)
+    assert sizes.mean() == pytest.approx(SHARE * SIZE, abs=4 * np.sqrt(SHARE * (1 - SHARE) * SIZE / MANY))
+    assert sizes.var() == pytest.approx(SHARE * (1 - SHARE) * SIZE, rel=0.1)  # a fixed size would have 0
+    for i in range(SIZE):
+        assert stats.binomtest(int(inside[:, i].sum()), MANY, SHARE).pvalue > 1e-4
+        for j in range(i):
+            counts = np.histogram2d(inside[:, i], inside[:, j], bins=2)[0]
+            assert stats.chi2_contingency(counts, correction=False).pvalue > 1e-4
+        steps = np.histogram2d(inside[1:, i], inside[:-1, i], bins=2)[0]
+        assert stats.chi2_contingency(steps, correction=False).pvalue > 1e-4
+
+
+def test_an_empty_batch_steps_along_noise_alone():
+    def plain(noise):
+        return eh.privacy.dp_sgd(MODEL, LR, clip=CLIP, noise_multiplier=noise, rate=1e-7, steps=1)
+
+    start = MODEL.init(jax.random.key(1))
+    still, moved = (trained(plain(noise), [jax.random.key(0)])[0] for noise in (0.0, 1e-6))
+    assert same(still, start)
+    assert all((np.asarray(moved[name]) != np.asarray(start[name])).all() for name in start)
+
+
+def test_a_rate_of_one_takes_all():
+    whole = answers(ids(SIZE), lambda query, params: query(params, clip=1e9), 3, 1.0, 0.0, SIZE)["w"]
+    np.testing.assert_allclose(whole, 1 / SIZE, rtol=1e-6)
+
+
+def test_both_looks_of_a_step_see_the_same_batch():
+    two = tuple(lambda query, params, i=i: query(params, clip=1e9, number=i) for i in range(2))
+    seen = answers(ids(SIZE), two, 20, SHARE, 0.0, SIZE)
+    np.testing.assert_array_equal(seen[0]["w"], seen[1]["w"])
+
+
+def test_the_oracle_draws_different_batches():
+    assert len({tuple(draws(round_, i)[0]) for round_ in range(2) for i in range(STEPS)}) > 5
+
+
+# --- methods that run it, and what they promise ---------------------------------------------------------------------
+
+WORK = eh.privacy.dp_sgd(MODEL, optax.rmsprop(0.05), clip=CLIP, **COMMON)
+DATA = eh.data.from_arrays(X, Y, client=np.zeros(N))
+
+
+def test_ten_rounds_of_central_training_are_five_and_five_more(tmp_path):
+    whole = eh.simulate(eh.algorithms.alone(WORK), DATA, rounds=10, eval_every=5)
+    eh.simulate(eh.algorithms.alone(WORK), DATA, rounds=5, eval_every=5, checkpoint=tmp_path)
+    parts = eh.simulate(eh.algorithms.alone(WORK), DATA, rounds=10, eval_every=5, checkpoint=tmp_path)
+    assert same(whole.params, parts.params)
+    # Where the optimiser starts afresh in each round, as in federated averaging, the end is another one.
+    far(whole.params, tree_map(np.asarray, eh.simulate(eh.algorithms.fedavg(WORK), DATA, rounds=10).params))
+
+
+def test_methods_that_may_look_at_examples_otherwise_refuse_private_work():
+    for make in (
+        lambda: eh.algorithms.fedprox(WORK, mu=0.1),
+        lambda: eh.algorithms.scaffold(WORK),
+        lambda: eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=1.0),
+        lambda: eh.personalization.ditto(
+            eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, steps=1)), WORK, lam=1.0
+        ),
+    ):
+        with pytest.raises(EvenhandError, match="promises privacy"):
+            make()
+    assert eh.algorithms.fedavg(WORK).privacy is WORK.privacy
+    assert eh.algorithms.alone(WORK).privacy is WORK.privacy
+
+
+def test_the_promise_counts_all_steps():
+    (release,) = WORK.privacy.releases(3)
+    assert release == eh.types.Release(NOISE, RATE, times=3 * STEPS)
+    assert WORK.privacy.releases(0) == ()
+
+
+def test_two_queries_of_one_sample_are_one_of_less_noise():
+    rule = Rule(lambda p: (), lambda p, s, q, k: (p, s), lambda steps: {1: 2, 2: steps - 2})
+    work = private_work(MODEL, rule, who="test", noise_multiplier=2.0, rate=0.1, steps=6)
+    assert work.privacy.releases(2) == (
+        eh.types.Release(2.0, 0.1, times=2),
+        eh.types.Release(2.0 / np.sqrt(2.0), 0.1, times=10),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"clip": 0.0}, "clip"),
+        ({"clip": np.inf}, "clip"),
+        ({"noise_multiplier": -1.0}, "noise"),
+        ({"noise_multiplier": np.inf}, "noise"),
+        ({"rate": 0.0}, "probability"),
+        ({"rate": 1.1}, "probability"),
+        ({"steps": 0}, "steps"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(changed, match):
+    with pytest.raises(EvenhandError, match=match):
+        eh.privacy.dp_sgd(MODEL, 0.1, **{**COMMON, "clip": CLIP, **changed})
+
+
+def test_a_step_size_that_is_no_number_is_refused():
+    for step in (-1.0, np.nan, "0.1"):
+        with pytest.raises(EvenhandError, match="finite number"):
+            eh.privacy.dp_sgd(MODEL, step, clip=CLIP, **COMMON)
