@@ -67,7 +67,7 @@ def least_epsilon(
 
     Example:
       >>> round(least_epsilon(90, 100, canaries=1000, delta=1e-6), 2)
-      1.65
+      1.63
 
     Source: Steinke, Nasr and Jagielski, *Privacy Auditing with One (1) Training Run*, NeurIPS 2023, theorem 5.2.
     """

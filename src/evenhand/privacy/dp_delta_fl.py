@@ -87,7 +87,7 @@ def dp_delta_fl(
       >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
       >>> method = dp_delta_fl(work, theta=0.5, largest_loss=3.0, clip=0.5, noise_multiplier=1.0, rate=0.5)
       >>> run = eh.simulate(method, data, rounds=4)
-      >>> 0 < run.per_round["quantile"][-1] <= 3.0
+      >>> bool(0 < run.per_round["quantile"][-1] <= 3.0)
       True
 
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine

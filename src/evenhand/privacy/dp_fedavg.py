@@ -50,7 +50,7 @@ def dp_fedavg(
       >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
       >>> run = eh.simulate(dp_fedavg(work, clip=0.5, noise_multiplier=1.0, rate=0.1), data, rounds=20)
       >>> round(run.privacy.epsilon, 2), run.privacy.delta
-      (3.72, 0.01)
+      (1.86, 0.01)
 
     Source: McMahan et al., *Learning Differentially Private Recurrent Language Models*, ICLR 2018, algorithm 1; as in
     Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, algorithm 10 with :math:`A = 1`.

@@ -74,7 +74,7 @@ def dp_ftrl(
       >>> method = dp_ftrl(work, clip=0.5, noise_multiplier=4.0, cohort=10, clients=40)
       >>> run = eh.simulate(method, data, rounds=8, cohort=10)
       >>> round(run.privacy.epsilon, 2)
-      2.13
+      1.46
 
     Source: Kairouz et al., *Practical and Private (Deep) Learning without Sampling or Shuffling*, ICML 2021, algorithms
     1 and B.1; for clients: appendix D.

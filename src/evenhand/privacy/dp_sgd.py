@@ -64,7 +64,7 @@ def dp_sgd(
       >>> work = dp_sgd(model, 0.5, clip=1.0, noise_multiplier=1.0, rate=0.05, steps=20)
       >>> run = eh.simulate(eh.algorithms.alone(work), data, rounds=5)
       >>> run.privacy.unit, round(run.privacy.epsilon, 2)
-      ('example', 2.72)
+      ('example', 3.39)
 
     Source: Abadi et al., *Deep Learning with Differential Privacy*, CCS 2016, algorithm 1; Li et al., *Private Adaptive
     Optimization with Side Information*, ICML 2022, section 4.1 and algorithm 9.

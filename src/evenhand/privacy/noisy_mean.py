@@ -63,7 +63,7 @@ def noisy_mean(clip: float | AdaptiveClip, *, noise_multiplier: float, rate: flo
     Example:
       >>> import evenhand as eh, jax.numpy as jnp
       >>> rule = noisy_mean(1.0, noise_multiplier=0.0, rate=0.5)
-      >>> eh.aggregators.aggregate(rule, jnp.array([[3.0, 4.0], [0.0, 0.5]])).round(6).tolist()
+      >>> [round(x, 3) for x in eh.aggregators.aggregate(rule, jnp.array([[3.0, 4.0], [0.0, 0.5]])).tolist()]
       [0.6, 1.3]
 
     Source: McMahan et al., *Learning Differentially Private Recurrent Language Models*, ICLR 2018, the estimator with a

@@ -53,7 +53,7 @@ def private(method: Algorithm) -> Algorithm:
       >>> method = private(eh.algorithms.fedprox(work, mu=0.1, aggregator=noisy, sampling=eh.sampling.poisson(0.5)))
       >>> run = eh.simulate(method, data, rounds=4)
       >>> round(run.privacy.epsilon, 1)
-      8.9
+      4.0
 
     Source: McMahan et al., *Learning Differentially Private Recurrent Language Models*, ICLR 2018, definition 1.
     """

@@ -27,7 +27,6 @@ from private_oracle import (
     near,
     public_batch_gradient,
     public_gradient,
-    same,
     trained,
     tree_map,
     zeros,
@@ -169,7 +168,8 @@ def test_a_public_batch_has_the_mean_gradient_of_distinct_examples():
 def test_without_side_information_it_is_dp_sgd():
     ones = jax.tree.map(jnp.ones_like, A)
     plain = trained(eh.privacy.dp_sgd(MODEL, LR, clip=CLIP, **COMMON))[0]
-    assert same(trained(adadps(divided_by=ones))[0], plain)
+    # To rounding: norms of divided gradients are found by another product.
+    near(trained(adadps(divided_by=ones))[0], tree_map(np.asarray, plain))
     far(trained(adadps(divided_by=A))[0], tree_map(np.asarray, plain))
 
 

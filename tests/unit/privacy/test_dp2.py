@@ -25,7 +25,6 @@ from private_oracle import (
     loop,
     mean_of,
     near,
-    same,
     trained,
     tree_map,
     zeros,
@@ -230,8 +229,9 @@ def test_averaging_cuts_the_noise_of_the_moment():
 
 def test_while_the_first_phase_lasts_it_is_dp_sgd():
     plain = trained(eh.privacy.dp_sgd(MODEL, SIZES[0], clip=CLIPS[0], **COMMON))[0]
-    assert same(trained(dp2(delay=ROUNDS * STEPS))[0], plain)
-    assert same(trained(dp2(delay=(1, ROUNDS * STEPS), adaptive_first=True))[0], plain)
+    # To rounding: norms of divided gradients are found by another product.
+    near(trained(dp2(delay=ROUNDS * STEPS))[0], tree_map(np.asarray, plain))
+    near(trained(dp2(delay=(1, ROUNDS * STEPS), adaptive_first=True))[0], tree_map(np.asarray, plain))
     far(result("rmsprop"), tree_map(np.asarray, plain))
 
 
