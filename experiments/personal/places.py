@@ -14,7 +14,7 @@ import numpy.typing as npt
 from PIL import Image
 
 import evenhand as eh
-from experiments.robust.data import dealt, mnist
+from experiments.robust.data import dealt, mnist, sizes_of
 
 __all__ = ["PLACES", "Kind", "Place", "clients_of", "model_of"]
 
@@ -25,7 +25,8 @@ _COMMON = " abcdefghijklmnopqrstuvwxyz\n',."
 _LETTERS = len(_COMMON) + 1
 """The most frequent characters of Shakespeare in lower case, and one for all others."""
 _WINDOW = 5
-_POOL = 20_000
+_FEATURES = 196
+_POOL = 40_000
 """Training images of CIFAR10 that are decoded, and dealt from."""
 
 
@@ -35,20 +36,20 @@ class Kind(NamedTuple):
     Attributes:
       classes: of its labels.
       rates: step sizes that each method chooses from (ours).
-      images: of all clients together.
+      rows: of all clients together.
     """
 
     classes: int
     rates: tuple[float, ...]
-    images: int = 0
+    rows: int = 0
 
 
 PLACES: Mapping[Place, Kind] = {
     "two classes": Kind(10, (0.1, 0.3), 20_000),
     "dirichlet": Kind(10, (0.1, 0.3), 20_000),
-    "synthetic": Kind(10, (0.03, 0.1)),
+    "synthetic": Kind(10, (0.03, 0.1), 20_000),
     "shakespeare": Kind(_LETTERS, (0.1, 0.8)),
-    "cifar10": Kind(10, (0.03, 0.1), 10_000),
+    "cifar10": Kind(10, (0.03, 0.1), 20_000),
 }
 
 
@@ -60,11 +61,11 @@ def clients_of(place: Place, folder: Path, seed: int, clients: int, images: int)
       folder: with mnist.npz, shakespeare_speakers.npz and cifar10_jpeg.npz.
       seed: of everything random.
       clients: how many.
-      images: of all clients together, where they have images; 0: as many as :data:`PLACES` says.
+      images: or other rows, of all clients together; 0: as many as :data:`PLACES` says.
     """
-    images = images or PLACES[place].images
+    images = images or PLACES[place].rows
     if place == "synthetic":
-        return eh.data.synthetic(1.0, 1.0, clients=clients, seed=seed, max_size=400, valid_fraction=0.2)
+        return _synthetic(seed, clients, images)
     if place == "shakespeare":
         return _speakers(folder, seed, clients)
     if place == "cifar10":
@@ -73,13 +74,32 @@ def clients_of(place: Place, folder: Path, seed: int, clients: int, images: int)
 
 
 def model_of(place: Place) -> eh.Model:
-    """Softmax regression; for CIFAR10 a perceptron with 32 hidden units; characters are one-hot vectors."""
-    if place == "cifar10":
-        return eh.models.mlp(192, classes=10, hidden=(32,))
+    """Softmax regression; characters are one-hot vectors."""
     if place != "shakespeare":
-        return eh.models.softmax_regression(60 if place == "synthetic" else 196, classes=10)
+        return eh.models.softmax_regression(_FEATURES, classes=10)
     model = eh.models.softmax_regression(_WINDOW * _LETTERS, classes=_LETTERS)
     return model._replace(apply=lambda params, x: model.apply(params, jax.nn.one_hot(x, _LETTERS)))
+
+
+def _synthetic(seed: int, clients: int, rows: int) -> eh.data.FederatedDataset:
+    """The largest third of the clients of Synthetic(1, 1), cut to the sizes of MNIST's, with columns of zeros.
+
+    Thus all seeds, and MNIST, run in the same compiled programs.
+    """
+    drawn = eh.data.synthetic(1.0, 1.0, clients=3 * clients, seed=seed, max_size=1000, test_fraction=0.0)
+    sizes = sizes_of(np.random.default_rng(seed), clients, rows)
+    chosen = np.empty(clients, int)
+    chosen[np.argsort(sizes)] = np.argsort(drawn.train.sizes, kind="stable")[-clients:]
+    first = drawn.train.offsets[chosen]
+    if (drawn.train.sizes[chosen] < sizes).any():
+        raise SystemExit("There are too few rows: ask for fewer.")
+    kept = np.concatenate([np.arange(at, at + size) for at, size in zip(first, sizes, strict=True)])
+    x = np.pad(drawn.train.x[kept], ((0, 0), (0, _FEATURES - drawn.train.x.shape[1])))
+    return _split(x, drawn.train.y[kept], np.repeat(np.arange(clients), sizes), seed)
+
+
+def _split(x: NDArray, y: NDArray, client: NDArray, seed: int) -> eh.data.FederatedDataset:
+    return eh.data.from_arrays(x, y, client, test_fraction=0.2, valid_fraction=0.2, seed=seed)
 
 
 def _speakers(folder: Path, seed: int, clients: int, most: int = 200) -> eh.data.FederatedDataset:
@@ -122,21 +142,24 @@ def _texts(path: Path) -> list[NDArray]:
 
 
 def _cifar10(folder: Path, seed: int, clients: int, images: int) -> eh.data.FederatedDataset:
-    """Dirichlet(0.3) shares of the classes, as MNIST; 8 x 8 pixels in three colours, standardised."""
+    """Dirichlet(0.3) shares of the classes, as MNIST; colours and contrast on a grid of 7 x 7, standardised."""
     x, y = _pictures(folder / "cifar10_jpeg.npz")
     rows, client = dealt(y, seed, deal="dirichlet", clients=clients, images=images)
-    return eh.data.from_arrays(x[rows], y[rows], client, test_fraction=0.2, valid_fraction=0.2, seed=seed)
+    return _split(x[rows], y[rows], client, seed)
 
 
 @lru_cache(maxsize=1)
 def _pictures(path: Path) -> tuple[NDArray, NDArray]:
+    """Of each 4 x 4 pixels of the inner 28 x 28: the means of red, green and blue, and the deviation of grey."""
     with np.load(path, allow_pickle=False) as file:
         jpeg, offsets, label = file["jpeg"], file["offsets"], file["label"].astype(np.int32)
         known = np.flatnonzero(~file["is_test"])
     chosen = np.random.default_rng(0).permutation(known)[:_POOL]
-    x = np.empty((len(chosen), 192), np.float32)
+    x = np.empty((len(chosen), 7, 7, 4), np.float32)
     for row, image in enumerate(chosen):
         with Image.open(io.BytesIO(jpeg[offsets[image] : offsets[image + 1]].tobytes())) as picture:
-            pixels = np.asarray(picture.convert("RGB"), np.float32)
-        x[row] = pixels.reshape(8, 4, 8, 4, 3).mean(axis=(1, 3)).ravel()
-    return (x - x.mean()) / x.std(), label[chosen]
+            pixels = np.asarray(picture.convert("RGB"), np.float32)[2:30, 2:30].reshape(7, 4, 7, 4, 3)
+        x[row, ..., :3] = pixels.mean(axis=(1, 3))
+        x[row, ..., 3] = pixels.mean(axis=4).std(axis=(1, 3))
+    x = (x - x.mean(axis=(0, 1, 2))) / x.std(axis=(0, 1, 2))
+    return x.reshape(-1, _FEATURES), label[chosen]

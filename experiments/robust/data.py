@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 import evenhand as eh
 
-__all__ = ["Deal", "dealt", "mnist"]
+__all__ = ["Deal", "dealt", "mnist", "sizes_of"]
 
 Deal = Literal["dirichlet", "two classes"]
 NDArray: TypeAlias = npt.NDArray[Any]
@@ -58,8 +58,7 @@ def dealt(
 ) -> tuple[NDArray, NDArray]:
     """Which images are dealt, no image twice, and to which client each of them; arguments as of :func:`mnist`."""
     random = np.random.default_rng(seed)
-    sizes = np.geomspace(1.0, _UNEVEN, clients)
-    sizes = random.permutation(10 * np.maximum(np.round(images / 10 * sizes / sizes.sum()), 1).astype(int))
+    sizes = sizes_of(random, clients, images)
     if deal == "dirichlet":
         shares = random.dirichlet(np.full(_DIGITS, alpha), clients)
     else:
@@ -67,6 +66,12 @@ def dealt(
         shares = np.array([np.isin(np.arange(_DIGITS), pair) / 2 for pair in pairs])
     digits = [random.choice(_DIGITS, size, p=share) for size, share in zip(sizes, shares, strict=True)]
     return _rows(np.concatenate(digits), y, random), np.repeat(np.arange(clients), sizes)
+
+
+def sizes_of(random: np.random.Generator, clients: int, images: int) -> NDArray:
+    """How many images each client has, in random order: the same numbers for every seed."""
+    sizes = np.geomspace(1.0, _UNEVEN, clients)
+    return random.permutation(10 * np.maximum(np.round(images / 10 * sizes / sizes.sum()), 1).astype(int))
 
 
 def _rows(digits: NDArray, y: NDArray, random: np.random.Generator) -> NDArray:
