@@ -4,28 +4,28 @@ The table of Li et al., *Ditto: Fair and Robust Federated Learning Through Perso
 of its penalty, with all rivals tuned alike.  From the root of the repository:
 
     python -m experiments.personal --data-dir DIR --folder runs/personal
+    python -m experiments.personal --parts joint partial --data-dir DIR --folder runs/personal
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-import numpy as np
 import tyro
 
 import evenhand as eh
 from evenhand import attacks
-from evenhand.studies import Family, Outcome
-from experiments.fairness import Measures, write
+from experiments.fairness import write
+from experiments.personal import joint, partly
 from experiments.personal.methods import Candidates, candidates
-from experiments.robust.breakdown import accuracy
-from experiments.robust.data import mnist
+from experiments.personal.places import PLACES, Place, clients_of, model_of
+from experiments.personal.tuned import Found, Runs, compared, shown
 
-Place = Literal["two classes", "dirichlet", "synthetic"]
+Part = Literal["table", "joint", "partial"]
 Attack = Literal["clean", "A1 50", "A3 10", "A2 50", "A3 20"]
 
 PAPER: Mapping[str, Mapping[str, float]] = {
@@ -51,7 +51,9 @@ class Config:
     """What is run, with the place that a default comes from, or else "ours"."""
 
     data_dir: Path = Path("data")
-    """Folder with mnist.npz."""
+    """Folder with mnist.npz, shakespeare_speakers.npz and cifar10_jpeg.npz."""
+    parts: tuple[Part, ...] = ("table",)
+    """The table; Ditto's two solvers; a part of the model personal, with robust rules."""
     places: tuple[Place, ...] = field(default_factory=lambda: get_args(Place))
     """The data (ours)."""
     attacks: tuple[Attack, ...] = field(default_factory=lambda: get_args(Attack))
@@ -63,35 +65,28 @@ class Config:
     folder: Path | None = None
     """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     seeds: int = 5
-    """0 to 4; a seed decides the clients, too, and who is malicious; two further ones tune."""
+    """0 to 4; a seed decides the clients, too, and who is malicious; further ones tune."""
+    tuning: int = 1
+    """Seeds beyond those, on whose validation rows each method chooses its numbers (ours)."""
     clients: int = 100
-    """MNIST (ours; Ditto has 500 on Fashion MNIST) and Synthetic(1, 1) (ours)."""
-    images: int = 20_000
-    """MNIST (ours)."""
+    """Ours; Ditto has 500 on Fashion MNIST."""
+    images: int = 0
+    """Of all clients (ours); 0: 20,000 of MNIST, 10,000 of CIFAR10."""
     cohort: int = 10
     """As the authors' code."""
     rounds: int = 100
     """Ours; the paper has 5000 on Fashion MNIST."""
-    rates: tuple[float, ...] = (0.1, 0.3)
-    """Step sizes that each method chooses from (ours)."""
+    rates: tuple[float, ...] = ()
+    """Step sizes that each method chooses from (ours); none: two that suit the place."""
 
 
-def dataset(config: Config, place: Place, seed: int) -> eh.data.FederatedDataset:
-    """The clients of one seed."""
-    if place == "synthetic":
-        return eh.data.synthetic(
-            1.0, 1.0, clients=config.clients, seed=seed, max_size=400, valid_fraction=0.2
-        )
-    return mnist(config.data_dir, seed, deal=place, clients=config.clients, images=config.images)
-
-
-def attack(name: Attack, cohort: int) -> eh.types.Attack | None:
+def attack(name: Attack, cohort: int, classes: int = 10) -> eh.types.Attack | None:
     """Labels of malicious clients are wrong under all attacks, as in the authors' code."""
     if name == "clean":
         return None
     kind, share = name.split()
     fraction = float(share) / 100
-    poisoned = attacks.uniform_labels(fraction, classes=10)
+    poisoned = attacks.uniform_labels(fraction, classes=classes)
     if kind == "A1":
         return poisoned
     second = {
@@ -101,83 +96,79 @@ def attack(name: Attack, cohort: int) -> eh.types.Attack | None:
     return attacks.both(poisoned, second[kind])
 
 
-def table(config: Config, place: Place, name: Attack) -> dict[str, dict[str, Any]]:
-    """Method -> its chosen numbers, the numbers of each seed, and the sweep that chose them."""
+def table(config: Config, place: Place, name: Attack) -> Found:
+    """All methods on one kind of data, under one attack."""
     share = 0.0 if name == "clean" else float(name.split()[1]) / 100
-    features, expected = (60 if place == "synthetic" else 196), int(config.cohort * share)
-    every = candidates(features, expected, strong=name.startswith("A3"))
-    every = {label: each for label, each in every.items() if label in config.methods or not config.methods}
-    how: dict[str, Any] = {
-        "rounds": config.rounds,
-        "cohort": config.cohort,
-        "eval_every": config.rounds,
-        "attack": attack(name, config.cohort),
-        "baseline": "global",
-        "progress": True,
-    }
-    at = config.folder and config.folder / f"{place} {name}".replace(" ", "_")
-    tuning = eh.study(
-        {label: Family(("rate", *each.grid), each.make) for label, each in every.items()},
-        partial(dataset, config, place),
-        seeds=range(config.seeds, config.seeds + 2),
-        grid={label: {"rate": list(config.rates), **_lists(each)} for label, each in every.items()},
-        folder=at and at / "tuning",
-        **how,
+    kind = PLACES[place]
+    every = candidates(model_of(place), int(config.cohort * share), strong=name.startswith("A3"))
+    at = _under(config, place, name)
+    return compared(
+        _wanted(config, every),
+        _runs(config, place, config.cohort, attack(name, config.cohort, kind.classes), at),
     )
-    chosen = {label: _best([o for o in tuning.outcomes if o.setting.method == label]) for label in every}
-    final = eh.study(
-        {label: Family((), partial(_fixed, every[label], chosen[label])) for label in every},
-        partial(dataset, config, place),
-        seeds=config.seeds,
-        folder=at and at / "final",
-        **how,
-    )
-    found: dict[str, dict[str, Any]] = {}
-    for label in every:
-        mine = [each for each in final.outcomes if each.setting.method == label]
-        tried = {
-            str(dict(s)): v for s, v in _swept([o for o in tuning.outcomes if o.setting.method == label])
-        }
-        found[label] = {"chosen": chosen[label], "seeds": [accuracy(o, "test") for o in mine], "valid": tried}
-    return found
-
-
-def _lists(each: Candidates) -> dict[str, list[Any]]:
-    return {name: list(values) for name, values in each.grid.items()}
-
-
-def _fixed(each: Candidates, numbers: Mapping[str, Any], _: Mapping[str, Any]) -> eh.Algorithm:
-    return each.make(numbers)
-
-
-def _swept(outcomes: Sequence[Outcome]) -> list[tuple[Mapping[str, Any], float]]:
-    """Each setting with the mean of the validation accuracies of honest clients, over clients and seeds."""
-    by_setting: dict[str, list[Outcome]] = {}
-    for each in outcomes:
-        by_setting.setdefault(str(each.setting.numbers), []).append(each)
-    return [
-        (part[0].setting.numbers, float(np.mean([accuracy(each, "valid")["mean"] for each in part])))
-        for part in by_setting.values()
-    ]
-
-
-def _best(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    return dict(max(_swept(outcomes), key=lambda each: each[1])[0])
 
 
 def main(config: Config) -> None:
-    """Each kind of data, under each attack; the file is written after each of these."""
-    for place in config.places:
-        found: dict[str, dict[str, Any]] = {}
+    """Each part; a file of the table is written after each attack."""
+    if "joint" in config.parts:
+        _joint(config)
+    if "partial" in config.parts:
+        _partial(config)
+    for place in config.places if "table" in config.parts else ():
+        found: dict[str, Found] = {}
         for name in config.attacks:
             found[name] = table(config, place, name)
             content = {"percent": found, "paper": PAPER}
             write(config.out / f"{place.replace(' ', '_')}.json", content, asdict(config), digits=4)
-            print(f"{place}, {name}")
-            for label, each in found[name].items():
-                seeds: list[Measures] = each["seeds"]
-                mean, std = (np.mean([one[what] for one in seeds]) for what in ("mean", "std"))
-                print(f"  {label:18} {mean:5.1f} (std over clients {std:4.1f})  {each['chosen']}", flush=True)
+            shown(f"{place}, {name}", found[name])
+
+
+def _joint(config: Config) -> None:
+    """Ditto's two solvers under model replacement."""
+    found: dict[str, Found] = {}
+    for place in joint.PLACES:
+        runs = _runs(
+            config, place, config.cohort, attack("A3 20", config.cohort), _under(config, "joint", place)
+        )
+        found[place] = compared(_wanted(config, joint.methods()), runs)
+        shown(f"joint, {place}", found[place])
+        write(config.out / "joint.json", {"percent": found}, asdict(config), digits=4)
+
+
+def _partial(config: Config) -> None:
+    """A personal output layer, simultaneously or in turns, and with robust rules."""
+    found: dict[str, Found] = {}
+    for name, each in partly.corruptions().items():
+        runs = _runs(config, "dirichlet", partly.COHORT, each, _under(config, "partial", name))
+        every = _wanted(config, partly.methods(clean=each is None))
+        found[name] = compared(every, runs._replace(everybody=True))
+        shown(f"partial, {name}", found[name])
+        write(
+            config.out / "partial.json", {"percent": found, "paper": partly.PAPER}, asdict(config), digits=4
+        )
+
+
+def _wanted(config: Config, every: Mapping[str, Candidates]) -> dict[str, Candidates]:
+    return {label: each for label, each in every.items() if label in config.methods or not config.methods}
+
+
+def _runs(
+    config: Config, place: Place, cohort: int, attack: eh.types.Attack | None, folder: Path | None
+) -> Runs:
+    return Runs(
+        data=partial(clients_of, place, config.data_dir, clients=config.clients, images=config.images),
+        seeds=config.seeds,
+        tuning=config.tuning,
+        rates=config.rates or PLACES[place].rates,
+        rounds=config.rounds,
+        cohort=cohort,
+        attack=attack,
+        folder=folder,
+    )
+
+
+def _under(config: Config, *names: str) -> Path | None:
+    return config.folder and config.folder / "_".join(names).replace(" ", "_")
 
 
 if __name__ == "__main__":

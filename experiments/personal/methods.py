@@ -31,15 +31,14 @@ class Candidates(NamedTuple):
     grid: Mapping[str, Sequence[Any]]
 
 
-def candidates(features: int, malicious: int, *, strong: bool) -> dict[str, Candidates]:
-    """All methods, for softmax regression on rows of so many features.
+def candidates(model: eh.Model, malicious: int, *, strong: bool) -> dict[str, Candidates]:
+    """All methods, for one model.
 
     Args:
-      features: of a row.
+      model: of all of them.
       malicious: how many malicious clients the robust rules expect in a round.
       strong: the bit that dynamic Ditto is told.
     """
-    model = eh.models.softmax_regression(features=features, classes=10)
 
     def work(rate: float, epochs: int = 1) -> eh.local.Work:
         return eh.local.sgd(model, rate, epochs=epochs, batch_size=10)
@@ -55,6 +54,11 @@ def candidates(features: int, malicious: int, *, strong: bool) -> dict[str, Cand
 
     def after(n: Numbers) -> tuple[eh.Algorithm, eh.local.Work]:
         return average(n["rate"]), work(n["rate"], epochs=50)
+
+    def ditto(rule: eh.types.Aggregator = aggregators.mean()) -> Candidates:
+        return Candidates(
+            lambda n: personal.ditto(average(n["rate"], rule), work(n["rate"]), lam=n["lam"]), {"lam": lams}
+        )
 
     lams, wide = (0.1, 1.0, 2.0), (0.01, 0.1, 1.0)
     return {
@@ -91,10 +95,8 @@ def candidates(features: int, malicious: int, *, strong: bool) -> dict[str, Cand
             lambda n: personal.pfedme(work(n["rate"]), lam=n["lam"], inner_step=0.1),
             {"lam": (1.0, 5.0)},
         ),
-        "Ditto": Candidates(lambda n: personal.ditto(*around(n), lam=n["lam"]), {"lam": lams}),
+        "Ditto": ditto(),
         "Ditto, dynamic": Candidates(lambda n: personal.dynamic_ditto(*around(n), strong_attack=strong), {}),
-        "Ditto + clipping": Candidates(
-            lambda n: personal.ditto(average(n["rate"], aggregators.clip()), work(n["rate"]), lam=n["lam"]),
-            {"lam": lams},
-        ),
+        "Ditto + clipping": ditto(aggregators.clip()),
+        "Ditto + geometric median": ditto(aggregators.geometric_median()),
     }

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 import evenhand as eh
 
-__all__ = ["Deal", "mnist"]
+__all__ = ["Deal", "dealt", "mnist", "sizes_of"]
 
 Deal = Literal["dirichlet", "two classes"]
 NDArray: TypeAlias = npt.NDArray[Any]
@@ -47,20 +47,31 @@ def mnist(
       Rows of 196 features: images of 14 x 14, the means of 2 x 2 pixels.
     """
     x, y = _images(folder / "mnist.npz")
+    rows, client = dealt(y, seed, deal=deal, clients=clients, images=images, alpha=alpha)
+    return eh.data.from_arrays(
+        _pooled(x[rows]), y[rows], client, test_fraction=0.2, valid_fraction=0.2, seed=seed
+    )
+
+
+def dealt(
+    y: NDArray, seed: int, *, deal: Deal, clients: int, images: int, alpha: float = 0.3
+) -> tuple[NDArray, NDArray]:
+    """Which images are dealt, no image twice, and to which client each of them; arguments as of :func:`mnist`."""
     random = np.random.default_rng(seed)
-    sizes = np.geomspace(1.0, _UNEVEN, clients)
-    sizes = random.permutation(10 * np.maximum(np.round(images / 10 * sizes / sizes.sum()), 1).astype(int))
+    sizes = sizes_of(random, clients, images)
     if deal == "dirichlet":
         shares = random.dirichlet(np.full(_DIGITS, alpha), clients)
     else:
         pairs = [random.choice(_DIGITS, 2, replace=False) for _ in range(clients)]
         shares = np.array([np.isin(np.arange(_DIGITS), pair) / 2 for pair in pairs])
     digits = [random.choice(_DIGITS, size, p=share) for size, share in zip(sizes, shares, strict=True)]
-    rows = _rows(np.concatenate(digits), y, random)
-    client = np.repeat(np.arange(clients), sizes)
-    return eh.data.from_arrays(
-        _pooled(x[rows]), y[rows], client, test_fraction=0.2, valid_fraction=0.2, seed=seed
-    )
+    return _rows(np.concatenate(digits), y, random), np.repeat(np.arange(clients), sizes)
+
+
+def sizes_of(random: np.random.Generator, clients: int, images: int) -> NDArray:
+    """How many images each client has, in random order: the same numbers for every seed."""
+    sizes = np.geomspace(1.0, _UNEVEN, clients)
+    return random.permutation(10 * np.maximum(np.round(images / 10 * sizes / sizes.sum()), 1).astype(int))
 
 
 def _rows(digits: NDArray, y: NDArray, random: np.random.Generator) -> NDArray:
