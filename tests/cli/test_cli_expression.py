@@ -77,9 +77,14 @@ _AFTER = {"mean", "geometric_median", "krum", "trimmed_mean", "centered_clipping
 """Aggregators that may come after one that changes the uploads."""
 
 
+_ELSEWHERE = {"alone", "cyclic", "poisson", *eh.privacy.__all__}
+"""What few others may be around or inside: test_cli_privacy.py composes it."""
+
+
 def composition(room: Room, draw: random.Random, depth: int = 0, *, after: str = "") -> str:
     """A legal call, with some of its optional arguments; ``after``: which function it is the ``then`` of."""
     known = {name: factory for name, factory in factories(room).items() if depth < 2 or name not in _WRAPPERS}
+    known = {name: factory for name, factory in known.items() if name not in _ELSEWHERE}
     known.pop("fedprox_adaptive" if depth else "", None)  # it cannot be averaged
     known.pop("kth_smallest", None)  # its k may not exceed the size of the cohort
     if after == "secure":
@@ -125,7 +130,7 @@ _COVERED = {
     name
     for what in ("method", "aggregator", "risk", "server optimiser", "sampling")
     for name in factories(_ROOM[what])
-    if name != "kth_smallest"
+    if name != "kth_smallest" and name not in _ELSEWHERE
 }
 
 

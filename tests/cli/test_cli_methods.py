@@ -261,8 +261,9 @@ GIVEN = {
 
 FACTORIES = factories(room_of(Algorithm))
 ONLY_IN_EXPRESSIONS = {
+    "fedmgda": {"epsilon"},
     "apfl": {"alpha"},  # --alpha is Dirichlet's
-    "per-fedavg": {"alpha"},
+    "per-fedavg": {"alpha", "delta"},
     "mapper": {"gammas"},
     "dynamic-ditto": {"lams"},
 }
@@ -305,7 +306,7 @@ def needed(factory: Callable[..., Any]) -> dict[str, tuple[str, Any]]:
         if parameter.default is parameter.empty:
             kinds = list(arms(hints[argument]))
             room = room_for(kinds)
-            if room is None:
+            if room is None or float in kinds:
                 words = [get_args(kind)[0] for kind in kinds if get_origin(kind) is Literal]
                 values = {float: 0.5, int: 2, bool: True, str: "text"}
                 value = [*words, *(value for kind, value in values.items() if kind in kinds)][0]
@@ -318,6 +319,7 @@ def needed(factory: Callable[..., Any]) -> dict[str, tuple[str, Any]]:
 
 
 TRIED_ELSEWHERE = {
+    "dp-fedadam": "optax's Adam mixes types: tests/contracts",
     "alone": "it is for one client: tests/unit/privacy/test_private_work.py",
     "dp-ftrl": "it must be told the number of clients: tests/unit/privacy/test_dp_ftrl.py",
     "private": "it needs a noisy method: tests/cli/test_cli_privacy.py",

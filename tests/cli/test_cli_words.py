@@ -112,7 +112,7 @@ def test_every_option_says_what_it_takes(
         ("run fedporx --help", "(perhaps you meant fedprox)"),
         (
             "run --rounds 3 fedsomething",
-            "There is no method 'fedsomething' among afl, averaged, delta-fl, fedavg, ",
+            "There is no method 'fedsomething' among afl, alone, averaged, delta-fl, fedavg, ",
         ),
         (
             "run --rond 3 fedavg",

@@ -55,20 +55,20 @@ def dp_delta_fl(
         w^{t+1} = w^t + \frac1{\theta q N} \Big( \sum_{k:\, F_k(w^t) \ge Q} \Delta_k \min\Big(1,
         \frac{C}{\|\Delta_k\|}\Big) + \mathcal N(0, z_w^2 C^2 I) \Big).
 
-    Clients below the quantile send zeros, so that nobody sees who is above it.
+    with :math:`z_w = z \sqrt{1 + r}`.  Clients below the quantile send zeros, so that nobody sees who is above it.
 
     Args:
       work: as in :func:`evenhand.algorithms.delta_fl`.
       theta: :math:`\theta`, the fraction of the clients, the worst served, that counts.
       largest_loss: :math:`B`, to which losses are clipped; public.
       clip: :math:`C`, in the units of an update; the paper's is that of an update over the step size.
-      noise_multiplier: :math:`z`, of both exchanges together; the mean gets :math:`z_w = z \sqrt{1 + r}`.
+      noise_multiplier: :math:`z`, of both exchanges together.
       rate: :math:`q`, the chance with which each client is drawn.
       fewest: clients in a cohort, below which the round takes no quantile, and all clients count; what the noise of
         the histogram is made for.
       bins: of the histogram, a power of two.
       share: :math:`r`, the histogram's budget over that of the mean, in concentrated privacy.
-      server_opt: the server's optimiser; ``optax.sgd(1.0)`` is averaging.
+      server_opt: the server's optimiser; ``sgd(1.0)`` is averaging.
 
     Raises:
       EvenhandError: a number out of range.

@@ -36,7 +36,7 @@ def dp_fedavg(
       clip: :math:`C`, in the units of an update, or :func:`evenhand.privacy.adaptive_clip`.
       noise_multiplier: :math:`z`; :func:`evenhand.privacy.noise_for` finds it for a budget.
       rate: :math:`q`, the chance with which each client is drawn in a round.
-      server_opt: the server's optimiser on the noisy pseudo-gradient; ``optax.sgd(1.0)`` is plain averaging.
+      server_opt: the server's optimiser on the noisy pseudo-gradient; ``sgd(1.0)`` is plain averaging.
 
     Raises:
       EvenhandError: a number out of range, or local work that promises privacy by itself.

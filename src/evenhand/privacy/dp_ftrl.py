@@ -52,7 +52,7 @@ def dp_ftrl(
     Args:
       work: as in :func:`evenhand.privacy.dp_fedavg`.
       clip: :math:`C`.
-      noise_multiplier: :math:`z`, of each node; a turn is a Gaussian mechanism of multiplier :math:`z / \sqrt h`.
+      noise_multiplier: :math:`z`, of each node: a whole turn has less, by the square root of :math:`h`.
       cohort: :math:`m`; run it with the same ``cohort=``.
       clients: :math:`N`, of which there may be no more.
       server_opt: as in :func:`evenhand.privacy.dp_fedavg`; momentum makes it the authors' method with momentum.
