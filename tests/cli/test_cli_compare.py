@@ -200,7 +200,10 @@ def test_list_names_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines())) <= 80
     assert main(["list", "models"]) == 0
     assert "fedavg" not in capsys.readouterr().out
-    assert {entry.name.partition("(")[0] for entry in TOPICS["aggregators"]} <= set(eh.aggregators.__all__)
+    assert {entry.name.partition("(")[0] for entry in TOPICS["aggregators"]} <= {
+        *eh.aggregators.__all__,
+        *eh.privacy.__all__,
+    }
     assert "superquantile(theta=)" in {entry.name for entry in TOPICS["risks"]}
 
 
