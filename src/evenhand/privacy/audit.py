@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import optax
-from scipy import stats
 
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
@@ -71,6 +70,8 @@ def least_epsilon(
 
     Source: Steinke, Nasr and Jagielski, *Privacy Auditing with One (1) Training Run*, NeurIPS 2023, theorem 5.2.
     """
+    from scipy import stats  # half a second, which only audits take
+
     if not 0 <= correct <= guesses <= canaries:
         raise EvenhandError(
             f"least_epsilon({correct}, {guesses}, canaries={canaries}): give no more right guesses than guesses, and "
