@@ -48,6 +48,7 @@ class Continued(NamedTuple):
 
     init: Callable[[Params], PyTree]
     solve: Callable[[Params, PyTree, ClientData, Key], tuple[Params, PyTree]]
+    __repr__ = short
 
 
 class Work(NamedTuple):

@@ -7,7 +7,7 @@ from evenhand.report import figures
 from evenhand.report._clients_csv import ClientTable, read_clients_csv, write_clients_csv
 from evenhand.report._course import Swing, latest, swing
 from evenhand.report._notebook import Summary, run_html
-from evenhand.report._privacy import privacy_line
+from evenhand.report._privacy_line import privacy_line
 from evenhand.report._report import write_report
 from evenhand.report._view import RunView, among, headline_split, statistics
 from evenhand.report.comparison import Comparison, Method, caution, compare, may_win, verdict

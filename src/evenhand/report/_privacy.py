@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from evenhand.report._privacy_line import told_as
 from evenhand.report.comparison import Comparison
 from evenhand.report.html import Cell, escape, table
-from evenhand.report.numbers import number
 
-__all__ = ["privacy", "privacy_line"]
+__all__ = ["privacy"]
 
 
 def privacy(subject: Comparison) -> str:
@@ -25,25 +23,13 @@ def privacy(subject: Comparison) -> str:
     rows: list[list[str | Cell]] = []
     for what, of in _ROWS.items():
         cells = [
-            "; ".join(each[of]) if isinstance(each[of], list) else _text(each, of) for each in told.values()
+            "; ".join(each[of]) if isinstance(each[of], list) else told_as(each, of) for each in told.values()
         ]
         rows.append([what, *(Cell(escape(text), "setting") for text in cells)])
     head = ["", *(told if several else ["Value"])]
     note = f"<p>{escape(', '.join(none))} promises nothing.</p>\n" if none else ""
     body = table("What is promised, and what the promise rests on", head, rows)
     return f"<section>\n<h2>Privacy</h2>\n{body}\n{note}</section>"
-
-
-def privacy_line(told: dict[str, Any]) -> str:
-    """The promise in a sentence."""
-    return (
-        f"Privacy: epsilon {_text(told, 'epsilon')} at delta {told['delta']:g}, for {told['neighbours']} "
-        f"(accountant: {told['accountant']})."
-    )
-
-
-def _text(told: dict[str, Any], of: str) -> str:
-    return number(float(told[of]), 4) if of in ("epsilon", "delta") else str(told[of])
 
 
 _ROWS = {
