@@ -14,7 +14,7 @@ __all__ = ["alone"]
 
 
 def alone(work: Work) -> Algorithm:
-    r"""Central training: the only client does its local work in each round, and goes on where it stopped.
+    r"""Central training: the only client continues its local work in each round.
 
     .. math:: \min_w F(w) = \frac1n \sum_i f(x_i; w)
 

@@ -39,7 +39,7 @@ class Parts(NamedTuple):
 
 
 class Continued(NamedTuple):
-    """Local work that goes on where it stopped, with what its optimiser has learnt by then.
+    """Local work that continues from round to round, with the state of its optimiser.
 
     Attributes:
       init: ``params -> state`` before the first step.
