@@ -7,7 +7,8 @@ The two schemes of the literature both aim at the objective :math:`\sum_k p_k F_
 * scheme B, ``uniform()``: clients are drawn uniformly without replacement, mean weighted by :math:`n_k`; a ratio of
   two sums, hence exact in expectation only for clients of equal size or for a cohort of all clients.
 
-:func:`poisson` is for private learning, whose guarantees rest on it: every client counts alike, :math:`p_k = 1 / N`.
+:func:`poisson` is for private learning, whose guarantees rest on it: every client counts alike, :math:`p_k = 1 / N`;
+:func:`fixed` and :func:`cyclic` are for guarantees of other kinds.
 
 Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, section 5.1 and figure 12.
 """
@@ -27,7 +28,7 @@ from evenhand import permutation
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Cohort, Key, Sampling
 
-__all__ = ["cyclic", "included", "poisson", "proportional", "slots_for", "uniform"]
+__all__ = ["cyclic", "fixed", "included", "poisson", "proportional", "slots_for", "uniform"]
 
 
 def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
@@ -143,6 +144,40 @@ def poisson(rate: float) -> Sampling:
 
     def slots(clients: int) -> int:
         return slots_for(rate, clients)
+
+    return Sampling(draw, _one, rate=rate, slots=slots, independent=True)
+
+
+def fixed(rate: float) -> Sampling:
+    r"""Exactly :math:`\lfloor q N \rfloor` clients take part, drawn without replacement; all that do count equally.
+
+    For private learning with cohorts that never differ in size.  Its guarantees then are for one client *replaced* by
+    another, which moves a sum twice as far, so that they cost more noise than those of :func:`poisson`.
+
+    Args:
+      rate: :math:`q`, above 0 and at most 1.
+
+    Raises:
+      EvenhandError: a rate outside that range; when a run starts, fewer than :math:`1 / q` clients.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> fixed(0.1).draw(jax.random.key(0), jnp.full(1000, 20), 0).ids.shape
+      (100,)
+    """
+    if not 0.0 < rate <= 1.0:
+        raise EvenhandError(f"sampling.fixed(rate={rate}): give a part above 0 and at most 1.")
+
+    def draw(key: Key, sizes: Array, m: int) -> Cohort:
+        return _uniform(False)(key, sizes, slots(sizes.shape[0]))
+
+    def slots(clients: int) -> int:
+        m = int(rate * clients + 1e-9)  # 0.29 * 100 is a little less than 29
+        if not m:
+            raise EvenhandError(
+                f"sampling.fixed(rate={rate}): of {clients} clients, that is none: give a larger rate."
+            )
+        return m
 
     return Sampling(draw, _one, rate=rate, slots=slots)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.errors import EvenhandError
+from evenhand.privacy._checks import one_of
 from evenhand.privacy._noise import with_gaussian
 from evenhand.types import Array, Key, PyTree, Release, Sum, Upload
 
@@ -26,13 +27,19 @@ class AdaptiveClip(NamedTuple):
 
 
 class _State(NamedTuple):
-    """How many clients there are, and the present clip; float32 scalars."""
+    """The size of a cohort that is expected, and the present clip; float32 scalars."""
 
-    clients: Array
+    expected: Array
     clip: Array
 
 
-def noisy_mean(clip: float | AdaptiveClip, *, noise_multiplier: float, rate: float) -> Sum:
+def noisy_mean(
+    clip: float | AdaptiveClip,
+    *,
+    noise_multiplier: float,
+    rate: float,
+    sampling: Literal["poisson", "fixed"] = "poisson",
+) -> Sum:
     r"""The mean of clipped uploads, under noise that hides whether any one client took part.
 
     .. math::
@@ -41,12 +48,14 @@ def noisy_mean(clip: float | AdaptiveClip, *, noise_multiplier: float, rate: flo
 
     The norm is that of all numbers of an upload together.  The denominator is public: the expected size of a cohort,
     never the size of this one.  One client moves the sum by at most :math:`C`, so that each round is a Gaussian
-    mechanism with noise multiplier :math:`z` on a Poisson sample of the clients.
+    mechanism with noise multiplier :math:`z` on a Poisson sample of the clients.  With cohorts of a fixed size
+    neighbours have one client *replaced*, which moves the sum by up to :math:`2 C`: noise multiplier :math:`z / 2`.
 
     Args:
       clip: :math:`C`, or :func:`adaptive_clip`.
       noise_multiplier: :math:`z \ge 0`.
-      rate: :math:`q`, the chance with which a client is drawn: that of :func:`evenhand.sampling.poisson`.
+      rate: :math:`q`, the part of the clients that is drawn: that of the sampling.
+      sampling: how: ``"poisson"`` or ``"fixed"``, as in :mod:`evenhand.sampling`.
 
     Raises:
       EvenhandError: a number out of range; a count of clips that takes more noise than there is.
@@ -75,6 +84,7 @@ def noisy_mean(clip: float | AdaptiveClip, *, noise_multiplier: float, rate: flo
             f"noisy_mean(noise_multiplier={noise_multiplier}, rate={rate}): give a finite noise of at least 0, and a "
             "probability above 0 and at most 1."
         )
+    one_of("sampling", sampling, ("poisson", "fixed"))
     adapt = clip if isinstance(clip, AdaptiveClip) else None
     first = clip.initial if isinstance(clip, AdaptiveClip) else clip
     if not 0.0 < first < math.inf:
@@ -82,7 +92,8 @@ def noisy_mean(clip: float | AdaptiveClip, *, noise_multiplier: float, rate: flo
     of_mean = noise_multiplier if adapt is None else _left(noise_multiplier, adapt)
 
     def init(like: PyTree, clients: int) -> _State:
-        return _State(jnp.float32(clients), jnp.float32(first))
+        expected = rate * clients if sampling == "poisson" else int(rate * clients + 1e-9)
+        return _State(jnp.float32(expected), jnp.float32(first))
 
     def publish(state: _State) -> Array:
         return state.clip
@@ -95,7 +106,7 @@ def noisy_mean(clip: float | AdaptiveClip, *, noise_multiplier: float, rate: flo
         return tree.select(jnp.isfinite(norm), found, tree.zeros_like(found))
 
     def lower(total: tuple[PyTree, Array], state: _State, key: Key) -> tuple[PyTree, _State]:
-        (deltas, small), expected = total, rate * state.clients
+        (deltas, small), expected = total, state.expected
         mean_key, count_key = jax.random.split(key)
         mean = tree.scale(1.0 / expected, with_gaussian(mean_key, deltas, of_mean * state.clip))
         if adapt is None:
@@ -109,7 +120,7 @@ def noisy_mean(clip: float | AdaptiveClip, *, noise_multiplier: float, rate: flo
         lower,
         publish,
         sensitivity=None if adapt is not None else first,
-        release=Release(noise_multiplier, rate),
+        release=Release(noise_multiplier / (1.0 if sampling == "poisson" else 2.0), rate, sampling),
     )
 
 

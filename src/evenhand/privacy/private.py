@@ -8,10 +8,26 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from evenhand.errors import EvenhandError, expect
-from evenhand.types import Algorithm, Array, Info, Key, Params, Phase, Privacy, PyTree, Release, Stack, Sum
+from evenhand.types import (
+    Algorithm,
+    Array,
+    Info,
+    Key,
+    Params,
+    Phase,
+    Privacy,
+    PyTree,
+    Release,
+    Stack,
+    Sum,
+)
 
 __all__ = ["private", "promise"]
 
+_NEIGHBOURS = {
+    "poisson": "one client, with all its examples, added or removed",
+    "fixed": "one client, with all its examples, replaced by another",
+}
 _NOISY = "give the method aggregator=eh.privacy.noisy_mean(clip, noise_multiplier=..., rate=...)"
 
 
@@ -34,12 +50,13 @@ def private(method: Algorithm) -> Algorithm:
 
     Args:
       method: one whose only look at its clients is through aggregators that add noise
-        (:func:`evenhand.privacy.noisy_mean`), on cohorts from :func:`evenhand.sampling.poisson` of the same rate.
+        (:func:`evenhand.privacy.noisy_mean`), on cohorts from :func:`evenhand.sampling.poisson` of the same rate, or
+        from :func:`evenhand.sampling.fixed` if their noise is made for it.
 
     Raises:
       EvenhandError: the method gives away something without noise, with the reason and what to do instead: an
-        aggregator that sees single uploads, or weighs clients by what they report; a fixed cohort, for which other
-        bounds hold; a training loss that it observes; personal models; local work that promises something else.
+        aggregator that sees single uploads, or weighs clients by what they report; a fixed cohort under noise for
+        another sampling; a training loss that it observes; personal models; local work that promises something else.
 
     Edge cases: rounds without clients still step, with noise alone.  The server's step gets the expected number of
     uploads in place of the true one, which is private.  Put :func:`evenhand.personalization.ditto` and
@@ -58,13 +75,18 @@ def private(method: Algorithm) -> Algorithm:
     Source: McMahan et al., *Learning Differentially Private Recurrent Language Models*, ICLR 2018, definition 1.
     """
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work, ...)")
-    rate = method.sampling.rate
-    if rate is None:
+    drawn = method.sampling
+    if drawn.rate is None:
         raise EvenhandError(
             f"private({method.name}): its cohorts have a fixed size, and the accountant counts on clients that are "
-            "drawn independently of each other: give the method sampling=eh.sampling.poisson(rate)."
+            "drawn independently of each other: give the method sampling=eh.sampling.poisson(rate), or "
+            "eh.sampling.fixed(rate) and noise for it."
         )
-    for reason in (*_looks(method), *(each for phase in method.phases for each in _gives(phase, rate))):
+    rate = drawn.rate
+    for reason in (
+        *_looks(method),
+        *(each for phase in method.phases for each in _gives(phase, rate, drawn.independent)),
+    ):
         raise EvenhandError(f"private({method.name}): {reason}.")
     each_round = _each_round(method)
 
@@ -78,17 +100,19 @@ def private(method: Algorithm) -> Algorithm:
         init=init,
         phases=tuple(map(_blind, method.phases)),
         global_params=lambda state: method.global_params(state.inner),
-        privacy=promise(releases),
+        privacy=promise(releases, _NEIGHBOURS["poisson" if drawn.independent else "fixed"]),
         name=f"private({method.name})",
     )
 
 
-def promise(releases: Callable[[int], tuple[Release, ...]]) -> Privacy:
+def promise(
+    releases: Callable[[int], tuple[Release, ...]], neighbours: str = _NEIGHBOURS["poisson"]
+) -> Privacy:
     """The promise to clients of a method whose rounds release this, and nothing else."""
     return Privacy(
         "client",
         releases,
-        "one client, with all its examples, added or removed",
+        neighbours,
         ("the global model after every round",),
         ("how many clients there are", "the settings of the method"),
         (
@@ -134,7 +158,7 @@ def _looks(method: Algorithm) -> list[str]:
     return found
 
 
-def _gives(phase: Phase, rate: float) -> list[str]:
+def _gives(phase: Phase, rate: float, independent: bool) -> list[str]:
     """What a phase gives away without noise, or with noise for other cohorts."""
     aggregator = phase.aggregator
     if isinstance(aggregator, Stack):
@@ -155,6 +179,11 @@ def _gives(phase: Phase, rate: float) -> list[str]:
         return [
             f"clients are drawn with probability {rate:g}, and its aggregator adds noise for "
             f"{aggregator.release.rate:g}: give both the same rate"
+        ]
+    if (aggregator.release.sampling == "poisson") != independent:
+        return [
+            "its cohorts and its aggregator's noise are for different ways to draw clients: give "
+            'sampling=eh.sampling.poisson(rate) and noisy_mean(..., sampling="poisson"), or fixed(rate) and "fixed"'
         ]
     return []
 

@@ -56,8 +56,8 @@ def check_numbers(
         if cohort is not None:
             raise EvenhandError(
                 Argument("cohort", str(cohort)),
-                f": this method draws each client with probability {algorithm.sampling.rate:g}, so that the size of its"
-                " cohorts is random: leave the cohort out, and give the method another rate.",
+                f": this method draws its cohorts by itself, at a rate of {algorithm.sampling.rate:g}: leave the cohort"
+                " out, and give the method another rate.",
             )
         return algorithm.sampling.slots(data.num_clients)
     return data.num_clients if cohort is None else min(cohort, data.num_clients)

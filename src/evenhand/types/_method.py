@@ -41,10 +41,11 @@ class Sampling(NamedTuple):
       repeats: whether a client can be drawn twice in one cohort.
       tabulate: ``sizes -> table``, computed once for the draws of all rounds; None: there is no table.
       look_up: ``(key, table, m) -> Cohort``, the same cohort as from ``draw``; None: there is no table.
-      rate: the chance with which each client is drawn, independently of the others; None: cohorts have a fixed size.
+      rate: the part of all clients that is drawn, on average or exactly; None: as many as are asked for.
       scheduled: ``(key, number, sizes, m) -> Cohort`` for cohorts that depend on the round, from 0, with one key for
         all rounds; None: ``draw`` has a new key in each.
-      slots: ``clients -> m``, how many slots a cohort of random size needs; None: as many as clients are asked for.
+      slots: ``clients -> m``, how many slots such a part needs; None: as many as clients are asked for.
+      independent: whether each client is drawn with the chance ``rate``, independently of all others.
     """
 
     draw: Callable[[Key, Array, int], Cohort]
@@ -55,6 +56,7 @@ class Sampling(NamedTuple):
     rate: float | None = None
     slots: Callable[[int], int] | None = None
     scheduled: Callable[[Key, Array, Array, int], Cohort] | None = None
+    independent: bool = False
     __repr__ = short
 
 

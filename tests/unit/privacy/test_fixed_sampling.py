@@ -1,0 +1,90 @@
+"""Cohorts of a fixed size: exactly so many clients, and a bound for one client that is replaced by another."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.privacy import noisy_mean, private, spent
+from evenhand.sampling import fixed, poisson
+from evenhand.types import Release
+
+WORK = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1)
+DATA = eh.testing.toy_data()
+
+
+def method(z=1.0, rate=0.5, sampling="fixed", drawn=fixed, clip=0.5):
+    noisy = noisy_mean(clip, noise_multiplier=z, rate=rate, sampling=sampling)
+    return private(eh.algorithms.fedavg(WORK, aggregator=noisy, sampling=drawn(rate)))
+
+
+@pytest.mark.parametrize(("rate", "clients", "m"), [(0.29, 100, 29), (0.1, 39, 3), (1.0, 7, 7)])
+def test_a_cohort_has_exactly_the_asked_for_part_each_client_once(rate, clients, m):
+    sampling = fixed(rate)
+    assert sampling.slots is not None and sampling.slots(clients) == m
+    cohorts = [sampling.draw(jax.random.key(seed), jnp.ones(clients), 0) for seed in range(3)]
+    for cohort in cohorts:
+        assert len(set(cohort.ids.tolist())) == m and bool(cohort.present.all())
+    assert m == clients or len({tuple(sorted(cohort.ids.tolist())) for cohort in cohorts}) > 1
+
+
+def test_every_client_is_drawn_equally_often():
+    draws = jax.vmap(lambda key: fixed(0.3).draw(key, jnp.ones(20), 0).ids)(
+        jax.random.split(jax.random.key(0), 2000)
+    )
+    counts = np.bincount(np.asarray(draws).reshape(-1), minlength=20)
+    assert abs(counts - 600).max() < 5 * np.sqrt(2000 * 0.3 * 0.7)
+
+
+def test_the_mean_divides_by_the_size_of_the_cohort_and_not_by_its_exact_part_of_all():
+    """Of 39 clients 3 are drawn, and not 3.9."""
+    uploads = jnp.eye(3)
+    for sampling, count in (("fixed", 3.0), ("poisson", 3.9)):
+        rule = noisy_mean(1.0, noise_multiplier=0.0, rate=0.1, sampling=sampling)
+        state = rule.init(uploads[0], 39)
+        found, _ = rule.lower((jnp.ones(3), jnp.float32(0)), state, jax.random.key(0))
+        np.testing.assert_allclose(found, 1.0 / count, rtol=1e-6)
+
+
+def test_replacing_a_client_moves_the_sum_twice_as_far_and_costs_what_the_bound_for_fixed_samples_says():
+    promise = method(z=2.0, rate=0.1).privacy
+    assert promise is not None
+    assert promise.neighbours == "one client, with all its examples, replaced by another"
+    assert promise.releases(30) == (Release(1.0, 0.1, "fixed", 30),)
+    found = eh.privacy.account(promise, rounds=30, units=1000).epsilon
+    assert found == spent([Release(1.0, 0.1, "fixed", 30)], delta=1e-3).epsilon
+    independent = method(z=2.0, rate=0.1, sampling="poisson", drawn=poisson).privacy
+    assert independent is not None and "added or removed" in independent.neighbours
+    assert found > 2 * eh.privacy.account(independent, rounds=30, units=1000).epsilon
+
+
+def test_a_run_trains_with_it_and_says_so():
+    run = eh.simulate(method(rate=0.5), DATA, rounds=4)
+    assert run.per_round["reported"].tolist() == [DATA.num_clients // 2] * 4
+    assert run.privacy is not None and "without replacement" in str(run.privacy.in_words()["releases"])
+    exact = eh.simulate(method(z=0.0, rate=1.0, clip=1e6), DATA, rounds=2)
+    plain = eh.algorithms.fedavg(WORK, sampling=eh.sampling.uniform(weighted=False))
+    for a, b in zip(
+        *(jax.tree.leaves(r.params) for r in (exact, eh.simulate(plain, DATA, rounds=2))), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "drawn"), [("poisson", fixed), ("fixed", poisson)], ids=["noise", "cohorts"]
+)
+def test_noise_for_one_way_to_draw_clients_is_refused_with_another(sampling, drawn):
+    with pytest.raises(eh.EvenhandError, match="different ways to draw clients"):
+        method(sampling=sampling, drawn=drawn)
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(eh.EvenhandError, match="that is none"):
+        eh.simulate(method(rate=0.001), DATA, rounds=1)
+    with pytest.raises(eh.EvenhandError, match="part above 0"):
+        fixed(0.0)
+    with pytest.raises(eh.EvenhandError, match="'poisson' or 'fixed'"):
+        noisy_mean(1.0, noise_multiplier=1.0, rate=0.1, sampling="shuffled")
+    with pytest.raises(eh.EvenhandError, match="by itself, at a rate"):
+        eh.simulate(method(rate=0.5), DATA, rounds=1, cohort=3)
