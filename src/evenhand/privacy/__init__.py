@@ -10,6 +10,7 @@ from evenhand.privacy._per_example import clip_factors, clipped_sum
 from evenhand.privacy.account import Account, account, usual_delta
 from evenhand.privacy.accounting import epsilon, spent
 from evenhand.privacy.adadps import adadps
+from evenhand.privacy.adadps_fl import adadps_fl
 from evenhand.privacy.adas import adas
 from evenhand.privacy.audit import Audit, audit_mean, audit_work, least_epsilon
 from evenhand.privacy.calibration import clients_for, noise_for, steps_for
@@ -69,6 +70,7 @@ __all__ = [
     "Spent",
     "account",
     "adadps",
+    "adadps_fl",
     "adaptive_clip",
     "adas",
     "amplified",

@@ -17,7 +17,7 @@ from evenhand.privacy._public import Public, public_examples
 from evenhand.privacy._work import Query, Rule
 from evenhand.types import Array, Key, Model, Params, PyTree
 
-__all__ = ["PublicKind", "Side", "preconditioned", "side_information"]
+__all__ = ["PublicKind", "Side", "fitting_scales", "preconditioned", "side_information"]
 
 PublicKind = Literal["rmsprop", "adam", "adagrad"]
 
@@ -67,7 +67,7 @@ def side_information(
     if (divided_by is None) == (public is None):
         raise EvenhandError(f"{who}() needs exactly one of public= and divided_by=: give one of them.")
     if public is None:
-        scales = _fitting(who, model, divided_by)
+        scales = fitting_scales(who, model, divided_by)
         return Side(
             lambda params: (), lambda params, state, key: (), lambda state: scales, lambda state: None
         )
@@ -84,7 +84,7 @@ def side_information(
     return _of_public(examples, kind, decay, eps, refresh_every)
 
 
-def _fitting(who: str, model: Model, divided_by: Params) -> Params:
+def fitting_scales(who: str, model: Model, divided_by: Params) -> Params:
     """Scales, checked to be above 0 and a tree like the parameters."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     scales = jax.tree.map(jnp.asarray, divided_by)
