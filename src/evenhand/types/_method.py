@@ -44,7 +44,8 @@ class Sampling(NamedTuple):
       rate: the chance with which each client is drawn, independently of the others; None: cohorts have a fixed size.
       scheduled: ``(key, number, sizes, m) -> Cohort`` for cohorts that depend on the round, from 0, with one key for
         all rounds; None: ``draw`` has a new key in each.
-      slots: ``clients -> m``, how many slots a cohort of random size needs; None: as many as clients are asked for.
+      slots: ``clients -> m``, how many slots a cohort of random size needs, or has where the method rests on its size;
+        None: as many as clients are asked for.
     """
 
     draw: Callable[[Key, Array, int], Cohort]
