@@ -123,6 +123,15 @@ def test_what_would_break_the_promise_is_refused_with_what_to_do(words):
     assert any(word in str(found.value) for word in ("give ", "put ", "take "))
 
 
+def test_a_secure_sum_which_drops_rounds_of_one_client_is_no_noisy_mean():
+    """Such a round gives zeros without noise, which tells that one more client would have been there."""
+    rule = eh.aggregators.secure(noisy_mean(0.5, noise_multiplier=1.0, rate=0.5), integers_only=True)
+    alone = eh.aggregators.aggregate(rule, jnp.ones((1, 3)))
+    assert (np.asarray(alone) == 0.0).all()
+    with pytest.raises(eh.EvenhandError, match="give the method aggregator=eh.privacy.noisy_mean"):
+        private(eh.algorithms.fedavg(WORK, aggregator=rule, sampling=poisson(0.5)))
+
+
 @pytest.mark.parametrize(("fresh", "expected"), [(True, [(1.0, 10), (1.0, 10)]), (False, [(0.5**0.5, 10)])])
 def test_two_exchanges_give_away_twice_or_once_through_less_noise(fresh, expected):
     """FedDane's two cohorts are two samples; of one cohort, two sums are one sum with noise divided by sqrt(2)."""
