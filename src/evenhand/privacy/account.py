@@ -117,7 +117,9 @@ def account(
 
 
 def usual_delta(units: int) -> float:
-    r"""The largest power of ten that is at most one in so many units: the chance of a breach should be below that.
+    r"""The largest power of ten below 1 that is at most one in so many units: the chance of a breach should be below that.
+
+    Edge cases: 0.1 for a single unit, which has nobody to hide among.
 
     Example:
       >>> usual_delta(100), usual_delta(25_000)
@@ -126,5 +128,5 @@ def usual_delta(units: int) -> float:
     Source: the rule of the code of Li et al., *Differentially Private Adaptive Optimization with Delayed
     Preconditioners*, ICLR 2023.
     """
-    digits = len(str(max(units, 1) - 1)) if units > 1 else 0
+    digits = len(str(max(units - 1, 1)))
     return float(f"1e-{digits}")

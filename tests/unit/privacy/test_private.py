@@ -157,6 +157,21 @@ def test_a_run_says_what_it_has_spent():
     assert run(bare, rounds=1).privacy.epsilon == np.inf
 
 
+@pytest.mark.parametrize(
+    ("units", "delta"),
+    [(1, 0.1), (2, 0.1), (10, 0.1), (11, 0.01), (100, 0.01), (101, 1e-3), (25_000, 1e-5), (100_000, 1e-5)],
+)
+def test_the_usual_delta_is_a_power_of_ten_of_at_most_one_in_so_many(units, delta):
+    assert eh.privacy.usual_delta(units) == delta
+    assert delta <= 1 / units and (10 * delta > 1 / units or units == 1)
+
+
+def test_a_run_with_a_single_client_tells_what_it_has_spent():
+    one = eh.data.from_arrays(DATA.train.x[:8], DATA.train.y[:8], client=np.zeros(8))
+    found = eh.simulate(dp_fedavg(WORK, clip=0.5, noise_multiplier=1.0, rate=1.0), one, rounds=2).privacy
+    assert found.delta == 0.1 and 0 < found.epsilon < np.inf
+
+
 def test_another_delta_and_accountant():
     promise = METHOD.privacy
     loose, tight = (account(promise, rounds=5, units=100, delta=delta).epsilon for delta in (1e-2, 1e-6))
