@@ -54,6 +54,15 @@ def test_enough_noise_is_left_as_it_is(tmp_path):
     assert summary(out)["privacy"]["epsilon"] < 4.0
 
 
+def test_what_was_spent_is_told_for_the_delta_of_the_budget(tmp_path):
+    out = tmp_path / "a"
+    command = ["run", "dp_fedavg(clip=0.5, rate=0.2)", "--epsilon", "4", "--delta", "1e-6", "--out", str(out)]
+    assert main([*command, *QUICK]) == 0
+    told = summary(out)["privacy"]
+    assert told["delta"] == 1e-6 and 3.98 < told["epsilon"] <= 4.0
+    assert main(["resume", str(out), "--rounds", "5", "--quiet"]) == 2  # at the usual delta it would do
+
+
 def test_a_plain_name_needs_no_noise_where_there_is_a_budget(tmp_path, capsys):
     out = tmp_path / "a"
     assert main(["run", "dp-fedavg", "--clip", "0.5", "--epsilon", "4", "--out", str(out), *QUICK]) == 0

@@ -70,15 +70,16 @@ class Budget(NamedTuple):
             )
         return with_noise(text, least)
 
-    def check(self, method: Algorithm, data: FederatedDataset) -> None:
-        """Checks that a method stays within the budget.
+    def checked(self, method: Algorithm, data: FederatedDataset) -> Algorithm:
+        """The method, whose promise is told for the budget's delta, after a check that it stays within the budget.
 
         Raises:
           EvenhandError: it does not, or promises no privacy; the sentence says what would do.
         """
-        if (found := self._spent(method, data)) <= self.epsilon:
-            return
+        found = self._spent(method, data)
         assert method.privacy is not None
+        if found <= self.epsilon:
+            return method._replace(privacy=method.privacy._replace(delta=self.delta))
         clients, more = data.num_clients, ""
         drawn = method.privacy.unit == "client" and method.sampling.scheduled is None
         if drawn and (needed := self._clients(method.privacy, clients)) is not None:

@@ -109,7 +109,7 @@ class Run:
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
         algorithm = self.algorithm(model, console)
         if (budget := self.budget) is not None:
-            budget.check(algorithm, data)
+            algorithm = budget.checked(algorithm, data)
         if (finding := feature_scales(data)) is not None:
             say(console, finding.sentence, "yellow")
         checkpoint = None
