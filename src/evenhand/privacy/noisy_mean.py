@@ -49,7 +49,8 @@ def noisy_mean(clip: float | AdaptiveClip, *, noise_multiplier: float, rate: flo
       rate: :math:`q`, the chance with which a client is drawn: that of :func:`evenhand.sampling.poisson`.
 
     Raises:
-      EvenhandError: a number out of range; a count of clips that takes more noise than there is.
+      EvenhandError: a number out of range; a count of clips that takes more noise than there is.  When a run starts:
+        uploads in half precision.
 
     Privacy: by itself an aggregator promises nothing: :func:`evenhand.privacy.private` checks what the method around it
     does with its clients' examples.
@@ -82,6 +83,11 @@ def noisy_mean(clip: float | AdaptiveClip, *, noise_multiplier: float, rate: flo
     of_mean = noise_multiplier if adapt is None else _left(noise_multiplier, adapt)
 
     def init(like: PyTree, clients: int) -> _State:
+        if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(like)):
+            raise EvenhandError(
+                "noisy_mean(): in half precision a sum is rounded by more than one upload may change it: keep the "
+                "model's parameters in float32."
+            )
         return _State(jnp.float32(clients), jnp.float32(first))
 
     def publish(state: _State) -> Array:
