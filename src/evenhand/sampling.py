@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand import permutation
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.types import Array, Cohort, Key, Sampling
 
 __all__ = ["cyclic", "fixed", "included", "poisson", "proportional", "slots_for", "uniform"]
@@ -182,11 +182,17 @@ def fixed(rate: float) -> Sampling:
     return Sampling(draw, _one, rate=rate, slots=slots)
 
 
-def cyclic() -> Sampling:
+def cyclic(cohort: int | None = None) -> Sampling:
     r"""Clients take turns: each takes part once in :math:`\lceil N / m \rceil` rounds, in an order drawn for each turn.
 
     All that take part count equally.  It is what private learning without independent draws rests on
     (:func:`evenhand.privacy.dp_ftrl`): how often a client takes part is known beforehand.
+
+    Args:
+      cohort: :math:`m`, where something rests on it: a run of other cohorts is then refused.  None: that of the run.
+
+    Raises:
+      EvenhandError: ``cohort`` is not a whole number from 1.  When a run starts: its cohorts have another size.
 
     Edge cases: where :math:`m` does not divide :math:`N`, the last cohort of each turn has empty slots.
 
@@ -199,8 +205,15 @@ def cyclic() -> Sampling:
       [0, 1, 2, 3, 4, 5]
     """
 
+    if cohort is not None:
+        whole_number("sampling.cyclic(cohort=)", cohort, 1)
+
     def scheduled(key: Key, number: Array, sizes: Array, m: int) -> Cohort:
         clients = sizes.shape[0]
+        if cohort is not None and m != min(cohort, clients):
+            raise EvenhandError(
+                f"sampling.cyclic(cohort={cohort}): this run's cohorts have {m} clients: give it the same cohort."
+            )
         rounds = -(-clients // m)
         place = number % rounds * m + jnp.arange(m, dtype=jnp.int32)
         words = permutation.words(jax.random.fold_in(key, number // rounds))
@@ -210,7 +223,10 @@ def cyclic() -> Sampling:
     def draw(key: Key, sizes: Array, m: int) -> Cohort:
         return scheduled(key, jnp.int32(0), sizes, m)
 
-    return Sampling(draw, _one, scheduled=scheduled)
+    def slots(clients: int) -> int:
+        return min(cohort or clients, clients)
+
+    return Sampling(draw, _one, slots=None if cohort is None else slots, scheduled=scheduled)
 
 
 def included(key: Key, rate: float, size: Array | int, capacity: int, slots: int) -> tuple[Array, Array]:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from evenhand.cli import main
+from evenhand.cli._budget import _least
 from evenhand.privacy import epsilon
 
 QUICK = ["--data", "digits", "--rounds", "4", "--quiet", "--checkpoint", "0"]
@@ -53,6 +54,15 @@ def test_enough_noise_is_left_as_it_is(tmp_path):
     assert summary(out)["privacy"]["epsilon"] < 4.0
 
 
+def test_what_was_spent_is_told_for_the_delta_of_the_budget(tmp_path):
+    out = tmp_path / "a"
+    command = ["run", "dp_fedavg(clip=0.5, rate=0.2)", "--epsilon", "4", "--delta", "1e-6", "--out", str(out)]
+    assert main([*command, *QUICK]) == 0
+    told = summary(out)["privacy"]
+    assert told["delta"] == 1e-6 and 3.98 < told["epsilon"] <= 4.0
+    assert main(["resume", str(out), "--rounds", "5", "--quiet"]) == 2  # at the usual delta it would do
+
+
 def test_a_plain_name_needs_no_noise_where_there_is_a_budget(tmp_path, capsys):
     out = tmp_path / "a"
     assert main(["run", "dp-fedavg", "--clip", "0.5", "--epsilon", "4", "--out", str(out), *QUICK]) == 0
@@ -69,10 +79,47 @@ def test_training_further_may_not_exceed_the_budget(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    "method",
+    [
+        "dp_fedavg(clip=adaptive_clip(0.5, noise=3), rate=0.2)",  # bears a noise multiplier below 6
+        "dp_delta_fl(theta=0.5, largest_loss=3, clip=0.5, rate=0.5)",  # whose histograms bear only so much
+    ],
+)
+def test_noise_is_found_for_settings_that_do_not_bear_any_amount(method, tmp_path, capsys):
+    out = tmp_path / "a"
+    assert main(["run", method, "--epsilon", "4", "--out", str(out), *QUICK]) == 0
+    assert 3.98 < summary(out)["privacy"]["epsilon"] <= 4.0
+    assert capsys.readouterr().err == ""  # nothing about epsilons of noise that was only tried
+
+
+def test_a_count_of_clips_that_leaves_no_room_is_named(tmp_path, capsys):
+    command = ["run", "dp_fedavg(clip=adaptive_clip(0.5, noise=0.6))", "--epsilon", "0.5"]
+    assert main([*command, "--out", str(tmp_path / "a"), *QUICK]) == 2
+    said = capsys.readouterr().err
+    assert "out of reach" in said and "counting alone gives away more" in said
+
+
+def test_clients_that_take_turns_are_not_told_to_be_more(tmp_path, capsys):
+    """No sampling hides them, so that the formula for samples does not hold."""
+    command = ["run", "dp_ftrl(clip=0.5, noise_multiplier=1, cohort=10, clients=30)", "--epsilon", "2"]
+    assert main([*command, "--out", str(tmp_path / "a"), *QUICK]) == 2
+    said = capsys.readouterr().err
+    assert "does not suffice" in said and "out of" not in said
+
+
+@pytest.mark.parametrize("least", [0.0021, 0.999, 1.0, 1.0005, 3.33339, 17.0, 9000.0])
+def test_noise_is_never_rounded_below_what_is_enough(least):
+    found = _least(lambda noise: noise >= least)
+    assert least <= found <= least * 1.002
+    assert _least(lambda noise: False) is None
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["fedavg", "--epsilon", "4"], "promise privacy"),
         (["dp_fedavg(clip=1)", "--epsilon", "-1"], "above 0"),
+        (["dp_fedavg(clip=1)", "--epsilon", "inf"], "finite epsilon"),
         (["dp_fedavg(clip=1, noise_multiplier=1)", "--delta", "0.1"], "goes with --epsilon"),
         (["dp_fedavg(clip=1)", "--epsilon", "1", "--delta", "2"], "between 0 and 1"),
         (["dp_fedavg(clip=1)", "--epsilon", "1e-6", "--delta", "1e-9"], "out of reach"),

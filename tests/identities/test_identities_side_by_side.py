@@ -119,6 +119,17 @@ def test_methods_that_cannot_share_rounds_are_refused() -> None:
         alg.side_by_side({})
 
 
+def test_methods_that_promise_privacy_are_refused() -> None:
+    """All models are released, and what that costs is told by none of the methods; with one key, noise cancels."""
+    private = eh.algorithms.fedavg(
+        eh.privacy.dp_sgd(STEP.model, 0.1, clip=1.0, noise_multiplier=1.0, rate=0.5, steps=1),
+        sampling=EQUAL_WEIGHTS,
+    )
+    for pair in ({"a": private, "b": METHODS["fedavg"]}, {"a": METHODS["fedavg"], "b": private}):
+        with pytest.raises(eh.EvenhandError, match="promises privacy.*run each by itself"):
+            eh.algorithms.side_by_side(pair)
+
+
 def test_a_level_is_measured_as_its_metric_says_whatever_its_name() -> None:
     method = eh.algorithms.side_by_side({"plain": METHODS["fedavg"], "max loss": METHODS["theta 0.5"]})
     run = eh.simulate(method, DATA, rounds=1, cohort=COHORT)

@@ -50,6 +50,7 @@ def secure(
     finite are still left out, which on a real device the client's software does.
 
     Edge cases: a round with one client is lost, as the sum would be its upload; so is one with more than ``cohort``.
+    As that tells how many took part, what ``then`` releases under noise is no longer private.
     A simulation recovers from any number of dropouts; the protocol needs more than half of each client's neighbours,
     and masks that link all who are left.
 
@@ -95,6 +96,8 @@ def secure(
         lift=lift,
         lower=lower,
         sensitivity=None,
+        # A round of too few gives zeros without noise, and so would tell who was there.
+        release=None,
         summation=Summation(LIMB_BITS, None if integers_only else partial(masked_sum, point)),
     )
 

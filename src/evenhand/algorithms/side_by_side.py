@@ -85,6 +85,11 @@ def _check(methods: Sequence[Algorithm]) -> Algorithm:
         raise EvenhandError("side_by_side() got no method: give at least one, as name -> method.")
     for method in methods:
         expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
+    if any(method.privacy is not None for method in methods):
+        raise EvenhandError(
+            "side_by_side() got a method that promises privacy: what all of them give away together is more than it "
+            "accounts for, and they share their keys: run each by itself, with a seed of its own."
+        )
     if any(method.model != methods[0].model for method in methods):
         raise EvenhandError(
             "side_by_side() got methods with different models: make them all with the same one."

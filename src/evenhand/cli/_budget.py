@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
+import math
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
 from evenhand.cli._expression import canonical
 from evenhand.cli._rooms import ROOMS, factories, parameters
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, EvenhandWarning
 from evenhand.privacy import account, spent, usual_delta
 from evenhand.types import Algorithm, Privacy
 
 __all__ = ["NOISE", "Budget", "with_noise"]
 
 NOISE = "noise_multiplier"
-_MOST_NOISE, _MOST_CLIENTS = 1e4, 10**9
+_LEAST_NOISE, _MOST_NOISE, _MOST_CLIENTS = 1e-3, 2.0**14, 10**9
 
 
 class Budget(NamedTuple):
@@ -33,7 +35,7 @@ class Budget(NamedTuple):
     rounds: int
 
     def expression(self, text: str, data: FederatedDataset, built: Callable[[str], Algorithm]) -> str:
-        """The method with the least noise that the budget allows, to three digits, wherever none is given.
+        """The method with the least noise that the budget allows, to about three digits, wherever none is given.
 
         Args:
           text: an expression.
@@ -45,34 +47,42 @@ class Budget(NamedTuple):
         """
         if with_noise(text, 1.0) == text:
             return text
+        refusal: list[EvenhandError] = []
 
-        def affords(noise: float) -> bool:
-            return self._spent(built(with_noise(text, noise)), data) <= self.epsilon
+        def enough(noise: float) -> bool:
+            try:
+                method = built(with_noise(text, noise))
+            except EvenhandError as error:  # settings that bear only so much noise, or so little
+                if noise == 1.0:
+                    raise
+                refusal[:] = [error]
+                return noise > 1.0
+            refusal.clear()
+            return self._spent(method, data) <= self.epsilon
 
-        if not affords(_MOST_NOISE):
+        with warnings.catch_warnings():  # of noise that is only tried
+            warnings.simplefilter("ignore", EvenhandWarning)
+            least = _least(enough)
+        if least is None or refusal:
+            why = f": {refusal[0]}" if refusal else ", with any noise: give a larger one, or fewer --rounds."
             raise EvenhandError(
-                f"--epsilon {self.epsilon:g} is out of reach of {text:.80} after {self.rounds} rounds, with any noise: "
-                "give a larger one, or fewer --rounds."
+                f"--epsilon {self.epsilon:g} is out of reach of {text:.80} after {self.rounds} rounds{why}"
             )
-        low, high = 0.0, _MOST_NOISE
-        while high - low > 5e-4 * high:
-            middle = (low + high) / 2 if low else high / 2
-            low, high = (low, middle) if affords(middle) else (middle, high)
-            if high < 1e-3:
-                break
-        return with_noise(text, float(f"{high * 1.0005:.4g}"))
+        return with_noise(text, least)
 
-    def check(self, method: Algorithm, data: FederatedDataset) -> None:
-        """Checks that a method stays within the budget.
+    def checked(self, method: Algorithm, data: FederatedDataset) -> Algorithm:
+        """The method, whose promise is told for the budget's delta, after a check that it stays within the budget.
 
         Raises:
           EvenhandError: it does not, or promises no privacy; the sentence says what would do.
         """
-        if (found := self._spent(method, data)) <= self.epsilon:
-            return
+        found = self._spent(method, data)
         assert method.privacy is not None
+        if found <= self.epsilon:
+            return method._replace(privacy=method.privacy._replace(delta=self.delta))
         clients, more = data.num_clients, ""
-        if method.privacy.unit == "client" and (needed := self._clients(method.privacy, clients)) is not None:
+        drawn = method.privacy.unit == "client" and method.sampling.scheduled is None
+        if drawn and (needed := self._clients(method.privacy, clients)) is not None:
             more = f"; or with cohorts of this size out of {needed:,} clients, where there are {clients:,}"
         raise EvenhandError(
             f"--epsilon {self.epsilon:g} does not suffice for {method.name:.80}, which spends {found:.4g} in "
@@ -114,6 +124,22 @@ class Budget(NamedTuple):
             middle = (low + high) // 2
             low, high = (low, middle) if affords(middle) else (middle, high)
         return high
+
+
+def _least(enough: Callable[[float], bool]) -> float | None:
+    """About the least noise that is enough, to four digits, rounded up and tried last; None: none is."""
+    high = 1.0
+    while not enough(high):
+        high *= 2.0
+        if high > _MOST_NOISE:
+            return None
+    low = high / 2.0 if high > 1.0 else 0.0
+    while high - low > 5e-4 * high and high > _LEAST_NOISE:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    unit = 10.0 ** (math.floor(math.log10(high)) - 3)
+    rounded = float(f"{math.ceil(high / unit) * unit:.4g}")
+    return rounded if enough(rounded) else None
 
 
 def with_noise(text: str, noise: float) -> str:

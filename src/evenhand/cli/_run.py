@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from contextlib import suppress
@@ -90,10 +91,10 @@ class Run:
             if options.delta is not None:
                 raise EvenhandError("--delta goes with --epsilon: give both, or read epsilon off the report.")
             return None
-        if not options.epsilon > 0 or not (options.delta is None or 0 < options.delta < 1):
+        if not 0 < options.epsilon < math.inf or not (options.delta is None or 0 < options.delta < 1):
             raise EvenhandError(
-                f"--epsilon {options.epsilon} --delta {options.delta}: give an epsilon above 0, and a delta between 0 "
-                "and 1."
+                f"--epsilon {options.epsilon} --delta {options.delta}: give a finite epsilon above 0, and a delta "
+                "between 0 and 1."
             )
         return Budget(options.epsilon, options.delta, options.rounds)
 
@@ -108,7 +109,7 @@ class Run:
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
         algorithm = self.algorithm(model, console)
         if (budget := self.budget) is not None:
-            budget.check(algorithm, data)
+            algorithm = budget.checked(algorithm, data)
         if (finding := feature_scales(data)) is not None:
             say(console, finding.sentence, "yellow")
         checkpoint = None

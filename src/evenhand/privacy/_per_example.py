@@ -54,10 +54,11 @@ def clipped_sum(
       divided_by: a tree like ``params``, by which gradients are divided before they are clipped; may be traced.
 
     Returns:
-      ``(sum, norms)``: a tree like ``params``, and ``(b,)``, the norms of :math:`g_i` before clipping; those of
-      examples that are not ``inside`` mean nothing.  An example whose norm is infinite, too large for a float32, or not
-      a number adds nothing, and neither does any example where ``clip`` is not a number.  A gradient of zeros stays so;
-      with no example inside, the sum is zeros.
+      ``(sum, norms)``: a tree like ``params``, but in float32 at least, since half of its digits would round a sum by
+      more than an example can change it; and ``(b,)``, the norms of :math:`g_i` before clipping; those of examples that
+      are not ``inside`` mean nothing.  An example whose norm is infinite, too large for a float32, or not a number adds
+      nothing, and neither does any example where ``clip`` is not a number.  A gradient of zeros stays so; with no
+      example inside, the sum is zeros.
 
     Raises:
       EvenhandError: ``clip`` is negative or not a number; ``divided_by`` is not a tree like ``params``.
@@ -87,7 +88,7 @@ def clipped_sum(
         ]
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(x), dtype=jnp.uint32))
     loss = traced(model, params, Rows(x, y, keys))
-    full = full_type(*leaves)
+    full, nothing = full_type(*leaves), [jnp.zeros(leaf.shape, full_type(leaf)) for leaf in leaves]
 
     def of_slice(rows: Rows, inside: Array) -> tuple[list[Array], Array]:
         accounts = loss.accounts(leaves, rows, divisors)
@@ -95,12 +96,12 @@ def clipped_sum(
         norms = jnp.sqrt(sum(squares, jnp.zeros(len(inside), full)))
         weights = jnp.where(inside, clip_factors(norms, clip), 0.0)
         sums = [
-            jnp.zeros_like(leaf) if account is None else account.summed(weights).astype(leaf.dtype)
-            for account, leaf in zip(accounts, leaves, strict=True)
+            zeros if account is None else account.summed(weights).astype(zeros.dtype)
+            for account, zeros in zip(accounts, nothing, strict=True)
         ]
         return sums, norms
 
-    sums, norms = _in_slices(of_slice, Rows(x, y, keys), inside, loss.numbers, leaves)
+    sums, norms = _in_slices(of_slice, Rows(x, y, keys), inside, loss.numbers, nothing)
     return jax.tree.unflatten(structure, sums), norms
 
 

@@ -118,7 +118,8 @@ class PoissonQuery(NamedTuple):
         masks, noise = stream(self.key, Purpose.WORK, number), stream(self.key, Purpose.NOISE, number)
         total, _ = clipped_sum(model, params, x, y, inside, masks, clip=clip, divided_by=divided_by)
         noisy = with_gaussian(noise, total, self.noise_multiplier * clip)
-        return tree.scale(1.0 / self.expected(), noisy)
+        mean = tree.scale(1.0 / self.expected(), noisy)
+        return jax.tree.map(lambda leaf, of: leaf.astype(of.dtype), mean, params)
 
     def deviation(self, clip: Array | float) -> Array:
         """As :class:`Query` says."""

@@ -83,7 +83,7 @@ def account(
       privacy: its promise.
       rounds: how many.
       units: clients or training examples, whichever are protected.
-      delta: :math:`\delta`; None: :func:`usual_delta`.
+      delta: :math:`\delta`; None: the promise's own, or else :func:`usual_delta`.
       accountant: ``"rdp"`` or ``"pld"``, as in :func:`evenhand.privacy.epsilon`.
 
     Raises:
@@ -98,6 +98,7 @@ def account(
       >>> round(found.epsilon, 4), found.unit
       (2.1014, 'client')
     """
+    delta = privacy.delta if delta is None else delta
     delta = usual_delta(units) if delta is None else delta
     if not 0.0 < delta < 1.0:
         raise EvenhandError(f"account(delta={delta}): give a probability between 0 and 1, below 1 / {units}.")
@@ -119,6 +120,8 @@ def account(
 def usual_delta(units: int) -> float:
     r"""The largest power of ten that is at most one in so many units: the chance of a breach should be below that.
 
+    Edge cases: 0.1 for a single unit, which has nobody to hide among.
+
     Example:
       >>> usual_delta(100), usual_delta(25_000)
       (0.01, 1e-05)
@@ -126,5 +129,5 @@ def usual_delta(units: int) -> float:
     Source: the rule of the code of Li et al., *Differentially Private Adaptive Optimization with Delayed
     Preconditioners*, ICLR 2023.
     """
-    digits = len(str(max(units, 1) - 1)) if units > 1 else 0
+    digits = len(str(max(units - 1, 1)))
     return float(f"1e-{digits}")

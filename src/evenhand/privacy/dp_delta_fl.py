@@ -73,6 +73,10 @@ def dp_delta_fl(
     Raises:
       EvenhandError: a number out of range.
 
+    Privacy: the quantile is a place among those who take part, and is left out where they are too few, so that their
+    number is taken to be public, as in the paper; and a client that leaves is counted as if its noise stayed, which
+    makes a difference of the order of one over their number.
+
     Edge cases: ``theta=1`` is DP-FedAvg with more noise than it needs, as the histogram takes its share for nothing.
     Losses are those of all of a client's examples at :math:`w^t`, before it trains.
 
@@ -117,7 +121,10 @@ def dp_delta_fl(
         sampling=poisson(rate),
     )
     name = f"dp_delta_fl(theta={theta:g}, noise_multiplier={noise_multiplier:g})"
-    return private(method)._replace(name=name)
+    whole = private(method)
+    assert whole.privacy is not None
+    known = (*whole.privacy.public, "how many clients take part in each round")
+    return whole._replace(name=name, privacy=whole.privacy._replace(public=known))
 
 
 def _counts(work: local.Work, aggregator: Sum) -> Phase:

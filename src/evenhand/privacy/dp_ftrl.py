@@ -13,6 +13,7 @@ from evenhand import tree
 from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
+from evenhand.privacy._checks import noise
 from evenhand.privacy._noise import with_gaussian
 from evenhand.privacy.noisy_mean import noisy_mean
 from evenhand.privacy.private import promise
@@ -53,12 +54,12 @@ def dp_ftrl(
       work: as in :func:`evenhand.privacy.dp_fedavg`.
       clip: :math:`C`.
       noise_multiplier: :math:`z`, of each node: a whole turn has less, by the square root of :math:`h`.
-      cohort: :math:`m`; run it with the same ``cohort=``.
+      cohort: :math:`m`, which a run need not repeat: with another one, a client would be in more nodes.
       clients: :math:`N`, of which there may be no more.
       server_opt: as in :func:`evenhand.privacy.dp_fedavg`; momentum makes it the authors' method with momentum.
 
     Raises:
-      EvenhandError: a number out of range.  When a run starts: another number of clients.
+      EvenhandError: a number out of range.  When a run starts: another number of clients, or cohorts of another size.
 
     Edge cases: where cohorts can be drawn independently, DP-FedAvg needs less noise for the same promise; this is for
     where they cannot.  The promise is to clients whose updates are replaced by zeros, as the turns of the others would
@@ -72,7 +73,7 @@ def dp_ftrl(
       >>> data = eh.data.load("digits", clients=40)
       >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
       >>> method = dp_ftrl(work, clip=0.5, noise_multiplier=4.0, cohort=10, clients=40)
-      >>> run = eh.simulate(method, data, rounds=8, cohort=10)
+      >>> run = eh.simulate(method, data, rounds=8)
       >>> round(run.privacy.epsilon, 2)
       1.46
 
@@ -81,10 +82,11 @@ def dp_ftrl(
     """
     whole_number("dp_ftrl(cohort=)", cohort, 1)
     whole_number("dp_ftrl(clients=)", clients, cohort)
+    noise("dp_ftrl(noise_multiplier=)", noise_multiplier)
     turn = -(-clients // cohort)
     height = turn.bit_length()
     aggregator = _tree_mean(clip, noise_multiplier, turn, cohort)
-    method = fedavg(work, server_opt=server_opt, aggregator=aggregator, sampling=cyclic())
+    method = fedavg(work, server_opt=server_opt, aggregator=aggregator, sampling=cyclic(cohort))
     (phase,) = method.phases
 
     def releases(rounds: int) -> tuple[Release, ...]:

@@ -58,7 +58,8 @@ def noisy_mean(
       sampling: how: ``"poisson"`` or ``"fixed"``, as in :mod:`evenhand.sampling`.
 
     Raises:
-      EvenhandError: a number out of range; a count of clips that takes more noise than there is.
+      EvenhandError: a number out of range; a count of clips that takes more noise than there is.  When a run starts:
+        uploads in half precision.
 
     Privacy: by itself an aggregator promises nothing: :func:`evenhand.privacy.private` checks what the method around it
     does with its clients' examples.
@@ -92,6 +93,11 @@ def noisy_mean(
     of_mean = noise_multiplier if adapt is None else _left(noise_multiplier, adapt)
 
     def init(like: PyTree, clients: int) -> _State:
+        if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(like)):
+            raise EvenhandError(
+                "noisy_mean(): in half precision a sum is rounded by more than one upload may change it: keep the "
+                "model's parameters in float32."
+            )
         expected = rate * clients if sampling == "poisson" else int(rate * clients + 1e-9)
         return _State(jnp.float32(expected), jnp.float32(first))
 

@@ -14,7 +14,7 @@ from evenhand.errors import Argument, EvenhandError, expect, whole_number
 from evenhand.simulation._size import check_size
 from evenhand.streams import MAX_ROUNDS
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Array, Attack, Model
+from evenhand.types import Algorithm, Array, Attack, Model, Sampling
 
 __all__ = ["check_first_losses", "check_model", "check_numbers"]
 
@@ -52,15 +52,25 @@ def check_numbers(
             "This method keeps a state at each client, and its sampling can draw a client twice in one round: "
             "sample without replacement, e.g. sampling=eh.sampling.uniform()."
         )
-    if algorithm.sampling.slots is not None:
-        if cohort is not None:
-            raise EvenhandError(
-                Argument("cohort", str(cohort)),
-                f": this method draws its cohorts by itself, at a rate of {algorithm.sampling.rate:g}: leave the cohort"
-                " out, and give the method another rate.",
-            )
-        return algorithm.sampling.slots(data.num_clients)
-    return data.num_clients if cohort is None else min(cohort, data.num_clients)
+    return _slots(algorithm.sampling, data.num_clients, cohort)
+
+
+def _slots(sampling: Sampling, clients: int, cohort: int | None) -> int:
+    if sampling.slots is None:
+        return clients if cohort is None else min(cohort, clients)
+    slots = sampling.slots(clients)
+    if cohort is not None and sampling.rate is not None:
+        raise EvenhandError(
+            Argument("cohort", str(cohort)),
+            f": this method draws its cohorts by itself, at a rate of {sampling.rate:g}: "
+            "leave the cohort out, and give the method another rate.",
+        )
+    if cohort is not None and min(cohort, clients) != slots:
+        raise EvenhandError(
+            Argument("cohort", str(cohort)),
+            f": this method rests on cohorts of {slots}: leave the cohort out, or give the method another one.",
+        )
+    return slots
 
 
 def check_parts(algorithm: object, data: object, systems: object, attack: object) -> None:

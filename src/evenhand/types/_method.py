@@ -44,7 +44,8 @@ class Sampling(NamedTuple):
       rate: the part of all clients that is drawn, on average or exactly; None: as many as are asked for.
       scheduled: ``(key, number, sizes, m) -> Cohort`` for cohorts that depend on the round, from 0, with one key for
         all rounds; None: ``draw`` has a new key in each.
-      slots: ``clients -> m``, how many slots such a part needs; None: as many as clients are asked for.
+      slots: ``clients -> m``, how many slots such a part needs, or a cohort has where the method rests on its size;
+        None: as many as clients are asked for.
       independent: whether each client is drawn with the chance ``rate``, independently of all others.
     """
 

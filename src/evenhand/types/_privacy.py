@@ -40,6 +40,7 @@ class Privacy(NamedTuple):
       released: what is given away, such as "the global model after each round".
       public: what is taken to be known already, such as "the number of clients".
       unprotected: what the promise does not cover, such as "personal models".
+      delta: the probability that its epsilon is told for; None: the usual one for the number of units.
     """
 
     unit: Literal["client", "example"]
@@ -48,4 +49,5 @@ class Privacy(NamedTuple):
     released: tuple[str, ...]
     public: tuple[str, ...] = ()
     unprotected: tuple[str, ...] = ()
+    delta: float | None = None
     __repr__ = short

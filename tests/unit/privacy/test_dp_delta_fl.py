@@ -70,6 +70,12 @@ def test_both_exchanges_together_spend_what_was_asked_for(share):
     assert gaussian < found.epsilon < 4 * gaussian  # what is known of discrete noise under sampling is less
 
 
+def test_it_says_that_the_size_of_a_cohort_is_taken_to_be_public():
+    told = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS).privacy
+    assert "how many clients take part in each round" in told.public
+    assert set(dp_fedavg(WORK, clip=1.0, noise_multiplier=1.0, rate=0.5).privacy.public) < set(told.public)
+
+
 def test_a_cohort_of_too_few_takes_no_quantile():
     method = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | {"fewest": 2 * N})
     assert run(method).per_round["quantile"].tolist() == [0.0]

@@ -97,5 +97,28 @@ def test_the_number_of_clients_must_be_told():
         )
 
 
+def test_cohorts_are_those_of_the_promise_whatever_a_run_asks_for():
+    """In larger ones each client would take part more than once a turn, under noise that is made for once."""
+    run = eh.simulate(method(), DATA, rounds=TURN, eval_every=TURN)
+    assert run.per_round["reported"].tolist() == [M] * TURN
+    for wrong in (M + 1, N):
+        with pytest.raises(eh.EvenhandError, match="rests on cohorts of 2"):
+            eh.simulate(method(), DATA, rounds=1, cohort=wrong)
+    with pytest.raises(eh.EvenhandError, match="cohorts have 3 clients"):
+        cyclic(2).scheduled(jax.random.key(0), jnp.int32(0), jnp.ones(7), 3)
+
+
+def test_cohorts_that_take_turns_may_have_any_size_where_nothing_rests_on_it():
+    work = eh.algorithms.fedavg(WORK, sampling=cyclic())
+    for cohort in (2, 3):
+        assert eh.simulate(work, DATA, rounds=1, cohort=cohort).per_round["reported"].tolist() == [cohort]
+
+
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf, "1"])
+def test_noise_out_of_range_is_refused(wrong):
+    with pytest.raises(eh.EvenhandError, match="noise_multiplier"):
+        method(wrong)
+
+
 def test_it_obeys_the_contract():
     eh.testing.check_algorithm(method(), cohort=M, rounds=2)

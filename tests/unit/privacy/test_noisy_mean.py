@@ -105,6 +105,14 @@ def test_one_upload_moves_the_sum_by_at_most_the_clip(numbers, clip):
     assert np.isclose(length, min(before, clip), rtol=1e-5, atol=1e-30)
 
 
+def test_uploads_in_half_precision_are_refused():
+    """256 + 1 is 256 in bfloat16: rounding a sum may move it by more than one upload does."""
+    rule = eh.privacy.noisy_mean(1.0, noise_multiplier=1.0, rate=0.5)
+    for half in (jnp.bfloat16, jnp.float16):
+        with pytest.raises(eh.EvenhandError, match="half precision"):
+            rule.init({"w": jnp.zeros(3), "b": jnp.zeros(2, half)}, N)
+
+
 def test_an_upload_of_zeros_stays():
     rule = eh.privacy.noisy_mean(1.0, noise_multiplier=0.0, rate=0.5)
     given = uploads(np.random.default_rng(1))

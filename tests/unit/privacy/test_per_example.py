@@ -9,17 +9,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from evenhand import models, programs
+from evenhand import models, privacy, programs, testing
 from evenhand.errors import EvenhandError
 from evenhand.privacy import _per_example, _trace, clip_factors, clipped_sum
 from evenhand.privacy._layers import Account, formed
-from evenhand.types import Array, Model, Params
+from evenhand.types import Array, ClientData, Model, Params
 
 KEY = jax.random.key(7)
 ROWS = 5
@@ -484,3 +485,25 @@ def test_a_leaf_that_escapes_is_noticed(broken: str, monkeypatch: pytest.MonkeyP
     assert gap(compiled(model)(params, x, y, INSIDE, KEY, 0.1)[0], total) < 1e-5
     monkeypatch.setattr(_trace, "formed", escaping)
     assert gap(compiled(model)(params, x, y, INSIDE, KEY, 0.1)[0], total) > 1e-2
+
+
+def test_a_sum_of_half_precision_is_not_rounded_by_more_than_an_example_changes_it() -> None:
+    """A thousand gradients of length 1 along one axis: in bfloat16 the sum would be a multiple of 4."""
+    rows, key = 1001, jax.random.key(0)
+    model = testing.toy_model()._replace(
+        init=lambda key: {"w": jnp.zeros(2, jnp.bfloat16)},
+        apply=lambda params, x: x @ params["w"].astype(jnp.float32),
+        losses=lambda out, y: out,
+        metrics={},
+    )
+    x, y = jnp.tile(jnp.array([[3.0, 4.0]]), (rows, 1)), jnp.zeros(rows)
+    params = model.init(key)
+    sums = [
+        np.asarray(clipped_sum(model, params, x, y, jnp.arange(rows) < n, key, clip=1.0)[0]["w"])
+        for n in (rows - 1, rows)
+    ]
+    np.testing.assert_allclose(sums[1] - sums[0], [0.6, 0.8], atol=1e-2)
+    work = privacy.dp_sgd(model, 0.1, clip=1.0, noise_multiplier=1.0, rate=0.5, steps=1)
+    data = ClientData(x, y, jnp.int32(0), jnp.int32(rows), jnp.float32(1.0), rows)
+    end, _ = work.solve(params, data, key, optax.identity())
+    assert end["w"].dtype == jnp.bfloat16

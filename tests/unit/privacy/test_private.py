@@ -123,6 +123,15 @@ def test_what_would_break_the_promise_is_refused_with_what_to_do(words):
     assert any(word in str(found.value) for word in ("give ", "put ", "take "))
 
 
+def test_a_secure_sum_which_drops_rounds_of_one_client_is_no_noisy_mean():
+    """Such a round gives zeros without noise, which tells that one more client would have been there."""
+    rule = eh.aggregators.secure(noisy_mean(0.5, noise_multiplier=1.0, rate=0.5), integers_only=True)
+    alone = eh.aggregators.aggregate(rule, jnp.ones((1, 3)))
+    assert (np.asarray(alone) == 0.0).all()
+    with pytest.raises(eh.EvenhandError, match="give the method aggregator="):
+        private(eh.algorithms.fedavg(WORK, aggregator=rule, sampling=poisson(0.5)))
+
+
 @pytest.mark.parametrize(("fresh", "expected"), [(True, [(1.0, 10), (1.0, 10)]), (False, [(0.5**0.5, 10)])])
 def test_two_exchanges_give_away_twice_or_once_through_less_noise(fresh, expected):
     """FedDane's two cohorts are two samples; of one cohort, two sums are one sum with noise divided by sqrt(2)."""
@@ -146,6 +155,21 @@ def test_a_run_says_what_it_has_spent():
     assert run(METHOD, rounds=0).privacy.epsilon == 0.0
     bare = dp_fedavg(WORK, clip=0.5, noise_multiplier=0.0, rate=0.5)
     assert run(bare, rounds=1).privacy.epsilon == np.inf
+
+
+@pytest.mark.parametrize(
+    ("units", "delta"),
+    [(1, 0.1), (2, 0.1), (10, 0.1), (11, 0.01), (100, 0.01), (101, 1e-3), (25_000, 1e-5), (100_000, 1e-5)],
+)
+def test_the_usual_delta_is_a_power_of_ten_of_at_most_one_in_so_many(units, delta):
+    assert eh.privacy.usual_delta(units) == delta
+    assert delta <= 1 / units and (10 * delta > 1 / units or units == 1)
+
+
+def test_a_run_with_a_single_client_tells_what_it_has_spent():
+    one = eh.data.from_arrays(DATA.train.x[:8], DATA.train.y[:8], client=np.zeros(8))
+    found = eh.simulate(dp_fedavg(WORK, clip=0.5, noise_multiplier=1.0, rate=1.0), one, rounds=2).privacy
+    assert found.delta == 0.1 and 0 < found.epsilon < np.inf
 
 
 def test_another_delta_and_accountant():
