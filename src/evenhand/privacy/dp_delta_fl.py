@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError
 from evenhand.privacy.histogram_privacy import concentrated, histogram_for
 from evenhand.privacy.noisy_mean import noisy_mean
 from evenhand.privacy.private import private
@@ -41,7 +41,6 @@ def dp_delta_fl(
     clip: float,
     noise_multiplier: float,
     rate: float = 0.1,
-    fewest: int = 10,
     bins: int = 32,
     share: float = 0.5,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
@@ -64,8 +63,6 @@ def dp_delta_fl(
       clip: :math:`C`, in the units of an update; the paper's is that of an update over the step size.
       noise_multiplier: :math:`z`, of both exchanges together.
       rate: :math:`q`, the chance with which each client is drawn.
-      fewest: clients in a cohort, below which the round takes no quantile, and all clients count; what the noise of
-        the histogram is made for.
       bins: of the histogram, a power of two.
       share: :math:`r`, the histogram's budget over that of the mean, in concentrated privacy.
       server_opt: the server's optimiser; ``sgd(1.0)`` is averaging.
@@ -73,17 +70,15 @@ def dp_delta_fl(
     Raises:
       EvenhandError: a number out of range.
 
-    Privacy: the quantile is a place among those who take part, and is left out where they are too few, so that their
-    number is taken to be public, as in the paper; and a client that leaves is counted as if its noise stayed, which
-    makes a difference of the order of one over their number.
-
     Edge cases: ``theta=1`` is DP-FedAvg with more noise than it needs, as the histogram takes its share for nothing.
-    Losses are those of all of a client's examples at :math:`w^t`, before it trains.
+    Losses are those of all of a client's examples at :math:`w^t`, before it trains.  A cohort that is counted to have
+    nobody takes no quantile: all clients count.
 
     Differs from the paper: the denominator is the number of clients *expected* above the quantile; the paper divides by
-    their true number, which it takes to be public though nothing protects it.  Noise is added to the sum, as its
-    analysis asks, where its algorithm 4 prints it beside the mean.  Cohorts are Poisson samples, which its accountant
-    assumes and its experiments do not draw.
+    their true number, which it takes to be public though nothing protects it.  Cohorts are Poisson
+    samples, which its accountant assumes and its experiments do not draw.  The server adds the noise of both sums; in
+    the paper every client adds a part of the histogram's, whose sum would then tell how many they are
+    (:func:`evenhand.privacy.quantile_sum` has that form, too, for cohorts of a fixed size).
 
     Example:
       >>> import evenhand as eh
@@ -102,12 +97,11 @@ def dp_delta_fl(
             f"dp_delta_fl(theta={theta}, share={share}, noise_multiplier={noise_multiplier}): give a fraction above 0 "
             "and at most 1, and two numbers above 0."
         )
-    whole_number("dp_delta_fl(fewest=)", fewest, 2)
     of_mean = noise_multiplier * (1.0 + share) ** 0.5
     rho = share / (2.0 * of_mean**2)
-    counting = histogram_for(rho, clients=fewest, bins=bins, largest=largest_loss, sensitivity="tight")
-    release = concentrated(counting, clients=fewest, sensitivity="tight")._replace(rate=rate)
-    quantile = quantile_sum(counting, theta=theta, fewest=fewest, integers_only=True)
+    counting = histogram_for(rho, clients=1, bins=bins, largest=largest_loss, sensitivity="tight", bits=32)
+    release = concentrated(counting, clients=1, sensitivity="tight")._replace(rate=rate)
+    quantile = quantile_sum(counting, theta=theta, integers_only=True, at_server=True)
     mean = noisy_mean(clip, noise_multiplier=of_mean, rate=rate)
 
     method = Algorithm(
@@ -121,10 +115,7 @@ def dp_delta_fl(
         sampling=poisson(rate),
     )
     name = f"dp_delta_fl(theta={theta:g}, noise_multiplier={noise_multiplier:g})"
-    whole = private(method)
-    assert whole.privacy is not None
-    known = (*whole.privacy.public, "how many clients take part in each round")
-    return whole._replace(name=name, privacy=whole.privacy._replace(public=known))
+    return private(method)._replace(name=name)
 
 
 def _counts(work: local.Work, aggregator: Sum) -> Phase:

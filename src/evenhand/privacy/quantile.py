@@ -123,7 +123,7 @@ class Histogram(NamedTuple):
         everyone = jnp.sum(counts[-2:], dtype=jnp.int32, keepdims=True)
         return jnp.concatenate([found, everyone])
 
-    def decode(self, total: Array, clients: Array | int, *, theta: float) -> Array:
+    def decode(self, total: Array, clients: Array | int | None, *, theta: float) -> Array:
         r"""The upper edge below which there is nearest to ``1 - theta`` of the clients, float32.
 
         .. math:: j^* = \arg\min_{j \in \{1, \dots, b\}} \big| \hat H(j) - (1 - \theta) m \big|,
@@ -131,7 +131,8 @@ class Histogram(NamedTuple):
 
         Args:
           total: the sum of what clients sent, uint32 ``(nodes,)``.  It may be decoded for several ``theta``.
-          clients: how many they are, which is public, so that it stands for the noisy count below the last edge.
+          clients: how many they are, where that is public, so that it stands for the noisy count below the last edge;
+            None: that count stands for them.
           theta: the fraction in (0, 1] of clients whose loss is to be at least the quantile.
 
         Returns:
@@ -144,9 +145,9 @@ class Histogram(NamedTuple):
             raise EvenhandError(f"decode(theta={theta}): the tail fraction must lie in (0, 1].")
         if theta == 1.0:
             return jnp.float32(0)
-        everyone = jnp.asarray(clients, jnp.int32) * jnp.int32(self.scale)
-        below = self.below(total).at[-1].set(everyone).astype(jnp.float32)
-        everyone = everyone.astype(jnp.float32)
+        counted = self.below(total)
+        known = counted[-1] if clients is None else jnp.asarray(clients, jnp.int32) * jnp.int32(self.scale)
+        below, everyone = counted.at[-1].set(known).astype(jnp.float32), known.astype(jnp.float32)
         distance = jnp.abs(below - jnp.float32(1.0 - theta) * everyone)
         # Counts that are equally far from a target such as 0.9 m must stay so after it was rounded.
         nearest = distance <= jnp.min(distance) + 4 * jnp.finfo(jnp.float32).eps * everyone

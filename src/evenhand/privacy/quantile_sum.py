@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from evenhand.errors import EvenhandError, whole_number
+from evenhand.privacy.discrete_gaussian import discrete_gaussian
 from evenhand.privacy.quantile import Histogram
 from evenhand.secure import LIMB_BITS, FixedPoint, fixed_point, masked_sum
 from evenhand.secure.limbs import carried
@@ -14,7 +16,14 @@ from evenhand.types import Array, Key, PyTree, Sum, Summation, Upload
 __all__ = ["quantile_sum"]
 
 
-def quantile_sum(counting: Histogram, *, theta: float, fewest: int = 2, integers_only: bool = False) -> Sum:
+def quantile_sum(
+    counting: Histogram,
+    *,
+    theta: float,
+    fewest: int = 2,
+    integers_only: bool = False,
+    at_server: bool = False,
+) -> Sum:
     r"""Reduces clients' losses to their private quantile, through a masked sum of noisy histograms.
 
     .. math:: \text{lift: } \ell_k \mapsto \big((c\, x_k + \xi_k) \bmod M,\ 1\big), \qquad
@@ -29,6 +38,9 @@ def quantile_sum(counting: Histogram, *, theta: float, fewest: int = 2, integers
       fewest: clients below which a sum is given up, and the direction is 0; what :func:`concentrated` was given.
       integers_only: leave out the masks, which cancel, as for :func:`evenhand.aggregators.secure`.  The direction is
         the same to the bit, and clients stream.
+      at_server: the server adds the noise of one client to the sum, and clients add none.  It must then be trusted with
+        the sum, and nothing rests on how many clients there are: the noisy count stands for them, and ``fewest`` has no
+        effect.
 
     Returns:
       A sum whose direction is a float32 scalar.
@@ -57,6 +69,7 @@ def quantile_sum(counting: Histogram, *, theta: float, fewest: int = 2, integers
     if not 0.0 < theta <= 1.0:
         raise EvenhandError(f"quantile_sum(theta={theta}): the tail fraction must lie in (0, 1].")
     whole_number("quantile_sum(fewest=)", fewest, 1)
+    clean = counting._replace(sigma=0.0) if at_server else counting
     point = fixed_point(32, largest=1.0, cohort=1)  # of which only the limbs count
 
     def init(like: PyTree, num_clients: int) -> PyTree:
@@ -66,7 +79,7 @@ def quantile_sum(counting: Histogram, *, theta: float, fewest: int = 2, integers
 
     def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
         (loss,) = jax.tree.leaves(upload.delta)
-        numbers = jnp.zeros(counting.nodes, jnp.uint32) if theta == 1.0 else counting.encode(loss, key)
+        numbers = jnp.zeros(counting.nodes, jnp.uint32) if theta == 1.0 else clean.encode(loss, key)
         return numbers, jnp.uint32(1)
 
     def add(lifted: PyTree, present: Array, key: Key) -> PyTree:
@@ -75,6 +88,10 @@ def quantile_sum(counting: Histogram, *, theta: float, fewest: int = 2, integers
 
     def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         numbers, clients = total
+        if at_server:
+            noise = discrete_gaussian(key, sigma=counting.sigma, shape=(counting.nodes,))
+            noisy = numbers.astype(jnp.uint32) + lax.bitcast_convert_type(noise, jnp.uint32)
+            return counting.decode(counting.modulo(noisy), None, theta=theta), state
         edge = counting.decode(counting.modulo(numbers.astype(jnp.uint32)), clients, theta=theta)
         return jnp.where(clients >= jnp.uint32(fewest), edge, jnp.float32(0)), state
 
