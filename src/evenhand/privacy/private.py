@@ -170,6 +170,11 @@ def _gives(phase: Phase, rate: float, independent: bool) -> list[str]:
         return [
             "its aggregator weighs clients by what they report in the clear, such as their loss: " + _NOISY
         ]
+    if aggregator.release is None and aggregator.summation is not None:
+        return [
+            "its aggregator adds up in secret without noise that is made for it: give the method "
+            "aggregator=eh.privacy.distributed_mean(clip, noise_multiplier=..., rate=..., fewest=...)"
+        ]
     if aggregator.release is None:
         what = (
             "its aggregator adds no noise" if aggregator.sensitivity else "its uploads have no bounded effect"

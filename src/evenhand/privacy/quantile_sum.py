@@ -9,9 +9,8 @@ from jax import lax
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.privacy.discrete_gaussian import discrete_gaussian
 from evenhand.privacy.quantile import Histogram
-from evenhand.secure import LIMB_BITS, FixedPoint, fixed_point, masked_sum
-from evenhand.secure.limbs import carried
-from evenhand.types import Array, Key, PyTree, Sum, Summation, Upload
+from evenhand.secure import masked_words
+from evenhand.types import Key, PyTree, Sum, Summation, Upload
 
 __all__ = ["quantile_sum"]
 
@@ -70,7 +69,6 @@ def quantile_sum(
         raise EvenhandError(f"quantile_sum(theta={theta}): the tail fraction must lie in (0, 1].")
     whole_number("quantile_sum(fewest=)", fewest, 1)
     clean = counting._replace(sigma=0.0) if at_server else counting
-    point = fixed_point(32, largest=1.0, cohort=1)  # of which only the limbs count
 
     def init(like: PyTree, num_clients: int) -> PyTree:
         if [leaf.shape for leaf in jax.tree.leaves(like)] != [()]:
@@ -81,10 +79,6 @@ def quantile_sum(
         (loss,) = jax.tree.leaves(upload.delta)
         numbers = jnp.zeros(counting.nodes, jnp.uint32) if theta == 1.0 else clean.encode(loss, key)
         return numbers, jnp.uint32(1)
-
-    def add(lifted: PyTree, present: Array, key: Key) -> PyTree:
-        limbs = masked_sum(point, jax.tree.map(lambda leaf: _limbs(leaf, point), lifted), present, key)
-        return jax.tree.map(_whole, limbs)
 
     def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         numbers, clients = total
@@ -99,15 +93,5 @@ def quantile_sum(
         init,
         lift,
         lower,
-        summation=Summation(counting.bits, None if integers_only else add),
+        summation=Summation(counting.bits, None if integers_only else masked_words),
     )
-
-
-def _limbs(numbers: Array, point: FixedPoint) -> Array:
-    places = [numbers >> (place * LIMB_BITS) for place in range(point.limbs)]
-    return jnp.stack(places, axis=-1) & jnp.uint32(2**LIMB_BITS - 1)
-
-
-def _whole(limbs: Array) -> Array:
-    low, high = jnp.moveaxis(carried(limbs), -1, 0)
-    return low | (high << LIMB_BITS)

@@ -7,7 +7,7 @@ package ``cryptography``, which ``pip install 'evenhand[secure]'`` brings.
 from evenhand.secure.checks import TooFewError
 from evenhand.secure.fixed_point import FixedPoint, fixed_point
 from evenhand.secure.limbs import LIMB_BITS, from_limbs, to_limbs
-from evenhand.secure.masked import masked_sum, masked_uploads
+from evenhand.secure.masked import masked_sum, masked_uploads, masked_words
 from evenhand.secure.plan import Cost, Plan, plan
 from evenhand.secure.protocol import (
     Offer,
@@ -39,6 +39,7 @@ __all__ = [
     "mask",
     "masked_sum",
     "masked_uploads",
+    "masked_words",
     "plan",
     "recover",
     "reveal",

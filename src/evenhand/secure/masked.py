@@ -10,11 +10,13 @@ import numpy as np
 from jax import lax
 
 from evenhand.errors import EvenhandError
-from evenhand.secure.fixed_point import FixedPoint
+from evenhand.secure.fixed_point import FixedPoint, fixed_point
 from evenhand.secure.limbs import LIMB_BITS, carried, negated
 from evenhand.types import Array, Key, PyTree
 
-__all__ = ["masked_sum", "masked_uploads"]
+__all__ = ["masked_sum", "masked_uploads", "masked_words"]
+
+_WORDS = fixed_point(32, largest=1.0, cohort=1)  # of which only the limbs count
 
 
 def masked_sum(point: FixedPoint, lifted: PyTree, present: Array, key: Key) -> PyTree:
@@ -42,6 +44,22 @@ def masked_sum(point: FixedPoint, lifted: PyTree, present: Array, key: Key) -> P
     ends = np.cumsum([leaf.shape[1] for leaf in flat])[:-1].tolist()
     sums = [part.reshape(leaf.shape[1:]) for part, leaf in zip(jnp.split(total, ends), leaves, strict=True)]
     return jax.tree.unflatten(structure, sums)
+
+
+def masked_words(lifted: PyTree, present: Array, key: Key) -> PyTree:
+    """:func:`masked_sum` of whole numbers modulo ``2**32``, uint32 ``(m, ...)``: their sums, to the bit."""
+    split = jax.tree.map(_limbs, lifted)
+    return jax.tree.map(_word, masked_sum(_WORDS, split, present, key))
+
+
+def _limbs(words: Array) -> Array:
+    places = [words >> (place * LIMB_BITS) for place in range(_WORDS.limbs)]
+    return jnp.stack(places, axis=-1) & jnp.uint32(2**LIMB_BITS - 1)
+
+
+def _word(limbs: Array) -> Array:
+    low, high = jnp.moveaxis(carried(limbs), -1, 0)
+    return low | (high << LIMB_BITS)
 
 
 def masked_uploads(limbs: Array, key: Key) -> Array:
