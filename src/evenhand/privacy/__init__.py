@@ -15,6 +15,14 @@ from evenhand.privacy.adas import adas
 from evenhand.privacy.audit import Audit, audit_mean, audit_work, least_epsilon
 from evenhand.privacy.calibration import clients_for, noise_for, steps_for
 from evenhand.privacy.concentrated import epsilon_of_zcdp, joint
+from evenhand.privacy.correlated import (
+    CorrelatedNoise,
+    Correlation,
+    StreamingMatrix,
+    streamed_noise,
+    toeplitz_noise,
+    tree_noise,
+)
 from evenhand.privacy.discrete_gaussian import (
     Law,
     discrete_gaussian,
@@ -65,10 +73,13 @@ __all__ = [
     "Account",
     "AdaptiveClip",
     "Audit",
+    "CorrelatedNoise",
+    "Correlation",
     "Histogram",
     "Law",
     "Sensitivity",
     "Spent",
+    "StreamingMatrix",
     "account",
     "adadps",
     "adadps_fl",
@@ -120,8 +131,11 @@ __all__ = [
     "scale_then_privatize",
     "spent",
     "steps_for",
+    "streamed_noise",
     "tfidf_scales",
+    "toeplitz_noise",
     "token_frequencies",
+    "tree_noise",
     "usual_delta",
     "warm_start",
 ]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -15,6 +13,7 @@ from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
 from evenhand.privacy._checks import noise
 from evenhand.privacy._noise import with_gaussian
+from evenhand.privacy.correlated import CorrelatedNoise, Correlation, tree_noise
 from evenhand.privacy.noisy_mean import noisy_mean
 from evenhand.privacy.private import promise
 from evenhand.sampling import cyclic
@@ -24,11 +23,11 @@ __all__ = ["dp_ftrl"]
 
 
 class _State(NamedTuple):
-    """The state of the clipped mean, rounds done in this turn, int32, and the noise of the tree's nodes that count."""
+    """The state of the clipped mean, rounds done in this turn, int32, and the state of the noise."""
 
     inner: PyTree
     done: Array
-    nodes: PyTree
+    noise: PyTree
 
 
 def dp_ftrl(
@@ -38,6 +37,7 @@ def dp_ftrl(
     noise_multiplier: float,
     cohort: int,
     clients: int,
+    correlation: Correlation = tree_noise(),
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
 ) -> Algorithm:
     r"""DP-FTRL: averaging whose noise largely cancels from round to round, without counting on random cohorts.
@@ -49,13 +49,16 @@ def dp_ftrl(
     The nodes are sums over rounds in a binary tree, those that make up the rounds :math:`1, \dots, t + 1`: as many as
     :math:`t + 1` has binary ones.  Clients take turns (:func:`evenhand.sampling.cyclic`), so that each is in at most
     :math:`h = \lfloor \log_2 \lceil N / m \rceil \rfloor + 1` nodes of a turn; each turn has a tree of its own.
+    Other ``correlation`` than the tree's cancels more: :func:`toeplitz_noise` halves what is left at the end.
 
     Args:
       work: as in :func:`evenhand.privacy.dp_fedavg`.
       clip: :math:`C`.
-      noise_multiplier: :math:`z`, of each node: a whole turn has less, by the square root of :math:`h`.
+      noise_multiplier: :math:`z`, of the independent noise that is correlated: a whole turn has less, by the
+        correlation's sensitivity, which is :math:`\sqrt h` for the tree.
       cohort: :math:`m`, which a run need not repeat: with another one, a client would be in more nodes.
       clients: :math:`N`, of which there may be no more.
+      correlation: of the noise in a turn: :func:`tree_noise`, :func:`toeplitz_noise` or :func:`streamed_noise`.
       server_opt: as in :func:`evenhand.privacy.dp_fedavg`; momentum makes it the authors' method with momentum.
 
     Raises:
@@ -84,13 +87,14 @@ def dp_ftrl(
     whole_number("dp_ftrl(clients=)", clients, cohort)
     noise("dp_ftrl(noise_multiplier=)", noise_multiplier)
     turn = -(-clients // cohort)
-    height = turn.bit_length()
-    aggregator = _tree_mean(clip, noise_multiplier, turn, cohort)
+    correlated = correlation(turn)
+    release = Release(noise_multiplier / correlated.sensitivity)
+    aggregator = _correlated_mean(clip, noise_multiplier, turn, cohort, correlated)
     method = fedavg(work, server_opt=server_opt, aggregator=aggregator, sampling=cyclic(cohort))
     (phase,) = method.phases
 
     def releases(rounds: int) -> tuple[Release, ...]:
-        return (Release(noise_multiplier / math.sqrt(height), times=-(-rounds // turn)),)
+        return (release._replace(times=-(-rounds // turn)),)
 
     def init(params: PyTree, found: int) -> PyTree:
         if found != clients:
@@ -105,39 +109,28 @@ def dp_ftrl(
     )
 
 
-def _tree_mean(clip: float, noise_multiplier: float, turn: int, cohort: int) -> Sum:
+def _correlated_mean(
+    clip: float, noise_multiplier: float, turn: int, cohort: int, correlated: CorrelatedNoise
+) -> Sum:
     """The clipped mean over ``cohort``, plus what this round adds to the noise of the prefix."""
-    plain, height = noisy_mean(clip, noise_multiplier=0.0, rate=1.0), turn.bit_length()
-    deviation = noise_multiplier * clip
+    plain, deviation = noisy_mean(clip, noise_multiplier=0.0, rate=1.0), noise_multiplier * clip
 
     def init(like: PyTree, clients: int) -> _State:
-        nodes = jax.tree.map(lambda leaf: jnp.zeros((height, *leaf.shape), leaf.dtype), like)
-        return _State(plain.init(like, cohort), jnp.int32(0), nodes)
+        return _State(plain.init(like, cohort), jnp.int32(0), correlated.init(tree.zeros_like(like)))
 
     def lower(total: PyTree, state: _State, key: Key) -> tuple[PyTree, _State]:
         mean, inner = plain.lower(total, state.inner, key)
-        done = state.done + 1
-        # The node that ends at this round replaces those below it.
-        level = jnp.sum(jnp.cumprod(1 - (done >> jnp.arange(height)) % 2))
-        levels = jnp.arange(height)
-        fresh = with_gaussian(key, tree.zeros_like(mean), deviation)
-
-        def updated(nodes: Array, new: Array) -> Array:
-            where = levels.reshape((height,) + (1,) * new.ndim)
-            return jnp.where(where < level, 0.0, jnp.where(where == level, new[None], nodes)).astype(
-                nodes.dtype
-            )
-
-        nodes = jax.tree.map(updated, state.nodes, fresh)
-        before, after = (jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), of) for of in (state.nodes, nodes))
-        step = tree.add(mean, tree.scale(1.0 / cohort, tree.subtract(after, before)))
+        zeros, done = tree.zeros_like(mean), state.done + 1
+        noise, after = correlated.step(with_gaussian(key, zeros, deviation), state.noise)
         is_over = done == turn
-        left = tree.select(is_over, tree.zeros_like(nodes), nodes)
-        return step, _State(inner, jnp.where(is_over, 0, done), left)
+        left = tree.select(is_over, correlated.init(zeros), after)
+        return tree.add(mean, tree.scale(1.0 / cohort, noise)), _State(
+            inner, jnp.where(is_over, 0, done), left
+        )
 
     return plain._replace(
         init=init,
         publish=lambda state: plain.publish(state.inner),
         lower=lower,
-        release=Release(noise_multiplier / math.sqrt(height)),
+        release=Release(noise_multiplier / correlated.sensitivity),
     )
