@@ -1,8 +1,8 @@
 r"""Noise that is correlated over the rounds, so that most of it cancels in the sum of all.
 
 The noise of round :math:`t` is :math:`(B Z)_t`, where :math:`Z` has fresh noise in each row and :math:`B = C^{-1}` is
-lower triangular.  It hides as much as :math:`Z` does on :math:`C x`: a client that moves the sum of one round by at most
-1 moves that by at most the longest column of :math:`C`.
+lower triangular.  It hides as much as :math:`Z` does on :math:`C x`: a client that moves the sum of one round by at
+most 1 moves that by at most the longest column of :math:`C`.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def toeplitz_noise(bands: int | None = None) -> Correlation:
     .. math::
         n_t = z_t - \sum_{j=1}^{b - 1} c_j n_{t - j}, \qquad c_j = \binom{2j}{j} 4^{-j}
 
-    The matrix :math:`C` with these diagonals is, without bands, the square root of that which adds up rounds, and of all
-    with constant diagonals the best at the worst round.  After 100 rounds its noise is 2.5 times that of one round with
-    the same promise; that of the tree is 4.6 times, that of independent noise 10 times.
+    The matrix :math:`C` with these diagonals is, without bands, the square root of that which adds up rounds, and of
+    all with constant diagonals the best at the worst round.  After 100 rounds its noise is 2.5 times that of one round
+    with the same promise; that of the tree is 4.6 times, that of independent noise 10 times.
 
     Args:
       bands: :math:`b`, from 1: noise of so many rounds is kept; None: of all.  With 1 it is independent noise.
