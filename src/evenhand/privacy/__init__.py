@@ -12,7 +12,7 @@ from evenhand.privacy.accounting import epsilon, spent
 from evenhand.privacy.adadps import adadps
 from evenhand.privacy.adadps_fl import adadps_fl
 from evenhand.privacy.adas import adas
-from evenhand.privacy.audit import Audit, audit_mean, audit_work, least_epsilon
+from evenhand.privacy.audit import Audit, audit_mean, audit_scores, audit_work, least_epsilon
 from evenhand.privacy.calibration import clients_for, noise_for, steps_for
 from evenhand.privacy.concentrated import epsilon_of_zcdp, joint
 from evenhand.privacy.correlated import (
@@ -87,6 +87,7 @@ __all__ = [
     "adas",
     "amplified",
     "audit_mean",
+    "audit_scores",
     "audit_work",
     "clients_for",
     "clip_factors",

@@ -17,7 +17,7 @@ from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
 from evenhand.types import Array, ClientData, Model, Params, Sum, Upload
 
-__all__ = ["Audit", "audit_mean", "audit_work", "least_epsilon"]
+__all__ = ["Audit", "audit_mean", "audit_scores", "audit_work", "least_epsilon"]
 
 NDArray = npt.NDArray[Any]
 
@@ -80,8 +80,11 @@ def least_epsilon(
 
     def accident(epsilon: float) -> float:
         p = 1.0 / (1.0 + math.exp(-epsilon))
-        below = stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, p).cumsum()
-        worst = float(np.max(below / np.arange(1, correct + 1), initial=0.0))
+        # Far below the mean there is nothing left that could make a mean of probabilities larger.
+        reach = abs(correct - guesses * p) + 12.0 * math.sqrt(guesses * p * (1.0 - p)) + 12.0
+        count = min(correct, math.ceil(reach))
+        below = stats.binom.pmf(np.arange(correct - 1, correct - 1 - count, -1), guesses, p).cumsum()
+        worst = float(np.max(below / np.arange(1, count + 1), initial=0.0))
         return float(stats.binom.sf(correct - 1, guesses, p)) + 2.0 * canaries * delta * worst
 
     if accident(0.0) > 1.0 - confidence:
@@ -91,6 +94,54 @@ def least_epsilon(
         middle = (low + high) / 2
         low, high = (middle, high) if accident(middle) <= 1.0 - confidence else (low, middle)
     return low
+
+
+def audit_scores(
+    scores: NDArray, included: npt.NDArray[np.bool_], *, delta: float, confidence: float = 0.95
+) -> Audit:
+    r"""Audits any mechanism, by scores of canaries each of which was in or out by a fair coin of its own.
+
+    The highest scores are guessed to be in, the lowest ones out; how many of each is tried out, and paid for in the
+    confidence.
+
+    Args:
+      scores: of the canaries, ``(m,)``, from what the mechanism gives away: the more, the likelier they were in.
+      included: bool ``(m,)``, which of them were in.
+      delta: of the promise that is audited.
+      confidence: as in :func:`least_epsilon`.
+
+    Raises:
+      EvenhandError: fewer than ten canaries, or not one coin for each score.
+
+    Example:
+      >>> import numpy as np
+      >>> rng = np.random.default_rng(0)
+      >>> coins = rng.random(10_000) < 0.5
+      >>> found = audit_scores(coins + 2.0 * rng.normal(size=10_000), coins, delta=1e-6)  # a Gaussian mechanism
+      >>> import evenhand as eh
+      >>> 0.5 < found.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-6)
+      True
+
+    Source: as of :func:`least_epsilon`, algorithm 1 there.
+    """
+    scores, included = np.asarray(scores), np.asarray(included, bool)
+    if scores.ndim != 1 or scores.shape != included.shape or len(scores) < 10:
+        raise EvenhandError(
+            "audit_scores(): give ten scores or more, and for each whether its canary was in."
+        )
+    order, canaries = np.argsort(-scores, kind="stable"), len(scores)
+    right_in, right_out = np.cumsum(included[order]), np.cumsum(~included[order[::-1]])
+    tries = np.unique(np.geomspace(5, canaries // 2, 12).astype(int))
+    # Each of the tries, for the highest alone or for both ends, may be the accident.
+    each = 1.0 - (1.0 - confidence) / (2 * len(tries))
+    found = Audit(0.0, 0, 0, scores, included)
+    for count in tries:
+        top, both = int(right_in[count - 1]), int(right_in[count - 1] + right_out[count - 1])
+        for correct, guesses in ((top, int(count)), (both, 2 * int(count))):
+            epsilon = least_epsilon(correct, guesses, canaries=canaries, delta=delta, confidence=each)
+            if epsilon > found.epsilon:
+                found = Audit(epsilon, guesses, correct, scores, included)
+    return found
 
 
 def audit_mean(
@@ -158,7 +209,7 @@ def audit_mean(
     included = [_coins(canaries, seed * runs + run) for run in range(runs)]
     keys = jax.random.split(jax.random.key(seed), runs)
     found = [np.asarray(scores(jnp.asarray(coins), key)) for coins, key in zip(included, keys, strict=True)]
-    return _judged(np.concatenate(found), np.concatenate(included), delta, confidence)
+    return audit_scores(np.concatenate(found), np.concatenate(included), delta=delta, confidence=confidence)
 
 
 def audit_work(
@@ -167,18 +218,19 @@ def audit_work(
     length: float,
     delta: float,
     canaries: int = 2000,
+    runs: int = 1,
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Audit:
     r"""Audits private local work with examples whose gradients are long and orthogonal.
 
-    The loss of canary :math:`j` is :math:`-L w_j`; its score is where :math:`w_j` ends.
+    The loss of canary :math:`j` is :math:`-L w_j`; its score is where :math:`w_j` ends, times the number of examples.
 
     Args:
       make: the work on a model, as in ``lambda model: eh.privacy.dp_sgd(model, 1.0, clip=1.0, ...)``; the number of
         its examples is half of that of the canaries, about.
       length: :math:`L`, the length of a gradient before it is clipped.
-      delta, canaries, seed, confidence: as in :func:`audit_mean`.
+      delta, canaries, runs, seed, confidence: as in :func:`audit_mean`.
 
     Example:
       >>> import evenhand as eh
@@ -188,7 +240,8 @@ def audit_work(
       >>> found.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-5)
       True
     """
-    included, half = _coins(canaries, seed), canaries // 2
+    whole_number("runs", runs, 1)
+    half = canaries // 2
 
     def init(key: Array) -> Params:
         return {"a": jnp.zeros(half), "b": jnp.zeros(canaries - half)}
@@ -196,34 +249,29 @@ def audit_work(
     def apply(params: Params, x: Array) -> Array:
         return length * jnp.concatenate([params["a"], params["b"]])[x]
 
-    model = Model(init, apply, lambda outputs, y: -outputs, {}, name="canaries")
-    work, rows = make(model), np.flatnonzero(included).astype(np.int32)
-    count = len(rows)
-    data = ClientData(
-        jnp.asarray(rows), jnp.zeros(count), jnp.int32(0), jnp.int32(count), jnp.float32(1.0), count
+    work = make(Model(init, apply, lambda outputs, y: -outputs, {}, name="canaries"))
+
+    included = [_coins(canaries, seed * runs + run) for run in range(runs)]
+    most = int(max(coins.sum() for coins in included))
+
+    def ended(given: tuple[Array, Array, Array]) -> Array:
+        rows, count, key = given
+        data = ClientData(rows, jnp.zeros(most), jnp.int32(0), count, jnp.float32(1.0), most)
+        end, _ = work.solve(init(key), data, key, optax.identity())
+        # Steps are divided by the number of examples, which differs from run to run.
+        return count.astype(jnp.float32) * jnp.concatenate([end["a"], end["b"]])
+
+    rows = np.zeros((runs, most), np.int32)
+    for row, coins in zip(rows, included, strict=True):
+        row[: coins.sum()] = np.flatnonzero(coins)
+    counts = np.array([coins.sum() for coins in included], np.int32)
+    keys = jax.random.split(jax.random.key(seed), runs)
+    found = jax.jit(lambda given: jax.lax.map(ended, given))((jnp.asarray(rows), jnp.asarray(counts), keys))
+    return audit_scores(
+        np.asarray(found).reshape(-1), np.concatenate(included), delta=delta, confidence=confidence
     )
-    params, key = init(jax.random.key(0)), jax.random.key(seed)
-    end, _ = jax.jit(lambda: work.solve(params, data, key, optax.identity()))()
-    return _judged(np.concatenate([end["a"], end["b"]]), included, delta, confidence)
 
 
 def _coins(canaries: int, seed: int) -> NDArray:
     whole_number("canaries", canaries, 10)
     return np.random.default_rng(seed).random(canaries) < 0.5
-
-
-def _judged(scores: NDArray, included: NDArray, delta: float, confidence: float) -> Audit:
-    """The best of several numbers of guesses: the highest scores are guessed to be in, the lowest ones out."""
-    order, canaries = np.argsort(-scores, kind="stable"), len(scores)
-    right_in, right_out = np.cumsum(included[order]), np.cumsum(~included[order[::-1]])
-    tries = np.unique(np.geomspace(5, canaries // 2, 12).astype(int))
-    # Each of the tries, for the highest alone or for both ends, may be the accident.
-    each = 1.0 - (1.0 - confidence) / (2 * len(tries))
-    found = Audit(0.0, 0, 0, scores, included)
-    for count in tries:
-        top, both = int(right_in[count - 1]), int(right_in[count - 1] + right_out[count - 1])
-        for correct, guesses in ((top, int(count)), (both, 2 * int(count))):
-            epsilon = least_epsilon(correct, guesses, canaries=canaries, delta=delta, confidence=each)
-            if epsilon > found.epsilon:
-                found = Audit(epsilon, guesses, correct, scores, included)
-    return found
