@@ -11,7 +11,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any, get_args
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 import evenhand as eh
 from experiments.fairness import picture, write
@@ -56,6 +57,12 @@ MNIST = Setting(
     largest_loss=1.1,
 )
 """Ours."""
+
+
+TITLES = {"label shift": "label shift, 2,500 clients", "mnist": "MNIST, two digits each, 1,000 clients"}
+COLORS = ("#0072B2", "#56B4E9", "#009E73", "#999999", "#D55E00")
+"""Told apart by the colour-blind, too."""
+MARKERS = "osv^D"
 
 
 @dataclass(frozen=True)
@@ -128,24 +135,41 @@ def _finite(value: Any) -> Any:
 
 
 def figure(places: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """A panel per place: accuracy over epsilon, on average and of the worst tenth."""
-    drawn = Figure(figsize=(7.2, 3.2), layout="constrained")
+    """A panel per place: accuracy over epsilon, on average and of the worst tenth, with one standard deviation."""
+    drawn = Figure(figsize=(7.2, 3.5), layout="constrained")
     panels = drawn.subplots(1, len(places), squeeze=False)[0]
     for axes, (name, methods) in zip(panels, places.items(), strict=True):
-        for number, (method, budgets) in enumerate(methods.items()):
-            over = range(len(budgets))
+        for (method, budgets), color, marker in zip(methods.items(), COLORS, MARKERS, strict=False):
             for what, style in (("mean", "-"), ("worst10", "--")):
-                seeds = [[one[f"test_{what}"] for one in each["seeds"]] for each in budgets.values()]
-                label = method if what == "mean" else None
-                axes.plot(
-                    over, [np.mean(each) for each in seeds], style, color=f"C{number}", label=label, lw=1.3
+                seeds = np.array(
+                    [[one[f"test_{what}"] for one in each["seeds"]] for each in budgets.values()]
                 )
-            axes.set_xticks(over, ["∞" if budget == "inf" else budget for budget in budgets])
-        axes.set_title({"mnist": "MNIST"}.get(name, name), fontsize=10)
-        axes.set_xlabel("epsilon")
-    panels[0].set_ylabel("accuracy in percent")
-    panels[-1].legend(fontsize=7)
+                middle, spread = seeds.mean(axis=1), seeds.std(axis=1)
+                # Those without noise stand apart: no line leads to infinity.
+                for part in _runs_of([budget == "inf" for budget in budgets]):
+                    look: dict[str, Any] = {"color": color, "marker": marker, "ms": 4, "lw": 1.2, "ls": style}
+                    axes.errorbar(part, middle[part], spread[part], elinewidth=0.8, **look)
+            axes.plot([], [], color=color, marker=marker, ms=4, lw=1.2, label=method)
+        axes.set_xticks(range(len(budgets)), ["no noise" if each == "inf" else each for each in budgets])
+        axes.set_title(TITLES[name], fontsize=9)
+        axes.set_xlabel("epsilon", fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.grid(axis="y", lw=0.4, alpha=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("accuracy in percent", fontsize=9)
+    styles = [
+        Line2D([], [], color="0.3", ls=style, lw=1.2, label=label)
+        for style, label in (("-", "mean over clients"), ("--", "worst-served tenth"))
+    ]
+    handles = [*styles, *panels[0].get_legend_handles_labels()[0]]
+    drawn.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return drawn
+
+
+def _runs_of(flags: Sequence[bool]) -> list[list[int]]:
+    """The positions of the first kind, and those of the second."""
+    found = [[i for i, flag in enumerate(flags) if flag == kind] for kind in (False, True)]
+    return [part for part in found if part]
 
 
 if __name__ == "__main__":
