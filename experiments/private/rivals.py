@@ -30,10 +30,10 @@ class Setting:
       rounds: of each run.
       learning_rate: of the clients.
       batch_size: of the clients; None: all rows, and so one step.
-      clips: three, of updates.
-      rates: two, of the server.
-      adam_rates: three, of a server with Adam.
-      tree_rates: two, of DP-FTRL's server, whose noise is larger.
+      clips: of updates.
+      rates: step sizes of the server.
+      adam_rates: of a server with Adam.
+      tree_rates: of DP-FTRL's server, whose noise is larger.
       largest_loss: to which Delta-FL clips losses.
     """
 
@@ -43,10 +43,10 @@ class Setting:
     rounds: int
     learning_rate: float
     batch_size: int | None
-    clips: tuple[float, float, float]
-    rates: tuple[float, float]
-    adam_rates: tuple[float, float, float]
-    tree_rates: tuple[float, float]
+    clips: tuple[float, ...]
+    rates: tuple[float, ...]
+    adam_rates: tuple[float, ...]
+    tree_rates: tuple[float, ...]
     largest_loss: float
 
     @property
@@ -80,14 +80,14 @@ def rivals(setting: Setting, model: eh.Model, thetas: Sequence[float] = (0.5,)) 
     """All methods; each takes six settings."""
     work = eh.local.sgd(model, setting.learning_rate, epochs=1, batch_size=setting.batch_size)
     drawn: dict[str, Any] = {"rate": setting.rate}
-    count_noise = setting.cohort / 20
+    clips, rates, count_noise = setting.clips, setting.rates, setting.cohort / 20
 
     def averaging(noise: float, n: Numbers) -> eh.Algorithm:
         server = optax.sgd(n["lr"])
         return privacy.dp_fedavg(work, clip=n["clip"], noise_multiplier=noise, server_opt=server, **drawn)
 
     def following(noise: float, n: Numbers) -> eh.Algorithm:
-        clip = privacy.adaptive_clip(setting.clips[1], quantile=n["quantile"], noise=count_noise)
+        clip = privacy.adaptive_clip(clips[1], quantile=n["quantile"], noise=count_noise)
         server = optax.sgd(n["lr"])
         return privacy.dp_fedavg(work, clip=clip, noise_multiplier=noise, server_opt=server, **drawn)
 
@@ -107,12 +107,11 @@ def rivals(setting: Setting, model: eh.Model, thetas: Sequence[float] = (0.5,)) 
 
         return make
 
-    clips, rates = setting.clips, setting.rates
     usual, counted = _noise(setting, "gaussian"), _noise(setting, "concentrated")
     return {
         "DP-FedAvg": Rival(averaging, {"clip": clips, "lr": rates}, usual),
-        "adaptive clip": Rival(following, {"quantile": (0.2, 0.5, 0.8), "lr": rates}, usual),
-        "DP-FedAdam": Rival(adam, {"clip": clips[:2], "lr": setting.adam_rates}, usual),
+        "adaptive clip": Rival(following, {"quantile": (0.2, 0.6), "lr": rates}, usual),
+        "DP-FedAdam": Rival(adam, {"clip": clips, "lr": setting.adam_rates}, usual),
         "DP-FTRL": Rival(
             in_turns, {"clip": clips, "lr": setting.tree_rates}, _tree_noise(setting), setting.cohort
         ),
