@@ -72,7 +72,7 @@ def over_budgets(name: str, rival: Rival, epsilons: Sequence[float], runs: Runs)
             "chosen": dict(chosen[at]),
             "noise": noise,
             "epsilon": _spent(rival.make(noise, chosen[at]), runs.setting),
-            "seeds": [_told(outcome) for outcome in _of(final, titled(at))],
+            "seeds": [_tested(outcome) for outcome in _of(final, titled(at))],
             "valid": {str(dict(numbers)): value for numbers, value in swept[at]},
         }
         for at, noise in noises.items()
@@ -109,6 +109,10 @@ def _told(outcome: Outcome) -> Measures:
     if outcome.status == "failed":
         raise SystemExit(f"{outcome.setting}, seed {outcome.seed}: {outcome.reason}")
     return {what: float(values[-1]) for what, values in outcome.measures.items()}
+
+
+def _tested(outcome: Outcome) -> Measures:
+    return {what: value for what, value in _told(outcome).items() if what.startswith("test_")}
 
 
 def _swept(outcomes: Sequence[Outcome], best: str) -> list[tuple[Mapping[str, Any], float]]:

@@ -62,6 +62,8 @@ TITLES = {"label shift": "label shift, 2,500 clients", "mnist": "MNIST, two digi
 COLORS = ("#0072B2", "#56B4E9", "#009E73", "#999999", "#D55E00")
 """Told apart by the colour-blind, too."""
 MARKERS = "osv^D"
+LOWEST = 45.0
+"""Accuracies below it are told in numbers."""
 
 
 @dataclass(frozen=True)
@@ -139,16 +141,21 @@ def figure(places: Mapping[str, Mapping[str, Any]]) -> Figure:
     panels = drawn.subplots(1, len(places), squeeze=False)[0]
     for axes, (name, methods) in zip(panels, places.items(), strict=True):
         for (method, budgets), color, marker in zip(methods.items(), COLORS, MARKERS, strict=False):
-            for what, style in (("mean", "-"), ("worst10", "--")):
+            for what, style, inside in (("mean", "-", color), ("worst10", "--", "white")):
                 seeds = np.array(
                     [[one[f"test_{what}"] for one in each["seeds"]] for each in budgets.values()]
                 )
                 middle, spread = seeds.mean(axis=1), seeds.std(axis=1)
                 # Those without noise stand apart: no line leads to infinity.
                 for part in _runs_of([budget == "inf" for budget in budgets]):
-                    look: dict[str, Any] = {"color": color, "marker": marker, "ms": 4, "lw": 1.2, "ls": style}
-                    axes.errorbar(part, middle[part], spread[part], elinewidth=0.8, **look)
+                    look: dict[str, Any] = {"color": color, "marker": marker, "ms": 4, "mfc": inside}
+                    look |= {"ls": style, "lw": 1.2, "elinewidth": 0.8}
+                    axes.errorbar(part, middle[part], spread[part], **look)
+                for x in np.flatnonzero(middle < LOWEST):
+                    below = f"{middle[x]:.0f} ↓"
+                    axes.text(x + 0.12, LOWEST + 0.6, below, color=color, fontsize=8)
             axes.plot([], [], color=color, marker=marker, ms=4, lw=1.2, label=method)
+        axes.set_ylim(bottom=max(LOWEST, axes.get_ylim()[0]))
         axes.set_xticks(range(len(budgets)), ["no noise" if each == "inf" else each for each in budgets])
         axes.set_title(TITLES[name], fontsize=9)
         axes.set_xlabel("epsilon", fontsize=9)
@@ -157,8 +164,8 @@ def figure(places: Mapping[str, Mapping[str, Any]]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("accuracy in percent", fontsize=9)
     styles = [
-        Line2D([], [], color="0.3", ls=style, lw=1.2, label=label)
-        for style, label in (("-", "mean over clients"), ("--", "worst-served tenth"))
+        Line2D([], [], color="0.3", ls=style, lw=1.2, marker="o", ms=4, mfc=inside, label=label)
+        for style, inside, label in (("-", "0.3", "mean over clients"), ("--", "white", "worst-served tenth"))
     ]
     handles = [*styles, *panels[0].get_legend_handles_labels()[0]]
     drawn.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
