@@ -15,7 +15,7 @@ pytest.importorskip("experiments", reason="experiments are not part of the packa
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
 SAVED = json.loads((FOLDER / "results" / "end_to_end.json").read_text(encoding="utf-8"))["methods"]
-PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
+PAGE = (FOLDER / "README.md").read_text(encoding="utf-8").split("## Delta-FL end to end")[1]
 
 
 def test_the_experiment_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +46,19 @@ def test_the_page_has_the_saved_errors(method: str) -> None:
     for (mean, tail), epsilon in zip(told, SAVED[method], strict=True):
         assert float(mean) == pytest.approx(_errors(method, epsilon, "mean").mean(), abs=0.051)
         assert float(tail) == pytest.approx(_errors(method, epsilon, "p90").mean(), abs=0.051)
+
+
+def test_the_tail_of_strangers_is_better_served_at_about_the_same_mean() -> None:
+    average, half, quarter = "DP-FedAvg", "DP-Delta-FL, theta=0.5", "DP-Delta-FL, theta=0.25"
+    for epsilon in ("3", "5", "10"):
+        assert (_errors(half, epsilon, "p90") < _errors(average, epsilon, "p90")).all()
+        assert abs(_errors(half, epsilon, "mean").mean() - _errors(average, epsilon, "mean").mean()) < 0.5
+    gains = [_gain(average, method, "5", "p90") for method in (half, quarter)]
+    assert gains == pytest.approx([2.6, 3.6], abs=0.051)
+    assert _gain(quarter, half, "5", "mean") == pytest.approx(1.2, abs=0.051)
+    lost = [(_errors(each, "3", "p90") - _errors(each, "10", "p90")).mean() for each in (half, average)]
+    assert lost == pytest.approx([0.8, 0.4], abs=0.051)
+
+
+def _gain(worse: str, better: str, epsilon: str, what: str) -> float:
+    return float((_errors(worse, epsilon, what) - _errors(better, epsilon, what)).mean())
