@@ -1,0 +1,137 @@
+"""What privacy costs the worst-served tenth: the experiment runs, and the page says what the saved numbers say."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("experiments", reason="experiments are not part of the package")
+
+from experiments.private import clients
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "private"
+SAVED = json.loads((FOLDER / "results" / "worst_tenth.json").read_text(encoding="utf-8"))["places"]
+PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
+TABLES = {"label shift": "| label shift, epsilon |", "mnist": "| MNIST, epsilon |"}
+CELLS = [(place, method) for place, methods in SAVED.items() for method in methods]
+TAIL = "DP-Delta-FL, theta=0.5"
+
+
+def _digits(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(10, size=600, dtype=np.uint8)
+    pixels = random.integers(50, size=(600, 28, 28), dtype=np.uint8)
+    pixels[np.arange(600), labels] = 255
+    np.savez(folder / "mnist.npz", x_train=pixels, y_train=labels, x_test=pixels, y_test=labels)
+
+
+def test_the_experiment_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _digits(tmp_path)
+    tiny = ["--mnist.clients", "20", "--mnist.cohort", "10", "--mnist.rounds", "3", "--seeds", "1"]
+    what = ["--places", "mnist", "--methods", "DP-FedAvg", "--epsilons", "1.0", "inf"]
+    options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, *what]
+    monkeypatch.setattr(sys, "argv", ["", *options])
+
+    runpy.run_module("experiments.private.worst_tenth", run_name="__main__", alter_sys=True)
+
+    saved = json.loads((tmp_path / "worst_tenth.json").read_text())
+    assert shlex.split(saved["command"]) == ["python", "-m", "experiments.private.worst_tenth", *options]
+    found = saved["places"]["mnist"]["DP-FedAvg"]
+    assert found["1"]["epsilon"] == pytest.approx(1.0, abs=1e-4)
+    assert found["inf"]["noise"] == 0.0
+    assert all(len(each["valid"]) == 6 for each in found.values())
+    (private,), (free,) = (found[budget]["seeds"] for budget in ("1", "inf"))
+    assert private["test_worst10"] <= private["test_mean"] < free["test_mean"]
+    assert (tmp_path / "worst_tenth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_client_is_measured_on_its_own_mixture_of_labels() -> None:
+    y = np.array([1, 0, 1, 1])
+    rows = clients.by_label(np.arange(4.0)[:, None], y, 2)
+    assert rows.y.tolist() == [0, 1, 1, 1]
+    assert rows.x[:, 0].tolist() == [1, 0, 2, 3]
+    assert rows.sizes.tolist() == [1, 3]
+
+
+def test_clients_of_mnist_have_two_digits_each_and_no_image_is_used_twice(tmp_path: Path) -> None:
+    _digits(tmp_path)
+    place = clients.mnist(tmp_path, 20, 3)
+    assert ((place.shares > 0).sum(axis=1) == 2).all()
+    assert place.data.train.rows == 500
+    assert place.rows["valid"].rows == 100
+    both = np.concatenate([place.data.train.x, place.rows["valid"].x])
+    assert len(np.unique(both, axis=0)) == 600
+
+
+def _accuracy(place: str, method: str, budget: str, what: str) -> np.ndarray:
+    return np.array([seed[f"test_{what}"] for seed in SAVED[place][method][budget]["seeds"]])
+
+
+def _cost(place: str, method: str, budget: str, what: str) -> np.ndarray:
+    return _accuracy(place, method, "inf", what) - _accuracy(place, method, budget, what)
+
+
+def _times(place: str, method: str, budget: str) -> float:
+    return _cost(place, method, budget, "worst10").mean() / _cost(place, method, budget, "mean").mean()
+
+
+@pytest.mark.parametrize(("place", "method"), CELLS)
+def test_the_page_has_the_saved_numbers(place: str, method: str) -> None:
+    lines = PAGE[PAGE.index(TABLES[place]) :].splitlines()
+    *cells, costs = next(line for line in lines if line.startswith(f"| {method} |")).split("|")[2:-1]
+    for cell, budget in zip(cells, SAVED[place][method], strict=True):
+        assert len(SAVED[place][method][budget]["seeds"]) == 5
+        for told, what in zip(cell.split("/"), ("mean", "worst10"), strict=True):
+            assert float(told) == pytest.approx(_accuracy(place, method, budget, what).mean(), abs=0.051)
+    for told, what in zip(costs.split(","), ("mean", "worst10"), strict=True):
+        assert float(told) == pytest.approx(_cost(place, method, "1", what).mean(), abs=0.051)
+
+
+@pytest.mark.parametrize(("place", "method"), CELLS)
+def test_every_budget_is_kept(place: str, method: str) -> None:
+    for budget, each in SAVED[place][method].items():
+        if budget != "inf":
+            assert each["epsilon"] == pytest.approx(float(budget), abs=1e-3)
+
+
+def test_the_worst_tenth_of_mnist_pays_about_twice_as_much() -> None:
+    for method in SAVED["mnist"]:
+        assert (_cost("mnist", method, "1", "worst10") > _cost("mnist", method, "1", "mean")).all()
+        assert all(1.25 < _times("mnist", method, budget) < 2.65 for budget in ("1", "2", "4", "8"))
+    assert _times("mnist", "DP-FedAvg", "1") == pytest.approx(10.3 / 5.5, abs=0.05)
+
+
+def test_where_noise_is_small_both_pay_alike() -> None:
+    for method in ("DP-FedAvg", "adaptive clip", "DP-FedAdam"):
+        assert max(_cost("label shift", method, "1", what).mean() for what in ("mean", "worst10")) < 1.1
+    assert all(1.45 < _times("label shift", "DP-FTRL", budget) < 2.05 for budget in ("1", "2", "4", "8"))
+    assert _times("label shift", TAIL, "1") == pytest.approx(1.8, abs=0.05)
+
+
+def test_training_for_the_tail_costs_more_and_still_serves_it_better_where_the_budget_is_large() -> None:
+    for place, times in (("label shift", 2.7), ("mnist", 5.0)):
+        noise = {method: SAVED[place][method]["1"]["noise"] for method in (TAIL, "DP-FedAvg")}
+        assert noise[TAIL] / noise["DP-FedAvg"] == pytest.approx(times, abs=0.05)
+        for budget in ("1", "2", "4", "8"):
+            assert (
+                _cost(place, TAIL, budget, "worst10").mean()
+                > _cost(place, "DP-FedAvg", budget, "worst10").mean()
+            )
+    ahead = {
+        (place, budget): _accuracy(place, TAIL, budget, "worst10")
+        - _accuracy(place, "DP-FedAvg", budget, "worst10")
+        for place in SAVED
+        for budget in ("2", "4", "8", "inf")
+    }
+    assert all((ahead["label shift", budget] > 0).all() for budget in ("2", "4", "8"))
+    told = {("label shift", "2"): 0.2, ("label shift", "8"): 1.2, ("mnist", "8"): 0.1}
+    told |= {(place, "inf"): 1.4 for place in SAVED}
+    assert all(ahead[where].mean() == pytest.approx(points, abs=0.051) for where, points in told.items())
+    assert (ahead["mnist", "8"] > 0).sum() == 2
+    assert all(ahead["mnist", budget].mean() < 0 for budget in ("2", "4"))
