@@ -22,7 +22,7 @@ import tyro
 import evenhand as eh
 from evenhand import privacy
 from evenhand.types import Array, Model
-from experiments.private.tuned import Candidate, Numbers, Runs, error, save, spent, tuned
+from experiments.private.tuned import Candidate, Numbers, Runs, error, save, spent, stepping, tuned
 
 PAPER = {
     "DP-SGD": 5.013,
@@ -132,29 +132,31 @@ def candidates(config: Config) -> dict[str, Candidate]:
     plain: dict[str, Any] = {"steps": steps, "batch_size": config.batch}
 
     def sgd(n: Numbers) -> eh.local.Work:
-        return privacy.dp_sgd(model, n["lr"], clip=n["clip"], **common)
+        return privacy.dp_sgd(model, stepping(optax.sgd, n["lr"]), clip=n["clip"], **common)
 
     def adam(n: Numbers) -> eh.local.Work:
-        return privacy.dp_sgd(model, optax.adam(n["lr"], eps=1e-8), clip=n["clip"], **common)
+        return privacy.dp_sgd(model, stepping(optax.adam, n["lr"], eps=1e-8), clip=n["clip"], **common)
 
     def rmsprop(n: Numbers) -> eh.local.Work:
-        chosen = optax.rmsprop(n["lr"], decay=0.9, eps=1e-8, eps_in_sqrt=False)
+        chosen = stepping(optax.rmsprop, n["lr"], decay=0.9, eps=1e-8, eps_in_sqrt=False)
         return privacy.dp_sgd(model, chosen, clip=n["clip"], **common)
 
     def adadps(n: Numbers) -> eh.local.Work:
-        return privacy.adadps(model, n["lr"], clip=n["clip"], **side, **common)
+        return privacy.adadps(model, stepping(optax.sgd, n["lr"]), clip=n["clip"], **side, **common)
 
     def adadps_adam(n: Numbers) -> eh.local.Work:
-        return privacy.adadps(model, n["lr"], clip=n["clip"], kind="adam", **side, **common)
+        return privacy.adadps(
+            model, stepping(optax.sgd, n["lr"]), clip=n["clip"], kind="adam", **side, **common
+        )
 
     def open_sgd(n: Numbers) -> eh.local.Work:
-        return eh.local.sgd(model, n["lr"], **plain)
+        return eh.local.sgd(model, stepping(optax.sgd, n["lr"]), **plain)
 
     def open_adam(n: Numbers) -> eh.local.Work:
-        return eh.local.sgd(model, optax.adam(n["lr"], eps=1e-8), **plain)
+        return eh.local.sgd(model, stepping(optax.adam, n["lr"], eps=1e-8), **plain)
 
     def adas(n: Numbers) -> eh.local.Work:
-        return privacy.adas(model, n["lr"], **side, **plain)
+        return privacy.adas(model, stepping(optax.sgd, n["lr"]), **side, **plain)
 
     small = (0.001, 0.003, 0.01)
     return {

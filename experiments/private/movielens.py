@@ -25,7 +25,7 @@ import evenhand as eh
 from evenhand import privacy
 from evenhand.evaluation import worst
 from evenhand.types import Array, Key, Model, Params
-from experiments.private.tuned import Candidate, Numbers, Runs, error, save, spent, tuned
+from experiments.private.tuned import Candidate, Numbers, Runs, error, save, spent, stepping, tuned
 
 NDArray = npt.NDArray[Any]
 
@@ -152,18 +152,20 @@ def candidates(config: Config, ratings: Ratings) -> dict[str, Candidate]:
     twice = common | {"noise_multiplier": 2**0.5 * noise}
 
     def sgd(n: Numbers) -> eh.local.Work:
-        return privacy.dp_sgd(model, n["lr"], clip=n["clip"], **common)
+        return privacy.dp_sgd(model, stepping(optax.sgd, n["lr"]), clip=n["clip"], **common)
 
     def rmsprop(n: Numbers) -> eh.local.Work:
-        chosen = optax.rmsprop(n["lr"], decay=0.9, eps=1e-3, eps_in_sqrt=False)
+        chosen = stepping(optax.rmsprop, n["lr"], decay=0.9, eps=1e-3, eps_in_sqrt=False)
         return privacy.dp_sgd(model, chosen, clip=n["clip"], **common)
 
     def mirror(n: Numbers) -> eh.local.Work:
         given = {"public": ratings.public, "total_steps": steps}
-        return privacy.pda_dpmd(model, n["lr"], clip=n["clip"], **given, **common)
+        return privacy.pda_dpmd(model, stepping(optax.sgd, n["lr"]), clip=n["clip"], **given, **common)
 
     def adadps(n: Numbers) -> eh.local.Work:
-        return privacy.adadps(model, n["lr"], clip=n["clip"], public=ratings.public, eps=1e-2, **common)
+        return privacy.adadps(
+            model, stepping(optax.sgd, n["lr"]), clip=n["clip"], public=ratings.public, eps=1e-2, **common
+        )
 
     def delayed(n: Numbers, *, noise_first: bool = False) -> eh.local.Work:
         clips = 1.0, n["clip"]
@@ -175,10 +177,10 @@ def candidates(config: Config, ratings: Ratings) -> dict[str, Candidate]:
         return privacy.dp2_extra_query(model, (1.0, n["lr"]), clips=clips, delay=delay, **twice)
 
     def open_sgd(n: Numbers) -> eh.local.Work:
-        return eh.local.sgd(model, n["lr"], epochs=n["epochs"], batch_size=config.batch)
+        return eh.local.sgd(model, stepping(optax.sgd, n["lr"]), epochs=n["epochs"], batch_size=config.batch)
 
     def open_rmsprop(n: Numbers) -> eh.local.Work:
-        chosen = optax.rmsprop(n["lr"], decay=0.9, eps=1e-3, eps_in_sqrt=False)
+        chosen = stepping(optax.rmsprop, n["lr"], decay=0.9, eps=1e-3, eps_in_sqrt=False)
         return eh.local.sgd(model, chosen, epochs=n["epochs"], batch_size=config.batch)
 
     clips, large, scaled = (1.0, 2.0), (0.3, 1.0, 3.0), (0.03, 0.1, 0.3)

@@ -1,7 +1,7 @@
 """Scales that are known beforehand, on linear regression with frequent and rare features.
 
-Figure 6.4 of Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, with the settings of its code.
-From the root of the repository:
+Figure 6.4 of Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, with the settings of its
+code.  From the root of the repository:
 
     python -m experiments.private.toy
 """

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import optax
 
 import evenhand as eh
 from evenhand import privacy
@@ -16,7 +17,7 @@ from evenhand.report import statistics
 from evenhand.studies import Family, Outcome
 from experiments.fairness import write
 
-__all__ = ["Candidate", "Found", "Numbers", "Runs", "error", "save", "spent", "tuned"]
+__all__ = ["Candidate", "Found", "Numbers", "Runs", "error", "save", "spent", "stepping", "tuned"]
 
 Numbers = Mapping[str, Any]
 
@@ -82,6 +83,13 @@ def tuned(name: str, each: Candidate, runs: Runs) -> Found:
     fixed = Family((), lambda _: eh.algorithms.alone(each.make(best)))
     final = eh.study({name: fixed}, runs.data, seeds=runs.seeds, folder=at and at / "final", **how)
     return Found(best, valid, final.outcomes)
+
+
+def stepping(
+    rule: Callable[..., optax.GradientTransformation], step_size: float, **settings: Any
+) -> optax.GradientTransformation:
+    """An optimiser with its step size in its state, so that runs with several of them are one compiled program."""
+    return optax.inject_hyperparams(lambda step_size: rule(step_size, **settings))(step_size=step_size)
 
 
 def error(outcome: Outcome, split: str) -> float:
