@@ -158,13 +158,13 @@ def candidates(config: Config) -> dict[str, Candidate]:
     def adas(n: Numbers) -> eh.local.Work:
         return privacy.adas(model, stepping(optax.sgd, n["lr"]), **side, **plain)
 
-    small = (0.001, 0.003, 0.01)
+    small = (0.003, 0.01, 0.03)
     return {
         "DP-SGD": Candidate(sgd, {"lr": (1.0, 3.0, 10.0), "clip": (0.05, 0.2)}),
         "DP-Adam": Candidate(adam, {"lr": small, "clip": (0.01, 0.05)}),
         "DP-RMSProp": Candidate(rmsprop, {"lr": small, "clip": (0.01, 0.05)}),
-        "AdaDPS, RMSProp": Candidate(adadps, {"lr": (0.005, 0.015, 0.05), "clip": (3.0, 10.0)}),
-        "AdaDPS, Adam": Candidate(adadps_adam, {"lr": (0.005, 0.015, 0.05), "clip": (3.0, 10.0)}),
+        "AdaDPS, RMSProp": Candidate(adadps, {"lr": (0.015, 0.05, 0.15), "clip": (3.0, 10.0)}),
+        "AdaDPS, Adam": Candidate(adadps_adam, {"lr": (0.015, 0.05, 0.15), "clip": (3.0, 10.0)}),
         "SGD": Candidate(open_sgd, {"lr": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)}),
         "Adam": Candidate(open_adam, {"lr": (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)}),
         "AdaS": Candidate(adas, {"lr": (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)}),
