@@ -9,7 +9,6 @@ The rows on IMDB of tables 6.2, 6.4 and 6.6 of Li et al., *Private Adaptive Opti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -23,13 +22,12 @@ import tyro
 
 import evenhand as eh
 from evenhand import privacy
-from evenhand.studies import Family, Outcome
-from experiments.fairness import write
+from evenhand.studies import Outcome
 from experiments.private import imdb_more
+from experiments.private.tuned import Candidate, Numbers, Runs, save, spent, tuned
 from experiments.robust.breakdown import accuracy
 
 NDArray = npt.NDArray[Any]
-Numbers = Mapping[str, Any]
 
 PAPER = {
     "SGD": 66.0,
@@ -115,13 +113,6 @@ def _dense(indptr: NDArray, indices: NDArray, counts: NDArray) -> NDArray:
     return x / np.float32(290)
 
 
-class Candidate(NamedTuple):
-    """A method, and what is tried of it."""
-
-    make: Callable[[Numbers], eh.local.Work]
-    grid: Mapping[str, Sequence[Any]]
-
-
 def candidates(config: Config) -> dict[str, Candidate]:
     """All methods, with what is tried of each."""
     data, public, others = texts(config)
@@ -177,32 +168,19 @@ def candidates(config: Config) -> dict[str, Candidate]:
 def main(config: Config) -> None:
     """Tunes each method by validation reviews, runs it with the other seeds, and writes what came of it."""
     data, every = texts(config).data, candidates(config)
+    runs = Runs(data, config.seeds, config.tuning, _accuracy, folder=config.folder)
     found: dict[str, Any] = {}
-    spent: dict[str, Any] = {}
+    given_away: dict[str, Any] = {}
     for name, each in every.items():
         if config.methods and name not in config.methods:
             continue
-        at = config.folder and config.folder / name.replace(" ", "_")
-        how: dict[str, Any] = {"rounds": 1, "eval_every": 1, "select": ("valid", "mean")}
-        family = Family(tuple(each.grid), lambda n, make=each.make: eh.algorithms.alone(make(n)))
-        tuned = eh.study(
-            {name: family},
-            data,
-            seeds=range(config.seeds, config.seeds + config.tuning),
-            grid={name: {key: list(values) for key, values in each.grid.items()}},
-            folder=at and at / "tuning",
-            **how,
-        )
-        swept = {str(dict(o.setting.numbers)): _accuracy(o, "valid") for o in tuned.outcomes}
-        best = max(tuned.outcomes, key=lambda o: _accuracy(o, "valid")).setting.numbers
-        fixed = Family((), lambda _, make=each.make, best=best: eh.algorithms.alone(make(best)))
-        final = eh.study({name: fixed}, data, seeds=config.seeds, folder=at and at / "final", **how)
-        test = [_accuracy(outcome, "test") for outcome in final.outcomes]
+        best, swept, outcomes = tuned(name, each, runs)
+        test = [_accuracy(outcome, "test") for outcome in outcomes]
         found[name] = {"chosen": dict(best), "valid": swept, "test": test, "paper": PAPER.get(name)}
-        spent[name] = _spent(each, best)
+        given_away[name] = _spent(each, best)
         print(f"{name:20} {np.mean(test):5.1f} ± {np.std(test, ddof=1):.1f}  {dict(best)}", flush=True)
-        content = {"accuracy": found, "privacy": spent}
-        write(config.out / "imdb.json", content, asdict(config), digits=3)
+        content = {"accuracy": found, "privacy": given_away}
+        save(config.out / "imdb.json", content, asdict(config), digits=3)
 
 
 def _accuracy(outcome: Outcome, split: str) -> float:
@@ -211,10 +189,8 @@ def _accuracy(outcome: Outcome, split: str) -> float:
 
 def _spent(each: Candidate, numbers: Numbers) -> dict[str, Any] | None:
     """What a run gives away; None for a method that promises nothing."""
-    if (promise := each.make(numbers).privacy) is None:
-        return None
-    found = privacy.account(promise, rounds=1, units=22_250, delta=4e-5)
-    return {"epsilon": found.epsilon, "delta": found.delta, "releases": [r._asdict() for r in found.releases]}
+    work = each.make(numbers)
+    return None if work.privacy is None else spent(work, units=22_250, delta=4e-5)
 
 
 if __name__ == "__main__":

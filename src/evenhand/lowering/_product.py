@@ -26,6 +26,8 @@ def product(equation: JaxprEqn) -> Callable[[Array, Array], Array] | None:
     x, w = (cast("Any", operand.aval) for operand in equation.invars)
     if equation.params["dimension_numbers"] != _MATRICES or jax.default_backend() != "cpu":
         return None
+    if w.ndim != 2:  # a vector
+        return None
     tall = w.shape[0] >= _FEWEST_FEATURES and _COLUMNS[0] <= w.shape[1] <= _COLUMNS[1]
     floating = all(jnp.issubdtype(operand.dtype, jnp.floating) for operand in (x, w))
     return partial(_matmul, equation.params) if tall and floating else None

@@ -20,22 +20,27 @@ from jax import lax
 from evenhand.lowering import outer
 from evenhand.types import Array
 
-__all__ = ["Account", "Layer", "Sum", "formed", "full_type", "looked_up", "multiplied"]
+__all__ = ["Account", "Along", "Layer", "Sum", "formed", "full_type", "looked_up", "multiplied"]
 
 Sum = Callable[[Array], Array]
 """``weights (b,) -> sum_i weights_i * g_i``; examples of weight 0 add nothing, be they infinite or not a number."""
 
+Along = Callable[[Array], Array]
+"""``direction -> (b,)``: the inner products of the ``g_i`` with it."""
+
 
 class Account(NamedTuple):
-    """What the gradients of ``b`` examples with respect to one leaf come to.
+    """What the gradients of ``b`` examples with respect to one leaf come to, divided by ``divided_by``.
 
     Attributes:
-      squares: ``(b,)``, the squared norms, divided by ``divided_by`` before.
+      squares: ``(b,)``, their squared norms.
       summed: their weighted sum.
+      along: their inner products with a direction.
     """
 
     squares: Array
     summed: Sum
+    along: Along
 
 
 class Layer(NamedTuple):
@@ -65,7 +70,10 @@ def formed(gradients: Array, divided_by: Array | None) -> Account:
         total = jnp.matmul(weights.astype(each.dtype), used, precision=lax.Precision.HIGHEST)
         return total.reshape(gradients.shape[1:])
 
-    return Account(_squares(each), summed)
+    def along(direction: Array) -> Array:
+        return jnp.matmul(each, direction.reshape(-1).astype(each.dtype), precision=lax.Precision.HIGHEST)
+
+    return Account(_squares(each), summed, along)
 
 
 def multiplied(inputs: Array, slopes: Array, divided_by: Array | None) -> Account:
@@ -86,7 +94,11 @@ def multiplied(inputs: Array, slopes: Array, divided_by: Array | None) -> Accoun
         total = outer(jnp.where(factors > 0, a, 0.0), jnp.where(factors > 0, factors * b, 0.0))
         return total if divided_by is None else quotient(total, divided_by)
 
-    return Account(squares, summed)
+    def along(direction: Array) -> Array:
+        once = direction if divided_by is None else direction / divided_by
+        return jnp.sum(jnp.matmul(a, once.astype(a.dtype), precision=lax.Precision.HIGHEST) * b, axis=1)
+
+    return Account(squares, summed, along)
 
 
 def looked_up(ids: Array, slopes: Array, divided_by: Array | None, rows: int) -> Account:
@@ -113,7 +125,10 @@ def looked_up(ids: Array, slopes: Array, divided_by: Array | None, rows: int) ->
         table = jnp.zeros((rows, width), slopes.dtype)
         return table.at[ids.reshape(-1)].add(used.reshape(-1, width))
 
-    return Account(squares, summed)
+    def along(direction: Array) -> Array:
+        return jnp.sum(slopes * direction.astype(slopes.dtype)[ids], axis=(1, 2))
+
+    return Account(squares, summed, along)
 
 
 def full_type(*arrays: Array) -> Any:

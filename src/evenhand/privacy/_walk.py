@@ -149,7 +149,10 @@ class _Views(NamedTuple):
 
     def account(self, account: Account) -> Account:
         """The same account, of the leaf as it is stored."""
-        return account._replace(summed=lambda weights: self.stored(account.summed(weights)))
+        return account._replace(
+            summed=lambda weights: self.stored(account.summed(weights)),
+            along=lambda direction: account.along(self.used(direction)),
+        )
 
 
 def _product(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
@@ -173,17 +176,19 @@ def _product(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
         a = others.transpose(0, *(axis + 1 for axis in (*kept, *taken)))
         # What comes first in the result is what is left of the first operand.
         b = slopes.reshape(examples, outputs, positions).swapaxes(1, 2) if place == 0 else slopes
-        matrix = (
-            None if divided_by is None else views.used(divided_by).transpose(order).reshape(inputs, outputs)
-        )
+
+        def matrix(leaf: Array) -> Array:
+            return leaf.transpose(order).reshape(inputs, outputs)
+
+        divisor = None if divided_by is None else matrix(views.used(divided_by))
         shapes = (examples, positions, inputs), (examples, positions, outputs)
-        found = multiplied(a.reshape(shapes[0]), b.reshape(shapes[1]), matrix)
+        found = multiplied(a.reshape(shapes[0]), b.reshape(shapes[1]), divisor)
 
         def stored(weights: Array) -> Array:
             total = found.summed(weights).reshape([leaf.shape[axis] for axis in order])
             return total.transpose([order.index(axis) for axis in range(leaf.ndim)])
 
-        return views.account(found._replace(summed=stored))
+        return views.account(found._replace(summed=stored, along=lambda leaf: found.along(matrix(leaf))))
 
     held = inputs * outputs if positions != 1 else 0
     return Layer(apply, _output(equation), held, account)
@@ -197,7 +202,12 @@ def _convolution(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
     def account(others: Array, slopes: Array, divided_by: Array | None) -> Account:
         matrix = None if divided_by is None else layer.matrix(views.used(divided_by))
         found = multiplied(jax.vmap(layer.patches)(others), jax.vmap(layer.outputs)(slopes), matrix)
-        return views.account(found._replace(summed=lambda weights: layer.kernel(found.summed(weights))))
+        return views.account(
+            found._replace(
+                summed=lambda weights: layer.kernel(found.summed(weights)),
+                along=lambda leaf: found.along(layer.matrix(leaf)),
+            )
+        )
 
     patches = jax.eval_shape(layer.patches, _aval(equation.invars[0]))
     return Layer(layer.apply, _output(equation), math.prod(views.shape) + patches.size, account)
@@ -222,7 +232,10 @@ def _look_up(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
         divisor = None if divided_by is None else views.used(divided_by).reshape(rows, width)
         found = looked_up(ids, slopes.reshape(len(others), positions, width), divisor, rows)
         return views.account(
-            found._replace(summed=lambda weights: found.summed(weights).reshape(table.shape))
+            found._replace(
+                summed=lambda weights: found.summed(weights).reshape(table.shape),
+                along=lambda leaf: found.along(leaf.reshape(rows, width)),
+            )
         )
 
     def apply(ids: Array, table: Array) -> Array:

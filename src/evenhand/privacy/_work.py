@@ -113,10 +113,11 @@ class PoissonQuery(NamedTuple):
         number: int = 0,
     ) -> Params:
         """As :class:`Query` says."""
-        model = self.model if plus is None else _leaning(self.model, plus)
         x, y, inside = self.batch.read()
         masks, noise = stream(self.key, Purpose.WORK, number), stream(self.key, Purpose.NOISE, number)
-        total, _ = clipped_sum(model, params, x, y, inside, masks, clip=clip, divided_by=divided_by)
+        total, _ = clipped_sum(
+            self.model, params, x, y, inside, masks, clip=clip, divided_by=divided_by, plus=plus
+        )
         noisy = with_gaussian(noise, total, self.noise_multiplier * clip)
         mean = tree.scale(1.0 / self.expected(), noisy)
         return jax.tree.map(lambda leaf, of: leaf.astype(of.dtype), mean, params)
@@ -221,28 +222,6 @@ def check_clip(who: str, clip: float, name: str = "clip") -> float:
     if not 0.0 < clip < inf:
         raise EvenhandError(f"{who}({name}={clip}): give a finite number above 0.")
     return clip
-
-
-def _leaning(model: Model, plus: Params) -> Model:
-    r"""The model with :math:`\langle M, w \rangle` added to each loss, and so :math:`M` to each gradient."""
-
-    def slope(params: Params, x: Array) -> Array:
-        each = jax.tree.map(lambda m, w: jnp.sum((m * w).astype(jnp.float32)), plus, params)
-        return jnp.full(x.shape[:1], sum(jax.tree.leaves(each), jnp.float32(0.0)))
-
-    def apply(params: Params, x: Array) -> PyTree:
-        return model.apply(params, x), slope(params, x)
-
-    def apply_train(params: Params, x: Array, key: Key) -> PyTree:
-        assert model.apply_train is not None
-        return model.apply_train(params, x, key), slope(params, x)
-
-    def losses(outputs: PyTree, y: Array) -> Array:
-        return model.losses(outputs[0], y) + outputs[1]
-
-    return model._replace(
-        apply=apply, losses=losses, apply_train=None if model.apply_train is None else apply_train
-    )
 
 
 def _poisson(rate: float, steps: int) -> Batches:

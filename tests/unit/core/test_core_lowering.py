@@ -232,6 +232,11 @@ def test_products_with_few_columns_equal_the_native_ones(features: int, columns:
         close(ours, native)
 
 
+def test_a_product_with_a_vector_stays() -> None:
+    x, w = normal(4, 200), normal(200)
+    assert "optimization_barrier" not in program(lowered(jnp.matmul), x, w)  # nor is there a warning
+
+
 # --- whole programs ----------------------------------------------------------------------------------------------
 
 

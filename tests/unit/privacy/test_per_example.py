@@ -79,10 +79,19 @@ def gap(found: Any, wanted: list[Any]) -> float:
 
 
 def compiled(model: Model) -> Any:
-    """``(params, x, y, inside, key, clip, divided_by=None) -> (sum, norms)``."""
+    """``(params, x, y, inside, key, clip, divided_by=None, plus=None) -> (sum, norms)``."""
 
-    def call(params: Any, x: Any, y: Any, inside: Any, key: Any, clip: Any, divided_by: Any = None) -> Any:
-        return clipped_sum(model, params, x, y, inside, key, clip=clip, divided_by=divided_by)
+    def call(
+        params: Any,
+        x: Any,
+        y: Any,
+        inside: Any,
+        key: Any,
+        clip: Any,
+        divided_by: Any = None,
+        plus: Any = None,
+    ) -> Any:
+        return clipped_sum(model, params, x, y, inside, key, clip=clip, divided_by=divided_by, plus=plus)
 
     return jax.jit(call)
 
@@ -235,6 +244,43 @@ def test_sums_equal_those_of_a_loop_over_examples(name: str) -> None:
             assert gap(found, total) < limit
             np.testing.assert_allclose(lengths, norms, rtol=limit)
             assert jax.tree.structure(found) == jax.tree.structure(params)
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp", "images", "tokens", "by hand"])
+def test_what_is_added_to_each_gradient_counts_in_its_norm(name: str) -> None:
+    model, x, y = CASES[name]
+    x, y, params = jnp.asarray(x), jnp.asarray(y), filled(model)
+    draw = partial(jax.tree.map, lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), jnp.float32))
+    divisor, plus = jax.tree.map(jnp.exp, draw(params)), jax.tree.map(lambda m: 0.1 * m, draw(params))
+    with jax.default_matmul_precision("highest"):
+        gradients, found_by = one_by_one(model, params, x, y, KEY), compiled(model)
+        shifted = [
+            [g + np.asarray(m) for g, m in zip(g, jax.tree.leaves(plus), strict=True)] for g in gradients
+        ]
+        for divided_by in (None, divisor):
+            _, norms = reference_clipped_sum(shifted, INSIDE, 1.0, divided_by)
+            clip = float(np.median(norms))
+            total, norms = reference_clipped_sum(shifted, INSIDE, clip, divided_by)
+            assert np.any(norms > clip) and np.any(norms < clip)
+            found, lengths = found_by(params, x, y, INSIDE, KEY, clip, divided_by, plus)
+            assert gap(found, total) < 2e-5
+            np.testing.assert_allclose(lengths, norms, rtol=2e-5)
+            assert np.all(np.asarray(lengths) > norms)
+
+
+def test_what_cancels_a_gradient_does_not_make_its_norm_too_small() -> None:
+    model, x, y = CASES["mlp"]
+    x, y, params = jnp.asarray(x[:1]), jnp.asarray(y[:1]), filled(model)
+    found_by, inside = compiled(model), jnp.array([True])
+    gradient, _ = found_by(params, x, y, inside, KEY, jnp.inf)
+    for scale in (1.0, 1 + 1e-6, 1 + 1e-4, 1.01):
+        plus = jax.tree.map(lambda g: -scale * g, gradient)  # noqa: B023
+        for clip in (1e-8, 1e-5, 1e-2):
+            total, _ = found_by(params, x, y, inside, KEY, clip, None, plus)
+            length = np.sqrt(
+                sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(total))
+            )
+            assert length <= clip * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -410,6 +456,8 @@ def test_divisors_of_zero_never_give_nan() -> None:
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(total))
     with pytest.raises(EvenhandError, match="like the parameters"):
         clipped_sum(model, params, x, y, inside, KEY, clip=1.0, divided_by=params["output"])
+    with pytest.raises(EvenhandError, match="plus must be a tree like the parameters"):
+        clipped_sum(model, params, x, y, inside, KEY, clip=1.0, plus=params["output"])
 
 
 @pytest.mark.parametrize("mode", ["fill", "clip"])

@@ -1,0 +1,92 @@
+"""The experiment on the autoencoder runs, and what the page says of it is what the saved numbers say."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evenhand.privacy import spent
+from evenhand.types import Release
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "private"
+
+pytest.importorskip("experiments", reason="experiments are not part of the package")
+
+
+def test_the_experiment_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    images = {f"x_{part}": rng.integers(0, 256, (size, 28, 28), np.uint8) for part, size in SIZES.items()}
+    np.savez(tmp_path / "mnist.npz", **images)
+    tiny = ["--images", "120", "--public", "70", "--valid", "10", "--widths", "3", "2", "--steps", "2"]
+    options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, "--batch", "4", "--seeds", "2"]
+    options += ["--methods", "DP-RMSProp", "AdaDPS, Adam", "Adam"]
+    monkeypatch.setattr(sys, "argv", ["", *options])
+
+    with jax.numpy_dtype_promotion("standard"):  # for optax
+        runpy.run_module("experiments.private.autoencoder", run_name="__main__", alter_sys=True)
+
+    saved = json.loads((tmp_path / "autoencoder.json").read_text())
+    assert shlex.split(saved["command"]) == ["python", "-m", "experiments.private.autoencoder", *options]
+    assert set(saved["error"]) == {"DP-RMSProp", "AdaDPS, Adam", "Adam"}
+    assert all(len(each["test"]) == 2 for each in saved["error"].values())
+    assert saved["privacy"]["epsilon"] == pytest.approx(1.6, abs=0.01)
+
+
+SIZES = {"train": 120, "test": 20}
+
+
+def test_the_network_is_the_papers_at_its_widths() -> None:
+    from experiments.private import autoencoder
+
+    model = autoencoder.model_of(autoencoder.Config(widths=(1000, 500, 250, 30)))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 2_837_314
+
+
+def test_the_error_is_that_of_sigmoids_around_a_linear_code() -> None:
+    from experiments.private import autoencoder
+
+    model = autoencoder.model_of(autoencoder.Config(widths=(3, 2)))
+    params, x = model.init(jax.random.key(0)), jax.random.uniform(jax.random.key(1), (5, 784))
+    hidden = np.asarray(x)
+    for layer in range(4):
+        of = params[f"dense_{layer}"]
+        hidden = hidden @ np.asarray(of["kernel"]) + np.asarray(of["bias"])
+        hidden = hidden if layer == 1 else 1 / (1 + np.exp(-hidden))
+    expected = np.square(hidden - np.asarray(x)).mean(axis=1)
+    found = model.losses(model.apply(params, x), jnp.zeros(5))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def saved() -> dict:
+    return json.loads((FOLDER / "results" / "autoencoder.json").read_text(encoding="utf-8"))
+
+
+def test_the_page_has_the_saved_numbers(saved: dict) -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    section = page.split("## An autoencoder of digits")[1].split("\n## ")[0]
+    for name, each in saved["error"].items():
+        test = np.array(each["test"])
+        row = re.search(rf"\| {re.escape(name)}[^|]*\| \**([\d.]+)\** ± ([\d.]+) \| ([\d.]+) \|", section)
+        assert row is not None, name
+        assert len(test) == 5
+        expected = [test.mean(), test.std(ddof=1), each["paper"]]
+        assert [float(number) for number in row.groups()] == pytest.approx(expected, abs=0.00051), name
+
+
+def test_the_epsilon_is_that_of_what_was_released(saved: dict) -> None:
+    told = saved["privacy"]
+    releases = [Release(**release) for release in told["releases"]]
+    # Noise and rate are saved to four digits.
+    assert spent(releases, delta=told["delta"]).epsilon == pytest.approx(told["epsilon"], rel=0.02)
+    assert told["epsilon"] <= 1.601

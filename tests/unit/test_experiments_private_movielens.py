@@ -1,0 +1,137 @@
+"""The experiment on ratings runs, and what the page says of it is what the saved numbers say."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evenhand.privacy import spent
+from evenhand.privacy._trace import Rows, traced
+from evenhand.types import Release
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "private"
+PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
+LABELS = {
+    "constant": "the mean rating for everybody",
+    "PDA-DPMD": "PDA-DPMD, public ratings",
+    "AdaDPS": "AdaDPS, public ratings",
+    "SGD": "SGD, not private",
+    "RMSProp": "RMSProp, not private",
+}
+
+pytest.importorskip("experiments", reason="experiments are not part of the package")
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    ids = {"user": rng.integers(1, 944, 600), "item": rng.integers(1, 1683, 600)}
+    np.savez(tmp_path / "movielens_100k.npz", **ids, rating=rng.integers(1, 6, 600).astype(np.float32))
+    return tmp_path
+
+
+def test_the_experiment_at_a_tiny_size(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = ["--public", "50", "--test", "200", "--valid", "100", "--batch", "50", "--epochs", "5"]
+    options = ["--data-dir", str(data_dir), "--out", str(data_dir), *tiny, "--dimension", "4", "--seeds", "2"]
+    options += ["--methods", "DP2-RMSProp", "SGD"]
+    monkeypatch.setattr(sys, "argv", ["", *options])
+
+    runpy.run_module("experiments.private.movielens", run_name="__main__", alter_sys=True)
+
+    saved = json.loads((data_dir / "movielens.json").read_text())
+    assert shlex.split(saved["command"]) == ["python", "-m", "experiments.private.movielens", *options]
+    assert set(saved["error"]) == {"constant", "DP2-RMSProp", "SGD"}
+    for each in saved["error"].values():
+        assert [len(each[what]) for what in ("test", "users", "worst10")] == [2, 2, 2]
+        assert all(worst > mean for worst, mean in zip(each["worst10"], each["users"], strict=True))
+    assert len(saved["error"]["DP2-RMSProp"]["valid"]) == 6
+    assert saved["privacy"]["DP2-RMSProp"]["epsilon"] == pytest.approx(9.8, abs=0.01)
+
+
+def test_ratings_of_a_seed_are_apart_and_public_ones_are_the_same_for_all(data_dir: Path) -> None:
+    from experiments.private import movielens
+
+    config = movielens.Config(data_dir, public=50, test=200, valid=100)
+    ratings = movielens.Ratings(config)
+    with np.load(data_dir / "movielens_100k.npz") as arrays:
+        everything = np.stack([arrays["user"] - 1, arrays["item"] - 1, arrays["rating"]], axis=1)
+
+    parts = [np.concatenate([np.asarray(x), np.asarray(y)[:, None]], axis=1) for x, y in [ratings.public]]
+    parts += [
+        np.concatenate([split.x, split.y[:, None]], axis=1)
+        for split in (ratings(0).train, ratings(0).valid, ratings(0).test)
+    ]
+    assert [len(part) for part in parts] == [50, 250, 100, 200]
+    assert ratings.rows == 250
+    np.testing.assert_array_equal(in_order(np.concatenate(parts)), in_order(everything))
+    assert not np.array_equal(ratings(0).test.y, ratings(1).test.y)
+
+
+def in_order(rows: np.ndarray) -> np.ndarray:
+    return rows[np.lexsort(rows.T)]
+
+
+def test_users_count_alike_and_the_worst_tenth_is_their_mean() -> None:
+    from experiments.private import movielens
+
+    user = np.array([0, 0, 2, *range(3, 21)])
+    squares = np.array([1.0, 3.0, 8.0, *np.zeros(18)])
+    found = movielens.by_user(squares, user)
+    assert found == {"users": pytest.approx(10 / 20), "worst10": pytest.approx(5.0)}
+
+    params = {"users": jnp.ones((2, 3)), "films": jnp.ones((1, 3))}
+    test = SimpleNamespace(x=np.array([[0, 0], [1, 0]]), y=np.array([3.0, 1.0]))
+    run = SimpleNamespace(
+        params=params,
+        data=SimpleNamespace(test=test),
+        algorithm=SimpleNamespace(model=movielens.model_of(3)),
+    )
+    assert movielens.served(run) == {"users": pytest.approx(2.0), "worst10": pytest.approx(4.0)}
+
+
+def test_an_example_keeps_two_rows_of_the_tables() -> None:
+    from experiments.private import movielens
+
+    model = movielens.model_of(100)
+    params = model.init(jax.random.key(0))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(2, dtype=jnp.uint32))
+    rows = Rows(jnp.zeros((2, 2), jnp.int32), jnp.zeros(2), keys)
+    assert traced(model, params, rows).numbers < 300  # of 262,500
+
+
+@pytest.fixture(scope="module")
+def saved() -> dict:
+    return json.loads((FOLDER / "results" / "movielens.json").read_text(encoding="utf-8"))
+
+
+def test_the_page_has_the_saved_numbers(saved: dict) -> None:
+    section = PAGE.split("## Ratings of films")[1].split("\n## ")[0]
+    for name, each in saved["error"].items():
+        number = r"\**([\d.]+)\**"
+        row = re.search(
+            rf"\| {re.escape(LABELS.get(name, name))} \| {number} ± ([\d.]+) \| {number} \| {number} ± ([\d.]+) \|",
+            section,
+        )
+        assert row is not None, name
+        test, users, worst = (np.array(each[what]) for what in ("test", "users", "worst10"))
+        assert len(test) == 5
+        expected = [test.mean(), test.std(ddof=1), users.mean(), worst.mean(), worst.std(ddof=1)]
+        assert [float(each) for each in row.groups()] == pytest.approx(expected, abs=0.0051), name
+
+
+def test_the_epsilon_is_that_of_what_was_released(saved: dict) -> None:
+    for told in saved["privacy"].values():
+        releases = [Release(**release) for release in told["releases"]]
+        # Noise and rate are saved to four digits.
+        assert spent(releases, delta=told["delta"]).epsilon == pytest.approx(told["epsilon"], rel=0.02)
+        assert told["epsilon"] <= 9.801
