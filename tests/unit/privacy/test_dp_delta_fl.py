@@ -81,6 +81,25 @@ def test_a_cohort_of_too_few_takes_no_quantile():
     assert run(method).per_round["quantile"].tolist() == [0.0]
 
 
+@pytest.mark.parametrize(
+    ("shift", "changed"), [(10.0, {"theta": 0.5}), (-10.0, {"theta": 1.0}), (np.nan, {"theta": 0.5})]
+)
+def test_whoever_is_clipped_to_the_quantile_counts(shift, changed):
+    """Losses of at least the largest are the largest, and so are those that are no numbers; negative ones are 0."""
+    model = MODEL._replace(losses=lambda outputs, y: MODEL.losses(outputs, y) + shift)
+    method = dp_delta_fl(WORK._replace(model=model), **ARGUMENTS | changed)
+    params, found = MODEL.init(jax.random.key(0)), 0.0
+    state = method.init(params, N)
+    quantile = np.float32(0.0 if changed["theta"] == 1.0 else 4.0)
+    state = state._replace(inner=state.inner._replace(quantile=quantile))
+    rows = DATA.train
+    data = eh.types.ClientData(rows.x, rows.y, 0, rows.sizes[0], 1.0, int(rows.sizes.max()))
+    data = jax.tree.map(jax.numpy.asarray, data._replace(capacity=None))._replace(capacity=data.capacity)
+    delta, _ = method.phases[1].work(method.phases[1].broadcast(state, 0), (), data, jax.random.key(0))
+    found = np.abs(flat(delta)).max()
+    assert found > 1e-3
+
+
 @pytest.mark.parametrize("wrong", [{"theta": 0.0}, {"theta": 1.5}, {"share": 0.0}, {"noise_multiplier": 0.0}])
 def test_numbers_out_of_range_are_refused(wrong):
     with pytest.raises(eh.EvenhandError, match="at most 1, and two numbers above 0"):

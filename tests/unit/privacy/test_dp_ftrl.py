@@ -90,6 +90,20 @@ def test_a_run_spends_one_gaussian_a_turn():
     assert run.per_round["reported"].max() == M
 
 
+@pytest.mark.parametrize(("clients", "turn", "height"), [(7, 4, 3), (8, 4, 3), (9, 5, 3), (2, 1, 1)])
+def test_a_turn_is_as_long_as_it_takes_for_all_to_have_been_in_it(clients, turn, height):
+    promise = dp_ftrl(WORK, clip=0.5, noise_multiplier=2.0, cohort=2, clients=clients).privacy
+    for rounds, turns in ((turn, 1), (turn + 1, 2)):
+        (release,) = promise.releases(rounds)
+        assert release == eh.types.Release(2.0 / height**0.5, times=turns)
+
+
+def test_it_promises_what_trees_can_and_steps_without_uploads():
+    """Without a client the turns of the others would differ; a round without uploads still has its noise."""
+    assert method().privacy.neighbours == "one client, whose updates are replaced by zeros"
+    assert method().phases[0].steps_if_empty
+
+
 def test_the_number_of_clients_must_be_told():
     with pytest.raises(eh.EvenhandError, match="give their number"):
         eh.simulate(
