@@ -8,7 +8,9 @@ from scipy import stats
 
 import evenhand as eh
 from evenhand.privacy import dp_ftrl, epsilon
+from evenhand.rounds import cohort, roots
 from evenhand.sampling import cyclic
+from evenhand.streams import keys_of
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 N, M = DATA.num_clients, 2
@@ -80,6 +82,23 @@ def test_clients_take_turns():
         assert sorted(ids) == list(range(7))
         orders.append(tuple(ids))
     assert len(set(orders)) > 1  # another order in each turn
+
+
+def test_each_client_of_a_run_takes_part_once_a_turn_and_nobody_can_compute_when():
+    """With an order drawn anew in each round, some would be there twice, under noise that is made for once."""
+    promised, keys = method(), keys_of(0)
+    sizes = jnp.asarray(DATA.train.sizes)
+    members = [
+        [
+            int(k)
+            for t in range(turn * TURN, (turn + 1) * TURN)
+            for k in cohort(promised, None, sizes, M, of, t, 0).ids
+        ]
+        for of in (roots(promised, keys), keys)
+        for turn in range(4)
+    ]
+    assert all(sorted(turn) == list(range(N)) for turn in members)
+    assert members[:4] != members[4:]
 
 
 def test_a_run_spends_one_gaussian_a_turn():
