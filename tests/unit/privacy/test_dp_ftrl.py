@@ -143,8 +143,8 @@ def test_cohorts_are_those_of_the_promise_whatever_a_run_asks_for():
 
 def test_cohorts_that_take_turns_may_have_any_size_where_nothing_rests_on_it():
     work = eh.algorithms.fedavg(WORK, sampling=cyclic())
-    for cohort in (2, 3):
-        assert eh.simulate(work, DATA, rounds=1, cohort=cohort).per_round["reported"].tolist() == [cohort]
+    for size in (2, 3):
+        assert eh.simulate(work, DATA, rounds=1, cohort=size).per_round["reported"].tolist() == [size]
 
 
 @pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf, "1"])
