@@ -102,12 +102,12 @@ def rivals(setting: Setting, model: eh.Model, thetas: Sequence[float] = (0.5,)) 
     def tail(theta: float) -> Callable[[float, Numbers], eh.Algorithm]:
         def make(noise: float, n: Numbers) -> eh.Algorithm:
             given: dict[str, Any] = {"theta": theta, "largest_loss": setting.largest_loss}
-            given |= {"fewest": _fewest(setting), "server_opt": optax.sgd(n["lr"]), **drawn}
+            given |= {"server_opt": optax.sgd(n["lr"]), **drawn}
             return privacy.dp_delta_fl(work, clip=n["clip"], noise_multiplier=noise or _LEAST, **given)
 
         return make
 
-    usual, counted = _noise(setting, "gaussian"), _noise(setting, "concentrated")
+    usual = _noise(setting)
     return {
         "DP-FedAvg": Rival(averaging, {"clip": clips, "lr": rates}, usual),
         "adaptive clip": Rival(following, {"quantile": (0.2, 0.6), "lr": rates}, usual),
@@ -116,24 +116,18 @@ def rivals(setting: Setting, model: eh.Model, thetas: Sequence[float] = (0.5,)) 
             in_turns, {"clip": clips, "lr": setting.tree_rates}, _tree_noise(setting), setting.cohort
         ),
         **{
-            f"DP-Delta-FL, theta={theta:g}": Rival(tail(theta), {"clip": clips, "lr": rates}, counted)
+            f"DP-Delta-FL, theta={theta:g}": Rival(tail(theta), {"clip": clips, "lr": rates}, usual)
             for theta in thetas
         },
     }
 
 
-def _fewest(setting: Setting) -> int:
-    """Three standard deviations below the mean number of clients that are drawn."""
-    mean = setting.cohort
-    return max(2, math.floor(mean - 3 * math.sqrt(mean * (1 - setting.rate))))
-
-
-def _noise(setting: Setting, mechanism: Any) -> Callable[[float], float]:
+def _noise(setting: Setting) -> Callable[[float], float]:
     def found(epsilon: float) -> float:
         if math.isinf(epsilon):
             return 0.0
         given: dict[str, Any] = {"rate": setting.rate, "steps": setting.rounds, "delta": setting.delta}
-        return privacy.noise_for(epsilon=epsilon, mechanism=mechanism, **given)
+        return privacy.noise_for(epsilon=epsilon, **given)
 
     return found
 

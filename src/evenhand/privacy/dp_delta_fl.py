@@ -9,15 +9,29 @@ import optax
 
 from evenhand import local, tree
 from evenhand.errors import EvenhandError
-from evenhand.privacy.histogram_privacy import concentrated, histogram_for
 from evenhand.privacy.noisy_mean import noisy_mean
 from evenhand.privacy.private import private
-from evenhand.privacy.quantile import Histogram
+from evenhand.privacy.quantile import Histogram, histogram
 from evenhand.privacy.quantile_sum import quantile_sum
 from evenhand.sampling import poisson
-from evenhand.types import Algorithm, Array, ClientData, Info, Key, Params, Phase, PyTree, Report, Sum
+from evenhand.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    Info,
+    Key,
+    Params,
+    Phase,
+    PyTree,
+    Release,
+    Report,
+    Sum,
+)
 
 __all__ = ["dp_delta_fl"]
+
+_SCALE = 16
+"""Of the counts, so that to round their noise hardly adds to it."""
 
 
 class _Server(NamedTuple):
@@ -47,8 +61,8 @@ def dp_delta_fl(
 ) -> Algorithm:
     r"""Delta-FL with client-level privacy: neither losses nor updates are seen, and both sums are noisy.
 
-    Each round has two exchanges with one Poisson cohort: a histogram of the losses, in whole numbers under discrete
-    Gaussian noise, gives the quantile :math:`Q`; then every client trains, and
+    Each round has two exchanges with one Poisson cohort: a histogram of the losses, in whole numbers under Gaussian
+    noise, gives the quantile :math:`Q`; then every client trains, and
 
     .. math::
         w^{t+1} = w^t + \frac1{\theta q N} \Big( \sum_{k:\, F_k(w^t) \ge Q} \Delta_k \min\Big(1,
@@ -76,9 +90,10 @@ def dp_delta_fl(
 
     Differs from the paper: the denominator is the number of clients *expected* above the quantile; the paper divides by
     their true number, which it takes to be public though nothing protects it.  Cohorts are Poisson
-    samples, which its accountant assumes and its experiments do not draw.  The server adds the noise of both sums; in
-    the paper every client adds a part of the histogram's, whose sum would then tell how many they are
-    (:func:`evenhand.privacy.quantile_sum` has that form, too, for cohorts of a fixed size).
+    samples, which its accountant assumes and its experiments do not draw.  The server adds the noise of both sums,
+    so that it is Gaussian, of which more is known under sampling; in the paper every client adds discrete noise to the
+    histogram, whose sum would tell how many they are (:func:`evenhand.privacy.quantile_sum` has that form, too, for
+    cohorts of a fixed size).
 
     Example:
       >>> import evenhand as eh
@@ -98,10 +113,11 @@ def dp_delta_fl(
             "and at most 1, and two numbers above 0."
         )
     of_mean = noise_multiplier * (1.0 + share) ** 0.5
-    rho = share / (2.0 * of_mean**2)
-    counting = histogram_for(rho, clients=1, bins=bins, largest=largest_loss, sensitivity="tight", bits=32)
-    release = concentrated(counting, clients=1, sensitivity="tight")._replace(rate=rate)
+    of_histogram = of_mean * share**-0.5
+    counting = histogram(bins, largest=largest_loss, sigma=0.0, scale=_SCALE)
+    counting = counting._replace(sigma=of_histogram * counting.sensitivity("tight"))
     quantile = quantile_sum(counting, theta=theta, integers_only=True, at_server=True)
+    release = Release(of_histogram, rate)
     mean = noisy_mean(clip, noise_multiplier=of_mean, rate=rate)
 
     method = Algorithm(

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.privacy.discrete_gaussian import discrete_gaussian
 from evenhand.privacy.quantile import Histogram
 from evenhand.secure import masked_words
 from evenhand.types import Key, PyTree, Sum, Summation, Upload
@@ -37,9 +36,9 @@ def quantile_sum(
       fewest: clients below which a sum is given up, and the direction is 0; what :func:`concentrated` was given.
       integers_only: leave out the masks, which cancel, as for :func:`evenhand.aggregators.secure`.  The direction is
         the same to the bit, and clients stream.
-      at_server: the server adds the noise of one client to the sum, and clients add none.  It must then be trusted with
-        the sum, and nothing rests on how many clients there are: the noisy count stands for them, and ``fewest`` has no
-        effect.
+      at_server: the server adds Gaussian noise of ``counting.sigma`` to the sum, rounded to whole numbers, and clients
+        add none.  It must then be trusted with the sum, and nothing rests on how many clients there are: the noisy
+        count stands for them, and ``fewest`` has no effect.
 
     Returns:
       A sum whose direction is a float32 scalar.
@@ -83,8 +82,9 @@ def quantile_sum(
     def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         numbers, clients = total
         if at_server:
-            noise = discrete_gaussian(key, sigma=counting.sigma, shape=(counting.nodes,))
-            noisy = numbers.astype(jnp.uint32) + lax.bitcast_convert_type(noise, jnp.uint32)
+            # To round what is noisy costs nothing: the sum gives away what a Gaussian mechanism does.
+            noise = jnp.round(counting.sigma * jax.random.normal(key, (counting.nodes,), jnp.float32))
+            noisy = numbers.astype(jnp.uint32) + lax.bitcast_convert_type(noise.astype(jnp.int32), jnp.uint32)
             return counting.decode(counting.modulo(noisy), None, theta=theta), state
         edge = counting.decode(counting.modulo(numbers.astype(jnp.uint32)), clients, theta=theta)
         return jnp.where(clients >= jnp.uint32(fewest), edge, jnp.float32(0)), state

@@ -4,19 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from scipy import stats
 
 import evenhand as eh
-from evenhand.privacy import discrete_gaussian, dp_delta_fl, dp_fedavg, histogram_for, spent
+from evenhand.privacy import dp_delta_fl, dp_fedavg, spent
 from evenhand.types import Release
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1)
 N = DATA.num_clients
 ARGUMENTS = {"largest_loss": 4.0, "clip": 1e3, "noise_multiplier": 1e-3, "rate": 1.0, "bins": 64}
-BASE = jnp.array([2, 4], jnp.uint32)
-"""A histogram of two losses below the middle, and four above."""
 
 
 def flat(params):
@@ -70,11 +67,12 @@ def test_both_exchanges_together_spend_what_was_asked_for(share):
     given = {"noise_multiplier": 1.5, "rate": 0.3, "share": share, "clip": 1e-3}
     method = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | given)
     (release,) = method.privacy.releases(10)
-    assert 1.5 * 0.999 <= release.noise_multiplier <= 1.5 * 1.02
-    assert (release.rate, release.times, release.mechanism) == (0.3, 10, "concentrated")
+    assert release.noise_multiplier == pytest.approx(1.5, rel=1e-12)
+    assert (release.rate, release.times, release.mechanism) == (0.3, 10, "gaussian")
     found = run(method, 2).privacy
-    gaussian = spent([Release(1.5, 0.3, times=2)], delta=found.delta).epsilon
-    assert gaussian < found.epsilon < 4 * gaussian  # what is known of discrete noise under sampling is less
+    assert found.epsilon == pytest.approx(
+        spent([Release(1.5, 0.3, times=2)], delta=found.delta).epsilon, rel=1e-9
+    )
 
 
 def test_how_many_clients_take_part_is_never_used_in_the_clear():
@@ -89,30 +87,43 @@ def test_how_many_clients_take_part_is_never_used_in_the_clear():
 
 
 def test_the_servers_noise_on_the_histogram_is_that_of_the_release():
-    """The noisy count of everybody is off by two nodes' noise: its variance is 2 sigma^2, and half of it is seen."""
-    z, share = 1.0, 1.0
-    method = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | {"noise_multiplier": z, "share": share, "bins": 2})
-    rule = method.phases[0].aggregator
-    assert rule.release.noise_multiplier == pytest.approx(z * 2**0.5, rel=1e-3)
-    counting = histogram_for(0.25, clients=1, bins=2, largest=4.0, sensitivity="tight", bits=32)
-    keys = jax.random.split(jax.random.key(1), 4000)
-    own = jax.vmap(lambda key: rule.lower((BASE, jnp.uint32(9)), (), key)[0])(
-        jax.random.split(jax.random.key(2), 4000)
+    """One client moves log2(b) counts by 1: with four bins, noise of z sqrt(1 + 1 / r) sqrt(2) on each of six."""
+    z, share = 1.0, 0.5
+    method = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | {"noise_multiplier": z, "share": share, "bins": 4})
+    rule, each = method.phases[0].aggregator, z * (1 + 1 / share) ** 0.5
+    assert rule.release.noise_multiplier == pytest.approx(each)
+    counts = np.array([5, 2, 1, 4, 7, 5])  # of the bins, and of both halves
+    lower = jax.vmap(
+        lambda key: rule.lower((jnp.asarray(16 * counts, jnp.uint32), jnp.uint32(9)), (), key)[0]
     )
+    edges = np.asarray(lower(jax.random.split(jax.random.key(2), 4000)))
+    rng = np.random.default_rng(0)
+    for factor in (2 / 3, 1.0, 3 / 2):
+        bins = (counts + factor * each * 2**0.5 * rng.normal(size=(40_000, 6))).T
+        everyone = bins[4] + bins[5]
+        below = np.stack([bins[0], bins[4], bins[4] + bins[2], everyone])
+        expected = np.where(everyone > 0, 1 + np.argmin(np.abs(below - 0.5 * everyone), axis=0), 0)
+        table = [[int((found == edge).sum()) for edge in range(5)] for found in (edges, expected)]
+        assert (stats.chi2_contingency(table).pvalue > 1e-3) == (factor == 1.0), (factor, table)
 
-    def edges(sigma):
-        def one(key):
-            noise = lax.bitcast_convert_type(discrete_gaussian(key, sigma=sigma, shape=(2,)), jnp.uint32)
-            return counting.decode(BASE + noise, None, theta=0.5)
 
-        return jax.vmap(one)(keys)
-
-    for factor, same in ((1.0, True), (0.5, False)):
-        table = [
-            [int((found == edge).sum()) for edge in (2.0, 4.0)]
-            for found in (edges(factor * counting.sigma), own)
-        ]
-        assert (stats.chi2_contingency(table).pvalue > 1e-3) == same
+@pytest.mark.parametrize(
+    ("shift", "changed"), [(10.0, {"theta": 0.5}), (-10.0, {"theta": 1.0}), (np.nan, {"theta": 0.5})]
+)
+def test_whoever_is_clipped_to_the_quantile_counts(shift, changed):
+    """Losses of at least the largest are the largest, and so are those that are no numbers; negative ones are 0."""
+    model = MODEL._replace(losses=lambda outputs, y: MODEL.losses(outputs, y) + shift)
+    method = dp_delta_fl(WORK._replace(model=model), **ARGUMENTS | changed)
+    params, found = MODEL.init(jax.random.key(0)), 0.0
+    state = method.init(params, N)
+    quantile = np.float32(0.0 if changed["theta"] == 1.0 else 4.0)
+    state = state._replace(inner=state.inner._replace(quantile=quantile))
+    rows = DATA.train
+    data = eh.types.ClientData(rows.x, rows.y, 0, rows.sizes[0], 1.0, int(rows.sizes.max()))
+    data = jax.tree.map(jax.numpy.asarray, data._replace(capacity=None))._replace(capacity=data.capacity)
+    delta, _ = method.phases[1].work(method.phases[1].broadcast(state, 0), (), data, jax.random.key(0))
+    found = np.abs(flat(delta)).max()
+    assert found > 1e-3
 
 
 @pytest.mark.parametrize("wrong", [{"theta": 0.0}, {"theta": 1.5}, {"share": 0.0}, {"noise_multiplier": 0.0}])

@@ -8,7 +8,9 @@ from scipy import stats
 
 import evenhand as eh
 from evenhand.privacy import dp_ftrl, epsilon
+from evenhand.rounds import cohort, roots
 from evenhand.sampling import cyclic
+from evenhand.streams import keys_of
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 N, M = DATA.num_clients, 2
@@ -82,12 +84,43 @@ def test_clients_take_turns():
     assert len(set(orders)) > 1  # another order in each turn
 
 
+def test_each_client_of_a_run_takes_part_once_a_turn_and_nobody_can_compute_when():
+    """With an order drawn anew in each round, some would be there twice, under noise that is made for once."""
+    promised, keys = method(), keys_of(0)
+    sizes = jnp.asarray(DATA.train.sizes)
+    members = [
+        [
+            int(k)
+            for t in range(turn * TURN, (turn + 1) * TURN)
+            for k in cohort(promised, None, sizes, M, of, t, 0).ids
+        ]
+        for of in (roots(promised, keys), keys)
+        for turn in range(4)
+    ]
+    assert all(sorted(turn) == list(range(N)) for turn in members)
+    assert members[:4] != members[4:]
+
+
 def test_a_run_spends_one_gaussian_a_turn():
     run = eh.simulate(method(), DATA, rounds=TURN + 1, cohort=M, eval_every=TURN + 1)
     height = TURN.bit_length()
     expected = epsilon(noise_multiplier=2.0 / height**0.5, rate=1.0, steps=2, delta=run.privacy.delta)
     assert np.isclose(run.privacy.epsilon, expected, rtol=1e-9)
     assert run.per_round["reported"].max() == M
+
+
+@pytest.mark.parametrize(("clients", "turn", "height"), [(7, 4, 3), (8, 4, 3), (9, 5, 3), (2, 1, 1)])
+def test_a_turn_is_as_long_as_it_takes_for_all_to_have_been_in_it(clients, turn, height):
+    promise = dp_ftrl(WORK, clip=0.5, noise_multiplier=2.0, cohort=2, clients=clients).privacy
+    for rounds, turns in ((turn, 1), (turn + 1, 2)):
+        (release,) = promise.releases(rounds)
+        assert release == eh.types.Release(2.0 / height**0.5, times=turns)
+
+
+def test_it_promises_what_trees_can_and_steps_without_uploads():
+    """Without a client the turns of the others would differ; a round without uploads still has its noise."""
+    assert method().privacy.neighbours == "one client, whose updates are replaced by zeros"
+    assert method().phases[0].steps_if_empty
 
 
 def test_the_number_of_clients_must_be_told():
@@ -110,8 +143,8 @@ def test_cohorts_are_those_of_the_promise_whatever_a_run_asks_for():
 
 def test_cohorts_that_take_turns_may_have_any_size_where_nothing_rests_on_it():
     work = eh.algorithms.fedavg(WORK, sampling=cyclic())
-    for cohort in (2, 3):
-        assert eh.simulate(work, DATA, rounds=1, cohort=cohort).per_round["reported"].tolist() == [cohort]
+    for size in (2, 3):
+        assert eh.simulate(work, DATA, rounds=1, cohort=size).per_round["reported"].tolist() == [size]
 
 
 @pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf, "1"])

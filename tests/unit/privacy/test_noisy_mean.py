@@ -166,6 +166,18 @@ def test_counting_clips_takes_its_part_of_the_noise():
     assert abs(np.corrcoef(means, shares)[0, 1]) < 0.25  # noise of their own
 
 
+def test_noise_follows_an_adaptive_clip_and_the_promise_is_that_of_mean_and_count():
+    rule = eh.privacy.noisy_mean(eh.privacy.adaptive_clip(2.0, noise=1.0), noise_multiplier=1.5, rate=0.5)
+    given = uploads(np.random.default_rng(0), m=1)
+    begin = rule.init(jax.tree.map(lambda leaf: leaf[0], given.delta), N)
+    one, four = (
+        flat(reduced(rule, given, jnp.zeros(1, bool), state=begin._replace(clip=jnp.float32(clip)))[0])
+        for clip in (1.0, 4.0)
+    )
+    np.testing.assert_allclose(four, 4 * one, rtol=1e-5)
+    assert rule.release == eh.types.Release(1.5, 0.5)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

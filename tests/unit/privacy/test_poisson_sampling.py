@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import evenhand as eh
-from evenhand.rounds import roots
+from evenhand.rounds import lift_key, roots, work_key
 from evenhand.sampling import included, slots_for
 from evenhand.streams import keys_of
 
@@ -110,3 +110,16 @@ def test_who_is_drawn_by_a_private_method_cannot_be_computed_from_what_clients_k
     assert roots(private, keys).secret == keys.secret
     known = {str(jax.random.key_data(keys.shared)), str(jax.random.key_data(keys.secret))}
     assert str(jax.random.key_data(roots(private, keys).shared)) not in known
+
+
+def test_a_clients_noise_comes_from_the_secret_root_and_is_new_in_each_round_and_exchange():
+    def words(key, keys, number, phase, client):
+        return tuple(jax.random.key_data(key(keys, number, phase, jnp.int32(client))).tolist())
+
+    keys, others = keys_of(0), keys_of(1)
+    same = words(lift_key, keys, 3, 1, 2)
+    assert words(lift_key, keys._replace(shared=others.shared), 3, 1, 2) == same
+    assert words(lift_key, keys._replace(secret=others.secret), 3, 1, 2) != same
+    drawn = [(number, phase, client) for number in range(3) for phase in range(2) for client in range(3)]
+    for key in (lift_key, work_key):
+        assert len({words(key, keys, *each) for each in drawn}) == len(drawn)

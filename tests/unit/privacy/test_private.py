@@ -89,6 +89,13 @@ def test_the_server_never_learns_how_many_took_part():
     assert not all(map(np.array_equal, jax.tree.leaves(few), jax.tree.leaves(many)))
 
 
+@pytest.mark.parametrize(("rate", "expected"), [(0.5, 10), (0.26, 5), (0.001, 1)])
+def test_the_server_gets_the_expected_number_which_is_never_0(rate, expected):
+    noisy = noisy_mean(0.5, noise_multiplier=1.0, rate=rate)
+    method = private(eh.algorithms.scaffold(WORK, aggregator=noisy, sampling=poisson(rate)))
+    assert int(method.init(MODEL.init(jax.random.key(0)), 20).expected) == expected
+
+
 def _data():
     rows = DATA.train
     return eh.types.ClientData(
@@ -109,6 +116,15 @@ REFUSED = {
     "draws.*|fixed size": lambda: eh.algorithms.fedavg(WORK, aggregator=NOISY),
     "same rate": lambda: eh.algorithms.fedavg(WORK, aggregator=NOISY, sampling=poisson(0.25)),
     "models of their own": lambda: eh.personalization.ditto(METHOD._replace(privacy=None), WORK),
+    "models of their own|finetuned": lambda: eh.personalization.finetune(
+        eh.algorithms.fedavg(WORK, aggregator=NOISY, **DRAWN), WORK, lam=0.5
+    ),
+    "weighs clients|in the clear": lambda: eh.algorithms.fedavg(
+        WORK, aggregator=NOISY._replace(weigh=lambda reports, cohort, state: (reports.weight, state)), **DRAWN
+    ),
+    "weighs clients|their loss": lambda: eh.algorithms.fedavg(
+        WORK, aggregator=NOISY._replace(needs_loss=True), **DRAWN
+    ),
     "observes the training loss": lambda: eh.algorithms.fedprox_adaptive(WORK, mu0=0.5)._replace(
         sampling=poisson(0.5)
     ),
@@ -143,6 +159,14 @@ def test_two_exchanges_give_away_twice_or_once_through_less_noise(fresh, expecte
     assert np.isfinite(flat(run(method).params)).all()
 
 
+def test_one_exchange_without_noise_gives_everything_away():
+    bare = noisy_mean(0.5, noise_multiplier=0.0, rate=0.5)
+    method = private(
+        eh.algorithms.feddane(WORK, mu=0.1, aggregator=bare, sampling=poisson(0.5), fresh_cohort=False)
+    )
+    assert account(method.privacy, rounds=1, units=100).epsilon == np.inf
+
+
 def test_a_run_says_what_it_has_spent():
     found = run(METHOD, rounds=6).privacy
     assert found is not None
@@ -162,7 +186,7 @@ def test_a_run_says_what_it_has_spent():
     [(1, 0.1), (2, 0.1), (10, 0.1), (11, 0.01), (100, 0.01), (101, 1e-3), (25_000, 1e-5), (100_000, 1e-5)],
 )
 def test_the_usual_delta_is_a_power_of_ten_of_at_most_one_in_so_many(units, delta):
-    assert eh.privacy.usual_delta(units) == delta
+    assert eh.privacy.usual_delta(units) == account(METHOD.privacy, rounds=1, units=units).delta == delta
     assert delta <= 1 / units and (10 * delta > 1 / units or units == 1)
 
 
