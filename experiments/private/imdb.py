@@ -122,7 +122,7 @@ def candidates(config: Config) -> dict[str, Candidate]:
     rate = config.batch / rows
     noise = privacy.noise_for(epsilon=config.epsilon, rate=rate, steps=steps, delta=4e-5)
     common: dict[str, Any] = {"noise_multiplier": noise, "rate": rate, "steps": steps}
-    clips, large = (0.1, 0.5), (0.5, 2.0)
+    clips = (0.1, 0.5)
     frequencies = privacy.token_frequencies(model, np.asarray(public[0]) * 290)
 
     def sgd(n: Numbers) -> eh.local.Work:
@@ -156,7 +156,7 @@ def candidates(config: Config) -> dict[str, Candidate]:
         "DP-RMSProp": Candidate(rmsprop, {"lr": (0.01, 0.03, 0.1), "clip": clips}),
         "PDA-DPMD": Candidate(mirror, {"lr": rates, "clip": clips}),
         "AdaDPS, public": Candidate(with_public, {"lr": wide, "clip": (2.0, 5.0)}),
-        "AdaDPS, frequencies": Candidate(with_frequencies, {"lr": (0.3, 1.0, 3.0), "clip": large}),
+        "AdaDPS, frequencies": Candidate(with_frequencies, {"lr": (10.0, 30.0, 100.0), "clip": (0.2, 0.5)}),
         "DP2-RMSProp": Candidate(delayed, {"lr": wide, "clip": (2.0, 5.0)}),
         **{
             name: Candidate(*each)

@@ -50,7 +50,7 @@ def more(
     return {
         "AdaDPS, frequencies of other reviews": (
             _counted(model, others, common),
-            {"lr": (0.3, 1.0, 3.0), "clip": (0.5, 2.0)},
+            {"lr": (10.0, 30.0, 100.0), "clip": (0.2, 0.5)},
         ),
         "DP2, two queries": (
             _two_queries(model, twice(common, delay=195, delta=delta)),
