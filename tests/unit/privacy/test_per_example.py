@@ -555,3 +555,17 @@ def test_a_sum_of_half_precision_is_not_rounded_by_more_than_an_example_changes_
     data = ClientData(x, y, jnp.int32(0), jnp.int32(rows), jnp.float32(1.0), rows)
     end, _ = work.solve(params, data, key, optax.identity())
     assert end["w"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("clip", "factors"),
+    [(2.0, [1, 1, 0.5, 0, 0]), (np.inf, [1, 1, 1, 0, 0]), (0.0, [1, 0, 0, 0, 0]), (-1.0, [0, 0, 0, 0, 0])],
+)
+def test_a_norm_that_is_infinite_or_no_number_counts_for_nothing_whatever_the_clip(
+    clip: float, factors: list[float]
+) -> None:
+    """A traced clip may be negative: it is then 0, and never turns a gradient around."""
+    norms = jnp.array([0.0, 2.0, 4.0, np.inf, np.nan])
+    found = np.asarray(clip_factors(norms, jnp.float32(clip)))
+    np.testing.assert_array_equal(found[1:], factors[1:])
+    assert found[0] in (0.0, 1.0)

@@ -123,3 +123,13 @@ def test_a_clients_noise_comes_from_the_secret_root_and_is_new_in_each_round_and
     drawn = [(number, phase, client) for number in range(3) for phase in range(2) for client in range(3)]
     for key in (lift_key, work_key):
         assert len({words(key, keys, *each) for each in drawn}) == len(drawn)
+
+
+def test_a_rate_below_the_smallest_step_draws_nobody():
+    """It is rounded down, and must not become that of a comparison with 0, which all pass."""
+    assert not included(jax.random.key(0), 1e-10, 1000, 1000, 1000)[1].any()
+
+
+def test_all_that_are_drawn_count_equally():
+    weights = jax.vmap(eh.sampling.poisson(0.5).weight)(jnp.array([1, 7, 1000]))
+    assert weights.tolist() == [1.0, 1.0, 1.0]
