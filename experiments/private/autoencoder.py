@@ -160,7 +160,7 @@ def candidates(config: Config) -> dict[str, Candidate]:
 
     small = (0.003, 0.01, 0.03)
     return {
-        "DP-SGD": Candidate(sgd, {"lr": (10.0, 30.0, 100.0), "clip": (0.01, 0.05)}),
+        "DP-SGD": Candidate(sgd, {"lr": (30.0, 100.0, 300.0), "clip": (0.01, 0.05)}),
         "DP-Adam": Candidate(adam, {"lr": small, "clip": (0.01, 0.05)}),
         "DP-RMSProp": Candidate(rmsprop, {"lr": small, "clip": (0.01, 0.05)}),
         "AdaDPS, RMSProp": Candidate(adadps, {"lr": (0.15, 0.5, 1.5), "clip": (3.0, 10.0)}),

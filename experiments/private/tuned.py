@@ -81,8 +81,10 @@ def tuned(name: str, each: Candidate, runs: Runs) -> Found:
     valid = {str(dict(o.setting.numbers)): runs.score(o, "valid") for o in tried.outcomes}
     best = runs.best(tried.outcomes, key=lambda o: runs.score(o, "valid")).setting.numbers
     fixed = Family((), lambda _: eh.algorithms.alone(each.make(best)))
-    final = eh.study({name: fixed}, runs.data, seeds=runs.seeds, folder=at and at / "final", **how)
-    return Found(best, valid, final.outcomes)
+    # Step sizes in an optimiser's state do not tell runs apart: each setting has a folder of its own.
+    final = at and at / "-".join(["final", *(f"{key}={value}" for key, value in best.items())])
+    again = eh.study({name: fixed}, runs.data, seeds=runs.seeds, folder=final, **how)
+    return Found(best, valid, again.outcomes)
 
 
 def stepping(
