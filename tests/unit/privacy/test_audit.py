@@ -67,7 +67,7 @@ def test_dp_sgd_passes_and_is_caught_with_a_third_of_the_noise():
 
 
 def test_dp_sgd_is_caught_where_a_layer_is_not_clipped(monkeypatch):
-    def leaky(model, params, x, y, inside, key, *, clip, divided_by=None):
+    def leaky(model, params, x, y, inside, key, *, clip, divided_by=None, plus=None):
         clipped, norms = clipped_sum(model, params, x, y, inside, key, clip=clip)
         whole, _ = clipped_sum(model, params, x, y, inside, key, clip=np.inf)
         return {"a": clipped["a"], "b": whole["b"]}, norms

@@ -89,7 +89,7 @@ def test_local_work_loses_no_more_than_it_says_and_is_caught_with_half_of_the_no
 def test_scales_that_divide_after_the_clip_are_caught(monkeypatch):
     """What was clipped to a length of 1 is five times as long where it is then divided by 0.2."""
 
-    def late(model, params, x, y, inside, key, *, clip, divided_by=None):
+    def late(model, params, x, y, inside, key, *, clip, divided_by=None, plus=None):
         total, norms = clipped_sum(model, params, x, y, inside, key, clip=clip)
         return (total if divided_by is None else jax.tree.map(jnp.divide, total, divided_by)), norms
 
