@@ -12,8 +12,13 @@ import pytest
 from evenhand.privacy import spent
 from evenhand.types import Release
 
+pytest.importorskip("experiments", reason="experiments are not part of the package")
+
+from experiments.private import imdb_more
+
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
 SAVED = json.loads((FOLDER / "results" / "imdb.json").read_text(encoding="utf-8"))
+NAME = "AdaDPS, frequencies with padding"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
@@ -40,15 +45,26 @@ def test_the_experiment_at_a_tiny_size(tmp_path, monkeypatch):
         "--seeds",
         "1",
     ]
-    options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, "--methods", "DP2, two queries"]
+    options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, "--methods", NAME]
     monkeypatch.setattr(sys, "argv", ["", *options])
 
     runpy.run_module("experiments.private.imdb", run_name="__main__", alter_sys=True)
 
     saved = json.loads((tmp_path / "imdb.json").read_text())
-    (name,) = saved["accuracy"]
-    assert len(saved["accuracy"][name]["valid"]) == 6
-    assert saved["privacy"][name]["epsilon"] == pytest.approx(1.5, abs=1e-2)
+    assert list(saved["accuracy"]) == [NAME]
+    assert len(saved["accuracy"][NAME]["valid"]) == 6
+    assert saved["privacy"][NAME]["epsilon"] == pytest.approx(1.5, abs=1e-2)
+
+
+def test_two_queries_in_most_steps_cost_no_more_than_one_in_each():
+    common = {"noise_multiplier": 1.0, "rate": 0.01, "steps": 100}
+    given = imdb_more.twice(common, delay=10, delta=1e-5)
+    noise = given["noise_multiplier"]
+    two = [Release(noise, 0.01, times=10), Release(noise / 2**0.5, 0.01, times=90)]
+    assert 1.0 < noise < 2**0.5
+    one = spent([Release(1.0, 0.01, times=100)], delta=1e-5).epsilon
+    assert spent(two, delta=1e-5).epsilon == pytest.approx(one, abs=1e-6)
+    assert spent(two, delta=1e-5).epsilon <= one
 
 
 def test_scaling_before_the_clip_is_at_least_ten_points_better_at_each_seed():
