@@ -43,7 +43,7 @@ def test_the_experiment_at_a_tiny_size(tmp_path, monkeypatch):
         "--test",
         "20",
         "--seeds",
-        "1",
+        "2",
     ]
     options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, "--methods", NAME]
     monkeypatch.setattr(sys, "argv", ["", *options])
