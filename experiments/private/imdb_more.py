@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 import optax
 
@@ -21,6 +22,7 @@ Examples: TypeAlias = tuple[Any, Any]
 
 PAPER = {
     "AdaDPS, frequencies of other reviews": 75.0,
+    "AdaDPS, frequencies with padding": 75.0,
     "AdaDPS, 50 public": 80.0,
     "AdaDPS, 10 public": 75.0,
     "DP2, two queries": 79.9,
@@ -51,6 +53,10 @@ def more(
         "AdaDPS, frequencies of other reviews": (
             _counted(model, others, common),
             {"lr": (10.0, 30.0, 100.0), "clip": (0.2, 0.5)},
+        ),
+        "AdaDPS, frequencies with padding": (
+            _counted(model, others, common, length=290),
+            {"lr": (0.3, 1.0, 3.0), "clip": (0.5, 2.0)},
         ),
         "DP2, two queries": (
             _two_queries(model, twice(common, delay=195, delta=delta)),
@@ -99,8 +105,17 @@ def _releases(common: Mapping[str, Any], noise: float, single: int) -> list[Rele
     return [Release(noise, common["rate"], times=single)] + ([two] if two.times else [])
 
 
-def _counted(model: eh.Model, others: NDArray, common: Mapping[str, Any]) -> Make:
-    scales = privacy.token_frequencies(model, others)
+def _counted(model: eh.Model, others: NDArray, common: Mapping[str, Any], length: int | None = None) -> Make:
+    """AdaDPS by frequencies; with a length, they are compared with those of a token that pads reviews to it.
+
+    The authors' vocabulary has such a token, ours has not.  It is more frequent than any word, so that the scales of
+    all words are smaller beside that of the bias, which is 1.
+    """
+    padding = 1.0
+    if length is not None:
+        missing = np.maximum(length - others.sum(axis=1, dtype=np.int64), 0).mean()
+        padding = max(1.0, float(missing / others.mean(axis=0).max()))
+    scales = privacy.token_frequencies(model, others, most=1e4 / padding, unit=100.0 / padding)
 
     def make(n: Numbers) -> eh.local.Work:
         return privacy.adadps(model, n["lr"], clip=n["clip"], divided_by=scales, **common)

@@ -12,8 +12,13 @@ import pytest
 from evenhand.privacy import spent
 from evenhand.types import Release
 
+pytest.importorskip("experiments", reason="experiments are not part of the package")
+
+from experiments.private import imdb_more
+
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
 SAVED = json.loads((FOLDER / "results" / "imdb.json").read_text(encoding="utf-8"))
+NAME = "AdaDPS, frequencies with padding"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
@@ -38,17 +43,28 @@ def test_the_experiment_at_a_tiny_size(tmp_path, monkeypatch):
         "--test",
         "20",
         "--seeds",
-        "1",
+        "2",
     ]
-    options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, "--methods", "DP2, two queries"]
+    options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, "--methods", NAME]
     monkeypatch.setattr(sys, "argv", ["", *options])
 
     runpy.run_module("experiments.private.imdb", run_name="__main__", alter_sys=True)
 
     saved = json.loads((tmp_path / "imdb.json").read_text())
-    (name,) = saved["accuracy"]
-    assert len(saved["accuracy"][name]["valid"]) == 6
-    assert saved["privacy"][name]["epsilon"] == pytest.approx(1.5, abs=1e-2)
+    assert list(saved["accuracy"]) == [NAME]
+    assert len(saved["accuracy"][NAME]["valid"]) == 6
+    assert saved["privacy"][NAME]["epsilon"] == pytest.approx(1.5, abs=1e-2)
+
+
+def test_two_queries_in_most_steps_cost_no_more_than_one_in_each():
+    common = {"noise_multiplier": 1.0, "rate": 0.01, "steps": 100}
+    given = imdb_more.twice(common, delay=10, delta=1e-5)
+    noise = given["noise_multiplier"]
+    two = [Release(noise, 0.01, times=10), Release(noise / 2**0.5, 0.01, times=90)]
+    assert 1.0 < noise < 2**0.5
+    one = spent([Release(1.0, 0.01, times=100)], delta=1e-5).epsilon
+    assert spent(two, delta=1e-5).epsilon == pytest.approx(one, abs=1e-6)
+    assert spent(two, delta=1e-5).epsilon <= one
 
 
 def test_scaling_before_the_clip_is_at_least_ten_points_better_at_each_seed():
@@ -56,6 +72,14 @@ def test_scaling_before_the_clip_is_at_least_ten_points_better_at_each_seed():
     assert all(len(test) == 5 for test in accuracy.values())
     for name in ("AdaDPS, public", "DP2-RMSProp"):
         assert (accuracy[name] > accuracy["DP-SGD"] + 10).all()
+
+
+def test_what_the_page_says_of_the_others_is_what_was_measured():
+    accuracy = {name: np.mean(each["test"]) for name, each in SAVED["accuracy"].items()}
+    ahead = {name: each - accuracy["DP-SGD"] for name, each in accuracy.items()}
+    assert ahead["AdaDPS, frequencies with padding"] == pytest.approx(17, abs=0.5)
+    assert ahead["DP2, noise first"] == pytest.approx(6, abs=0.5)
+    assert ahead["AdaDPS, frequencies of other reviews"] < ahead["AdaDPS, frequencies"] < 0
 
 
 @pytest.mark.parametrize("name", SAVED["accuracy"])
