@@ -114,6 +114,21 @@ def saved() -> dict:
     return json.loads((FOLDER / "results" / "movielens.json").read_text(encoding="utf-8"))
 
 
+def test_privacy_costs_the_worst_served_most_and_a_constant_is_better(saved: dict) -> None:
+    error = {
+        name: {what: np.array(each[what]) for what in ("test", "worst10")}
+        for name, each in saved["error"].items()
+    }
+    free = error["RMSProp"]
+    private = {name: each for name, each in error.items() if name in saved["privacy"]}
+    assert len(private) == 5
+    for each in private.values():
+        assert (each["test"] > error["constant"]["test"]).all()
+        assert (each["worst10"] / free["worst10"] > 1.3 * each["test"] / free["test"]).all()
+    assert (error["DP2-RMSProp"]["test"] > error["DP-SGD"]["test"]).all()
+    assert all((error["DP-RMSProp"]["test"] <= each["test"]).all() for each in private.values())
+
+
 def test_the_page_has_the_saved_numbers(saved: dict) -> None:
     section = PAGE.split("## Ratings of films")[1].split("\n## ")[0]
     for name, each in saved["error"].items():
