@@ -43,19 +43,19 @@ def data_dir(tmp_path: Path) -> Path:
 def test_the_experiment_at_a_tiny_size(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = ["--public", "50", "--test", "200", "--valid", "100", "--batch", "50", "--epochs", "5"]
     options = ["--data-dir", str(data_dir), "--out", str(data_dir), *tiny, "--dimension", "4", "--seeds", "2"]
-    options += ["--methods", "DP2-RMSProp", "SGD"]
+    options += ["--methods", "DP-SGD"]
     monkeypatch.setattr(sys, "argv", ["", *options])
 
     runpy.run_module("experiments.private.movielens", run_name="__main__", alter_sys=True)
 
     saved = json.loads((data_dir / "movielens.json").read_text())
     assert shlex.split(saved["command"]) == ["python", "-m", "experiments.private.movielens", *options]
-    assert set(saved["error"]) == {"constant", "DP2-RMSProp", "SGD"}
+    assert set(saved["error"]) == {"constant", "DP-SGD"}
     for each in saved["error"].values():
         assert [len(each[what]) for what in ("test", "users", "worst10")] == [2, 2, 2]
         assert all(worst > mean for worst, mean in zip(each["worst10"], each["users"], strict=True))
-    assert len(saved["error"]["DP2-RMSProp"]["valid"]) == 6
-    assert saved["privacy"]["DP2-RMSProp"]["epsilon"] == pytest.approx(9.8, abs=0.01)
+    assert len(saved["error"]["DP-SGD"]["valid"]) == 6
+    assert saved["privacy"]["DP-SGD"]["epsilon"] == pytest.approx(9.8, abs=0.01)
 
 
 def test_ratings_of_a_seed_are_apart_and_public_ones_are_the_same_for_all(data_dir: Path) -> None:
@@ -112,6 +112,21 @@ def test_an_example_keeps_two_rows_of_the_tables() -> None:
 @pytest.fixture(scope="module")
 def saved() -> dict:
     return json.loads((FOLDER / "results" / "movielens.json").read_text(encoding="utf-8"))
+
+
+def test_privacy_costs_the_worst_served_most_and_a_constant_is_better(saved: dict) -> None:
+    error = {
+        name: {what: np.array(each[what]) for what in ("test", "worst10")}
+        for name, each in saved["error"].items()
+    }
+    free = error["RMSProp"]
+    private = {name: each for name, each in error.items() if name in saved["privacy"]}
+    assert len(private) == 5
+    for each in private.values():
+        assert (each["test"] > error["constant"]["test"]).all()
+        assert (each["worst10"] / free["worst10"] > 1.3 * each["test"] / free["test"]).all()
+    assert (error["DP2-RMSProp"]["test"] > error["DP-SGD"]["test"]).all()
+    assert all((error["DP-RMSProp"]["test"] <= each["test"]).all() for each in private.values())
 
 
 def test_the_page_has_the_saved_numbers(saved: dict) -> None:

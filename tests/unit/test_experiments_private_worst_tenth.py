@@ -103,7 +103,7 @@ def test_every_budget_is_kept(place: str, method: str) -> None:
 def test_the_worst_tenth_of_mnist_pays_about_twice_as_much() -> None:
     for method in SAVED["mnist"]:
         assert (_cost("mnist", method, "1", "worst10") > _cost("mnist", method, "1", "mean")).all()
-        assert all(1.25 < _times("mnist", method, budget) < 2.65 for budget in ("1", "2", "4", "8"))
+        assert all(1.2 < _times("mnist", method, budget) < 2.65 for budget in ("1", "2", "4", "8"))
     assert _times("mnist", "DP-FedAvg", "1") == pytest.approx(10.3 / 5.5, abs=0.05)
 
 
@@ -111,27 +111,37 @@ def test_where_noise_is_small_both_pay_alike() -> None:
     for method in ("DP-FedAvg", "adaptive clip", "DP-FedAdam"):
         assert max(_cost("label shift", method, "1", what).mean() for what in ("mean", "worst10")) < 1.1
     assert all(1.45 < _times("label shift", "DP-FTRL", budget) < 2.05 for budget in ("1", "2", "4", "8"))
-    assert _times("label shift", TAIL, "1") == pytest.approx(1.8, abs=0.05)
+    assert _times("label shift", TAIL, "1") == pytest.approx(1.4, abs=0.05)
 
 
-def test_training_for_the_tail_costs_more_and_still_serves_it_better_where_the_budget_is_large() -> None:
-    for place, times in (("label shift", 2.7), ("mnist", 5.0)):
-        noise = {method: SAVED[place][method]["1"]["noise"] for method in (TAIL, "DP-FedAvg")}
-        assert noise[TAIL] / noise["DP-FedAvg"] == pytest.approx(times, abs=0.05)
-        for budget in ("1", "2", "4", "8"):
-            assert (
-                _cost(place, TAIL, budget, "worst10").mean()
-                > _cost(place, "DP-FedAvg", budget, "worst10").mean()
-            )
+def test_training_for_the_tail_costs_more_on_average_and_less_of_it_there() -> None:
+    costs = [
+        _cost("mnist", method, "1", what).mean()
+        for method in (TAIL, "DP-FedAvg")
+        for what in ("mean", "worst10")
+    ]
+    assert costs == pytest.approx([8.9, 11.7, 5.5, 10.3], abs=0.051)
+    for place in SAVED:
+        assert SAVED[place][TAIL]["1"]["noise"] == SAVED[place]["DP-FedAvg"]["1"]["noise"]
     ahead = {
-        (place, budget): _accuracy(place, TAIL, budget, "worst10")
-        - _accuracy(place, "DP-FedAvg", budget, "worst10")
+        (place, budget, what): _accuracy(place, TAIL, budget, what)
+        - _accuracy(place, "DP-FedAvg", budget, what)
         for place in SAVED
-        for budget in ("2", "4", "8", "inf")
+        for budget in ("1", "2", "4", "8", "inf")
+        for what in ("mean", "worst10")
     }
-    assert all((ahead["label shift", budget] > 0).all() for budget in ("2", "4", "8"))
-    told = {("label shift", "2"): 0.2, ("label shift", "8"): 1.2, ("mnist", "8"): 0.1}
-    told |= {(place, "inf"): 1.4 for place in SAVED}
-    assert all(ahead[where].mean() == pytest.approx(points, abs=0.051) for where, points in told.items())
-    assert (ahead["mnist", "8"] > 0).sum() == 2
-    assert all(ahead["mnist", budget].mean() < 0 for budget in ("2", "4"))
+    for budget in ("1", "2", "4", "8"):
+        assert abs(ahead["mnist", budget, "worst10"].mean()) < 0.4
+        assert -4.95 < ahead["mnist", budget, "mean"].mean() < -2.2
+    assert all(ahead["mnist", budget, "worst10"].mean() > 0 for budget in ("4", "8"))
+    for budget in ("2", "4", "8"):
+        assert (ahead["label shift", budget, "worst10"] > 0).all()
+        assert ahead["label shift", budget, "mean"].mean() > -1.0
+    told = {
+        ("label shift", "2"): 0.6,
+        ("label shift", "8"): 1.2,
+        ("mnist", "inf"): 1.4,
+        ("label shift", "inf"): 1.4,
+    }
+    for where, points in told.items():
+        assert ahead[*where, "worst10"].mean() == pytest.approx(points, abs=0.051)
