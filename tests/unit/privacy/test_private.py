@@ -196,6 +196,14 @@ def test_a_run_with_a_single_client_tells_what_it_has_spent():
     assert found.delta == 0.1 and 0 < found.epsilon < np.inf
 
 
+def test_words_tell_how_samples_were_drawn():
+    given = (eh.types.Release(2.0, 0.1), eh.types.Release(2.0, 0.1, "fixed"), eh.types.Release(2.0, times=7))
+    for release, words in zip(given, ("independently", "without replacement", "all of them"), strict=True):
+        promise = METHOD.privacy._replace(releases=lambda rounds, release=release: (release,))
+        (told,) = account(promise, rounds=1, units=100).in_words()["releases"]
+        assert words in told and f"{release.times} times, noise of 2 times" in told
+
+
 def test_another_delta_and_accountant():
     promise = METHOD.privacy
     loose, tight = (account(promise, rounds=5, units=100, delta=delta).epsilon for delta in (1e-2, 1e-6))
