@@ -126,7 +126,7 @@ def test_methods_that_promise_privacy_are_refused() -> None:
         sampling=EQUAL_WEIGHTS,
     )
     for pair in ({"a": private, "b": METHODS["fedavg"]}, {"a": METHODS["fedavg"], "b": private}):
-        with pytest.raises(eh.EvenhandError, match="promises privacy.*run each by itself"):
+        with pytest.raises(eh.EvenhandError, match=r"promises privacy.*run each by itself"):
             eh.algorithms.side_by_side(pair)
 
 
