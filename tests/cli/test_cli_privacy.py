@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._budget import _least
+from evenhand.cli._budget import Budget, _least
 from evenhand.privacy import epsilon
 
 QUICK = ["--data", "digits", "--rounds", "4", "--quiet", "--checkpoint", "0"]
@@ -105,6 +106,26 @@ def test_clients_that_take_turns_are_not_told_to_be_more(tmp_path, capsys):
     assert main([*command, "--out", str(tmp_path / "a"), *QUICK]) == 2
     said = capsys.readouterr().err
     assert "does not suffice" in said and "out of" not in said
+
+
+def test_a_budget_of_examples_is_for_their_number(tmp_path):
+    out = tmp_path / "a"
+    command = ["run", "alone(dp_sgd(0.1, clip=1, rate=0.05, steps=5))", "--clients", "1", "--epsilon", "4"]
+    assert main([*command, "--out", str(out), *QUICK]) == 0
+    told = summary(out)["privacy"]
+    assert (told["unit"], told["delta"]) == ("example", 1e-4) and 3.98 < told["epsilon"] <= 4.0
+
+
+def test_more_clients_afford_it_at_the_delta_of_so_many():
+    promise = eh.privacy.promise(lambda rounds: (eh.types.Release(0.7, 0.1, times=rounds),))
+    needed = Budget(1.0, None, 50)._clients(promise, 30)
+    spends = {
+        clients: epsilon(
+            noise_multiplier=0.7, rate=3 / clients, steps=50, delta=eh.privacy.usual_delta(clients)
+        )
+        for clients in (needed, int(0.98 * needed))
+    }
+    assert needed > 100 and spends[needed] <= 1.0 < spends[int(0.98 * needed)]
 
 
 @pytest.mark.parametrize("least", [0.0021, 0.999, 1.0, 1.0005, 3.33339, 17.0, 9000.0])

@@ -656,3 +656,9 @@ def test_without_dp_accounting_one_accountant_is_left(monkeypatch):
     assert round(epsilon(noise_multiplier=1.0, rate=0.01, steps=1000, delta=1e-5), 4) == 2.1014
     with pytest.raises(EvenhandError, match=r"pip install 'evenhand\[privacy\]'"):
         epsilon(**GOOD, accountant="pld")
+
+
+def test_what_is_known_of_a_mechanism_is_used():
+    release = Release(2.0, 0.1, times=10, mechanism="concentrated")
+    any_mechanism, like_gaussian = (spent([release], delta=1e-5, kappa=kappa).epsilon for kappa in (3.0, 1.0))
+    assert like_gaussian < any_mechanism == spent([release], delta=1e-5).epsilon

@@ -287,6 +287,7 @@ def test_the_state_follows_from_public_examples_alone():
         ({**SIDE, "decay": 1.0}, "decay"),
         ({**SIDE, "decay": 0.0, "kind": "adam"}, "nothing"),
         ({"divided_by": {**A, "b": jnp.zeros(3)}}, "above 0"),
+        ({"divided_by": {**A, "b": jnp.full(3, jnp.inf)}}, "finite numbers above 0"),
         ({"divided_by": {**A, "b": jnp.ones(4)}}, "like the parameters"),
         ({"divided_by": {"w": A["w"]}}, "like the parameters"),
         ({**SIDE, "eps": 0.0}, "eps"),

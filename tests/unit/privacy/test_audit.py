@@ -6,7 +6,7 @@ from scipy import stats
 
 import evenhand as eh
 from evenhand import tree
-from evenhand.privacy import audit_mean, audit_work, dp_sgd, epsilon, least_epsilon, noisy_mean
+from evenhand.privacy import audit_mean, audit_scores, audit_work, dp_sgd, epsilon, least_epsilon, noisy_mean
 from evenhand.privacy._per_example import clipped_sum
 
 DELTA, NOISE = 1e-7, 2 / 0.3
@@ -110,3 +110,39 @@ def test_an_audit_repeats_itself_with_its_seed():
     rule = noisy_mean(1.0, noise_multiplier=2.0, rate=1.0)
     one, same, other = (audited(rule, canaries=200, runs=2, seed=seed) for seed in (0, 0, 1))
     assert np.array_equal(one.scores, same.scores) and not np.array_equal(one.scores, other.scores)
+
+
+def test_the_bound_is_that_of_the_theorem():
+    """Theorem 5.2 by sums over all outcomes."""
+    correct, guesses, canaries, delta = 88, 100, 1000, 1e-5
+    p = 1 / (1 + np.exp(-least_epsilon(correct, guesses, canaries=canaries, delta=delta)))
+    law = stats.binom.pmf(np.arange(guesses + 1), guesses, p)
+    worst = max(law[correct - i : correct].sum() / i for i in range(1, correct + 1))
+    assert np.isclose(law[correct:].sum() + 2 * canaries * delta * worst, 0.05, rtol=1e-3)
+
+
+def test_scores_that_say_nothing_convict_nobody_more_often_than_is_told():
+    """Of 300 mechanisms that give nothing away, 15 may be convicted; without a price for tries, it is 60 or more."""
+    rng = np.random.default_rng(0)
+    found = [
+        audit_scores(rng.normal(size=200), rng.random(200) < 0.5, delta=0.0).epsilon > 0 for _ in range(300)
+    ]
+    assert sum(found) <= 15
+
+
+def test_guesses_at_both_ends_are_counted_apart():
+    """The highest are all in; of the lowest, half."""
+    included = np.concatenate([np.ones(100, bool), np.arange(900) % 2 == 0])
+    found = audit_scores(-np.arange(1000.0), included, delta=0.0)
+    assert found.correct <= found.guesses and found.guesses <= 250
+    assert found.correct >= 0.75 * found.guesses
+
+
+def test_runs_of_a_mean_have_coins_of_their_own_and_rounds_noise_of_their_own():
+    rule = noisy_mean(1.0, noise_multiplier=1.0, rate=1.0)
+    found = audited(rule, rounds=9, canaries=400, runs=3)
+    parts = found.included.reshape(3, 400)
+    assert len({part.tobytes() for part in parts}) == 3
+    scores = 400 * found.scores
+    assert np.isclose(scores[found.included].mean() - scores[~found.included].mean(), 9.0, atol=0.8)
+    assert np.isclose(scores[~found.included].std(), 3.0, rtol=0.1)

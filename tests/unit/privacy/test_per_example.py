@@ -19,7 +19,7 @@ from jax import lax
 from evenhand import models, privacy, programs, testing
 from evenhand.errors import EvenhandError
 from evenhand.privacy import _per_example, _trace, clip_factors, clipped_sum
-from evenhand.privacy._layers import Account, formed
+from evenhand.privacy._layers import Account, formed, looked_up
 from evenhand.types import Array, ClientData, Model, Params
 
 KEY = jax.random.key(7)
@@ -569,3 +569,12 @@ def test_a_norm_that_is_infinite_or_no_number_counts_for_nothing_whatever_the_cl
     found = np.asarray(clip_factors(norms, jnp.float32(clip)))
     np.testing.assert_array_equal(found[1:], factors[1:])
     assert found[0] in (0.0, 1.0)
+
+
+def test_ids_beyond_a_table_have_no_part_in_norms_and_sums() -> None:
+    """A look-up that fills with zeros has an output and so a slope there, and the table no gradient."""
+    ids, slopes = jnp.array([[0, 3, -1], [1, 1, 2]]), jnp.ones((2, 3, 4))
+    found = looked_up(ids, slopes, None, rows=3)
+    np.testing.assert_allclose(found.squares, [4.0, 16.0 + 4.0])
+    total = np.asarray(found.summed(jnp.ones(2)))
+    np.testing.assert_allclose(total, np.array([[1.0], [2.0], [1.0]]) * np.ones((3, 4)))

@@ -8,8 +8,10 @@ import pytest
 import evenhand as eh
 from evenhand.errors import EvenhandWarning
 from evenhand.privacy import account, dp_fedadam, dp_fedavg, noisy_mean, private
+from evenhand.rounds import cohort, roots
 from evenhand.sampling import poisson
 from evenhand.simulation import Checkpoint
+from evenhand.streams import keys_of
 
 MODEL = eh.testing.toy_model()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
@@ -196,6 +198,14 @@ def test_a_run_with_a_single_client_tells_what_it_has_spent():
     assert found.delta == 0.1 and 0 < found.epsilon < np.inf
 
 
+def test_words_tell_how_samples_were_drawn():
+    given = (eh.types.Release(2.0, 0.1), eh.types.Release(2.0, 0.1, "fixed"), eh.types.Release(2.0, times=7))
+    for release, words in zip(given, ("independently", "without replacement", "all of them"), strict=True):
+        promise = METHOD.privacy._replace(releases=lambda rounds, release=release: (release,))
+        (told,) = account(promise, rounds=1, units=100).in_words()["releases"]
+        assert words in told and f"{release.times} times, noise of 2 times" in told
+
+
 def test_another_delta_and_accountant():
     promise = METHOD.privacy
     loose, tight = (account(promise, rounds=5, units=100, delta=delta).epsilon for delta in (1e-2, 1e-6))
@@ -204,6 +214,16 @@ def test_another_delta_and_accountant():
     assert exact < loose
     with pytest.raises(eh.EvenhandError, match="between 0 and 1"):
         account(promise, rounds=5, units=100, delta=1.0)
+
+
+def test_a_run_draws_its_cohorts_from_the_secret_root():
+    """Those that the seed's public root would give are others."""
+    keys, sizes = keys_of(0), jnp.asarray(DATA.train.sizes)
+    drawn, known = (
+        [int(cohort(METHOD, None, sizes, 0, of, t, 0).present.sum()) for t in range(12)]
+        for of in (roots(METHOD, keys), keys)
+    )
+    assert run(METHOD, rounds=12).per_round["reported"].tolist() == drawn != known
 
 
 def test_a_run_that_was_stopped_spends_what_an_uninterrupted_one_does(tmp_path):

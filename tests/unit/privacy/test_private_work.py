@@ -261,6 +261,18 @@ def test_ten_rounds_of_central_training_are_five_and_five_more(tmp_path):
     far(whole.params, tree_map(np.asarray, eh.simulate(eh.algorithms.fedavg(WORK), DATA, rounds=10).params))
 
 
+def test_the_usual_delta_of_a_promise_to_examples_is_for_their_number():
+    found = eh.simulate(eh.algorithms.alone(WORK), DATA, rounds=1).privacy
+    assert DATA.num_clients < 10 <= DATA.train.rows
+    assert found.delta == eh.privacy.usual_delta(DATA.train.rows) < eh.privacy.usual_delta(DATA.num_clients)
+    assert found.unit == "example"
+
+
+def test_central_training_is_for_one_client():
+    with pytest.raises(EvenhandError, match="for one client, and there are 6"):
+        eh.simulate(eh.algorithms.alone(WORK), eh.testing.toy_data(), rounds=1)
+
+
 def test_methods_that_may_look_at_examples_otherwise_refuse_private_work():
     for make in (
         lambda: eh.algorithms.fedprox(WORK, mu=0.1),

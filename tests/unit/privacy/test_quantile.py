@@ -353,3 +353,13 @@ def test_the_error_is_that_of_the_papers_figure_5(budget, error):
 
     errors = jax.jit(lambda keys: jax.lax.map(once, keys))(keys(60, seed=1))
     assert float(jnp.mean(errors)) == pytest.approx(error, rel=0.2)
+
+
+def test_masked_sums_keep_counts_of_more_than_sixteen_bits():
+    """Masks work on halves of numbers: with a large scale, counts are in both."""
+    counting = histogram(8, largest=8.0, sigma=0.0, scale=50_000)
+    losses = jnp.array([0.5, 1.5, 1.7, 2.2, 3.3, 4.1, 5.0, 7.9])
+    for theta, edge in ((0.75, 1.0), (0.5, 3.0), (0.25, 5.0)):
+        for plain in (False, True):
+            rule = quantile_sum(counting, theta=theta, integers_only=plain)
+            assert float(eh.aggregators.aggregate(rule, losses)) == edge
