@@ -37,6 +37,9 @@ def test_the_experiment_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.Monke
     what = ["--places", "mnist", "--methods", "DP-FedAvg", "--epsilons", "1.0", "inf"]
     options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, *what]
     monkeypatch.setattr(sys, "argv", ["", *options])
+    monkeypatch.delitem(
+        sys.modules, "experiments.private.worst_tenth", raising=False
+    )  # another experiment imports it
 
     runpy.run_module("experiments.private.worst_tenth", run_name="__main__", alter_sys=True)
 
