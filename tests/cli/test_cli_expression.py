@@ -77,7 +77,7 @@ _AFTER = {"mean", "geometric_median", "krum", "trimmed_mean", "centered_clipping
 """Aggregators that may come after one that changes the uploads."""
 
 
-_ELSEWHERE = {"alone", "cyclic", "poisson", *eh.privacy.__all__}
+_ELSEWHERE = {"alone", "cyclic", "fixed", "poisson", *eh.privacy.__all__}
 """What few others may be around or inside: test_cli_privacy.py composes it."""
 
 

@@ -30,7 +30,7 @@ from evenhand.privacy.discrete_gaussian import (
     discrete_gaussian_law,
     psi,
 )
-from evenhand.privacy.distributed_mean import distributed_mean
+from evenhand.privacy.discrete_mean import discrete_mean
 from evenhand.privacy.dp2 import delayed_rmsprop, dp2
 from evenhand.privacy.dp2_extra_query import dp2_extra_query
 from evenhand.privacy.dp_adam_pub import dp_adam_pub
@@ -98,7 +98,7 @@ __all__ = [
     "discrete_gaussian",
     "discrete_gaussian_error",
     "discrete_gaussian_law",
-    "distributed_mean",
+    "discrete_mean",
     "dp2",
     "dp2_extra_query",
     "dp_adam_pub",

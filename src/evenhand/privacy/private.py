@@ -173,7 +173,7 @@ def _gives(phase: Phase, rate: float, independent: bool) -> list[str]:
     if aggregator.release is None and aggregator.summation is not None:
         return [
             "its aggregator adds up in secret without noise that is made for it: give the method "
-            "aggregator=eh.privacy.distributed_mean(clip, noise_multiplier=..., rate=..., fewest=...)"
+            "aggregator=eh.privacy.discrete_mean(clip, noise_multiplier=..., rate=..., fewest=...)"
         ]
     if aggregator.release is None:
         what = (

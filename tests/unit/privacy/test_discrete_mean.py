@@ -8,7 +8,7 @@ from scipy import stats
 
 import evenhand as eh
 from evenhand.aggregators import reduce_uploads
-from evenhand.privacy import distributed_mean, noisy_mean, private
+from evenhand.privacy import discrete_mean, noisy_mean, private
 from evenhand.sampling import fixed, poisson
 from evenhand.types import Release, Upload
 
@@ -40,7 +40,7 @@ def test_with_hardly_any_noise_it_is_the_sum_of_clipped_uploads_over_the_size_of
     given = uploads()
     present = jnp.arange(M) != 3
     z = 1e-4
-    found = flat(reduced(distributed_mean(clip, noise_multiplier=z, **HOW), given, present))[0]
+    found = flat(reduced(discrete_mean(clip, noise_multiplier=z, **HOW), given, present))[0]
     each = np.delete(flat(given.delta, M), 3, axis=0)
     norms = np.linalg.norm(each, axis=1, keepdims=True)
     assert (norms > 0.5).all() and (norms < 6.0).any() and (norms > 5.0).any()
@@ -50,7 +50,7 @@ def test_with_hardly_any_noise_it_is_the_sum_of_clipped_uploads_over_the_size_of
 
 def noise_of(z=2.0, clip=0.7, present=None):
     given = uploads(scale=0.0, shape=(4000,))
-    return flat(reduced(distributed_mean(clip, noise_multiplier=z, **HOW), given, present))[0]
+    return flat(reduced(discrete_mean(clip, noise_multiplier=z, **HOW), given, present))[0]
 
 
 @pytest.mark.parametrize("factor", [2 / 3, 1.0, 3 / 2])
@@ -67,7 +67,7 @@ def test_noise_is_that_of_all_who_answer_and_no_other(factor):
 
 
 def test_the_sum_is_one_of_whole_numbers_and_no_two_noises_are_the_same():
-    rule = distributed_mean(0.7, noise_multiplier=2.0, **HOW)
+    rule = discrete_mean(0.7, noise_multiplier=2.0, **HOW)
     like = {"w": jnp.zeros(5), "b": jnp.zeros(5)}
     state = rule.init(like, N)
     upload = Upload(like, jnp.float32(1), jnp.float32(0))
@@ -85,7 +85,7 @@ def test_the_sum_is_one_of_whole_numbers_and_no_two_noises_are_the_same():
 
 def test_rounding_keeps_the_mean():
     """Of 0.3 of a step, which rounding to the nearest would lose: the noise is that without it, plus 0 or 1."""
-    rule = distributed_mean(1.0, noise_multiplier=1.0, **HOW)
+    rule = discrete_mean(1.0, noise_multiplier=1.0, **HOW)
     d = 20_000
     state = rule.init(jnp.zeros(d), N)
 
@@ -100,7 +100,7 @@ def test_rounding_keeps_the_mean():
 
 def test_an_upload_gets_no_longer_than_the_noise_is_made_for():
     for d, fewest, z in ((100, 6, 2.0), (5000, 6, 2.0), (100, 3, 0.5)):
-        rule = distributed_mean(0.7, noise_multiplier=z, rate=0.2, fewest=fewest)
+        rule = discrete_mean(0.7, noise_multiplier=z, rate=0.2, fewest=fewest)
         scale = float(rule.init(jnp.zeros(d), N).scale)
         np.testing.assert_allclose(scale * 0.7 + np.sqrt(d), np.sqrt(fewest) * 1024 / z, rtol=1e-6)
 
@@ -109,18 +109,18 @@ def test_masks_cancel_to_the_bit():
     given = uploads()
     bare, masked = (
         reduced(
-            distributed_mean(0.5, noise_multiplier=1.0, **HOW, integers_only=bare), given, jnp.arange(M) != 2
+            discrete_mean(0.5, noise_multiplier=1.0, **HOW, integers_only=bare), given, jnp.arange(M) != 2
         )
         for bare in (True, False)
     )
     assert np.array_equal(flat(bare), flat(masked))
-    rules = [distributed_mean(0.5, noise_multiplier=1.0, **HOW, integers_only=bare) for bare in (True, False)]
+    rules = [discrete_mean(0.5, noise_multiplier=1.0, **HOW, integers_only=bare) for bare in (True, False)]
     assert [rule.streams for rule in rules] == [True, False]
     assert [rule.summation.bits for rule in rules] == [32, 32]
 
 
 def test_too_few_answers_are_given_up_and_what_is_not_finite_counts_as_zero():
-    rule = distributed_mean(0.5, noise_multiplier=1e-4, **HOW)
+    rule = discrete_mean(0.5, noise_multiplier=1e-4, **HOW)
     given = uploads()
     assert not flat(reduced(rule, given, jnp.arange(M) < 5)).any()
     assert flat(reduced(rule, given, jnp.arange(M) < 6)).any()
@@ -134,7 +134,7 @@ def test_too_few_answers_are_given_up_and_what_is_not_finite_counts_as_zero():
 
 def test_it_is_private_with_cohorts_of_a_fixed_size_only():
     work = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1)
-    noisy = distributed_mean(0.5, noise_multiplier=1.0, rate=0.5, fewest=3)
+    noisy = discrete_mean(0.5, noise_multiplier=1.0, rate=0.5, fewest=3)
     method = private(eh.algorithms.fedavg(work, aggregator=noisy, sampling=fixed(0.5)))
     assert method.privacy.releases(3) == (Release(0.5, 0.5, "fixed", 3, "concentrated"),)
     run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
@@ -144,7 +144,7 @@ def test_it_is_private_with_cohorts_of_a_fixed_size_only():
     with pytest.raises(eh.EvenhandError, match="different ways to draw clients"):
         private(eh.algorithms.fedavg(work, aggregator=noisy, sampling=poisson(0.5)))
     hidden = eh.aggregators.secure(noisy_mean(0.5, noise_multiplier=1.0, rate=0.5))
-    with pytest.raises(eh.EvenhandError, match="distributed_mean"):
+    with pytest.raises(eh.EvenhandError, match="discrete_mean"):
         private(eh.algorithms.fedavg(work, aggregator=hidden, sampling=poisson(0.5)))
 
 
@@ -160,4 +160,4 @@ def test_it_is_private_with_cohorts_of_a_fixed_size_only():
 )
 def test_what_makes_no_sense_is_refused(words, change, numbers):
     with pytest.raises(eh.EvenhandError, match=words):
-        distributed_mean(**{"clip": 0.5, "noise_multiplier": 1.0, **HOW} | change).init(jnp.zeros(numbers), N)
+        discrete_mean(**{"clip": 0.5, "noise_multiplier": 1.0, **HOW} | change).init(jnp.zeros(numbers), N)

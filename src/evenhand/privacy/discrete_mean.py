@@ -16,7 +16,7 @@ from evenhand.sampling import fixed
 from evenhand.secure import masked_words
 from evenhand.types import Array, Key, PyTree, Release, Sum, Summation, Upload
 
-__all__ = ["distributed_mean"]
+__all__ = ["discrete_mean"]
 
 _SIGMA = 1024.0
 """Of each client's noise.  Large, so that rounding is small beside it, and the sum as good as a discrete Gaussian."""
@@ -29,7 +29,7 @@ class _State(NamedTuple):
     scale: Array
 
 
-def distributed_mean(
+def discrete_mean(
     clip: float, *, noise_multiplier: float, rate: float, fewest: int, integers_only: bool = False
 ) -> Sum:
     r"""The mean of clipped uploads, of which even the server sees no more than a noisy sum.
@@ -72,7 +72,7 @@ def distributed_mean(
       >>> import evenhand as eh
       >>> data = eh.data.load("digits", clients=100)
       >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
-      >>> noisy = distributed_mean(0.5, noise_multiplier=2.0, rate=0.2, fewest=15, integers_only=True)
+      >>> noisy = discrete_mean(0.5, noise_multiplier=2.0, rate=0.2, fewest=15, integers_only=True)
       >>> method = eh.privacy.private(eh.algorithms.fedavg(work, aggregator=noisy, sampling=eh.sampling.fixed(0.2)))
       >>> run = eh.simulate(method, data, rounds=4)
       >>> run.privacy.neighbours
@@ -83,10 +83,10 @@ def distributed_mean(
     """
     if not (0.0 < clip < math.inf and 0.0 < noise_multiplier < math.inf and 0.0 < rate <= 1.0):
         raise EvenhandError(
-            f"distributed_mean({clip}, noise_multiplier={noise_multiplier}, rate={rate}): give finite numbers above 0, "
+            f"discrete_mean({clip}, noise_multiplier={noise_multiplier}, rate={rate}): give finite numbers above 0, "
             "and a part of at most 1."
         )
-    whole_number("distributed_mean(fewest=)", fewest, 2)
+    whole_number("discrete_mean(fewest=)", fewest, 2)
     longest = math.sqrt(fewest) * _SIGMA / noise_multiplier
 
     def init(like: PyTree, clients: int) -> _State:
@@ -140,16 +140,16 @@ def _number(word: Array) -> Array:
 def _check(cohort: int, fewest: int, left: float, longest: float) -> None:
     if cohort < fewest:
         raise EvenhandError(
-            f"distributed_mean(fewest={fewest}): a cohort has {cohort} clients: give a larger rate, or fewer."
+            f"discrete_mean(fewest={fewest}): a cohort has {cohort} clients: give a larger rate, or fewer."
         )
     if left < longest / 10.0:
         raise EvenhandError(
-            "distributed_mean(): uploads of so many numbers would be rounded by more than is left of them: give a "
+            "discrete_mean(): uploads of so many numbers would be rounded by more than is left of them: give a "
             "smaller noise_multiplier, or more clients."
         )
     # No draw is larger than 9.2 sigma.
     if cohort * (longest + 10.0 * _SIGMA) >= 2.0**31:
         raise EvenhandError(
-            f"distributed_mean(): the sum of {cohort} uploads could wrap around modulo 2**32: give a larger "
+            f"discrete_mean(): the sum of {cohort} uploads could wrap around modulo 2**32: give a larger "
             "noise_multiplier, or a smaller rate."
         )
