@@ -84,7 +84,7 @@ def clipped_sum(
     Source: Goodfellow, *Efficient Per-Example Gradient Computations*, 2015; Bu et al., *Differentially Private
     Optimization on Large Model at Small Cost* (book-keeping), ICML 2023.
     """
-    _check(params, clip, divided_by=divided_by, plus=plus)
+    _check(params, clip, divided_by, plus)
     leaves, structure = jax.tree.flatten(params)
     divisors, offsets = _like(leaves, divided_by), _like(leaves, plus)
     if divided_by is not None and plus is not None:
@@ -165,11 +165,11 @@ def _in_slices(
     return total, norms.reshape(-1)[:examples]
 
 
-def _check(params: Params, clip: Any, **trees: Params | None) -> None:
+def _check(params: Params, clip: Any, divided_by: Params | None, plus: Params | None) -> None:
     if not isinstance(clip, jax.Array) and not float(clip) >= 0:
         raise EvenhandError(
             f"clip={clip}: give the largest norm of an example's gradient, a number of at least 0."
         )
-    for name, each in trees.items():
+    for name, each in (("divided_by", divided_by), ("plus", plus)):
         if each is not None and jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, each):
             raise EvenhandError(f"{name} must be a tree like the parameters, one number for each of them.")
