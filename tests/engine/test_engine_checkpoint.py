@@ -53,8 +53,13 @@ def test_ctrl_c_during_a_save_waits_until_it_is_whole(whole, tmp_path, monkeypat
         saved.append(save(manager, step, **how))
 
     monkeypatch.setattr(orbax.checkpoint.CheckpointManager, "save", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS)
+    # What a shell puts in the background ignores the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS)
+    finally:
+        signal.signal(signal.SIGINT, before)
     monkeypatch.undo()
     assert saved == [True]
     runs = list(eh.simulation.iterate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS))

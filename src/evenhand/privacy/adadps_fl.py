@@ -66,7 +66,7 @@ def adadps_fl(
     scales = fitting_scales("adadps_fl", work.model, divided_by)
     divided = optax.stateless(lambda gradient, params: _quotient(gradient, scales))
     parts = parts._replace(client_opt=optax.chain(divided, parts.client_opt))
-    work = work._replace(solve=descent(*parts), step_size=None, of_risk=None, parts=parts)
+    work = work._replace(solve=descent(*parts), step_size=None, of_risk=None, parts=parts, continued=None)
     method = dp_fedavg(work, clip=clip, noise_multiplier=noise_multiplier, rate=rate, server_opt=server_opt)
     return method._replace(name=f"adadps_fl(noise_multiplier={noise_multiplier:g}, rate={rate:g})")
 

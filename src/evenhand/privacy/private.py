@@ -28,6 +28,8 @@ _NEIGHBOURS = {
     "poisson": "one client, with all its examples, added or removed",
     "fixed": "one client, with all its examples, replaced by another",
 }
+_SEEN = "single uploads, which the server sees"
+_KNOWN_IF_SUMMED = "who takes part in a round, which the server knows: to it, sampling hides nobody"
 _NOISY = "give the method aggregator=eh.privacy.noisy_mean(clip, noise_multiplier=..., rate=...)"
 
 
@@ -100,13 +102,19 @@ def private(method: Algorithm) -> Algorithm:
         init=init,
         phases=tuple(map(_blind, method.phases)),
         global_params=lambda state: method.global_params(state.inner),
-        privacy=promise(releases, _NEIGHBOURS["poisson" if drawn.independent else "fixed"]),
+        privacy=promise(
+            releases,
+            _NEIGHBOURS["poisson" if drawn.independent else "fixed"],
+            _KNOWN_IF_SUMMED if all(map(_is_summed_in_secret, method.phases)) else _SEEN,
+        ),
         name=f"private({method.name})",
     )
 
 
 def promise(
-    releases: Callable[[int], tuple[Release, ...]], neighbours: str = _NEIGHBOURS["poisson"]
+    releases: Callable[[int], tuple[Release, ...]],
+    neighbours: str = _NEIGHBOURS["poisson"],
+    server: str = _SEEN,
 ) -> Privacy:
     """The promise to clients of a method whose rounds release this, and nothing else."""
     return Privacy(
@@ -116,12 +124,16 @@ def promise(
         ("the global model after every round",),
         ("how many clients there are", "the settings of the method"),
         (
-            "single uploads, which the server sees",
+            server,
             "the seed, from which a simulation draws its noise",
             "what is measured in a simulation, such as the accuracy of a client and the training loss",
             "the choice of settings, where it looks at the same clients",
         ),
     )
+
+
+def _is_summed_in_secret(phase: Phase) -> bool:
+    return isinstance(phase.aggregator, Sum) and phase.aggregator.summation is not None
 
 
 def _each_round(method: Algorithm) -> list[Release]:

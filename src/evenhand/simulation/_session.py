@@ -30,6 +30,7 @@ from evenhand.simulation._served import Served
 from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK
 from evenhand.simulation.setup import Setup
 from evenhand.simulation.store import Kept
+from evenhand.types import Sampling
 
 __all__ = ["Measure", "Request", "Session", "Train", "Trained"]
 
@@ -220,7 +221,7 @@ class Session:
             self.seconds["checkpoint"] = self.seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
         info = {
             "rounds": done,
-            "cohort": self.program.cohort,
+            "cohort": _cohort(self.program.algorithm.sampling, self.data.num_clients, self.program.cohort),
             "lanes": self.program.lanes,
             "devices": self.program.devices.size,
             "floats": dict(self.setup.traffic),
@@ -263,3 +264,8 @@ class Session:
         names = dict.fromkeys(name for row in self.history for name in row)
         columns = {name: np.array([row.get(name, np.nan) for row in self.history]) for name in names}
         return columns | {"round": columns["round"].astype(np.int64)}
+
+
+def _cohort(sampling: Sampling, clients: int, slots: int) -> int:
+    """How many clients are drawn, where their number is random on average: it has more slots than that."""
+    return round((sampling.rate or 0.0) * clients) if sampling.independent else slots

@@ -137,6 +137,14 @@ def test_it_is_private_with_cohorts_of_a_fixed_size_only():
     noisy = discrete_mean(0.5, noise_multiplier=1.0, rate=0.5, fewest=3)
     method = private(eh.algorithms.fedavg(work, aggregator=noisy, sampling=fixed(0.5)))
     assert method.privacy.releases(3) == (Release(0.5, 0.5, "fixed", 3, "concentrated"),)
+    plain = private(
+        eh.algorithms.fedavg(
+            work, aggregator=noisy_mean(0.5, noise_multiplier=1.0, rate=0.5), sampling=poisson(0.5)
+        )
+    )
+    assert "single uploads, which the server sees" in plain.privacy.unprotected
+    assert not any("uploads" in each for each in method.privacy.unprotected)
+    assert any("who takes part" in each for each in method.privacy.unprotected)
     run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
     gaussian = eh.privacy.spent([Release(0.5, 0.5, "fixed", 2)], delta=run.privacy.delta).epsilon
     assert gaussian <= run.privacy.epsilon < 2 * gaussian

@@ -107,6 +107,13 @@ def test_the_servers_noise_on_the_histogram_is_that_of_the_release():
         assert (stats.chi2_contingency(table).pvalue > 1e-3) == (factor == 1.0), (factor, table)
 
 
+def test_clients_add_no_noise_of_their_own_to_the_histogram():
+    rule = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | {"noise_multiplier": 9.0}).phases[0].aggregator
+    upload = eh.types.Upload(jnp.float32(1.0), jnp.float32(1), jnp.float32(0))
+    numbers, count = rule.lift(upload, (), jax.random.key(0))
+    assert sorted(np.asarray(numbers).tolist()) == [0] * 120 + [16] * 6 and count == 1
+
+
 @pytest.mark.parametrize(
     ("shift", "changed"), [(10.0, {"theta": 0.5}), (-10.0, {"theta": 1.0}), (np.nan, {"theta": 0.5})]
 )

@@ -169,6 +169,12 @@ def test_one_exchange_without_noise_gives_everything_away():
     assert account(method.privacy, rounds=1, units=100).epsilon == np.inf
 
 
+def test_a_run_tells_the_expected_size_of_its_cohorts_and_not_how_many_there_is_room_for():
+    assert METHOD.sampling.slots(DATA.num_clients) > DATA.num_clients // 2
+    assert run(METHOD, rounds=1).info["cohort"] == round(0.5 * DATA.num_clients)
+    assert run(eh.algorithms.fedavg(WORK), rounds=1, cohort=3).info["cohort"] == 3
+
+
 def test_a_run_says_what_it_has_spent():
     found = run(METHOD, rounds=6).privacy
     assert found is not None
