@@ -11,20 +11,15 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 from tasks import TASKS
+from worker import HEAP, Worker
 
 HERE = Path(__file__).parent
-# XLA and PyTorch both return scratch memory at every call, and get it back page by page, unless the heap is kept.
-HEAP = {
-    "MALLOC_TRIM_THRESHOLD_": "4294967296",
-    "MALLOC_MMAP_THRESHOLD_": "4294967296",
-    "MALLOC_TOP_PAD_": "268435456",
-}
 # Seconds between measurements: PyTorch's threads spin a while after their last work.
 _PAUSE = 0.5
 # Clients per cohort: the twin is a Python loop. Its programs hold all rows, so that real sizes are too many for it.
@@ -67,40 +62,6 @@ class Bench:
     """write all measurements to this JSON file"""
 
 
-class Worker:
-    """A process that answers commands."""
-
-    def __init__(self, python: str, script: str, bench: Bench, threads: int | None = None) -> None:
-        environment = {**os.environ, **HEAP}
-        if threads is not None:
-            environment["OMP_NUM_THREADS"] = str(threads)
-        self.process = subprocess.Popen(
-            [python, str(HERE / script), str(bench.data_dir or "")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-
-    def ask(self, command: str) -> dict[str, float]:
-        """The answer to one command."""
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None and stdout is not None
-        print(command, file=stdin, flush=True)
-        line = stdout.readline()
-        if not line:
-            raise SystemExit(f"The worker died at {command!r}.")
-        return json.loads(line)
-
-    def close(self) -> None:
-        """Ends the process."""
-        pipes: tuple[IO[str] | None, ...] = (self.process.stdin, self.process.stdout)
-        for pipe in pipes:
-            if pipe is not None:
-                pipe.close()
-        self.process.wait()
-
-
 @dataclass
 class Result:
     """What was measured of one task."""
@@ -121,11 +82,13 @@ class Result:
 
 def measure(name: str, bench: Bench) -> Result:
     """All workers in turns, each in a separate process."""
-    workers = {"evenhand": Worker(sys.executable, "evenhand_rounds.py", bench)}
+    folder = str(bench.data_dir or "")
+    workers = {"evenhand": Worker(sys.executable, "evenhand_rounds.py", folder)}
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if bench.torch is not None:
         for threads in sorted({1, cores}):
-            workers[f"torch, {threads} threads"] = Worker(str(bench.torch), "torch_loop.py", bench, threads)
+            worker = Worker(str(bench.torch), "torch_loop.py", folder, threads=threads)
+            workers[f"torch, {threads} threads"] = worker
     result = Result(workers["evenhand"].ask(f"load {name}"), {label: [] for label in workers})
     for label, worker in workers.items():
         if label != "evenhand":
@@ -210,7 +173,8 @@ def main() -> None:
             return
     if bench.private:
         environment = {**os.environ, **HEAP, "JAX_NUM_CPU_DEVICES": "1"}
-        subprocess.run([sys.executable, str(HERE / "private.py")], check=True, env=environment)
+        extra = [] if bench.torch is None else ["--torch", str(bench.torch)]
+        subprocess.run([sys.executable, str(HERE / "private.py"), *extra], check=True, env=environment)
         if not bench.tasks:
             return
     if bench.study:

@@ -1,16 +1,18 @@
 """What clipping the gradient of each example costs, as a ratio of a plain step of descent.
 
-    python benchmarks/private.py [--repeats 7] [--tasks mlp femnist-cnn]
+    python benchmarks/private.py [--repeats 7] [--tasks mlp femnist-cnn] [--torch .venv-torch/bin/python]
 
 All forms of a step run in a compiled loop, as in training, and are timed in turns in one process on one device, which
 has all cores.  "vmap" forms the gradient of every example, of the model as it is and lowered as in training; memory is
-what the compiled program needs beside its arguments.  jax_privacy is measured, too, where it is installed.
+what the compiled program needs beside its arguments.  jax_privacy is measured, too, where it is installed, and Opacus
+beside a plain step of PyTorch, if it is told of a Python that has both; each at its better number of threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from evenhand_rounds import network
 from rich.console import Console
 from rich.table import Table
 from tasks import TASKS, Task, rows
+from worker import Worker
 
 from evenhand.lowering import lowered
 from evenhand.privacy import clipped_sum
@@ -113,26 +116,50 @@ class Loop:
         return (time.perf_counter() - begin) / steps
 
 
-def measure(name: str, repeats: int, table: Table) -> None:
+class TorchLoop:
+    """One form of step in a process of PyTorch, or rather in two: with a single thread, and with one for each core."""
+
+    def __init__(self, python: str, form: str, task: Task) -> None:
+        threads = sorted({1, os.cpu_count() or 1})
+        self.workers = [Worker(python, "opacus_loop.py", threads=each) for each in threads]
+        for worker in self.workers:
+            worker.ask(f"load {task.name} {task.batch} {form}")
+        self.best = min(self.workers, key=lambda worker: worker.ask("time 20")["seconds"])
+
+    def seconds(self, steps: int) -> float:
+        """Per step."""
+        return self.best.ask(f"time {steps}")["seconds"]
+
+
+TORCH = {"PyTorch, plain": "plain", "Opacus": "clipped", "Opacus, ghost": "ghost"}
+
+
+def measure(name: str, repeats: int, table: Table, torch: str | None) -> None:
     """Adds a task's lines to the table."""
     task = TASKS[name]
     forms = gradients(task)
-    loops = {label: Loop(form, task, task.batch) for label, form in forms.items()}
+    loops: dict[str, Loop | TorchLoop] = {
+        label: Loop(form, task, task.batch) for label, form in forms.items()
+    }
+    if torch is not None:
+        loops |= {label: TorchLoop(torch, form, task) for label, form in TORCH.items()}
     steps = {label: max(2, int(0.3 / loop.seconds(2))) for label, loop in loops.items()}
     turns = {label: np.zeros(repeats) for label in loops}
     for turn in range(repeats):
         for label, loop in loops.items():
             turns[label][turn] = loop.seconds(steps[label])
     for label, seconds in turns.items():
-        twice = Loop(forms[label], task, 2 * task.batch).mb
+        plain = turns["PyTorch, plain" if label in TORCH else "plain"]
+        loop, memory = loops[label], ["", ""]
+        if isinstance(loop, Loop):
+            memory = [f"{each.mb:.1f}" for each in (loop, Loop(forms[label], task, 2 * task.batch))]
         table.add_row(
             f"{name}, {task.batch}",
             label,
             f"{1e3 * statistics.median(seconds):.2f}",
-            f"{statistics.median(seconds / turns['plain']):.2f}",
+            f"{statistics.median(seconds / plain):.2f}",
             f"{AIMS[name]}" if label == "clipped_sum" and name in AIMS else "",
-            f"{loops[label].mb:.1f}",
-            f"{twice:.1f}",
+            *memory,
         )
 
 
@@ -142,12 +169,13 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--tasks", nargs="+", default=["lr-mnist", "mlp", "femnist-cnn", "cifar10-cnn"])
+    parser.add_argument("--torch", help="a Python that has PyTorch and Opacus; none: without them")
     asked = parser.parse_args()
     table = Table(title="A step with every example clipped; medians")
     for column in ("task, batch", "gradient", "ms", "/ plain", "aim", "MB", "MB, batch twice"):
         table.add_column(column, justify="left" if column in ("task, batch", "gradient") else "right")
     for name in asked.tasks:
-        measure(name, asked.repeats, table)
+        measure(name, asked.repeats, table, asked.torch)
     Console(width=110).print(table)
     if importlib.util.find_spec("jax_privacy") is None:
         print("jax_privacy: not installed")

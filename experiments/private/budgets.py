@@ -14,7 +14,7 @@ from evenhand import privacy
 from evenhand.studies import Family, Outcome
 from experiments.fairness import Measures
 from experiments.private.clients import Place, served
-from experiments.private.rivals import Rival, Setting
+from experiments.private.rivals import Rival
 
 __all__ = ["Found", "Runs", "over_budgets"]
 
@@ -27,7 +27,9 @@ class Runs(NamedTuple):
 
     Attributes:
       place: the clients of a seed, and how they are measured.
-      setting: how long they are trained on.
+      rounds: of each run.
+      units: how many clients, or rows, are protected.
+      delta: of the promise.
       seeds: 0 and so on.
       tuning: how many further ones choose the settings.
       best: the measure on validation rows that chooses: the larger the better, with a minus sign the smaller.
@@ -35,7 +37,9 @@ class Runs(NamedTuple):
     """
 
     place: Callable[[int], Place]
-    setting: Setting
+    rounds: int
+    units: int
+    delta: float
     seeds: int
     tuning: int
     best: str
@@ -71,7 +75,7 @@ def over_budgets(name: str, rival: Rival, epsilons: Sequence[float], runs: Runs)
         at: {
             "chosen": dict(chosen[at]),
             "noise": noise,
-            "epsilon": _spent(rival.make(noise, chosen[at]), runs.setting),
+            "epsilon": _spent(rival.make(noise, chosen[at]), runs),
             "seeds": [_tested(outcome) for outcome in _of(final, titled(at))],
             "valid": {str(dict(numbers)): value for numbers, value in swept[at]},
         }
@@ -85,12 +89,12 @@ def _study(
     return eh.study(
         methods,
         lambda seed: runs.place(seed).data,
-        rounds=runs.setting.rounds,
+        rounds=runs.rounds,
         seeds=seeds,
         grid=grid,
         select=("train", "mean"),
         cohort=cohort,
-        eval_every=runs.setting.rounds,
+        eval_every=runs.rounds,
         measure=lambda run: served(runs.place(run.seed), run),
         folder=folder,
         progress=True,
@@ -127,7 +131,7 @@ def _swept(outcomes: Sequence[Outcome], best: str) -> list[tuple[Mapping[str, An
     ]
 
 
-def _spent(method: eh.Algorithm, setting: Setting) -> float:
+def _spent(method: eh.Algorithm, runs: Runs) -> float:
     assert method.privacy is not None
-    found = privacy.account(method.privacy, rounds=setting.rounds, units=setting.clients, delta=setting.delta)
+    found = privacy.account(method.privacy, rounds=runs.rounds, units=runs.units, delta=runs.delta)
     return found.epsilon

@@ -15,10 +15,10 @@ from evenhand.data import FederatedDataset, Split
 from experiments.delta_fl import data as delta_fl
 from experiments.fairness import Measures
 
-__all__ = ["PlaceName", "Places", "label_shift", "mnist", "served"]
+__all__ = ["PlaceName", "Places", "label_shift", "mnist", "pooled_mnist", "public_images", "served"]
 
 NDArray: TypeAlias = npt.NDArray[Any]
-PlaceName: TypeAlias = Literal["label shift", "mnist"]
+PlaceName: TypeAlias = Literal["label shift", "mnist", "pooled mnist"]
 Places: TypeAlias = Callable[[int], "Place"]
 """The clients of a seed."""
 
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     """The clients, and the rows on which models are measured.
 
     Attributes:
-      data: the clients' rows, all for training.
+      data: the rows for training, each client's or all as one client's.
       shares: each client's share of each label, ``(clients, labels)``.
       rows: for ``"valid"`` and ``"test"``, rows of each label, as if each label were a client.
       strangers: for both, other clients; none for MNIST.
@@ -57,26 +57,42 @@ def label_shift(clients: int, strangers: int, seed: int) -> Place:
 
 
 @lru_cache(maxsize=8)
-def mnist(folder: Path, clients: int, seed: int, digits: int = 2) -> Place:
-    """MNIST's training images, but for 10,000 that choose settings, dealt to clients of a few digits each.
+def mnist(folder: Path, clients: int, seed: int, digits: int = 2, public: int = 0) -> Place:
+    """MNIST's training images, but for a sixth that chooses settings, dealt to clients of a few digits each.
 
     Args:
       folder: has ``mnist.npz``.
       clients: how many.
       seed: of who has which images.
       digits: how many different ones each client has.
+      public: how many images are left out, those of :func:`public_images`.
     """
-    with np.load(folder / "mnist.npz", allow_pickle=False) as file:
-        parts = {
-            part: (_flat(file[f"x_{part}"]), file[f"y_{part}"].astype(np.int32)) for part in ("train", "test")
-        }
+    parts = _images(folder)
     x, y = parts["train"]
-    order = np.random.default_rng([seed, 31]).permutation(len(y))
-    kept, aside = order[len(y) // 6 :], order[: len(y) // 6]
+    left = _drawn_once(len(y))[public:] if public else np.arange(len(y))
+    order = left[np.random.default_rng([seed, 31]).permutation(len(left))]
+    kept, aside = order[len(left) // 6 :], order[: len(left) // 6]
     owner = eh.data.partition.shards(y[kept], clients, digits, seed)
     data = eh.data.from_arrays(x[kept], y[kept], owner, test_fraction=0.0, seed=seed, name="MNIST")
     rows = {"valid": by_label(x[aside], y[aside], 10), "test": by_label(*parts["test"], 10)}
     return Place(data, delta_fl.shares(data.train, 10), rows, {})
+
+
+@lru_cache(maxsize=8)
+def pooled_mnist(folder: Path, clients: int, public: int, seed: int) -> Place:
+    """The same clients, whose images have been brought together, as one client."""
+    place = mnist(folder, clients, seed, public=public)
+    x, y = place.data.train.x, place.data.train.y
+    split = Split(x, y, np.array([0, len(y)]))
+    none = Split(x[:0], y[:0], np.array([0, 0]))
+    return place._replace(data=FederatedDataset(split, none, none, ("all",), name="MNIST"))
+
+
+def public_images(folder: Path, count: int) -> tuple[NDArray, NDArray]:
+    """Training images, the same for each seed, with their labels."""
+    x, y = _images(folder)["train"]
+    rows = _drawn_once(len(y))[:count]
+    return x[rows], y[rows]
 
 
 def served(place: Place, run: eh.Run) -> Measures:
@@ -100,6 +116,19 @@ def served(place: Place, run: eh.Run) -> Measures:
         told |= {f"{part}_stranger_error_mean": float(errors.mean())}
         told |= {f"{part}_stranger_error_p90": float(np.percentile(errors, 90))}
     return told
+
+
+@lru_cache(maxsize=1)
+def _images(folder: Path) -> dict[str, tuple[NDArray, NDArray]]:
+    """Pixels from 0 to 1, and labels, of both parts."""
+    with np.load(folder / "mnist.npz", allow_pickle=False) as file:
+        return {
+            part: (_flat(file[f"x_{part}"]), file[f"y_{part}"].astype(np.int32)) for part in ("train", "test")
+        }
+
+
+def _drawn_once(images: int) -> NDArray:
+    return np.random.default_rng(31).permutation(images)
 
 
 def by_label(x: NDArray, y: NDArray, labels: int) -> Split:

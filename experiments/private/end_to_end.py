@@ -58,7 +58,16 @@ def main(config: Config) -> None:
     """Each method at each budget; saved as soon as a method is done."""
     setting = config.setting
     place = partial(label_shift, setting.clients, setting.strangers)
-    runs = Runs(place, setting, config.seeds, config.tuning, "-valid_stranger_error_p90", config.folder)
+    runs = Runs(
+        place,
+        setting.rounds,
+        setting.clients,
+        setting.delta,
+        config.seeds,
+        config.tuning,
+        "-valid_stranger_error_p90",
+        config.folder,
+    )
     model = eh.models.softmax_regression(features=20, classes=10)
     found: dict[str, Found] = {}
     command = {"command": shlex.join(["python", "-m", "experiments.private.end_to_end", *sys.argv[1:]])}

@@ -66,25 +66,34 @@ class Found(NamedTuple):
 
 
 def tuned(name: str, each: Candidate, runs: Runs) -> Found:
-    """A method at its best setting by validation rows, run again with the other seeds."""
+    """A method at its best setting by validation rows, run again with the other seeds; a single one is not tuned."""
     at = runs.folder and runs.folder / name.replace(" ", "_")
     how: dict[str, Any] = {"rounds": 1, "eval_every": 1, "select": ("valid", "mean"), "measure": runs.measure}
-    family = Family(tuple(each.grid), lambda n: eh.algorithms.alone(each.make(n)))
-    tried = eh.study(
-        {name: family},
-        runs.data,
-        seeds=range(runs.seeds, runs.seeds + runs.tuning),
-        grid={name: {key: list(values) for key, values in each.grid.items()}},
-        folder=at and at / "tuning",
-        **how,
-    )
-    valid = {str(dict(o.setting.numbers)): runs.score(o, "valid") for o in tried.outcomes}
-    best = runs.best(tried.outcomes, key=lambda o: runs.score(o, "valid")).setting.numbers
+    best, valid = _single(each), {}
+    if best is None:
+        family = Family(tuple(each.grid), lambda n: eh.algorithms.alone(each.make(n)))
+        tried = eh.study(
+            {name: family},
+            runs.data,
+            seeds=range(runs.seeds, runs.seeds + runs.tuning),
+            grid={name: {key: list(values) for key, values in each.grid.items()}},
+            folder=at and at / "tuning",
+            **how,
+        )
+        valid = {str(dict(o.setting.numbers)): runs.score(o, "valid") for o in tried.outcomes}
+        best = runs.best(tried.outcomes, key=lambda o: runs.score(o, "valid")).setting.numbers
     fixed = Family((), lambda _: eh.algorithms.alone(each.make(best)))
     # Step sizes in an optimiser's state do not tell runs apart: each setting has a folder of its own.
     final = at and at / "-".join(["final", *(f"{key}={value}" for key, value in best.items())])
     again = eh.study({name: fixed}, runs.data, seeds=runs.seeds, folder=final, **how)
     return Found(best, valid, again.outcomes)
+
+
+def _single(each: Candidate) -> Numbers | None:
+    """The setting of a method that has no other."""
+    if any(len(values) > 1 for values in each.grid.values()):
+        return None
+    return {key: values[0] for key, values in each.grid.items()}
 
 
 def stepping(
