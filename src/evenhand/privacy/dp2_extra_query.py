@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 
 from evenhand import tree
 from evenhand.errors import whole_number
@@ -92,20 +91,17 @@ def dp2_extra_query(
         return _State(jnp.int32(0), zeros, jnp.int32(0), zeros)
 
     def step(params: Params, state: _State, query: Query, key: Key) -> tuple[Params, _State]:
+        learns = state.step % delay == 0
         noisy = query(params, clip=first)
         total, summed = tree.add(state.total, noisy), state.summed + 1
-
-        def learn() -> tuple[Params, _State]:
-            mean = tree.scale(1.0 / summed.astype(jnp.float32), total)
-            moment = second_moment("rmsprop", decay, state.moment, squares(mean))
-            fresh = _State(state.step + 1, tree.zeros_like(total), jnp.int32(0), moment)
-            return descend(params, noisy, plain), fresh
-
-        def adapt() -> tuple[Params, _State]:
-            divided = query(params, clip=second, divided_by=root(state.moment, eps), number=1)
-            return descend(params, divided, adaptive), _State(state.step + 1, total, summed, state.moment)
-
-        return lax.cond(state.step % delay == 0, learn, adapt)
+        mean = tree.scale(1.0 / summed.astype(jnp.float32), total)
+        learnt = second_moment("rmsprop", decay, state.moment, squares(mean))
+        # Asked in each step and seldom in vain: runs side by side would each get a copy of the data for a branch.
+        divided = query(params, clip=second, divided_by=root(state.moment, eps), number=1)
+        moved = tree.select(learns, descend(params, noisy, plain), descend(params, divided, adaptive))
+        fresh = _State(state.step + 1, tree.zeros_like(total), jnp.zeros_like(summed), learnt)
+        older = _State(state.step + 1, total, summed, state.moment)
+        return moved, tree.select(learns, fresh, older)
 
     def queries(steps: int) -> Mapping[int, int]:
         single = -(-steps // delay)

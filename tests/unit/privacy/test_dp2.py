@@ -5,6 +5,7 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from private_oracle import (
     COMMON,
@@ -34,6 +35,7 @@ import evenhand as eh
 from evenhand import local
 from evenhand.errors import EvenhandError
 from evenhand.privacy._delayed import Settings, delayed_rule
+from evenhand.programs import opened, within
 
 SIZES, CLIPS, EPS, BETA = (0.3, 0.1), (2.0, 5.0), 0.1, 0.9
 
@@ -280,6 +282,24 @@ def test_work_that_starts_afresh_begins_its_phases_anew():
     data = eh.data.from_arrays(X, Y, client=np.zeros(N))
     fed, sgd = (eh.simulate(eh.algorithms.fedavg(each), data, rounds=3).params for each in (work, plain))
     near(fed, tree_map(np.asarray, sgd))
+
+
+def operands(program, primitive):
+    """The shapes that equations of a kind take, wherever they are."""
+    for equation in opened(program)[0].eqns:
+        if equation.primitive.name == primitive:
+            yield from (operand.aval.shape for operand in equation.invars)
+        for part in within(equation.params):
+            yield from operands(part, primitive)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_branch_takes_the_data_of_which_runs_side_by_side_would_each_get_a_copy(name):
+    work, pull = CASES[name][0], optax.identity()
+    train = jax.make_jaxpr(lambda x: work.solve(begin(), client(X, Y)._replace(x=x), KEYS[0], pull)[0])
+    program = train(X)
+    assert X.shape in operands(program, "scan") or X.shape in operands(program, "while")
+    assert X.shape not in operands(program, "cond")
 
 
 # --- what it costs ---------------------------------------------------------------------------------------------------
