@@ -13,7 +13,7 @@ import evenhand as eh
 from evenhand import privacy
 from evenhand.types import Release
 
-__all__ = ["PAPER", "more"]
+__all__ = ["PAPER", "more", "scaled_by_tfidf"]
 
 NDArray: TypeAlias = npt.NDArray[Any]
 Numbers: TypeAlias = Mapping[str, Any]
@@ -81,6 +81,18 @@ def more(
         },
         "ideal": (_ideal(model, common), {"lr": _WIDE, "clip": (2.0, 5.0)}),
     }
+
+
+def scaled_by_tfidf(
+    model: eh.Model, others: NDArray, common: Mapping[str, Any]
+) -> tuple[Make, Mapping[str, Sequence[Any]]]:
+    """AdaDPS by the TF-IDF of words in other reviews, and the six settings that are tried of it."""
+    scales = privacy.tfidf_scales(model, others, special=())
+
+    def make(n: Numbers) -> eh.local.Work:
+        return privacy.adadps(model, n["lr"], clip=n["clip"], divided_by=scales, **common)
+
+    return make, {"lr": (0.3, 1.0, 3.0), "clip": (0.5, 2.0)}
 
 
 def twice(common: Mapping[str, Any], *, delay: int, delta: float) -> dict[str, Any]:
