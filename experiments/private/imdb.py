@@ -169,8 +169,8 @@ def candidates(config: Config) -> dict[str, Candidate]:
         return privacy.adadps(model, n["lr"], clip=n["clip"], divided_by=frequencies, **common)
 
     def delayed(n: Numbers) -> eh.local.Work:
-        clips = (0.5, n["clip"])
-        return privacy.dp2(model, (0.1, n["lr"]), clips=clips, delay=195, eps=1e-7, **common)
+        clips, delay = (0.5, n["clip"]), n.get("delay", 195)
+        return privacy.dp2(model, (0.1, n["lr"]), clips=clips, delay=delay, eps=1e-7, **common)
 
     rates, wide = (3.0, 10.0, 20.0), (1.0, 3.0, 10.0, 30.0)
     every = {

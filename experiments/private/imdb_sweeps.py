@@ -1,0 +1,170 @@
+"""DP2 on film reviews as its delay and the budget change, and delayed RMSProp without privacy.
+
+Figures 6.8, 6.11 and 6.12 of the paper on DP2 (Li et al., *Differentially Private Adaptive Optimization with Delayed
+Preconditioners*, ICLR 2023), for IMDB and at the settings that :mod:`experiments.private.imdb` has chosen.  From the
+root of the repository:
+
+    python -m experiments.private.imdb_sweeps --data-dir DIR --folder runs/imdb_sweeps
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import evenhand as eh
+from evenhand import privacy
+from experiments.fairness import picture
+from experiments.private import imdb
+from experiments.private.tuned import Candidate, Numbers, Runs, save, tuned
+from experiments.robust.breakdown import accuracy
+
+COLORS = {"DP-SGD": "#0072B2", "DP-RMSProp": "#009E73", "DP2-RMSProp": "#D55E00"}
+PAPER: dict[str, Any] = {
+    "budgets": {
+        "epsilon": [0.84, 1.47, 3.04, 6.99, 11.80],
+        "DP-SGD": [63.8, 66.7, 68.7, 69.7, 70.0],
+        "DP-RMSProp": [64.7, 67.9, 71.3, 73.4, 74.2],
+        "DP2-RMSProp": [75.8, 79.3, 81.5, 82.5, 82.9],
+    },
+    "delays": {"epochs": [0.0, 0.09, 1.0, 3.0, 8.0], "DP2-RMSProp": [74.7, 80.0, 82.0, 82.0, 75.7]},
+}
+"""Test accuracy in percent, read off figures 6.11 and 6.12, the latter at epsilon 3.0 and over 100 epochs."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is run, with the place that a default comes from, or else "ours"."""
+
+    imdb: imdb.Config = field(default_factory=imdb.Config)
+    """Data, lengths and seeds; the budget of the sweep over delays."""
+    chosen: Path = Path("experiments/private/results/imdb.json")
+    """Where the settings are."""
+    out: Path = Path("experiments/private/results")
+    """Folder that gets imdb_sweeps.json and imdb_sweeps.png."""
+    folder: Path | None = None
+    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
+    epsilons: tuple[float, ...] = (0.84, 1.5, 3.04, 6.99)
+    """Figure 6.11, which has 11.8 too, and 1.47 in place of 1.5."""
+    delays: tuple[int, ...] = (1, 30, 195, 348, 1043, 2781)
+    """Figure 6.12: 1 and 3 epochs are 348 and 1,043 steps here, 8 are 2,781; and the delay of table 6.12."""
+    parts: tuple[str, ...] = ("delays", "budgets", "delayed RMSProp")
+    """Only these."""
+
+
+def main(config: Config) -> None:
+    """Each part; saved as soon as it is done."""
+    chosen = json.loads(config.chosen.read_text())["accuracy"]
+    numbers: dict[str, Numbers] = {name: chosen[name]["chosen"] for name in COLORS}
+    parts = {"delays": delays, "budgets": budgets, "delayed RMSProp": delayed}
+    found: dict[str, Any] = {}
+    for name in config.parts:
+        found[name] = parts[name](config, numbers)
+        print(name, json.dumps(found[name], default=str), flush=True)
+        path = config.out / "imdb_sweeps.json"
+        save(path, {"accuracy": found, "paper": PAPER}, asdict(config), digits=4)
+        if {"delays", "budgets", "delayed RMSProp"} <= set(found):
+            picture(figure(json.loads(path.read_text())["accuracy"]), config.out / "imdb_sweeps.png")
+
+
+def delays(config: Config, chosen: Mapping[str, Numbers]) -> dict[str, list[float]]:
+    """Test accuracies of DP2 over its delay."""
+    make = imdb.candidates(config.imdb)["DP2-RMSProp"].make
+    of = "DP2-RMSProp"
+    return {
+        str(delay): _tested(config, f"{of}, delay {delay}", make, {**chosen[of], "delay": delay})
+        for delay in config.delays
+    }
+
+
+def budgets(config: Config, chosen: Mapping[str, Numbers]) -> dict[str, dict[str, list[float]]]:
+    """Test accuracies of three methods over epsilon."""
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in chosen}
+    for epsilon in config.epsilons:
+        every = imdb.candidates(replace(config.imdb, epsilon=epsilon))
+        for name, numbers in chosen.items():
+            title = f"{name}, epsilon {epsilon:g}"
+            found[name][f"{epsilon:g}"] = _tested(config, title, every[name].make, numbers)
+    return found
+
+
+def delayed(config: Config, chosen: Mapping[str, Numbers]) -> dict[str, list[list[float]]]:
+    """Training losses after each epoch of RMSProp and of its delayed form, without privacy."""
+    model = eh.models.softmax_regression(features=10_000, classes=2)
+    common: dict[str, Any] = {"epochs": 1, "batch_size": config.imdb.batch}
+    data = imdb.texts(config.imdb).data
+    rmsprop = optax.rmsprop(0.01, decay=0.9, eps=1e-3, eps_in_sqrt=False)
+    works = {"RMSProp": eh.local.sgd(model, rmsprop, **common)}
+    for delay in config.delays[1:4]:
+        given: dict[str, Any] = {"delay": delay, "eps": 1e-3, **common}
+        works[f"delay {delay}"] = privacy.delayed_rmsprop(model, (1.0, 0.01), **given)
+    how: dict[str, Any] = {"rounds": config.imdb.epochs, "eval_every": 1}
+    return {
+        name: [
+            [
+                float(loss)
+                for loss in eh.simulate(eh.algorithms.alone(work), data, seed=seed, **how).history[
+                    "train_loss"
+                ]
+            ]
+            for seed in range(config.imdb.seeds)
+        ]
+        for name, work in works.items()
+    }
+
+
+def _tested(config: Config, title: str, make: Any, numbers: Numbers) -> list[float]:
+    runs = Runs(imdb.texts(config.imdb).data, config.imdb.seeds, 0, _accuracy, folder=config.folder)
+    grid = {key: (value,) for key, value in numbers.items()}
+    return [_accuracy(each, "test") for each in tuned(title, Candidate(make, grid), runs).outcomes]
+
+
+def _accuracy(outcome: eh.studies.Outcome, split: str) -> float:
+    return accuracy(outcome, split)["mean"]
+
+
+def figure(found: Mapping[str, Any]) -> Figure:
+    """Three panels: losses without privacy, accuracy over the delay, accuracy over epsilon."""
+    drawn = Figure(figsize=(9.6, 3.0), layout="constrained")
+    panels = drawn.subplots(1, 3)
+    for name, seeds in found["delayed RMSProp"].items():
+        losses = np.mean(seeds, axis=0)
+        panels[0].plot(range(len(losses)), losses, lw=1.2, label=name)
+    _look(panels[0], "without privacy", "epochs", "training loss")
+    _curve(panels[1], found["delays"], COLORS["DP2-RMSProp"], "DP2-RMSProp")
+    panels[1].set_xscale("log")
+    _look(panels[1], "epsilon 1.5", "delay in steps", "test accuracy in percent")
+    for name, by_budget in found["budgets"].items():
+        _curve(panels[2], by_budget, COLORS[name], name)
+    _look(panels[2], "budgets", "epsilon", "test accuracy in percent")
+    return drawn
+
+
+def _curve(axes: Axes, found: Mapping[str, Sequence[float]], color: str, label: str) -> None:
+    x, seeds = [float(each) for each in found], np.array(list(found.values()))
+    axes.errorbar(
+        x, seeds.mean(axis=1), seeds.std(axis=1, ddof=1), color=color, marker="o", ms=4, lw=1.2, label=label
+    )
+
+
+def _look(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(axis="y", lw=0.4, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, prog="python -m experiments.private.imdb_sweeps", description=__doc__))
