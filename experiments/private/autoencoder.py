@@ -158,11 +158,11 @@ def candidates(config: Config) -> dict[str, Candidate]:
     def adas(n: Numbers) -> eh.local.Work:
         return privacy.adas(model, stepping(optax.sgd, n["lr"]), **side, **plain)
 
-    small = (0.003, 0.01, 0.03)
+    clips = (0.01, 0.05)
     return {
-        "DP-SGD": Candidate(sgd, {"lr": (30.0, 100.0, 300.0), "clip": (0.01, 0.05)}),
-        "DP-Adam": Candidate(adam, {"lr": small, "clip": (0.01, 0.05)}),
-        "DP-RMSProp": Candidate(rmsprop, {"lr": small, "clip": (0.01, 0.05)}),
+        "DP-SGD": Candidate(sgd, {"lr": (100.0, 300.0, 1000.0), "clip": clips}),
+        "DP-Adam": Candidate(adam, {"lr": (0.003, 0.01, 0.03), "clip": clips}),
+        "DP-RMSProp": Candidate(rmsprop, {"lr": (0.01, 0.03, 0.1), "clip": clips}),
         "AdaDPS, RMSProp": Candidate(adadps, {"lr": (0.15, 0.5, 1.5), "clip": (3.0, 10.0)}),
         "AdaDPS, Adam": Candidate(adadps_adam, {"lr": (0.15, 0.5, 1.5), "clip": (3.0, 10.0)}),
         "SGD": Candidate(open_sgd, {"lr": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)}),

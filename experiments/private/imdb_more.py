@@ -60,7 +60,7 @@ def more(
         ),
         "DP2, two queries": (
             _two_queries(model, twice(common, delay=195, delta=delta)),
-            {"lr": _WIDE, "clip": (2.0, 5.0)},
+            {"lr": (0.3, 1.0, 3.0), "clip": (1.0, 2.0)},
         ),
         "DP2, noise first": (
             _noise_first(model, common),
@@ -161,7 +161,7 @@ def _warm(model: eh.Model, public: Examples, common: Mapping[str, Any]) -> Make:
 
 def _adam_pub(model: eh.Model, public: Examples, common: Mapping[str, Any]) -> Make:
     def make(n: Numbers) -> eh.local.Work:
-        return privacy.dp_adam_pub(model, n["lr"], clip=n["clip"], public=public, **common)
+        return privacy.dp_adam_pub(model, n["lr"], clip=n["clip"], public=public, eps=1e-3, **common)
 
     return make
 

@@ -78,7 +78,7 @@ POOLED = Pooled(
 TITLES = {
     "label shift": "label shift, 2,500 clients",
     "mnist": "MNIST, 1,000 clients",
-    "pooled mnist": "MNIST, for an image",
+    "pooled mnist": "MNIST, private for an image",
 }
 COLORS = ("#0072B2", "#56B4E9", "#009E73", "#999999", "#D55E00", "#CC79A7")
 """Told apart by the colour-blind, too."""
@@ -180,7 +180,7 @@ def figure(places: Mapping[str, Mapping[str, Any]]) -> Figure:
         if names is sets[0]:
             panels[0].set_ylabel("accuracy in percent", fontsize=9)
             handles = [*_styles(), *handles]
-        columns = 4 if len(names) > 1 else 2
+        columns = 4 if len(names) > 1 else 3
         part.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     return drawn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import runpy
 import shlex
@@ -14,11 +15,17 @@ import pytest
 pytest.importorskip("experiments", reason="experiments are not part of the package")
 
 from experiments.private import clients
+from experiments.private.budgets import over_budgets
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
 SAVED = json.loads((FOLDER / "results" / "worst_tenth.json").read_text(encoding="utf-8"))["places"]
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
-TABLES = {"label shift": "| label shift, epsilon |", "mnist": "| MNIST, epsilon |"}
+TABLES = {
+    "label shift": "| label shift, epsilon |",
+    "mnist": "| MNIST, epsilon |",
+    "pooled mnist": "| MNIST, private for an image, epsilon |",
+}
+LEAST = {"label shift": "1", "mnist": "1", "pooled mnist": "0.1"}
 CELLS = [(place, method) for place, methods in SAVED.items() for method in methods]
 TAIL = "DP-Delta-FL, theta=0.5"
 
@@ -52,6 +59,28 @@ def test_the_experiment_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.Monke
     (private,), (free,) = (found[budget]["seeds"] for budget in ("1", "inf"))
     assert private["test_worst10"] <= private["test_mean"] < free["test_mean"]
     assert (tmp_path / "worst_tenth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_experiment_where_all_rows_are_in_one_place(tmp_path: Path) -> None:
+    from experiments.private import worst_tenth
+
+    _digits(tmp_path)
+    small = {"clients": 20, "public": 60, "rows": 450, "batch": 45, "steps": 20}
+    few = {"rates": (1.0,), "clips": (1.0,), "scaled_rates": (0.1,), "scaled_clips": (10.0,)}
+    pooled = dataclasses.replace(worst_tenth.POOLED, **small, **few)
+    config = worst_tenth.Config(tmp_path, pooled_mnist=pooled, seeds=1, pooled_epsilons=(1.0,))
+    runs, every, budgets = worst_tenth.everything(config, "pooled mnist")
+
+    found = over_budgets("AdaDPS", every["AdaDPS"], budgets, runs)["1"]
+
+    assert found["epsilon"] == pytest.approx(1.0, abs=1e-4)
+    assert found["seeds"][0]["test_worst10"] <= found["seeds"][0]["test_mean"]
+    place, apart = runs.place(0), clients.public_images(tmp_path, 60)[0]
+    assert place.data.train.rows == 450 == runs.units
+    assert len(place.shares) == 20
+    everything = np.concatenate([place.data.train.x, place.rows["valid"].x, apart])
+    assert len(np.unique(everything, axis=0)) == 600
+    assert np.array_equal(clients.public_images(tmp_path, 60)[0], apart)
 
 
 def test_a_client_is_measured_on_its_own_mixture_of_labels() -> None:
@@ -93,7 +122,7 @@ def test_the_page_has_the_saved_numbers(place: str, method: str) -> None:
         for told, what in zip(cell.split("/"), ("mean", "worst10"), strict=True):
             assert float(told) == pytest.approx(_accuracy(place, method, budget, what).mean(), abs=0.051)
     for told, what in zip(costs.split(","), ("mean", "worst10"), strict=True):
-        assert float(told) == pytest.approx(_cost(place, method, "1", what).mean(), abs=0.051)
+        assert float(told) == pytest.approx(_cost(place, method, LEAST[place], what).mean(), abs=0.051)
 
 
 @pytest.mark.parametrize(("place", "method"), CELLS)
@@ -110,6 +139,15 @@ def test_the_worst_tenth_of_mnist_pays_about_twice_as_much() -> None:
     assert _times("mnist", "DP-FedAvg", "1") == pytest.approx(10.3 / 5.5, abs=0.05)
 
 
+def test_it_pays_more_where_privacy_is_for_an_image_too() -> None:
+    for method in SAVED["pooled mnist"]:
+        mean, tail = (_cost("pooled mnist", method, "0.1", what) for what in ("mean", "worst10"))
+        assert (tail > mean).all()
+        assert 1.5 < _times("pooled mnist", method, "0.1") < 1.86
+    assert _cost("pooled mnist", "DP-SGD", "0.1", "worst10").mean() == pytest.approx(9.2, abs=0.051)
+    assert SAVED["pooled mnist"]["DP-SGD"]["0.1"]["noise"] > SAVED["mnist"]["DP-FedAvg"]["1"]["noise"]
+
+
 def test_where_noise_is_small_both_pay_alike() -> None:
     for method in ("DP-FedAvg", "adaptive clip", "DP-FedAdam"):
         assert max(_cost("label shift", method, "1", what).mean() for what in ("mean", "worst10")) < 1.1
@@ -124,12 +162,13 @@ def test_training_for_the_tail_costs_more_on_average_and_less_of_it_there() -> N
         for what in ("mean", "worst10")
     ]
     assert costs == pytest.approx([8.9, 11.7, 5.5, 10.3], abs=0.051)
-    for place in SAVED:
+    places = ("label shift", "mnist")
+    for place in places:
         assert SAVED[place][TAIL]["1"]["noise"] == SAVED[place]["DP-FedAvg"]["1"]["noise"]
     ahead = {
         (place, budget, what): _accuracy(place, TAIL, budget, what)
         - _accuracy(place, "DP-FedAvg", budget, what)
-        for place in SAVED
+        for place in places
         for budget in ("1", "2", "4", "8", "inf")
         for what in ("mean", "worst10")
     }
