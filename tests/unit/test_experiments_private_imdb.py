@@ -80,6 +80,16 @@ def test_what_the_page_says_of_the_others_is_what_was_measured():
     assert ahead["AdaDPS, frequencies with padding"] == pytest.approx(17, abs=0.5)
     assert ahead["DP2, noise first"] == pytest.approx(6, abs=0.5)
     assert ahead["AdaDPS, frequencies of other reviews"] < ahead["AdaDPS, frequencies"] < 0
+    with_public = ("DP-SGD, warm start", "PDA-DPMD", "DP-Adam-Pub")
+    assert all(6 < ahead[name] < 11 for name in with_public)
+    for name in ("AdaDPS, 50 public", "AdaDPS, 10 public", "ideal"):
+        assert abs(accuracy[name] - accuracy["AdaDPS, public"]) < 1.7
+    lost = accuracy["DP2-RMSProp"] - accuracy["DP2, two queries"]
+    assert lost / ahead["DP2-RMSProp"] == pytest.approx(1 / 3, abs=0.02)
+    noise = SAVED["privacy"]["DP2, two queries"]["releases"][0]["noise_multiplier"]
+    assert noise / SAVED["privacy"]["DP-SGD"]["releases"][0]["noise_multiplier"] == pytest.approx(
+        1.4, abs=0.05
+    )
 
 
 @pytest.mark.parametrize("name", SAVED["accuracy"])
