@@ -18,11 +18,16 @@ from experiments.private import imdb_more
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
 SAVED = json.loads((FOLDER / "results" / "imdb.json").read_text(encoding="utf-8"))
+TFIDF = json.loads((FOLDER / "results" / "tfidf" / "imdb.json").read_text(encoding="utf-8"))
 NAME = "AdaDPS, frequencies with padding"
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
+PARTS = ((SAVED, PAGE), (TFIDF, PAGE.split("| TF-IDF | ours | paper |")[1]))
 
 
-def test_the_experiment_at_a_tiny_size(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("features", "name"), [(("--features", "counts"), NAME), (("--features", "tfidf"), "AdaDPS, TF-IDF")]
+)
+def test_the_experiment_at_a_tiny_size(tmp_path, monkeypatch, features, name):
     random = np.random.default_rng(0)
     arrays = {}
     for part, rows in (("train", 60), ("test", 30)):
@@ -45,15 +50,15 @@ def test_the_experiment_at_a_tiny_size(tmp_path, monkeypatch):
         "--seeds",
         "2",
     ]
-    options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, "--methods", NAME]
+    options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, *features, "--methods", name]
     monkeypatch.setattr(sys, "argv", ["", *options])
 
     runpy.run_module("experiments.private.imdb", run_name="__main__", alter_sys=True)
 
-    saved = json.loads((tmp_path / "imdb.json").read_text())
-    assert list(saved["accuracy"]) == [NAME]
-    assert len(saved["accuracy"][NAME]["valid"]) == 6
-    assert saved["privacy"][NAME]["epsilon"] == pytest.approx(1.5, abs=1e-2)
+    saved = json.loads((tmp_path / ("tfidf" if "tfidf" in features else "") / "imdb.json").read_text())
+    assert list(saved["accuracy"]) == [name]
+    assert len(saved["accuracy"][name]["valid"]) == 6
+    assert saved["privacy"][name]["epsilon"] == pytest.approx(1.5, abs=1e-2)
 
 
 def test_two_queries_in_most_steps_cost_no_more_than_one_in_each():
@@ -92,18 +97,28 @@ def test_what_the_page_says_of_the_others_is_what_was_measured():
     )
 
 
-@pytest.mark.parametrize("name", SAVED["accuracy"])
-def test_the_page_has_the_saved_numbers(name):
-    test = SAVED["accuracy"][name]["test"]
-    row = re.search(rf"\| {re.escape(name)}[^|]*\| \**([\d.]+)\** ± ([\d.]+) \|", PAGE)
+ROWS = [(saved, page, name) for saved, page in PARTS for name in saved["accuracy"]]
+
+
+@pytest.mark.parametrize(("saved", "page", "name"), ROWS)
+def test_the_page_has_the_saved_numbers(saved, page, name):
+    test = saved["accuracy"][name]["test"]
+    row = re.search(rf"\| {re.escape(name)}[^|]*\| \**([\d.]+)\** ± ([\d.]+) \|", page)
     assert row is not None, name
     assert float(row[1]) == pytest.approx(np.mean(test), abs=0.06)
     assert float(row[2]) == pytest.approx(np.std(test, ddof=1), abs=0.06)
 
 
-@pytest.mark.parametrize("name", SAVED["accuracy"])
-def test_the_epsilon_is_that_of_what_was_released(name):
-    told = SAVED["privacy"][name]
+def test_scales_by_tfidf_help_on_such_features_as_on_counts():
+    accuracy = {name: np.array(each["test"]) for name, each in TFIDF["accuracy"].items()}
+    ahead = accuracy["AdaDPS, TF-IDF"] - accuracy["DP-SGD"]
+    assert (ahead > 10).all()
+    assert ahead.mean() == pytest.approx(27, abs=0.5)
+
+
+@pytest.mark.parametrize(("saved", "page", "name"), ROWS)
+def test_the_epsilon_is_that_of_what_was_released(saved, page, name):
+    told = saved["privacy"][name]
     if told is None:
         assert name == "ideal"
         return
