@@ -22,6 +22,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # Tests, and processes that they start, share compiled programs, now and in later runs.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# Most of the time goes to tracing and lowering, a twentieth of it to where in the source each operation came from.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 from collections.abc import Iterator
 

@@ -34,9 +34,9 @@ def token_frequencies(model: Model, x: Array, *, most: float = 1e4, unit: float 
     Raises:
       EvenhandError: ``x`` is not a matrix of counts, or the model has no weights for that many tokens.
 
-    Edge cases: biases keep the scale 1, so that ``unit`` decides how much of the clip they take.  Where texts are padded
-    to a length, as in the authors' code, padding is the most frequent token, and the scales of all words are smaller:
-    give it a column, or divide ``most`` and ``unit`` by how much more frequent than any word it would be.
+    Edge cases: biases keep the scale 1, so that ``unit`` decides how much of the clip they take.  Where texts are
+    padded to a length, as in the authors' code, padding is the most frequent token, and the scales of all words are
+    smaller: give it a column, or divide ``most`` and ``unit`` by how much more frequent than any word it would be.
 
     Differs from the paper: its code counts the tokens of the private texts.
 
