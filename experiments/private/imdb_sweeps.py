@@ -71,7 +71,8 @@ def main(config: Config) -> None:
         found[name] = parts[name](config, numbers)
         print(name, json.dumps(found[name], default=str), flush=True)
         path = config.out / "imdb_sweeps.json"
-        save(path, {"accuracy": found, "paper": PAPER}, asdict(config), digits=4)
+        settings = {**asdict(config), "imdb": {key: str(value) for key, value in asdict(config.imdb).items()}}
+        save(path, {"accuracy": found, "paper": PAPER}, settings, digits=4)
         if {"delays", "budgets", "delayed RMSProp"} <= set(found):
             picture(figure(json.loads(path.read_text())["accuracy"]), config.out / "imdb_sweeps.png")
 
