@@ -99,7 +99,7 @@ def load(name: str, batch: int, form: str) -> Callable[[int], float]:
 
 
 def main() -> None:
-    # Hooks of Opacus on inputs without gradients, and strides of PyTorch: nothing that a reader of the table can change.
+    # Of hooks and strides: nothing that a reader of the table could change.
     warnings.simplefilter("ignore")
     seconds: Callable[[int], float] | None = None
     for line in sys.stdin:
