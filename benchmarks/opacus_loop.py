@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from opacus import GradSampleModule
@@ -25,16 +26,20 @@ _CLIP, _BATCHES = 1.0, 16
 Step = Callable[[torch.Tensor, torch.Tensor], None]
 
 
-def plain(task: Task, model: nn.Module) -> Step:
-    """A step of descent."""
-    optimizer, criterion = torch.optim.SGD(model.parameters(), task.lr), nn.CrossEntropyLoss()
-
+def _descend(model: Any, optimizer: Any, criterion: Any) -> Step:
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
         optimizer.zero_grad()
         criterion(model(x), y).backward()
         optimizer.step()
 
     return step
+
+
+def plain(task: Task, model: nn.Module) -> Step:
+    """A step of descent."""
+    optimizer, criterion = torch.optim.SGD(model.parameters(), task.lr), nn.CrossEntropyLoss()
+
+    return _descend(model, optimizer, criterion)
 
 
 def clipped(task: Task, model: nn.Module, batch: int) -> Step:
@@ -48,12 +53,7 @@ def clipped(task: Task, model: nn.Module, batch: int) -> Step:
     )
     criterion = nn.CrossEntropyLoss()
 
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        criterion(wrapped(x), y).backward()
-        optimizer.step()
-
-    return step
+    return _descend(wrapped, optimizer, criterion)
 
 
 def ghost(task: Task, model: nn.Module, batch: int) -> Step:
@@ -69,12 +69,7 @@ def ghost(task: Task, model: nn.Module, batch: int) -> Step:
     )
     criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss())
 
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        criterion(wrapped(x), y).backward()
-        optimizer.step()
-
-    return step
+    return _descend(wrapped, optimizer, criterion)
 
 
 def load(name: str, batch: int, form: str) -> Callable[[int], float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_reviews import tiny_reviews
 
 from evenhand.privacy import spent
 from evenhand.types import Release
@@ -28,14 +29,7 @@ PARTS = ((SAVED, PAGE), (TFIDF, PAGE.split("| TF-IDF | ours | paper |")[1]))
     ("features", "name"), [(("--features", "counts"), NAME), (("--features", "tfidf"), "AdaDPS, TF-IDF")]
 )
 def test_the_experiment_at_a_tiny_size(tmp_path, monkeypatch, features, name):
-    random = np.random.default_rng(0)
-    arrays = {}
-    for part, rows in (("train", 60), ("test", 30)):
-        arrays[f"{part}_indptr"] = np.arange(0, 5 * rows + 1, 5, dtype=np.int32)
-        arrays[f"{part}_indices"] = random.integers(10_000, size=5 * rows).astype(np.uint16)
-        arrays[f"{part}_counts"] = np.ones(5 * rows, np.uint8)
-        arrays[f"{part}_label"] = (np.arange(rows) % 2).astype(np.uint8)
-    np.savez(tmp_path / "imdb_bow.npz", **arrays)
+    tiny_reviews(tmp_path)
     tiny = [
         "--batch",
         "8",
@@ -52,6 +46,7 @@ def test_the_experiment_at_a_tiny_size(tmp_path, monkeypatch, features, name):
     ]
     options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, *features, "--methods", name]
     monkeypatch.setattr(sys, "argv", ["", *options])
+    monkeypatch.delitem(sys.modules, "experiments.private.imdb", raising=False)  # others import it
 
     runpy.run_module("experiments.private.imdb", run_name="__main__", alter_sys=True)
 

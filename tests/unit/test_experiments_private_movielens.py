@@ -45,6 +45,7 @@ def test_the_experiment_at_a_tiny_size(data_dir: Path, monkeypatch: pytest.Monke
     options = ["--data-dir", str(data_dir), "--out", str(data_dir), *tiny, "--dimension", "4", "--seeds", "2"]
     options += ["--methods", "DP-SGD"]
     monkeypatch.setattr(sys, "argv", ["", *options])
+    monkeypatch.delitem(sys.modules, "experiments.private.movielens", raising=False)  # others import it
 
     runpy.run_module("experiments.private.movielens", run_name="__main__", alter_sys=True)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_reviews import tiny_reviews
 
 pytest.importorskip("experiments", reason="experiments are not part of the package")
 
@@ -20,14 +21,7 @@ PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 @pytest.mark.filterwarnings("ignore:The model:evenhand.errors.EvenhandWarning")  # it is too small to learn
 def test_the_experiment_at_a_tiny_size(tmp_path):
-    random = np.random.default_rng(0)
-    arrays = {}
-    for part, rows in (("train", 60), ("test", 30)):
-        arrays[f"{part}_indptr"] = np.arange(0, 5 * rows + 1, 5, dtype=np.int32)
-        arrays[f"{part}_indices"] = random.integers(10_000, size=5 * rows).astype(np.uint16)
-        arrays[f"{part}_counts"] = np.ones(5 * rows, np.uint8)
-        arrays[f"{part}_label"] = (np.arange(rows) % 2).astype(np.uint8)
-    np.savez(tmp_path / "imdb_bow.npz", **arrays)
+    tiny_reviews(tmp_path)
     small = imdb.Config(tmp_path, batch=8, epochs=2, public=10, valid=10, test=20, seeds=2)
     chosen = {"DP-SGD": {"lr": 3.0}, "DP-RMSProp": {"lr": 0.1}, "DP2-RMSProp": {"lr": 10.0}}
     settings = {name: {"chosen": {**numbers, "clip": 0.5}} for name, numbers in chosen.items()}
