@@ -1,6 +1,6 @@
-"""DP2 on film reviews as its delay and the budget change, and delayed RMSProp without privacy.
+"""DP2 on film reviews over delays, budgets and epochs, and delayed RMSProp without privacy.
 
-Figures 6.8, 6.11 and 6.12 of the paper on DP2 (Li et al., *Differentially Private Adaptive Optimization with Delayed
+Figures 6.8 and 6.10 to 6.12 of the paper on DP2 (Li et al., *Differentially Private Adaptive Optimization with Delayed
 Preconditioners*, ICLR 2023), for IMDB and at the settings that :mod:`experiments.private.imdb` has chosen.  From the
 root of the repository:
 
@@ -10,7 +10,7 @@ root of the repository:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 
 import evenhand as eh
 from evenhand import privacy
+from evenhand.types import Release
 from experiments.fairness import picture
 from experiments.private import imdb
 from experiments.private.tuned import Candidate, Numbers, Runs, save, tuned
@@ -57,7 +58,9 @@ class Config:
     """Figure 6.11, which has 11.8 too, and 1.47 in place of 1.5."""
     delays: tuple[int, ...] = (1, 30, 195, 348, 1043, 2781)
     """Figure 6.12: 1 and 3 epochs are 348 and 1,043 steps here, 8 are 2,781; and the delay of table 6.12."""
-    parts: tuple[str, ...] = ("delays", "budgets", "delayed RMSProp")
+    step_sizes: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    """Of figure 6.8's adaptive steps; validation reviews choose."""
+    parts: tuple[str, ...] = ("delays", "budgets", "epochs", "delayed RMSProp")
     """Only these."""
 
 
@@ -65,7 +68,7 @@ def main(config: Config) -> None:
     """Each part; saved as soon as it is done."""
     chosen = json.loads(config.chosen.read_text())["accuracy"]
     numbers: dict[str, Numbers] = {name: chosen[name]["chosen"] for name in COLORS}
-    parts = {"delays": delays, "budgets": budgets, "delayed RMSProp": delayed}
+    parts = {"delays": delays, "budgets": budgets, "epochs": epochs, "delayed RMSProp": delayed}
     found: dict[str, Any] = {}
     for name in config.parts:
         found[name] = parts[name](config, numbers)
@@ -73,7 +76,7 @@ def main(config: Config) -> None:
         path = config.out / "imdb_sweeps.json"
         settings = {**asdict(config), "imdb": {key: str(value) for key, value in asdict(config.imdb).items()}}
         save(path, {"accuracy": found, "paper": PAPER}, settings, digits=4)
-        if {"delays", "budgets", "delayed RMSProp"} <= set(found):
+        if set(parts) <= set(found):
             picture(figure(json.loads(path.read_text())["accuracy"]), config.out / "imdb_sweeps.png")
 
 
@@ -98,29 +101,59 @@ def budgets(config: Config, chosen: Mapping[str, Numbers]) -> dict[str, dict[str
     return found
 
 
-def delayed(config: Config, chosen: Mapping[str, Numbers]) -> dict[str, list[list[float]]]:
-    """Training losses after each epoch of RMSProp and of its delayed form, without privacy."""
-    model = eh.models.softmax_regression(features=10_000, classes=2)
-    common: dict[str, Any] = {"epochs": 1, "batch_size": config.imdb.batch}
-    data = imdb.texts(config.imdb).data
-    rmsprop = optax.rmsprop(0.01, decay=0.9, eps=1e-3, eps_in_sqrt=False)
-    works = {"RMSProp": eh.local.sgd(model, rmsprop, **common)}
-    for delay in config.delays[1:4]:
-        given: dict[str, Any] = {"delay": delay, "eps": 1e-3, **common}
-        works[f"delay {delay}"] = privacy.delayed_rmsprop(model, (1.0, 0.01), **given)
-    how: dict[str, Any] = {"rounds": config.imdb.epochs, "eval_every": 1}
+def epochs(config: Config, chosen: Mapping[str, Numbers]) -> dict[str, list[list[float]]]:
+    """Test accuracies of three methods after each epoch, with the noise of a run of all."""
+    whole, rows = config.imdb, imdb.texts(config.imdb).data.train.rows
+    rate, steps = whole.batch / rows, whole.epochs * rows // whole.batch
+    noise = privacy.noise_for(epsilon=whole.epsilon, rate=rate, steps=steps, delta=4e-5)
+    first = privacy.spent([Release(noise, rate, times=rows // whole.batch)], delta=4e-5).epsilon
+    every = imdb.candidates(replace(whole, epochs=1, epsilon=first))
     return {
         name: [
-            [
-                float(loss)
-                for loss in eh.simulate(eh.algorithms.alone(work), data, seed=seed, **how).history[
-                    "train_loss"
-                ]
-            ]
-            for seed in range(config.imdb.seeds)
+            [100 * n for n in _curves(config, every[name].make(numbers), seed=seed)["test"]]
+            for seed in range(whole.seeds)
         ]
-        for name, work in works.items()
+        for name, numbers in chosen.items()
     }
+
+
+def delayed(config: Config, _: Mapping[str, Numbers]) -> dict[str, dict[str, Any]]:
+    """RMSProp and its delayed form without privacy: training losses after each epoch, at the best step size."""
+    model = eh.models.softmax_regression(features=10_000, classes=2)
+    common: dict[str, Any] = {"epochs": 1, "batch_size": config.imdb.batch}
+
+    def rmsprop(step_size: float) -> eh.local.Work:
+        rule = optax.rmsprop(step_size, decay=0.9, eps=1e-3, eps_in_sqrt=False)
+        return eh.local.sgd(model, rule, **common)
+
+    def late(delay: int) -> Callable[[float], eh.local.Work]:
+        return lambda step_size: privacy.delayed_rmsprop(
+            model, (1.0, step_size), delay=delay, eps=1e-3, **common
+        )
+
+    makes = {"RMSProp": rmsprop, **{f"delay {delay}": late(delay) for delay in config.delays[1:4]}}
+    found: dict[str, dict[str, Any]] = {}
+    for name, make in makes.items():
+        valid = {
+            str(n): _curves(config, make(n), seed=config.imdb.seeds)["valid"][-1] for n in config.step_sizes
+        }
+        best = min(config.step_sizes, key=lambda n: valid[str(n)])
+        curves = [_curves(config, make(best), seed=seed) for seed in range(config.imdb.seeds)]
+        found[name] = {
+            "chosen": best,
+            "valid": valid,
+            "train": [each["train"] for each in curves],
+            "test": [100 * each["test"][-1] for each in curves],
+        }
+    return found
+
+
+def _curves(config: Config, work: eh.local.Work, *, seed: int) -> dict[str, Any]:
+    """Losses and test accuracies after each epoch."""
+    data, rounds = imdb.texts(config.imdb).data, config.imdb.epochs
+    history = eh.simulate(eh.algorithms.alone(work), data, rounds=rounds, seed=seed, eval_every=1).history
+    told = {"train": "train_loss", "valid": "valid_loss", "test": "test_accuracy"}
+    return {key: [float(n) for n in history[name]] for key, name in told.items()}
 
 
 def _tested(config: Config, title: str, make: Any, numbers: Numbers) -> list[float]:
@@ -134,19 +167,22 @@ def _accuracy(outcome: eh.studies.Outcome, split: str) -> float:
 
 
 def figure(found: Mapping[str, Any]) -> Figure:
-    """Three panels: losses without privacy, accuracy over the delay, accuracy over epsilon."""
-    drawn = Figure(figsize=(9.6, 3.0), layout="constrained")
-    panels = drawn.subplots(1, 3)
-    for name, seeds in found["delayed RMSProp"].items():
-        losses = np.mean(seeds, axis=0)
-        panels[0].plot(range(len(losses)), losses, lw=1.2, label=name)
-    _look(panels[0], "without privacy", "epochs", "training loss")
-    _curve(panels[1], found["delays"], COLORS["DP2-RMSProp"], "DP2-RMSProp")
-    panels[1].set_xscale("log")
-    _look(panels[1], "epsilon 1.5", "delay in steps", "test accuracy in percent")
+    """Four panels: accuracy over epochs, over epsilon and over the delay, and losses without privacy."""
+    drawn = Figure(figsize=(9.6, 6.0), layout="constrained")
+    (first, second), (third, last) = drawn.subplots(2, 2)
+    for name, seeds in found["epochs"].items():
+        first.plot(np.mean(seeds, axis=0), color=COLORS[name], lw=1.2, label=name)
+    _look(first, "epsilon 1.5 in the end", "epochs", "test accuracy in percent")
     for name, by_budget in found["budgets"].items():
-        _curve(panels[2], by_budget, COLORS[name], name)
-    _look(panels[2], "budgets", "epsilon", "test accuracy in percent")
+        _curve(second, by_budget, COLORS[name], name)
+    _look(second, "budgets", "epsilon", "test accuracy in percent")
+    _curve(third, found["delays"], COLORS["DP2-RMSProp"], "DP2-RMSProp")
+    third.set_xscale("log")
+    _look(third, "epsilon 1.5", "delay in steps", "test accuracy in percent")
+    for name, each in found["delayed RMSProp"].items():
+        last.plot(np.mean(each["train"], axis=0), lw=1.2, label=name)
+    last.set_yscale("log")
+    _look(last, "without privacy", "epochs", "training loss")
     return drawn
 
 
@@ -164,7 +200,7 @@ def _look(axes: Axes, title: str, x: str, y: str) -> None:
     axes.tick_params(labelsize=8)
     axes.grid(axis="y", lw=0.4, alpha=0.5)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
 
 
 if __name__ == "__main__":

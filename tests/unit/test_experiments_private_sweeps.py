@@ -13,43 +13,79 @@ pytest.importorskip("experiments", reason="experiments are not part of the packa
 from experiments.private import imdb, imdb_sweeps
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
-SAVED = json.loads((FOLDER / "results" / "imdb_sweeps.json").read_text(encoding="utf-8"))["accuracy"][
-    "delays"
-]
+SAVED = json.loads((FOLDER / "results" / "imdb_sweeps.json").read_text(encoding="utf-8"))["accuracy"]
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.filterwarnings("ignore:The model:evenhand.errors.EvenhandWarning")  # it is too small to learn
+@pytest.mark.filterwarnings(  # the data are too few to learn from
+    "ignore:(The model|Training diverged):evenhand.errors.EvenhandWarning"
+)
 def test_the_experiment_at_a_tiny_size(tmp_path):
     tiny_reviews(tmp_path)
     small = imdb.Config(tmp_path, batch=8, epochs=2, public=10, valid=10, test=20, seeds=2)
     chosen = {"DP-SGD": {"lr": 3.0}, "DP-RMSProp": {"lr": 0.1}, "DP2-RMSProp": {"lr": 10.0}}
     settings = {name: {"chosen": {**numbers, "clip": 0.5}} for name, numbers in chosen.items()}
     (tmp_path / "imdb.json").write_text(json.dumps({"accuracy": settings}))
-    config = imdb_sweeps.Config(small, tmp_path / "imdb.json", tmp_path, epsilons=(2.0,), delays=(1, 2, 3, 4))
+    config = imdb_sweeps.Config(
+        small, tmp_path / "imdb.json", tmp_path, epsilons=(2.0,), delays=(1, 2, 3, 4), step_sizes=(0.1, 1.0)
+    )
 
     imdb_sweeps.main(config)
 
     found = json.loads((tmp_path / "imdb_sweeps.json").read_text())["accuracy"]
     assert {key: len(each) for key, each in found["delays"].items()} == dict.fromkeys("1234", 2)
     assert {name: list(each) for name, each in found["budgets"].items()} == {key: ["2"] for key in chosen}
-    losses = found["delayed RMSProp"]
-    assert list(losses) == ["RMSProp", "delay 2", "delay 3", "delay 4"]
-    assert all(np.shape(each) == (2, 3) for each in losses.values())
+    assert {name: np.shape(each) for name, each in found["epochs"].items()} == dict.fromkeys(chosen, (2, 3))
+    without = found["delayed RMSProp"]
+    assert list(without) == ["RMSProp", "delay 2", "delay 3", "delay 4"]
+    for each in without.values():
+        assert np.shape(each["train"]) == (2, 3) and np.shape(each["test"]) == (2,)
+        assert each["valid"][str(each["chosen"])] == min(each["valid"].values())
     assert (tmp_path / "imdb_sweeps.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_has_the_saved_numbers():
-    row = next(line for line in PAGE.splitlines() if line.startswith("| ours, "))
-    told = [float(cell) for cell in re.findall(r"([\d.]+)\** ±", row)]
-    spread = [float(cell) for cell in re.findall(r"± ([\d.]+)", row)]
-    seeds = np.array(list(SAVED.values()))
-    assert seeds.shape == (6, 5)
-    np.testing.assert_allclose(told, seeds.mean(axis=1), atol=0.051)
-    np.testing.assert_allclose(spread, seeds.std(axis=1, ddof=1), atol=0.051)
+def _row(first: str, after: str) -> str:
+    """The line of a table that begins so, below a text."""
+    return next(line for line in PAGE[PAGE.index(after) :].splitlines() if line.startswith(f"| {first} |"))
+
+
+def _told(row: str) -> list[float]:
+    return [float(n) for n in re.findall(r"\d+\.\d+", row)]
+
+
+def _table() -> dict[str, dict[str, list[float]]]:
+    return {"ours, 16 epochs": SAVED["delays"], **SAVED["budgets"]}
+
+
+@pytest.mark.parametrize("name", _table())
+def test_the_page_has_the_saved_accuracies(name):
+    seeds = np.array(list(_table()[name].values()))
+    assert seeds.shape in ((6, 5), (4, 5))
+    told = np.array(_told(_row(name, "DP2's delay should"))).reshape(-1, 2)
+    np.testing.assert_allclose(told, np.stack([seeds.mean(1), seeds.std(1, ddof=1)], axis=1), atol=0.051)
+
+
+def test_the_page_has_what_came_without_privacy():
+    found = list(SAVED["delayed RMSProp"].values())
+    losses = [np.mean([seed[-1] for seed in each["train"]]) for each in found]
+    after = "**Without privacy, delayed"
+    np.testing.assert_allclose(_told(_row("training loss", after)), losses, atol=6e-4)
+    tests = [np.mean(each["test"]) for each in found]
+    np.testing.assert_allclose(_told(_row("test accuracy", after)), tests, atol=0.051)
+    assert [round(max(np.mean(each["train"], axis=0))) for each in found[2:]] == [176, 279]
 
 
 def test_the_best_delay_is_neither_the_shortest_nor_the_longest():
-    mean = {int(delay): np.mean(each) for delay, each in SAVED.items()}
+    mean = {int(delay): np.mean(each) for delay, each in SAVED["delays"].items()}
     assert max(mean, key=mean.get) == 195
     assert mean[1] < mean[30] < mean[195] > mean[348] > mean[1043] > mean[2781]
+
+
+def test_dp2_gains_at_every_budget_and_from_the_second_epoch_on():
+    plain, noisy, late = (
+        np.mean(list(SAVED["budgets"][name].values()), axis=1) for name in imdb_sweeps.COLORS
+    )
+    assert np.all(late > noisy) and np.all(noisy > plain) and late[0] > noisy[-1] + 10
+    plain, noisy, late = (np.mean(SAVED["epochs"][name], axis=0) for name in imdb_sweeps.COLORS)
+    assert np.all(late[2:] > np.maximum(noisy, plain)[2:])
+    assert (round(late[3], 1), round(noisy[-1], 1)) == (69.4, 67.3) and late[3] > noisy.max()
