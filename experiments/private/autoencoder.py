@@ -153,7 +153,7 @@ def candidates(config: Config) -> dict[str, Candidate]:
 
     def warm(n: Numbers) -> eh.local.Work:
         started = privacy.warm_start(model, optax.adam(n["warm"]), public=public)
-        return privacy.dp_sgd(started, stepping(optax.sgd, n["lr"]), clip=0.05, **common)
+        return privacy.dp_sgd(started, stepping(optax.sgd, n["lr"]), clip=0.01, **common)
 
     def adam_pub(n: Numbers) -> eh.local.Work:
         given = {"public": public, "public_batch_size": 64, "eps": 1e-8}
@@ -175,7 +175,7 @@ def candidates(config: Config) -> dict[str, Candidate]:
         "DP-RMSProp": Candidate(rmsprop, {"lr": (0.005, 0.01, 0.02), "clip": clips}),
         "AdaDPS, RMSProp": Candidate(adadps, {"lr": (0.1, 0.2, 0.4), "clip": (3.0, 10.0)}),
         "AdaDPS, Adam": Candidate(adadps_adam, {"lr": (0.1, 0.2, 0.4), "clip": (3.0, 10.0)}),
-        "DP-SGD, warm start": Candidate(warm, {"warm": (0.001, 0.01), "lr": (30.0, 100.0, 300.0)}),
+        "DP-SGD, warm start": Candidate(warm, {"warm": (0.001, 0.01), "lr": (100.0, 300.0, 1000.0)}),
         "DP-Adam-Pub": Candidate(adam_pub, {"lr": (0.001, 0.003, 0.01), "clip": clips}),
         "SGD": Candidate(open_sgd, {"lr": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)}),
         "Adam": Candidate(open_adam, {"lr": (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)}),

@@ -26,7 +26,7 @@ from evenhand import privacy
 from evenhand.types import Release
 from experiments.fairness import picture
 from experiments.private import imdb
-from experiments.private.tuned import Candidate, Numbers, Runs, save, tuned
+from experiments.private.tuned import Candidate, Numbers, Runs, save, spent, tuned
 from experiments.robust.breakdown import accuracy
 
 COLORS = {"DP-SGD": "#0072B2", "DP-RMSProp": "#009E73", "DP2-RMSProp": "#D55E00"}
@@ -53,7 +53,7 @@ class Config:
     out: Path = Path("experiments/private/results")
     """Folder that gets imdb_sweeps.json and imdb_sweeps.png."""
     folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
+    """Folder that keeps the runs over delays and budgets (ours): an experiment that was stopped goes on with it."""
     epsilons: tuple[float, ...] = (0.84, 1.5, 3.04, 6.99)
     """Figure 6.11, which has 11.8 too, and 1.47 in place of 1.5."""
     delays: tuple[int, ...] = (1, 30, 195, 348, 1043, 2781)
@@ -75,9 +75,20 @@ def main(config: Config) -> None:
         print(name, json.dumps(found[name], default=str), flush=True)
         path = config.out / "imdb_sweeps.json"
         settings = {**asdict(config), "imdb": {key: str(value) for key, value in asdict(config.imdb).items()}}
-        save(path, {"accuracy": found, "paper": PAPER}, settings, digits=4)
+        content = {"accuracy": found, "privacy": promised(config, numbers), "paper": PAPER}
+        save(path, content, settings, digits=4)
         if set(parts) <= set(found):
             picture(figure(json.loads(path.read_text())["accuracy"]), config.out / "imdb_sweeps.png")
+
+
+def promised(config: Config, chosen: Mapping[str, Numbers]) -> dict[str, dict[str, Any]]:
+    """What a run gives away at each budget, whichever of the three methods it is of."""
+    makes = {
+        f"{epsilon:g}": imdb.candidates(replace(config.imdb, epsilon=epsilon))["DP-SGD"].make
+        for epsilon in (*config.epsilons, config.imdb.epsilon)
+    }
+    rows = imdb.texts(config.imdb).data.train.rows
+    return {key: spent(make(chosen["DP-SGD"]), units=rows, delta=4e-5) for key, make in makes.items()}
 
 
 def delays(config: Config, chosen: Mapping[str, Numbers]) -> dict[str, list[float]]:
@@ -103,18 +114,23 @@ def budgets(config: Config, chosen: Mapping[str, Numbers]) -> dict[str, dict[str
 
 def epochs(config: Config, chosen: Mapping[str, Numbers]) -> dict[str, list[list[float]]]:
     """Test accuracies of three methods after each epoch, with the noise of a run of all."""
-    whole, rows = config.imdb, imdb.texts(config.imdb).data.train.rows
-    rate, steps = whole.batch / rows, whole.epochs * rows // whole.batch
-    noise = privacy.noise_for(epsilon=whole.epsilon, rate=rate, steps=steps, delta=4e-5)
-    first = privacy.spent([Release(noise, rate, times=rows // whole.batch)], delta=4e-5).epsilon
-    every = imdb.candidates(replace(whole, epochs=1, epsilon=first))
+    every = imdb.candidates(one_epoch(config.imdb))
     return {
         name: [
             [100 * n for n in _curves(config, every[name].make(numbers), seed=seed)["test"]]
-            for seed in range(whole.seeds)
+            for seed in range(config.imdb.seeds)
         ]
         for name, numbers in chosen.items()
     }
+
+
+def one_epoch(whole: imdb.Config) -> imdb.Config:
+    """A single epoch at the noise of all, and so at the epsilon of a single one."""
+    rows = imdb.texts(whole).data.train.rows
+    rate, steps = whole.batch / rows, whole.epochs * rows // whole.batch
+    noise = privacy.noise_for(epsilon=whole.epsilon, rate=rate, steps=steps, delta=4e-5)
+    first = privacy.spent([Release(noise, rate, times=rows // whole.batch)], delta=4e-5)
+    return replace(whole, epochs=1, epsilon=first.epsilon)
 
 
 def delayed(config: Config, _: Mapping[str, Numbers]) -> dict[str, dict[str, Any]]:

@@ -22,10 +22,20 @@ FOLDER = Path(__file__).parents[2] / "experiments" / "private"
 pytest.importorskip("experiments", reason="experiments are not part of the package")
 
 
-def test_the_experiment_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SIZES = {"train": 120, "test": 20}
+
+
+@pytest.fixture
+def made_up(tmp_path: Path) -> Path:
+    """A folder with images that have nothing on them."""
     rng = np.random.default_rng(0)
     images = {f"x_{part}": rng.integers(0, 256, (size, 28, 28), np.uint8) for part, size in SIZES.items()}
     np.savez(tmp_path / "mnist.npz", **images)
+    return tmp_path
+
+
+def test_the_experiment_at_a_tiny_size(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path = made_up
     tiny = ["--images", "120", "--public", "70", "--valid", "10", "--widths", "3", "2", "--steps", "2"]
     options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, "--batch", "4", "--seeds", "2"]
     options += ["--methods", "DP-RMSProp"]
@@ -41,7 +51,18 @@ def test_the_experiment_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.Monke
     assert saved["privacy"]["epsilon"] == pytest.approx(1.6, abs=0.01)
 
 
-SIZES = {"train": 120, "test": 20}
+def test_every_private_method_spends_the_same(made_up: Path) -> None:
+    from experiments.private import autoencoder
+
+    config = autoencoder.Config(made_up, images=120, public=70, valid=10, widths=(3, 2), steps=2, batch=4)
+    every = autoencoder.candidates(config)
+    assert set(every) == set(autoencoder.PAPER)
+    for name, each in every.items():
+        assert np.prod([len(values) for values in each.grid.values()]) == 6
+        promise = each.make({key: values[0] for key, values in each.grid.items()}).privacy
+        assert (promise is None) == (name in ("SGD", "Adam", "AdaS"))
+        if promise is not None:
+            assert spent(promise.releases(1), delta=1 / 40).epsilon == pytest.approx(1.6, abs=0.01)
 
 
 def test_the_network_is_the_papers_at_its_widths() -> None:
@@ -78,6 +99,14 @@ def test_the_papers_order_holds_at_each_seed(saved: dict) -> None:
     assert errors.shape == (5, 5) and (np.diff(errors, axis=0) < 0).all()
     papers = [saved["error"][name]["paper"] for name in order]
     assert papers == sorted(papers, reverse=True)
+
+
+def test_what_else_the_page_says_of_the_order(saved: dict) -> None:
+    error = {name: np.array(each["test"]) for name, each in saved["error"].items()}
+    assert 0 < error["DP-SGD, warm start"].mean() - error["DP-SGD"].mean() < error["DP-SGD"].std(ddof=1) * 2
+    assert (error["DP-Adam-Pub"] > error["DP-SGD"]).all()
+    assert (error["Adam"] < error["AdaS"]).all() and (error["AdaS"] < error["SGD"]).all()
+    assert (error["AdaS"] > error["AdaDPS, RMSProp"]).all()
 
 
 def test_the_page_has_the_saved_numbers(saved: dict) -> None:

@@ -108,7 +108,7 @@ def test_scales_by_tfidf_help_on_such_features_as_on_counts():
     accuracy = {name: np.array(each["test"]) for name, each in TFIDF["accuracy"].items()}
     ahead = accuracy["AdaDPS, TF-IDF"] - accuracy["DP-SGD"]
     assert (ahead > 10).all()
-    assert ahead.mean() == pytest.approx(27, abs=0.5)
+    assert ahead.mean() == pytest.approx(24, abs=0.5)
 
 
 @pytest.mark.parametrize(("saved", "page", "name"), ROWS)

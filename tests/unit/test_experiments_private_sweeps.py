@@ -10,10 +10,13 @@ from tiny_reviews import tiny_reviews
 
 pytest.importorskip("experiments", reason="experiments are not part of the package")
 
+from evenhand.privacy import spent
+from evenhand.types import Release
 from experiments.private import imdb, imdb_sweeps
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
-SAVED = json.loads((FOLDER / "results" / "imdb_sweeps.json").read_text(encoding="utf-8"))["accuracy"]
+_CONTENT = json.loads((FOLDER / "results" / "imdb_sweeps.json").read_text(encoding="utf-8"))
+SAVED, SAVED_PRIVACY = _CONTENT["accuracy"], _CONTENT["privacy"]
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
@@ -44,6 +47,28 @@ def test_the_experiment_at_a_tiny_size(tmp_path):
     assert (tmp_path / "imdb_sweeps.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_epoch_has_the_noise_of_a_run_of_all(tmp_path):
+    tiny_reviews(tmp_path)
+    whole = imdb.Config(tmp_path, batch=8, epochs=3, public=10, valid=10, test=20)
+
+    def release(config):
+        work = imdb.candidates(config)["DP2-RMSProp"].make({"lr": 1.0, "clip": 1.0})
+        (found,) = work.privacy.releases(1)
+        return found
+
+    all_three, one = release(whole), release(imdb_sweeps.one_epoch(whole))
+    np.testing.assert_allclose(one.noise_multiplier, all_three.noise_multiplier, rtol=1e-3)
+    assert 3 * one.times <= all_three.times < 3 * (one.times + 1) and one.rate == all_three.rate
+
+
+def test_the_budgets_are_those_of_what_was_released():
+    for epsilon, told in SAVED_PRIVACY.items():
+        assert told["epsilon"] == pytest.approx(float(epsilon), rel=2e-3)
+        releases = [Release(**each) for each in told["releases"]]
+        # Noise and rate are saved to four digits.
+        assert spent(releases, delta=told["delta"]).epsilon == pytest.approx(told["epsilon"], rel=0.02)
+
+
 def _row(first: str, after: str) -> str:
     """The line of a table that begins so, below a text."""
     return next(line for line in PAGE[PAGE.index(after) :].splitlines() if line.startswith(f"| {first} |"))
@@ -67,11 +92,17 @@ def test_the_page_has_the_saved_accuracies(name):
 
 def test_the_page_has_what_came_without_privacy():
     found = list(SAVED["delayed RMSProp"].values())
-    losses = [np.mean([seed[-1] for seed in each["train"]]) for each in found]
     after = "**Without privacy, delayed"
-    np.testing.assert_allclose(_told(_row("training loss", after)), losses, atol=6e-4)
+
+    def told(row):
+        return [float(n) for n in re.findall(r"\d+\.\d+", _row(row, after))]
+
+    lowest = [np.mean([min(seed) for seed in each["train"]]) for each in found]
+    np.testing.assert_allclose(told("lowest training loss after an epoch"), lowest, atol=6e-4)
+    last = [np.mean([seed[-1] for seed in each["train"]]) for each in found]
+    np.testing.assert_allclose(told("training loss after 16 epochs"), last, atol=6e-4)
     tests = [np.mean(each["test"]) for each in found]
-    np.testing.assert_allclose(_told(_row("test accuracy", after)), tests, atol=0.051)
+    np.testing.assert_allclose(told("test accuracy after 16 epochs"), tests, atol=0.051)
     assert [round(max(np.mean(each["train"], axis=0))) for each in found[2:]] == [176, 279]
 
 

@@ -13,12 +13,14 @@ from evenhand.privacy import (
     audit_work,
     dp2,
     dp2_extra_query,
+    dp_adam_pub,
     dp_ftrl,
     dp_r_pub,
     dp_sgd,
     epsilon,
     noisy_mean,
     pda_dpmd,
+    scale_then_privatize,
     spent,
 )
 from evenhand.privacy._noise import with_gaussian
@@ -64,6 +66,13 @@ MAKERS = {
     ),
     "dp_r_pub": lambda model, noise: dp_r_pub(
         model, 1.0, public=PUBLIC, clip=1.0, noise_multiplier=noise, **COMMON
+    ),
+    # Without momentum, so that all steps weigh the same in the model that is judged.
+    "dp_adam_pub": lambda model, noise: dp_adam_pub(
+        model, 1.0, public=PUBLIC, betas=(1.0, 0.0, 0.5), eps=1.0, clip=1.0, noise_multiplier=noise, **COMMON
+    ),
+    "scale_then_privatize": lambda model, noise: scale_then_privatize(
+        model, 1.0, b1=0.0, eps=1e3, scale_eps=1.0, clip=1.0, noise_multiplier=noise, **COMMON
     ),
     "pda_dpmd": lambda model, noise: pda_dpmd(
         model, 1.0, public=PUBLIC, total_steps=1000, clip=1.0, noise_multiplier=noise, **COMMON
@@ -271,6 +280,40 @@ def test_a_private_histogram_loses_no_more_than_it_says_and_is_caught_with_half_
     says = spent([release], delta=DELTA).epsilon
     sound, half = (judged(*quantile_losses(part * counting.sigma, counting, clients)) for part in (1.0, 0.5))
     assert 0.3 < sound < says < half
+
+
+def replaced_client(rule, state, answering):
+    """Scores of sums in which one client points up or down, and as many others as answer add noise alone."""
+    included, nothing = coins(), jnp.float32(jnp.nan)
+
+    def lifted(number, key):
+        return rule.lift(Upload(jnp.full(1, number), jnp.float32(1.0), nothing), rule.publish(state), key)[0]
+
+    @jax.jit
+    def scores(here, keys):
+        def one(given):
+            here, key = given
+            own, *others = jax.random.split(key, answering)
+            words = lifted(jnp.where(here, 100.0, -100.0), own)
+            for each in others:
+                words = words + lifted(0.0, each)
+            return rule.lower((words, jnp.uint32(ANSWERING)), state, key)[0][0]
+
+        return jax.lax.map(one, (here, keys), batch_size=2000)
+
+    keys = jax.random.split(jax.random.key(0), len(included))
+    return judged(scores(jnp.asarray(included), keys), included)
+
+
+ANSWERING = 8
+
+
+def test_a_discrete_mean_loses_no_more_than_it_says_and_is_caught_where_too_few_add_noise():
+    """A quarter of the clients that it counts on add half of the noise."""
+    rule = eh.privacy.discrete_mean(1.0, noise_multiplier=2 / 0.2, rate=1.0, fewest=ANSWERING)
+    says, state = spent([rule.release], delta=DELTA).epsilon, rule.init(jnp.zeros(1), ANSWERING)
+    assert 0.3 < replaced_client(rule, state, ANSWERING) < says
+    assert replaced_client(rule, state, ANSWERING // 4) > says
 
 
 # --- the audit itself -------------------------------------------------------------------------------------------------
