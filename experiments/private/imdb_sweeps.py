@@ -69,13 +69,13 @@ def main(config: Config) -> None:
     chosen = json.loads(config.chosen.read_text())["accuracy"]
     numbers: dict[str, Numbers] = {name: chosen[name]["chosen"] for name in COLORS}
     parts = {"delays": delays, "budgets": budgets, "epochs": epochs, "delayed RMSProp": delayed}
-    found: dict[str, Any] = {}
+    given_away, found = promised(config, numbers), dict[str, Any]()
     for name in config.parts:
         found[name] = parts[name](config, numbers)
         print(name, json.dumps(found[name], default=str), flush=True)
         path = config.out / "imdb_sweeps.json"
         settings = {**asdict(config), "imdb": {key: str(value) for key, value in asdict(config.imdb).items()}}
-        content = {"accuracy": found, "privacy": promised(config, numbers), "paper": PAPER}
+        content = {"accuracy": found, "privacy": given_away, "paper": PAPER}
         save(path, content, settings, digits=4)
         if set(parts) <= set(found):
             picture(figure(json.loads(path.read_text())["accuracy"]), config.out / "imdb_sweeps.png")

@@ -27,7 +27,7 @@ SIZES = {"train": 120, "test": 20}
 
 @pytest.fixture
 def made_up(tmp_path: Path) -> Path:
-    """A folder with images that have nothing on them."""
+    """A folder with images of noise."""
     rng = np.random.default_rng(0)
     images = {f"x_{part}": rng.integers(0, 256, (size, 28, 28), np.uint8) for part, size in SIZES.items()}
     np.savez(tmp_path / "mnist.npz", **images)
@@ -35,16 +35,15 @@ def made_up(tmp_path: Path) -> Path:
 
 
 def test_the_experiment_at_a_tiny_size(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tmp_path = made_up
     tiny = ["--images", "120", "--public", "70", "--valid", "10", "--widths", "3", "2", "--steps", "2"]
-    options = ["--data-dir", str(tmp_path), "--out", str(tmp_path), *tiny, "--batch", "4", "--seeds", "2"]
+    options = ["--data-dir", str(made_up), "--out", str(made_up), *tiny, "--batch", "4", "--seeds", "2"]
     options += ["--methods", "DP-RMSProp"]
     monkeypatch.setattr(sys, "argv", ["", *options])
 
     with jax.numpy_dtype_promotion("standard"):  # for optax
         runpy.run_module("experiments.private.autoencoder", run_name="__main__", alter_sys=True)
 
-    saved = json.loads((tmp_path / "autoencoder.json").read_text())
+    saved = json.loads((made_up / "autoencoder.json").read_text())
     assert shlex.split(saved["command"]) == ["python", "-m", "experiments.private.autoencoder", *options]
     (found,) = saved["error"].values()
     assert len(found["test"]) == 2 and len(found["valid"]) == 6

@@ -95,7 +95,7 @@ def test_the_page_has_what_came_without_privacy():
     after = "**Without privacy, delayed"
 
     def told(row):
-        return [float(n) for n in re.findall(r"\d+\.\d+", _row(row, after))]
+        return _told(_row(row, after))
 
     lowest = [np.mean([min(seed) for seed in each["train"]]) for each in found]
     np.testing.assert_allclose(told("lowest training loss after an epoch"), lowest, atol=6e-4)
