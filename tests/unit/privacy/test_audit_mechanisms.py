@@ -309,8 +309,11 @@ ANSWERING = 8
 
 
 def test_a_discrete_mean_loses_no_more_than_it_says_and_is_caught_where_too_few_add_noise():
-    """A quarter of the clients that it counts on add half of the noise."""
-    rule = eh.privacy.discrete_mean(1.0, noise_multiplier=2 / 0.2, rate=1.0, fewest=ANSWERING)
+    """A quarter of the clients that it counts on add half of the noise.
+
+    With as little noise as here, a release that forgot that a replaced client counts twice would be caught, too.
+    """
+    rule = eh.privacy.discrete_mean(1.0, noise_multiplier=4.0, rate=1.0, fewest=ANSWERING)
     says, state = spent([rule.release], delta=DELTA).epsilon, rule.init(jnp.zeros(1), ANSWERING)
     assert 0.3 < replaced_client(rule, state, ANSWERING) < says
     assert replaced_client(rule, state, ANSWERING // 4) > says
