@@ -1,8 +1,8 @@
 """Private adaptive methods on sentiments of film reviews, all at one epsilon.
 
-The rows on IMDB of tables 6.2, 6.4 and 6.6 of Li et al., *Private Adaptive Optimization with Side Information*, ICML
-2022, and of table 1 of Li et al., *Differentially Private Adaptive Optimization with Delayed Preconditioners*, ICLR
-2023, at the first paper's epsilon.  From the root of the repository:
+The rows on IMDB of tables 6.2, 6.4 and 6.6 to 6.10 of Li et al., *Private Adaptive Optimization with Side
+Information*, ICML 2022, and of table 1 of Li et al., *Differentially Private Adaptive Optimization with Delayed
+Preconditioners*, ICLR 2023, at the first paper's epsilon.  From the root of the repository:
 
     python -m experiments.private.imdb --data-dir DIR --folder runs/imdb
 
@@ -28,13 +28,12 @@ import evenhand as eh
 from evenhand import privacy
 from evenhand.studies import Outcome
 from experiments.private import imdb_more
-from experiments.private.tuned import Candidate, Numbers, Runs, save, spent, tuned
+from experiments.private.tuned import Candidate, Numbers, Runs, earlier, save, spent, tuned
 from experiments.robust.breakdown import accuracy
 
 NDArray = npt.NDArray[Any]
 
 PAPER = {
-    "SGD": 66.0,
     "DP-SGD": 63.0,
     "DP-Adam": 69.0,
     "DP-RMSProp": 67.0,
@@ -44,7 +43,7 @@ PAPER = {
     "DP2-RMSProp": 81.5,
     **imdb_more.PAPER,
 }
-"""Test accuracy in percent at epsilon 1.5 (tables 6.2, 6.4, 6.6, 6.9); DP2 at epsilon 3.0, beside a DP-SGD of 68.7."""
+"""Test accuracy in percent at epsilon 1.5 (tables 6.2, 6.4, 6.6); DP2 at epsilon 3.0, beside a DP-SGD of 68.7."""
 
 PAPER_TFIDF = {"DP-SGD": 68.0, "DP-Adam": 65.0, "AdaDPS, TF-IDF": 80.0, "ideal": 83.0}
 """The same on TF-IDF features (table 6.4)."""
@@ -61,7 +60,7 @@ class Config:
     folder: Path | None = None
     """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     methods: tuple[str, ...] = ()
-    """Only these methods; none: all."""
+    """Only these methods, beside what the file has of others; none: all."""
     features: Literal["counts", "tfidf"] = "counts"
     """With tfidf, the numbers go to a folder "tfidf"; how many reviews have a word is known from the others (ours)."""
     epsilon: float = 1.5
@@ -150,6 +149,7 @@ def candidates(config: Config) -> dict[str, Candidate]:
     rate = config.batch / rows
     noise = privacy.noise_for(epsilon=config.epsilon, rate=rate, steps=steps, delta=4e-5)
     common: dict[str, Any] = {"noise_multiplier": noise, "rate": rate, "steps": steps}
+    plain: dict[str, Any] = {"steps": steps, "batch_size": config.batch}
     clips = (0.1, 0.5)
     frequencies = privacy.token_frequencies(model, np.asarray(public[0]) * 290)
 
@@ -186,11 +186,10 @@ def candidates(config: Config) -> dict[str, Candidate]:
         "AdaDPS, public": Candidate(with_public, {"lr": wide, "clip": (2.0, 5.0)}),
         "AdaDPS, frequencies": Candidate(with_frequencies, {"lr": (10.0, 30.0, 100.0), "clip": (0.2, 0.5)}),
         "DP2-RMSProp": Candidate(delayed, {"lr": wide, "clip": (2.0, 5.0)}),
-        **{
-            name: Candidate(*each)
-            for name, each in imdb_more.more(model, public, others, common, delta=4e-5).items()
-        },
     }
+    further = imdb_more.more(model, public, others, common, delta=4e-5)
+    further |= imdb_more.without_privacy(model, public, others, plain)
+    every |= {name: Candidate(*each) for name, each in further.items()}
     if config.features == "counts":
         return every
     by_words = imdb_more.scaled_by_tfidf(model, others / np.float32(290) * weights, common)
@@ -203,8 +202,10 @@ def main(config: Config) -> None:
     data, every = texts(config).data, candidates(config)
     runs = Runs(data, config.seeds, config.tuning, _accuracy, folder=config.folder)
     printed, folder = (PAPER, "") if config.features == "counts" else (PAPER_TFIDF, config.features)
-    found: dict[str, Any] = {}
-    given_away: dict[str, Any] = {}
+    path = config.out / folder / "imdb.json"
+    before = earlier(path, config.methods)
+    found: dict[str, Any] = before.get("accuracy", {})
+    given_away: dict[str, Any] = before.get("privacy", {})
     for name, each in every.items():
         if config.methods and name not in config.methods:
             continue
@@ -214,7 +215,7 @@ def main(config: Config) -> None:
         given_away[name] = _spent(each, best)
         print(f"{name:20} {np.mean(test):5.1f} ± {np.std(test, ddof=1):.1f}  {dict(best)}", flush=True)
         content = {"accuracy": found, "privacy": given_away}
-        save(config.out / folder / "imdb.json", content, asdict(config), digits=3)
+        save(path, content, asdict(config), digits=3)
 
 
 def _accuracy(outcome: Outcome, split: str) -> float:

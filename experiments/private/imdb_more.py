@@ -11,9 +11,9 @@ import optax
 
 import evenhand as eh
 from evenhand import privacy
-from evenhand.types import Release
+from evenhand.types import Params, Release
 
-__all__ = ["PAPER", "more", "scaled_by_tfidf"]
+__all__ = ["PAPER", "more", "scaled_by_tfidf", "without_privacy"]
 
 NDArray: TypeAlias = npt.NDArray[Any]
 Numbers: TypeAlias = Mapping[str, Any]
@@ -30,8 +30,13 @@ PAPER = {
     "DP-SGD, warm start": 73.0,
     "DP-Adam-Pub": 74.0,
     "ideal": 82.0,
+    "SGD": 66.0,
+    "Adam": 88.0,
+    "AdaS, public": 88.0,
+    "AdaS, frequencies with padding": 88.0,
 }
-"""Test accuracy in percent (tables 6.2, 6.4, 6.7, 6.8, 6.10 at epsilon 1.5; DP2's variants: table 6.14, sigma 1)."""
+"""Test accuracy in percent (tables 6.2, 6.4, 6.7, 6.8, 6.10 at epsilon 1.5, and 6.9 without privacy; DP2's variants:
+table 6.14, sigma 1)."""
 
 _WIDE = (3.0, 10.0, 30.0)
 
@@ -83,6 +88,32 @@ def more(
     }
 
 
+def without_privacy(
+    model: eh.Model, public: Examples, others: NDArray, plain: Mapping[str, Any]
+) -> dict[str, tuple[Make, Mapping[str, Sequence[Any]]]]:
+    """The same for methods that neither clip nor add noise, for so many steps on batches of one size."""
+    padded = _frequencies(model, others, length=290)
+
+    def sgd(n: Numbers) -> eh.local.Work:
+        return eh.local.sgd(model, optax.sgd(n["lr"]), **plain)
+
+    def adam(n: Numbers) -> eh.local.Work:
+        return eh.local.sgd(model, optax.adam(n["lr"], eps=1e-8), **plain)
+
+    def adas(n: Numbers) -> eh.local.Work:
+        return privacy.adas(model, n["lr"], public=public, eps=1e-3, **plain)
+
+    def counted(n: Numbers) -> eh.local.Work:
+        return privacy.adas(model, n["lr"], divided_by=padded, **plain)
+
+    return {
+        "SGD": (sgd, {"lr": (0.1, 0.3, 1.0, 2.0, 3.0, 6.0)}),
+        "Adam": (adam, {"lr": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)}),
+        "AdaS, public": (adas, {"lr": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)}),
+        "AdaS, frequencies with padding": (counted, {"lr": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)}),
+    }
+
+
 def scaled_by_tfidf(
     model: eh.Model, others: NDArray, common: Mapping[str, Any]
 ) -> tuple[Make, Mapping[str, Sequence[Any]]]:
@@ -118,7 +149,17 @@ def _releases(common: Mapping[str, Any], noise: float, single: int) -> list[Rele
 
 
 def _counted(model: eh.Model, others: NDArray, common: Mapping[str, Any], length: int | None = None) -> Make:
-    """AdaDPS by frequencies; with a length, they are compared with those of a token that pads reviews to it.
+    """AdaDPS by frequencies."""
+    scales = _frequencies(model, others, length)
+
+    def make(n: Numbers) -> eh.local.Work:
+        return privacy.adadps(model, n["lr"], clip=n["clip"], divided_by=scales, **common)
+
+    return make
+
+
+def _frequencies(model: eh.Model, others: NDArray, length: int | None) -> Params:
+    """How frequent tokens are; with a length, compared with a token that pads reviews to it.
 
     The authors' vocabulary has such a token, ours has not.  It is more frequent than any word, so that the scales of
     all words are smaller beside that of the bias, which is 1.
@@ -127,12 +168,7 @@ def _counted(model: eh.Model, others: NDArray, common: Mapping[str, Any], length
     if length is not None:
         missing = np.maximum(length - others.sum(axis=1, dtype=np.int64), 0).mean()
         padding = max(1.0, float(missing / others.mean(axis=0).max()))
-    scales = privacy.token_frequencies(model, others, most=1e4 / padding, unit=100.0 / padding)
-
-    def make(n: Numbers) -> eh.local.Work:
-        return privacy.adadps(model, n["lr"], clip=n["clip"], divided_by=scales, **common)
-
-    return make
+    return privacy.token_frequencies(model, others, most=1e4 / padding, unit=100.0 / padding)
 
 
 def _two_queries(model: eh.Model, given: Mapping[str, Any]) -> Make:

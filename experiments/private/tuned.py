@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from evenhand.report import statistics
 from evenhand.studies import Family, Outcome
 from experiments.fairness import write
 
-__all__ = ["Candidate", "Found", "Numbers", "Runs", "error", "save", "spent", "stepping", "tuned"]
+__all__ = ["Candidate", "Found", "Numbers", "Runs", "earlier", "error", "save", "spent", "stepping", "tuned"]
 
 Numbers = Mapping[str, Any]
 
@@ -119,8 +120,26 @@ def spent(work: eh.local.Work, *, units: int, delta: float) -> dict[str, Any]:
     return {"epsilon": found.epsilon, "delta": found.delta, "releases": [r._asdict() for r in found.releases]}
 
 
+def earlier(path: Path, methods: Sequence[str]) -> dict[str, Any]:
+    """What the same command has saved of all methods, where only some of them are run again; else nothing."""
+    if not methods or not path.exists():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text())
+    before = _for_all(shlex.split(content["command"])[3:])
+    return content if before == _for_all(sys.argv[1:]) else {}
+
+
 def save(path: Path, content: Mapping[str, Any], config: Mapping[str, Any], digits: int = 4) -> None:
-    """Writes the numbers of the experiment that the file is named after."""
-    module = f"experiments.private.{path.stem}"
-    command = {"command": shlex.join(["python", "-m", module, *sys.argv[1:]])}
-    write(path, {**command, **content}, config, digits=digits)
+    """Writes the numbers of the experiment that the file is named after, with the command for all its methods."""
+    told = {name: value for name, value in config.items() if name != "methods"}
+    command = shlex.join(["python", "-m", f"experiments.private.{path.stem}", *_for_all(sys.argv[1:])])
+    write(path, {"command": command, **content}, told, digits=digits)
+
+
+def _for_all(options: Sequence[str]) -> list[str]:
+    """The same without a choice of methods."""
+    words, kept = iter(options), list[str]()
+    for word in words:
+        given = next((each for each in words if each.startswith("--")), "") if word == "--methods" else word
+        kept += [given] if given else []
+    return kept

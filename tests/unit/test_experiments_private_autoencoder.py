@@ -37,8 +37,7 @@ def made_up(tmp_path: Path) -> Path:
 def test_the_experiment_at_a_tiny_size(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = ["--images", "120", "--public", "70", "--valid", "10", "--widths", "3", "2", "--steps", "2"]
     options = ["--data-dir", str(made_up), "--out", str(made_up), *tiny, "--batch", "4", "--seeds", "2"]
-    options += ["--methods", "DP-RMSProp"]
-    monkeypatch.setattr(sys, "argv", ["", *options])
+    monkeypatch.setattr(sys, "argv", ["", *options, "--methods", "DP-RMSProp"])
 
     with jax.numpy_dtype_promotion("standard"):  # for optax
         runpy.run_module("experiments.private.autoencoder", run_name="__main__", alter_sys=True)

@@ -43,8 +43,7 @@ def data_dir(tmp_path: Path) -> Path:
 def test_the_experiment_at_a_tiny_size(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = ["--public", "50", "--test", "200", "--valid", "100", "--batch", "50", "--epochs", "5"]
     options = ["--data-dir", str(data_dir), "--out", str(data_dir), *tiny, "--dimension", "4", "--seeds", "2"]
-    options += ["--methods", "DP-SGD"]
-    monkeypatch.setattr(sys, "argv", ["", *options])
+    monkeypatch.setattr(sys, "argv", ["", *options, "--methods", "DP-SGD"])
     monkeypatch.delitem(sys.modules, "experiments.private.movielens", raising=False)  # others import it
 
     runpy.run_module("experiments.private.movielens", run_name="__main__", alter_sys=True)

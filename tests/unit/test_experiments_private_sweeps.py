@@ -12,7 +12,7 @@ pytest.importorskip("experiments", reason="experiments are not part of the packa
 
 from evenhand.privacy import spent
 from evenhand.types import Release
-from experiments.private import imdb, imdb_sweeps
+from experiments.private import imdb, imdb_sweeps, movielens, movielens_sweeps, sweeps
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
 _CONTENT = json.loads((FOLDER / "results" / "imdb_sweeps.json").read_text(encoding="utf-8"))
@@ -30,21 +30,43 @@ def test_the_experiment_at_a_tiny_size(tmp_path):
     settings = {name: {"chosen": {**numbers, "clip": 0.5}} for name, numbers in chosen.items()}
     (tmp_path / "imdb.json").write_text(json.dumps({"accuracy": settings}))
     config = imdb_sweeps.Config(
-        small, tmp_path / "imdb.json", tmp_path, epsilons=(2.0,), delays=(1, 2, 3, 4), step_sizes=(0.1, 1.0)
+        small, tmp_path / "imdb.json", tmp_path, epsilons=(2.0,), delays=(1, 2), step_sizes=(0.1, 1.0)
     )
 
     imdb_sweeps.main(config)
 
     found = json.loads((tmp_path / "imdb_sweeps.json").read_text())["accuracy"]
-    assert {key: len(each) for key, each in found["delays"].items()} == dict.fromkeys("1234", 2)
+    assert {key: len(each) for key, each in found["delays"].items()} == dict.fromkeys("12", 2)
     assert {name: list(each) for name, each in found["budgets"].items()} == {key: ["2"] for key in chosen}
     assert {name: np.shape(each) for name, each in found["epochs"].items()} == dict.fromkeys(chosen, (2, 3))
     without = found["delayed RMSProp"]
-    assert list(without) == ["RMSProp", "delay 2", "delay 3", "delay 4"]
+    assert list(without) == ["RMSProp", "delay 2"]
     for each in without.values():
         assert np.shape(each["train"]) == (2, 3) and np.shape(each["test"]) == (2,)
         assert each["valid"][str(each["chosen"])] == min(each["valid"].values())
     assert (tmp_path / "imdb_sweeps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ratings_are_swept_with_a_delay_of_half_a_run(tmp_path):
+    random = np.random.default_rng(0)
+    ids = {"user": random.integers(1, 944, 600), "item": random.integers(1, 1683, 600)}
+    np.savez(tmp_path / "movielens_100k.npz", **ids, rating=random.integers(1, 6, 600).astype(np.float32))
+    small = movielens.Config(
+        tmp_path, public=50, test=200, valid=100, batch=50, epochs=4, dimension=4, seeds=2
+    )
+    settings = {name: {"chosen": {"lr": 0.1, "clip": 1.0}} for name in sweeps.COLORS}
+    (tmp_path / "movielens.json").write_text(json.dumps({"error": settings}))
+    config = movielens_sweeps.Config(
+        small, tmp_path / "movielens.json", tmp_path, delays=(3,), epsilons=(5.0,), parts=("delays",)
+    )
+
+    movielens_sweeps.main(config)
+
+    saved = json.loads((tmp_path / "movielens_sweeps.json").read_text())
+    (errors,) = saved["squared_error"]["delays"].values()
+    assert len(errors) == 2 and errors[0] != errors[1]  # each seed has a split of its own
+    assert saved["privacy"]["5"]["epsilon"] == pytest.approx(5.0, abs=0.01)
+    assert movielens_sweeps.task_of(config).chosen["DP2-RMSProp"]["delay"] == 10  # of 20 steps
 
 
 def test_an_epoch_has_the_noise_of_a_run_of_all(tmp_path):
@@ -56,7 +78,10 @@ def test_an_epoch_has_the_noise_of_a_run_of_all(tmp_path):
         (found,) = work.privacy.releases(1)
         return found
 
-    all_three, one = release(whole), release(imdb_sweeps.one_epoch(whole))
+    chosen = {name: {"chosen": {"lr": 1.0, "clip": 1.0}} for name in sweeps.COLORS}
+    (tmp_path / "imdb.json").write_text(json.dumps({"accuracy": chosen}))
+    task = imdb_sweeps.task_of(imdb_sweeps.Config(whole, tmp_path / "imdb.json"))
+    all_three, one = release(whole), release(sweeps.one_epoch(task))
     np.testing.assert_allclose(one.noise_multiplier, all_three.noise_multiplier, rtol=1e-3)
     assert 3 * one.times <= all_three.times < 3 * (one.times + 1) and one.rate == all_three.rate
 
@@ -113,10 +138,8 @@ def test_the_best_delay_is_neither_the_shortest_nor_the_longest():
 
 
 def test_dp2_gains_at_every_budget_and_from_the_second_epoch_on():
-    plain, noisy, late = (
-        np.mean(list(SAVED["budgets"][name].values()), axis=1) for name in imdb_sweeps.COLORS
-    )
+    plain, noisy, late = (np.mean(list(SAVED["budgets"][name].values()), axis=1) for name in sweeps.COLORS)
     assert np.all(late > noisy) and np.all(noisy > plain) and late[0] > noisy[-1] + 10
-    plain, noisy, late = (np.mean(SAVED["epochs"][name], axis=0) for name in imdb_sweeps.COLORS)
+    plain, noisy, late = (np.mean(SAVED["epochs"][name], axis=0) for name in sweeps.COLORS)
     assert np.all(late[2:] > np.maximum(noisy, plain)[2:])
     assert (round(late[3], 1), round(noisy[-1], 1)) == (69.4, 67.3) and late[3] > noisy.max()
