@@ -189,7 +189,7 @@ def candidates(config: Config) -> dict[str, Candidate]:
         "AdaDPS, Adam": Candidate(adadps_adam, {"lr": (0.1, 0.2, 0.4), "clip": (3.0, 10.0)}),
         "DP-SGD, warm start": Candidate(warm, {"warm": (0.001, 0.01), "lr": (100.0, 300.0, 1000.0)}),
         "DP-Adam-Pub": Candidate(adam_pub, {"lr": (0.001, 0.003, 0.01), "clip": clips}),
-        "PDA-DPMD": Candidate(mirror, {"lr": (10.0, 30.0, 100.0), "clip": clips}),
+        "PDA-DPMD": Candidate(mirror, {"lr": (30.0, 100.0, 300.0), "clip": (0.05, 0.15)}),
         "SGD": Candidate(open_sgd, {"lr": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)}),
         "Adam": Candidate(open_adam, {"lr": (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)}),
         "AdaS": Candidate(adas, {"lr": (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)}),

@@ -53,7 +53,7 @@ class Config:
     """Figure 6.12: the same shares of a run."""
     late: tuple[int, ...] = (37, 367, 917)
     """Figure 6.8's (ours)."""
-    step_sizes: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    step_sizes: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
     """Of figure 6.8's adaptive steps; validation ratings choose."""
     parts: tuple[str, ...] = PARTS
     """Only these."""

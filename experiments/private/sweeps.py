@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 import evenhand as eh
 from evenhand import privacy
@@ -219,6 +220,9 @@ def figure(found: Mapping[str, Any], epsilon: float, metric: str) -> Figure:
     for name, each in found["delayed RMSProp"].items():
         last.plot(np.mean(each["train"], axis=0), lw=1.2, label=name)
     last.set_yscale("log")
+    last.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    last.yaxis.set_major_formatter("{x:g}")
+    last.yaxis.set_minor_formatter("")
     _look(last, "without privacy", "epochs", "training loss")
     return drawn
 

@@ -54,7 +54,7 @@ def test_ratings_are_swept_with_a_delay_of_half_a_run(tmp_path):
     small = movielens.Config(
         tmp_path, public=50, test=200, valid=100, batch=50, epochs=4, dimension=4, seeds=2
     )
-    settings = {name: {"chosen": {"lr": 0.1, "clip": 1.0}} for name in sweeps.COLORS}
+    settings = {name: {"chosen": {"lr": 0.1, "clip": 1.0, "first_lr": 0.1}} for name in sweeps.COLORS}
     (tmp_path / "movielens.json").write_text(json.dumps({"error": settings}))
     config = movielens_sweeps.Config(
         small, tmp_path / "movielens.json", tmp_path, delays=(3,), epsilons=(5.0,), parts=("delays",)
