@@ -143,3 +143,50 @@ def test_dp2_gains_at_every_budget_and_from_the_second_epoch_on():
     plain, noisy, late = (np.mean(SAVED["epochs"][name], axis=0) for name in sweeps.COLORS)
     assert np.all(late[2:] > np.maximum(noisy, plain)[2:])
     assert (round(late[3], 1), round(noisy[-1], 1)) == (69.4, 67.3) and late[3] > noisy.max()
+
+
+# --- ratings ----------------------------------------------------------------------------------------------------------
+
+_RATINGS = json.loads((FOLDER / "results" / "movielens_sweeps.json").read_text(encoding="utf-8"))
+ERRORS = _RATINGS["squared_error"]
+BEFORE = "**Over budgets and delays, too"
+
+
+@pytest.mark.parametrize(("name", "found"), [*ERRORS["budgets"].items(), ("ours", ERRORS["delays"])])
+def test_the_page_has_the_saved_errors(name, found):
+    seeds = np.array(list(found.values()))
+    assert seeds.shape in ((7, 5), (4, 5))
+    told = np.array(_told(_row(name, BEFORE))).reshape(-1, 2)
+    np.testing.assert_allclose(told, np.stack([seeds.mean(1), seeds.std(1, ddof=1)], axis=1), atol=6e-4)
+
+
+def test_there_is_little_to_choose_on_ratings():
+    over = {int(delay): np.mean(each) for delay, each in ERRORS["delays"].items()}
+    assert min(over, key=over.get) == 1101 and max(over.values()) - min(over.values()) < 0.04
+    at_most = np.mean([found["49.8"] for found in ERRORS["budgets"].values()], axis=1)
+    free = json.loads((FOLDER / "results" / "movielens.json").read_text(encoding="utf-8"))["error"]
+    assert at_most.max() - np.mean(free["RMSProp"]["test"]) < 0.3
+
+
+def test_the_budgets_on_ratings_are_those_of_what_was_released():
+    for epsilon, told in _RATINGS["privacy"].items():
+        assert told["epsilon"] == pytest.approx(float(epsilon), rel=2e-3)
+        releases = [Release(**each) for each in told["releases"]]
+        assert spent(releases, delta=told["delta"]).epsilon == pytest.approx(told["epsilon"], rel=0.02)
+
+
+def test_dp2_learns_no_faster_on_ratings():
+    plain, _, late = (np.mean(ERRORS["epochs"][name], axis=0) for name in sweeps.COLORS)
+    assert np.all(late[1:18] > plain[1:18]) and np.all(late[18:24] < plain[18:24])
+    assert (plain - late)[18:].max() < 0.06 and abs(late[-1] - plain[-1]) < 0.006
+
+
+def test_the_page_has_what_came_of_ratings_without_privacy():
+    found, after = (
+        list(ERRORS["delayed RMSProp"].values()),
+        "**Without privacy, delayed RMSProp comes near RMSProp** (",
+    )
+    trained = [np.mean([seed[-1] for seed in each["train"]]) for each in found]
+    np.testing.assert_allclose(_told(_row("training loss after 25 epochs", after)), trained, atol=6e-4)
+    tests = [np.mean(each["test"]) for each in found]
+    np.testing.assert_allclose(_told(_row("test error after 25 epochs", after)), tests, atol=6e-4)
