@@ -1,6 +1,6 @@
 """Private adaptive methods on an autoencoder of digits, all at one epsilon.
 
-The rows on MNIST of tables 6.1, 6.2 and 6.6 to 6.9 of Li et al., *Private Adaptive Optimization with Side Information*,
+Its rows in tables 6.1, 6.2 and 6.6 to 6.9 of Li et al., *Private Adaptive Optimization with Side Information*,
 ICML 2022, with a narrower network and fewer steps of larger batches.  From the root of the repository:
 
     python -m experiments.private.autoencoder --data-dir DIR --folder runs/autoencoder
@@ -26,7 +26,18 @@ import tyro
 import evenhand as eh
 from evenhand import privacy
 from evenhand.types import Array, Model
-from experiments.private.tuned import Candidate, Numbers, Runs, earlier, error, save, spent, stepping, tuned
+from experiments.private.tuned import (
+    Candidate,
+    Numbers,
+    Runs,
+    earlier,
+    error,
+    save,
+    spent,
+    stepping,
+    tuned,
+    wanted,
+)
 
 PAPER = {
     "DP-SGD": 5.013,
@@ -200,13 +211,13 @@ def main(config: Config) -> None:
     """Tunes each method by validation images, runs it with the other seeds, and writes what came of it."""
     data, every = images(config).data, candidates(config)
     usual = config.epsilon == Config.epsilon
-    printed = PAPER if usual else PAPER_AT_3
+    printed = {1.6: PAPER, 3.0: PAPER_AT_3}.get(config.epsilon, {})
     path = config.out / ("" if usual else f"epsilon_{config.epsilon:g}") / "autoencoder.json"
     runs = Runs(data, config.seeds, config.tuning, error, min, folder=config.folder)
-    before = earlier(path, config.methods)
+    before = earlier(path, asdict(config))
     found: dict[str, Any] = before.get("error", {})
     promised: dict[str, Any] = before.get("privacy", {})
-    for name in config.methods or printed:
+    for name in wanted(every, config.methods or tuple(printed)):
         each = every[name]
         best, swept, outcomes = tuned(name, each, runs)
         test = [100 * error(outcome, "test") for outcome in outcomes]

@@ -28,7 +28,7 @@ import evenhand as eh
 from evenhand import privacy
 from evenhand.studies import Outcome
 from experiments.private import imdb_more
-from experiments.private.tuned import Candidate, Numbers, Runs, earlier, save, spent, tuned
+from experiments.private.tuned import Candidate, Numbers, Runs, earlier, save, spent, tuned, wanted
 from experiments.robust.breakdown import accuracy
 
 NDArray = npt.NDArray[Any]
@@ -193,8 +193,8 @@ def candidates(config: Config) -> dict[str, Candidate]:
     if config.features == "counts":
         return every
     by_words = imdb_more.scaled_by_tfidf(model, others / np.float32(290) * weights, common)
-    every = {name: each for name, each in every.items() if "frequencies" not in name}
-    return {**every, "AdaDPS, TF-IDF": Candidate(*by_words)}
+    every["AdaDPS, TF-IDF"] = Candidate(*by_words)
+    return {name: every[name] for name in PAPER_TFIDF}
 
 
 def main(config: Config) -> None:
@@ -203,12 +203,11 @@ def main(config: Config) -> None:
     runs = Runs(data, config.seeds, config.tuning, _accuracy, folder=config.folder)
     printed, folder = (PAPER, "") if config.features == "counts" else (PAPER_TFIDF, config.features)
     path = config.out / folder / "imdb.json"
-    before = earlier(path, config.methods)
+    before = earlier(path, asdict(config))
     found: dict[str, Any] = before.get("accuracy", {})
     given_away: dict[str, Any] = before.get("privacy", {})
-    for name, each in every.items():
-        if config.methods and name not in config.methods:
-            continue
+    for name in wanted(every, config.methods):
+        each = every[name]
         best, swept, outcomes = tuned(name, each, runs)
         test = [_accuracy(outcome, "test") for outcome in outcomes]
         found[name] = {"chosen": dict(best), "valid": swept, "test": test, "paper": printed.get(name)}

@@ -23,12 +23,11 @@ from evenhand import privacy
 from evenhand.studies import Outcome
 from evenhand.types import Model, Release
 from experiments.fairness import picture
-from experiments.private.tuned import Candidate, Numbers, Runs, save, spent, tuned
+from experiments.private.tuned import Candidate, Numbers, Runs, earlier, save, spent, tuned, wanted
 
-__all__ = ["COLORS", "PARTS", "Sweep", "Task", "chosen_by", "one_epoch", "run"]
+__all__ = ["COLORS", "Sweep", "Task", "chosen_by", "one_epoch", "run"]
 
 COLORS = {"DP-SGD": "#0072B2", "DP-RMSProp": "#009E73", "DP2-RMSProp": "#D55E00"}
-PARTS = ("delays", "budgets", "epochs", "delayed RMSProp")
 
 
 class Task(NamedTuple):
@@ -71,14 +70,14 @@ class Sweep(NamedTuple):
       delays: in steps.
       late: those for delayed RMSProp.
       step_sizes: of its adaptive phase; the loss on validation rows chooses.
-      parts: of :data:`PARTS`.
+      parts: only these; none: all.
     """
 
     epsilons: Sequence[float]
     delays: Sequence[int]
     late: Sequence[int]
     step_sizes: Sequence[float]
-    parts: Sequence[str] = PARTS
+    parts: Sequence[str] = ()
 
 
 def chosen_by(path: Path, measure: str) -> dict[str, Numbers]:
@@ -107,8 +106,9 @@ def run(
         "epochs": lambda: epochs(task),
         "delayed RMSProp": lambda: delayed(task, over),
     }
-    given_away, found = promised(task, over.epsilons), dict[str, Any]()
-    for name in over.parts:
+    given_away = promised(task, over.epsilons)
+    found: dict[str, Any] = earlier(path, settings).get(task.measure, {})
+    for name in wanted(parts, over.parts):
         found[name] = parts[name]()
         print(name, json.dumps(found[name], default=str), flush=True)
         save(path, {task.measure: found, "privacy": given_away, "paper": paper}, settings, digits=4)
@@ -188,11 +188,16 @@ def delayed(task: Task, over: Sweep) -> dict[str, dict[str, Any]]:
 
 
 def _curves(task: Task, work: eh.local.Work, *, seed: int) -> dict[str, Any]:
-    """Losses and the test metric after each epoch; a large number, 1e6, for one that is not finite."""
+    """Losses and the test metric after each epoch; a large number, 1e6, where a model was not finite."""
     algorithm, rounds = eh.algorithms.alone(work), task.config.epochs
     history = eh.simulate(algorithm, task.data(seed), rounds=rounds, seed=seed, eval_every=1).history
     told = {"train": "train_loss", "valid": "valid_loss", "test": f"test_{task.measure}"}
-    return {key: [float(n) if np.isfinite(n) else 1e6 for n in history[name]] for key, name in told.items()}
+    # A model that is not finite is rejected, and the one before it stays.
+    lost = np.nan_to_num(history["rejected"]).cumsum() > 0
+    return {
+        key: [1e6 if gone else float(n) for n, gone in zip(history[name], lost, strict=True)]
+        for key, name in told.items()
+    }
 
 
 def _tested(task: Task, title: str, make: Any, numbers: Numbers, folder: Path | None) -> list[float]:

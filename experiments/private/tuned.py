@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,19 @@ from evenhand.report import statistics
 from evenhand.studies import Family, Outcome
 from experiments.fairness import write
 
-__all__ = ["Candidate", "Found", "Numbers", "Runs", "earlier", "error", "save", "spent", "stepping", "tuned"]
+__all__ = [
+    "Candidate",
+    "Found",
+    "Numbers",
+    "Runs",
+    "earlier",
+    "error",
+    "save",
+    "spent",
+    "stepping",
+    "tuned",
+    "wanted",
+]
 
 Numbers = Mapping[str, Any]
 
@@ -120,26 +132,46 @@ def spent(work: eh.local.Work, *, units: int, delta: float) -> dict[str, Any]:
     return {"epsilon": found.epsilon, "delta": found.delta, "releases": [r._asdict() for r in found.releases]}
 
 
-def earlier(path: Path, methods: Sequence[str]) -> dict[str, Any]:
-    """What the same command has saved of all methods, where only some of them are run again; else nothing."""
-    if not methods or not path.exists():
+def wanted(every: Iterable[str], names: Sequence[str]) -> Sequence[str]:
+    """The methods to run, or parts of an experiment: those with these names, or all."""
+    known = list(every)
+    strange = [name for name in names if name not in known]
+    if strange:
+        raise SystemExit(f"there is no {', '.join(map(repr, strange))} here: choose from {', '.join(known)}.")
+    return names or known
+
+
+def earlier(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file has of all methods or parts, where only some of them are run again; else nothing."""
+    if not (config.get("methods") or config.get("parts")) or not path.exists():
         return {}
     content: dict[str, Any] = json.loads(path.read_text())
-    before = _for_all(shlex.split(content["command"])[3:])
-    return content if before == _for_all(sys.argv[1:]) else {}
+    if _settings(content["config"]) != _settings(config):
+        raise SystemExit(
+            f"{path} has numbers of other settings, beside which these do not belong: give another --out."
+        )
+    return content
 
 
 def save(path: Path, content: Mapping[str, Any], config: Mapping[str, Any], digits: int = 4) -> None:
-    """Writes the numbers of the experiment that the file is named after, with the command for all its methods."""
-    told = {name: value for name, value in config.items() if name != "methods"}
+    """Writes the numbers of the experiment that the file is named after, with the command for all of it."""
+    told = {name: value for name, value in config.items() if name not in ("methods", "parts")}
     command = shlex.join(["python", "-m", f"experiments.private.{path.stem}", *_for_all(sys.argv[1:])])
     write(path, {"command": command, **content}, told, digits=digits)
 
 
+def _settings(config: Mapping[str, Any]) -> Any:
+    """What numbers depend on."""
+    apart = {"methods", "parts", "data_dir", "out", "folder", "chosen"}
+    kept = {name: value for name, value in config.items() if name not in apart}
+    return json.loads(json.dumps(kept, default=str))
+
+
 def _for_all(options: Sequence[str]) -> list[str]:
-    """The same without a choice of methods."""
+    """The same without a choice of methods or parts."""
     words, kept = iter(options), list[str]()
     for word in words:
-        given = next((each for each in words if each.startswith("--")), "") if word == "--methods" else word
+        chosen = word in ("--methods", "--parts")
+        given = next((each for each in words if each.startswith("--")), "") if chosen else word
         kept += [given] if given else []
     return kept

@@ -118,6 +118,9 @@ def test_at_a_larger_epsilon_the_order_holds_in_part(at_3: dict) -> None:
     plain, adam, ada = (np.array(each["test"]) for each in at_3["error"].values())
     assert list(at_3["error"]) == ["DP-SGD", "DP-Adam", "AdaDPS, RMSProp"]
     assert (plain < adam).all() and (ada < plain).sum() == 4
+    saved = json.loads((FOLDER / "results" / "autoencoder.json").read_text(encoding="utf-8"))["error"]
+    fall = [np.mean(saved[name]["test"]) - np.mean(each["test"]) for name, each in at_3["error"].items()]
+    assert fall == pytest.approx([0.62, 0.27, 0.07], abs=0.006)
     assert 1 - ada.mean() / plain.mean() == pytest.approx(0.014, abs=0.001)
 
 

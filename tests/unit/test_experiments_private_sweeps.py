@@ -149,7 +149,7 @@ def test_dp2_gains_at_every_budget_and_from_the_second_epoch_on():
 
 _RATINGS = json.loads((FOLDER / "results" / "movielens_sweeps.json").read_text(encoding="utf-8"))
 ERRORS = _RATINGS["squared_error"]
-BEFORE = "**Over budgets and delays, too"
+BEFORE = "**Over budgets, the order follows"
 
 
 @pytest.mark.parametrize(("name", "found"), [*ERRORS["budgets"].items(), ("ours", ERRORS["delays"])])
@@ -160,12 +160,17 @@ def test_the_page_has_the_saved_errors(name, found):
     np.testing.assert_allclose(told, np.stack([seeds.mean(1), seeds.std(1, ddof=1)], axis=1), atol=6e-4)
 
 
-def test_there_is_little_to_choose_on_ratings():
+def test_what_the_page_says_of_budgets_and_delays_on_ratings():
     over = {int(delay): np.mean(each) for delay, each in ERRORS["delays"].items()}
     assert min(over, key=over.get) == 1101 and max(over.values()) - min(over.values()) < 0.04
-    at_most = np.mean([found["49.8"] for found in ERRORS["budgets"].values()], axis=1)
-    free = json.loads((FOLDER / "results" / "movielens.json").read_text(encoding="utf-8"))["error"]
-    assert at_most.max() - np.mean(free["RMSProp"]["test"]) < 0.3
+    budgets = {name: [np.array(seeds) for seeds in each.values()] for name, each in ERRORS["budgets"].items()}
+    plain, noisy, late = (budgets[name] for name in sweeps.COLORS)
+    assert np.all(late[0] > np.maximum(plain[0], noisy[0]))
+    assert all(np.all(late[i] < plain[i]) for i in (2, 3))
+    mean = json.loads((FOLDER / "results" / "movielens.json").read_text(encoding="utf-8"))["error"][
+        "constant"
+    ]
+    assert all(np.all(each[i] < mean["test"]) for each in budgets.values() for i in (2, 3))
 
 
 def test_the_budgets_on_ratings_are_those_of_what_was_released():
@@ -178,7 +183,7 @@ def test_the_budgets_on_ratings_are_those_of_what_was_released():
 def test_dp2_learns_no_faster_on_ratings():
     plain, _, late = (np.mean(ERRORS["epochs"][name], axis=0) for name in sweeps.COLORS)
     assert np.all(late[1:18] > plain[1:18]) and np.all(late[18:24] < plain[18:24])
-    assert (plain - late)[18:].max() < 0.06 and abs(late[-1] - plain[-1]) < 0.006
+    assert 0.015 < (plain - late)[18:].max() < 0.025 and abs(late[-1] - plain[-1]) < 0.006
 
 
 def test_the_page_has_what_came_of_ratings_without_privacy():
@@ -190,3 +195,5 @@ def test_the_page_has_what_came_of_ratings_without_privacy():
     np.testing.assert_allclose(_told(_row("training loss after 25 epochs", after)), trained, atol=6e-4)
     tests = [np.mean(each["test"]) for each in found]
     np.testing.assert_allclose(_told(_row("test error after 25 epochs", after)), tests, atol=6e-4)
+    assert [round(100 * (n / trained[0] - 1)) for n in (min(trained[1:]), max(trained))] == [16, 29]
+    assert max(abs(n - tests[0]) for n in tests) < 0.0141

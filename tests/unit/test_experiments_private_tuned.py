@@ -8,24 +8,41 @@ import pytest
 
 pytest.importorskip("experiments", reason="experiments are not part of the package")
 
-from experiments.private.tuned import earlier, save
+from experiments.private.tuned import earlier, save, wanted
 
 
-def test_methods_that_are_run_later_join_those_of_the_same_command(tmp_path, monkeypatch):
-    path, config = tmp_path / "imdb.json", {"epsilon": 2.0, "methods": ("A",)}
-    whole = ["python", "-m", "experiments.private.imdb", "--epsilon", "2", "--folder", "runs"]
+def config(epsilon=2.0, methods=(), folder="runs"):
+    return {"epsilon": epsilon, "methods": methods, "folder": folder}
 
-    def given(*options):
-        monkeypatch.setattr(sys, "argv", ["", *options])
 
-    given("--epsilon", "2", "--methods", "A", "B, late", "--folder", "runs")
-    assert earlier(path, ["A"]) == {}
-    save(path, {"error": {"A": 1.0}}, config)
+def test_methods_that_are_run_later_join_the_others(tmp_path, monkeypatch):
+    path, first = tmp_path / "imdb.json", config(methods=("A", "B, late"))
+    monkeypatch.setattr(sys, "argv", ["", "--epsilon", "2", "--methods", "A", "B, late", "--folder", "runs"])
+    assert earlier(path, first) == {}
+    save(path, {"error": {"A": 1.0}}, first)
+
+    later = config(methods=("C",), folder="elsewhere")
+    monkeypatch.setattr(sys, "argv", ["", "--epsilon", "2", "--folder", "elsewhere", "--methods", "C"])
+    save(path, {"error": {**earlier(path, later)["error"], "C": 2.0}}, later)
+
     saved = json.loads(path.read_text())
-    assert shlex.split(saved["command"]) == whole and saved["config"] == {"epsilon": 2.0}
+    assert saved["error"] == {"A": 1.0, "C": 2.0} and saved["config"] == {
+        "epsilon": 2.0,
+        "folder": "elsewhere",
+    }
+    whole = ["python", "-m", "experiments.private.imdb", "--epsilon", "2", "--folder", "elsewhere"]
+    assert shlex.split(saved["command"]) == whole
+    assert earlier(path, config()) == {}  # all are run again
 
-    given("--epsilon", "2", "--folder", "runs", "--methods", "C")
-    assert earlier(path, ["C"])["error"] == {"A": 1.0}
-    assert earlier(path, []) == {}
-    given("--epsilon", "3", "--folder", "runs", "--methods", "C")
-    assert earlier(path, ["C"]) == {}
+
+def test_numbers_of_other_settings_are_not_mixed_and_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [""])
+    save(tmp_path / "imdb.json", {"error": {"A": 1.0}}, config())
+    with pytest.raises(SystemExit, match="give another --out"):
+        earlier(tmp_path / "imdb.json", config(3.0, methods=("C",)))
+
+
+def test_methods_that_do_not_exist_are_refused():
+    assert wanted({"A": 1, "B": 2}, ()) == ["A", "B"] and wanted({"A": 1, "B": 2}, ("B",)) == ("B",)
+    with pytest.raises(SystemExit, match="no 'C' here: choose from A, B"):
+        wanted({"A": 1, "B": 2}, ("C",))

@@ -1,4 +1,7 @@
-"""Whole runs are audited, from the clients' examples to the final model: canaries are clients of one example each."""
+"""Whole runs are audited, from the clients' examples to the final model: canaries are clients of one example each.
+
+Everybody is there in each round: a rate below one is audited with the aggregator alone.
+"""
 
 import jax
 import jax.numpy as jnp
