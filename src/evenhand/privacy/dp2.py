@@ -67,6 +67,7 @@ def dp2(
       EvenhandError: a number out of range.
 
     Edge cases: up to :math:`s_1` steps are those of DP-SGD.  That :math:`v` begins at 0 is not corrected for.
+    With an ``eps`` far above the scales the divisor is a constant, and this is DP-SGD with a second step size.
 
     Differs from the paper: Yogi's sign is printed as that of :math:`G / s_1 - v^2`, and is Yogi's own here.  The
     authors' code shuffles where their accountant assumes the Poisson samples of here, and adds the gradient of an L2
