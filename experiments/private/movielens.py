@@ -87,7 +87,7 @@ class Config:
     as_printed: bool = False
     """With the settings of table 6.12, and only the methods that it has; the numbers go to a folder "as_printed"."""
     epsilon: float = 9.8
-    """Of the paper's noise multiplier of 0.5 on 80,000 ratings at this delta; the paper prints 4.32."""
+    """Of the paper's noise multiplier of 0.5 on 80,000 ratings at this delta; it is 4.32 in the paper's figures."""
     delta: float = 1e-5
     """The paper's rule: the largest power of ten that is not above one in so many ratings."""
     batch: int = 1024

@@ -163,7 +163,11 @@ def save(path: Path, content: Mapping[str, Any], config: Mapping[str, Any], digi
 def _settings(config: Mapping[str, Any]) -> Any:
     """What numbers depend on."""
     apart = {"methods", "parts", "data_dir", "out", "folder", "chosen"}
-    kept = {name: value for name, value in config.items() if name not in apart}
+    kept = {
+        name: _settings(value) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if name not in apart
+    }
     return json.loads(json.dumps(kept, default=str))
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import evenhand as eh
 from evenhand.privacy import spent
 from evenhand.privacy._trace import Rows, traced
 from evenhand.types import Release
@@ -84,6 +85,26 @@ def test_ratings_of_a_seed_are_apart_and_public_ones_are_the_same_for_all(data_d
 
 def in_order(rows: np.ndarray) -> np.ndarray:
     return rows[np.lexsort(rows.T)]
+
+
+def test_a_second_step_is_taken_from_half_of_the_run_on_as_dp2_takes_it(data_dir: Path) -> None:
+    """With an epsilon of 1e5 the divisor is a constant, and the first clip of both is 1."""
+    from experiments.private import movielens
+
+    config = movielens.Config(data_dir, public=50, test=200, valid=100, batch=50, epochs=4, dimension=4)
+    ratings, eps = movielens.Ratings(config), 1e5
+    every = movielens.candidates(config, ratings)
+
+    def ended(name: str, **numbers: float) -> np.ndarray:
+        algorithm = eh.algorithms.alone(every[name].make(numbers))
+        with jax.numpy_dtype_promotion("standard"):  # for optax
+            run = eh.simulate(algorithm, ratings(0), rounds=1, eval_every=1)
+        return np.concatenate([np.asarray(leaf) for leaf in jax.tree.leaves(run.params)])
+
+    two = ended("DP-SGD, two steps", first_lr=0.2, lr=0.6, clip=1.0)
+    late = ended("DP2-RMSProp", first_lr=0.2, lr=0.6 * eps, clip=1.0 / eps, eps=eps)
+    np.testing.assert_allclose(late, two, atol=1e-4)
+    assert abs(ended("DP-SGD", lr=0.2, clip=1.0) - two).max() > 0.01
 
 
 def test_users_count_alike_and_the_worst_tenth_is_their_mean() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,6 +68,23 @@ def test_ratings_are_swept_with_a_delay_of_half_a_run(tmp_path):
     assert len(errors) == 2 and errors[0] != errors[1]  # each seed has a split of its own
     assert saved["privacy"]["5"]["epsilon"] == pytest.approx(5.0, abs=0.01)
     assert movielens_sweeps.task_of(config).chosen["DP2-RMSProp"]["delay"] == 10  # of 20 steps
+
+
+def test_a_model_that_was_not_finite_gets_a_large_number_from_then_on(tmp_path, monkeypatch):
+    """The engine rejects it and keeps the model before it, whose loss may be the best of all."""
+    tiny_reviews(tmp_path)
+    (tmp_path / "imdb.json").write_text(
+        json.dumps({"accuracy": {name: {"chosen": {}} for name in sweeps.COLORS}})
+    )
+    small = imdb.Config(tmp_path, batch=8, epochs=3, public=10, valid=10, test=20, seeds=1)
+    task = imdb_sweeps.task_of(imdb_sweeps.Config(small, tmp_path / "imdb.json"))
+    numbers = np.array([4.0, 3.0, 1.0, 1.0])
+    history = dict.fromkeys(("train_loss", "valid_loss", "test_accuracy"), numbers)
+    history["rejected"] = np.array([np.nan, 0.0, 1.0, 0.0])
+    monkeypatch.setattr(sweeps.eh, "simulate", lambda *_, **__: SimpleNamespace(history=history))
+    work = sweeps.eh.local.sgd(task.model, 0.1, epochs=1, batch_size=8)
+    found = sweeps._curves(task, work, seed=0)
+    assert found == {key: [4.0, 3.0, 1e6, 1e6] for key in ("train", "valid", "test")}
 
 
 def test_an_epoch_has_the_noise_of_a_run_of_all(tmp_path):

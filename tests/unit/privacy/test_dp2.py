@@ -237,6 +237,22 @@ def test_while_the_first_phase_lasts_it_is_dp_sgd():
     far(result("rmsprop"), tree_map(np.asarray, plain))
 
 
+def test_where_the_divisor_is_a_constant_it_is_dp_sgd_with_a_second_step_size():
+    """Gradients divided by 1e5 and then clipped to C / 1e5 are those clipped to C, divided by 1e5."""
+    eps, (first, second), steps = 1e5, SIZES, ROUNDS * STEPS
+    late = {"delay": steps // 2, "clips": (1.0, 1.0 / eps), "eps": eps}
+    found = tree_map(np.asarray, trained(eh.privacy.dp2(MODEL, (first, second * eps), **late, **COMMON))[0])
+
+    def plain(then):
+        schedule = optax.piecewise_constant_schedule(first, {steps // 2: then / first})
+        return tree_map(
+            np.asarray, trained(eh.privacy.dp_sgd(MODEL, optax.sgd(schedule), clip=1.0, **COMMON))[0]
+        )
+
+    near(found, plain(second))
+    far(found, plain(first))
+
+
 def test_without_noise_and_clip_and_on_all_examples_it_is_delayed_rmsprop():
     free = {"noise_multiplier": 0.0, "rate": 1.0, "steps": STEPS, "clips": (1e9, 1e9)}
     delayed = eh.privacy.delayed_rmsprop(MODEL, SIZES, delay=(3, 2), eps=EPS, epochs=STEPS)
