@@ -48,7 +48,7 @@ class Config:
     folder: Path | None = None
     """Folder that keeps the runs over delays and budgets (ours): an experiment that was stopped goes on with it."""
     epsilons: tuple[float, ...] = (4.32, 9.8, 26.5, 49.8)
-    """Of the paper's noise multipliers of 0.5, 0.4 and 0.35 (figure 6.11) at our delta, and what its figures have for 0.5."""
+    """The paper's noise multipliers of 0.5, 0.4 and 0.35 (figure 6.11) at our delta, and what it takes 0.5 for."""
     delays: tuple[int, ...] = (18, 37, 367, 587, 917, 1101, 1468)
     """Figure 6.12: the same shares of a run."""
     late: tuple[int, ...] = (37, 367, 917)
