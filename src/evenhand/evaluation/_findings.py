@@ -26,7 +26,18 @@ _APART = 1000.0
 _SAMPLE_ROWS, _SAMPLE_NUMBERS = 1024, 2**22
 
 
-Kind: TypeAlias = Literal["diverged", "unmoved", "rejected", "guessing", "scales"]
+Kind: TypeAlias = Literal[
+    "diverged",
+    "unmoved",
+    "rejected",
+    "guessing",
+    "scales",
+    "unmeasured",
+    "untrained",
+    "client_diverged",
+    "no_guarantee",
+    "schedule",
+]
 
 
 class Finding(NamedTuple):
@@ -34,8 +45,11 @@ class Finding(NamedTuple):
 
     Attributes:
       kind: ``"diverged"``, ``"unmoved"`` (nothing was learnt because nothing changed), ``"rejected"`` (uploads
-        that no honest client can send), ``"guessing"`` (the model does no better than one constant answer) or
-        ``"scales"`` (the features' scales differ too much).
+        that no honest client can send), ``"guessing"`` (the model does no better than one constant answer),
+        ``"scales"`` (the features' scales differ too much), ``"unmeasured"`` (clients without rows in the split that
+        the numbers are about), ``"untrained"`` (clients that never trained a model of their own),
+        ``"client_diverged"`` (some clients' personal models), ``"no_guarantee"`` (too few uploads for what a robust
+        aggregator promises) or ``"schedule"`` (a schedule that restarts each round).
       sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
     """
 
