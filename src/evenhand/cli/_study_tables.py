@@ -17,7 +17,8 @@ def show_study(found: Study, console: Console) -> None:
     case = ", ".join(f"{name} {value}" for name, value in found.cases[0].items())
     chosen = [line.setting for line in found.table() if line.setting is not None]
     if case:
-        say(console, f"\n{case}", "bold")
+        console.print()
+        say(console, case, "bold")
     say(console, f"Chosen: {'; '.join(str(each._replace(case={})) for each in chosen) or 'nothing'}.")
     if not chosen:
         return

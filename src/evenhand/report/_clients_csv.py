@@ -67,7 +67,7 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
     its accuracies over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`; under an attack,
     ``"malicious"``, 1 or 0; with clients that took no part in the training, which come last, ``"unseen"``.  A metric
     is an empty field for a client without examples in that split.  A name that a spreadsheet would take for a formula
-    is preceded by ``'``; :func:`evenhand.text.spreadsheet_name` restores it.
+    is preceded by ``'``, and hidden characters in names are codes; :func:`evenhand.text.spreadsheet_name` restores them.
     """
     columns = _columns(view)
     if view.malicious is not None:
@@ -80,8 +80,7 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
         names += view.unseen.client_ids
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A lone surrogate, which no text should hold but which JSON can spell, is kept as it is.
-    with path.open("w", newline="", encoding="utf-8", errors="surrogatepass") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["client", *map(spreadsheet_cell, columns)])
         writer.writerows(zip(map(spreadsheet_cell, names), *columns.values(), strict=True))

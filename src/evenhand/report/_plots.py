@@ -71,7 +71,7 @@ def learning_curve(of: Comparison) -> Figure:
     draw.band(axes, main.x, low, high, metric, colour)
     draw.line(axes, main.x, main.mean, metric, colour, "-", SPLIT_NAMES[split])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    draw.log_if_wide(axes)
+    draw.log_if_wide(metric, axes)
     panels.label_ends(figure, axes, [*ends, *_end(main.x, main.mean, metric, SPLIT_NAMES[split], colour)])
     return figure
 
@@ -137,7 +137,7 @@ def size_scatter(of: Comparison) -> Figure:
     draw.count_axis(
         every[0], np.concatenate([sizes for sizes, _ in points]), dense=len(every) <= panels.MOST_SHARED
     )
-    draw.log_if_wide(*every)
+    draw.log_if_wide(metric, *every)
     if len(every) == 1:
         panels.legend(figure, every[0])
     return figure
@@ -182,7 +182,7 @@ def _compared(lines: Mapping[int, Lines], of: Comparison, metric: str, x: str, y
         ends += _end(line.x, line.mean, metric, name, colour) if name else []
         if not shared and not np.isfinite(line.mean).any():
             _say_nothing(axes)
-    draw.log_if_wide(*every)
+    draw.log_if_wide(metric or y, *every)  # a series is no metric, but its name says whether it is of a share
     if shared:
         panels.label_ends(figure, every[0], ends)
     return figure

@@ -13,6 +13,7 @@ from evenhand.report.differences import factor
 from evenhand.report.numbers import number
 from evenhand.studies._plan import shown
 from evenhand.studies._tried import Tried
+from evenhand.text import spreadsheet_cell
 
 __all__ = ["as_csv", "as_latex", "as_markdown", "columns", "head", "latex", "markdown", "tex"]
 
@@ -44,8 +45,7 @@ def as_csv(tried: Sequence[Tried]) -> str:
     out.writerow(
         [
             "method",
-            *cases,
-            *axes,
+            *map(spreadsheet_cell, (*cases, *axes)),
             "chosen",
             "runs",
             "lost",
@@ -56,9 +56,8 @@ def as_csv(tried: Sequence[Tried]) -> str:
         numbers = [x for name in names for x in (each.mean(name), each.std(name))]
         out.writerow(
             [
-                each.setting.method,
-                *(each.setting.case.get(name, "") for name in cases),
-                *(_text(each, name) for name in axes),
+                *map(spreadsheet_cell, (each.setting.method, *(each.setting.case.get(x, "") for x in cases))),
+                *(spreadsheet_cell(_text(each, name)) for name in axes),
                 *(int(each.chosen), each.runs, each.lost),
                 *("" if math.isnan(x) else repr(x) for x in numbers),
             ]

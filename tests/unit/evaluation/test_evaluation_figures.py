@@ -79,6 +79,20 @@ def test_scatter_has_every_client_and_medians_of_many() -> None:
     )
 
 
+def test_shares_have_no_logarithmic_axis() -> None:
+    """Accuracies from 0.4 to 90 % stay on a linear axis; losses over as wide a range do not."""
+    wide = np.geomspace(0.004, 0.9, 30)
+    run = view(clients=30)
+    clients = {split: {"accuracy": wide, "loss": wide} for split in run.clients}
+    history = {"round": np.arange(30), **{f"test_{name}_mean": wide for name in ("accuracy", "loss")}}
+    run = run._replace(clients=clients, history=history, sizes=dict.fromkeys(clients, np.full(30, 5)))
+    for metric, scale in (("accuracy", "linear"), ("loss", "log")):
+        for figure in (figures.client_curve, figures.size_scatter, figures.learning_curve):
+            (axes,) = figure([run], metric=metric, split="test").axes
+            assert axes.get_yscale() == scale, (metric, figure)
+        assert figures.series([run], f"test_{metric}_mean").axes[0].get_yscale() == scale
+
+
 def seeded(title: str, number: int, factor: float = 1.0) -> RunView:
     """A run that differs from the others of its title by the seed, and by a factor of all it has recorded."""
     run = view(title)

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 import evenhand as eh
 from evenhand.report import RunView, panels
 from evenhand.studies import Outcome, Rule, Setting, Study, Tried
+from evenhand.studies._export import as_csv
+from evenhand.studies._export_methods import methods_csv
 from evenhand.studies._tried import frontier
 
 CLIENTS, SEEDS = 12, (3, 5, 8)
@@ -267,6 +269,20 @@ def test_all_figures_have_names_for_files(study: Study) -> None:
         "plane",
         "sensitivity_lr",
     ]
+
+
+def test_names_that_spreadsheets_and_terminals_would_act_on_are_made_safe() -> None:
+    """In both tables, in every column of words: methods, conditions and hyper-parameters."""
+    setting = Setting("=1+1", {"=kind": "@x", "lr": -0.5}, {"=attack": "+cmd\x1b"})
+    runs = [Outcome(setting, seed, "done", "", view(np.linspace(0, 1, CLIENTS), seed)) for seed in SEEDS]
+    study = Study(tuple(runs), Rule(), "=1+1", "accuracy")
+    (row,) = csv.DictReader(io.StringIO(as_csv(study.tried)))
+    assert row["method"] == "'=1+1" and row["'=kind"] == "'@x" and row["'=attack"] == r"'+cmd\x1b"
+    assert row["lr"] == "-0.5"  # a number stays one
+    (row,) = csv.DictReader(io.StringIO(methods_csv(study.table())))
+    assert (
+        row["method"] == "'=1+1" and row["'=attack"] == r"'+cmd\x1b" and row["setting"].startswith("'=1+1(")
+    )
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
