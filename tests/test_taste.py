@@ -73,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "report",
         "simulation",
         "systems",
+        "text",
         "types",
         "watch",
     },

@@ -314,6 +314,9 @@ LAYERS = eh.local.sgd(eh.models.mlp(4, classes=3, hidden=(5,)), 0.1, epochs=1)
 ADAM = eh.local.sgd(MODEL, optax.adam(0.1), epochs=1)
 
 
+SEVERAL = eh.algorithms.side_by_side({"a": AVERAGE, "b": AVERAGE})
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -335,6 +338,11 @@ ADAM = eh.local.sgd(MODEL, optax.adam(0.1), epochs=1)
         ),
         (lambda: P.fedalt(LAYERS, personal="outptu"), "perhaps you meant output"),
         (lambda: P.fedalt(WORK, personal=lambda params: [True]), "a tree of bools"),
+        (lambda: P.fedbabu(WORK, head=3), "3 does not say which parameters: give paths"),
+        (lambda: P.fedsim(WORK, personal=("b", 1)), r"\('b', 1\) does not say which parameters"),
+        (lambda: P.finetune(AVERAGE, WORK, personal=b"b"), "does not say which parameters"),
+        (lambda: P.finetune(SEVERAL, WORK), r"put finetune\(\) around each of its methods instead"),
+        (lambda: P.ditto(SEVERAL, WORK, lam=1.0), r"put ditto\(\) around each of its methods instead"),
         (lambda: P.fedalt(WORK, personal="b", personal_work=OTHER), "different models"),
         (lambda: P.fedsim(WORK, personal="b", ridge=-1.0), "ridge=-1.0"),
         (lambda: P.apfl(WORK, alpha=1.1), "a share in"),

@@ -13,17 +13,19 @@ from evenhand.types import Attack, Key
 __all__ = ["both", "by_clients", "during"]
 
 
-def by_clients(attack: Attack, clients: tuple[int, ...]) -> Attack:
+def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
     """The attack of these clients, in place of a share that is drawn.
 
     Args:
       attack: what they do.
-      clients: their positions among all clients, from 0.
+      clients: their ids as text, or their positions among all clients, from 0, as whole numbers.
+
+    A run raises an ``EvenhandError`` for a client that its data do not have.
 
     Example:
       >>> from evenhand.attacks import zero
-      >>> by_clients(zero(), (0, 3)).clients
-      (0, 3)
+      >>> by_clients(zero(), ("north", 3)).clients
+      ('north', 3)
     """
     return attack._replace(fraction=0.0, clients=tuple(clients))
 

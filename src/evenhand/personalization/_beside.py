@@ -9,6 +9,7 @@ import jax
 
 from evenhand.errors import EvenhandError, expect
 from evenhand.local import Work, check_work, step_per_row
+from evenhand.naming import measured
 from evenhand.types import Algorithm, ClientData, Effort, Key, Params, Phase, Privacy, PyTree, Report
 
 __all__ = ["beside", "check_method", "non_negative", "uncovered"]
@@ -82,10 +83,14 @@ def check_method(who: str, method: object, work: object) -> None:
     assert isinstance(method, Algorithm)
     check_work(work)
     assert isinstance(work, Work)
-    if work.model != method.model:
+    if work.model == method.model:
+        return
+    if any(metric != measured(metric) for metric in method.model.metrics):  # of several models side by side
         raise EvenhandError(
-            f"{who}() got a method and work with different models: make both with the same one."
+            f"{who}() takes a method with one model, and side_by_side() trains several: put {who}() around each of its "
+            "methods instead."
         )
+    raise EvenhandError(f"{who}() got a method and work with different models: make both with the same one.")
 
 
 def non_negative(who: str, name: str, value: float, *, infinite: bool = False) -> None:

@@ -67,7 +67,7 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
     its accuracies over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`; under an attack,
     ``"malicious"``, 1 or 0; with clients that took no part in the training, which come last, ``"unseen"``.  A metric
     is an empty field for a client without examples in that split.  A name that a spreadsheet would take for a formula
-    is preceded by ``'``, and hidden characters in names are codes; :func:`evenhand.text.spreadsheet_name` restores them.
+    is preceded by ``'``, and hidden characters in names are codes: :func:`evenhand.text.spreadsheet_name` undoes both.
     """
     columns = _columns(view)
     if view.malicious is not None:

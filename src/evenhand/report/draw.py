@@ -172,7 +172,7 @@ def edges(values: NDArray, metric: str, clients: int) -> NDArray:
 
 
 def log_if_wide(metric: str, *every: Axes) -> None:
-    """Logarithmic axes if all values are positive and span a wide range; a share has a scale from 0 to 100 % instead."""
+    """Logarithmic axes if all values are positive and span a wide range; shares have a linear scale in any case."""
     if is_share(metric):
         return
     lines = [np.asarray(line.get_ydata(), np.float64) for axes in every for line in axes.lines]

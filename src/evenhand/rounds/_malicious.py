@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, perhaps, whole_number
 from evenhand.streams import Keys, Purpose, stream
 from evenhand.types import Array, Attack, ClientData, Cohort, Key, PyTree, Report, Upload
 
@@ -27,12 +27,14 @@ __all__ = [
 NDArray = npt.NDArray[Any]
 
 
-def malicious_clients(attack: Attack | None, clients: int, seed: int) -> NDArray:
-    """Which of the clients are malicious, bool ``(clients,)``.
+def malicious_clients(attack: Attack | None, clients: int | Sequence[str], seed: int) -> NDArray:
+    """Which of the clients are malicious, bool ``(clients,)``; ``clients`` are their ids, or only how many there are.
 
     Raises:
       EvenhandError: the attack names clients that do not exist, or a share outside [0, 1], or both a share and clients.
     """
+    ids = () if isinstance(clients, int) else clients
+    clients = clients if isinstance(clients, int) else len(clients)
     malicious = np.zeros(clients, bool)
     if attack is None:
         return malicious
@@ -46,14 +48,28 @@ def malicious_clients(attack: Attack | None, clients: int, seed: int) -> NDArray
     if attack.clients is not None:
         if attack.fraction:
             raise EvenhandError("Attack() got both fraction= and clients=: give one of them.")
-        for client in attack.clients:
-            whole_number("Attack(clients=)", client, 0, clients - 1)
-        malicious[list(attack.clients)] = True
+        malicious[[_position(client, ids, clients) for client in attack.clients]] = True
         return malicious
     rng = np.random.default_rng((seed, int(Purpose.MALICIOUS)))
     count = int(attack.fraction * clients + 1e-9)  # 29 % of 100 are 29, not 28.999999999999996
     malicious[rng.choice(clients, count, replace=False)] = True
     return malicious
+
+
+def _position(client: int | str, ids: Sequence[str], clients: int) -> int:
+    """The position of a client that an attack names."""
+    if not isinstance(client, str):
+        return whole_number("Attack(clients=)", client, 0, clients - 1)
+    if client not in ids:
+        place = (
+            "here clients have positions only"
+            if not ids
+            else f"there is no such client{perhaps(client, ids)}"
+        )
+        raise EvenhandError(
+            f"Attack(clients={client!r:.60}): {place}; give ids, or positions from 0 to {clients - 1}."
+        )
+    return ids.index(client)
 
 
 def poisoned(

@@ -80,7 +80,7 @@ class Evaluation:
         self.algorithm, self.lanes = program.algorithm, program.lanes
         self.root, self.capacity = setup.keys.shared, program.capacity
         self.drawn = _drawn(data.num_clients, seed, clients)
-        self.malicious = malicious_clients(program.attack, data.num_clients, seed)
+        self.malicious = malicious_clients(program.attack, data.client_ids, seed)
         mesh = self._mesh = _local(program.mesh)
         poisoned = program.attack is not None and program.attack.rows is not None
         self.store = setup.store

@@ -83,7 +83,7 @@ def _attack(attack: Attack | None, data: FederatedDataset, seed: int) -> str:
     """Of the malicious clients and the poisoned rows of some; uploads and reports are part of the computation."""
     if attack is None:
         return "none"
-    malicious = malicious_clients(attack, len(data.train.sizes), seed)
+    malicious = malicious_clients(attack, data.client_ids, seed)
     digest = hashlib.sha256(malicious.tobytes())
     if attack.rows is None:
         return digest.hexdigest()[:16]

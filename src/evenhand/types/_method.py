@@ -135,7 +135,7 @@ class Attack(NamedTuple):
       report: ``(report, key) -> report`` replaces the weight and the loss that it reports; None: the true ones.
       collude: ``(uploads, malicious, present, key) -> deltas`` of a coalition that knows all uploads of the cohort
         (leading axis ``m``; ``malicious`` and ``present`` are bool ``(m,)``); those of honest clients are kept.
-      clients: positions of the malicious clients, instead of ``fraction``.
+      clients: positions or ids of the malicious clients, instead of ``fraction``.
       first: the first round, counted from 1, in which uploads, reports and ``fresh`` examples are replaced; those that
         were poisoned before the run always are.
       last: the last such round; None: that of the run.
@@ -148,7 +148,7 @@ class Attack(NamedTuple):
     upload: Callable[[PyTree, Key], PyTree] | None = None
     report: Callable[[Report, Key], Report] | None = None
     collude: Callable[[Upload, Array, Array, Key], PyTree] | None = None
-    clients: tuple[int, ...] | None = None
+    clients: tuple[int | str, ...] | None = None
     first: int = 1
     last: int | None = None
     fresh: Callable[[Array, Array, Array, Key], tuple[Array, Array]] | None = None
