@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 from rich.console import Console
 from tyro.conf import arg
 
-from evenhand.cli._budget import Budget, with_noise
+from evenhand.cli._budget import Budget, budget, with_noise
 from evenhand.cli._config import Recorded, changes, configuration, flat, naming
 from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._expression import built
@@ -72,7 +71,7 @@ class Run:
 
     def _funded(self, data: FederatedDataset) -> Run:
         """The same run, with noise for its budget where the method has none."""
-        if (budget := self.budget) is None:
+        if (limit := self.budget) is None:
             return self
         trained = self._divided(data)[0]
 
@@ -81,22 +80,12 @@ class Run:
                 return replace(self, method=Composed(text)).algorithm(toy_model(), Console(quiet=True))
             return replace(self, method=Composed(text)).algorithm(self.model.build(data), Console(quiet=True))
 
-        return replace(self, method=Composed(budget.expression(self.method.text(), trained, method)))
+        return replace(self, method=Composed(limit.expression(self.method.text(), trained, method)))
 
     @property
     def budget(self) -> Budget | None:
         """What the run may spend of its clients' privacy."""
-        options = self.training
-        if options.epsilon is None:
-            if options.delta is not None:
-                raise EvenhandError("--delta goes with --epsilon: give both, or read epsilon off the report.")
-            return None
-        if not 0 < options.epsilon < math.inf or not (options.delta is None or 0 < options.delta < 1):
-            raise EvenhandError(
-                f"--epsilon {options.epsilon} --delta {options.delta}: give a finite epsilon above 0, and a delta "
-                "between 0 and 1."
-            )
-        return Budget(options.epsilon, options.delta, options.rounds)
+        return budget(self.training.epsilon, self.training.delta, self.training.rounds)
 
     def recorded(self, data: FederatedDataset) -> dict[str, Any]:
         """What ``config.json`` holds of this run on ``data``."""
@@ -108,8 +97,8 @@ class Run:
         data, unseen = self._divided(data)
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
         algorithm = self.algorithm(model, console)
-        if (budget := self.budget) is not None:
-            algorithm = budget.checked(algorithm, data)
+        if (limit := self.budget) is not None:
+            algorithm = limit.checked(algorithm, data, resumed=place.resumed)
         if (finding := feature_scales(data)) is not None:
             say(console, finding.sentence, "yellow")
         checkpoint = None

@@ -15,6 +15,7 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from evenhand.cli._braces import Braced, braced
+from evenhand.cli._budget import budget, with_noise
 from evenhand.cli._command import command
 from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._expression import built
@@ -63,6 +64,13 @@ class StudyOptions:
     """which clients are slow or drop out, instead of --stragglers; 'dropouts({0.1, 0.5})' are studied one by one"""
     attack: Annotated[str | None, arg(metavar="ATTACK", help_behavior_hint="(default: none)")] = None
     """what malicious clients do: 'sign_flip(0.2)'; 'sign_flip({0, 0.2, 0.4})' are studied one by one"""
+    epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None
+    """privacy budget of each run of a private method; without a noise_multiplier, the least that suffices is used"""
+    delta: Annotated[
+        float | None,
+        arg(metavar="FLOAT", help_behavior_hint="(default: a power of ten, at most 1 / clients)"),
+    ] = None
+    """the probability that goes with --epsilon"""
     fresh_data: bool = False
     """spread, split or make the data anew for each seed"""
     eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 10 times a run)")] = (
@@ -113,7 +121,10 @@ class Study:
         for sentence in remarks(data):
             say(console, sentence)
         model = self.model.build(data)
-        families = {name: self._family(each, model) for name, each in methods.items()}
+        families = {name: self._family(each, model, data) for name, each in methods.items()}
+        private = self._private(methods, families)
+        for sentence in private.values():
+            say(console, sentence)
         if options.dry_run:
             axes = {name: self._axes(methods[name], family) for name, family in families.items()}
             seeds = self._seeds()
@@ -142,7 +153,7 @@ class Study:
                 checkpoint=options.checkpoint,
                 progress=console.is_terminal and not options.quiet,
                 watch=watching,
-                about=self._about(),
+                about=self._about() | private,
             )
         except KeyboardInterrupt:
             ended = len(list((folder / "runs").glob("*/result.json")))
@@ -202,16 +213,32 @@ class Study:
             found[each.name if each.name not in found else each.text] = each
         return found
 
-    def _family(self, each: Braced, model: Model) -> Family:
-        """The methods of an expression; an expression with local work of its own needs none of the grid."""
+    def _family(self, each: Braced, model: Model, data: FederatedDataset | None = None) -> Family:
+        """The methods of an expression; an expression with local work of its own needs none of the grid.
+
+        A budget of privacy is met for ``data``; without them, the noise is any that a method can have.
+        """
         asked: list[bool] = []
+        limit = budget(self.study.epsilon, self.study.delta, self.study.rounds)
+        funded: dict[str, str] = {}  # the search for noise takes a second, and step sizes do not change it
 
         def make(values: Mapping[str, Any]) -> Algorithm:
             def work() -> Work:
                 asked.append(True)
                 return self.grid.work(model, values)
 
-            return built(each.fill(values), Algorithm, model, work)
+            def method(text: str) -> Algorithm:
+                return built(text, Algorithm, model, work)
+
+            text = each.fill(values)
+            if limit is None:
+                return method(text)
+            algorithm = method(with_noise(text, 1.0))
+            if data is None or algorithm.privacy is None:
+                return algorithm
+            if text not in funded:
+                funded[text] = limit.expression(text, data, method)
+            return limit.checked(method(funded[text]), data)
 
         make(
             {name: of[0] for name, of in each.axes.items()}
@@ -219,6 +246,26 @@ class Study:
         )
         local = [name for name in self.grid.axes if name not in each.axes] if asked else []
         return Family((*local, *each.axes), make)
+
+    def _private(self, methods: Mapping[str, Braced], families: Mapping[str, Family]) -> dict[str, str]:
+        """What the page and the terminal say about the budget of privacy; nothing without one."""
+        if self.study.epsilon is None:
+            return {}
+        firsts = {
+            name: family.make({axis: values[0] for axis, values in self._axes(methods[name], family).items()})
+            for name, family in families.items()
+        }
+        private = [name for name, method in firsts.items() if method.privacy is not None]
+        others = [name for name in firsts if name not in private]
+        if not private:
+            raise EvenhandError(
+                f"--epsilon is for methods that guarantee privacy, and none of {', '.join(others)} does: try "
+                "'dp_fedavg(clip=1)'."
+            )
+        text = f"Each run of {', '.join(private)} stays within epsilon {self.study.epsilon:g}."
+        return {
+            "privacy budget": text + (f" No privacy is guaranteed by {', '.join(others)}." if others else "")
+        }
 
     def _axes(self, each: Braced, family: Family) -> dict[str, list[Any]]:
         return {name: (self.grid.axes | dict(each.axes))[name] for name in family.arguments}
