@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import evenhand
-from evenhand.cli import main
+from evenhand.cli import _folder, main
 
 RESULTS = ("metrics.jsonl", "clients.csv", "params.npz", "summary.json")
 READ = ("config.json", "metrics.jsonl", "clients.csv", "summary.json")
@@ -296,3 +296,21 @@ def test_files_that_may_not_grow(finished: Path, tmp_path: Path, capsys: pytest.
     assert done.stderr.count("\n") == 1
     assert answer(["resume", str(out), "--quiet"], capsys, 0) == ""
     assert results(out) == results(finished)
+
+
+def test_a_folder_that_is_deleted_during_a_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a"
+
+    def deleted(folder: Path, history: object) -> None:
+        shutil.rmtree(folder)
+        append(folder, history)
+
+    append = _folder.append_metrics
+    monkeypatch.setattr(_folder, "append_metrics", deleted)
+    words = ["--data", "digits", "--rounds", "2", "--quiet", "--checkpoint", "off", "--out", str(out)]
+    assert main(["run", "fedavg", *words]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"evenhand: {out} was moved or deleted while it was being written"
+    )

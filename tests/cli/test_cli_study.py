@@ -351,7 +351,7 @@ def test_a_comparison_of_a_study_is_with_its_baseline(
     assert main(["compare", str(folder)]) == 0
     assert "minus fedprox, at equal seeds" in capsys.readouterr().out
     assert main(["resume", str(folder)]) == 2
-    assert "is the folder of a study" in capsys.readouterr().err
+    assert "is a study: run the `evenhand study` command" in capsys.readouterr().err
     (folder / "study.json").rename(folder / "gone")
     assert main(["compare", str(folder)]) == 2
     assert "is a study that has not ended" in capsys.readouterr().err

@@ -140,6 +140,11 @@ def _naming(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
+        if not path.parent.is_dir():
+            raise EvenhandError(
+                f"{path.parent} was moved or deleted while it was being written: its results are lost, so repeat the "
+                "run, or resume it where it is now."
+            ) from error
         raise EvenhandError(f"{path} could not be written: {error.strerror or error}.") from error
 
 

@@ -51,7 +51,7 @@ class Resume:
         """Trains on, completes the run folder and returns the exit code."""
         if (self.run / "runs").is_dir() and not (self.run / CONFIG).is_file():
             raise EvenhandError(
-                f"{self.run} is the folder of a study: the `evenhand study` command that made it goes on."
+                f"{self.run} is a study: run the `evenhand study` command that made it again to finish it."
             )
         if not (self.run / CONFIG).is_file():
             raise EvenhandError(f"{self.run} is not a run folder: name one that `evenhand run` wrote.")
