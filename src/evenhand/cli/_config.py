@@ -55,17 +55,22 @@ class Recorded(NamedTuple):
     options: dict[str, Any]
 
 
-def configuration(method: str, options: Any, data: FederatedDataset) -> dict[str, Any]:
+def configuration(
+    method: str, options: Any, data: FederatedDataset, without_effect: Collection[str] = ()
+) -> dict[str, Any]:
     """What ``config.json`` holds.
 
     Args:
       method: the expression of the method.
       options: the dataclass of all options; its fields without a value are left out.
       data: the data set that they led to.
+      without_effect: the options that have none in this run: the file keeps them, and reports leave them out.
     """
+    kept = {name: value for name, value in flat(options).items() if name not in _ELSEWHERE}
     return {
         "method": method,
-        "options": {name: value for name, value in flat(options).items() if name not in _ELSEWHERE},
+        "options": kept,
+        "without_effect": [name for name in kept if name in without_effect],
         "data": {"name": data.name, "clients": data.num_clients, "fingerprint": fingerprint(data)},
         "versions": {
             "evenhand": __version__,

@@ -17,7 +17,7 @@ from evenhand.cli._config import Recorded, changes, configuration, flat, naming
 from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._expression import built
 from evenhand.cli._folder import CHECKPOINT, free
-from evenhand.cli._idle import check_labels, idle
+from evenhand.cli._idle import check_labels, idle, without_effect
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._methods import Choice, Composed
 from evenhand.cli._models import ModelOptions
@@ -89,7 +89,24 @@ class Run:
 
     def recorded(self, data: FederatedDataset) -> dict[str, Any]:
         """What ``config.json`` holds of this run on ``data``."""
-        return configuration(self.method.text(), replace(self, data=self.data.rooted()), data)
+        options = flat(self)
+        unused = without_effect(options, data)
+        if not self._has_local_options():
+            unused += flat(self.local)
+        return configuration(self.method.text(), replace(self, data=self.data.rooted()), data, unused)
+
+    def _has_local_options(self) -> bool:
+        """Whether the method takes its local work from the options, rather than from its expression."""
+        asked: list[bool] = []
+
+        def work() -> Work:
+            asked.append(True)
+            return self.local.work(toy_model())
+
+        text = self.method.text() if self.training.epsilon is None else with_noise(self.method.text(), 1.0)
+        with suppress(ModelError):  # the toy model is not the user's
+            built(text, Algorithm, toy_model(), work)
+        return bool(asked)
 
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""

@@ -57,6 +57,8 @@ def load_run(folder: Path) -> SavedRun:
     table, unseen = read_clients_csv(folder / CLIENTS), None
     if table.unseen is not None:
         table, unseen = table.of(~table.unseen), table.of(table.unseen)
+    unused = {name for name in config.get("without_effect") or [] if isinstance(name, str)}
+    options = {name: value for name, value in config["options"].items() if name not in unused}
     view = RunView(
         title=config["method"].removesuffix("()"),
         history=history,
@@ -64,7 +66,7 @@ def load_run(folder: Path) -> SavedRun:
         client_ids=table.client_ids,
         clients=table.clients,
         info=_info(folder, config, summary),
-        config={"method": config["method"], **config["options"]},
+        config={"method": config["method"], **options},
         classes=table.classes,
         findings=_findings(folder / SUMMARY, summary.get("findings", [])),
         malicious=table.malicious,
@@ -113,6 +115,7 @@ _CONFIG = {
     "data.fingerprint": (str,),
     "versions": (dict,),
     "versions.*": (str,),
+    "without_effect": (list, NoneType),  # earlier versions did not say
 }
 _SUMMARY = {
     "rounds": (int,),
