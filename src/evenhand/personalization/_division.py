@@ -61,7 +61,7 @@ def division(model: Model, personal: Personal) -> Division:
         if form != structure or not all(isinstance(each, bool) for each in chosen):
             raise ModelError("personal= must give a tree of bools of the same structure as the parameters.")
         return Division(dict(zip(paths, chosen, strict=True)), structure)
-    patterns = (personal,) if isinstance(personal, str) else personal
+    patterns: Any = (personal,) if isinstance(personal, str) else personal
     if not isinstance(patterns, tuple | list) or not all(isinstance(each, str) for each in patterns):
         raise EvenhandError(
             f"{personal!r:.60} does not say which parameters: give paths such as 'output' or ('conv_*', 'output'), or "
