@@ -13,7 +13,7 @@ from evenhand.cli._results import load_saved
 from evenhand.cli._tables import client_table, difference_table, overview, tally
 from evenhand.cli._terminal import remark, say
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.report import Comparison, caution, compare, may_win, verdict, write_report
+from evenhand.report import Comparison, caution, compare, verdict, write_report
 
 __all__ = ["Compare"]
 
@@ -41,9 +41,8 @@ class Compare:
             remark(sentence)
         of = compare([run.view for run in saved])
         console = Console(highlight=False)
-        for name, run in of.named_runs:
-            for finding in run.findings:
-                say(console, f"{name}: {finding.sentence}", "yellow")
+        for notice in of.notices:
+            say(console, notice.text, "yellow")
         console.print(overview(of))
         if len(of.methods) > 1:
             say(console, verdict(of), "yellow" if of.obstacles else "")
@@ -56,8 +55,10 @@ class Compare:
             say(console, f"Interrupted before the last round: {', '.join(stopped)}.", "yellow")
         if self.clients > 0 and of.same_clients:
             console.print(client_table(of, self.clients))
-            if len(of.methods) == 2 and not of.obstacles and all(map(may_win, of.runs)):
+            if len(of.methods) == 2 and not of.obstacles and all(method.is_sound for method in of.methods):
                 say(console, tally(of))
+        elif self.clients > 0 and any(run.whole is not None for run in of.runs):
+            say(console, "The honest clients differ between the runs, so that none is shown one by one.")
         if self.out is not None:
             say(console, f"Report: {write_report(self.out, [run.view for run in saved])}")
         return 0

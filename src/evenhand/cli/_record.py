@@ -19,6 +19,8 @@ from evenhand.interrupts import uninterrupted
 from evenhand.report import (
     among,
     compare,
+    covered,
+    honest,
     in_words,
     latest,
     privacy_line,
@@ -101,7 +103,8 @@ def record(
                 run.release()  # the files need only its metrics and global model
             if not console.is_terminal and _tenth(run, rounds) > _tenth(before, rounds):
                 row = {name: float(values[-1]) for name, values in run.history.items()}
-                console.print(f"round {int(row['round'])} of {rounds}, {latest(row)}")
+                is_attacked = 0 < run.malicious.sum() < run.data.num_clients
+                console.print(f"round {int(row['round'])} of {rounds}, {latest(row, honest=is_attacked)}")
     except KeyboardInterrupt:
         interrupted = True
     if last is None:
@@ -134,6 +137,7 @@ def _finish(
         "rounds": done,
         "rounds_asked": rounds,
         "cohort": run.info["cohort"],
+        "clients": run.data.num_clients,
         "interrupted": interrupted,
         "last": {name: values[-1] for name, values in run.history.items()},
         "seconds": run.info["seconds"],
@@ -141,12 +145,14 @@ def _finish(
         "padded": run.info["padded"],
         "by_class": view.info["by_class"],
         "privacy": view.info.get("privacy"),
-        "findings": [finding._asdict() for finding in run.findings],
+        "findings": [finding._asdict() for finding in view.findings],
     }
+    seen = honest(view)
+    summary["covers"] = {split: covered([seen], split).text for split in view.clients}
     for split, metrics in view.clients.items():
-        summary[split] = {metric: statistics(view, split, metric) for metric in metrics}
+        summary[split] = {metric: statistics(seen, split, metric) for metric in metrics}
         if view.malicious is not None:
-            for who in ("honest", "malicious"):
+            for who in ("all", "honest", "malicious"):
                 part = among(view, who)
                 summary[f"{split}_{who}"] = {metric: statistics(part, split, metric) for metric in metrics}
         if view.unseen is not None:
@@ -171,9 +177,9 @@ def _write_params(path: Path, params: Params) -> None:
 def _print_result(folder: Path, run: Run, rounds: int, *, interrupted: bool, resumable: bool) -> None:
     console = Console(highlight=False)
     of = compare(load_run(folder).view)
-    for finding in run.findings:
-        if finding.kind != "scales":  # said before the training
-            say(console, finding.sentence, "yellow")
+    for notice in of.notices:
+        if notice.finding.kind != "scales":  # said before the training
+            say(console, notice.text, "yellow")
     sizes = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test examples"
     say(console, f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}")
     console.print(overview(of))

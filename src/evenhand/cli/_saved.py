@@ -84,6 +84,7 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "data": config["data"]["name"],
         "rounds": summary["rounds"],
         "cohort": summary["cohort"],
+        "clients": summary.get("clients"),
         "seed": config["options"]["seed"],
         "fingerprint": config["data"]["fingerprint"],
         "seconds": summary["seconds"],
@@ -99,8 +100,10 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
 def _findings(path: Path, found: Any) -> tuple[Finding, ...]:
     """The recorded findings; none in a folder of a version that looked for none."""
     try:
-        return tuple(Finding(each["kind"], str(each["sentence"])) for each in found)
-    except (KeyError, TypeError):
+        return tuple(
+            Finding(each["kind"], str(each["sentence"]), str(each.get("split", ""))) for each in found
+        )
+    except (AttributeError, KeyError, TypeError):
         raise EvenhandError(
             f"{path} is not what `evenhand run` writes (findings): restore it or repeat the run."
         ) from None
@@ -120,6 +123,7 @@ _CONFIG = {
 _SUMMARY = {
     "rounds": (int,),
     "cohort": (int,),
+    "clients": (int, NoneType),
     "interrupted": (bool,),
     "seconds": (dict,),
     "seconds.*": (int, float),

@@ -6,7 +6,8 @@ from rich.console import Console
 
 from evenhand.cli._tables import difference_table, overview
 from evenhand.cli._terminal import say
-from evenhand.report import compare, verdict
+from evenhand.evaluation import OF_THE_DATA
+from evenhand.report import caution, compare, verdict
 from evenhand.studies import Study
 
 __all__ = ["show_study"]
@@ -23,8 +24,13 @@ def show_study(found: Study, console: Console) -> None:
     if not chosen:
         return
     of = compare({each.method: found.views(each.method) for each in chosen})
+    for notice in of.notices:
+        if notice.finding.kind not in OF_THE_DATA:  # those are among the study's remarks
+            say(console, notice.text, "yellow")
     console.print(overview(of))
     if len(chosen) > 1:
         say(console, verdict(of))
+    if noise := caution(of):
+        say(console, noise)
     if (table := difference_table(of, found.baseline)) is not None:
         console.print(table)

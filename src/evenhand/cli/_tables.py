@@ -14,7 +14,7 @@ from rich.text import Text
 
 from evenhand.cli._terminal import named
 from evenhand.evaluation import is_higher_better
-from evenhand.report import Comparison, differences, may_win
+from evenhand.report import Comparison, differences
 from evenhand.report.differences import shown
 
 __all__ = ["client_table", "difference_table", "overview", "tally"]
@@ -39,7 +39,7 @@ _MOST_HEADS, _WIDEST_HEAD = 4, 24
 
 def overview(of: Comparison) -> Group:
     """One row per method; the best of each column carries a star, where the comparison allows one."""
-    percent = ", %" + (" (variance: %²)" if of.is_share else "") if of.is_share else ""
+    percent = " in % (variance: %²)" if of.is_share else ""
     seeds = f"; ± over {of.seeds} seeds" if of.seeds > 1 else ""
     table = _table()
     table.add_column("method", overflow="fold")
@@ -50,12 +50,12 @@ def overview(of: Comparison) -> Group:
     for i, (method, *row) in enumerate(zip(of.methods, *columns, strict=True)):
         number = f"{i + 1}  " if _numbered(of) else ""
         table.add_row(named(number + method.name), *row)
-    return Group(named(f"{of.split} {of.metric} over clients{percent}{seeds}", "bold"), table)
+    return Group(named(f"{of.split} {of.metric}{percent} over {of.covered.text}{seeds}", "bold"), table)
 
 
 def difference_table(of: Comparison, baseline: str | None = None) -> Group | None:
     """One row per method but the baseline (None: the first), with intervals; None for single seeds."""
-    runs = {method.name: method.runs for method in of.methods if all(map(may_win, method.runs))}
+    runs = {method.name: method.runs for method in of.methods if method.is_sound}
     base = of.names[0] if baseline is None else baseline
     found = differences(runs, base, of.split, of.metric) if of.seeds > 1 and base in runs else {}
     if of.obstacles or not found:
@@ -67,7 +67,9 @@ def difference_table(of: Comparison, baseline: str | None = None) -> Group | Non
     for name, each in found.items():
         gains = "–" if each.gains is None else f"{each.gains[0]} / {each.gains[1]}"
         texts = [
-            Text(shown(each.by[key], key, of.metric), "bold" if each.by[key].is_sure else "")
+            Text(
+                shown(each.by[key], key, of.metric), "bold" if each.by[key].may_be_marked(len(found)) else ""
+            )
             for key in ("mean", "worst10")
         ]
         table.add_row(named(name), *texts, f"{each.p['worst10']:.2g}", gains)
@@ -98,7 +100,8 @@ def client_table(of: Comparison, count: int) -> Group:
             table.add_row(named(first.client_ids[k]), rows, *numbers)
         tables.append(table)
     under = f"method 1, {of.names[0]}" if _numbered(of) else of.names[0]
-    title = f"{of.split} {of.metric} of the {len(shown)} clients worst off under {under}"
+    covered = "" if of.covered.is_complete else f", of {of.covered.text}"
+    title = f"{of.split} {of.metric} of the {len(shown)} clients worst off under {under}{covered}"
     return Group(named(title + _over_seeds(of), "bold"), *tables)
 
 

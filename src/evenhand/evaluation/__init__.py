@@ -11,7 +11,15 @@ from evenhand.evaluation._classes import (
 )
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
 from evenhand.evaluation._error import ERROR_NAMES
-from evenhand.evaluation._findings import Finding, blank_loss, feature_scales, findings
+from evenhand.evaluation._findings import (
+    OF_THE_DATA,
+    Finding,
+    blank_loss,
+    feature_scales,
+    findings,
+    headline_of,
+    unmeasured,
+)
 from evenhand.evaluation._flat import (
     Prepared,
     evaluate,
@@ -31,13 +39,14 @@ from evenhand.evaluation._metrics import (
     of_global,
     primary_metric,
 )
-from evenhand.evaluation._paired import PairedDifference, holm, paired_difference
+from evenhand.evaluation._paired import PairedDifference, holm, least_pairs, paired_difference
 from evenhand.evaluation._personal import evaluate_personal, filled, personal_per_class
 from evenhand.evaluation._summary import angle, best, entropy, evenness, jain, kl_to_uniform, summarize, worst
 
 __all__ = [
     "CLASS_COLUMNS",
     "ERROR_NAMES",
+    "OF_THE_DATA",
     "SPLITS",
     "SPLIT_NAMES",
     "ClassIndex",
@@ -61,6 +70,7 @@ __all__ = [
     "feature_scales",
     "filled",
     "findings",
+    "headline_of",
     "holm",
     "index_classes",
     "inexactness",
@@ -68,6 +78,7 @@ __all__ = [
     "is_share",
     "jain",
     "kl_to_uniform",
+    "least_pairs",
     "mean_loss",
     "of_global",
     "paired_difference",
@@ -80,5 +91,6 @@ __all__ = [
     "serve_by_level",
     "summarize",
     "summarize_classes",
+    "unmeasured",
     "worst",
 ]

@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
 from evenhand.evaluation._classes import ClassMetrics
-from evenhand.evaluation._metrics import SPLIT_NAMES
+from evenhand.evaluation._metrics import SPLIT_NAMES, SPLITS, is_share
 from evenhand.text import counted
 
-__all__ = ["Finding", "blank_loss", "feature_scales", "findings"]
+__all__ = ["OF_THE_DATA", "Finding", "blank_loss", "feature_scales", "findings", "headline_of", "unmeasured"]
 
 NDArray = npt.NDArray[Any]
 
-_LOSSES = {f"{split}_loss": name for split, name in SPLIT_NAMES.items()}
+_LOSSES = tuple(f"{split}_loss" for split in SPLITS)
 _WORSE, _MUCH_WORSE, _LATEST = 3.0, 100.0, 3
 _TINY, _STILL = 1e-6, 1e-5
 _LEAST_OF_ONE, _LEAST, _LEARNT = 20, 100, 1.2
@@ -40,6 +40,10 @@ Kind: TypeAlias = Literal[
 ]
 
 
+OF_THE_DATA: tuple[Kind, ...] = ("scales", "unmeasured")
+"""The kinds that are about the data, and so about every run on them."""
+
+
 class Finding(NamedTuple):
     """Something wrong with a run.
 
@@ -51,10 +55,12 @@ class Finding(NamedTuple):
         ``"client_diverged"`` (some clients' personal models), ``"no_guarantee"`` (too few uploads for what a robust
         aggregator promises) or ``"schedule"`` (a schedule that restarts each round).
       sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
+      split: the split whose numbers it is about, such as ``"test"``; empty: no single one.
     """
 
     kind: Kind
     sentence: str
+    split: str = ""
 
 
 def findings(
@@ -124,16 +130,37 @@ def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> 
     So a loss that starts near 0 may rise to three times that of a model that knows nothing; so may a loss that a fair,
     robust or private method trades for something else; and one bad round, in the middle or among the last three, is a
     swing, not a divergence.
+
+    The training loss comes first, and the finding names its split: a loss that is not finite on test examples alone
+    must neither hide training that diverged nor count as that.
     """
+    return (
+        _not_finite(history, "train", scaled=scaled)
+        or _risen(history, blank, scaled=scaled)
+        or _not_finite(history, "valid", scaled=scaled)
+        or _not_finite(history, "test", scaled=scaled)
+    )
+
+
+def _not_finite(history: Mapping[str, NDArray], split: str, *, scaled: bool) -> Finding | None:
+    """The last loss of a split is NaN or infinite."""
+    rounds, column = history["round"], np.asarray(history.get(f"{split}_loss", [0.0]), np.float64)
+    if math.isfinite(column[-1]):
+        return None
+    first = 1 + int(np.max(np.flatnonzero(np.isfinite(column)), initial=-1))
+    name = SPLIT_NAMES[split]
+    begin = "Training diverged" if split == "train" else f"Do not rely on the {name} numbers"
+    text = f"{begin}: the {name} loss is not a finite number from round {rounds[first]} on"
+    if first > 0:
+        text += f"; at round {rounds[first - 1]} it was {_text(column[first - 1])}"
+    if split != "train":
+        text += f". The training loss is finite, so look for extreme values in the {name} examples first"
+    return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}", split)
+
+
+def _risen(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> Finding | None:
+    """The training loss, which is finite at the end, is far above its floor (:func:`_diverged`)."""
     rounds, loss = history["round"], np.asarray(history["train_loss"], np.float64)
-    for name, what in _LOSSES.items():
-        column = np.asarray(history.get(name, [0.0]), np.float64)
-        if not math.isfinite(column[-1]):
-            first = 1 + int(np.max(np.flatnonzero(np.isfinite(column)), initial=-1))
-            text = f"Training diverged: the {what} loss is not a finite number from round {rounds[first]} on"
-            if first > 0:
-                text += f"; at round {rounds[first - 1]} it was {_text(column[first - 1])}"
-            return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}")
     finite = np.where(np.isfinite(loss), loss, np.inf)
     floor = max(float(np.min(finite)), blank if blank > 0 else float(finite[0]), _TINY)
     if np.min(finite[1:][-_LATEST:]) < _WORSE * floor and finite[-1] < _MUCH_WORSE * floor:
@@ -146,7 +173,7 @@ def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> 
     )
     if first < len(loss) - 1:
         text += f", and from round {rounds[first]} on it stayed at {_text(_WORSE * floor)} or more"
-    return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}")
+    return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}", "train")
 
 
 def _slower(*, scaled: bool, at_once: bool) -> str:
@@ -246,6 +273,81 @@ def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) 
         )
         return Finding("guessing", f"{text} {cure}")
     return None
+
+
+def headline_of(sizes: Mapping[str, NDArray]) -> str:
+    """The split that headlines are about: test where any client has examples in it, else validation, else training."""
+    return next((split for split in reversed(SPLITS) if np.any(sizes.get(split, 0))), SPLITS[0])
+
+
+_INCLUDED = {
+    "valid": 'Training examples can choose for all clients: --select train:mean (Python: select=("train", "mean")).',
+    "test": "To test on new clients, set whole clients aside with --unseen (Python: eh.data.hold_out_clients).",
+}
+"""What helps where a split leaves clients out."""
+
+
+def unmeasured(
+    sizes: Mapping[str, NDArray],
+    *,
+    split: str = "test",
+    noun: str = "client",
+    metric: str = "accuracy",
+    train: NDArray | None = None,
+    cure: str | None = None,
+) -> Finding | None:
+    """A finding where clients have no examples in a split and are therefore in none of the numbers about it.
+
+    The rule: at least one client has no example in the split.  Where no client has one, headlines are about
+    :func:`headline_of` instead, and the finding names that split and the clients that it leaves out.
+
+    Args:
+      sizes: split -> examples of each client that the numbers are about, ``(K,)``.
+      split: ``"test"`` for the headline; ``"valid"`` for the examples that choose a study's settings.
+      noun: what these clients are called, in the singular.
+      metric: what ``train`` is.
+      train: a metric of each client on its training examples, ``(K,)``, which covers the clients that are left out;
+        None: unknown.
+      cure: a sentence on what helps; None: the usual one.
+
+    Example:
+      >>> import numpy as np
+      >>> unmeasured({"train": np.array([8, 1, 1]), "test": np.array([2, 0, 0])}).sentence.split(".")[0]
+      '2 of 3 clients have no test examples and are in none of these numbers'
+      >>> unmeasured({"train": np.array([8, 8]), "test": np.array([2, 2])}) is None
+      True
+    """
+    lacking = np.asarray(sizes.get(split, np.zeros_like(next(iter(sizes.values()))))) == 0
+    count, clients, name = int(np.sum(lacking)), len(lacking), SPLIT_NAMES[split]
+    if not count:
+        return None
+    many = counted(clients, noun)
+    if count < clients:
+        verbs = ("has", "is") if count == 1 else ("have", "are")
+        place = "none of these numbers" if split == "test" else "none of the numbers that choose settings"
+        text = f"{count:,} of {many} {verbs[0]} no {name} examples and {verbs[1]} in {place}."
+    else:
+        text = (
+            f"None of {many} has {name} examples"
+            if clients > 1
+            else f"The only {noun} has no {name} examples"
+        )
+        instead = headline_of(sizes)
+        text += f": there are no {name} numbers, and these are about {SPLIT_NAMES[instead]} examples"
+        if left_out := int(np.sum(np.asarray(sizes[instead]) == 0)):
+            text += f", which {left_out:,} of {many} {'lacks' if left_out == 1 else 'lack'}"
+        text += "."
+    if train is not None and count < clients and np.isfinite(train).all():
+        means = [_shown(float(np.mean(values)), metric) for values in (train[lacking], train)]
+        text += (
+            f" On training examples, {'its' if count == 1 else 'their mean'} {metric.replace('_', ' ')} is {means[0]}, "
+            f"and the mean over all {many} is {means[1]}."
+        )
+    return Finding("unmeasured", f"{text} {_INCLUDED[split] if cure is None else cure}".rstrip(), split)
+
+
+def _shown(x: float, metric: str) -> str:
+    return f"{100 * x:.1f} %" if is_share(metric) else _text(x)
 
 
 def blank_loss(data: FederatedDataset) -> float:

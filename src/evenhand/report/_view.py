@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import (
+    SPLIT_NAMES,
     SPLITS,
     Finding,
     is_higher_better,
@@ -18,8 +19,9 @@ from evenhand.evaluation import (
     summarize,
     summarize_classes,
 )
+from evenhand.text import counted
 
-__all__ = ["RunView", "Runs", "Viewable", "among", "diverged"]
+__all__ = ["Coverage", "RunView", "Runs", "Viewable", "among", "covered", "diverged", "honest"]
 
 NDArray = npt.NDArray[Any]
 
@@ -36,7 +38,8 @@ class RunView(NamedTuple):
       client_ids: the clients' names, ``K`` of them.
       clients: split -> metric -> ``(K,)``, at the end of the run; NaN for a client without examples.
       info: facts about the run itself.  Known keys, all optional: ``"rounds"``, ``"cohort"``, ``"seed"``, ``"data"``
-        and ``"method"`` (names), ``"fingerprint"`` (equal for equal data), ``"seconds"`` (activity -> seconds),
+        and ``"method"`` (names), ``"fingerprint"`` (equal for equal data), ``"clients"`` (how many the data have,
+        those that were not evaluated included), ``"seconds"`` (activity -> seconds),
         ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"`` (the line
         that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
         :func:`~evenhand.evaluation.by_class` gives), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in
@@ -45,8 +48,9 @@ class RunView(NamedTuple):
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits with
         classes, and not for runs saved by versions that did not measure it.
       findings: what to know before trusting the numbers, the worst first.
-      malicious: which clients are, bool ``(K,)``; None: nobody attacked.
+      malicious: which clients are, bool ``(K,)``; None: no client of this view is.
       unseen: how clients are served that took no part in the training; None: there are none.
+      whole: the run with its malicious clients, where this is its honest part (:func:`honest`); else None.
     """
 
     title: str
@@ -60,11 +64,15 @@ class RunView(NamedTuple):
     findings: Sequence[Finding] = ()
     malicious: NDArray | None = None
     unseen: RunView | None = None
+    whole: RunView | None = None
 
 
-def diverged(run: RunView) -> bool:
-    """Whether training diverged, so that none of the run's numbers may be called the best."""
-    return any(finding.kind == "diverged" for finding in run.findings)
+def diverged(run: RunView, splits: Collection[str] | None = None) -> bool:
+    """Whether the run diverged, so that none of its numbers on some splits (None: all) may be called the best."""
+    return any(
+        finding.kind == "diverged" and (splits is None or not finding.split or finding.split in splits)
+        for finding in run.findings
+    )
 
 
 def among(run: RunView, who: Literal["all", "honest", "malicious"]) -> RunView:
@@ -84,6 +92,53 @@ def among(run: RunView, who: Literal["all", "honest", "malicious"]) -> RunView:
         },
         malicious=run.malicious[chosen],
     )
+
+
+def honest(run: RunView) -> RunView:
+    """The run's honest clients, whom every headline is about; all clients where no client attacks, or each does."""
+    if run.malicious is None or run.malicious.all():
+        return run
+    return among(run, "honest")._replace(malicious=None, whole=run)
+
+
+class Coverage(NamedTuple):
+    """Which clients a number covers.
+
+    Attributes:
+      text: in words, such as ``"30 clients"`` or ``"24 of 30 clients, the honest ones"``.
+      is_complete: whether these are all clients of the data.
+      noun: what one of them is called, such as ``"honest client with test examples"``.
+    """
+
+    text: str
+    is_complete: bool
+    noun: str
+
+
+def covered(runs: Sequence[RunView], split: str) -> Coverage:
+    """Which clients the numbers of some runs on a split cover: those that were evaluated and have examples in it."""
+    whole = [run.whole or run for run in runs]
+    totals = [max(int(run.info.get("clients") or 0), len(run.client_ids)) for run in whole]
+    counts = [int(np.sum(np.asarray(run.sizes.get(split, np.ones(len(run.client_ids)))) > 0)) for run in runs]
+    total, low, high = max(totals), min(counts), max(counts)
+    evaluated = [len(run.client_ids) for run in whole]
+    is_honest = any(run.whole is not None for run in runs)
+    is_lacking = any(count < len(run.client_ids) for count, run in zip(counts, runs, strict=True))
+    is_sample = any(count < of for count, of in zip(evaluated, totals, strict=True))
+    examples = f" with {SPLIT_NAMES[split]} examples" if is_lacking else ""
+    noun = f"{'honest ' if is_honest else ''}client{examples}"
+    if all(run.malicious is not None for run in runs):
+        return Coverage(f"{counted(high, 'client')}, all of them malicious", False, "malicious client")
+    if not (is_honest or is_lacking or is_sample):
+        return Coverage(counted(total, "client"), True, noun)
+    count = f"{low:,} to {high:,}" if low < high else f"{high:,}"
+    words = ("the honest ones" if is_honest else "those" if is_lacking else "drawn for evaluation") + examples
+    text = f"{count} of {counted(total, 'client')}, {words}"
+    if is_sample and (is_honest or is_lacking):
+        text = (
+            f"{count} of the {counted(max(evaluated), 'client')} drawn for evaluation from {total:,}, {words}"
+        )
+    return Coverage(text, False, noun)
 
 
 class Viewable(Protocol):

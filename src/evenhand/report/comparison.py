@@ -9,24 +9,39 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.evaluation import SPLIT_NAMES, is_higher_better, is_share, paired_difference
+from evenhand.evaluation import (
+    SPLIT_NAMES,
+    Finding,
+    is_higher_better,
+    is_share,
+    least_pairs,
+    paired_difference,
+)
 from evenhand.report._settings import as_methods, clients_of, data_of, method_names, obstacles
 from evenhand.report._view import (
+    Coverage,
     Runs,
     RunView,
     client_values,
     common_metric,
+    covered,
     diverged,
     headline_split,
+    honest,
     statistics,
     views,
 )
 from evenhand.report.numbers import listed, value
 from evenhand.text import isolated, visible
 
-__all__ = ["Comparison", "Method", "caution", "compare", "may_win", "verdict"]
+__all__ = ["Comparison", "Method", "Notice", "caution", "compare", "may_win", "verdict"]
 
 NDArray = npt.NDArray[np.float64]
+
+_JUDGING = ("train", "valid")
+"""The splits that can drop a run: test examples judge, and must choose nothing."""
+_MOST_NAMED = 3
+"""Most methods that a notice names."""
 
 
 class Method(NamedTuple):
@@ -40,6 +55,11 @@ class Method(NamedTuple):
     name: str
     runs: tuple[RunView, ...]
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether no run diverged on training or validation examples (:func:`may_win`)."""
+        return all(may_win(run, _JUDGING) for run in self.runs)
+
     def statistics(self, split: str, metric: str) -> dict[str, NDArray]:
         """The statistics of :func:`~evenhand.evaluation.summarize`, ``(runs,)`` each; NaN where a run has none."""
         found = [statistics(run, split, metric) for run in self.runs]
@@ -51,11 +71,40 @@ class Method(NamedTuple):
         return np.stack([client_values(run, split, metric) for run in self.runs])
 
 
-class Comparison(NamedTuple):
-    """Methods compared by one metric on one split.
+class Notice(NamedTuple):
+    """A finding, and which of several runs it is about.
 
     Attributes:
-      methods: in the order of their first runs.
+      finding: of the first of them; the numbers in the sentences of the others may differ.
+      names: the methods, with the seeds where not all runs of a method are concerned; empty for a single run.
+      count: how many runs.
+      total: how many there are.
+    """
+
+    finding: Finding
+    names: tuple[str, ...]
+    count: int
+    total: int
+
+    @property
+    def text(self) -> str:
+        """The sentence, after the names of the runs."""
+        if not self.names:
+            return self.finding.sentence
+        if self.count == 1:
+            return f"{self.names[0]}: {self.finding.sentence}"
+        shown = list(self.names[:_MOST_NAMED])
+        shown += [f"{len(self.names) - _MOST_NAMED} more"] if len(self.names) > _MOST_NAMED else []
+        runs = "All" if self.count == self.total else f"{self.count} of"
+        return f"{runs} {self.total} runs ({listed(shown)}). The first: {self.finding.sentence}"
+
+
+class Comparison(NamedTuple):
+    """Methods compared by one metric on one split, over their honest clients.
+
+    Attributes:
+      methods: in the order of their first runs; of a run under attack, its honest clients
+        (:func:`evenhand.report.honest`).
       metric: the accuracy if all runs have one, else the loss.
       split: ``"test"`` if all runs have results on it, else ``"valid"``, else ``"train"``.
       obstacles: differences because of which the methods' numbers must not be compared, such as
@@ -87,6 +136,30 @@ class Comparison(NamedTuple):
         ]
 
     @property
+    def covered(self) -> Coverage:
+        """Which clients the numbers cover."""
+        return covered(self.runs, self.split)
+
+    @property
+    def notices(self) -> list[Notice]:
+        """What to know before trusting the numbers: each kind of finding once, with the runs that have it."""
+        total, groups = len(self.runs), dict[tuple[str, str], dict[str, list[RunView]]]()
+        for method in self.methods:
+            for run in method.runs:
+                for kind in dict.fromkeys((finding.kind, finding.split) for finding in run.findings):
+                    groups.setdefault(kind, {}).setdefault(method.name, []).append(run)
+        sizes = {method.name: len(method.runs) for method in self.methods}
+        return [
+            Notice(
+                next(each for each in next(iter(of.values()))[0].findings if (each.kind, each.split) == kind),
+                tuple(_named(name, runs, sizes[name]) for name, runs in of.items()) if total > 1 else (),
+                sum(map(len, of.values())),
+                total,
+            )
+            for kind, of in groups.items()
+        ]
+
+    @property
     def seeds(self) -> int:
         """The largest number of runs of a method."""
         return max(len(method.runs) for method in self.methods)
@@ -106,13 +179,19 @@ class Comparison(NamedTuple):
         """Whether all runs have the same clients with the same examples."""
         return len({data_of(run) for run in self.runs}) == len({clients_of(run) for run in self.runs}) == 1
 
+    @property
+    def comparisons(self) -> int:
+        """How many differences decide whether a method is the best: those to every other sound method."""
+        return max(1, sum(method.is_sound for method in self.methods) - 1)
+
     def winners(self, values: Sequence[NDArray], texts: Sequence[str], sign: int) -> set[int]:
         """Which methods are best in a statistic by more than noise.
 
         No method is if the comparison is unfair, or if fewer than two methods may win (:func:`may_win`).  With one run
         each, the method with the best value is, and so are those that show the same, unless all do: one seed can say
-        no more.  With several seeds, a method is the best if the 95 % interval of its paired differences (Student's t
-        over equal seeds) to every other method lies above 0.
+        no more.  With several seeds, a method is the best if its paired difference (over equal seeds) to every other
+        method is above 0 and may be marked (:meth:`evenhand.evaluation.PairedDifference.may_be_marked`): its 95 %
+        interval leaves out 0, and there are enough seeds for the test by signs.
 
         Args:
           values: the statistic, ``(runs,)`` for each method.
@@ -120,9 +199,7 @@ class Comparison(NamedTuple):
           sign: 1 if more is better, -1 if less is.
         """
         able = [
-            i
-            for i, method in enumerate(self.methods)
-            if all(may_win(run) for run in method.runs) and np.isfinite(values[i]).all()
+            i for i, method in enumerate(self.methods) if method.is_sound and np.isfinite(values[i]).all()
         ]
         if self.obstacles or len(able) < 2:
             return set()
@@ -130,12 +207,15 @@ class Comparison(NamedTuple):
         if self.seeds == 1:
             alike = {i for i in able if texts[i] == texts[top]}
             return set() if len(alike) == len(self.methods) else alike
-        sure = all(paired_difference(sign * values[top], sign * values[i]).low > 0 for i in able if i != top)
-        return {top} if sure else set()
+        gains = [paired_difference(sign * values[top], sign * values[i]) for i in able if i != top]
+        is_best = all(gain.mean > 0 and gain.may_be_marked(self.comparisons) for gain in gains)
+        return {top} if is_best else set()
 
 
 def compare(runs: Runs) -> Comparison:
     """Sorts runs into methods and says whether these may be compared.
+
+    **Under attack**, all numbers are of the honest clients; of all where each client is malicious.
 
     **A method** is all settings of a run but its seeds: the method's name and numbers, the model, the local work (step
     size, epochs, batch), the rounds and the cohort.  Runs that differ only in ``seed`` are one method, and so are runs
@@ -163,7 +243,7 @@ def compare(runs: Runs) -> Comparison:
       >>> found.names, found.seeds, found.obstacles
       (['fedavg'], 2, ())
     """
-    every = views(runs)
+    every = [honest(view) for view in views(runs)]
     metric = common_metric(every)
     groups = as_methods(every)
     found = tuple(
@@ -173,13 +253,14 @@ def compare(runs: Runs) -> Comparison:
 
 
 def may_win(run: RunView, splits: Collection[str] | None = None) -> bool:
-    """Whether a run may be called the best: not if it diverged, or if a loss or metric of a client is not finite.
+    """Whether a run may be called the best: not if it diverged, or if a number of an honest client is not finite.
 
     Args:
       run: the run.
       splits: those that count; None: all.
     """
-    if diverged(run):
+    run = honest(run)
+    if diverged(run, splits):
         return False
     for split, metrics in run.clients.items():
         if splits is not None and split not in splits:
@@ -207,26 +288,33 @@ def verdict(of: Comparison) -> str:
         winners.append(listed([isolated(of.names[i]) for i in best]))
         texts.append(shown[best[0]] if best else "")
     tail = tail_name(min(float(np.min(s["clients"])) for s in found))
-    lost = [isolated(method.name) for method in of.methods if not all(map(may_win, method.runs))]
+    lost = [isolated(method.name) for method in of.methods if not method.is_sound]
+    unknown = [
+        isolated(method.name)
+        for method, stats in zip(of.methods, found, strict=True)
+        if method.is_sound and not np.isfinite(stats["mean"]).all()
+    ]
     left_out = f" Left out, since training diverged: {listed(lost)}." if lost and any(winners) else ""
+    left_out += f" Left out, since its {of.what} is not finite: {listed(unknown)}." if unknown else ""
     return _sentence(winners, texts, tail, of) + left_out
 
 
 def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, of: Comparison) -> str:
     first, second = winners
+    sound = [method.name for method in of.methods if method.is_sound]
+    if len(sound) < 2:
+        lost = f"All methods but {isolated(sound[0])}" if sound else "All of these runs"
+        return f"{lost} diverged, so none is called the best."
+    over = "" if of.covered.is_complete else f"Over {of.covered.text}: "
     if not first and not second:
-        sound = [method.name for method in of.methods if all(may_win(run) for run in method.runs)]
-        if len(sound) < 2:
-            lost = f"All methods but {isolated(sound[0])}" if sound else "All of these runs"
-            return f"{lost} diverged, so none is called the best."
         noise = f" by more than the noise of {of.seeds} seeds" if of.seeds > 1 else ""
-        return f"No method is better than all others{noise}, for the average client or for {tail}."
+        return f"{over}No method is better than all others{noise}, for the average client or for {tail}."
     if not first:
         return (
-            f"{tail[0].upper()}{tail[1:]} is served best by {second} ({of.what} {texts[1]}); "
+            f"{over}{tail[0].upper()}{tail[1:]} is served best by {second} ({of.what} {texts[1]}); "
             "for the average client no method is best."
         )
-    text = f"The average client is served best by {first} ({of.what} {texts[0]})"
+    text = f"{over}The average client is served best by {first} ({of.what} {texts[0]})"
     if not second:
         return f"{text}; for {tail} no method is best."
     return f"{text}, {f'and so is {tail}' if first == second else f'{tail} by {second}'} ({texts[1]})."
@@ -240,12 +328,25 @@ def caution(of: Comparison) -> str:
         return (
             "One seed each proves little: repeat the runs with other seeds to tell a difference from noise."
         )
+    means = f"Means over {of.seeds} seeds ± their standard deviation"
+    least = least_pairs(of.comparisons)
+    if of.seeds < least:
+        return f"{means}. With {of.seeds} seeds no difference can be significant: use at least {least}."
     return (
-        f"Means over {of.seeds} seeds ± their standard deviation; best is marked only where the 95 % interval of the "
-        "differences at equal seeds to every other method lies above 0."
+        f"{means}; best is marked only where the 95 % interval of the differences at equal seeds to every other method "
+        "lies above 0."
     )
 
 
 def tail_name(clients: float) -> str:
     """The words for the worst tenth of this many clients."""
     return "the worst tenth of the clients" if clients >= 20 else "the worst client"
+
+
+def _named(method: str, runs: Sequence[RunView], total: int) -> str:
+    """A method, with the seeds of the runs that are meant where these are not all of them."""
+    if len(runs) == total:
+        return method
+    return (
+        f"{method}, seed{'s' if len(runs) > 1 else ''} {listed([str(run.info.get('seed')) for run in runs])}"
+    )

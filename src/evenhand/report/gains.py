@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenhand.evaluation import is_higher_better, of_global
-from evenhand.report._view import NDArray, RunView, among, client_values
+from evenhand.report._view import NDArray, RunView, client_values, honest
 from evenhand.report.numbers import plural, value
 
 __all__ = ["Gain", "gains", "in_words"]
@@ -43,12 +43,12 @@ def gains(run: RunView, split: str, metric: str) -> list[Gain]:
     """
     if of_global(metric) not in run.clients.get(split, {}):
         return []
-    honest = among(run, "honest")
-    own, alone = (client_values(honest, split, name) for name in (metric, of_global(metric)))
+    run = honest(run)
+    own, alone = (client_values(run, split, name) for name in (metric, of_global(metric)))
     known = np.flatnonzero(np.isfinite(own) & np.isfinite(alone))
-    found = [_gain("all" if run.malicious is None else "honest", own[known], alone[known], metric)]
-    if len(known) >= _THIRDS_FROM and "train" in honest.sizes:
-        ranked = known[np.argsort(honest.sizes["train"][known], kind="stable")]
+    found = [_gain("all" if run.whole is None else "honest", own[known], alone[known], metric)]
+    if len(known) >= _THIRDS_FROM and "train" in run.sizes:
+        ranked = known[np.argsort(run.sizes["train"][known], kind="stable")]
         for name, third in zip(("smallest", "middle", "largest"), np.array_split(ranked, 3), strict=True):
             found.append(_gain(f"{name} third", own[third], alone[third], metric))
     if run.unseen is not None:

@@ -40,7 +40,7 @@ from evenhand.simulation.setup import Setup
 from evenhand.streams import Purpose
 from evenhand.types import Array, Model, Params, PyTree
 
-__all__ = ["Evaluation"]
+__all__ = ["Evaluation", "honest_among"]
 
 NDArray = npt.NDArray[Any]
 Parts: TypeAlias = Mapping[str, tuple[Prepared, ClassIndex | None]]
@@ -196,10 +196,11 @@ class Evaluation:
         return Served.joined(served)
 
     def columns(self, served: Served) -> dict[str, float]:
-        """What the history keeps of them."""
+        """What the history keeps of them: of the honest clients, or of all where each client is malicious."""
         columns: dict[str, float] = {}
+        chosen = honest_among(self.malicious, self.drawn)
         for split, metrics in served.clients.items():
-            sizes = self.splits[split].sizes
+            sizes = np.where(chosen, self.splits[split].sizes, 0)
             if not sizes.any():
                 continue
             for name, values in metrics.items():
@@ -209,9 +210,16 @@ class Evaluation:
             over = evenness(metrics[name], sizes, higher_is_better=is_higher_better(name))
             columns |= {column(split, name, what): value for what, value in over.items()}
             if split in served.classes:
-                over = summarize_classes(class_spread(served.classes[split], len(sizes)))
+                spreads = class_spread(served.classes[split], len(sizes))
+                over = summarize_classes({name: values[chosen] for name, values in spreads.items()})
                 columns |= {column(split, what): over[what] for what in ("class_spread", "worst_class")}
         return columns
+
+
+def honest_among(malicious: NDArray, evaluated: NDArray | None) -> NDArray:
+    """Which of the evaluated clients headlines are about: the honest ones; all where each of them is malicious."""
+    attacking = malicious if evaluated is None else malicious[evaluated]
+    return np.ones_like(attacking) if attacking.all() else ~attacking
 
 
 def _measured(model: Model) -> tuple[Any, ...]:

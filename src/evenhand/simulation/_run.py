@@ -26,13 +26,16 @@ from evenhand.evaluation import (
     primary_metric,
     summarize,
     summarize_classes,
+    unmeasured,
 )
 from evenhand.privacy import Account, account
-from evenhand.report import RunView, Summary, run_html, write_report
+from evenhand.report import RunView, Summary, covered, honest, run_html, write_report
 from evenhand.rounds import RoundState
 from evenhand.simulation._adapted import adapt_one
+from evenhand.simulation._evaluation import honest_among
 from evenhand.simulation._newcomers import serve_newcomers
 from evenhand.simulation.store import Kept
+from evenhand.text import counted
 from evenhand.types import Algorithm, Params
 
 __all__ = ["Run"]
@@ -53,7 +56,8 @@ class Run:
       data: the clients.
       seed: the run's seed.
       history: equal-length arrays, one entry per evaluation: ``"round"``; ``"<split>_<metric>"``, the mean over all
-        rows of the split, each client with the model it is served; ``"test_<metric>_mean"``,
+        rows of the split, each client with the model it is served; under an attack, over the honest clients only, as
+        in every headline (over all where each evaluated client is malicious); ``"test_<metric>_mean"``,
         ``"_worst10"``, ``"_best10"`` and ``"_variance"`` over clients for the primary metric; ``"test_class_spread"``
         and ``"test_worst_class"``, as in :meth:`summary`; and what the method reports about its latest round, NaN
         before the first one.
@@ -105,18 +109,30 @@ class Run:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What a reader must know before believing the numbers, the worst first: training diverged, the model never
-        moved or only guesses, or the features are on unlike scales.  Empty where all is well.
+        moved or only guesses, the features are on different scales, or clients have no test examples.  Empty where all
+        is well.
 
-        For the rules and their thresholds see :func:`evenhand.evaluation.findings`.
+        For the rules and their thresholds see :func:`evenhand.evaluation.findings` and
+        :func:`evenhand.evaluation.unmeasured`.
         """
-        return findings(
+        chosen = honest_among(self.malicious, self.evaluated)
+        seen = findings(
             self.history,
             per_round=self.per_round,
-            classes=self.classes,
+            classes={split: cells.among(chosen) for split, cells in self.classes.items()},
             blank=blank_loss(self.data),
             class_names=self.data.classes,
             scales=feature_scales(self.data),
         )
+        return seen if (missing := self._unmeasured(chosen)) is None else (*seen, missing)
+
+    def _unmeasured(self, chosen: NDArray) -> Finding | None:
+        """The evaluated clients that headlines are about, but leave out."""
+        sizes = {split: rows[chosen] for split, rows in split_sizes(self.data, self.evaluated).items()}
+        metric = primary_metric(self.clients["train"])
+        is_attacked = self.malicious.any() and not chosen.all()
+        noun = f"{'evaluated ' if self.evaluated is not None else ''}{'honest ' if is_attacked else ''}client"
+        return unmeasured(sizes, noun=noun, metric=metric, train=self.clients["train"][metric][chosen])
 
     @cached_property
     def privacy(self) -> Account | None:
@@ -213,7 +229,8 @@ class Run:
         Args:
           split: as in :meth:`client_metrics`.
           metric: a name from there; None: ``"accuracy"`` if the model has it, else ``"loss"``.
-          who: ``"all"`` clients, the ``"honest"`` ones or the ``"malicious"`` ones.
+          who: ``"all"`` evaluated clients, malicious ones included; the ``"honest"`` ones, whom reports and
+            :attr:`history` are about; or the ``"malicious"`` ones.
 
         Raises:
           EvenhandError: there is no such split, metric or client.
@@ -228,7 +245,22 @@ class Run:
         if name == "accuracy" and split in self.classes:
             columns = class_spread(self.classes[split], len(sizes))
             found |= summarize_classes({what: column[chosen] for what, column in columns.items()})
-        return Summary(found, name)
+        return Summary(found, name, split, self._covered(split, who))
+
+    def _covered(self, split: str, who: Who) -> str:
+        """Which clients a summary covers, in words."""
+        ids, sizes = self._evaluated_ids(), split_sizes(self.data, self.evaluated)
+        if who == "malicious":
+            return counted(int(np.sum(sizes[split][self._among(who)] > 0)), "malicious client")
+        view = RunView("", {}, sizes, ids, {}, {"clients": self.data.num_clients}, {})
+        if who == "honest" and self.malicious.any():
+            view = honest(view._replace(malicious=~self._among(who)))
+        words = covered([view], split).text
+        return f"{words}, malicious ones included" if who == "all" and self.malicious.any() else words
+
+    def _evaluated_ids(self) -> tuple[str, ...]:
+        ids = self.data.client_ids
+        return ids if self.evaluated is None else tuple(ids[k] for k in self.evaluated)
 
     def view(
         self,
@@ -237,24 +269,32 @@ class Run:
         *,
         unseen: FederatedDataset | None = None,
     ) -> RunView:
-        """What reports and figures show of this run; only its evaluated clients, and those ``unseen`` in training."""
-        ids, who = self.data.client_ids, self.evaluated
-        ids = ids if who is None else tuple(ids[k] for k in who)
+        """What reports and figures show of this run; only its evaluated clients, and those ``unseen`` in training.
+
+        Malicious clients are in it; what is shown is about the honest ones (:func:`evenhand.report.honest`).
+        """
+        ids, who = self._evaluated_ids(), self.evaluated
+        chosen = honest_among(self.malicious, who)
         sizes = {name: rows for name, rows in split_sizes(self.data, who).items() if rows.any()}
         clients = {name: self.clients[name] for name in sizes}
         named = {
-            split: by_class(found, self.data.classes, self.data.num_classes or 0)
+            split: by_class(found.among(chosen), self.data.classes, self.data.num_classes or 0)
             for split, found in self.classes.items()
             if split in sizes
         }
-        info = {**self.info, "seed": self.seed, "by_class": named}
+        info = {**self.info, "seed": self.seed, "clients": self.data.num_clients, "by_class": named}
         if self.privacy is not None:
             info["privacy"] = self.privacy.in_words()
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
         malicious = self.malicious if who is None else self.malicious[who]
         found = RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)
         found = found._replace(malicious=malicious) if self.malicious.any() else found
-        return found if unseen is None else found._replace(unseen=self.serve(unseen).view(title))
+        if unseen is None:
+            return found
+        sizes, noun = split_sizes(unseen), "client unseen in training"
+        missing = unmeasured(sizes, noun=noun, cure="")
+        more = () if missing is None else (missing,)
+        return found._replace(unseen=self.serve(unseen).view(title), findings=(*self.findings, *more))
 
     def report(self, path: str | Path, title: str = "run", *, unseen: FederatedDataset | None = None) -> Path:
         """Writes one self-contained HTML page about this run and returns its path.
@@ -291,7 +331,8 @@ class Run:
         return run_html(self.view(self._title()))
 
     def _title(self) -> str:
-        return f"{self.algorithm.name or 'a method'} on {self.data.name}"
+        over = ", over the honest clients" if 0 < self.malicious.sum() < self.data.num_clients else ""
+        return f"{self.algorithm.name or 'a method'} on {self.data.name}{over}"
 
 
 def split_sizes(data: FederatedDataset, who: NDArray | None = None) -> dict[str, NDArray]:

@@ -258,7 +258,8 @@ class Session:
         }
 
     def _latest(self) -> str:
-        return latest(self.history[-1])
+        malicious = self.evaluation.malicious
+        return latest(self.history[-1], honest=bool(0 < malicious.sum() < len(malicious)))
 
     def _columns(self) -> dict[str, NDArray]:
         names = dict.fromkeys(name for row in self.history for name in row)

@@ -127,7 +127,9 @@ def simulate(
 def _warn(run: Run, *, before: bool) -> None:
     """Warns of the data before the first round, and of the run after the last."""
     for finding in run.findings:
-        if (finding.kind == "scales") == before:
+        # Data without any test examples were meant to have none, and their test numbers are NaN.
+        is_meant = finding.kind == "unmeasured" and not run.data.test.rows
+        if (finding.kind == "scales") == before and not is_meant:
             warnings.warn(finding.sentence, EvenhandWarning, stacklevel=3)
 
 
@@ -211,7 +213,7 @@ def _watched(
                 )
             watching.show(run.history)
             if run.info["rounds"] == rounds:
-                status = "done" if may_win(run.view()) else "diverged"
+                status = "done" if may_win(run.view(), ("train", "valid")) else "diverged"
             yield run
             del run  # its memory goes to the next rounds
     except Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from evenhand.report import STATISTICS
@@ -44,12 +45,12 @@ def methods_csv(lines: Sequence[Line]) -> str:
 
 
 def methods_markdown(lines: Sequence[Line], metric: str) -> str:
-    """A table of Markdown; differences are bold where their interval leaves out 0."""
+    """A table of Markdown; differences are bold where they may be marked as real."""
     return markdown(*_cells(lines, metric, "±", "**{}**", lambda text: text.replace("|", r"\|")))
 
 
 def methods_latex(lines: Sequence[Line], metric: str) -> str:
-    """A ``tabular`` with the rules of ``booktabs``; differences are bold where their interval leaves out 0."""
+    """A ``tabular`` with the rules of ``booktabs``; differences are bold where they may be marked as real."""
     names, rows = _cells(lines, metric, r"$\pm$", r"\textbf{{{}}}", tex)
     return latex(names, rows, len(names) - 3 * len(_SHOWN))
 
@@ -61,6 +62,7 @@ def _cells(
     units = {1.0: "", 100.0: " (%)", 1e4: " (%²)"}
     names = ["method", *cases, "setting"]
     rows = [[text(cell) for cell in _words(line, cases)] for line in lines]
+    compared = Counter(str(line.case) for line in lines if line.differences)
     base = next((line.method for line in lines if not line.differences), "the baseline")
     for key, word in _SHOWN.items():
         names += [f"{word}{units[factor(key, metric)]}", f"minus {base}", "p"]
@@ -68,7 +70,8 @@ def _cells(
             values, by = line.values.get(key), line.differences.get(key)
             row.append("" if values is None else _over_seeds(values * factor(key, metric), plus, text))
             found = "" if by is None else text(shown(by, key, metric))
-            row += [sure.format(found) if by is not None and by.is_sure else found]
+            marked = by is not None and by.may_be_marked(compared[str(line.case)])
+            row += [sure.format(found) if marked else found]
             row.append("" if by is None else text(number(line.p[key], 2)))
     return [text(name) for name in names], rows
 

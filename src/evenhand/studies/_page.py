@@ -9,9 +9,8 @@ from importlib import resources
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from evenhand.evaluation import SPLIT_NAMES, is_share
+from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, is_share
 from evenhand.report import RunView, compare
-from evenhand.report.attacked import attacked
 from evenhand.report.differences import factor
 from evenhand.report.html import Cell, escape, svg, table
 from evenhand.report.numbers import listed, number, plural
@@ -64,17 +63,8 @@ def _condition(of: Study, remarks: str) -> list[str]:
         results=_chosen(of),
         remarks=remarks,
         figures=_figures(of, subject.split),
-        tables=attacked(compare(_whole(of, list(runs)))) + _settings(of),
+        tables=_settings(of),
     )
-
-
-def _whole(of: Study, methods: list[str]) -> dict[str, list[RunView]]:
-    """The runs at the chosen settings with all clients, malicious ones included."""
-    best = {method: str(of.best(method)) for method in methods}
-    return {
-        method: [each.view for each in of.outcomes if str(each.setting) == setting and each.view is not None]
-        for method, setting in best.items()
-    }
 
 
 def _facts(of: Study) -> str:
@@ -219,7 +209,7 @@ def _described(run: RunView, of: Study) -> RunView:
     left_out = known | {"seed", "data_seed"}
     config = {name: value for name, value in run.config.items() if name not in left_out} | about
     return run._replace(
-        findings=[each for each in run.findings if each.kind != "scales"],
+        findings=[each for each in run.findings if each.kind not in OF_THE_DATA],
         config={name: run.config[name] for name in known & set(run.config)} | config,
         info={**run.info, **command},
     )

@@ -40,6 +40,11 @@ class Rule(NamedTuple):
     metric: str | None = None
     near: str | None = None
 
+    @property
+    def splits(self) -> tuple[str, str]:
+        """The splits that may drop a run; the test examples have no say, not even by being too much for a setting."""
+        return "train", self.split
+
     def metric_of(self, views: Iterable[RunView | None]) -> str:
         """What the statistic is of: the rule's metric, else the accuracy where all runs have one, else the loss."""
         everywhere = all("accuracy" in view.clients["train"] for view in views if view is not None)
@@ -86,9 +91,8 @@ def choose(
       metric: what the statistic is of.
       near: the runs of the setting that the others must be close to; none: the best of them.
     """
-    seen = {"train", by.split}  # the test examples have no say, not even by being too much for a setting
     sound = {
-        setting: runs for setting, runs in of.items() if runs and all(may_win(run, seen) for run in runs)
+        setting: runs for setting, runs in of.items() if runs and all(may_win(run, by.splits) for run in runs)
     }
     first = values(sound, by.split, by.statistic, metric)
     if not first:  # without a choice there need not be examples to choose by

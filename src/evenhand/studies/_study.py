@@ -60,7 +60,7 @@ class Study:
     @cached_property
     def remarks(self) -> tuple[str, ...]:
         """The notes, and remarks on the choices: ties, choices at the edge of a grid, runs that diverged or failed."""
-        return (*self.notes, *remarks_on(self.outcomes, self.baseline, self.choices))
+        return (*self.notes, *remarks_on(self.outcomes, self.baseline, self.choices, self.rule.split))
 
     def under(self, case: Mapping[str, str]) -> Study:
         """The part of the study under one of its conditions, such as ``{"attack": "flip"}``.

@@ -10,7 +10,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.errors import StorageError
-from evenhand.evaluation import holm, paired_difference
+from evenhand.evaluation import Finding, holm, paired_difference
 from evenhand.report import RunView, compare, differences
 from evenhand.report.differences import shown
 from evenhand.studies import Halving, Outcome, Rule, Setting, Study, _runs, study
@@ -208,7 +208,10 @@ def test_survivors_are_the_best_share_of_each_method_under_each_condition() -> N
     left = survivors(outcomes, Rule("valid", "min"), 1 / 3)
     shown = sorted(f"{each.method}{each.numbers['lr']:g}{each.case['data']}" for each in left)
     assert shown == ["a0y", "a1y", "a4x", "a5x", "b0x", "c0x"]
-    outcomes[10] = outcomes[10]._replace(status="diverged")
+    lost = outcomes[10].view
+    assert lost is not None
+    lost = lost._replace(findings=[Finding("diverged", "Training diverged.", "train")])
+    outcomes[10] = outcomes[10]._replace(status="diverged", view=lost)
     assert Setting("a", {"lr": 5.0}, {"data": "x"}) not in survivors(outcomes, Rule("valid", "min"), 1 / 3)
     assert rungs(Halving(3, keep=0.1), rounds=100, eval_every=1) == [3, 30]
 
