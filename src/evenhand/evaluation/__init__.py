@@ -21,6 +21,7 @@ from evenhand.evaluation._flat import (
     per_client,
     prepare,
 )
+from evenhand.evaluation._guess import Baseline, baseline
 from evenhand.evaluation._levels import Levels, serve_by_level
 from evenhand.evaluation._metrics import (
     SPLIT_NAMES,
@@ -40,6 +41,7 @@ __all__ = [
     "ERROR_NAMES",
     "SPLITS",
     "SPLIT_NAMES",
+    "Baseline",
     "ClassIndex",
     "ClassMetrics",
     "Dissimilarity",
@@ -48,6 +50,7 @@ __all__ = [
     "PairedDifference",
     "Prepared",
     "angle",
+    "baseline",
     "best",
     "blank_loss",
     "by_class",

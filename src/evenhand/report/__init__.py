@@ -10,7 +10,15 @@ from evenhand.report._notebook import Summary, run_html
 from evenhand.report._privacy_line import privacy_line
 from evenhand.report._report import write_report
 from evenhand.report._view import RunView, among, headline_split, statistics
-from evenhand.report.comparison import Comparison, Method, caution, compare, may_win, verdict
+from evenhand.report.comparison import (
+    Comparison,
+    Method,
+    caution,
+    compare,
+    may_be_starred,
+    may_win,
+    verdict,
+)
 from evenhand.report.differences import STATISTICS, Differences, differences
 from evenhand.report.gains import Gain, gains, in_words
 
@@ -33,6 +41,7 @@ __all__ = [
     "headline_split",
     "in_words",
     "latest",
+    "may_be_starred",
     "may_win",
     "privacy_line",
     "read_clients_csv",

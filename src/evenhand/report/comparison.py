@@ -24,7 +24,7 @@ from evenhand.report._view import (
 from evenhand.report.numbers import listed, value
 from evenhand.text import isolated, visible
 
-__all__ = ["Comparison", "Method", "caution", "compare", "may_win", "verdict"]
+__all__ = ["Comparison", "Method", "caution", "compare", "may_be_starred", "may_win", "verdict"]
 
 NDArray = npt.NDArray[np.float64]
 
@@ -109,7 +109,7 @@ class Comparison(NamedTuple):
     def winners(self, values: Sequence[NDArray], texts: Sequence[str], sign: int) -> set[int]:
         """Which methods are best in a statistic by more than noise.
 
-        No method is if the comparison is unfair, or if fewer than two methods may win (:func:`may_win`).  With one run
+        No method is if the comparison is unfair, or if fewer than two may be (:func:`may_be_starred`).  With one run
         each, the method with the best value is, and so are those that show the same, unless all do: one seed can say
         no more.  With several seeds, a method is the best if the 95 % interval of its paired differences (Student's t
         over equal seeds) to every other method lies above 0.
@@ -122,7 +122,7 @@ class Comparison(NamedTuple):
         able = [
             i
             for i, method in enumerate(self.methods)
-            if all(may_win(run) for run in method.runs) and np.isfinite(values[i]).all()
+            if _starred(method, self.metric) and np.isfinite(values[i]).all()
         ]
         if self.obstacles or len(able) < 2:
             return set()
@@ -190,6 +190,17 @@ def may_win(run: RunView, splits: Collection[str] | None = None) -> bool:
     return True
 
 
+def may_be_starred(run: RunView, metric: str) -> bool:
+    """Whether a run may be marked as the best in a metric: if it may win, and is better than one constant answer.
+
+    A run whose accuracy, or whose loss where nothing else is measured, is that of a guess may still be the best in a
+    metric that sees more, such as the area under the ROC curve.
+    """
+    guesses = any(finding.kind == "guessing" for finding in run.findings)
+    seen = metric not in ("accuracy", "loss") and "accuracy" in run.clients.get("train", {})
+    return may_win(run) and (seen or not guesses)
+
+
 def verdict(of: Comparison) -> str:
     """What a comparison shows, in a sentence or two; method names are isolated (:func:`evenhand.text.isolated`)."""
     if of.obstacles:
@@ -209,16 +220,26 @@ def verdict(of: Comparison) -> str:
     tail = tail_name(min(float(np.min(s["clients"])) for s in found))
     lost = [isolated(method.name) for method in of.methods if not all(map(may_win, method.runs))]
     left_out = f" Left out, since training diverged: {listed(lost)}." if lost and any(winners) else ""
+    poor = [isolated(m.name) for m in of.methods if all(map(may_win, m.runs)) and not _starred(m, of.metric)]
+    if poor and any(winners):
+        left_out += f" Left out, since no better than a guess: {listed(poor)}."
     return _sentence(winners, texts, tail, of) + left_out
+
+
+def _starred(method: Method, metric: str) -> bool:
+    return all(may_be_starred(run, metric) for run in method.runs)
 
 
 def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, of: Comparison) -> str:
     first, second = winners
     if not first and not second:
-        sound = [method.name for method in of.methods if all(may_win(run) for run in method.runs)]
+        sound = [method.name for method in of.methods if _starred(method, of.metric)]
         if len(sound) < 2:
             lost = f"All methods but {isolated(sound[0])}" if sound else "All of these runs"
-            return f"{lost} diverged, so none is called the best."
+            others = [run for method in of.methods if method.name not in sound for run in method.runs]
+            fault = "diverged" if not any(map(may_win, others)) else "diverged or are no better than a guess"
+            fault = "are no better than a guess" if all(map(may_win, others)) else fault
+            return f"{lost} {fault}, so none is called the best."
         noise = f" by more than the noise of {of.seeds} seeds" if of.seeds > 1 else ""
         return f"No method is better than all others{noise}, for the average client or for {tail}."
     if not first:
