@@ -57,7 +57,7 @@ class DataOptions:
     drop: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """tables: columns to leave out"""
     categorical: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
-    """tables: columns whose numbers are categories, such as codes of regions"""
+    """columns whose numbers are categories, such as codes of regions; or the label, if its numbers are classes"""
     fill: Annotated[Fill | None, arg(metavar=_FILLS, help_behavior_hint=_REFUSED)] = None
     """tables: what an empty cell of a feature counts as; with mean or median, empty text is a category of its own"""
     standardize: bool = True

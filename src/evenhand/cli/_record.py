@@ -145,6 +145,7 @@ def _finish(
         "padded": run.info["padded"],
         "by_class": view.info["by_class"],
         "privacy": view.info.get("privacy"),
+        "constant": view.info.get("constant"),
         "findings": [finding._asdict() for finding in view.findings],
     }
     seen = honest(view)

@@ -92,6 +92,7 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "padded": summary.get("padded"),
         "by_class": summary.get("by_class"),
         "privacy": summary.get("privacy"),
+        "constant": summary.get("constant"),
         "command": f"evenhand run --config {shlex.quote(str(folder / CONFIG))}",
         "versions": config["versions"],
     }

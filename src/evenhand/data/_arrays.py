@@ -21,6 +21,7 @@ __all__ = [
     "as_array",
     "as_features",
     "as_labels",
+    "check_class_numbers",
     "check_form",
     "class_labels",
     "client_codes",
@@ -33,6 +34,8 @@ __all__ = [
 
 # A label this large, and not below the number of rows, is no class number but an id, a year or a slipped digit.
 _MANY_CLASSES = 10_000
+_FEW_CLASSES = 20
+"""Most distinct whole numbers that count as classes wherever they begin and whatever is left out between them."""
 _DEEPEST = 32
 """Most axes of an array; NumPy allows 64."""
 
@@ -205,6 +208,29 @@ def whole_numbers(values: NDArray, source: str, place: Place) -> NDArray:
         large = np.abs(values) > INT32.max
         raise out_of_range(source, place(first_bad(large)), f"{bad_value(values, large):.0f}")
     return values.astype(np.int64)
+
+
+def check_class_numbers(values: NDArray, source: str, what: str, *cures: str | Argument) -> None:
+    """Asks what whole numbers mean that may be amounts: more than 20 distinct ones, with gaps or not from 0.
+
+    Args:
+      values: ``(n,)`` labels of any dtype; NaN where one is missing.
+      source: the file.
+      what: what the labels are called, such as ``column 'score'``.
+      cures: how to say what they are: the end of the sentence.
+    """
+    if values.dtype.kind not in "iuf" or values.ndim != 1:
+        return
+    distinct = np.unique(values[np.isfinite(values)])
+    if len(distinct) <= _FEW_CLASSES or (distinct != np.rint(distinct)).any():
+        return
+    first, last = int(distinct[0]), int(distinct[-1])
+    if first != 0 or last != len(distinct) - 1:
+        raise EvenhandError(
+            f"{source}: {what} holds {len(distinct):,} distinct whole numbers from {first} to {last}, which may be "
+            "amounts or the numbers of classes: ",
+            *cures,
+        )
 
 
 def class_labels(

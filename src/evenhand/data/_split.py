@@ -14,6 +14,7 @@ from evenhand.data._arrays import (
     as_array,
     as_features,
     as_labels,
+    check_class_numbers,
     class_labels,
     client_codes,
     element,
@@ -21,7 +22,7 @@ from evenhand.data._arrays import (
 from evenhand.data._dataset import FederatedDataset, Split
 from evenhand.data._ids import id_array
 from evenhand.data._random import generator
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 
 __all__ = ["Assignment", "Rows", "assign", "build", "check_fractions", "from_arrays"]
 
@@ -87,7 +88,8 @@ def from_arrays(
       valid_fraction: share for validation, in [0, 1); the two together stay below 1.
       seed: of the shuffle.
       name: what the data set is called.
-      classes: the names of the class numbers in ``y``, if they have any.
+      classes: the names of the class numbers in ``y``, if they have any.  Without names, more than 20 distinct integers
+        that do not start at 0 or leave gaps are refused: they may be amounts.
 
     Raises:
       EvenhandError: lengths differ, there are no examples, a number is not finite, a label is negative, a client
@@ -111,6 +113,12 @@ def from_arrays(
     if labels.dtype.kind == "U" and classes is None:
         labels, found = class_labels(labels, name, element("y"), regression=False)
     else:
+        if classes is None and labels.dtype.kind in "iu":
+            cures = (
+                "give them as floats to predict amounts, or the classes' names with ",
+                Argument("classes", "NAMES"),
+            )
+            check_class_numbers(labels, name, "y", *cures, " if each number is a class.")
         labels, found = as_labels(labels, name), None if classes is None else tuple(classes)
     return build(
         Rows(features, labels, id_array(client, name)),

@@ -29,6 +29,7 @@ from evenhand.evaluation._flat import (
     per_client,
     prepare,
 )
+from evenhand.evaluation._guess import Baseline, baseline
 from evenhand.evaluation._levels import Levels, serve_by_level
 from evenhand.evaluation._metrics import (
     SPLIT_NAMES,
@@ -49,6 +50,7 @@ __all__ = [
     "OF_THE_DATA",
     "SPLITS",
     "SPLIT_NAMES",
+    "Baseline",
     "ClassIndex",
     "ClassMetrics",
     "Dissimilarity",
@@ -57,6 +59,7 @@ __all__ = [
     "PairedDifference",
     "Prepared",
     "angle",
+    "baseline",
     "best",
     "blank_loss",
     "by_class",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
 from evenhand.evaluation._classes import ClassMetrics
+from evenhand.evaluation._guess import Baseline
 from evenhand.evaluation._metrics import SPLIT_NAMES, SPLITS, is_share
 from evenhand.text import counted
 
@@ -22,6 +23,7 @@ _LOSSES = tuple(f"{split}_loss" for split in SPLITS)
 _WORSE, _MUCH_WORSE, _LATEST = 3.0, 100.0, 3
 _TINY, _STILL = 1e-6, 1e-5
 _LEAST_OF_ONE, _LEAST, _LEARNT = 20, 100, 1.2
+_ODDS, _RARE = 20.0, 0.25
 _APART = 1000.0
 _SAMPLE_ROWS, _SAMPLE_NUMBERS = 1024, 2**22
 
@@ -71,6 +73,7 @@ def findings(
     blank: float,
     class_names: Sequence[str] | None = None,
     scales: Finding | None = None,
+    constant: Callable[[], Baseline | None] = lambda: None,
 ) -> tuple[Finding, ...]:
     """All that is wrong with a run, the worst first; before the first round only the features' scales can be.
 
@@ -81,6 +84,7 @@ def findings(
       blank: from :func:`blank_loss`.
       class_names: the names of classes 0, 1, ...; None: their numbers.
       scales: from :func:`feature_scales`.
+      constant: :func:`evenhand.evaluation.baseline` of the run, called only where it matters.
     """
     known = () if scales is None else (scales,)
     if not len(history["round"]) or history["round"][-1] < 1:
@@ -93,7 +97,11 @@ def findings(
     failed = _diverged(history, blank, scaled=scales is None) or _unmoved(history, per_round)
     if failed is not None:
         return failed, *known
-    guessing = _one_class(classes.get("train"), class_names) or _guessing(classes, class_names)
+    guessing = _one_class(classes.get("train"), class_names) or (
+        _guessing(classes, class_names, constant)
+        if any(map(_rows, classes.values()))
+        else _constant(constant())
+    )
     return known if guessing is None else (guessing, *known)
 
 
@@ -234,7 +242,53 @@ def _called(number: int, names: Sequence[str] | None) -> str:
     return f"class {number}" if names is None else f"“{names[number]}”"
 
 
-def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) -> Finding | None:
+def _rows(cells: ClassMetrics) -> int:
+    """Examples whose class is known to have an accuracy."""
+    return len(cells.counts)
+
+
+def _constant(against: Baseline | None) -> Finding | None:
+    """Without classes, the mean loss over clients is at least that of the best constant, of at least 20 examples."""
+    if against is None or against.rows < _LEAST_OF_ONE or not against.loss >= against.constant:
+        return None
+    metric = against.metric.replace("_", " ")
+    answer = "the best constant" if against.answer is None else f"{_text(against.answer)}, the best constant,"
+    text = (
+        f"The model is no better than a guess: mean {metric} {_text(against.loss)}; predicting {answer} gives "
+        f"{_text(against.constant)} (means over the {counted(against.clients, 'client')} with "
+        f"{SPLIT_NAMES[against.split]} examples; the constant is fitted to the training examples)."
+    )
+    cure = "Train for more rounds, change the client step size, or check that features and targets belong together."
+    return Finding("guessing", f"{text} {cure}")
+
+
+def _unseen_by_accuracy(against: Baseline | None, answer: str, shares: NDArray) -> Finding | None:
+    """The loss shows that a model has learnt whose accuracy is that of always giving the most frequent class.
+
+    The rule: the likelihood of the examples' labels is at least 20 times that under the shares of the classes, which a
+    model that knows no more than these shares exceeds in at most one of 20 cases (Markov's inequality).
+    """
+    if against is None:
+        return None
+    gain = against.rows * (against.constant_per_row - against.loss_per_row)
+    if not gain >= math.log(_ODDS):
+        return None
+    rare = len(shares) == 2 and np.min(shares) <= _RARE
+    cure = "use --metrics auc" if len(shares) == 2 else "compare losses"
+    text = (
+        f"The model's accuracy is no higher than that of always answering {answer}, {100 * np.max(shares):.1f} % of "
+        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples, but it has learnt: its loss per example is "
+        f"{_text(against.loss_per_row)}, and that of the classes' shares in the training examples "
+        f"{_text(against.constant_per_row)}. Accuracy cannot see {'a label this rare' if rare else 'this'}: {cure}."
+    )
+    return Finding("guessing", text)
+
+
+def _guessing(
+    classes: Mapping[str, ClassMetrics],
+    names: Sequence[str] | None,
+    constant: Callable[[], Baseline | None],
+) -> Finding | None:
     """The model does no better than one constant answer, on test examples or, without any, on the next best split.
 
     The rule, where the ``n`` examples have two or more classes, of which the most frequent has a share ``p``:
@@ -243,6 +297,8 @@ def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) 
     * no better: over at least 100 examples, the accuracy is at most ``p + sqrt(p (1 - p) / n)``, and the mean of the
       classes' accuracies at most 1.2 times that of a guess.  A fair model that gives up overall accuracy for the rare
       classes has a higher mean, and is not meant.
+
+    If the loss shows that the model has learnt, the sentence says that the accuracy hides it.
     """
     split = next(
         (name for name in ("test", "valid", "train") if name in classes and len(classes[name].counts)), None
@@ -260,19 +316,24 @@ def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) 
     answers = [_called(c, names) for c in present.tolist()]
     cure = "Train for more rounds, change the client step size, or check that features and labels belong together."
     some = np.flatnonzero(right > 0.5)
-    if n >= _LEAST_OF_ONE and len(some) == 1 and right[some[0]] > counts[some[0]] - 0.5:
+    one_answer = n >= _LEAST_OF_ONE and len(some) == 1 and right[some[0]] > counts[some[0]] - 0.5
+    allowed = share + math.sqrt(share * (1 - share) / n)
+    if not one_answer and not (
+        n >= _LEAST and accuracy <= allowed and np.mean(right / counts) <= _LEARNT / len(present)
+    ):
+        return None
+    if (hidden := _unseen_by_accuracy(constant(), answers[most], counts / n)) is not None:
+        return hidden
+    if one_answer:
         answer = answers[some[0]] + (" (the most frequent)" if some[0] == most else "")
         text = f"The model gives one answer, {answer}, for all {n:,.0f} {SPLIT_NAMES[split]} examples"
         return Finding("guessing", f"{text}: it has learnt nothing that tells them apart. {cure}")
-    allowed = share + math.sqrt(share * (1 - share) / n)
-    if n >= _LEAST and accuracy <= allowed and np.mean(right / counts) <= _LEARNT / len(present):
-        text = (
-            f"The model is no better than a guess: its accuracy over all {SPLIT_NAMES[split]} examples is "
-            f"{100 * accuracy:.1f} %, and always answering {answers[most]}, their most frequent class, gives "
-            f"{100 * share:.1f} %."
-        )
-        return Finding("guessing", f"{text} {cure}")
-    return None
+    text = (
+        f"The model is no better than a guess: its accuracy over all {SPLIT_NAMES[split]} examples is "
+        f"{100 * accuracy:.1f} %, and always answering {answers[most]}, their most frequent class, gives "
+        f"{100 * share:.1f} %."
+    )
+    return Finding("guessing", f"{text} {cure}")
 
 
 def headline_of(sizes: Mapping[str, NDArray]) -> str:

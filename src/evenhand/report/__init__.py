@@ -10,7 +10,16 @@ from evenhand.report._notebook import Summary, run_html
 from evenhand.report._privacy_line import privacy_line
 from evenhand.report._report import write_report
 from evenhand.report._view import Coverage, RunView, among, covered, headline_split, honest, statistics
-from evenhand.report.comparison import Comparison, Method, Notice, caution, compare, may_win, verdict
+from evenhand.report.comparison import (
+    Comparison,
+    Method,
+    Notice,
+    caution,
+    compare,
+    may_be_starred,
+    may_win,
+    verdict,
+)
 from evenhand.report.differences import STATISTICS, Differences, differences
 from evenhand.report.gains import Gain, gains, in_words
 
@@ -37,6 +46,7 @@ __all__ = [
     "honest",
     "in_words",
     "latest",
+    "may_be_starred",
     "may_win",
     "privacy_line",
     "read_clients_csv",

@@ -212,6 +212,9 @@ def _cards(method: Method, subject: Comparison) -> str:
 
     tail = plural(max(1, clients // 10), "client")
     over_examples = f"{value(stats['weighted_mean'], metric)} over examples"
+    constant = _shared(method.runs, "constant")
+    if constant is not None and (constant["metric"], constant["split"]) == (metric, subject.split):
+        over_examples += f"; the best constant gives {value(constant['mean'], metric)}"
     over_clients = f"standard deviation over {subject.covered.text}"
     cards = [
         ("Mean over clients", value(stats["mean"], metric), over_seeds("mean", over_examples)),

@@ -43,7 +43,8 @@ class RunView(NamedTuple):
         ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"`` (the line
         that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
         :func:`~evenhand.evaluation.by_class` gives), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in
-        words).
+        words), ``"constant"`` (``metric``, ``split`` and ``mean``: what the best constant answer gives the same
+        clients, where the run is judged by its loss).
       config: every setting of the run, possibly nested.
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits with
         classes, and not for runs saved by versions that did not measure it.

@@ -34,7 +34,7 @@ from evenhand.report._view import (
 from evenhand.report.numbers import listed, value
 from evenhand.text import isolated, visible
 
-__all__ = ["Comparison", "Method", "Notice", "caution", "compare", "may_win", "verdict"]
+__all__ = ["Comparison", "Method", "Notice", "caution", "compare", "may_be_starred", "may_win", "verdict"]
 
 NDArray = npt.NDArray[np.float64]
 
@@ -59,6 +59,10 @@ class Method(NamedTuple):
     def is_sound(self) -> bool:
         """Whether no run diverged on training or validation examples (:func:`may_win`)."""
         return all(may_win(run, _JUDGING) for run in self.runs)
+
+    def may_be_starred(self, metric: str) -> bool:
+        """Whether the method may be marked as the best in a metric (:func:`may_be_starred`)."""
+        return all(may_be_starred(run, metric) for run in self.runs)
 
     def statistics(self, split: str, metric: str) -> dict[str, NDArray]:
         """The statistics of :func:`~evenhand.evaluation.summarize`, ``(runs,)`` each; NaN where a run has none."""
@@ -182,12 +186,12 @@ class Comparison(NamedTuple):
     @property
     def comparisons(self) -> int:
         """How many differences decide whether a method is the best: those to every other sound method."""
-        return max(1, sum(method.is_sound for method in self.methods) - 1)
+        return max(1, sum(method.may_be_starred(self.metric) for method in self.methods) - 1)
 
     def winners(self, values: Sequence[NDArray], texts: Sequence[str], sign: int) -> set[int]:
         """Which methods are best in a statistic by more than noise.
 
-        No method is if the comparison is unfair, or if fewer than two methods may win (:func:`may_win`).  With one run
+        No method is if the comparison is unfair, or if fewer than two may be (:func:`may_be_starred`).  With one run
         each, the method with the best value is, and so are those that show the same, unless all do: one seed can say
         no more.  With several seeds, a method is the best if its paired difference (over equal seeds) to every other
         method is above 0 and may be marked (:meth:`evenhand.evaluation.PairedDifference.may_be_marked`): its 95 %
@@ -199,7 +203,9 @@ class Comparison(NamedTuple):
           sign: 1 if more is better, -1 if less is.
         """
         able = [
-            i for i, method in enumerate(self.methods) if method.is_sound and np.isfinite(values[i]).all()
+            i
+            for i, method in enumerate(self.methods)
+            if method.may_be_starred(self.metric) and np.isfinite(values[i]).all()
         ]
         if self.obstacles or len(able) < 2:
             return set()
@@ -271,6 +277,17 @@ def may_win(run: RunView, splits: Collection[str] | None = None) -> bool:
     return True
 
 
+def may_be_starred(run: RunView, metric: str) -> bool:
+    """Whether a run may be marked as the best in a metric: if it may win, and is better than one constant answer.
+
+    A run whose accuracy, or whose loss where nothing else is measured, is that of a guess may still be the best in a
+    metric that sees more, such as the area under the ROC curve.
+    """
+    guesses = any(finding.kind == "guessing" for finding in run.findings)
+    seen = metric not in ("accuracy", "loss") and "accuracy" in run.clients.get("train", {})
+    return may_win(run, _JUDGING) and (seen or not guesses)
+
+
 def verdict(of: Comparison) -> str:
     """What a comparison shows, in a sentence or two; method names are isolated (:func:`evenhand.text.isolated`)."""
     if of.obstacles:
@@ -296,15 +313,20 @@ def verdict(of: Comparison) -> str:
     ]
     left_out = f" Left out, since training diverged: {listed(lost)}." if lost and any(winners) else ""
     left_out += f" Left out, since its {of.what} is not finite: {listed(unknown)}." if unknown else ""
+    poor = [isolated(m.name) for m in of.methods if m.is_sound and not m.may_be_starred(of.metric)]
+    left_out += f" Left out, since no better than a guess: {listed(poor)}." if poor and any(winners) else ""
     return _sentence(winners, texts, tail, of) + left_out
 
 
 def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, of: Comparison) -> str:
     first, second = winners
-    sound = [method.name for method in of.methods if method.is_sound]
-    if len(sound) < 2:
-        lost = f"All methods but {isolated(sound[0])}" if sound else "All of these runs"
-        return f"{lost} diverged, so none is called the best."
+    able = [method.name for method in of.methods if method.may_be_starred(of.metric)]
+    if len(able) < 2:
+        lost = f"All methods but {isolated(able[0])}" if able else "All of these runs"
+        others = [method.is_sound for method in of.methods if method.name not in able]
+        fault = "diverged" if not any(others) else "diverged or are no better than a guess"
+        fault = "are no better than a guess" if all(others) else fault
+        return f"{lost} {fault}, so none is called the best."
     over = "" if of.covered.is_complete else f"Over {of.covered.text}: "
     if not first and not second:
         noise = f" by more than the noise of {of.seeds} seeds" if of.seeds > 1 else ""

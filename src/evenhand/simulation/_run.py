@@ -15,8 +15,10 @@ import numpy.typing as npt
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import (
+    Baseline,
     ClassMetrics,
     Finding,
+    baseline,
     blank_loss,
     by_class,
     class_spread,
@@ -123,6 +125,7 @@ class Run:
             blank=blank_loss(self.data),
             class_names=self.data.classes,
             scales=feature_scales(self.data),
+            constant=lambda: self.baseline,
         )
         return seen if (missing := self._unmeasured(chosen)) is None else (*seen, missing)
 
@@ -133,6 +136,19 @@ class Run:
         is_attacked = self.malicious.any() and not chosen.all()
         noun = f"{'evaluated ' if self.evaluated is not None else ''}{'honest ' if is_attacked else ''}client"
         return unmeasured(sizes, noun=noun, metric=metric, train=self.clients["train"][metric][chosen])
+
+    @cached_property
+    def baseline(self) -> Baseline | None:
+        """The run's loss beside that of the best constant answer, at the evaluated honest clients (at all where none
+        is honest); None where no constant is known.  See :func:`evenhand.evaluation.baseline`."""
+        evaluated = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
+        honest = ~self.malicious[evaluated] if len(self.malicious) else np.ones(len(evaluated), bool)
+        chosen = honest if honest.any() else ~honest
+        clients = {
+            split: {metric: values[chosen] for metric, values in metrics.items()}
+            for split, metrics in self.clients.items()
+        }
+        return baseline(self.algorithm.model, self.data, clients, evaluated[chosen])
 
     @cached_property
     def privacy(self) -> Account | None:
@@ -285,6 +301,9 @@ class Run:
         info = {**self.info, "seed": self.seed, "clients": self.data.num_clients, "by_class": named}
         if self.privacy is not None:
             info["privacy"] = self.privacy.in_words()
+        if "accuracy" not in self.clients["train"] and self.baseline is not None:
+            constant = self.baseline
+            info["constant"] = {"metric": "loss", "split": constant.split, "mean": constant.constant}
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
         malicious = self.malicious if who is None else self.malicious[who]
         found = RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)

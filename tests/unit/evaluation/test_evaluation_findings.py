@@ -13,7 +13,7 @@ from rich.console import Console
 from evenhand.cli._tables import overview
 from evenhand.data import FederatedDataset, Split, load
 from evenhand.evaluation import ClassMetrics, Finding, blank_loss, feature_scales, findings
-from evenhand.report import RunView, compare, latest, swing, write_report
+from evenhand.report import RunView, compare, latest, may_be_starred, swing, verdict, write_report
 
 BLANK = math.log(10)
 SCALES = Finding("scales", "Features are on very different scales.")
@@ -370,13 +370,30 @@ def test_a_run_that_diverged_is_never_the_best(tmp_path):
     assert "All of these runs diverged, so none is called the best." in shown
 
 
-@pytest.mark.parametrize(("notices", "starred"), [([LOST], "sound"), ([], "lost"), ([CARE], "lost")])
-def test_a_run_that_diverged_gets_no_star(capsys, notices, starred):
+@pytest.mark.parametrize(("notices", "starred"), [([LOST], "sound"), ([], "lost"), ([CARE], "sound")])
+def test_a_run_that_diverged_or_guesses_gets_no_star(capsys, notices, starred):
     runs = [view("lost", [0.9, 0.9], *notices), view("sound", [0.5, 0.7]), view("poor", [0.1, 0.6])]
     Console(width=80).print(overview(compare(runs)))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if "*" in line]
     assert lines
     assert [line.split()[0] for line in lines] == [starred]
+
+
+def test_a_verdict_names_the_methods_that_guess():
+    poor, sound, other = view("poor", [0.9, 0.9], CARE), view("sound", [0.5, 0.7]), view("other", [0.1, 0.6])
+    assert verdict(compare([poor, sound, other])).endswith("Left out, since no better than a guess: poor.")
+    assert verdict(compare([poor, sound])).startswith("All methods but sound are no better than a guess, so")
+    lost = view("lost", [0.9, 0.9], LOST)
+    assert "diverged or are no better than a guess, so none" in verdict(compare([poor, sound, lost]))
+
+
+def test_a_guess_by_accuracy_may_be_the_best_in_a_metric_that_sees_more():
+    guess, lost = view("guess", [0.9, 0.9], CARE), view("lost", [0.9, 0.9], LOST)
+    assert [may_be_starred(guess, metric) for metric in ("accuracy", "loss", "auc")] == [False, False, True]
+    assert not may_be_starred(lost, "auc")
+    assert may_be_starred(view("sound", [0.9, 0.9]), "accuracy")
+    regression = guess._replace(clients={"train": {"loss": np.ones(2)}})
+    assert not may_be_starred(regression, "r2")
 
 
 def test_the_headline_of_one_run_mentions_its_swing(tmp_path):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from evenhand.data._arrays import NDArray, class_labels
+from evenhand.data._arrays import NDArray, check_class_numbers, class_labels
 from evenhand.data._features import Fill, Series
 from evenhand.errors import Argument, EvenhandError
 
@@ -87,6 +87,30 @@ def as_categories(series: Series) -> Series:
     all_codes[present] = codes
     texts = (str(int(value)) if value.is_integer() else repr(value) for value in values.tolist())
     return Series(series.name, all_codes, tuple(texts))
+
+
+def meant(source: str, label: Series, categorical: Sequence[str]) -> Series:
+    """The label as classes: its numbers as texts where ``categorical`` names it.
+
+    Raises:
+      EvenhandError: its whole numbers may be amounts, and nothing says what they are.
+    """
+    if label.name in categorical:
+        return as_categories(label)
+    if label.categories is None:
+        check_class_numbers(label.values, source, f"column {label.name!r}", *amounts_or_classes(label.name))
+    return label
+
+
+def amounts_or_classes(name: str) -> tuple[str | Argument, ...]:
+    """How to say which of the two the numbers of a label are."""
+    return (
+        "give ",
+        Argument("regression", "True"),
+        " to predict amounts, or ",
+        Argument("categorical", name),
+        " if each number is a class.",
+    )
 
 
 def label_classes(

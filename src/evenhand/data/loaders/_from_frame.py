@@ -47,7 +47,7 @@ def from_frame(
       label: column of labels.
       features: the columns to learn from; None: all others.
       drop: columns to leave out.
-      categorical: columns whose numbers are categories.
+      categorical: columns whose numbers are categories; or the label, if its numbers are classes.
       fill: what an empty cell of the features counts as, as in :func:`evenhand.data.load`; None: it is refused.
       standardize: whether numbers get mean 0 and deviation 1 over the training rows.
       regression: labels are real-valued targets.

@@ -67,7 +67,8 @@ def load(
     apart stay test examples; pooled ones are spread by the class shares of each client's training examples.
 
     Class labels are whole numbers from 0 (4.0 counts as 4), or text, which is numbered in sorted order and kept in
-    ``classes``; so are the whole numbers of a table that do not start at 0, such as -1 and 1.
+    ``classes``; so are the whole numbers of a table that do not start at 0, such as -1 and 1.  More than 20 distinct
+    whole numbers that do not start at 0 or leave gaps may be amounts: say which with ``regression`` or ``categorical``.
 
     Args:
       source: what to load.
@@ -77,7 +78,8 @@ def load(
       features_array: the array of features in an ``.npz`` file; None: ``x``.
       features: the columns of a table to learn from; None: all others.
       drop: columns of a table to leave out.
-      categorical: columns of a table whose numbers are categories, such as codes of regions.
+      categorical: columns of a table whose numbers are categories, such as codes of regions; or the label, if its
+        numbers are classes.
       fill: what an empty cell of a table's features counts as: the ``"mean"`` or ``"median"`` of the column's training
         rows (text: a category of its own), or their ``"most-frequent"`` value; None: it is refused.
       standardize: whether the numbers of a table get mean 0 and deviation 1.
@@ -131,7 +133,7 @@ def load(
 
 def _from(source: str | Path, options: Options) -> FederatedDataset:
     if Path(source).suffix.lower() not in _TABLES:
-        _check_no_table(str(source), options)
+        _check_no_table(Path(source), options)
     name = str(source)
     if options.features_array is not None and not name.lower().endswith(".npz"):
         raise EvenhandError(
@@ -185,12 +187,17 @@ def _file(path: Path, options: Options) -> FederatedDataset:
             )
 
 
-def _check_no_table(source: str, options: Options) -> None:
-    """Refuses options that are only for tables."""
+def _check_no_table(source: Path, options: Options) -> None:
+    """Refuses options that are only for tables; the labels of an .npz file may be declared as categories, too."""
+    labels = (
+        {options.label, f"{options.label}_train", "y", "y_train"}
+        if source.suffix.lower() == ".npz"
+        else set[str]()
+    )
     given = {
         "features": options.features is not None,
         "drop": bool(options.drop),
-        "categorical": bool(options.categorical),
+        "categorical": not labels.issuperset(options.categorical),
         "fill": options.fill is not None,
         "standardize": not options.standardize,
         "several client columns": len(options.together) != 1,

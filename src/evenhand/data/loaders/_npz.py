@@ -6,9 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from evenhand.data._arrays import NDArray, as_array, as_features, class_labels, client_codes, element
+from evenhand.data._arrays import (
+    NDArray,
+    as_array,
+    as_features,
+    check_class_numbers,
+    class_labels,
+    client_codes,
+    element,
+)
 from evenhand.data._dataset import FederatedDataset
 from evenhand.data._split import Rows
+from evenhand.data.loaders._cells import amounts_or_classes
 from evenhand.data.loaders._npz_file import array_names, read_arrays
 from evenhand.data.loaders._options import (
     DEFAULT_CLIENT,
@@ -111,7 +120,12 @@ def _labels(
     def place(row: int) -> str:
         return f"{names[0]}[{row}]" if row < first else f"{names[1]}[{row - first}]"
 
-    labels, classes = class_labels(np.concatenate(columns), str(path), place, regression=options.regression)
+    values = np.concatenate(columns)
+    if names[0] in options.categorical:
+        values = values.astype(str)
+    elif not options.regression:
+        check_class_numbers(values, str(path), f"array {names[0]!r}", *amounts_or_classes(names[0]))
+    labels, classes = class_labels(values, str(path), place, regression=options.regression)
     return np.split(labels, [first])[: len(columns)], classes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
@@ -12,11 +13,15 @@ from evenhand.data._dataset import FederatedDataset, Split
 from evenhand.data._features import Fill, Series, encode, fit
 from evenhand.data._split import assign
 from evenhand.data._text import is_missing
-from evenhand.data.loaders._cells import label_classes, prepared, show
+from evenhand.data.loaders._cells import label_classes, meant, prepared, show
 from evenhand.data.loaders._options import DEFAULT_CLIENT, Options, listing, owners
-from evenhand.errors import Argument, EvenhandError, nearest
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning, nearest
 
 __all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"]
+
+
+_FEW_ROWS = 20
+"""Rows up to which whole numbers that all differ are no sign of an id."""
 
 
 class Columns(NamedTuple):
@@ -73,7 +78,7 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
     for option, given in (("drop", options.drop), ("categorical", options.categorical)):
         _check_names(source, names, known, option, given)
         for name in given:
-            if name in taken:
+            if name in taken and not (option == "categorical" and name == options.label):
                 raise EvenhandError(
                     f"{source}: {name!r} is the {taken[name]} column, which is not a feature anyway: leave it out of "
                     f"{option}=NAMES."
@@ -102,12 +107,14 @@ def table_dataset(source: str, columns: Columns, table: Table, options: Options)
         raise EvenhandError(
             Argument("fill", repr(options.fill)), f" is unknown: choose one of {', '.join(get_args(Fill))}."
         )
-    y, classes = label_classes(source, table.label, table.row, regression=options.regression)
+    label = table.label if options.regression else meant(source, table.label, options.categorical)
+    y, classes = label_classes(source, label, table.row, regression=options.regression)
     y.setflags(write=False)
     columns_of_features = tuple(
         prepared(source, series, table.row, categorical=series.name in options.categorical, fill=options.fill)
         for series in table.features
     )
+    _ask_about_ids(source, table.features, options)
     client = _clients(source, columns, table)
     if client is None:
         client = owners(source, y, options.clients or 1, options)
@@ -127,6 +134,29 @@ def table_dataset(source: str, columns: Columns, table: Table, options: Options)
         for i, part in enumerate(of.parts)
     )
     return FederatedDataset(train, valid, test, of.ids, source, classes, features)
+
+
+def _ask_about_ids(source: str, features: Sequence[Series], options: Options) -> None:
+    """Warns of a column that has another whole number in each row, unless the columns were chosen by name.
+
+    Standardised numbers of patients teach a model nothing but the order in which they were given.
+    """
+    for series in features if options.features is None else ():
+        rows, values = len(series.values), series.values
+        if series.categories is not None or series.name in options.categorical or rows <= _FEW_ROWS:
+            continue
+        if (
+            len(np.unique(values)) == rows
+            and np.all(np.isfinite(values))
+            and np.all(values == np.rint(values))
+        ):
+            warnings.warn(
+                f"{source}: column {series.name!r} has another whole number in each of the {rows:,} rows, as an id "
+                f"does: leave it out with drop={series.name} (--drop), or choose the columns to learn from with "
+                "features=NAMES (--features) if it is an amount.",
+                EvenhandWarning,
+                stacklevel=4,  # the line that called load() or from_frame()
+            )
 
 
 def _client_columns(
