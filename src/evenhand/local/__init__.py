@@ -8,7 +8,16 @@ before the optimiser, so that any method works with any optimiser and any solver
 step; an estimator of the gradient on them (:func:`batch_gradient`); and the loop, :func:`over_batches`.
 """
 
-from evenhand.local._batches import Batch, Batches, batches, over_batches, step_per_row
+from evenhand.local._batches import (
+    Batch,
+    Batches,
+    batches,
+    every_row,
+    in_turn,
+    over_batches,
+    step_per_row,
+    with_gradients,
+)
 from evenhand.local._corrections import MeanGradient, mean_gradient, proximal, shift
 from evenhand.local._descent import descent, sgd
 from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
@@ -30,8 +39,10 @@ __all__ = [
     "check_model",
     "check_work",
     "descent",
+    "every_row",
     "full_gradient",
     "full_loss",
+    "in_turn",
     "mean_gradient",
     "over_batches",
     "parts_of",
@@ -39,4 +50,5 @@ __all__ = [
     "sgd",
     "shift",
     "step_per_row",
+    "with_gradients",
 ]

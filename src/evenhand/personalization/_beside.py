@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-
 from evenhand.errors import EvenhandError, expect
-from evenhand.local import Work, check_work, step_per_row
+from evenhand.local import Work, check_work, in_turn, step_per_row
 from evenhand.naming import measured
 from evenhand.types import Algorithm, ClientData, Effort, Key, Params, Phase, Privacy, PyTree, Report
 
@@ -53,10 +51,8 @@ def beside(
                 personal = train(personal, method.received(message), data, key)
             return delta, _State(inner, personal)
 
-        def both(data: ClientData) -> Effort:
-            return jax.tree.map(lambda a, b: a + b, (phase.effort or step_per_row)(data), effort(data))
-
-        return phase._replace(report=report, work=work, effort=both if last else phase.effort)
+        own = in_turn(phase.effort or step_per_row, effort) if last else phase.effort
+        return phase._replace(report=report, work=work, effort=own)
 
     *before, final = method.phases
     return method._replace(

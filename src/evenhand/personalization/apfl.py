@@ -107,7 +107,7 @@ def apfl(
         return tree.subtract(end.shared, params), end.own
 
     return method._replace(
-        phases=(phase._replace(work=train),),
+        phases=(phase._replace(work=train, effort=local.with_gradients(schedule.effort, 2)),),
         init_client=lambda params: _Own(params, jnp.float32(alpha)),
         personal_params=lambda server, own: tree.mix(own.alpha, own.params, method.global_params(server)),
         name=f"apfl(alpha={alpha:g})",

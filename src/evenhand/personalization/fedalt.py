@@ -10,7 +10,7 @@ from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError
 from evenhand.personalization._beside import non_negative
 from evenhand.personalization._division import Named, Personal, division, shown
-from evenhand.personalization._partial import both_efforts, partial, restricted
+from evenhand.personalization._partial import partial, restricted
 from evenhand.sampling import uniform
 from evenhand.streams import Purpose, stream
 from evenhand.types import Aggregator, Algorithm, ClientData, Key, Sampling
@@ -86,6 +86,10 @@ def fedalt(
     on_shared = restricted(work, parts, "fedalt", personal=False)
     on_personal = restricted(own, parts, "fedalt", personal=True)
 
+    # A part without parameters takes no steps.
+    owned = set(parts.is_personal.values())
+    efforts = [each.effort for each, kind in ((own, True), (work, False)) if kind in owned]
+
     def train(shared: Named, kept: Named, fresh: Named, data: ClientData, key: Key) -> tuple[Named, Named]:
         if kept:
             towards = local.proximal(2.0 * ridge, fresh) if ridge > 0 else optax.identity()
@@ -96,7 +100,7 @@ def fedalt(
         method,
         parts,
         train,
-        effort=both_efforts(work, own),
+        effort=local.in_turn(*efforts),
         sends_fresh=ridge > 0,
         stateful=stateful,
         name=f"fedalt({shown(personal)})",

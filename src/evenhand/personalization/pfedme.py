@@ -104,7 +104,7 @@ def pfedme(
         return tree.subtract(end.params, params), end.theta
 
     return method._replace(
-        phases=(phase._replace(work=train),),
+        phases=(phase._replace(work=train, effort=local.with_gradients(schedule.effort, inner_steps)),),
         init_client=lambda params: params,
         personal_params=lambda server, theta: theta,
         name=f"pfedme(lam={lam:g})",

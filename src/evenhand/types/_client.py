@@ -129,7 +129,8 @@ class Effort(NamedTuple):
 
     Attributes:
       steps: local steps.
-      rows: examples in the batches of all of them together.
+      rows: examples whose gradient is computed in all of them together, as often as it is computed; not counted are
+        passes that compute losses only, and the reports before the work.
     """
 
     steps: Array
