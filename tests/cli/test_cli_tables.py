@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evenhand.cli import main
-from evenhand.data import encode_table, load_features
+from evenhand.data import encode_table, load, load_features
 
 TABLE = "region,group,income,code,work,smoker,repaid\n" + "".join(
     f"{'north' if i % 2 else 'south'},{'A' if i % 3 else 'B'},{1000 * (i * 7 % 11)},{i % 2 + 4},"
@@ -142,9 +142,93 @@ def test_large_targets_are_reported(
     no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--client-column", "region", "--label-column", "income", "--features", "smoker", "--regression"]
-    assert train(*words, "--lr", "1e-9") == 0
+    assert train(*words, "--no-standardize-target", "--lr", "1e-9") == 0
     shown = capsys.readouterr().err
     assert "The targets have a deviation of 3" in shown and "small --lr" in shown
-    table.write_text(table.read_text().replace("000,", ","))
     assert train(*words, "--overwrite") == 0
     assert "The targets" not in capsys.readouterr().err
+    table.write_text(table.read_text().replace("000,", ","))
+    assert train(*words, "--no-standardize-target", "--overwrite") == 0
+    assert "The targets" not in capsys.readouterr().err
+
+
+def test_targets_are_standardised_and_reported_in_their_units(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The oracle is ``features.json`` and the exported parameters, applied in NumPy to rows in their own units."""
+    words = [
+        "--client-column",
+        "region",
+        "--label-column",
+        "income",
+        "--features",
+        "smoker,code",
+        "--regression",
+    ]
+    assert train(*words, "--rounds", "3") == 0
+    assert "Training standardises the targets (mean " in capsys.readouterr().err
+    features = load_features("runs/a")
+    data = load(table, client="region", label="income", features=["smoker", "code"], regression=True)
+    assert features == data.features
+    params = np.load("runs/a/params.npz")
+    target = features.target
+    predicted = target.mean + target.deviation * (data.test.x @ params["kernel"] + params["bias"])[:, 0]
+    errors = (predicted - data.test.y) ** 2
+    summary = json.loads(Path("runs/a/summary.json").read_text())
+    assert summary["test"]["loss"]["weighted_mean"] == pytest.approx(errors.mean(), rel=1e-4)
+    assert errors.mean() > 1e6
+    assert main(["resume", "runs/a", "--rounds", "4"]) == 0
+    assert train(*words, "--no-standardize-target", "--lr", "1e-9", "--out", "runs/raw") == 0
+    assert load_features("runs/raw").target is None
+
+
+def test_empty_labels_are_dropped_and_other_spellings_read(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = TABLE.splitlines()
+    lines[3] = lines[3].rsplit(",", 1)[0] + ",?"
+    lines[5] = "," + lines[5].partition(",")[2]
+    table.write_text("\n".join(lines))
+    words = ["--client-column", "region", "--fill", "median", "--na", "?,-999"]
+    assert train(*words) == 2
+    assert "has 2 problems" in (shown := capsys.readouterr().err)
+    assert "as --drop-empty does" in shown and "drop_empty" not in shown
+    assert train(*words, "--drop-empty") == 0
+    assert "Dropped 2 of 60 rows: 1 without a label, 1 without a client." in capsys.readouterr().err
+    assert load_features("runs/a").na == ("?", "-999")
+    assert main(["run", "--config", "runs/a", "--out", "runs/b", "--quiet"]) == 0
+    assert load_features("runs/b") == load_features("runs/a")
+
+
+def test_ids_that_may_be_one_client_are_named(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.write_text(TABLE.replace("north,A", "North,A"))
+    assert train("--client-column", "region", "--features", "income") == 0
+    assert "Clients 'North' and 'north' differ only in how they are written" in capsys.readouterr().err
+
+
+def test_options_for_targets_have_no_effect_on_classes(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("--client-column", "region", "--features", "income", "--no-standardize-target") == 0
+    assert (
+        "--no-standardize-target has no effect: the labels of people.csv are classes"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "spelling"),
+    [
+        ([], "--fill mean, --fill median or --fill most-frequent"),
+        (["--drop", "wealth"], "correct --drop NAMES"),
+        (["--categorical", "region"], "leave it out of --categorical NAMES"),
+        (["--features", "wealth"], "correct --features NAMES"),
+    ],
+)
+def test_errors_name_options_of_the_command_line(
+    words: list[str], spelling: str, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("--client-column", "region", *words) == 2
+    assert spelling in capsys.readouterr().err

@@ -27,7 +27,12 @@ SOURCES = (
     ("synthetic:A,B", "Synthetic(α, β): each client labels Gaussian examples by its own model.", _LI),
     ("synthetic:iid", "The same with one model and one distribution for all clients.", _LI),
     ("FOLDER", "LEAF: train/*.json and test/*.json, or one folder of JSON files.", "Caldas et al., 2018"),
-    ("FILE.csv", "A table with client columns, a label column and features; also .tsv, .parquet.", ""),
+    (
+        "FILE.csv",
+        "A table with client columns, a label column and features; also .tsv, .jsonl, .parquet.",
+        "",
+    ),
+    ("FILE.data", "The same without a header, whose columns are called 1, 2, 3, ...", ""),
     ("FILE.npz", "Arrays x, y and client.", ""),
     ("*-ubyte[.gz]", "IDX images and labels, spread by Dirichlet(alpha).", _LECUN),
 )
@@ -62,6 +67,12 @@ class DataOptions:
     """tables: what an empty cell of a feature counts as; with mean or median, empty text is a category of its own"""
     standardize: bool = True
     """tables: give numbers mean 0 and standard deviation 1 over the training rows; else they stay as they are"""
+    standardize_target: bool = True
+    """tables with --regression: train on standardised targets; losses and errors stay in the targets' units"""
+    drop_empty: bool = False
+    """tables: drop rows without a label or a client, and say how many"""
+    na: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
+    """tables: further spellings of an empty cell; with a minus, '--na=-999,?'"""
     regression: bool = False
     """labels are real numbers, not classes"""
     text: bool = False
@@ -97,6 +108,9 @@ class DataOptions:
             categorical=_names("--categorical", self.categorical or ""),
             fill=self.fill,
             standardize=self.standardize,
+            standardize_target=self.standardize_target,
+            drop_empty=self.drop_empty,
+            na=_names("--na", self.na or ""),
             regression=self.regression,
             test_fraction=self.test_fraction,
             seed=self.data_seed,
@@ -117,6 +131,9 @@ class DataOptions:
             "--categorical": self.categorical,
             "--fill": self.fill,
             "--no-standardize": not self.standardize,
+            "--no-standardize-target": not self.standardize_target,
+            "--drop-empty": self.drop_empty,
+            "--na": self.na,
         }
         for option in (option for option, value in given.items() if value):
             raise EvenhandError(f"{option} is for tables, and --data {self.data} is not one: leave it out.")
@@ -143,17 +160,18 @@ class DataOptions:
 def remarks(data: FederatedDataset) -> list[str]:
     """What to know about a table before training on it."""
     if data.features is None:
-        return []
+        return list(data.notes)
     found = [
         data.features.describe()
         + (" --no-standardize leaves numbers as they are." if data.features.scaled else "")
     ]
-    if data.num_classes is None:
+    found += data.notes
+    if data.num_classes is None and data.features.target is None:
         deviation = float(np.std(data.train.y, dtype=np.float64))
         if deviation > _LARGE_TARGETS:
             found.append(
-                f"The targets have a deviation of {deviation:.3g} and are not standardised: divide them by about "
-                "that, or choose a very small --lr."
+                f"The targets have a deviation of {deviation:.3g} and are not standardised: leave "
+                "--no-standardize-target out, or choose a very small --lr."
             )
     return found
 

@@ -57,7 +57,10 @@ def idle(options: Mapping[str, Any], defaults: Mapping[str, Any], data: Federate
         value = options.get(name)
         if value != defaults.get(name) and (why := reason(case)):
             option = "--" + name.replace("_", "-")
-            sentences.append(f"{option if value is True else f'{option} {value}'} has no effect: {why}.")
+            typed = (
+                option if value is True else f"--no-{option[2:]}" if value is False else f"{option} {value}"
+            )
+            sentences.append(f"{typed} has no effect: {why}.")
     return sentences
 
 
@@ -180,6 +183,7 @@ _REASONS: dict[str, _Reason] = {
     "alpha": _alpha,
     "test_fraction": lambda case: f"{case.name} comes with a test part" if case.tested else None,
     "data_seed": _data_seed,
+    "standardize_target": lambda case: None if case.real else f"the labels of {case.name} are classes",
     "hidden": lambda case: None if case.options.get("model") == "mlp" else "it is for --model mlp only",
     "cohort": _no_more("cohort", "take part in each round"),
     "eval_clients": _no_more("eval_clients", "are evaluated"),

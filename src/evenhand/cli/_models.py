@@ -55,7 +55,11 @@ class ModelOptions:
           EvenhandError: the model and the data do not fit together.
         """
         name = _default(data) if self.model is None else self.model
-        return next(choice for choice in MODELS if choice.name == name).build(data, self.hidden)
+        model = next(choice for choice in MODELS if choice.name == name).build(data, self.hidden)
+        target = None if data.features is None else data.features.target
+        if target is None:
+            return model
+        return models.standardized(model, mean=target.mean, deviation=target.deviation)
 
 
 def _default(data: FederatedDataset) -> Name:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.data._ids import client_codes
+from evenhand.data._ids import client_codes, composed
 from evenhand.data._numeric import INT32, NDArray, Place, bad_value, first_bad, float32, int32, out_of_range
 from evenhand.data._text import LONGEST, name_fault, number
 from evenhand.errors import Argument, EvenhandError
@@ -258,7 +258,9 @@ def class_labels(
             raise EvenhandError(
                 f"{source}: {place(first_bad(values == ''))} is empty: fill it in or drop the row."
             )
-        names, codes = np.unique(values, return_inverse=True)
+        spellings, codes = np.unique(values, return_inverse=True)
+        names, merged = np.unique([composed(text) for text in spellings.tolist()], return_inverse=True)
+        codes = merged[codes]
         for code, name in enumerate(names.tolist()):
             fault = name_fault(name)
             if fault is not None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from evenhand.data._arrays import NDArray, as_features, as_labels, read_only
 from evenhand.data._features import Features
+from evenhand.data._ids import canonical
 from evenhand.data._text import first_repeated, name_fault
 from evenhand.errors import EvenhandError
 from evenhand.text import counted
@@ -68,6 +69,7 @@ class FederatedDataset:
       name: what it is called in reports and errors.
       classes: the names of classes 0, 1, 2, ... where the source had names; None otherwise.
       features: how the columns of a table became ``x``, for :func:`evenhand.data.encode_table`; None for others.
+      notes: sentences about how the source was read, such as how many rows were dropped.
 
     Raises:
       EvenhandError: a client without training examples, rows without entries, a client id or class name that is
@@ -93,10 +95,11 @@ class FederatedDataset:
     name: str = "data"
     classes: tuple[str, ...] | None = None
     features: Features | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Replaces what was given by its checked, read-only form."""
-        ids = tuple(str(name) for name in self.client_ids)
+        ids = tuple(canonical(str(name)) for name in self.client_ids)
         object.__setattr__(self, "client_ids", ids)
         if self.classes is not None:
             object.__setattr__(self, "classes", tuple(str(name) for name in self.classes))
@@ -140,6 +143,7 @@ class FederatedDataset:
             )
         if self.features is not None:
             lines.append(self.features.describe())
+        lines += self.notes
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

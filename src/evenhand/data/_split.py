@@ -20,7 +20,7 @@ from evenhand.data._arrays import (
     element,
 )
 from evenhand.data._dataset import FederatedDataset, Split
-from evenhand.data._ids import id_array
+from evenhand.data._ids import id_array, remarks_on_spelling
 from evenhand.data._random import generator
 from evenhand.errors import Argument, EvenhandError
 
@@ -83,7 +83,9 @@ def from_arrays(
         tokens, so scale pixels to floats first.
       y: ``(n, ...)`` labels: integers >= 0 are class numbers, floats are real-valued targets, and text is
         numbered in sorted order and kept in ``classes``.
-      client: ``(n,)`` client ids of any dtype.  Clients are ordered by id, numbers as numbers.
+      client: ``(n,)`` client ids, all text, all numbers or all booleans.  Ids are compared as text, in Unicode's NFC
+        and without blanks around them; ``1`` and ``1.0`` are ``"1"``.  Clients are ordered by id, numbers as numbers.
+        Ids that differ only in how they are written, such as ``"7"`` and ``"07"``, get a sentence in ``notes``.
       test_fraction: share of each client's examples for testing, in [0, 1).
       valid_fraction: share for validation, in [0, 1); the two together stay below 1.
       seed: of the shuffle.
@@ -93,7 +95,7 @@ def from_arrays(
 
     Raises:
       EvenhandError: lengths differ, there are no examples, a number is not finite, a label is negative, a client
-        id is missing, or a fraction is out of range.
+        id is missing, ids are of several types, or a fraction is out of range.
 
     Example:
       >>> import numpy as np
@@ -157,7 +159,8 @@ def build(
             )
         test_codes = np.array([position[client] for client in test_ids], np.int64)[test_codes]
         splits[2] = _gather(test, test_codes, np.argsort(test_codes, kind="stable"), len(ids))
-    return FederatedDataset(splits[0], splits[1], splits[2], ids, name, classes)
+    notes = remarks_on_spelling(ids)
+    return FederatedDataset(splits[0], splits[1], splits[2], ids, name, classes, notes=notes)
 
 
 def assign(

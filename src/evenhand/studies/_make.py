@@ -191,7 +191,7 @@ def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> No
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
     if not 0 <= checkpoint < math.inf:
         raise EvenhandError(Argument("checkpoint", str(checkpoint)), ": give seconds, at least 0.")
-    known = ["loss", *job.algorithm.model.metrics]
+    known = list({"loss": None, **job.algorithm.model.metrics})
     if by.metric is not None and by.metric not in known:
         raise EvenhandError(f"There is no metric {by.metric!r:.40} to select by{perhaps(by.metric, known)}.")
 

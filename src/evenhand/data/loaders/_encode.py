@@ -11,28 +11,31 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data._features import Column, Features, Series, encode
-from evenhand.data.loaders._arrow import arrow_series
-from evenhand.data.loaders._cells import prepared
-from evenhand.data.loaders._csv import header_of, read_cells
+from evenhand.data.loaders._cells import Row, check_filled, prepared, with_na
+from evenhand.data.loaders._csv import layout_of, read_cells
 from evenhand.data.loaders._csv_columns import CellColumn
-from evenhand.data.loaders._frames import open_frame
+from evenhand.data.loaders._files import bare_suffix, readable
+from evenhand.data.loaders._frames import Frame, open_frame
+from evenhand.data.loaders._jsonl import read_jsonl
 from evenhand.data.loaders._options import listing
 from evenhand.data.loaders._parquet import parquet_names, read_parquet
+from evenhand.data.loaders._problems import Problems
 from evenhand.data.loaders._table import check_header
 from evenhand.errors import EvenhandError
 
 __all__ = ["encode_table", "load_features"]
 
-_Read: TypeAlias = Callable[[Sequence[str]], tuple[list[Series], Callable[[int], str]]]
-"""Columns' names -> the columns, and where a row is."""
+_Columns: TypeAlias = tuple[list[Series], Row]
+_Read: TypeAlias = Callable[[Sequence[str], Problems], _Columns]
+"""Columns' names -> the columns, and where a row is; those that cannot be read are noted."""
 
 
 def encode_table(table: Any, *, features: Features) -> npt.NDArray[np.float32]:
     """The inputs, ``(rows, inputs)``, that a model trained on one table gets for the rows of another.
 
     Args:
-      table: a CSV or Parquet file, or whatever :func:`evenhand.data.from_frame` takes.  Columns may be in any
-        order, and there may be others besides.
+      table: a file of a table that :func:`evenhand.data.load` reads, or whatever :func:`evenhand.data.from_frame`
+        takes.  Columns may be in any order, and there may be others besides.
       features: of the data set that the model was trained on, or from :func:`load_features`.  Nothing is fitted
         again: a text that no training row had belongs to none of the categories.
 
@@ -49,19 +52,34 @@ def encode_table(table: Any, *, features: Features) -> npt.NDArray[np.float32]:
     """
     is_file = isinstance(table, str | Path)
     source = str(table) if is_file else "table"
-    categories = [column.name for column in features.columns if column.kind == "category"]
-    names, read = _opened(Path(table), categories) if is_file else _in_memory(table, source)
+    problems = Problems(source)
+    names, read = (
+        _opened(Path(table), features) if is_file else _in_memory(open_frame(table, source, features.na))
+    )
     check_header(source, names)
     known = frozenset(names)
     for column in features.columns:
-        if column.name not in known:
-            raise EvenhandError(
-                f"{source}: there is no column {column.name!r} among {listing(names)}, which the model was trained "
-                "with: add it."
-            )
-    found, row = read([column.name for column in features.columns])
-    columns = [_checked(source, *pair, row) for pair in zip(features.columns, found, strict=True)]
-    return encode(features, columns, np.arange(len(columns[0].values)), source)
+        with problems.noted():
+            if column.name not in known:
+                raise EvenhandError(
+                    f"{source}: there is no column {column.name!r} among {listing(names)}, which the model was trained "
+                    "with: add it."
+                )
+    problems.check()
+    found, row = read([column.name for column in features.columns], problems)
+    problems.check()
+    columns = [with_na(series, features.na) for series in found]
+    with problems.noted():
+        filled = [
+            series for column, series in zip(features.columns, columns, strict=True) if column.fill is None
+        ]
+        check_filled(source, filled, row, known=True)
+    inputs: list[Series] = []
+    for column, series in zip(features.columns, columns, strict=True):
+        with problems.noted():
+            inputs.append(_checked(source, column, series, row))
+    problems.check()
+    return encode(features, inputs, np.arange(len(inputs[0].values)), source)
 
 
 def load_features(path: str | Path) -> Features:
@@ -90,9 +108,8 @@ def load_features(path: str | Path) -> Features:
 
 
 def _checked(source: str, column: Column, series: Series, row: Callable[[int], str]) -> Series:
-    fill = None if column.fill is None else "mean"  # which one no longer matters
     categorical = column.kind == "category"
-    series = prepared(source, series, row, categorical=categorical, fill=fill, known=True)
+    series = prepared(source, series, row, categorical=categorical, known=True)
     if not categorical and series.categories is not None:
         raise EvenhandError(
             f"{source}: column {column.name!r} holds text, but the model was trained with numbers in it: write numbers."
@@ -100,34 +117,48 @@ def _checked(source: str, column: Column, series: Series, row: Callable[[int], s
     return series
 
 
-def _opened(path: Path, categories: Sequence[str]) -> tuple[list[str], _Read]:
-    source, suffix = str(path), path.suffix.lower()
+def _opened(path: Path, features: Features) -> tuple[list[str], _Read]:
+    source, suffix = str(path), bare_suffix(path)
     if not path.is_file():
         raise EvenhandError(f"{path}: there is no such file: check the spelling.")
     if suffix in (".parquet", ".pq"):
 
-        def read_arrow(names: Sequence[str]) -> tuple[list[Series], Callable[[int], str]]:
-            table = read_parquet(path, names)
-            return [arrow_series(source, name, table.column(name)) for name in names], _row
+        def read_arrow(names: Sequence[str], problems: Problems) -> _Columns:
+            return _in_memory(open_frame(read_parquet(path, names), source))[1](names, problems)
 
         return parquet_names(path), read_arrow
-    if suffix not in (".csv", ".tsv"):
+    if suffix in (".jsonl", ".ndjson"):
+        with readable(path):
+            frame, row = read_jsonl(path, features.na)
+        return _in_memory(frame, row)
+    if suffix not in (".csv", ".tsv", ".data"):
         raise EvenhandError(
-            f"{path}: the suffix {suffix!r} is not that of a table: give .csv, .tsv or .parquet."
+            f"{path}: the suffix {suffix!r} is not that of a table: give .csv, .tsv, .data, .jsonl or .parquet."
         )
+    layout = layout_of(path, [column.name for column in features.columns])
+    categories = [column.name for column in features.columns if column.kind == "category"]
 
-    def read_text(names: Sequence[str]) -> tuple[list[Series], Callable[[int], str]]:
+    def read_text(names: Sequence[str], problems: Problems) -> _Columns:
         cells = [CellColumn(name, fixed=name in categories) for name in names]
-        lines = read_cells(path, cells)
-        return [cell.series(source, lines) for cell in cells], lambda row: f"line {lines[row]}"
+        lines = read_cells(path, layout, cells, problems, features.na)
+        return _noted(
+            problems, lambda i: cells[i].series(source, lines), len(cells)
+        ), lambda i: f"line {lines[i]}"
 
-    return header_of(path), read_text
-
-
-def _in_memory(table: Any, source: str) -> tuple[list[str], _Read]:
-    frame = open_frame(table, source)
-    return frame.names, lambda names: ([frame.series(name) for name in names], _row)
+    return layout.names, read_text
 
 
-def _row(row: int) -> str:
-    return f"row {row}"
+def _in_memory(frame: Frame, row: Row = lambda i: f"row {i}") -> tuple[list[str], _Read]:
+    def read(names: Sequence[str], problems: Problems) -> _Columns:
+        return _noted(problems, lambda i: frame.series(names[i]), len(names)), row
+
+    return frame.names, read
+
+
+def _noted(problems: Problems, column: Callable[[int], Series], count: int) -> list[Series]:
+    """Columns ``0 .. count - 1``, without those that cannot be read."""
+    columns: list[Series] = []
+    for i in range(count):
+        with problems.noted():
+            columns.append(column(i))
+    return columns
