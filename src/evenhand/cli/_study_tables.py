@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from evenhand.cli._tables import difference_table, overview
+from evenhand.cli._tables import difference_table, metric_table, overview
 from evenhand.cli._terminal import say
-from evenhand.report import compare, verdict
+from evenhand.report import compare, undefined_sentences, verdict
 from evenhand.studies import Study
 
 __all__ = ["show_study"]
@@ -21,9 +21,13 @@ def show_study(found: Study, console: Console) -> None:
     say(console, f"Chosen: {'; '.join(str(each._replace(case={})) for each in chosen) or 'nothing'}.")
     if not chosen:
         return
-    of = compare({each.method: found.views(each.method) for each in chosen})
+    of = compare({each.method: found.views(each.method) for each in chosen}, found.metric)
     console.print(overview(of))
     if len(chosen) > 1:
         say(console, verdict(of))
+    if (table := metric_table(of)) is not None:
+        console.print(table)
+    for sentence in undefined_sentences(of):
+        say(console, sentence)
     if (table := difference_table(of, found.baseline)) is not None:
         console.print(table)

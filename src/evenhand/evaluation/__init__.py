@@ -1,5 +1,6 @@
 """How well and how evenly a model serves its clients, and what to know before trusting the numbers."""
 
+from evenhand.evaluation import metrics
 from evenhand.evaluation._classes import (
     CLASS_COLUMNS,
     ClassIndex,
@@ -31,9 +32,11 @@ from evenhand.evaluation._metrics import (
     of_global,
     primary_metric,
 )
+from evenhand.evaluation._outputs import check_metrics, measured_clients
 from evenhand.evaluation._paired import PairedDifference, holm, paired_difference
 from evenhand.evaluation._personal import evaluate_personal, filled, personal_per_class
 from evenhand.evaluation._summary import angle, best, entropy, evenness, jain, kl_to_uniform, summarize, worst
+from evenhand.evaluation.metrics import Metric, Metrics, undefined
 
 __all__ = [
     "CLASS_COLUMNS",
@@ -45,12 +48,15 @@ __all__ = [
     "Dissimilarity",
     "Finding",
     "Levels",
+    "Metric",
+    "Metrics",
     "PairedDifference",
     "Prepared",
     "angle",
     "best",
     "blank_loss",
     "by_class",
+    "check_metrics",
     "class_spread",
     "column",
     "dissimilarity",
@@ -69,6 +75,8 @@ __all__ = [
     "jain",
     "kl_to_uniform",
     "mean_loss",
+    "measured_clients",
+    "metrics",
     "of_global",
     "paired_difference",
     "per_class",
@@ -80,5 +88,6 @@ __all__ = [
     "serve_by_level",
     "summarize",
     "summarize_classes",
+    "undefined",
     "worst",
 ]

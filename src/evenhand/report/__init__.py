@@ -13,6 +13,7 @@ from evenhand.report._view import RunView, among, headline_split, statistics
 from evenhand.report.comparison import Comparison, Method, caution, compare, may_win, verdict
 from evenhand.report.differences import STATISTICS, Differences, differences
 from evenhand.report.gains import Gain, gains, in_words
+from evenhand.report.measured import further, undefined_sentence, undefined_sentences
 
 __all__ = [
     "STATISTICS",
@@ -29,6 +30,7 @@ __all__ = [
     "compare",
     "differences",
     "figures",
+    "further",
     "gains",
     "headline_split",
     "in_words",
@@ -39,6 +41,8 @@ __all__ = [
     "run_html",
     "statistics",
     "swing",
+    "undefined_sentence",
+    "undefined_sentences",
     "verdict",
     "write_clients_csv",
     "write_report",
