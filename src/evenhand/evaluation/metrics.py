@@ -323,7 +323,7 @@ def measure(metrics: Metrics, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> 
 def measure_clients(
     metrics: Metrics, outputs: npt.ArrayLike, labels: npt.ArrayLike, offsets: npt.ArrayLike
 ) -> dict[str, Vector]:
-    """As :func:`measure` for each of ``K`` clients, ``(K,)``; client ``k`` has rows ``offsets[k]`` up to ``offsets[k + 1]``.
+    """As :func:`measure` of ``K`` clients, ``(K,)``: client ``k`` has the rows ``offsets[k]`` up to ``offsets[k + 1]``.
 
     Example:
       >>> import numpy as np
@@ -447,7 +447,8 @@ def _log_odds(logits: NDArray) -> NDArray:
     safe = np.where(np.isneginf(second), 0.0, second)
     with np.errstate(divide="ignore"):
         others[rows, best] = safe + np.log(np.sum(np.exp(rest - safe[:, None]), axis=1))
-    return logits - others
+    # In the precision of the outputs: rounding would order the scores of rows whose exact probabilities are equal.
+    return (logits - others).astype(np.float32)
 
 
 class _Tally(NamedTuple):
