@@ -10,10 +10,10 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from evenhand.cli._results import load_saved
-from evenhand.cli._tables import client_table, difference_table, overview, tally
+from evenhand.cli._tables import client_table, difference_table, metric_table, overview, tally
 from evenhand.cli._terminal import remark, say
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.report import Comparison, caution, compare, verdict, write_report
+from evenhand.report import Comparison, caution, compare, undefined_sentences, verdict, write_report
 
 __all__ = ["Compare"]
 
@@ -47,6 +47,10 @@ class Compare:
         if len(of.methods) > 1:
             say(console, verdict(of), "yellow" if of.obstacles else "")
         for sentence in _remarks(of):
+            say(console, sentence)
+        if (table := metric_table(of)) is not None:
+            console.print(table)
+        for sentence in undefined_sentences(of):
             say(console, sentence)
         if (table := difference_table(of)) is not None:
             console.print(table)

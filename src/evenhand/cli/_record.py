@@ -12,7 +12,7 @@ from rich.console import Console
 
 from evenhand.cli import _checksums, _folder
 from evenhand.cli._saved import load_run
-from evenhand.cli._tables import overview
+from evenhand.cli._tables import metric_table, overview
 from evenhand.cli._terminal import remark, say
 from evenhand.data import FederatedDataset
 from evenhand.interrupts import uninterrupted
@@ -26,6 +26,7 @@ from evenhand.report import (
     privacy_line,
     statistics,
     swing,
+    undefined_sentences,
     write_clients_csv,
     write_report,
 )
@@ -146,6 +147,7 @@ def _finish(
         "by_class": view.info["by_class"],
         "privacy": view.info.get("privacy"),
         "constant": view.info.get("constant"),
+        "metrics": view.info["metrics"],
         "findings": [finding._asdict() for finding in view.findings],
     }
     seen = honest(view)
@@ -184,6 +186,10 @@ def _print_result(folder: Path, run: Run, rounds: int, *, interrupted: bool, res
     sizes = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test examples"
     say(console, f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}")
     console.print(overview(of))
+    if (table := metric_table(of)) is not None:
+        console.print(table)
+    for sentence in undefined_sentences(of):
+        say(console, sentence)
     for sentence in filter(None, (in_words(of.runs[0], of.split, of.metric),)):
         say(console, sentence)
     if told := of.runs[0].info.get("privacy"):

@@ -28,6 +28,7 @@ from evenhand.cli._watch import check_trackers, of_run, trackers
 from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales
+from evenhand.evaluation.metrics import resolved
 from evenhand.local import Work
 from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import Systems, stragglers
@@ -134,6 +135,7 @@ class Run:
             progress=console.is_terminal and not options.quiet,
             lanes=options.lanes,
             eval_clients=options.eval_clients,
+            metrics=options.metrics or (),
             watch=[
                 of_run(each, place.folder, place.config) for each in trackers(options.watch, place.folder)
             ],
@@ -158,6 +160,7 @@ class Run:
             is_same = before is not None and before.options.get(name) == vars(self.training)[name]
             with naming(path if is_same else None):
                 build(model)
+        resolved(self.training.metrics or ())
         check_trackers(self.training.watch)
 
     def algorithm(self, model: Model, console: Console) -> Algorithm:

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from evenhand.cli._checksums import check
-from evenhand.cli._folder import CHECKSUMS, CLIENTS, CONFIG, SUMMARY, read_json, read_metrics
+from evenhand.cli._folder import CHECKSUMS, CLIENTS, CONFIG, SUMMARY, dict_in, read_json, read_metrics
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding
 from evenhand.report import RunView, read_clients_csv
@@ -93,6 +93,7 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "by_class": summary.get("by_class"),
         "privacy": summary.get("privacy"),
         "constant": summary.get("constant"),
+        "metrics": {name: str(reason) for name, reason in dict_in(summary, "metrics").items()},
         "command": f"evenhand run --config {shlex.quote(str(folder / CONFIG))}",
         "versions": config["versions"],
     }

@@ -29,6 +29,7 @@ from evenhand.cli._terminal import say
 from evenhand.cli._watch import check_trackers, trackers
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number
+from evenhand.evaluation.metrics import resolved
 from evenhand.local import Work
 from evenhand.studies import Family, Halving, Rule, study
 from evenhand.systems import Systems, stragglers
@@ -48,8 +49,8 @@ class StudyOptions:
     """rounds of communication T"""
     seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "5"
     """how many seeds, or which"""
-    select: Annotated[str, arg(metavar="SPLIT:STATISTIC")] = "valid:mean"
-    """what chooses the setting of each method: valid:mean, valid:worst10, train:variance, ..."""
+    select: Annotated[str, arg(metavar="SPLIT:STATISTIC[:METRIC]")] = "valid:mean"
+    """what chooses the setting of each method: valid:mean, valid:worst10, valid:worst10:auc, train:variance, ..."""
     within: float = 0.0
     """settings this close to the best are good enough, and --then decides between them"""
     then: Annotated[str | None, arg(metavar="STATISTIC", help_behavior_hint="(default: none)")] = None
@@ -79,6 +80,8 @@ class StudyOptions:
     """rounds between two evaluations of every client"""
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """evaluate only so many clients, drawn once per run"""
+    metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
+    """further metrics of each client, measured after the last round: auc, macro_f1, ...; see `evenhand list metrics`"""
     watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
     """who else is told what is measured: tensorboard (files in the folder), mlflow, wandb"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: studies/METHODS-DATA)")] = (
@@ -148,6 +151,7 @@ class Study:
                 systems=None if systems is None else {name: make(model) for name, make in systems.items()},
                 attack=None if attacks is None else {name: make(model) for name, make in attacks.items()},
                 eval_clients=options.eval_clients,
+                metrics=options.metrics or (),
                 folder=folder,
                 halving=None if options.halving is None else Halving(options.halving),
                 checkpoint=options.checkpoint,
@@ -184,6 +188,7 @@ class Study:
             make(model)
         self._seeds()
         self._rule()
+        resolved(self.study.metrics or ())
         options, names = self.study, list(self._methods())
         check_trackers(options.watch)
         for name in ("rounds", "eval_every", "eval_clients"):
@@ -304,12 +309,14 @@ class Study:
         return [whole_number("seeds", seed, 0, 2**32 - 1) for seed in found]
 
     def _rule(self) -> Rule:
-        split, colon, statistic = self.study.select.partition(":")
-        if not colon:
+        parts = self.study.select.split(":")
+        if len(parts) not in (2, 3):
             raise EvenhandError(
-                f"--select {self.study.select!r:.40} is not understood: write SPLIT:STATISTIC, e.g. valid:mean."
+                f"--select {self.study.select!r:.40} is not understood: write SPLIT:STATISTIC or "
+                "SPLIT:STATISTIC:METRIC, e.g. valid:mean or valid:worst10:auc."
             )
-        return Rule(split, statistic, self.study.within, self.study.then).checked()
+        split, statistic, metric = (*parts, None)[:3]
+        return Rule(split, statistic, self.study.within, self.study.then, metric).checked()
 
     @property
     def _cohort(self) -> int | None:

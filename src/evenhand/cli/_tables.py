@@ -14,10 +14,10 @@ from rich.text import Text
 
 from evenhand.cli._terminal import named
 from evenhand.evaluation import is_higher_better
-from evenhand.report import Comparison, differences
+from evenhand.report import Comparison, differences, further
 from evenhand.report.differences import shown
 
-__all__ = ["client_table", "difference_table", "overview", "tally"]
+__all__ = ["client_table", "difference_table", "metric_table", "overview", "tally"]
 
 _COLUMNS = (
     ("mean", "mean"),
@@ -51,6 +51,30 @@ def overview(of: Comparison) -> Group:
         number = f"{i + 1}  " if _numbered(of) else ""
         table.add_row(named(number + method.name), *row)
     return Group(named(f"{of.split} {of.metric}{percent} over {of.covered.text}{seeds}", "bold"), table)
+
+
+def metric_table(of: Comparison) -> Group | None:
+    """The metrics that were asked for besides, one row per method each; None where there are none."""
+    abouts = further(of)
+    if not abouts:
+        return None
+    table, several = _table(), len(of.methods) > 1
+    table.add_column("metric", overflow="fold")
+    if several:
+        table.add_column("method", overflow="fold")
+    for title in ("mean", "worst\n10 %", "best\n10 %", "clients"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for about in abouts:
+        found = [method.statistics(about.split, about.metric) for method in about.methods]
+        keys = ("mean", "worst10", "best10")
+        columns = [_starred(about, [stats[key] for stats in found], key) for key in keys]
+        unit = ", %" if about.is_share else ""
+        for i, (method, *row) in enumerate(zip(about.methods, *columns, strict=True)):
+            number = f"{i + 1}  " if _numbered(of) else ""
+            names = [named(about.metric + unit if i == 0 else "")]
+            names += [named(number + method.name)] if several else []
+            table.add_row(*names, *row, f"{int(np.min(found[i]['clients'])):,}")
+    return Group(named(f"more {of.split} metrics over clients", "bold"), table)
 
 
 def difference_table(of: Comparison, baseline: str | None = None) -> Group | None:

@@ -1,5 +1,6 @@
 """How well and how evenly a model serves its clients, and what to know before trusting the numbers."""
 
+from evenhand.evaluation import metrics
 from evenhand.evaluation._classes import (
     CLASS_COLUMNS,
     ClassIndex,
@@ -40,9 +41,11 @@ from evenhand.evaluation._metrics import (
     of_global,
     primary_metric,
 )
+from evenhand.evaluation._outputs import check_metrics, measured_clients
 from evenhand.evaluation._paired import PairedDifference, holm, least_pairs, paired_difference
 from evenhand.evaluation._personal import evaluate_personal, filled, personal_per_class
 from evenhand.evaluation._summary import angle, best, entropy, evenness, jain, kl_to_uniform, summarize, worst
+from evenhand.evaluation.metrics import Metric, Metrics, undefined
 
 __all__ = [
     "CLASS_COLUMNS",
@@ -56,6 +59,8 @@ __all__ = [
     "Dissimilarity",
     "Finding",
     "Levels",
+    "Metric",
+    "Metrics",
     "PairedDifference",
     "Prepared",
     "angle",
@@ -63,6 +68,7 @@ __all__ = [
     "best",
     "blank_loss",
     "by_class",
+    "check_metrics",
     "class_spread",
     "column",
     "dissimilarity",
@@ -83,6 +89,8 @@ __all__ = [
     "kl_to_uniform",
     "least_pairs",
     "mean_loss",
+    "measured_clients",
+    "metrics",
     "of_global",
     "paired_difference",
     "per_class",
@@ -94,6 +102,7 @@ __all__ = [
     "serve_by_level",
     "summarize",
     "summarize_classes",
+    "undefined",
     "unmeasured",
     "worst",
 ]

@@ -22,6 +22,7 @@ from evenhand.report.comparison import (
 )
 from evenhand.report.differences import STATISTICS, Differences, differences
 from evenhand.report.gains import Gain, gains, in_words
+from evenhand.report.measured import further, undefined_sentence, undefined_sentences
 
 __all__ = [
     "STATISTICS",
@@ -41,6 +42,7 @@ __all__ = [
     "covered",
     "differences",
     "figures",
+    "further",
     "gains",
     "headline_split",
     "honest",
@@ -53,6 +55,8 @@ __all__ = [
     "run_html",
     "statistics",
     "swing",
+    "undefined_sentence",
+    "undefined_sentences",
     "verdict",
     "write_clients_csv",
     "write_report",

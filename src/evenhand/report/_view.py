@@ -18,6 +18,7 @@ from evenhand.evaluation import (
     primary_metric,
     summarize,
     summarize_classes,
+    undefined,
 )
 from evenhand.text import counted
 
@@ -42,9 +43,10 @@ class RunView(NamedTuple):
         those that were not evaluated included), ``"seconds"`` (activity -> seconds),
         ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"`` (the line
         that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
-        :func:`~evenhand.evaluation.by_class` gives), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in
-        words), ``"constant"`` (``metric``, ``split`` and ``mean``: what the best constant answer gives the same
-        clients, where the run is judged by its loss).
+        :func:`~evenhand.evaluation.by_class` gives), ``"metrics"`` (metric of a set of examples -> what clients for
+        which it is undefined have in common), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in words),
+        ``"constant"`` (``metric``, ``split`` and ``mean``: what the best constant answer gives the same clients, where
+        the run is judged by its loss).
       config: every setting of the run, possibly nested.
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits with
         classes, and not for runs saved by versions that did not measure it.
@@ -204,10 +206,20 @@ def client_values(run: RunView, split: str, metric: str) -> NDArray:
 def statistics(run: RunView, split: str, metric: str) -> dict[str, float]:
     """The summary of one metric on one split; for the accuracy also that over classes, where known."""
     values, sizes = client_values(run, split, metric), run.sizes.get(split)
+    if sizes is not None:
+        sizes = np.where(undefined_at(run, split, metric), 0, sizes)
     found = summarize(values, sizes, higher_is_better=is_higher_better(metric))
     if metric == "accuracy" and split in run.classes:
         found |= summarize_classes(run.classes[split])
     return found
+
+
+def undefined_at(run: RunView, split: str, metric: str) -> NDArray:
+    """For which clients a metric of a set of examples is undefined, bool ``(K,)``; for none of any other metric."""
+    clients = run.clients.get(split, {})
+    if metric not in clients or metric not in (run.info.get("metrics") or ()):
+        return np.zeros(len(run.client_ids), bool)
+    return undefined(clients, metric)
 
 
 def _has(run: RunView, metric: str) -> bool:

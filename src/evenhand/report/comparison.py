@@ -29,6 +29,7 @@ from evenhand.report._view import (
     headline_split,
     honest,
     statistics,
+    undefined_at,
     views,
 )
 from evenhand.report.numbers import listed, value
@@ -109,7 +110,7 @@ class Comparison(NamedTuple):
     Attributes:
       methods: in the order of their first runs; of a run under attack, its honest clients
         (:func:`evenhand.report.honest`).
-      metric: the accuracy if all runs have one, else the loss.
+      metric: what :func:`compare` was asked for; without that the accuracy if all runs have one, else the loss.
       split: ``"test"`` if all runs have results on it, else ``"valid"``, else ``"train"``.
       obstacles: differences because of which the methods' numbers must not be compared, such as
         ``"data (alpha 0.1, 0.5)"``; empty for a fair comparison.
@@ -218,7 +219,7 @@ class Comparison(NamedTuple):
         return {top} if is_best else set()
 
 
-def compare(runs: Runs) -> Comparison:
+def compare(runs: Runs, metric: str | None = None) -> Comparison:
     """Sorts runs into methods and says whether these may be compared.
 
     **Under attack**, all numbers are of the honest clients; of all where each client is malicious.
@@ -236,6 +237,7 @@ def compare(runs: Runs) -> Comparison:
 
     Args:
       runs: a run, several, or several by name; see :mod:`evenhand.report.figures`.
+      metric: what they are compared by; None: the accuracy if all runs have one, else the loss.
 
     Raises:
       EvenhandError: there is no run, or the runs have no metric in common.
@@ -250,7 +252,7 @@ def compare(runs: Runs) -> Comparison:
       (['fedavg'], 2, ())
     """
     every = [honest(view) for view in views(runs)]
-    metric = common_metric(every)
+    metric = common_metric(every) if metric is None else metric
     groups = as_methods(every)
     found = tuple(
         Method(visible(name), tuple(group)) for name, group in zip(method_names(groups), groups, strict=True)
@@ -272,8 +274,10 @@ def may_win(run: RunView, splits: Collection[str] | None = None) -> bool:
         if splits is not None and split not in splits:
             continue
         counted = np.asarray(run.sizes.get(split, np.ones(len(run.client_ids)))) > 0
-        if not all(np.isfinite(np.asarray(values, np.float64)[counted]).all() for values in metrics.values()):
-            return False
+        for name, values in metrics.items():
+            sound = np.isfinite(np.asarray(values, np.float64)) | undefined_at(run, split, name)
+            if not sound[counted].all():
+                return False
     return True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,12 +18,15 @@ from evenhand.data import FederatedDataset, Split
 from evenhand.devices import everywhere, here
 from evenhand.evaluation import (
     ClassIndex,
+    Metric,
     Prepared,
     class_spread,
     column,
     evenness,
     index_classes,
     is_higher_better,
+    measured_clients,
+    of_global,
     per_class,
     per_class_of_each,
     per_client,
@@ -63,6 +66,14 @@ class _Serve(NamedTuple):
         if self.personal_params is None:
             return self.global_params(server)
         return self.personal_params(server, tree.take(clients, k))
+
+
+class _Window(NamedTuple):
+    """Some clients with their examples, and the model that each is served: ``params_of(states, k)``."""
+
+    states: PyTree
+    parts: Parts
+    params_of: Callable[[PyTree, Array], Params]
 
 
 class Evaluation:
@@ -147,13 +158,38 @@ class Evaluation:
         model, serve = of.model, _Serve(of.global_params, of.personal_params)
         if of.adapt is not None or of.personal_params is not None:
             alone = {name: per_client(model, params, split) for name, split in self.splits.items()}
-            if of.adapt is not None or self.store is not None:
-                return self._in_windows(state, serve).beside(alone)
-            parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
-            return self._personal((state.server, state.clients), parts, serve).beside(alone)
+            windows = self._windows(state, serve)
+            return Served.joined({first: self._personal(*window) for first, window in windows}).beside(alone)
         return Served.of(
             {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
         )
+
+    def measured(self, state: RoundState, metrics: Sequence[Metric]) -> dict[str, dict[str, NDArray]]:
+        """Split -> metric of a set of examples -> ``(K,)``, with the models of :meth:`served`, and as there the global
+        model's besides."""
+        if self._mesh is None:
+            state = here(state)
+        of = self.algorithm
+        measure, params = partial(measured_clients, of.model, metrics=metrics), of.global_params(state.server)
+        alone = {name: measure(params, split) for name, split in self.splits.items()}
+        if of.adapt is None and of.personal_params is None:
+            return alone
+        own: dict[str, dict[str, NDArray]] = {
+            split: {
+                **{name: np.full(len(self.splits[split].sizes), np.nan) for name in values},
+                **{of_global(name): of_clients for name, of_clients in values.items()},
+            }
+            for split, values in alone.items()
+        }
+        for first, (states, parts, params_of) in self._windows(
+            state, _Serve(of.global_params, of.personal_params)
+        ):
+            for split, (part, _) in parts.items():
+                widest = self.splits[split].sizes
+                values = measure(states, part, params_of=params_of, lanes=self.lanes, widest=widest)
+                for name, of_clients in values.items():
+                    own[split][name][first : first + len(of_clients)] = of_clients
+        return own
 
     def _personal(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
         measure = partial(
@@ -166,13 +202,17 @@ class Evaluation:
             }
         )
 
-    def _in_windows(self, state: RoundState, serve: _Serve) -> Served:
-        """Measures the models of as many clients at a time as memory allows: adapted ones, or from a store."""
+    def _windows(self, state: RoundState, serve: _Serve) -> Iterator[tuple[int, _Window]]:
+        """As many clients at a time as memory allows, by the position of the first: all at once, unless their models
+        are adapted or their states come from a store."""
         train, adapt, store = self.splits["train"], self.algorithm.adapt, self.store
+        if adapt is None and store is None:
+            whole: Parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
+            yield 0, _Window((state.server, state.clients), whole, serve)
+            return
         clients = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
         model = jax.eval_shape(self.algorithm.global_params, state.server)
         together = fitting(train, sum(leaf.size for leaf in jax.tree.leaves(model)))
-        served: dict[int, Served] = {}
         for first in range(0, len(clients), together):
             window = slice(first, min(first + together, len(clients)))
             parts: Parts = {
@@ -188,12 +228,11 @@ class Evaluation:
                 places = np.arange(len(ids))
                 states = (state.server, everywhere(self._mesh, store.of(ids, together)))
             if adapt is None:
-                served[first] = self._personal(states, parts, serve)
+                yield first, _Window(states, parts, serve)
             else:
                 how = (ids, places, together, self.root, self.capacity, self.lanes)
                 params = adapt_all(adapt, serve, states, parts["train"][0], *how)
-                served[first] = self._personal(params, parts, tree.take)
-        return Served.joined(served)
+                yield first, _Window(params, parts, tree.take)
 
     def columns(self, served: Served) -> dict[str, float]:
         """What the history keeps of them: of the honest clients, or of all where each client is malicious."""

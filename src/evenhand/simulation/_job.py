@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evenhand.data import FederatedDataset
+from evenhand.evaluation import Metrics
+from evenhand.evaluation.metrics import resolved
 from evenhand.simulation._checkpoint import Checkpoint
 from evenhand.simulation._checks import check_numbers
 from evenhand.simulation._identity import identity
@@ -29,6 +31,7 @@ class Job(NamedTuple):
     systems: Systems | None = None
     checkpoint: str | Path | Checkpoint | None = None
     eval_clients: int | None = None
+    metrics: Metrics = ()
 
 
 def identify(job: Job) -> dict[str, Any]:
@@ -36,6 +39,8 @@ def identify(job: Job) -> dict[str, Any]:
     setup = set_up(job.algorithm, job.data, devices=1, lanes=1, **settings(job))
     found = identity(setup, job.data, job.seed, job.eval_clients)
     del found["seed"], found["attack"]  # the liars, and so this, depend on the seed
+    if metrics := resolved(job.metrics):  # no part of what is trained, but of what is kept of it
+        found["metrics"] = [metric.name for metric in metrics]
     return found | {"rounds": job.rounds, "eval_every": job.eval_every}
 
 

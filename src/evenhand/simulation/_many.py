@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 
 from evenhand.devices import everywhere, here, over
+from evenhand.evaluation import check_metrics
+from evenhand.evaluation.metrics import resolved
 from evenhand.simulation._checkpoint import Checkpoints
 from evenhand.simulation._checks import check_model
 from evenhand.simulation._evaluation import Evaluation
@@ -192,13 +194,14 @@ class _Crew:
     def _begin(self, position: int, stack: ExitStack) -> Steps:
         job = self._jobs[position]
         check_model(job.algorithm.model, job.data)
+        check_metrics(metrics := resolved(job.metrics), job.algorithm.model, job.data)
         lanes = self._traced[_which(job)].lanes
         setup = set_up(job.algorithm, job.data, devices=1, lanes=lanes, rows=self._resident, **settings(job))
         same = job.seed if job.eval_clients is not None else 0
         if same not in self._evaluations:
             whole = setup._replace(program=setup.program._replace(mesh=self._mesh), source=self._rows)
             self._evaluations[same] = Evaluation(whole, job.data, job.seed, job.eval_clients)
-        session = Session(setup, job.data, job.seed, self._evaluations[same].shared_by(setup))
+        session = Session(setup, job.data, job.seed, self._evaluations[same].shared_by(setup), metrics)
         checkpoints = None
         if job.checkpoint is not None:
             who = partial(identity, setup, job.data, job.seed, job.eval_clients)

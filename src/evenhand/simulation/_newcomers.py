@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
+from evenhand.evaluation import Metric
 from evenhand.rounds import RoundState
 from evenhand.simulation._checks import check_model
 from evenhand.simulation._evaluation import Evaluation
@@ -16,7 +19,12 @@ __all__ = ["serve_newcomers"]
 
 
 def serve_newcomers(
-    algorithm: Algorithm, server: PyTree, data: FederatedDataset, like: FederatedDataset, seed: int
+    algorithm: Algorithm,
+    server: PyTree,
+    data: FederatedDataset,
+    like: FederatedDataset,
+    seed: int,
+    metrics: Sequence[Metric] = (),
 ) -> tuple[Kept, Served]:
     """The states of new clients, each what a client begins with from the present global model, and their metrics.
 
@@ -26,6 +34,7 @@ def serve_newcomers(
       data: the new clients.
       like: the clients that it was trained on.
       seed: of the run.
+      metrics: what is measured besides the model's own metrics.
     """
     for what, old, new in (
         ("examples of shape", like.feature_shape, data.feature_shape),
@@ -39,4 +48,6 @@ def serve_newcomers(
     setup = set_up(algorithm, data, cohort=1, seed=seed)
     one = algorithm.init_client(algorithm.global_params(server))
     state = RoundState(server, setup.state.aggregators, stored(one, data.num_clients))
-    return Kept(state), Evaluation(setup, data, seed, None).served(state)
+    evaluation = Evaluation(setup, data, seed, None)
+    served = evaluation.served(state)
+    return Kept(state), served.with_metrics(evaluation.measured(state, metrics)) if metrics else served

@@ -18,6 +18,7 @@ from evenhand.evaluation import (
     Baseline,
     ClassMetrics,
     Finding,
+    Metric,
     baseline,
     blank_loss,
     by_class,
@@ -25,11 +26,14 @@ from evenhand.evaluation import (
     feature_scales,
     findings,
     is_higher_better,
+    of_global,
     primary_metric,
     summarize,
     summarize_classes,
+    undefined,
     unmeasured,
 )
+from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.privacy import Account, account
 from evenhand.report import RunView, Summary, covered, honest, run_html, write_report
 from evenhand.rounds import RoundState
@@ -77,6 +81,7 @@ class Run:
       classes: split -> the accuracy of each class at each evaluated client, numbered among the evaluated clients;
         :meth:`class_metrics` numbers them among all clients.
       malicious: which clients are, bool ``(num_clients,)``.
+      metrics: what was asked for with ``metrics=``; it is in ``clients`` after the last round only.
     """
 
     algorithm: Algorithm
@@ -90,6 +95,7 @@ class Run:
     evaluated: NDArray | None = None
     classes: Mapping[str, ClassMetrics] = field(default_factory=dict[str, ClassMetrics])
     malicious: NDArray = field(default_factory=lambda: np.zeros(0, bool))
+    metrics: tuple[Metric, ...] = ()
 
     @property
     def params(self) -> Params:
@@ -190,7 +196,9 @@ class Run:
         Raises:
           EvenhandError: the model does not fit the examples.
         """
-        kept, served = serve_newcomers(self.algorithm, self.kept.server, data, self.data, self.seed)
+        kept, served = serve_newcomers(
+            self.algorithm, self.kept.server, data, self.data, self.seed, self.metrics
+        )
         of = {"data": data, "kept": kept, "clients": served.clients, "classes": served.classes}
         return replace(self, **of, evaluated=None, malicious=np.zeros(data.num_clients, bool))
 
@@ -198,8 +206,8 @@ class Run:
         """Loss and metrics of every client, ``(num_clients,)`` each, with the model that it is served.
 
         Args:
-          split: ``"train"``, ``"valid"`` or ``"test"``; NaN for clients without rows in it and for those that were not
-            evaluated.
+          split: ``"train"``, ``"valid"`` or ``"test"``; NaN for clients without rows in it, for those that were not
+            evaluated, and for those of which a metric of :mod:`evenhand.evaluation.metrics` is undefined.
         """
         self._check_split(split)
         metrics = self.clients[split]
@@ -244,7 +252,8 @@ class Run:
 
         Args:
           split: as in :meth:`client_metrics`.
-          metric: a name from there; None: ``"accuracy"`` if the model has it, else ``"loss"``.
+          metric: a name from there; None: ``"accuracy"`` if the model has it, else ``"loss"``.  Clients for which a
+            metric of :mod:`evenhand.evaluation.metrics` is undefined do not count.
           who: ``"all"`` evaluated clients, malicious ones included; the ``"honest"`` ones, whom reports and
             :attr:`history` are about; or the ``"malicious"`` ones.
 
@@ -255,8 +264,11 @@ class Run:
         values = self.clients[split]
         name = primary_metric(values) if metric is None else metric
         if name not in values:
-            raise EvenhandError(f"The model has no metric {name!r}: choose one of {sorted(values)}.")
+            cure = f', or run it with metrics=("{name}",)' if name in BUILT_IN else ""
+            raise EvenhandError(f"The run has no metric {name!r}: choose one of {sorted(values)}{cure}.")
         sizes, chosen = split_sizes(self.data, self.evaluated)[split], self._among(who)
+        if name in self._may_be_undefined:
+            sizes = np.where(undefined(values, name), 0, sizes)
         found = summarize(values[name][chosen], sizes[chosen], higher_is_better=is_higher_better(name))
         if name == "accuracy" and split in self.classes:
             columns = class_spread(self.classes[split], len(sizes))
@@ -299,6 +311,7 @@ class Run:
             if split in sizes
         }
         info = {**self.info, "seed": self.seed, "clients": self.data.num_clients, "by_class": named}
+        info["metrics"] = self._may_be_undefined
         if self.privacy is not None:
             info["privacy"] = self.privacy.in_words()
         if "accuracy" not in self.clients["train"] and self.baseline is not None:
@@ -324,6 +337,17 @@ class Run:
           unseen: clients that took no part in the training, to show how these are served; see :meth:`serve`.
         """
         return write_report(path, [self.view(title, unseen=unseen)])
+
+    @property
+    def _may_be_undefined(self) -> dict[str, str]:
+        """Metric of a set of examples that was measured -> which clients have none."""
+        measured = {name for metrics in self.clients.values() for name in metrics}
+        return {
+            name: metric.undefined
+            for metric in self.metrics
+            for name in (metric.name, of_global(metric.name))
+            if name in measured
+        }
 
     def _among(self, who: Who) -> NDArray:
         """Which of the evaluated clients these are."""

@@ -52,6 +52,11 @@ class Served(NamedTuple):
             },
         )
 
+    def with_metrics(self, measured: Mapping[str, Mapping[str, NDArray]]) -> Served:
+        """With further metrics of the clients, of each split."""
+        clients = {split: {**metrics, **measured[split]} for split, metrics in self.clients.items()}
+        return self._replace(clients=clients)
+
     def beside(self, alone: Mapping[str, Mapping[str, NDArray]]) -> Served:
         """With the metrics ``alone`` of the global model, of each split, beside those of personal models."""
         clients = {

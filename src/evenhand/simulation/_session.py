@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from evenhand.data import FederatedDataset
 from evenhand.devices import everywhere, here
 from evenhand.errors import EvenhandError
+from evenhand.evaluation import Metric
 from evenhand.report import latest
 from evenhand.rounds import RoundState
 from evenhand.simulation import engine
@@ -75,11 +76,18 @@ Steps: TypeAlias = Generator[Request | Run, Any, None]
 
 
 class Session:
-    """A program with its data, and what has been measured so far."""
+    """A program with its data, and what has been measured so far; ``metrics`` are measured after the last round."""
 
-    def __init__(self, setup: Setup, data: FederatedDataset, seed: int, evaluation: Evaluation) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        data: FederatedDataset,
+        seed: int,
+        evaluation: Evaluation,
+        metrics: Sequence[Metric] = (),
+    ) -> None:
         self.setup, self.program, self.data, self.seed = setup, setup.program, data, seed
-        self.evaluation = evaluation
+        self.evaluation, self.metrics = evaluation, tuple(metrics)
         self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
         self.history: list[dict[str, float]] = []
         self.per_round: dict[str, NDArray] = {}
@@ -152,7 +160,7 @@ class Session:
             state, done, self.history, self.per_round, self.seconds = found
             state = everywhere(self.program.mesh, state)
         del found  # its clients' states may be most of the memory
-        served = yield from self._evaluate(state, done, record=is_new)
+        served = yield from self._evaluate(state, done, record=is_new, last=done == rounds)
         progress.update(done, self._latest())
         yield self._snapshot(state, done, served, None)
         if done < rounds:
@@ -164,7 +172,7 @@ class Session:
                 state = yield from self._train("train", state, done, count)
                 done += count
                 progress.update(done, self._latest())
-            served = yield from self._evaluate(state, done, record=True)
+            served = yield from self._evaluate(state, done, record=True, last=done == rounds)
             progress.update(done, self._latest())
             due = checkpoints is not None and checkpoints.due(last=done == rounds)
             yield self._snapshot(state, done, served, checkpoints if due else None)
@@ -192,7 +200,9 @@ class Session:
             for name, values in new.items()
         }
 
-    def _evaluate(self, state: RoundState, done: int, *, record: bool) -> Generator[Measure, Served, Served]:
+    def _evaluate(
+        self, state: RoundState, done: int, *, record: bool, last: bool
+    ) -> Generator[Measure, Served, Served]:
         begin = time.perf_counter()
         served = yield Measure(state)
         if done == 0:
@@ -205,6 +215,8 @@ class Session:
                 if len(info) and name not in WORK
             }
             self.history.append({"round": done, **self.evaluation.columns(served), **reported})
+        if last and self.metrics:  # after the history, whose columns have a value for each evaluation
+            served = served.with_metrics(self.evaluation.measured(state, self.metrics))
         self.seconds["evaluate"] += time.perf_counter() - begin
         return served
 
@@ -245,6 +257,7 @@ class Session:
             self.evaluation.drawn,
             served.classes,
             self.evaluation.malicious,
+            self.metrics,
         )
 
     def _work(self) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandWarning
+from evenhand.evaluation import Metrics, check_metrics
+from evenhand.evaluation.metrics import resolved
 from evenhand.report import may_win
 from evenhand.simulation._checkpoint import Checkpoint, Checkpoints
 from evenhand.simulation._checks import check_model, check_numbers
@@ -45,6 +47,7 @@ def simulate(
     stream: bool | None = None,
     offload: bool | str | Path | None = None,
     watch: Watch = None,
+    metrics: Metrics = (),
 ) -> Run:
     """Runs a federated method over simulated clients, on whatever device JAX finds.
 
@@ -77,6 +80,9 @@ def simulate(
         a third of an accelerator's memory.  A checkpoint then saves only what has changed since the last one.
       watch: a tracker, or several in a list, that follow the run (:mod:`evenhand.watch`), such as
         ``eh.watch.tensorboard("logs")``; it changes no bit of the result, and one that fails only warns.
+      metrics: metrics of a set of examples, such as ``("auc", "macro_f1")``: names or values of
+        :mod:`evenhand.evaluation.metrics`.  They are measured after the last round, at each client in each split, which
+        takes about the time of one more evaluation; they change no bit of the training.
 
     Raises:
       EvenhandError: a number out of range, or parts that do not go together.
@@ -111,6 +117,7 @@ def simulate(
         stream=stream,
         offload=offload,
         watch=watch,
+        metrics=metrics,
     )
     _warn(first := next(runs), before=True)
     result = first if first.info["rounds"] == rounds else None
@@ -151,6 +158,7 @@ def iterate(
     stream: bool | None = None,
     offload: bool | str | Path | None = None,
     watch: Watch = None,
+    metrics: Metrics = (),
 ) -> Iterator[Run]:
     """As :func:`simulate`, but yields the :class:`Run` so far at each evaluation, the first at round 0.
 
@@ -173,6 +181,7 @@ def iterate(
         algorithm, data, rounds, seed, cohort, eval_every, lanes, devices, eval_clients, systems, attack
     )
     check_model(algorithm.model, data)
+    check_metrics(measured := resolved(metrics), algorithm.model, data)
     setup = set_up(
         algorithm,
         data,
@@ -185,7 +194,7 @@ def iterate(
         stream=stream,
         offload=offload,
     )
-    session = Session(setup, data, seed, Evaluation(setup, data, seed, eval_clients))
+    session = Session(setup, data, seed, Evaluation(setup, data, seed, eval_clients), measured)
     checkpoints = None
     if checkpoint is not None:
         checkpoints = Checkpoints(

@@ -12,6 +12,7 @@ from evenhand.report import STATISTICS
 from evenhand.report.differences import factor
 from evenhand.report.numbers import number
 from evenhand.studies._plan import shown
+from evenhand.studies._rows import FURTHER
 from evenhand.studies._tried import Tried
 from evenhand.text import spreadsheet_cell
 
@@ -36,10 +37,22 @@ def columns(tried: Sequence[Tried]) -> list[str]:
     ]
 
 
+def _further(tried: Sequence[Tried]) -> list[str]:
+    """The statistics of metrics that were asked for, of the splits of :func:`columns`."""
+    known = dict.fromkeys(name for each in tried for name in each.values)
+    splits = tuple(f"{name.split('_', 1)[0]}_" for name in columns(tried))
+    ends = tuple(f"_{name}" for name in FURTHER)
+    metrics = dict.fromkeys(
+        metric for each in tried for view in each.views for metric in view.info.get("metrics") or ()
+    )
+    wanted = {f"{split}{metric}{end}" for split in splits for metric in metrics for end in ends}
+    return [name for name in known if name in wanted]
+
+
 def as_csv(tried: Sequence[Tried]) -> str:
     """Comma-separated: a line per setting, each statistic with its standard deviation over the seeds, unrounded."""
     cases, axes = head(tried)
-    names = columns(tried)
+    names = [*columns(tried), *_further(tried)]
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     out.writerow(

@@ -12,6 +12,8 @@ import numpy as np
 
 from evenhand.data import FederatedDataset, hold_out
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps, whole_number
+from evenhand.evaluation import Metric, Metrics, check_metrics
+from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.simulation import Job, cohort_of
 from evenhand.studies._bar import Bar
 from evenhand.studies._halving import Halving
@@ -23,7 +25,7 @@ from evenhand.studies._shown import Shown
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study
 from evenhand.systems import Systems
-from evenhand.types import Attack
+from evenhand.types import Attack, Model
 from evenhand.watch import Watch, watchers
 
 __all__ = ["study"]
@@ -48,6 +50,7 @@ def study(
     attack: Attack | Mapping[str, Attack | None] | None = None,
     systems: Systems | Mapping[str, Systems | None] | None = None,
     eval_clients: int | None = None,
+    metrics: Metrics = (),
     measure: Measure | None = None,
     folder: str | Path | None = None,
     halving: Halving | None = None,
@@ -78,6 +81,8 @@ def study(
       attack: what malicious clients do, or several attacks by name, each of which is studied.
       systems: stragglers and dropouts, or several by name.
       eval_clients: how many clients are evaluated.
+      metrics: metrics of a set of examples, such as ``("auc",)``, as for :func:`evenhand.simulate`; that of ``select``
+        need not be among them.
       measure: ``run -> {name: number}``, called with each run at each evaluation, for what the statistics do not tell,
         such as how the model does on other rows.  :attr:`Outcome.measures` keeps its numbers.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
@@ -118,18 +123,14 @@ def study(
     sources = _Sources(by.split == "valid" and len(wanted) > len(names))
     seeds = check_seeds(seeds)
     how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every, "eval_clients": eval_clients}
+    how["metrics"] = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model)
 
     def job(setting: Setting, source: Any, seed: int, attack: Attack | None, systems: Systems | None) -> Job:
         who = algorithms[str(setting)], sources.of(source, seed), rounds, seed
         return Job(*who, attack=attack, systems=systems, **how)
 
     planned = [
-        Planned(
-            setting._replace(case=case),
-            seed,
-            job(setting, source, seed, lies, slow),
-            callable(source),
-        )
+        Planned(setting._replace(case=case), seed, job(setting, source, seed, lies, slow), callable(source))
         for case, source, lies, slow in _cases(data, attack, systems)
         for setting in wanted
         for seed in seeds
@@ -184,6 +185,14 @@ class _Sources:
         return self._known[key]
 
 
+def _measured_by(by: Rule, metrics: tuple[Metric, ...], model: Model) -> tuple[Metric, ...]:
+    """The metrics, with the one that settings are chosen by where the model does not measure it by itself."""
+    name = by.metric
+    if name not in BUILT_IN or name in model.metrics or any(name == metric.name for metric in metrics):
+        return metrics
+    return *metrics, *resolved(name)
+
+
 def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> None:
     """Finds what would make every run fail before any is made."""
     cohort_of(job)
@@ -191,9 +200,13 @@ def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> No
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
     if not 0 <= checkpoint < math.inf:
         raise EvenhandError(Argument("checkpoint", str(checkpoint)), ": give seconds, at least 0.")
-    known = list({"loss": None, **job.algorithm.model.metrics})
+    check_metrics(metrics := resolved(job.metrics), job.algorithm.model, job.data)
+    known = list({"loss": None, **job.algorithm.model.metrics}) + [metric.name for metric in metrics]
     if by.metric is not None and by.metric not in known:
-        raise EvenhandError(f"There is no metric {by.metric!r:.40} to select by{perhaps(by.metric, known)}.")
+        names = ", ".join(dict.fromkeys([*known, *BUILT_IN]))
+        raise EvenhandError(
+            f"There is no metric {by.metric!r:.40} to select by{perhaps(by.metric, known)}: choose from {names}."
+        )
 
 
 def _cautions(planned: Sequence[Planned], seeds: Sequence[int], by: Rule, chooses: bool) -> list[str]:

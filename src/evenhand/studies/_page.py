@@ -54,9 +54,12 @@ def _condition(of: Study, remarks: str) -> list[str]:
         if line.setting is not None
     }
     if not runs:
-        lost = "Each setting of each method diverged or failed in some run, so there is nothing to compare."
+        lost = (
+            f"Each setting of each method diverged or failed in some run, or has no {SPLIT_NAMES[of.rule.split]} "
+            f"{of.metric} to be chosen by, so there is nothing to compare."
+        )
         return [f'<p class="lead">{lost}</p>', remarks, _settings(of)]
-    subject = compare(runs)
+    subject = compare(runs, of.metric)
     return body(
         subject,
         baseline=of.baseline,
