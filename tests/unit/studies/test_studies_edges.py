@@ -93,6 +93,16 @@ def test_ties_are_ties_up_to_rounding_and_only_what_is_not_tied_makes_an_edge() 
             in chosen({lr: 0.9 if lr == best else 0.2 for lr in (0.1, 0.2, 0.3)})[1]
         )
     assert "edge" not in chosen({0.1: 0.2, 0.2: 0.9, 0.3: 0.1})[1]
+    assert "edge" not in chosen({0.1: 0.2, 0.3: 0.9})[1]  # a grid of two values has no inside
+
+
+def test_remarks_on_a_choice_name_its_condition() -> None:
+    case = {"attack": "flip", "data": "x"}
+    of = {Setting("f", {"lr": lr}, case): [run([lr, lr])] for lr in (0.1, 0.2, 0.3)}
+    (edge,) = choose(of, Rule(), "accuracy").remarks
+    assert edge.startswith("f under attack flip, data x: the best lr, 0.3, is at the edge of its grid")
+    (tie, *_) = choose(dict.fromkeys(of, [run([0.5, 0.5])]), Rule(), "accuracy").remarks
+    assert tie.startswith("f under attack flip, data x: 3 settings are equally good")
 
 
 def test_the_metric_is_one_that_all_runs_have() -> None:
