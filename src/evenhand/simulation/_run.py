@@ -291,7 +291,7 @@ class Run:
         found = found._replace(malicious=malicious) if self.malicious.any() else found
         if unseen is None:
             return found
-        sizes, noun = split_sizes(unseen), "client unseen in training"
+        sizes, noun = split_sizes(unseen), "unseen client"
         missing = unmeasured(sizes, noun=noun, cure="")
         more = () if missing is None else (missing,)
         return found._replace(unseen=self.serve(unseen).view(title), findings=(*self.findings, *more))
