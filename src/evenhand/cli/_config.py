@@ -71,7 +71,12 @@ def configuration(
         "method": method,
         "options": kept,
         "without_effect": [name for name in kept if name in without_effect],
-        "data": {"name": data.name, "clients": data.num_clients, "fingerprint": fingerprint(data)},
+        "data": {
+            "name": data.name,
+            "clients": data.num_clients,
+            "client_column": data.client_column,
+            "fingerprint": fingerprint(data),
+        },
         "versions": {
             "evenhand": __version__,
             "jax": jax.__version__,

@@ -82,6 +82,7 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
     return {
         "method": config["method"].partition("(")[0],
         "data": config["data"]["name"],
+        "client_column": config["data"].get("client_column", ""),
         "rounds": summary["rounds"],
         "cohort": summary["cohort"],
         "clients": summary.get("clients"),
@@ -117,6 +118,7 @@ _CONFIG = {
     "options.seed": (int,),
     "data": (dict,),
     "data.name": (str,),
+    "data.client_column": (str, NoneType),  # earlier versions did not say
     "data.fingerprint": (str,),
     "versions": (dict,),
     "versions.*": (str,),

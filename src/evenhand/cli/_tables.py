@@ -113,7 +113,7 @@ def client_table(of: Comparison, count: int) -> Group:
     for begin in range(0, len(of.methods), _MOST_COLUMNS):
         methods = range(begin, min(begin + _MOST_COLUMNS, len(of.methods)))
         table = _table()
-        table.add_column("client", overflow="fold")
+        table.add_column(named(of.client_kind or "client"), overflow="fold")
         table.add_column(f"{of.split}\nrows", justify="right")
         for i in methods:
             head = str(i + 1) if _numbered(of) else of.names[i]

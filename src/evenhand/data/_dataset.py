@@ -70,6 +70,7 @@ class FederatedDataset:
       classes: the names of classes 0, 1, 2, ... where the source had names; None otherwise.
       features: how the columns of a table became ``x``, for :func:`evenhand.data.encode_table`; None for others.
       notes: sentences about how the source was read, such as how many rows were dropped.
+      client_column: what a client is in the source, such as ``"hospital"``, the name of a column; empty: unknown.
 
     Raises:
       EvenhandError: a client without training examples, rows without entries, a client id or class name that is
@@ -96,6 +97,7 @@ class FederatedDataset:
     classes: tuple[str, ...] | None = None
     features: Features | None = None
     notes: tuple[str, ...] = ()
+    client_column: str = ""
 
     def __post_init__(self) -> None:
         """Replaces what was given by its checked, read-only form."""

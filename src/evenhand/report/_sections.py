@@ -28,7 +28,9 @@ def facts(subject: Comparison) -> str:
     method = _shared(runs, "method")
     known = [None if method in subject.names else method, _shared(runs, "data")]
     counts = {max(int(run.info.get("clients") or 0), len((run.whole or run).client_ids)) for run in runs}
-    known.append(plural(counts.pop(), "client") if len(counts) == 1 else None)
+    kind = subject.client_kind
+    clients = None if len(counts) > 1 else plural(counts.pop(), "client")
+    known.append(f"{clients}, one per {kind}" if clients and kind else clients)
     rounds = _shared(runs, "rounds")
     known.append(None if rounds is None else plural(rounds, "round"))
     for name in ("cohort", "seed"):
@@ -111,7 +113,12 @@ def worst_clients(subject: Comparison) -> str:
     names = [f"{subject.what}, {name}" for name in subject.names] if several else [subject.what]
     note = f" by {subject.names[0]}, and what they get from the others" if several else ""
     note += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
-    head = ["Client", *(f"{'training' if s == 'train' else s} examples" for s in splits), *names]
+    kind = subject.client_kind
+    head = [
+        f"Client ({kind})" if kind else "Client",
+        *(f"{'training' if s == 'train' else s} examples" for s in splits),
+        *names,
+    ]
     body = table(f"Ordered by {subject.what}{note}, of {subject.covered.text}", head, rows, "numbers")
     return f"<section>\n<h2>{title}</h2>\n{body}\n</section>"
 

@@ -39,7 +39,7 @@ class RunView(NamedTuple):
       client_ids: the clients' names, ``K`` of them.
       clients: split -> metric -> ``(K,)``, at the end of the run; NaN for a client without examples.
       info: facts about the run itself.  Known keys, all optional: ``"rounds"``, ``"cohort"``, ``"seed"``, ``"data"``
-        and ``"method"`` (names), ``"fingerprint"`` (equal for equal data), ``"clients"`` (how many the data have,
+        and ``"method"`` (names), ``"client_column"`` (what a client is, such as ``"hospital"``), ``"fingerprint"`` (equal for equal data), ``"clients"`` (how many the data have,
         those that were not evaluated included), ``"seconds"`` (activity -> seconds),
         ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"`` (the line
         that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split -> what

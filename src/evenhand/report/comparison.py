@@ -141,6 +141,13 @@ class Comparison(NamedTuple):
         ]
 
     @property
+    def client_kind(self) -> str:
+        """What a client is, such as ``"hospital"``, where all runs name the same column; else empty."""
+        columns = {str(run.info.get("client_column") or "") for run in self.runs}
+        column = columns.pop() if len(columns) == 1 else ""
+        return "" if column == "client" else visible(column)
+
+    @property
     def covered(self) -> Coverage:
         """Which clients the numbers cover."""
         return covered(self.runs, self.split)
@@ -331,19 +338,17 @@ def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, of: Compa
         fault = "diverged" if not any(others) else "diverged or are no better than a guess"
         fault = "are no better than a guess" if all(others) else fault
         return f"{lost} {fault}, so none is called the best."
-    over = "" if of.covered.is_complete else f"Over {of.covered.text}: "
     if not first and not second:
         noise = f" by more than the noise of {of.seeds} seeds" if of.seeds > 1 else ""
-        return f"{over}No method is better than all others{noise}, for the average client or for {tail}."
-    if not first:
-        return (
-            f"{over}{tail[0].upper()}{tail[1:]} is served best by {second} ({of.what} {texts[1]}); "
-            "for the average client no method is best."
-        )
-    text = f"{over}The average client is served best by {first} ({of.what} {texts[0]})"
-    if not second:
-        return f"{text}; for {tail} no method is best."
-    return f"{text}, {f'and so is {tail}' if first == second else f'{tail} by {second}'} ({texts[1]})."
+        text = f"No method is better than all others{noise}, for the average client or for {tail}."
+    elif not first:
+        text = f"{tail[0].upper()}{tail[1:]} is served best by {second} ({of.what} {texts[1]}); "
+        text += "for the average client no method is best."
+    else:
+        text = f"The average client is served best by {first} ({of.what} {texts[0]})"
+        same = "and so is " + tail if first == second else f"{tail} by {second}"
+        text += f", {same} ({texts[1]})." if second else f"; for {tail} no method is best."
+    return text if of.covered.is_complete else f"Over {of.covered.text}, {text[:1].lower()}{text[1:]}"
 
 
 def caution(of: Comparison) -> str:

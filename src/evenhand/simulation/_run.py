@@ -311,7 +311,7 @@ class Run:
             if split in sizes
         }
         info = {**self.info, "seed": self.seed, "clients": self.data.num_clients, "by_class": named}
-        info["metrics"] = self._may_be_undefined
+        info |= {"metrics": self._may_be_undefined, "client_column": self.data.client_column}
         if self.privacy is not None:
             info["privacy"] = self.privacy.in_words()
         if "accuracy" not in self.clients["train"] and self.baseline is not None:
@@ -323,7 +323,7 @@ class Run:
         found = found._replace(malicious=malicious) if self.malicious.any() else found
         if unseen is None:
             return found
-        sizes, noun = split_sizes(unseen), "client unseen in training"
+        sizes, noun = split_sizes(unseen), "unseen client"
         missing = unmeasured(sizes, noun=noun, cure="")
         more = () if missing is None else (missing,)
         return found._replace(unseen=self.serve(unseen).view(title), findings=(*self.findings, *more))

@@ -46,9 +46,13 @@ def _once(findings: Sequence[Finding | None]) -> Iterator[str]:
     """What several runs have found, in one sentence: the first, and how many have it where not all of them do."""
     sentences = [finding.sentence for finding in findings if finding is not None]
     if sentences:
-        equal = len(set(sentences)) == 1 and len(sentences) == len(findings)
-        runs = f" (So it is in {len(sentences)} of {len(findings)} runs; the numbers are those of the first.)"
-        yield sentences[0] + ("" if equal else runs)
+        is_same = len(set(sentences)) == 1 and len(sentences) == len(findings)
+        runs = (
+            f"{len(sentences)} of {len(findings)}"
+            if len(sentences) < len(findings)
+            else f"all {len(findings)}"
+        )
+        yield sentences[0] + ("" if is_same else f" (In {runs} runs; the numbers are those of the first.)")
 
 
 def _without_a_say(outcome: Outcome, split: str) -> Finding | None:

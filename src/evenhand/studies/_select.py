@@ -143,7 +143,7 @@ def _place(best: Setting) -> str:
 
 
 def _at_edges(best: Setting, settings: Sequence[Setting], tied: Sequence[Setting]) -> list[str]:
-    """A sentence about hyper-parameters whose chosen value is the largest or smallest; settings as good make no edge."""
+    """A sentence about hyper-parameters whose chosen value is the largest or smallest, but for tied settings."""
     found: list[tuple[str, str, str]] = []
     for name, value in best.numbers.items():
         grid = {other.numbers[name] for other in settings if name in other.numbers}

@@ -12,7 +12,15 @@ from rich.console import Console
 
 from evenhand.cli._tables import overview
 from evenhand.data import FederatedDataset, Split, load
-from evenhand.evaluation import ClassMetrics, Finding, blank_loss, feature_scales, findings
+from evenhand.evaluation import (
+    ClassMetrics,
+    Finding,
+    blank_loss,
+    feature_scales,
+    findings,
+    headline_of,
+    unmeasured,
+)
 from evenhand.report import RunView, compare, latest, may_be_starred, swing, verdict, write_report
 
 BLANK = math.log(10)
@@ -56,7 +64,17 @@ def test_a_loss_that_stays_not_finite_is_a_divergence():
     assert "a hundred times smaller" in finding.sentence
     assert kinds(history(2.3, nan, 1.0)) == []
     (finding,) = found(history(2.3, 1.0, test=[2.3, nan]))
-    assert "the test loss is not" in finding.sentence
+    assert "the test loss is not" in finding.sentence and finding.split == "test"
+    assert "Training diverged" not in finding.sentence
+
+
+def test_training_that_diverged_is_not_hidden_by_a_test_loss_that_is_not_finite():
+    """Whether its loss is not finite or too high; of validation and test examples, the former choose."""
+    for last in (math.nan, 1e9):
+        (finding,) = found(history(2.3, last, last, last, test=[2.3, math.inf, math.inf, math.inf]))
+        assert (finding.split, finding.sentence[:17]) == ("train", "Training diverged")
+    both = history(2.3, 1.0, test=[2.3, math.nan]) | {"valid_loss": np.array([2.3, math.nan])}
+    assert found(both)[0].split == "valid"
 
 
 def test_a_loss_that_rises_is_a_divergence_from_three_times_the_floor_on():
@@ -118,6 +136,47 @@ def test_a_model_that_has_not_moved_is_explained_where_the_cause_is_known():
     assert "Try a larger client or server step size" in found(unmoved, per_round=small)[0].sentence
     assert kinds(history(0.0, 0.0), per_round=no_reports) == ["unmoved"]
     assert kinds(history(2.0, 1.0), per_round=zero_updates) == []
+
+
+# --- unmeasured --------------------------------------------------------------------------------------------------
+
+
+def test_clients_without_test_examples_are_counted():
+    def sentence(test, **how):
+        finding = unmeasured({"train": np.array([4, 4, 4]), "test": np.array(test)}, **how)
+        return finding and finding.sentence.split(". ")
+
+    assert sentence([1, 1, 1]) is None
+    assert sentence([1, 0, 0])[0] == "2 of 3 clients have no test examples and are in none of these numbers"
+    assert (
+        sentence([1, 1, 0], noun="honest client", cure="")[0]
+        == "1 of 3 honest clients has no test examples and is in none of these numbers."
+    )
+    told = sentence([1, 1, 0], metric="loss", train=np.array([0.5, 0.5, 2.0]))
+    assert told[1] == "On training examples, its loss is 2, and the mean over all 3 clients is 1"
+    assert (
+        len(sentence([1, 1, 0], train=np.array([0.5, 0.5, math.nan]))) == 2
+    )  # a client without training rows
+
+
+def test_without_test_examples_the_split_in_their_place_is_named():
+    sizes = {"train": np.array([4, 4]), "valid": np.array([1, 0]), "test": np.array([0, 0])}
+    assert headline_of(sizes) == "valid" and headline_of(sizes | {"test": np.array([0, 1])}) == "test"
+    begin = "None of 2 clients has test examples: there are no test numbers, and these are about"
+    assert unmeasured(sizes).sentence.startswith(f"{begin} validation examples, which 1 of 2 clients lacks. ")
+    assert unmeasured({"train": sizes["train"]}).sentence.startswith(f"{begin} training examples. ")
+    assert unmeasured({"train": np.array([4])}).sentence.startswith("The only client has no test examples: ")
+
+
+def test_validation_examples_choose_and_are_no_headline():
+    sizes = {"train": np.array([4, 4]), "valid": np.array([1, 0]), "test": np.array([1, 1])}
+    finding = unmeasured(sizes, split="valid")
+    assert finding.kind == "unmeasured" and finding.split == "valid"
+    assert (
+        "1 of 2 clients has no validation examples and is in none of the numbers that choose"
+        in finding.sentence
+    )
+    assert "--unseen" not in finding.sentence
 
 
 # --- guessing ----------------------------------------------------------------------------------------------------
@@ -368,6 +427,46 @@ def test_a_run_that_diverged_is_never_the_best(tmp_path):
     assert 'class="number best"' not in text
     _, shown = words(tmp_path / "a.html", lost, lost._replace(title="too"))
     assert "All of these runs diverged, so none is called the best." in shown
+
+
+def test_findings_of_many_runs_are_shown_once_per_kind(tmp_path, capsys):
+    """24 runs of 8 methods: one paragraph per kind, with the methods that have it, or their seeds where not all do."""
+    runs = []
+    for i in range(8):
+        for seed in range(3):
+            care = CARE._replace(sentence=f"The model is no better than a guess: {i}, {seed}.")
+            notices = [care] if i < 5 else [LOST] if (i, seed) == (6, 1) else []
+            runs.append(view(f"m{i}", [0.5, 0.7], *notices)._replace(info={"seed": seed}))
+    of = compare(runs)
+    guessing, lost = of.notices
+    assert (guessing.count, guessing.total, lost.count) == (15, 24, 1)
+    assert guessing.text == (
+        "15 of 24 runs (m0, m1, m2 and 2 more). The first: The model is no better than a guess: 0, 0."
+    )
+    assert lost.text == f"m6, seed 1: {LOST.sentence}"
+    text, shown = words(tmp_path / "a.html", *runs)
+    assert text.count('<aside class="notice">') == 2
+    assert text.index("Do not rely on these numbers") < text.index("Read these numbers with care")
+    assert shown.count("no better than a guess") == 1 and shown.count(LOST.sentence) == 1
+    some = compare([run for run in runs if (run.title == "m0" and run.info["seed"]) or run.title == "m7"])
+    assert [each.names for each in some.notices] == [("m0",)]
+    some = compare([*runs[:2], runs[2]._replace(findings=())])
+    assert [each.names for each in some.notices] == [("m0, seeds 0 and 1",)]
+    assert compare(runs[:3]).notices[0].text.startswith("All 3 runs (m0). The first: ")
+    assert compare(runs[0]).notices[0].text == runs[0].findings[0].sentence
+
+
+def test_a_test_loss_alone_drops_no_method_and_its_findings_are_apart(tmp_path):
+    """Its number is not finite, so that it is not the best; the verdict does not say that training diverged."""
+    lost = view("lost", [math.nan, 0.9], LOST._replace(split="test"))
+    lost = lost._replace(clients={**lost.clients, "train": {"accuracy": np.array([0.9, 0.9])}})
+    text = verdict(compare([lost, view("sound", [0.5, 0.7]), view("poor", [0.1, 0.6])]))
+    assert "served best by sound" in text
+    assert text.endswith("Left out, since its test accuracy is not finite: lost.")
+    both = [lost, view("other", [0.5, 0.7], LOST._replace(split="train"))]
+    assert len(compare(both).notices) == 2
+    _, shown = words(tmp_path / "a.html", lost)
+    assert "The test accuracy is not a finite number." in shown
 
 
 @pytest.mark.parametrize(("notices", "starred"), [([LOST], "sound"), ([], "lost"), ([CARE], "sound")])

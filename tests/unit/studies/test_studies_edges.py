@@ -66,6 +66,94 @@ def test_a_test_example_cannot_keep_a_setting_from_being_chosen() -> None:
     assert other.setting is not None and not other.differences and not base.differences
 
 
+def _grid_of(factor: float, **how: Any) -> Study:
+    """Step sizes .0001 and 50 on two classes apart; the test features are multiplied by the factor."""
+    y = np.arange(48) % 2
+    noise = np.random.default_rng(0).uniform(-0.3, 0.3, (48, 2))
+    x = ((2 * y - 1)[:, None] * [1.0, 0.5] + noise).astype(np.float32)
+    data = eh.data.from_arrays(x, y, np.arange(48) // 12, test_fraction=0.25, valid_fraction=0.25)
+    test = data.test._replace(x=data.test.x * np.float32(factor))
+    data = eh.data.FederatedDataset(data.train, data.valid, test, data.client_ids)
+    model = eh.models.softmax_regression(features=2, classes=2)
+
+    def method(lr: float) -> Algorithm:
+        return eh.algorithms.fedavg(eh.local.sgd(model, lr, epochs=1, batch_size=4))
+
+    grid, rule = {"lr": [0.0001, 50.0]}, Rule(metric="loss")
+    return study({"f": method}, data, grid=grid, select=rule, **HOW | {"eval_every": 1} | how)
+
+
+@pytest.mark.parametrize("how", [{}, {"halving": Halving(1, keep=0.5)}], ids=["all rounds", "halving"])
+@pytest.mark.parametrize("factor", [1.0, 3e37])
+def test_test_features_that_overflow_keep_no_setting_from_being_chosen(
+    factor: float, how: dict[str, Any]
+) -> None:
+    """Times 3e37 the large step size's test loss is not finite, which is reported; it is chosen all the same."""
+    found = _grid_of(factor, **how)
+    assert str(found.best("f")) == "f(lr=50)"
+    kinds = {each.split for view in found.views("f") for each in view.findings if each.kind == "diverged"}
+    best = [each for each in found.outcomes if str(each.setting) == "f(lr=50)"]
+    assert [each.status for each in best] == ["done", "done"]
+    spoken = [remark for remark in found.remarks if "runs have test numbers that are not finite" in remark]
+    assert np.isfinite(next(each for each in found.tried if each.chosen).mean("valid_mean"))
+    if factor > 1:
+        assert kinds == {"test"} and spoken and all("the test loss is not" in each.reason for each in best)
+        assert f"2 of {len(found.outcomes)} runs have test numbers" in spoken[0]
+    else:
+        assert kinds == set() and not spoken and not any(each.reason for each in best)
+
+
+def test_validation_examples_that_overflow_do_keep_a_setting_from_being_chosen() -> None:
+    """By the train split only the training examples do, also among the settings that halving lets live."""
+    lost = run([0.9, 0.9], valid=[0.9, np.nan])._replace(findings=[Finding("diverged", "Lost.", "valid")])
+    better, worse = Setting("f", {"lr": 1.0}), Setting("f", {"lr": 0.1})
+    outcomes = [
+        Outcome(better, 0, "diverged", "Lost.", lost),
+        Outcome(worse, 0, "done", "", run([0.5, 0.5])),
+    ]
+    for split, best in (("valid", worse), ("train", better)):
+        assert Study(tuple(outcomes), Rule(split), "f", "accuracy").best("f") == best
+        assert survivors(outcomes, Rule(split), 0.5) == {best}
+
+
+def test_clients_without_validation_examples_are_counted_among_the_remarks() -> None:
+    """Where settings are chosen by them; with training examples, or with nothing to choose, they do not matter."""
+
+    def made(lr: float, seed: int) -> Outcome:
+        view = run([0.5, 0.6, 0.7], seed=seed)
+        sizes = {"train": np.array([2, 2, 2]), "valid": np.array([2, 0, 0]), "test": np.array([2, 2, 2])}
+        return Outcome(Setting("f", {"lr": lr}), seed, "done", "", view._replace(sizes=sizes))
+
+    sentence = (
+        "2 of 3 clients have no validation examples and are in none of the numbers that choose settings."
+    )
+    outcomes = tuple(made(lr, seed) for lr in (0.1, 1.0) for seed in (0, 1))
+    found = Study(outcomes, Rule(), "f", "accuracy")
+    assert [remark.startswith(sentence) for remark in found.remarks].count(True) == 1
+    assert any("--select train:mean" in remark for remark in found.remarks)
+    assert not any("validation" in each for each in Study(outcomes, Rule("train"), "f", "accuracy").remarks)
+    assert not any("validation" in each for each in Study(outcomes[:2], Rule(), "f", "accuracy").remarks)
+
+
+def test_a_finding_about_the_data_is_a_remark_once_for_all_runs() -> None:
+    """With how many runs have it, where not all of them have the same sentence."""
+
+    def remarks(*sentences: str) -> list[str]:
+        outcomes = [outcome(Setting("f", {}), seed, [0.5, 0.5]) for seed in range(3)]
+        for i, text in enumerate(sentences):
+            view = outcomes[i].view
+            assert view is not None
+            finding = Finding("unmeasured", text, "test")
+            outcomes[i] = outcomes[i]._replace(view=view._replace(findings=[finding]))
+        found = Study(tuple(outcomes), Rule(), "f", "accuracy").remarks
+        return [each for each in found if "clients" in each]
+
+    assert remarks("2 clients.", "2 clients.", "2 clients.") == ["2 clients."]
+    some = "2 clients. (In 2 of 3 runs; the numbers are those of the first.)"
+    assert remarks("2 clients.", "1 clients.") == [some]
+    assert remarks("2 clients.", "1 clients.", "3 clients.") == [some.replace("2 of", "all")]
+
+
 def test_which_way_a_statistic_is_better() -> None:
     for statistic in ("error_mean", "variance", "std", "angle", "kl"):
         assert direction(statistic, "accuracy") == -1, statistic
@@ -101,7 +189,7 @@ def test_remarks_on_a_choice_name_its_condition() -> None:
     of = {Setting("f", {"lr": lr}, case): [run([lr, lr])] for lr in (0.1, 0.2, 0.3)}
     (edge,) = choose(of, Rule(), "accuracy").remarks
     assert edge.startswith("f under attack flip, data x: the best lr, 0.3, is at the edge of its grid")
-    (tie, *_) = choose(dict.fromkeys(of, [run([0.5, 0.5])]), Rule(), "accuracy").remarks
+    (tie, *_) = choose({key: [run([0.5, 0.5])] for key in of}, Rule(), "accuracy").remarks
     assert tie.startswith("f under attack flip, data x: 3 settings are equally good")
 
 

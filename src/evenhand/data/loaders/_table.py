@@ -153,7 +153,17 @@ def table_dataset(
         for i, part in enumerate(of.parts)
     )
     notes += remarks_on_spelling(of.ids)
-    return FederatedDataset(train, valid, test, of.ids, source, classes, fitted, notes)
+    return FederatedDataset(
+        train=train,
+        valid=valid,
+        test=test,
+        client_ids=of.ids,
+        name=source,
+        classes=classes,
+        features=fitted,
+        notes=notes,
+        client_column=" / ".join(columns.client),
+    )
 
 
 def _checked(
