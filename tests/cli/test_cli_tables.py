@@ -232,3 +232,20 @@ def test_errors_name_options_of_the_command_line(
 ) -> None:
     assert train("--client-column", "region", *words) == 2
     assert spelling in capsys.readouterr().err
+
+
+def test_reports_say_what_a_client_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name of the column of clients is on the page and in the table; "client" would say nothing new."""
+    for column in ("hospital", "client"):
+        rows = [f"{name},{i},{i % 2}" for name in ("north", "south") for i in range(10)]
+        (tmp_path / "t.csv").write_text("\n".join([f"{column},x,label", *rows]))
+        out = tmp_path / column
+        words = ["--data", str(tmp_path / "t.csv"), "--client-column", column, "--rounds", "1", "--quiet"]
+        assert main(["run", "fedavg", *words, "--out", str(out)]) == 0
+        assert main(["compare", str(out)]) == 0
+        shown, page = capsys.readouterr().out, (out / "report.html").read_text()
+        assert ("2 clients, one per hospital" in page) == (column == "hospital")
+        assert ("Client (hospital)" in page) == (column == "hospital") and "Client (client)" not in page
+        assert f"\n {column} " in shown
+    both = load(tmp_path / "t.csv", client=("client", "x"), label="label", test_fraction=0.0)
+    assert both.client_column == "client / x"

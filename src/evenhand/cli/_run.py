@@ -33,7 +33,6 @@ from evenhand.local import Work
 from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
-from evenhand.text import visible
 from evenhand.types import Algorithm, Attack, Model
 
 __all__ = ["Run"]
@@ -63,7 +62,7 @@ class Run:
         config, options = self.recorded(data), self.training
         if not options.quiet:
             for sentence in remarks(data):
-                print(visible(sentence), file=sys.stderr)
+                say(Console(file=sys.stderr, highlight=False), sentence)
             cautions = idle(flat(self), flat(Run(self.method)), data)
             cautions += [] if options.config is None else changes(options.config, config)
             for sentence in cautions:

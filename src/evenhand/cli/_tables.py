@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from evenhand.cli._terminal import named
+from evenhand.cli._terminal import Expression, named
 from evenhand.evaluation import is_higher_better
 from evenhand.report import Comparison, differences, further
 from evenhand.report.differences import shown
@@ -49,7 +49,7 @@ def overview(of: Comparison) -> Group:
     columns = [_starred(of, [stats[key] for stats in found], key) for key, _ in _COLUMNS]
     for i, (method, *row) in enumerate(zip(of.methods, *columns, strict=True)):
         number = f"{i + 1}  " if _numbered(of) else ""
-        table.add_row(named(number + method.name), *row)
+        table.add_row(Expression(number + method.name), *row)
     return Group(named(f"{of.split} {of.metric}{percent} over {of.covered.text}{seeds}", "bold"), table)
 
 
@@ -71,8 +71,8 @@ def metric_table(of: Comparison) -> Group | None:
         unit = ", %" if about.is_share else ""
         for i, (method, *row) in enumerate(zip(about.methods, *columns, strict=True)):
             number = f"{i + 1}  " if _numbered(of) else ""
-            names = [named(about.metric + unit if i == 0 else "")]
-            names += [named(number + method.name)] if several else []
+            names: list[Text | Expression] = [named(about.metric + unit if i == 0 else "")]
+            names += [Expression(number + method.name)] if several else []
             table.add_row(*names, *row, f"{int(np.min(found[i]['clients'])):,}")
     return Group(named(f"more {of.split} metrics over clients", "bold"), table)
 
@@ -96,7 +96,7 @@ def difference_table(of: Comparison, baseline: str | None = None) -> Group | Non
             )
             for key in ("mean", "worst10")
         ]
-        table.add_row(named(name), *texts, f"{each.p['worst10']:.2g}", gains)
+        table.add_row(Expression(name), *texts, f"{each.p['worst10']:.2g}", gains)
     what = (
         f"minus {base}, at equal seeds, with 95 % intervals; p of the worst 10 % (Holm); +/−: at every seed"
     )

@@ -113,12 +113,8 @@ def worst_clients(subject: Comparison) -> str:
     names = [f"{subject.what}, {name}" for name in subject.names] if several else [subject.what]
     note = f" by {subject.names[0]}, and what they get from the others" if several else ""
     note += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
-    kind = subject.client_kind
-    head = [
-        f"Client ({kind})" if kind else "Client",
-        *(f"{'training' if s == 'train' else s} examples" for s in splits),
-        *names,
-    ]
+    client = f"Client ({subject.client_kind})" if subject.client_kind else "Client"
+    head = [client, *(f"{'training' if s == 'train' else s} examples" for s in splits), *names]
     body = table(f"Ordered by {subject.what}{note}, of {subject.covered.text}", head, rows, "numbers")
     return f"<section>\n<h2>{title}</h2>\n{body}\n</section>"
 

@@ -38,13 +38,13 @@ class RunView(NamedTuple):
       sizes: examples per client, ``(K,)``, of the splits ``"train"``, ``"valid"`` and ``"test"`` that exist.
       client_ids: the clients' names, ``K`` of them.
       clients: split -> metric -> ``(K,)``, at the end of the run; NaN for a client without examples.
-      info: facts about the run itself.  Known keys, all optional: ``"rounds"``, ``"cohort"``, ``"seed"``, ``"data"``
-        and ``"method"`` (names), ``"client_column"`` (what a client is, such as ``"hospital"``), ``"fingerprint"`` (equal for equal data), ``"clients"`` (how many the data have,
-        those that were not evaluated included), ``"seconds"`` (activity -> seconds),
-        ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"`` (the line
-        that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
-        :func:`~evenhand.evaluation.by_class` gives), ``"metrics"`` (metric of a set of examples -> what clients for
-        which it is undefined have in common), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in words),
+      info: facts about the run itself. Known keys, all optional: ``"rounds"``, ``"cohort"``, ``"seed"``, ``"data"`` and
+        ``"method"`` (names), ``"client_column"`` (what a client is, such as ``"hospital"``), ``"fingerprint"`` (equal
+        for equal data), ``"clients"`` (how many the data have, those that were not evaluated included), ``"seconds"``
+        (activity -> seconds), ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps),
+        ``"command"`` (the line that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split ->
+        what :func:`~evenhand.evaluation.by_class` gives), ``"metrics"`` (metric of a set of examples -> what clients
+        for which it is undefined have in common), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in words),
         ``"constant"`` (``metric``, ``split`` and ``mean``: what the best constant answer gives the same clients, where
         the run is judged by its loss).
       config: every setting of the run, possibly nested.
