@@ -150,9 +150,10 @@ class Comparison(NamedTuple):
         seeds = dict[tuple[str, str], dict[str, list[str]]]()
         for method in self.methods:
             for run in method.runs:
-                for kind, finding in {
-                    (each.kind, each.split): each for each in reversed(run.findings)
-                }.items():
+                first = dict[tuple[str, str], Finding]()  # the worst first, as in the run
+                for finding in run.findings:
+                    first.setdefault((finding.kind, finding.split), finding)
+                for kind, finding in first.items():
                     groups.setdefault(kind, {}).setdefault(method.name, []).append(finding)
                     seeds.setdefault(kind, {}).setdefault(method.name, []).append(str(run.info.get("seed")))
         sizes = {method.name: len(method.runs) for method in self.methods}
