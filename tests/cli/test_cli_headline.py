@@ -82,7 +82,7 @@ def test_clients_without_test_rows_are_named_by_run_and_compare(
     assert main([*words, "--seed", "1", "--out", "s", "--quiet"]) == 0
     assert main(["compare", "r", "s", "--out", "c.html"]) == 0
     shown = lines(capsys.readouterr().out)
-    assert f"All 2 runs (fedavg). The first: {SENTENCE}" in shown and shown.count(SENTENCE) == 1
+    assert f"All 2 runs: {SENTENCE}" in shown and shown.count(SENTENCE) == 1
     assert "over 1 of 3 clients, those with test examples" in shown
     assert Path("c.html").read_text().count(SENTENCE) == 1
 
@@ -98,6 +98,17 @@ def test_a_study_names_the_clients_that_judge_and_those_that_choose(
     for text in (shown, lines(page)):
         assert text.count(SENTENCE) == 1 and text.count(chosen) == 1
         assert "1 of 3 clients, those with test examples" in text
+
+
+def test_a_study_says_before_it_trains_how_many_seeds_its_test_needs(
+    three: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["study", "fedavg", "fedprox(mu=1)", "--data", str(three), "--rounds", "1", "--dry-run"]
+    sentence = "With 5 seeds no difference between these methods can be significant: use at least 6."
+    assert main(words) == 0 and sentence in lines(capsys.readouterr().err)
+    for sound in (["--seeds", "6"], ["--seeds", "1,2,3,4,5,6"]):
+        assert main([*words, *sound]) == 0 and "significant" not in capsys.readouterr().err
+    assert main([words[0], words[1], *words[3:]]) == 0 and "significant" not in capsys.readouterr().err
 
 
 def test_without_test_rows_the_headline_says_that_it_is_about_training_rows(

@@ -46,9 +46,9 @@ def test_the_page_trains_and_compares(
     calls = commands(tmp_path)
     runs = [words for words in calls if words[0] == "run"]
     (compare,) = [words for words in calls if words[0] == "compare"]
-    assert len(runs) == 9
+    assert len(runs) == 21
     assert {words[1] for words in runs} == {"fedavg", "qfedavg", "term"}
-    assert sorted(compare[1:10]) == sorted(words[words.index("--out") + 1] for words in runs)
+    assert sorted(compare[1:22]) == sorted(words[words.index("--out") + 1] for words in runs)
 
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -29,11 +29,13 @@ from evenhand.cli._terminal import say
 from evenhand.cli._watch import check_trackers, trackers
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number
+from evenhand.evaluation import least_pairs
 from evenhand.evaluation.metrics import resolved
 from evenhand.local import Work
 from evenhand.studies import Family, Halving, Rule, study
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
+from evenhand.text import counted
 from evenhand.types import Algorithm, Attack, Model
 
 __all__ = ["PAGE", "Study"]
@@ -123,6 +125,8 @@ class Study:
         data = self.data.load()
         for sentence in remarks(data):
             say(console, sentence)
+        if (caution := self._too_few()) is not None:
+            say(console, caution, "yellow")
         model = self.model.build(data)
         families = {name: self._family(each, model, data) for name, each in methods.items()}
         private = self._private(methods, families)
@@ -307,6 +311,15 @@ class Study:
         if "," not in self.study.seeds:
             return whole_number("seeds", found[0], 1, 10_000)
         return [whole_number("seeds", seed, 0, 2**32 - 1) for seed in found]
+
+    def _too_few(self) -> str | None:
+        """A sentence, before anything is trained, where no difference between the methods can be significant."""
+        asked, others = self._seeds(), len(self._methods()) - 1
+        count, least = asked if isinstance(asked, int) else len(asked), least_pairs(max(1, others))
+        if others < 1 or count >= least:
+            return None
+        seeds = counted(count, "seed")
+        return f"With {seeds} no difference between these methods can be significant: use at least {least}."
 
     def _rule(self) -> Rule:
         parts = self.study.select.split(":")

@@ -80,28 +80,31 @@ class Notice(NamedTuple):
     """A finding, and which of several runs it is about.
 
     Attributes:
-      finding: of the first of them; the numbers in the sentences of the others may differ.
+      finding: of the first of them.
       names: the methods, with the seeds where not all runs of a method are concerned; empty for a single run.
-      count: how many runs.
+      runs: how many runs have it.
       total: how many there are.
+      varies: whether the sentences of the others are not the same, but for example have other numbers.
     """
 
     finding: Finding
     names: tuple[str, ...]
-    count: int
+    runs: int
     total: int
+    varies: bool = False
 
     @property
     def text(self) -> str:
         """The sentence, after the names of the runs."""
         if not self.names:
             return self.finding.sentence
-        if self.count == 1:
+        if self.runs == 1:
             return f"{self.names[0]}: {self.finding.sentence}"
         shown = list(self.names[:_MOST_NAMED])
         shown += [f"{len(self.names) - _MOST_NAMED} more"] if len(self.names) > _MOST_NAMED else []
-        runs = "All" if self.count == self.total else f"{self.count} of"
-        return f"{runs} {self.total} runs ({listed(shown)}). The first: {self.finding.sentence}"
+        runs = f"{self.runs} of {self.total} runs ({listed(shown)})"
+        runs = f"All {self.total} runs" if self.runs == self.total else runs
+        return f"{runs}{', for example' if self.varies else ''}: {self.finding.sentence}"
 
 
 class Comparison(NamedTuple):
@@ -155,21 +158,24 @@ class Comparison(NamedTuple):
     @property
     def notices(self) -> list[Notice]:
         """What to know before trusting the numbers: each kind of finding once, with the runs that have it."""
-        total, groups = len(self.runs), dict[tuple[str, str], dict[str, list[RunView]]]()
+        total, groups = len(self.runs), dict[tuple[str, str], dict[str, list[Finding]]]()
+        seeds = dict[tuple[str, str], dict[str, list[str]]]()
         for method in self.methods:
             for run in method.runs:
-                for kind in dict.fromkeys((finding.kind, finding.split) for finding in run.findings):
-                    groups.setdefault(kind, {}).setdefault(method.name, []).append(run)
+                first = dict[tuple[str, str], Finding]()  # the worst first, as in the run
+                for finding in run.findings:
+                    first.setdefault((finding.kind, finding.split), finding)
+                for kind, finding in first.items():
+                    groups.setdefault(kind, {}).setdefault(method.name, []).append(finding)
+                    seeds.setdefault(kind, {}).setdefault(method.name, []).append(str(run.info.get("seed")))
         sizes = {method.name: len(method.runs) for method in self.methods}
-        return [
-            Notice(
-                next(each for each in next(iter(of.values()))[0].findings if (each.kind, each.split) == kind),
-                tuple(_named(name, runs, sizes[name]) for name, runs in of.items()) if total > 1 else (),
-                sum(map(len, of.values())),
-                total,
-            )
-            for kind, of in groups.items()
-        ]
+        notices: list[Notice] = []
+        for kind, by_method in groups.items():
+            every = [finding for part in by_method.values() for finding in part]
+            names = [_named(name, of, sizes[name]) for name, of in seeds[kind].items()] if total > 1 else []
+            varies = len({finding.sentence for finding in every}) > 1
+            notices.append(Notice(every[0], tuple(names), len(every), total, varies))
+        return notices
 
     @property
     def seeds(self) -> int:
@@ -374,10 +380,6 @@ def tail_name(clients: float) -> str:
     return "the worst tenth of the clients" if clients >= 20 else "the worst client"
 
 
-def _named(method: str, runs: Sequence[RunView], total: int) -> str:
+def _named(method: str, seeds: Sequence[str], total: int) -> str:
     """A method, with the seeds of the runs that are meant where these are not all of them."""
-    if len(runs) == total:
-        return method
-    return (
-        f"{method}, seed{'s' if len(runs) > 1 else ''} {listed([str(run.info.get('seed')) for run in runs])}"
-    )
+    return method if len(seeds) == total else f"{method}, seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"

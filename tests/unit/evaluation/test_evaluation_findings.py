@@ -439,9 +439,9 @@ def test_findings_of_many_runs_are_shown_once_per_kind(tmp_path, capsys):
             runs.append(view(f"m{i}", [0.5, 0.7], *notices)._replace(info={"seed": seed}))
     of = compare(runs)
     guessing, lost = of.notices
-    assert (guessing.count, guessing.total, lost.count) == (15, 24, 1)
+    assert (guessing.runs, guessing.total, lost.runs) == (15, 24, 1)
     assert guessing.text == (
-        "15 of 24 runs (m0, m1, m2 and 2 more). The first: The model is no better than a guess: 0, 0."
+        "15 of 24 runs (m0, m1, m2 and 2 more), for example: The model is no better than a guess: 0, 0."
     )
     assert lost.text == f"m6, seed 1: {LOST.sentence}"
     text, shown = words(tmp_path / "a.html", *runs)
@@ -452,7 +452,12 @@ def test_findings_of_many_runs_are_shown_once_per_kind(tmp_path, capsys):
     assert [each.names for each in some.notices] == [("m0",)]
     some = compare([*runs[:2], runs[2]._replace(findings=())])
     assert [each.names for each in some.notices] == [("m0, seeds 0 and 1",)]
-    assert compare(runs[:3]).notices[0].text.startswith("All 3 runs (m0). The first: ")
+    assert compare(runs[:3]).notices[0].text.startswith("All 3 runs, for example: The model")
+    same = [run._replace(findings=(CARE, SCALES)) for run in runs[:3]]
+    assert [each.text for each in compare(same).notices] == [
+        f"All 3 runs: {CARE.sentence}",
+        f"All 3 runs: {SCALES.sentence}",
+    ]
     assert compare(runs[0]).notices[0].text == runs[0].findings[0].sentence
 
 
