@@ -68,6 +68,7 @@ def findings(
     class_names: Sequence[str] | None = None,
     scales: Finding | None = None,
     constant: Callable[[], Baseline | None] = lambda: None,
+    restarts: bool = False,
 ) -> tuple[Finding, ...]:
     """All that is wrong with a run, the worst first; before the first round only the features' scales can be.
 
@@ -79,8 +80,10 @@ def findings(
       class_names: the names of classes 0, 1, ...; None: their numbers.
       scales: from :func:`feature_scales`.
       constant: :func:`evenhand.evaluation.baseline` of the run, called only where it matters.
+      restarts: whether a schedule of the clients' step sizes restarts in every round.
     """
     known = () if scales is None else (scales,)
+    known = (_schedule(), *known) if restarts else known
     if not len(history["round"]) or history["round"][-1] < 1:
         return known
     rejected = _rejected(history, per_round, scaled=scales is None)
@@ -97,6 +100,19 @@ def findings(
         else _constant(constant())
     )
     return known if guessing is None else (guessing, *known)
+
+
+def _schedule() -> Finding:
+    """A schedule in the clients' optimiser, which begins again with each round's first step."""
+    text = (
+        "The clients' optimiser has a schedule, and it restarts in each round: every round uses only its first steps, "
+        "as many as a client takes in one round, so the step size does not change from round to round."
+    )
+    return Finding(
+        "schedule",
+        f"{text} Give a fixed step size, a schedule that ends within the steps of one round, or a schedule in the "
+        "server's optimiser, which continues from round to round.",
+    )
 
 
 def _rejected(

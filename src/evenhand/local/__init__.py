@@ -10,12 +10,13 @@ step; an estimator of the gradient on them (:func:`batch_gradient`); and the loo
 
 from evenhand.local._batches import Batch, Batches, batches, over_batches, step_per_row
 from evenhand.local._corrections import MeanGradient, mean_gradient, proximal, shift
-from evenhand.local._descent import descent, sgd
+from evenhand.local._descent import SCHEDULE, descent, marked, sgd
 from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
 from evenhand.local._passes import full_gradient, full_loss
 from evenhand.local._work import Continued, Parts, Solver, Work, check_model, check_work, parts_of
 
 __all__ = [
+    "SCHEDULE",
     "Batch",
     "Batches",
     "Continued",
@@ -32,6 +33,7 @@ __all__ = [
     "descent",
     "full_gradient",
     "full_loss",
+    "marked",
     "mean_gradient",
     "over_batches",
     "parts_of",

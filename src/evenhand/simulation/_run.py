@@ -62,7 +62,8 @@ class Run:
       per_round: what the method reports about each round, ``(rounds,)`` each, e.g. ``"update_norm"``; where weights
         depend on losses, also ``"effective_cohort"``, the number of equally weighted clients that would count as much.
       info: ``"rounds"`` done; ``"cohort"``; ``"lanes"`` and ``"devices"``; ``"floats"``, how many numbers a client gets
-        (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"seconds"`` per activity, waiting for
+        (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"restarts"``, whether a schedule of the
+        clients' step sizes restarts in every round; ``"seconds"`` per activity, waiting for
         streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"`` and ``"executed"`` (a lane runs until the
         longest client of its group is done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on,
         and ``"examples_per_second"`` of training.
@@ -119,6 +120,7 @@ class Run:
             class_names=self.data.classes,
             scales=feature_scales(self.data),
             constant=lambda: self.baseline,
+            restarts=self.info.get("restarts", False),
         )
 
     @cached_property

@@ -82,8 +82,8 @@ def simulate(
       EvenhandError: a number out of range, or parts that do not go together.
 
     Warns:
-      EvenhandWarning: before the first round, that features are on unlike scales; after the last one, each other of
-        :attr:`Run.findings`: training diverged, nothing changed, or the model only guesses.
+      EvenhandWarning: before the first round, that features are on unlike scales or a schedule restarts; after the
+        last one, each other of :attr:`Run.findings`: training diverged, nothing changed, or the model only guesses.
 
     Example:
       >>> import evenhand as eh
@@ -125,9 +125,9 @@ def simulate(
 
 
 def _warn(run: Run, *, before: bool) -> None:
-    """Warns of the data before the first round, and of the run after the last."""
+    """Warns of the data and the optimiser before the first round, and of the run after the last."""
     for finding in run.findings:
-        if (finding.kind == "scales") == before:
+        if (finding.kind in ("scales", "schedule")) == before:
             warnings.warn(finding.sentence, EvenhandWarning, stacklevel=3)
 
 
