@@ -11,7 +11,7 @@ from evenhand.evaluation._classes import (
 )
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
 from evenhand.evaluation._error import ERROR_NAMES
-from evenhand.evaluation._findings import Finding, blank_loss, feature_scales, findings
+from evenhand.evaluation._findings import Finding, blank_loss, feature_scales, findings, no_guarantee
 from evenhand.evaluation._flat import (
     Prepared,
     evaluate,
@@ -72,6 +72,7 @@ __all__ = [
     "jain",
     "kl_to_uniform",
     "mean_loss",
+    "no_guarantee",
     "of_global",
     "paired_difference",
     "per_class",

@@ -25,6 +25,7 @@ from evenhand.evaluation import (
     feature_scales,
     findings,
     is_higher_better,
+    no_guarantee,
     primary_metric,
     summarize,
     summarize_classes,
@@ -112,6 +113,7 @@ class Run:
 
         For the rules and their thresholds see :func:`evenhand.evaluation.findings`.
         """
+        needs = [need for phase in self.algorithm.phases for need in phase.aggregator.needs]
         return findings(
             self.history,
             per_round=self.per_round,
@@ -121,7 +123,13 @@ class Run:
             scales=feature_scales(self.data),
             constant=lambda: self.baseline,
             restarts=self.info.get("restarts", False),
+            guarantee=no_guarantee(needs, self._drawn, self.per_round.get("reported")),
         )
+
+    @property
+    def _drawn(self) -> int | None:
+        """How many clients a round draws, where that is a fixed number."""
+        return None if self.algorithm.sampling.independent else self.info.get("cohort")
 
     @cached_property
     def baseline(self) -> Baseline | None:
