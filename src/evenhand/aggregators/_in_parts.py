@@ -64,4 +64,5 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
         weigh=weigh if any(part.weigh for part in parts) else None,
         needs_loss=any(part.needs_loss for part in parts),
         summation=summations[0],
+        needs=tuple(dict.fromkeys(need for part in parts for need in part.needs)),
     )

@@ -19,6 +19,7 @@ from evenhand.evaluation._findings import (
     feature_scales,
     findings,
     headline_of,
+    no_guarantee,
     unmeasured,
 )
 from evenhand.evaluation._flat import (
@@ -91,6 +92,7 @@ __all__ = [
     "mean_loss",
     "measured_clients",
     "metrics",
+    "no_guarantee",
     "of_global",
     "paired_difference",
     "per_class",

@@ -14,8 +14,18 @@ from evenhand.evaluation._classes import ClassMetrics
 from evenhand.evaluation._guess import Baseline
 from evenhand.evaluation._metrics import SPLIT_NAMES, SPLITS, is_share
 from evenhand.text import counted
+from evenhand.types import Need
 
-__all__ = ["OF_THE_DATA", "Finding", "blank_loss", "feature_scales", "findings", "headline_of", "unmeasured"]
+__all__ = [
+    "OF_THE_DATA",
+    "Finding",
+    "blank_loss",
+    "feature_scales",
+    "findings",
+    "headline_of",
+    "no_guarantee",
+    "unmeasured",
+]
 
 NDArray = npt.NDArray[Any]
 
@@ -74,6 +84,8 @@ def findings(
     class_names: Sequence[str] | None = None,
     scales: Finding | None = None,
     constant: Callable[[], Baseline | None] = lambda: None,
+    restarts: bool = False,
+    guarantee: Finding | None = None,
 ) -> tuple[Finding, ...]:
     """All that is wrong with a run, the worst first; before the first round only the features' scales can be.
 
@@ -85,8 +97,11 @@ def findings(
       class_names: the names of classes 0, 1, ...; None: their numbers.
       scales: from :func:`feature_scales`.
       constant: :func:`evenhand.evaluation.baseline` of the run, called only where it matters.
+      restarts: whether a schedule of the clients' step sizes restarts in every round.
+      guarantee: from :func:`no_guarantee`.
     """
-    known = () if scales is None else (scales,)
+    known = tuple(finding for finding in (guarantee, scales) if finding is not None)
+    known = (_schedule(), *known) if restarts else known
     if not len(history["round"]) or history["round"][-1] < 1:
         return known
     rejected = _rejected(history, per_round, scaled=scales is None)
@@ -103,6 +118,58 @@ def findings(
         else _constant(constant())
     )
     return known if guessing is None else (guessing, *known)
+
+
+def no_guarantee(needs: Sequence[Need], cohort: int | None, reported: NDArray | None) -> Finding | None:
+    """A finding where a robust aggregator gets too few uploads for its guarantee.
+
+    The rule: a cohort of as many clients as are drawn is too small for it, or in some round after the first the
+    accepted uploads are, because clients were drawn at random, dropped out, were too slow or were rejected.  Rounds
+    without any upload do not count, as they change nothing.
+
+    Args:
+      needs: of the method's aggregators.
+      cohort: how many clients a round draws; None: a random number.
+      reported: accepted uploads in each round so far; None: unknown.
+    """
+    counts = np.asarray([] if reported is None else reported, np.int64)
+    texts = list[str]()
+    for need in dict.fromkeys(needs):
+        few = [m for m in counts.tolist() if m > 0 and not need.holds(m)]
+        if cohort is not None and not need.holds(cohort):
+            texts.append(f"{need.name} needs {_uploads(need, cohort)}, the cohort has {cohort:,}")
+        elif few:
+            wanted, least = _uploads(need, max(few)), need.least(max(few))
+            what = "fewer" if least is not None and max(few) < least else "too few"
+            texts.append(
+                f"{need.name} needs {wanted}, in {len(few):,} of {counted(len(counts), 'round')} {what} came (at worst "
+                f"{min(few):,})"
+            )
+    if not texts:
+        return None
+    text = (
+        f"{'; '.join(texts)}: with so few, the guarantee against malicious clients does not hold. Draw larger cohorts, "
+        "or let the aggregator expect fewer malicious clients."
+    )
+    return Finding("no_guarantee", text)
+
+
+def _uploads(need: Need, m: int) -> str:
+    least = need.least(m)
+    return "more uploads than any cohort has" if least is None else counted(least, "upload")
+
+
+def _schedule() -> Finding:
+    """A schedule in the clients' optimiser, which begins again with each round's first step."""
+    text = (
+        "The clients' optimiser has a schedule, and it restarts in each round: every round uses only its first steps, "
+        "as many as a client takes in one round, so the step size does not change from round to round."
+    )
+    return Finding(
+        "schedule",
+        f"{text} Give a fixed step size, a schedule that ends within the steps of one round, or a schedule in the "
+        "server's optimiser, which continues from round to round.",
+    )
 
 
 def _rejected(

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize_scalar
 
 from evenhand.data import FederatedDataset, Split
 from evenhand.types import Model
@@ -172,6 +171,8 @@ def _of_classes(losses: _PerRow, y: NDArray, width: int) -> tuple[NDArray, _PerR
 
 def _lowest(value: Callable[[float], float], low: float, high: float) -> NDArray:
     """Where a function is lowest between two numbers, ``(1,)``."""
+    from scipy.optimize import minimize_scalar  # slow to import, and most runs need none
+
     lowest: Any = minimize_scalar(
         value, bounds=(low, high), method="bounded", options={"xatol": 1e-6 * (high - low)}
     )

@@ -19,12 +19,13 @@ from evenhand.local._batches import (
     with_gradients,
 )
 from evenhand.local._corrections import MeanGradient, mean_gradient, proximal, shift
-from evenhand.local._descent import descent, sgd
+from evenhand.local._descent import SCHEDULE, descent, marked, sgd
 from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
 from evenhand.local._passes import full_gradient, full_loss
 from evenhand.local._work import Continued, Parts, Solver, Work, check_model, check_work, parts_of
 
 __all__ = [
+    "SCHEDULE",
     "Batch",
     "Batches",
     "Continued",
@@ -43,6 +44,7 @@ __all__ = [
     "full_gradient",
     "full_loss",
     "in_turn",
+    "marked",
     "mean_gradient",
     "over_batches",
     "parts_of",

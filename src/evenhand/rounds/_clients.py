@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from evenhand import programs
 from evenhand.errors import expect
+from evenhand.local import SCHEDULE
 from evenhand.streams import Keys, Purpose, client_stream, stream
 from evenhand.systems import Systems
 from evenhand.types import (
@@ -73,6 +75,7 @@ class Wire(NamedTuple):
       delta: what its work gives.
       published: what it gets before each pass of an aggregator that is a sum, ``()`` else.
       lifted: what it sends in each such pass, ``()`` else.
+      restarts: whether its work begins a schedule of step sizes, which therefore restarts in every round.
     """
 
     message: PyTree
@@ -80,6 +83,7 @@ class Wire(NamedTuple):
     delta: PyTree
     published: PyTree
     lifted: PyTree
+    restarts: bool = False
 
 
 def phase_stream(algorithm: Algorithm, phase: int) -> int:
@@ -167,10 +171,11 @@ def wires(
       clients: how many clients there are.
     """
 
-    def exchange(phase: Phase, params: Params, rows: tuple[Array, Array], key: Key) -> Wire:
+    def exchange(
+        phase: Phase, client_state: PyTree, params: Params, rows: tuple[Array, Array], key: Key
+    ) -> Wire:
         data = ClientData(*rows, jnp.int32(0), jnp.int32(1), jnp.float32(1.0), capacity)
         message = phase.broadcast(algorithm.init(params, clients), jnp.int32(0))
-        client_state = algorithm.init_client(params)
         report = phase.report(message, client_state, data)
         delta = phase.work(message, client_state, data, key)[0]
         if not isinstance(phase.aggregator, Sum):
@@ -179,10 +184,14 @@ def wires(
         lifted = phase.aggregator.lift(Upload(delta, report.weight, report.loss), public, key)
         return Wire(message, report, delta, public, lifted)
 
-    return tuple(
-        jax.eval_shape(partial(exchange, phase), params, rows, jax.random.key(0))
-        for phase in algorithm.phases
-    )
+    # Made outside, as a client keeps it from round to round: what begins in it does not restart.
+    client_state = jax.eval_shape(algorithm.init_client, params)
+    made: list[Wire] = []
+    for phase in algorithm.phases:
+        traced = jax.make_jaxpr(partial(exchange, phase), return_shape=True)
+        program, wire = traced(client_state, params, rows, jax.random.key(0))
+        made.append(wire._replace(restarts=programs.has_call(program, SCHEDULE)))
+    return tuple(made)
 
 
 def begin(algorithm: Algorithm, params: Params, clients: int, wires: tuple[Wire, ...]) -> RoundState:

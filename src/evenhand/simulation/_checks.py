@@ -52,7 +52,14 @@ def check_numbers(
             "This method keeps a state at each client, and its sampling can draw a client twice in one round: "
             "sample without replacement, e.g. sampling=eh.sampling.uniform()."
         )
-    return _slots(algorithm.sampling, data.num_clients, cohort)
+    slots = _slots(algorithm.sampling, data.num_clients, cohort)
+    for need in (need for phase in algorithm.phases for need in phase.aggregator.needs):
+        if not need.works(slots):
+            raise EvenhandError(
+                f"{need.name} needs {need.least(slots)} uploads, the cohort has {slots}: as many malicious clients as "
+                "it is to expect would leave no honest upload. Draw a larger cohort, or let it expect fewer of them."
+            )
+    return slots
 
 
 def _slots(sampling: Sampling, clients: int, cohort: int | None) -> int:

@@ -26,6 +26,7 @@ from evenhand.evaluation import (
     feature_scales,
     findings,
     is_higher_better,
+    no_guarantee,
     of_global,
     primary_metric,
     summarize,
@@ -70,7 +71,8 @@ class Run:
       per_round: what the method reports about each round, ``(rounds,)`` each, e.g. ``"update_norm"``; where weights
         depend on losses, also ``"effective_cohort"``, the number of equally weighted clients that would count as much.
       info: ``"rounds"`` done; ``"cohort"``; ``"lanes"`` and ``"devices"``; ``"floats"``, how many numbers a client gets
-        (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"seconds"`` per activity, waiting for
+        (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"restarts"``, whether a schedule of the
+        clients' step sizes restarts in every round; ``"seconds"`` per activity, waiting for
         streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"`` and ``"executed"`` (a lane runs until the
         longest client of its group is done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on,
         and ``"examples_per_second"`` of training.
@@ -124,6 +126,7 @@ class Run:
         :func:`evenhand.evaluation.unmeasured`.
         """
         chosen = honest_among(self.malicious, self.evaluated)
+        needs = [need for phase in self.algorithm.phases for need in phase.aggregator.needs]
         seen = findings(
             self.history,
             per_round=self.per_round,
@@ -132,6 +135,8 @@ class Run:
             class_names=self.data.classes,
             scales=feature_scales(self.data),
             constant=lambda: self.baseline,
+            restarts=self.info.get("restarts", False),
+            guarantee=no_guarantee(needs, self._drawn, self.per_round.get("reported")),
         )
         return seen if (missing := self._unmeasured(chosen)) is None else (*seen, missing)
 
@@ -142,6 +147,11 @@ class Run:
         is_attacked = self.malicious.any() and not chosen.all()
         noun = f"{'evaluated ' if self.evaluated is not None else ''}{'honest ' if is_attacked else ''}client"
         return unmeasured(sizes, noun=noun, metric=metric, train=self.clients["train"][metric][chosen])
+
+    @property
+    def _drawn(self) -> int | None:
+        """How many clients a round draws, where that is a fixed number."""
+        return None if self.algorithm.sampling.independent else self.info.get("cohort")
 
     @cached_property
     def baseline(self) -> Baseline | None:

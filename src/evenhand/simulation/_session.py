@@ -237,6 +237,7 @@ class Session:
             "lanes": self.program.lanes,
             "devices": self.program.devices.size,
             "floats": dict(self.setup.traffic),
+            "restarts": self.setup.restarts,
             "seconds": dict(self.seconds),
             **self._work(),
         }

@@ -88,8 +88,8 @@ def simulate(
       EvenhandError: a number out of range, or parts that do not go together.
 
     Warns:
-      EvenhandWarning: before the first round, that features are on unlike scales; after the last one, each other of
-        :attr:`Run.findings`: training diverged, nothing changed, or the model only guesses.
+      EvenhandWarning: before the first round, that features are on unlike scales or a schedule restarts; after the
+        last one, each other of :attr:`Run.findings`: training diverged, nothing changed, or the model only guesses.
 
     Example:
       >>> import evenhand as eh
@@ -132,11 +132,11 @@ def simulate(
 
 
 def _warn(run: Run, *, before: bool) -> None:
-    """Warns of the data before the first round, and of the run after the last."""
+    """Warns of the data and the optimiser before the first round, and of the run after the last."""
     for finding in run.findings:
         # Data without any test examples were meant to have none, and their test numbers are NaN.
         is_meant = finding.kind == "unmeasured" and not run.data.test.rows
-        if (finding.kind == "scales") == before and not is_meant:
+        if (finding.kind in ("scales", "schedule")) == before and not is_meant:
             warnings.warn(finding.sentence, EvenhandWarning, stacklevel=3)
 
 

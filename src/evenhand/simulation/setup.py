@@ -57,6 +57,7 @@ class Setup(NamedTuple):
       state: before the first round.
       traffic: numbers that cross the wire per client and round, ``up`` and ``down``.
       offloaded: the clients' states, where they are on the host, and ``state`` has none; or None.
+      restarts: whether a schedule of the clients' step sizes restarts in every round.
     """
 
     program: Program
@@ -65,6 +66,7 @@ class Setup(NamedTuple):
     state: RoundState
     traffic: Mapping[str, int]
     offloaded: Offloaded | None = None
+    restarts: bool = False
 
     @property
     def store(self) -> HostStore | None:
@@ -130,7 +132,8 @@ def set_up(
 
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
     state = copies(everywhere(mesh, begin(params)))
-    setup = setup._replace(state=state, traffic=rounds.traffic(algorithm, wires))
+    restarts = any(wire.restarts for wire in wires)
+    setup = setup._replace(state=state, traffic=rounds.traffic(algorithm, wires), restarts=restarts)
     if _on_host(state.clients, clients, offload):
         folder = Path(offload) if isinstance(offload, str | Path) else None
         store = HostStore(jax.tree.map(np.asarray, here(state.clients)), clients, folder)
