@@ -232,3 +232,13 @@ def test_errors_name_options_of_the_command_line(
 ) -> None:
     assert train("--client-column", "region", *words) == 2
     assert spelling in capsys.readouterr().err
+
+
+def test_a_column_says_how_many_examples_a_row_stands_for(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--client-column", "region", "--features", "income"]
+    assert train(*words, "--weight-column", "code") == 0
+    assert "216 training and 54 test examples" in capsys.readouterr().out
+    assert train(*words, "--weight-column", "cod", "--overwrite") == 2
+    assert "say which it is with --weight-column NAME" in capsys.readouterr().err
