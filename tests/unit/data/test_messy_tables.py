@@ -351,3 +351,11 @@ def test_a_weight_column_must_be_another_one(weight: str, words: str, tmp_path: 
         load(tmp_path / "w.csv", weight=weight)
     with pytest.raises(EvenhandError, match="is the weight column"):
         load(tmp_path / "w.csv", weight="count", drop=["count"])
+
+
+def test_labels_are_checked_beside_empty_ones(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,v,label\na,1,\na,2,0.5\na,3,1\n")
+    with pytest.raises(
+        EvenhandError, match=r"2 problems.*line 2, column 'label' is empty.*line 3.*regression=True"
+    ):
+        load(tmp_path / "t.csv")

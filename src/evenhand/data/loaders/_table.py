@@ -13,7 +13,15 @@ from evenhand.data._features import Fill, Series, encode, fit, fit_target
 from evenhand.data._ids import remarks_on_spelling, spelled
 from evenhand.data._split import assign
 from evenhand.data._text import is_missing
-from evenhand.data.loaders._cells import check_filled, label_classes, prepared, show, such, with_na
+from evenhand.data.loaders._cells import (
+    check_filled,
+    check_labels,
+    label_classes,
+    prepared,
+    show,
+    such,
+    with_na,
+)
 from evenhand.data.loaders._options import DEFAULT_CLIENT, Options, listing, owners
 from evenhand.data.loaders._problems import Problems
 from evenhand.errors import Argument, EvenhandError, nearest
@@ -171,7 +179,15 @@ def _checked(
     features: list[Series] = []
     if table.label is not None:
         with problems.noted():
-            y, classes = label_classes(source, table.label, table.row, regression=options.regression)
+            check_labels(source, table.label, table.row)
+        present = np.flatnonzero(~table.label.missing)
+        with problems.noted():
+            y, classes = label_classes(
+                source,
+                table.label.at(present),
+                lambda row: table.row(int(present[row])),
+                regression=options.regression,
+            )
             y.setflags(write=False)
     with problems.noted():
         if options.fill is None:
