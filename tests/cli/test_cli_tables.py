@@ -237,8 +237,8 @@ def test_errors_name_options_of_the_command_line(
 def test_reports_say_what_a_client_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The name of the column of clients is on the page and in the table; "client" would say nothing new."""
     for column in ("hospital", "client"):
-        rows = [f"{name},{i},{i % 2}" for name in ("north", "south") for i in range(10)]
-        (tmp_path / "t.csv").write_text("\n".join([f"{column},x,label", *rows]))
+        rows = [f"{name},{i % 7},{i % 3},{i % 2}" for name in ("north", "south") for i in range(10)]
+        (tmp_path / "t.csv").write_text("\n".join([f"{column},x,ward,label", *rows]))
         out = tmp_path / column
         words = ["--data", str(tmp_path / "t.csv"), "--client-column", column, "--rounds", "1", "--quiet"]
         assert main(["run", "fedavg", *words, "--out", str(out)]) == 0
@@ -247,5 +247,15 @@ def test_reports_say_what_a_client_is(tmp_path: Path, capsys: pytest.CaptureFixt
         assert ("2 clients, one per hospital" in page) == (column == "hospital")
         assert ("Client (hospital)" in page) == (column == "hospital") and "Client (client)" not in page
         assert f"\n {column} " in shown
-    both = load(tmp_path / "t.csv", client=("client", "x"), label="label", test_fraction=0.0)
-    assert both.client_column == "client / x"
+    both = load(tmp_path / "t.csv", client=("client", "ward"), label="label", test_fraction=0.0)
+    assert both.client_column == "client / ward"
+
+
+def test_a_column_says_how_many_examples_a_row_stands_for(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--client-column", "region", "--features", "income"]
+    assert train(*words, "--weight-column", "code") == 0
+    assert "216 training and 54 test examples" in capsys.readouterr().out
+    assert train(*words, "--weight-column", "cod", "--overwrite") == 2
+    assert "say which it is with --weight-column NAME" in capsys.readouterr().err

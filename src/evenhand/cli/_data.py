@@ -55,6 +55,8 @@ class DataOptions:
     """the column (or .npz array) of client ids; A,B: a client for each combination of two columns"""
     label_column: str = "label"
     """the column (or .npz array) to predict; all other columns are features"""
+    weight_column: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: one each)")] = None
+    """tables: the column that says how many examples a row stands for, a whole number"""
     features_array: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: x)")] = None
     """the .npz array of features"""
     features: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_ALL)] = None
@@ -111,6 +113,7 @@ class DataOptions:
             standardize_target=self.standardize_target,
             drop_empty=self.drop_empty,
             na=_names("--na", self.na or ""),
+            weight=self.weight_column,
             regression=self.regression,
             test_fraction=self.test_fraction,
             seed=self.data_seed,
@@ -134,6 +137,7 @@ class DataOptions:
             "--no-standardize-target": not self.standardize_target,
             "--drop-empty": self.drop_empty,
             "--na": self.na,
+            "--weight-column": self.weight_column,
         }
         for option in (option for option, value in given.items() if value):
             raise EvenhandError(f"{option} is for tables, and --data {self.data} is not one: leave it out.")

@@ -121,7 +121,7 @@ _Command: TypeAlias = (
 
 _Made: TypeAlias = Run | Study | Resume | Compare | Report | Figures | List | Completion
 
-_RENAMED = {"client": "client-column", "label": "label-column"}
+_RENAMED = {"client": "client-column", "label": "label-column", "weight": "weight-column"}
 """Arguments of the library whose options have other names."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from evenhand.data import FederatedDataset, encode_table, from_frame, load
 from evenhand.data._features import Features
@@ -269,6 +270,92 @@ def test_features_of_earlier_versions_are_read() -> None:
 
 
 def test_options_of_tables_only_are_refused_elsewhere() -> None:
-    for options in ({"standardize_target": False}, {"drop_empty": True}, {"na": ["?"]}):
+    for options in ({"standardize_target": False}, {"drop_empty": True}, {"na": ["?"]}, {"weight": "count"}):
         with pytest.raises(EvenhandError, match=r"digits: .* is for tables"):
             load("digits", **options)
+
+
+def weighted(folder: Path, weights: list[Any], **options: Any) -> FederatedDataset:
+    """Ten rows of each of two clients with these weights, over and over."""
+    n = 20
+    rows = [f"{'ab'[i % 2]},{i * i % 11},{i % 3},{weights[i % len(weights)]}" for i in range(n)]
+    (folder / "w.csv").write_text("\n".join(["client,v,label,count", *rows]))
+    return load(folder / "w.csv", weight="count", **options)
+
+
+def test_a_row_of_weight_w_is_w_examples(tmp_path: Path) -> None:
+    """The oracle: the split of the table without weights, of which every row is written that many times."""
+    data = weighted(tmp_path, [1, 3, 2], standardize=False)
+    plain = load(tmp_path / "w.csv", features=["v", "count"], standardize=False)
+    assert data.features.inputs == ("v",)
+    for part, whole in ((data.train, plain.train), (data.test, plain.test)):
+        counts = whole.x[:, 1].astype(int)
+        np.testing.assert_array_equal(part.x[:, 0], np.repeat(whole.x[:, 0], counts))
+        np.testing.assert_array_equal(part.y, np.repeat(whole.y, counts))
+        client = np.repeat([0, 1], whole.sizes)
+        np.testing.assert_array_equal(part.sizes, np.bincount(client, counts))
+    x = weighted(tmp_path, [1, 3, 2]).train.x
+    assert abs(x.mean()) < 1e-6 and x.std() == pytest.approx(1.0)
+
+
+def test_a_row_of_weight_0_is_no_example(tmp_path: Path) -> None:
+    data = weighted(tmp_path, [1, 0, 1, 1])
+    assert data.notes == ("Dropped 5 of 20 rows: 5 without a weight.",)
+    assert data.train.rows + data.test.rows == 15
+
+
+def test_weights_are_read_from_tables_in_memory(tmp_path: Path) -> None:
+    data = weighted(tmp_path, [1, 3, 2])
+    columns = {
+        "client": ["a", "b"] * 10,
+        "v": [i * i % 11 for i in range(20)],
+        "label": [i % 3 for i in range(20)],
+    }
+    table = pa.table({**columns, "count": [[1, 3, 2][i % 3] for i in range(20)]})
+    assert_same(from_frame(table, weight="count"), data)
+    parquet.write_table(table, tmp_path / "w.parquet")
+    assert_same(load(tmp_path / "w.parquet", weight="count"), data)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([1, 0.5], "line 3, column 'count' holds 0.5: a weight is the number of examples"),
+        ([1, -1], "line 3, column 'count' holds -1"),
+        ([1, "inf"], "line 3, column 'count' holds inf"),
+        ([1, 10**8], r"line 3, column 'count' holds 1e\+08"),
+        ([10**7], "makes 200,000,000 examples of 20 rows"),
+        ([1, ""], "line 3, column 'count' is empty: give the row a weight or drop it, as drop_empty=True"),
+        (["x", "y"], "column 'count' holds text, not weights"),
+        ([0], "all 20 rows lack a label, a client or a weight"),
+    ],
+)
+def test_what_is_no_weight_is_refused(weights: list[Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(EvenhandError, match=words):
+        weighted(tmp_path, weights)
+    if weights == [1, ""]:
+        assert (
+            weighted(tmp_path, weights, drop_empty=True)
+            .notes[0]
+            .startswith("Dropped 10 of 20 rows: 10 without")
+        )
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [("cuont", "perhaps you meant 'count'"), ("label", "is the label column"), ("client", "client")],
+)
+def test_a_weight_column_must_be_another_one(weight: str, words: str, tmp_path: Path) -> None:
+    weighted(tmp_path, [1])
+    with pytest.raises(EvenhandError, match=words):
+        load(tmp_path / "w.csv", weight=weight)
+    with pytest.raises(EvenhandError, match="is the weight column"):
+        load(tmp_path / "w.csv", weight="count", drop=["count"])
+
+
+def test_labels_are_checked_beside_empty_ones(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,v,label\na,1,\na,2,0.5\na,3,1\n")
+    with pytest.raises(
+        EvenhandError, match=r"2 problems.*line 2, column 'label' is empty.*line 3.*regression=True"
+    ):
+        load(tmp_path / "t.csv")

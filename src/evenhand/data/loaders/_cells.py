@@ -19,6 +19,7 @@ __all__ = [
     "Row",
     "as_categories",
     "check_filled",
+    "check_labels",
     "dates",
     "label_classes",
     "mixed",
@@ -154,10 +155,17 @@ def amounts_or_classes(name: str) -> tuple[str | Argument, ...]:
     )
 
 
+def check_labels(source: str, label: Series, row: Row) -> None:
+    """Refuses empty labels."""
+    if label.missing.any():
+        where = f"{source}: {row(int(np.argmax(label.missing)))}, column {label.name!r}"
+        raise EvenhandError(f"{where} is empty: fill it in or drop the row", *such(label.missing))
+
+
 def label_classes(
     source: str, label: Series, row: Row, *, regression: bool
 ) -> tuple[NDArray, tuple[str, ...] | None]:
-    """Class numbers or real targets, and the names of the classes where they have some.
+    """Class numbers or real targets of labels without gaps, and the names of the classes where they have some.
 
     Text is numbered in sorted order.  Whole numbers that start anywhere but at 0, such as -1 and 1, are names.
     """
@@ -165,11 +173,6 @@ def label_classes(
     def place(i: int) -> str:
         return f"{row(i)}, column {label.name!r}"
 
-    if label.missing.any():
-        raise EvenhandError(
-            f"{source}: {place(int(np.argmax(label.missing)))} is empty: fill it in or drop the row",
-            *such(label.missing),
-        )
     if label.categories is None:
         names = None if regression else _named_numbers(label.values)
         if names is None:

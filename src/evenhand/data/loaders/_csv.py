@@ -67,17 +67,19 @@ def load_csv(path: Path, options: Options) -> FederatedDataset:
         name: CellColumn(name, fixed=name in options.categorical, feature=True) for name in columns.features
     }
     cells |= {name: CellColumn(name, fixed=True) for name in columns.client}
-    cells[columns.label] = CellColumn(columns.label)
+    cells |= {name: CellColumn(name) for name in columns.read_as_numbers}
     lines = read_cells(path, layout, list(cells.values()), problems, options.na)
     features: list[Series] = []
-    label: Series | None = None
+    label, weight = None, None
     for name in columns.features:
         with problems.noted():
             features.append(cells[name].series(source, lines))
     with problems.noted():
         label = cells[columns.label].series(source, lines)
+    with problems.noted():
+        weight = None if columns.weight is None else cells[columns.weight].series(source, lines)
     client = tuple(cells[name].ids() for name in columns.client)
-    table = Table(tuple(features), label, client, lambda row: f"line {lines[row]}")
+    table = Table(tuple(features), label, client, lambda row: f"line {lines[row]}", weight)
     return table_dataset(source, columns, table, options, problems)
 
 

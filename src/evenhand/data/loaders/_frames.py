@@ -48,16 +48,18 @@ def frame_table(source: str, frame: Frame, columns: Columns, problems: Problems,
     """The chosen columns of ``frame``; those that cannot be read are noted among the ``problems``."""
     features: list[Series] = []
     client: list[NDArray] = []
-    label: Series | None = None
+    label, weight = None, None
     for name in columns.features:
         with problems.noted():
             features.append(frame.series(name))
     with problems.noted():
         label = frame.series(columns.label)
+    with problems.noted():
+        weight = None if columns.weight is None else frame.series(columns.weight)
     for name in columns.client:
         with problems.noted():
             client.append(frame.ids(name))
-    return Table(tuple(features), label, tuple(client), row)
+    return Table(tuple(features), label, tuple(client), row, weight)
 
 
 def library(frame: object) -> str | None:

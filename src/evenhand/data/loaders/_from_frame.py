@@ -31,6 +31,7 @@ def from_frame(
     standardize_target: bool = True,
     drop_empty: bool = False,
     na: Sequence[str] = (),
+    weight: str | None = None,
     regression: bool = False,
     test_fraction: float = 0.2,
     valid_fraction: float = 0.0,
@@ -57,6 +58,7 @@ def from_frame(
       standardize_target: whether ``features.target`` keeps the scale of the targets, as in :func:`evenhand.data.load`.
       drop_empty: whether rows without a label or a client are left out; ``notes`` counts them.
       na: further spellings of an empty cell.
+      weight: the column that says how many examples a row stands for, as in :func:`evenhand.data.load`.
       regression: labels are real-valued targets.
       test_fraction: share of each client's examples for testing.
       valid_fraction: share of each client's examples for validation.
@@ -105,6 +107,7 @@ def from_frame(
         standardize_target=standardize_target,
         drop_empty=drop_empty,
         na=several(na),
+        weight=weight,
     )
     opened, problems = open_frame(frame, name, options.na), Problems(name)
     _check_index(name, opened, options)

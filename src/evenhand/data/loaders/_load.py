@@ -42,6 +42,7 @@ def load(
     standardize_target: bool = True,
     drop_empty: bool = False,
     na: Sequence[str] = (),
+    weight: str | None = None,
     regression: bool = False,
     test_fraction: float = 0.2,
     valid_fraction: float = 0.0,
@@ -95,6 +96,8 @@ def load(
         :func:`evenhand.models.standardized`; the targets themselves stay in their own units.
       drop_empty: whether rows of a table without a label or a client are left out; ``notes`` counts them.
       na: further spellings of an empty cell in a table, such as ``["?", "-999"]``.
+      weight: the column of a table that says how many examples a row stands for, a whole number; None: one.  The row
+        counts that often in training, in all means and in its client's number of examples, but is split as one row.
       regression: labels are real-valued targets.
       test_fraction: share of each client's examples for testing, where the source has no test part.
       valid_fraction: share of each client's examples for validation, taken from its training examples if there is a
@@ -123,25 +126,26 @@ def load(
         )
     together = several(client)
     options = Options(
-        together[0] if together else "",
-        label,
-        features,
-        regression,
-        test_fraction,
-        valid_fraction,
-        seed,
-        clients,
-        alpha,
-        encode,
-        features_array,
-        together,
-        drop,
-        categorical,
-        fill,
-        standardize,
-        standardize_target,
-        drop_empty,
-        several(na),
+        client=together[0] if together else "",
+        label=label,
+        features=features,
+        regression=regression,
+        test_fraction=test_fraction,
+        valid_fraction=valid_fraction,
+        seed=seed,
+        clients=clients,
+        alpha=alpha,
+        encode=encode,
+        features_array=features_array,
+        together=together,
+        drop=drop,
+        categorical=categorical,
+        fill=fill,
+        standardize=standardize,
+        standardize_target=standardize_target,
+        drop_empty=drop_empty,
+        na=several(na),
+        weight=weight,
     )
     return _from(source, options)
 
@@ -221,6 +225,7 @@ def _check_no_table(source: Path, options: Options) -> None:
         "standardize_target": not options.standardize_target,
         "drop_empty": options.drop_empty,
         "na": bool(options.na),
+        "weight": options.weight is not None,
         "several client columns": len(options.together) != 1,
     }
     for name in (name for name, is_given in given.items() if is_given):

@@ -62,6 +62,7 @@ class Options(NamedTuple):
     standardize_target: bool = True
     drop_empty: bool = False
     na: Sequence[str] = ()
+    weight: str | None = None
 
 
 class Pool(NamedTuple):

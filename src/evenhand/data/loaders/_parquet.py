@@ -30,7 +30,7 @@ def load_parquet(path: Path, options: Options) -> FederatedDataset:
     """The data set of a Parquet table with plain columns."""
     source = str(path)
     columns = choose_columns(source, parquet_names(path), options)
-    table = read_parquet(path, columns.features, [columns.label, *columns.client])
+    table = read_parquet(path, columns.features, [*columns.read_as_numbers, *columns.client])
     problems = Problems(source)
     frame = frame_table(source, open_frame(table, source), columns, problems)
     return table_dataset(source, columns, frame, options, problems)

@@ -16,6 +16,7 @@ from evenhand.data._split import assign
 from evenhand.data._text import is_missing
 from evenhand.data.loaders._cells import (
     check_filled,
+    check_labels,
     label_classes,
     meant,
     prepared,
@@ -32,6 +33,8 @@ __all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"
 
 _FEW_ROWS = 20
 """Rows up to which whole numbers that all differ are no sign of an id."""
+_MOST_EXAMPLES = 20_000_000
+"""Most examples that the rows of a table may stand for; each is a row in memory."""
 
 
 class Columns(NamedTuple):
@@ -40,6 +43,12 @@ class Columns(NamedTuple):
     features: tuple[str, ...]
     label: str
     client: tuple[str, ...]
+    weight: str | None = None
+
+    @property
+    def read_as_numbers(self) -> tuple[str, ...]:
+        """The label, and the weight if there is one."""
+        return (self.label,) if self.weight is None else (self.label, self.weight)
 
 
 class Table(NamedTuple):
@@ -50,12 +59,14 @@ class Table(NamedTuple):
       label: the column to predict; None where it could not be read.
       client: ids ``(n,)`` of any dtype, one array for each client column.
       row: row number -> where it is in the source, ``line 5``.
+      weight: how many examples each row stands for; None: one.
     """
 
     features: tuple[Series, ...]
     label: Series | None
     client: tuple[NDArray, ...]
     row: Callable[[int], str]
+    weight: Series | None = None
 
 
 def check_header(source: str, names: Sequence[str]) -> None:
@@ -88,6 +99,10 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
     with problems.noted():
         client = _client_columns(source, names, known, options)
     taken = {options.label: "label", **dict.fromkeys(client, "client")}
+    with problems.noted():
+        if options.weight is not None:
+            _check_weight_column(source, names, taken, options.weight)
+            taken[options.weight] = "weight"
     for option, given in (("drop", options.drop), ("categorical", options.categorical)):
         with problems.noted():
             _check_names(source, names, known, option, given)
@@ -111,7 +126,7 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
         raise EvenhandError(
             f"{source}: there are no feature columns beside {listing(names)}: add at least one."
         )
-    return Columns(features, options.label, client)
+    return Columns(features, options.label, client, options.weight)
 
 
 def table_dataset(
@@ -144,6 +159,11 @@ def table_dataset(
         valid_fraction=options.valid_fraction,
         seed=options.seed,
     )
+    if table.weight is not None:
+        # After the split, so that no example is among the training and among the test examples.
+        counts = table.weight.values.astype(np.int64)
+        train, valid, test = (np.repeat(part, counts[part]) for part in of.parts)
+        of = of._replace(parts=(train, valid, test))
     fitted = fit(features, of.parts[0], source, standardize=options.standardize, fill=options.fill)
     scaled = options.regression and options.standardize_target
     target = fit_target(columns.label, y[of.parts[0]]) if scaled else None
@@ -174,8 +194,14 @@ def _checked(
     features: list[Series] = []
     if table.label is not None:
         with problems.noted():
-            label = table.label if options.regression else meant(source, table.label, options.categorical)
-            y, classes = label_classes(source, label, table.row, regression=options.regression)
+            check_labels(source, table.label, table.row)
+        present = np.flatnonzero(~table.label.missing)
+        with problems.noted():
+            label = table.label.at(present)
+            label = label if options.regression else meant(source, label, options.categorical)
+            y, classes = label_classes(
+                source, label, lambda row: table.row(int(present[row])), regression=options.regression
+            )
             y.setflags(write=False)
     with problems.noted():
         if options.fill is None:
@@ -184,6 +210,9 @@ def _checked(
         with problems.noted():
             categorical = series.name in options.categorical
             features.append(prepared(source, series, table.row, categorical=categorical))
+    with problems.noted():
+        if table.weight is not None:
+            _check_weights(source, table.weight, table.row)
     for name, ids in zip(columns.client, table.client, strict=False):
         with problems.noted():
             _check_ids(source, name, ids, table.row)
@@ -199,6 +228,7 @@ def _with_na(table: Table, na: Sequence[str]) -> Table:
     return table._replace(
         features=tuple(with_na(series, na) for series in table.features),
         label=None if table.label is None else with_na(table.label, na),
+        weight=None if table.weight is None else with_na(table.weight, na),
         client=tuple(
             np.where(np.isin(ids.astype(str), list(na)), "", ids.astype(str))
             if np.isin(ids.astype(str), list(na)).any()
@@ -219,17 +249,22 @@ def _without_empty(
         raise EvenhandError(
             f"{source}: the table has a header but no rows: add at least one for each client."
         )
-    if not options.drop_empty:
-        return table, ()
-    absent = {"label": table.label.missing, "client": np.zeros(rows, bool)}
-    for ids in table.client:
-        absent["client"] |= _no_ids(ids)
-    kept = np.flatnonzero(~(absent["label"] | absent["client"]))
+    none = np.zeros(rows, bool)
+    absent = {"label": none, "client": none, "weight": none}
+    if options.drop_empty:
+        absent["label"] = table.label.missing
+        absent["client"] = np.any([none, *map(_no_ids, table.client)], axis=0)
+    if table.weight is not None and table.weight.categories is None:
+        absent["weight"] = table.weight.values == 0
+        if options.drop_empty:
+            absent["weight"] = absent["weight"] | table.weight.missing
+    kept = np.flatnonzero(~np.any(list(absent.values()), axis=0))
     if len(kept) == rows:
         return table, ()
     if not len(kept):
+        lacking = "a label or a client" if table.weight is None else "a label, a client or a weight"
         raise EvenhandError(
-            f"{source}: all {rows:,} rows lack a label or a client: name other columns with ",
+            f"{source}: all {rows:,} rows lack {lacking}: name other columns with ",
             Argument("label", "NAME"),
             " and ",
             Argument("client", "NAME"),
@@ -242,6 +277,7 @@ def _without_empty(
         table.label.at(kept),
         tuple(ids[kept] for ids in table.client),
         lambda row: table.row(int(kept[row])),
+        None if table.weight is None else table.weight.at(kept),
     ), (note,)
 
 
@@ -347,6 +383,49 @@ def _check_features(
             )
         if name in features[:position]:
             raise EvenhandError(f"{source}: feature column {name!r} is named twice: name it once.")
+
+
+def _check_weight_column(source: str, names: Sequence[str], taken: dict[str, str], weight: str) -> None:
+    if weight not in names:
+        raise EvenhandError(
+            f"{source}: there is no weight column {weight!r} {_among(weight, names)}: say which it is with ",
+            Argument("weight", "NAME"),
+            ".",
+        )
+    if weight in taken:
+        raise EvenhandError(
+            f"{source}: {weight!r} is the {taken[weight]} column and cannot be the weight, too: name another with ",
+            Argument("weight", "NAME"),
+            ".",
+        )
+
+
+def _check_weights(source: str, weight: Series, place: Callable[[int], str]) -> None:
+    """Refuses weights that are not numbers of examples."""
+    where = f"column {weight.name!r}"
+    if weight.categories is not None:
+        raise EvenhandError(
+            f"{source}: {where} holds text, not weights: write how many examples each row stands for."
+        )
+    if weight.missing.any():
+        raise EvenhandError(
+            f"{source}: {place(int(np.argmax(weight.missing)))}, {where} is empty: give the row a weight or drop it",
+            *such(weight.missing),
+        )
+    bad = ~(
+        (weight.values >= 0) & (weight.values == np.rint(weight.values)) & (weight.values <= _MOST_EXAMPLES)
+    )
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise EvenhandError(
+            f"{source}: {place(row)}, {where} holds {weight.values[row]:g}: a weight is the number of examples that a "
+            "row stands for, so round weights to whole numbers, after multiplying all of them if they are small."
+        )
+    if weight.values.sum() > _MOST_EXAMPLES:
+        raise EvenhandError(
+            f"{source}: {where} makes {weight.values.sum():,.0f} examples of {len(weight.values):,} rows: divide all "
+            f"weights by one number, so that they sum to at most {_MOST_EXAMPLES:,}."
+        )
 
 
 def _no_ids(ids: NDArray) -> NDArray:
