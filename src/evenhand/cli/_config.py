@@ -13,7 +13,6 @@ import jax
 import numpy
 
 from evenhand._version import __version__
-from evenhand.cli._data import fingerprint
 from evenhand.cli._expression import ExpressionError, called, canonical
 from evenhand.cli._folder import CONFIG, dict_in, read_json
 from evenhand.cli._methods import METHODS, Composed
@@ -66,7 +65,7 @@ def configuration(method: str, options: Any, data: FederatedDataset) -> dict[str
     return {
         "method": method,
         "options": {name: value for name, value in flat(options).items() if name not in _ELSEWHERE},
-        "data": {"name": data.name, "clients": data.num_clients, "fingerprint": fingerprint(data)},
+        "data": {"name": data.name, "clients": data.num_clients, "fingerprint": data.fingerprint},
         "versions": {
             "evenhand": __version__,
             "jax": jax.__version__,
