@@ -11,11 +11,11 @@ do not fit it.  Folders of earlier versions have no checksums, which is reported
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
+from evenhand.checksums import Sum, sum_of, sum_of_file
 from evenhand.cli._folder import (
     CHECKSUMS,
     CLIENTS,
@@ -33,11 +33,6 @@ from evenhand.errors import EvenhandError
 __all__ = ["Condition", "begin", "check", "reopen", "seal"]
 
 _RESULTS = (METRICS, CLIENTS, PARAMS, SUMMARY)
-
-
-class _Sum(NamedTuple):
-    length: int
-    sha256: str
 
 
 class Condition(NamedTuple):
@@ -77,9 +72,9 @@ def begin(folder: Path, *, config: str, metrics: str) -> None:
     """Prepares for a new ``config.json`` and ``metrics.jsonl``; old results stay if ``metrics`` begins with theirs."""
     sums = _read(folder) or {}
     old, text = sums.get(METRICS), metrics.encode()
-    if old is None or old != _of(text[: old.length]):
+    if old is None or old != sum_of(text[: old.length]):
         sums = {}
-    _write(folder, {**sums, CONFIG: _of(config.encode())})
+    _write(folder, {**sums, CONFIG: sum_of(config.encode())})
 
 
 def reopen(folder: Path) -> None:
@@ -90,7 +85,7 @@ def reopen(folder: Path) -> None:
 def seal(folder: Path) -> None:
     """Records the checksums of complete results."""
     names = [*_RESULTS, *([FEATURES] if (folder / FEATURES).exists() else [])]
-    sums = {name: _of_file(folder / name, (folder / name).stat().st_size) for name in names}
+    sums = {name: sum_of_file(folder / name, (folder / name).stat().st_size) for name in names}
     _write(folder, {CONFIG: _config_sum(folder), **sums})
 
 
@@ -107,7 +102,7 @@ def check(folder: Path) -> Condition:
         for name, of in sums.items()
         if sizes[name] < of.length
         or (sizes[name] > of.length and name != METRICS)
-        or _of_file(folder / name, of.length) != of
+        or sum_of_file(folder / name, of.length) != of
     }
     edited, damaged = CONFIG in wrong, tuple(name for name in sums if name in wrong - {CONFIG})
     if METRICS not in sums:
@@ -116,7 +111,7 @@ def check(folder: Path) -> Condition:
     return Condition("sealed", damaged, edited, length, sizes[METRICS] > length)
 
 
-def _config_sum(folder: Path) -> _Sum:
+def _config_sum(folder: Path) -> Sum:
     """The checksum of ``config.json`` as it was written, even if the file was edited since."""
     sums = _read(folder)
     if sums is None:
@@ -127,37 +122,24 @@ def _config_sum(folder: Path) -> _Sum:
     return sums[CONFIG]
 
 
-def _read(folder: Path) -> dict[str, _Sum] | None:
+def _read(folder: Path) -> dict[str, Sum] | None:
     """The recorded checksums; None if the file is missing or damaged."""
     try:
         found = read_json(folder / CHECKSUMS)
     except EvenhandError:
         return None
-    sums: dict[str, _Sum] = {}
+    sums: dict[str, Sum] = {}
     for name, value in found.items():
         match value:
             case {"bytes": int(length), "sha256": str(sha256)} if (
                 len(cast(dict[str, Any], value)) == 2 and length >= 0
             ):
-                sums[name] = _Sum(length, sha256)
+                sums[name] = Sum(length, sha256)
             case _:
                 return None
     return sums if set(sums) - {FEATURES} in ({CONFIG}, {CONFIG, *_RESULTS}) else None
 
 
-def _write(folder: Path, sums: Mapping[str, _Sum]) -> None:
+def _write(folder: Path, sums: Mapping[str, Sum]) -> None:
     value = {name: {"bytes": of.length, "sha256": of.sha256} for name, of in sums.items()}
     write_text(folder / CHECKSUMS, json_text(value))
-
-
-def _of(data: bytes) -> _Sum:
-    return _Sum(len(data), hashlib.sha256(data).hexdigest())
-
-
-def _of_file(path: Path, length: int) -> _Sum:
-    digest, left = hashlib.sha256(), length
-    with path.open("rb") as file:
-        while left > 0 and (chunk := file.read(min(left, 2**20))):
-            digest.update(chunk)
-            left -= len(chunk)
-    return _Sum(length, digest.hexdigest())

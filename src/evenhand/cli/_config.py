@@ -13,7 +13,6 @@ import jax
 import numpy
 
 from evenhand._version import __version__
-from evenhand.cli._data import fingerprint
 from evenhand.cli._expression import ExpressionError, called, canonical
 from evenhand.cli._folder import CONFIG, dict_in, read_json
 from evenhand.cli._methods import METHODS, Composed
@@ -75,7 +74,7 @@ def configuration(
             "name": data.name,
             "clients": data.num_clients,
             "client_column": data.client_column,
-            "fingerprint": fingerprint(data),
+            "fingerprint": data.fingerprint,
         },
         "versions": {
             "evenhand": __version__,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, get_args
@@ -16,7 +15,7 @@ from evenhand.data import FederatedDataset, Fill
 from evenhand.data.loaders import NAMES
 from evenhand.errors import EvenhandError, whole_number
 
-__all__ = ["SOURCES", "DataOptions", "fingerprint", "remarks"]
+__all__ = ["SOURCES", "DataOptions", "remarks"]
 
 _LI, _LECUN = "Li et al., MLSys 2020", "LeCun et al., 1998"
 
@@ -188,14 +187,3 @@ def _names(option: str, text: str) -> list[str]:
         raise EvenhandError(
             f"{option} {text} is not a list of names: write A,B,C, and close all quotes."
         ) from None
-
-
-def fingerprint(data: FederatedDataset) -> str:
-    """A hash of every number in the data set and of the clients' names."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update("\n".join(data.client_ids).encode(errors="surrogatepass"))
-    for split in (data.train, data.valid, data.test):
-        for array in split:
-            digest.update(f"{array.dtype}{array.shape}".encode())
-            digest.update(array.tobytes())
-    return digest.hexdigest()

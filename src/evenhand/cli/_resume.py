@@ -14,7 +14,6 @@ from tyro.conf import Positional, arg
 
 from evenhand.cli._checksums import Condition, check
 from evenhand.cli._config import changes, filled, recorded
-from evenhand.cli._data import fingerprint
 from evenhand.cli._folder import (
     CHECKPOINT,
     CHECKSUMS,
@@ -110,7 +109,7 @@ class Resume:
 
     def _train(self, path: Path, run: Run, remarks: list[str]) -> int:
         data = run.data.load()
-        if dict_in(read_json(path), "data").get("fingerprint") != fingerprint(data):
+        if dict_in(read_json(path), "data").get("fingerprint") != data.fingerprint:
             raise EvenhandError(
                 f"The data {run.data.data} are not those that {self.run} was trained on: restore them, or start "
                 f"over with `evenhand run --config {self.run} --out NEW`."

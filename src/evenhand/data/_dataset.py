@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,9 @@ from evenhand.errors import EvenhandError
 from evenhand.text import counted
 
 __all__ = ["FederatedDataset", "Split"]
+
+_BLOCK = 2**24
+"""Bytes that are read at a time."""
 
 
 class Split(NamedTuple):
@@ -128,6 +133,24 @@ class FederatedDataset:
     def feature_shape(self) -> tuple[int, ...]:
         """The shape of the features of one example."""
         return self.train.x.shape[1:]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of every number in the data set and of the clients' names, by which a changed data set is noticed.
+
+        It is computed once, as the arrays cannot be written to, and reads those that stay in files block by block.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update("\n".join(self.client_ids).encode(errors="surrogatepass"))
+        for split in (self.train, self.valid, self.test):
+            for array in split:
+                digest.update(f"{array.dtype}{array.shape}".encode())
+                rows = max(1, _BLOCK // max(array[:1].nbytes, 1))
+                for first in range(0, len(array), rows):
+                    digest.update(
+                        np.ascontiguousarray(array[first : first + rows]).reshape(-1).view(np.uint8)
+                    )
+        return digest.hexdigest()
 
     def describe(self) -> str:
         """A few lines to read: clients, examples per client with mean and standard deviation, features."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -20,6 +19,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from evenhand.checksums import resealed
 from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
 from evenhand.interrupts import uninterrupted
 from evenhand.lock import held
@@ -154,8 +154,8 @@ class Checkpoints:
             try:
                 with uninterrupted():  # as while saving
                     found, is_old = self._read(step, identity, one)
-            except EvenhandError:
-                raise
+            except EvenhandError as error:
+                raise StorageError(*error.args) from None  # which no study may take for the result of a run
             except Exception as error:  # orbax and its stores raise whatever they like about damaged files
                 reasons.append(_first_line(error))
                 continue
@@ -171,7 +171,7 @@ class Checkpoints:
                     f"checksums: damage to it would not be noticed."
                 )
             return found
-        raise EvenhandError(
+        raise StorageError(
             f"The checkpoint in {self._folder} is damaged ({reasons[0]}): delete what is in it to begin anew."
         )
 
@@ -266,12 +266,6 @@ class Checkpoints:
             elif jax.process_index() == 0:  # too damaged for orbax to see, or gone already
                 shutil.rmtree(self._folder / str(step), ignore_errors=True)
         self._stale = []
-
-
-def resealed(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What is saved beside the arrays, with the checksum that it must have."""
-    rest = {name: value for name, value in about.items() if name != _ALL}
-    return {**rest, _ALL: hashlib.sha256(json.dumps(rest).encode()).hexdigest()}
 
 
 def _checksum(arrays: Mapping[str, NDArray]) -> str:

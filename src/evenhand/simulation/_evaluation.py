@@ -41,7 +41,7 @@ from evenhand.simulation._rows import Resident, must_stream, sent
 from evenhand.simulation._served import Served
 from evenhand.simulation.setup import Setup
 from evenhand.streams import Purpose
-from evenhand.types import Array, Model, Params, PyTree
+from evenhand.types import Algorithm, Array, Model, Params, PyTree
 
 __all__ = ["Evaluation", "honest_among"]
 
@@ -124,10 +124,10 @@ class Evaluation:
 
     @staticmethod
     def of_each(evaluations: Sequence[Evaluation], states: Sequence[RoundState]) -> list[Served]:
-        """What each evaluation finds of its state: all at once, where these are global models of one kind."""
+        """What each evaluation finds of its state, all at once: of the same clients, of methods that are alike."""
         first = evaluations[0]
         model, rows = first.algorithm.model, sum(split.x.shape[0] for split in first.splits.values())
-        if len(states) == 1 or rows * len(states) > _MOST_ROWS or not all(map(first.is_alike, evaluations)):
+        if rows * len(states) > _MOST_ROWS:
             return [each.served(state) for each, state in zip(evaluations, states, strict=True)]
         params = _stacked(
             [
@@ -141,13 +141,14 @@ class Evaluation:
         }
         return [Served.of({name: each[i] for name, each in found.items()}) for i in range(len(states))]
 
-    def is_alike(self, other: Evaluation) -> bool:
-        """Whether global models alone are evaluated, by the same functions on the same examples."""
-        return self.splits is other.splits and all(
-            (of := each.algorithm).adapt is None
+    @staticmethod
+    def are_alike(algorithms: Sequence[Algorithm]) -> bool:
+        """Whether global models alone are evaluated, by the same functions."""
+        return all(
+            of.adapt is None
             and of.personal_params is None
-            and _measured(of.model) == _measured(self.algorithm.model)
-            for each in (self, other)
+            and _measured(of.model) == _measured(algorithms[0].model)
+            for of in algorithms
         )
 
     def served(self, state: RoundState) -> Served:

@@ -22,7 +22,7 @@ from evenhand.types import Attack, ClientData, Key, Params
 __all__ = ["identity"]
 
 _SAMPLE = 2**12
-"""Rows by which data are distinguished; all of them may not fit into memory."""
+"""Rows under ``"data"``, all that earlier versions saved: theirs are still compared by these."""
 _MALICIOUS = 4
 """Malicious clients by whose rows attacks are distinguished."""
 
@@ -39,6 +39,7 @@ def identity(setup: Setup, data: FederatedDataset, seed: int, eval_clients: int 
         "cohort": setup.program.cohort,
         "eval_clients": eval_clients,
         "data": digest.hexdigest()[:16],
+        "data (every row, and the clients' names)": data.fingerprint,
         "attack": _attack(setup.program.attack, data, seed),
         "method (with its settings, systems and attack)": _fingerprint(setup),
     }

@@ -35,13 +35,14 @@ class Job(NamedTuple):
 
 
 def identify(job: Job) -> dict[str, Any]:
-    """What must be equal for two jobs to be the same run, but for the seed."""
+    """What must be equal for two jobs to be the same run, except the seed, under which a result is kept."""
     setup = set_up(job.algorithm, job.data, devices=1, lanes=1, **settings(job))
-    found = identity(setup, job.data, job.seed, job.eval_clients)
-    del found["seed"], found["attack"]  # the liars, and so this, depend on the seed
+    # Which clients are malicious depends on the seed: attacks are distinguished by what they do at seed 0.
+    same = identity(setup, job.data, 0, job.eval_clients)
+    del same["seed"]
     if metrics := resolved(job.metrics):  # no part of what is trained, but of what is kept of it
-        found["metrics"] = [metric.name for metric in metrics]
-    return found | {"rounds": job.rounds, "eval_every": job.eval_every}
+        same["metrics"] = [metric.name for metric in metrics]
+    return same | {"rounds": job.rounds, "eval_every": job.eval_every}
 
 
 def cohort_of(job: Job) -> int:

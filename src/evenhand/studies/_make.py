@@ -145,9 +145,7 @@ def study(
     notes = (*sources.notes, *_cautions(planned, seeds, by, sources.chooses))
     known = _facts(planned, seeds) | dict(about or {})
     found = Study(tuple(outcomes), by, baseline or names[0], metric, notes, known)
-    if store is not None:
-        store.describe(found)
-    return found
+    return found if store is None else store.describe(found)
 
 
 def _expect_known(methods: list[str], asked: Mapping[str, str | None]) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from evenhand.report import RunView, honest, may_win
 from evenhand.simulation import Run
 from evenhand.studies._plan import Setting
 from evenhand.studies._tried import NDArray
 
-__all__ = ["Outcome"]
+__all__ = ["Outcome", "Status"]
+
+Status: TypeAlias = Literal["done", "diverged", "failed", "stopped"]
 
 
 class Outcome(NamedTuple):
@@ -30,7 +32,7 @@ class Outcome(NamedTuple):
 
     setting: Setting
     seed: int
-    status: Literal["done", "diverged", "failed", "stopped"]
+    status: Status
     reason: str
     view: RunView | None
     measures: Mapping[str, NDArray] = MappingProxyType({})

@@ -314,6 +314,17 @@ def test_survivors_are_the_best_share_of_each_method_under_each_condition() -> N
     assert rungs(Halving(3, keep=0.1), rounds=100, eval_every=1) == [3, 30]
 
 
+def test_settings_that_were_lost_count_in_the_share_that_goes_on() -> None:
+    """Of six settings a third goes on, two, also where four of them have diverged: not a third of what is left."""
+    outcomes = [
+        outcome(Setting("f", {"lr": float(i)}), 0, [0.1 * i], "done" if i < 2 else "diverged")
+        for i in range(6)
+    ]
+    left = survivors(outcomes, Rule(), 1 / 3)
+    assert sorted(each.numbers["lr"] for each in left) == [0.0, 1.0]
+    assert [each.numbers["lr"] for each in survivors(outcomes[:2], Rule(), 1 / 3)] == [1.0]
+
+
 def test_a_run_that_diverged_before_a_rung_is_not_told_as_stopped(tmp_path: Path) -> None:
     how = HOW | {"rounds": 8, "seeds": 1}
     found = study(
@@ -381,7 +392,7 @@ def test_a_full_disk_ends_a_study_and_is_no_result(tmp_path: Path, monkeypatch: 
     methods, error = {"f": fedavg(0.1)}, StorageError("The state could not be saved: make room.")
     real = _runs.iterate_many
 
-    def full(jobs: Any) -> Any:
+    def full(jobs: Any, wanted: Any) -> Any:
         yield 0, error
 
     monkeypatch.setattr(_runs, "iterate_many", full)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from evenhand.checksums import fits_its_list
 from evenhand.data._features import Column, Features, Series, encode
 from evenhand.data.loaders._cells import Row, check_filled, prepared, with_na
 from evenhand.data.loaders._csv import layout_of, read_cells
@@ -94,7 +95,13 @@ def load_features(path: str | Path) -> Features:
     path = Path(path)
     path = path / "features.json" if path.is_dir() else path
     try:
+        if not fits_its_list(path):
+            raise EvenhandError(
+                f"{path} is damaged (it does not match checksums.json): `evenhand resume {path.parent}` restores it."
+            )
         return Features.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except EvenhandError:
+        raise
     except FileNotFoundError:
         raise EvenhandError(
             f"{path}: there is no such file: name the folder of a run that was trained on a table."
