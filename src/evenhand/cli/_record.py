@@ -141,6 +141,7 @@ def _finish(
         "padded": run.info["padded"],
         "by_class": view.info["by_class"],
         "privacy": view.info.get("privacy"),
+        "adapts": view.info["adapts"],
         "findings": [finding._asdict() for finding in run.findings],
     }
     for split, metrics in view.clients.items():

@@ -128,6 +128,7 @@ class Run:
             progress=console.is_terminal and not options.quiet,
             lanes=options.lanes,
             eval_clients=options.eval_clients,
+            untrained=options.untrained,
             watch=[
                 of_run(each, place.folder, place.config) for each in trackers(options.watch, place.folder)
             ],

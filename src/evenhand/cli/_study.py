@@ -71,6 +71,8 @@ class StudyOptions:
     """rounds between two evaluations of every client"""
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """evaluate only so many clients, drawn once per run"""
+    untrained: Literal["global", "initial"] = "global"
+    """what clients are served whose personal model never trained: the current global model, or the initial model"""
     watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
     """who else is told what is measured: tensorboard (files in the folder), mlflow, wandb"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: studies/METHODS-DATA)")] = (
@@ -137,6 +139,7 @@ class Study:
                 systems=None if systems is None else {name: make(model) for name, make in systems.items()},
                 attack=None if attacks is None else {name: make(model) for name, make in attacks.items()},
                 eval_clients=options.eval_clients,
+                untrained=options.untrained,
                 folder=folder,
                 halving=None if options.halving is None else Halving(options.halving),
                 checkpoint=options.checkpoint,

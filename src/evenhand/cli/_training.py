@@ -35,6 +35,8 @@ class TrainingOptions:
     """rounds between two evaluations of every client"""
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
+    untrained: Literal["global", "initial"] = "global"
+    """what clients are served whose personal model never trained: the current global model, or the initial model"""
     epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None
     """what a private method may spend; where its noise multiplier is left out, the least that suffices is found"""
     delta: Annotated[

@@ -11,7 +11,14 @@ from evenhand.evaluation._classes import (
 )
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
 from evenhand.evaluation._error import ERROR_NAMES
-from evenhand.evaluation._findings import Finding, blank_loss, feature_scales, findings
+from evenhand.evaluation._findings import (
+    Finding,
+    blank_loss,
+    diverged_clients,
+    feature_scales,
+    findings,
+    untrained_clients,
+)
 from evenhand.evaluation._flat import (
     Prepared,
     evaluate,
@@ -54,6 +61,7 @@ __all__ = [
     "class_spread",
     "column",
     "dissimilarity",
+    "diverged_clients",
     "entropy",
     "evaluate",
     "evaluate_personal",
@@ -80,5 +88,6 @@ __all__ = [
     "serve_by_level",
     "summarize",
     "summarize_classes",
+    "untrained_clients",
     "worst",
 ]

@@ -37,6 +37,7 @@ class RunView(NamedTuple):
       clients: split -> metric -> ``(K,)``, at the end of the run; NaN for a client without examples.
       info: facts about the run itself.  Known keys, all optional: ``"rounds"``, ``"cohort"``, ``"seed"``, ``"data"``
         and ``"method"`` (names), ``"fingerprint"`` (equal for equal data), ``"seconds"`` (activity -> seconds),
+        ``"adapts"`` (whether clients adapt the model that they are served to their examples before they use it),
         ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"`` (the line
         that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
         :func:`~evenhand.evaluation.by_class` gives), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in
@@ -47,6 +48,8 @@ class RunView(NamedTuple):
       findings: what to know before trusting the numbers, the worst first.
       malicious: which clients are, bool ``(K,)``; None: nobody attacked.
       unseen: how clients are served that took no part in the training; None: there are none.
+      last_round: the last round, counted from 1, in which each client trained, ``(K,)``; 0: it never did; None: it is
+        not known, as in runs that earlier versions saved.
     """
 
     title: str
@@ -60,6 +63,7 @@ class RunView(NamedTuple):
     findings: Sequence[Finding] = ()
     malicious: NDArray | None = None
     unseen: RunView | None = None
+    last_round: NDArray | None = None
 
 
 def diverged(run: RunView) -> bool:
@@ -83,6 +87,7 @@ def among(run: RunView, who: Literal["all", "honest", "malicious"]) -> RunView:
             split: {name: of[chosen] for name, of in found.items()} for split, found in run.classes.items()
         },
         malicious=run.malicious[chosen],
+        last_round=None if run.last_round is None else run.last_round[chosen],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from evenhand.memory import aligned, empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._adapted import adapt_all, fitting
 from evenhand.simulation._rows import Resident, must_stream, sent
-from evenhand.simulation._served import Served
+from evenhand.simulation._served import Serve, Served, Untrained, has_own
 from evenhand.simulation.setup import Setup
 from evenhand.streams import Purpose
 from evenhand.types import Array, Model, Params, PyTree
@@ -49,34 +49,26 @@ _MOST_ROWS = 2**25
 """Examples, times models, that are evaluated at once: the values of all of them are in memory."""
 
 
-class _Serve(NamedTuple):
-    """``(states, k) -> params`` that client ``k`` is served.
-
-    It holds no data, since compiled functions keep what they are keyed with.
-    """
-
-    global_params: Callable[[PyTree], Params]
-    personal_params: Callable[[PyTree, PyTree], Params] | None
-
-    def __call__(self, states: PyTree, k: Array) -> Params:
-        server, clients = states
-        if self.personal_params is None:
-            return self.global_params(server)
-        return self.personal_params(server, tree.take(clients, k))
-
-
 class Evaluation:
     """All splits of all clients, or of as many as are drawn once for the whole run.
 
     Attributes:
       drawn: who is evaluated, ascending; None: all.
       malicious: which clients are, ``(N,)``.
+      untrained: what clients are served that never trained.
       splits: their rows.
       indices: which of them have rows of which classes; None where rows have no classes.
     """
 
-    def __init__(self, setup: Setup, data: FederatedDataset, seed: int, clients: int | None) -> None:
-        program = setup.program
+    def __init__(
+        self,
+        setup: Setup,
+        data: FederatedDataset,
+        seed: int,
+        clients: int | None,
+        untrained: Untrained = "global",
+    ) -> None:
+        program, self.untrained = setup.program, untrained
         self.algorithm, self.lanes = program.algorithm, program.lanes
         self.root, self.capacity = setup.keys.shared, program.capacity
         self.drawn = _drawn(data.num_clients, seed, clients)
@@ -144,16 +136,25 @@ class Evaluation:
         if self._mesh is None:
             state = here(state)
         of, params = self.algorithm, self.algorithm.global_params(state.server)
-        model, serve = of.model, _Serve(of.global_params, of.personal_params)
+        model, serve = of.model, Serve(of.global_params, of.personal_params)
         if of.adapt is not None or of.personal_params is not None:
+            own = has_own(np.asarray(here(state.last_round)), self.untrained)
             alone = {name: per_client(model, params, split) for name, split in self.splits.items()}
             if of.adapt is not None or self.store is not None:
-                return self._in_windows(state, serve).beside(alone)
+                return self._in_windows(state, serve, own).beside(alone)
             parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
-            return self._personal((state.server, state.clients), parts, serve).beside(alone)
+            return self._personal((state.server, state.clients, own), parts, serve).beside(alone)
         return Served.of(
             {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
         )
+
+    def initial_loss(self, state: RoundState) -> NDArray:
+        """Each client's training loss with the global model; nothing, where all are served that."""
+        if self.algorithm.adapt is None and self.algorithm.personal_params is None:
+            return np.zeros(0)
+        server = here(state.server) if self._mesh is None else state.server
+        params = self.algorithm.global_params(server)
+        return per_client(self.algorithm.model, params, self.splits["train"])["loss"]
 
     def _personal(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
         measure = partial(
@@ -166,7 +167,7 @@ class Evaluation:
             }
         )
 
-    def _in_windows(self, state: RoundState, serve: _Serve) -> Served:
+    def _in_windows(self, state: RoundState, serve: Serve, own: NDArray) -> Served:
         """Measures the models of as many clients at a time as memory allows: adapted ones, or from a store."""
         train, adapt, store = self.splits["train"], self.algorithm.adapt, self.store
         clients = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
@@ -183,10 +184,11 @@ class Evaluation:
                 for name, split in self.splits.items()
             }
             ids = places = clients[window]
-            states: PyTree = (state.server, state.clients)
+            states: PyTree = (state.server, state.clients, own)
             if store is not None:
                 places = np.arange(len(ids))
-                states = (state.server, everywhere(self._mesh, store.of(ids, together)))
+                mine = np.pad(own[ids], (0, together - len(ids)))
+                states = (state.server, everywhere(self._mesh, store.of(ids, together)), mine)
             if adapt is None:
                 served[first] = self._personal(states, parts, serve)
             else:

@@ -9,6 +9,7 @@ from evenhand.data import FederatedDataset
 from evenhand.simulation._checkpoint import Checkpoint
 from evenhand.simulation._checks import check_numbers
 from evenhand.simulation._identity import identity
+from evenhand.simulation._served import Untrained
 from evenhand.simulation.setup import set_up
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack
@@ -29,13 +30,16 @@ class Job(NamedTuple):
     systems: Systems | None = None
     checkpoint: str | Path | Checkpoint | None = None
     eval_clients: int | None = None
+    untrained: Untrained = "global"
 
 
 def identify(job: Job) -> dict[str, Any]:
     """What must be equal for two jobs to be the same run, but for the seed."""
     setup = set_up(job.algorithm, job.data, devices=1, lanes=1, **settings(job))
-    found = identity(setup, job.data, job.seed, job.eval_clients)
+    found = identity(setup, job.data, job.seed, job.eval_clients, job.untrained)
     del found["seed"], found["attack"]  # the liars, and so this, depend on the seed
+    if job.untrained == "global":
+        del found["untrained"]  # results of earlier versions do not have it
     return found | {"rounds": job.rounds, "eval_every": job.eval_every}
 
 
@@ -51,6 +55,7 @@ def cohort_of(job: Job) -> int:
         job.eval_clients,
         job.systems,
         job.attack,
+        job.untrained,
     )
     return check_numbers(job.algorithm, job.data, *how)
 

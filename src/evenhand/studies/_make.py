@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -48,6 +48,7 @@ def study(
     attack: Attack | Mapping[str, Attack | None] | None = None,
     systems: Systems | Mapping[str, Systems | None] | None = None,
     eval_clients: int | None = None,
+    untrained: Literal["global", "initial"] = "global",
     measure: Measure | None = None,
     folder: str | Path | None = None,
     halving: Halving | None = None,
@@ -78,6 +79,7 @@ def study(
       attack: what malicious clients do, or several attacks by name, each of which is studied.
       systems: stragglers and dropouts, or several by name.
       eval_clients: how many clients are evaluated.
+      untrained: what clients are served that never trained a personal model: ``"global"`` or ``"initial"``.
       measure: ``run -> {name: number}``, called with each run at each evaluation, for what the statistics do not tell,
         such as how the model does on other rows.  :attr:`Outcome.measures` keeps its numbers.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
@@ -117,7 +119,12 @@ def study(
     algorithms = {str(setting): makers[setting.method](setting) for setting in wanted}
     sources = _Sources(by.split == "valid" and len(wanted) > len(names))
     seeds = check_seeds(seeds)
-    how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every, "eval_clients": eval_clients}
+    how: dict[str, Any] = {
+        "cohort": cohort,
+        "eval_every": eval_every,
+        "eval_clients": eval_clients,
+        "untrained": untrained,
+    }
 
     def job(setting: Setting, source: Any, seed: int, attack: Attack | None, systems: Systems | None) -> Job:
         who = algorithms[str(setting)], sources.of(source, seed), rounds, seed
