@@ -64,7 +64,8 @@ def fedtilt(
     are Ditto's; equal tilts of classes and examples are one tilt of all examples.  Classes absent from a batch do not
     count.  The tilted risk of a batch is a biased estimate of that of all examples; ``batch_size=None`` is exact.
 
-    Differs from the paper only where it is silent: the server's step size; personal models start as the initial one.
+    Differs from the paper only where it is silent: the server's step size; personal models start as the initial one,
+    and a client never drawn is served the global one.
 
     Example:
       >>> import evenhand as eh

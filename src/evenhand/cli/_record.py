@@ -148,6 +148,7 @@ def _finish(
         "privacy": view.info.get("privacy"),
         "constant": view.info.get("constant"),
         "metrics": view.info["metrics"],
+        "adapts": view.info["adapts"],
         "findings": [finding._asdict() for finding in view.findings],
     }
     seen = honest(view)

@@ -135,6 +135,7 @@ class Run:
             lanes=options.lanes,
             eval_clients=options.eval_clients,
             metrics=options.metrics or (),
+            untrained=options.untrained,
             watch=[
                 of_run(each, place.folder, place.config) for each in trackers(options.watch, place.folder)
             ],

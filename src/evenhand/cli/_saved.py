@@ -70,10 +70,12 @@ def load_run(folder: Path) -> SavedRun:
         classes=table.classes,
         findings=_findings(folder / SUMMARY, summary.get("findings", [])),
         malicious=table.malicious,
+        last_round=table.last_round,
     )
     if unseen is not None:
         parts = {"client_ids": unseen.client_ids, "sizes": unseen.sizes, "clients": unseen.clients}
-        view = view._replace(unseen=view._replace(**parts, classes=unseen.classes, malicious=None))
+        parts |= {"classes": unseen.classes, "last_round": unseen.last_round}
+        view = view._replace(unseen=view._replace(**parts, malicious=None))
     remarks = tuple(condition.remarks(folder))
     return SavedRun(folder, view, summary["interrupted"], config["data"]["fingerprint"], remarks)
 
@@ -95,6 +97,7 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "privacy": summary.get("privacy"),
         "constant": summary.get("constant"),
         "metrics": {name: str(reason) for name, reason in dict_in(summary, "metrics").items()},
+        "adapts": summary.get("adapts"),
         "command": f"evenhand run --config {shlex.quote(str(folder / CONFIG))}",
         "versions": config["versions"],
     }
@@ -135,6 +138,7 @@ _SUMMARY = {
     "padded": (int, float, NoneType),
     "by_class": (dict, NoneType),
     "privacy": (dict, NoneType),
+    "adapts": (bool, NoneType),
 }
 """What these files must hold, and of which type; ``*`` stands for every name."""
 

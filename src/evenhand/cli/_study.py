@@ -84,6 +84,8 @@ class StudyOptions:
     """evaluate only so many clients, drawn once per run"""
     metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
     """further metrics of each client, measured after the last round: auc, macro_f1, ...; see `evenhand list metrics`"""
+    untrained: Literal["global", "initial"] = "global"
+    """what clients are served whose personal model never trained: the current global model, or the initial model"""
     watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
     """who else is told what is measured: tensorboard (files in the folder), mlflow, wandb"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: studies/METHODS-DATA)")] = (
@@ -156,6 +158,7 @@ class Study:
                 attack=None if attacks is None else {name: make(model) for name, make in attacks.items()},
                 eval_clients=options.eval_clients,
                 metrics=options.metrics or (),
+                untrained=options.untrained,
                 folder=folder,
                 halving=None if options.halving is None else Halving(options.halving),
                 checkpoint=options.checkpoint,

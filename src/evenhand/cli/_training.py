@@ -37,6 +37,8 @@ class TrainingOptions:
     """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
     metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
     """further metrics of each client, measured after the last round: auc, macro_f1, ...; see `evenhand list metrics`"""
+    untrained: Literal["global", "initial"] = "global"
+    """what clients are served whose personal model never trained: the current global model, or the initial model"""
     epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None
     """what a private method may spend; where its noise multiplier is left out, the least that suffices is found"""
     delta: Annotated[

@@ -16,11 +16,13 @@ from evenhand.evaluation._findings import (
     OF_THE_DATA,
     Finding,
     blank_loss,
+    diverged_clients,
     feature_scales,
     findings,
     headline_of,
     no_guarantee,
     unmeasured,
+    untrained_clients,
 )
 from evenhand.evaluation._flat import (
     Prepared,
@@ -73,6 +75,7 @@ __all__ = [
     "class_spread",
     "column",
     "dissimilarity",
+    "diverged_clients",
     "entropy",
     "evaluate",
     "evaluate_personal",
@@ -106,5 +109,6 @@ __all__ = [
     "summarize_classes",
     "undefined",
     "unmeasured",
+    "untrained_clients",
     "worst",
 ]

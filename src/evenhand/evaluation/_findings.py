@@ -12,7 +12,7 @@ import numpy.typing as npt
 from evenhand.data import FederatedDataset
 from evenhand.evaluation._classes import ClassMetrics
 from evenhand.evaluation._guess import Baseline
-from evenhand.evaluation._metrics import SPLIT_NAMES, SPLITS, is_share
+from evenhand.evaluation._metrics import SPLIT_NAMES, SPLITS, column, is_share, of_global
 from evenhand.text import counted
 from evenhand.types import Need
 
@@ -20,11 +20,13 @@ __all__ = [
     "OF_THE_DATA",
     "Finding",
     "blank_loss",
+    "diverged_clients",
     "feature_scales",
     "findings",
     "headline_of",
     "no_guarantee",
     "unmeasured",
+    "untrained_clients",
 ]
 
 NDArray = npt.NDArray[Any]
@@ -36,6 +38,7 @@ _LEAST_OF_ONE, _LEAST, _LEARNT = 20, 100, 1.2
 _ODDS, _RARE = 20.0, 0.25
 _APART = 1000.0
 _SAMPLE_ROWS, _SAMPLE_NUMBERS = 1024, 2**22
+_PERSONAL, _NAMED = 10.0, 5
 
 
 Kind: TypeAlias = Literal[
@@ -86,6 +89,7 @@ def findings(
     constant: Callable[[], Baseline | None] = lambda: None,
     restarts: bool = False,
     guarantee: Finding | None = None,
+    clients: Sequence[Finding | None] = (),
 ) -> tuple[Finding, ...]:
     """All that is wrong with a run, the worst first; before the first round only the features' scales can be.
 
@@ -99,8 +103,9 @@ def findings(
       constant: :func:`evenhand.evaluation.baseline` of the run, called only where it matters.
       restarts: whether a schedule of the clients' step sizes restarts in every round.
       guarantee: from :func:`no_guarantee`.
+      clients: those about single clients, from :func:`diverged_clients` and :func:`untrained_clients`.
     """
-    known = tuple(finding for finding in (guarantee, scales) if finding is not None)
+    known = tuple(finding for finding in (*clients, guarantee, scales) if finding is not None)
     known = (_schedule(), *known) if restarts else known
     if not len(history["round"]) or history["round"][-1] < 1:
         return known
@@ -476,6 +481,75 @@ def unmeasured(
 
 def _shown(x: float, metric: str) -> str:
     return f"{100 * x:.1f} %" if is_share(metric) else _text(x)
+
+
+def diverged_clients(
+    losses: Mapping[str, NDArray], initial: NDArray, trained: NDArray, names: Sequence[str]
+) -> Finding | None:
+    """A finding where clients' personal models diverged, whatever became of the global model.
+
+    The rule: at a client that trained, the training loss of the personal model at the last evaluation is not finite,
+    or over 10 times the larger of two losses on the same examples: that of the global model then, and that of the
+    initial model; the larger counts as at least 1e-6.  Neither depends on how often the run was evaluated.
+
+    Args:
+      losses: metric -> ``(K,)`` on the training examples of the evaluated clients; without a ``"global_loss"`` there
+        are no personal models, and nothing is found.
+      initial: the loss of the initial model on them, ``(K,)``.
+      trained: which of the clients are meant, bool ``(K,)``.
+      names: the clients' ids.
+    """
+    if of_global("loss") not in losses or not len(initial):
+        return None
+    own, alone = losses["loss"], losses[of_global("loss")]
+    usual = np.maximum(np.fmax(alone, initial), _TINY)
+    bad = np.flatnonzero(trained & ~(np.isfinite(own) & (own <= _PERSONAL * usual)))
+    if not len(bad):
+        return None
+    excess = np.where(np.isfinite(own[bad]), own[bad] / usual[bad], np.inf)
+    bad = bad[np.argsort(-excess, kind="stable")]
+    shown = [f"{names[k]} ({_text(own[k])}, usually {_text(usual[k])})" for k in bad[:_NAMED]]
+    more = [f"{len(bad) - _NAMED:,} more"] if len(bad) > _NAMED else []
+    listed = " and ".join(filter(None, (", ".join([*shown, *more][:-1]), [*shown, *more][-1])))
+    text = (
+        f"The personal models of {len(bad):,} of {counted(int(trained.sum()), 'client')} diverged: their training loss "
+        f"is not finite, or over {_PERSONAL:g} times the usual one, which is the larger of the global and the initial "
+        f"model's. By client: {listed}. Means and worst tenths include them."
+    )
+    cure = (
+        "Try a smaller step size for the personal models, or one that keeps them closer to the global model."
+    )
+    return Finding("client_diverged", f"{text} {cure}")
+
+
+def untrained_clients(
+    last_round: NDArray, history: Mapping[str, NDArray], *, initial: bool, adapts: bool
+) -> Finding | None:
+    """A finding where some clients have never trained a model of their own, though others have.
+
+    Args:
+      last_round: when each client last trained, ``(N,)``; 0: never.
+      history: as in :attr:`evenhand.simulation.Run.history`.
+      initial: whether these clients are served what they have kept since the start, not the global model.
+      adapts: whether clients adapt the model that they are served to their examples.
+    """
+    untrained = last_round == 0
+    if not untrained.any() or untrained.all():
+        return None
+    alone = np.asarray(history.get(column("train", of_global("loss")), [0.0, 1.0]), np.float64)
+    if initial:
+        served = "the personal model as it was initialised"
+    elif np.all(alone == alone[0]):
+        served = "the global model, which has not changed since the start"
+    else:
+        served = "the current global model"
+    text = (
+        f"{int(untrained.sum()):,} of {counted(len(untrained), 'client')} never trained in "
+        f"{counted(int(history['round'][-1]), 'round')}, and are served {served}"
+        f"{', which they adapt to their examples' if adapts else ''}; their results say nothing about trained personal "
+        "models. More rounds or a larger cohort reach more clients."
+    )
+    return Finding("untrained", text)
 
 
 def blank_loss(data: FederatedDataset) -> float:

@@ -56,8 +56,8 @@ def fedalt(
         not mini-batch descent; or two kinds of work with different models.
 
     Edge cases: with no personal parameter, ``personal=()``, this is FedAvg bit for bit; with all of them, ``"*"``, no
-    client learns anything from another.  A client never drawn is served :math:`v^0` with the latest ``u``.  An
-    aggregator that needs losses gets those of the personal models.
+    client learns anything from another.  A client never drawn is served the global model, which is :math:`v^0` with
+    the latest ``u``.  An aggregator that needs losses gets those of the personal models.
 
     Differs from the paper: the authors weight by the number of batches; here the sampling scheme decides, by default
     the number of examples.  Their code does a full pass over the data for each part, as here, which is twice the

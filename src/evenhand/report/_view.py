@@ -41,7 +41,8 @@ class RunView(NamedTuple):
       info: facts about the run itself. Known keys, all optional: ``"rounds"``, ``"cohort"``, ``"seed"``, ``"data"`` and
         ``"method"`` (names), ``"client_column"`` (what a client is, such as ``"hospital"``), ``"fingerprint"`` (equal
         for equal data), ``"clients"`` (how many the data have, those that were not evaluated included), ``"seconds"``
-        (activity -> seconds), ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps),
+        (activity -> seconds), ``"adapts"`` (whether clients adapt the model that they are served to their examples
+        before they use it), ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps),
         ``"command"`` (the line that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split ->
         what :func:`~evenhand.evaluation.by_class` gives), ``"metrics"`` (metric of a set of examples -> what clients
         for which it is undefined have in common), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in words),
@@ -54,6 +55,8 @@ class RunView(NamedTuple):
       malicious: which clients are, bool ``(K,)``; None: no client of this view is.
       unseen: how clients are served that took no part in the training; None: there are none.
       whole: the run with its malicious clients, where this is its honest part (:func:`honest`); else None.
+      last_round: the last round, counted from 1, in which each client trained, ``(K,)``; 0: it never did; None: it is
+        not known, as in runs that earlier versions saved.
     """
 
     title: str
@@ -68,6 +71,7 @@ class RunView(NamedTuple):
     malicious: NDArray | None = None
     unseen: RunView | None = None
     whole: RunView | None = None
+    last_round: NDArray | None = None
 
 
 def diverged(run: RunView, splits: Collection[str] | None = None) -> bool:
@@ -94,6 +98,7 @@ def among(run: RunView, who: Literal["all", "honest", "malicious"]) -> RunView:
             split: {name: of[chosen] for name, of in found.items()} for split, found in run.classes.items()
         },
         malicious=run.malicious[chosen],
+        last_round=None if run.last_round is None else run.last_round[chosen],
     )
 
 

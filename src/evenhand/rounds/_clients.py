@@ -33,6 +33,7 @@ __all__ = [
     "Wire",
     "begin",
     "cohort",
+    "last_rounds",
     "lift_key",
     "phase_stream",
     "roots",
@@ -59,11 +60,13 @@ class RoundState(NamedTuple):
       server: the algorithm's server state.
       aggregators: one state per phase.
       clients: the clients' states, leading axis ``N``; from :func:`begin`, that of one new client.
+      last_round: int32 ``(N,)``, from :func:`last_rounds`; ``()`` where that is not recorded.
     """
 
     server: PyTree
     aggregators: tuple[PyTree, ...]
     clients: PyTree
+    last_round: PyTree = ()
 
 
 class Wire(NamedTuple):
@@ -140,6 +143,26 @@ def cohort(
     ):  # a cohort has at least one slot, so that an empty one needs no code of its own
         return Cohort.of(jnp.zeros(1, jnp.int32), jnp.zeros(1, bool))
     return drawn
+
+
+def last_rounds(before: PyTree, cohort: Cohort, accepted: Array, number: Array | int) -> PyTree:
+    """The last round, counted from 1, in which each client trained, after round ``number``, which counts from 0.
+
+    A client trains in a round if it is in the cohort of the last exchange, and its upload is accepted: a dropout, a
+    straggler whose work is discarded and a client whose upload is rejected keep the state that they had.
+
+    Args:
+      before: int32 ``(N,)``, the result of the round before, 0 for clients that never trained; ``()``: not recorded.
+      cohort: that of the last exchange.
+      accepted: which of its uploads were accepted, bool ``(m,)``.
+      number: the round.
+    """
+
+    def after(rounds: Array) -> Array:
+        trained = cohort.present & accepted
+        return rounds.at[jnp.where(trained, cohort.ids, rounds.shape[0])].set(number + 1, mode="drop")
+
+    return jax.tree.map(after, before)  # of (), nothing: the program of a round is then as without this
 
 
 def work_key(keys: Keys, number: Array | int, phase: int, client: Array) -> Key:

@@ -39,6 +39,8 @@ _ABOUT = {"identity", "done", "history", "per_round", "dtypes", "seconds"}
 """What is saved beside the arrays."""
 _CLIENTS = "clients"
 """The segments of the clients' states, where these are on the host."""
+_LAST_ROUND = "last_round"
+"""When each client last trained; missing in checkpoints of earlier versions."""
 _STATE, _ALL = "sha256 of the state", "sha256"
 """Checksums: of the arrays, and of that and everything else."""
 
@@ -52,6 +54,7 @@ class Snapshot(NamedTuple):
       history: one row per evaluation.
       per_round: what the method reported about each round, ``(done,)`` each.
       seconds: spent per activity.
+      last_round: as in :class:`RoundState`, where it is taken out of ``state``; None: an earlier version saved it not.
     """
 
     state: RoundState
@@ -59,6 +62,7 @@ class Snapshot(NamedTuple):
     history: list[dict[str, float]]
     per_round: dict[str, NDArray]
     seconds: dict[str, float]
+    last_round: NDArray | None = None
 
 
 class Checkpoint(NamedTuple):
@@ -209,7 +213,8 @@ class Checkpoints:
         state = jax.tree.unflatten(structure, [arrays[str(i)] for i in range(len(leaves))])
         clients = state.clients if listed is None else self._like.clients
         state = state._replace(clients=self._segments.restored(listed, clients, one))
-        return Snapshot(state, step, about["history"], per_round, about["seconds"]), is_old
+        last = None if _LAST_ROUND not in about else np.array(about[_LAST_ROUND], np.int32)
+        return Snapshot(state, step, about["history"], per_round, about["seconds"], last), is_old
 
     def due(self, *, last: bool) -> bool:
         """Whether it is time to save; ``last``: after the last round."""
@@ -236,6 +241,8 @@ class Checkpoints:
             "seconds": snapshot.seconds,
             _STATE: _checksum(arrays),
         }
+        if snapshot.last_round is not None:
+            about[_LAST_ROUND] = snapshot.last_round.tolist()
         # Threads of the store that are left behind by Ctrl-C complain on the user's screen.
         with uninterrupted():
             try:

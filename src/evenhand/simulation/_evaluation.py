@@ -38,7 +38,7 @@ from evenhand.memory import aligned, empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._adapted import adapt_all, fitting
 from evenhand.simulation._rows import Resident, must_stream, sent
-from evenhand.simulation._served import Served
+from evenhand.simulation._served import Serve, Served, Untrained, has_own
 from evenhand.simulation.setup import Setup
 from evenhand.streams import Purpose
 from evenhand.types import Algorithm, Array, Model, Params, PyTree
@@ -50,22 +50,6 @@ Parts: TypeAlias = Mapping[str, tuple[Prepared, ClassIndex | None]]
 
 _MOST_ROWS = 2**25
 """Examples, times models, that are evaluated at once: the values of all of them are in memory."""
-
-
-class _Serve(NamedTuple):
-    """``(states, k) -> params`` that client ``k`` is served.
-
-    It holds no data, since compiled functions keep what they are keyed with.
-    """
-
-    global_params: Callable[[PyTree], Params]
-    personal_params: Callable[[PyTree, PyTree], Params] | None
-
-    def __call__(self, states: PyTree, k: Array) -> Params:
-        server, clients = states
-        if self.personal_params is None:
-            return self.global_params(server)
-        return self.personal_params(server, tree.take(clients, k))
 
 
 class _Window(NamedTuple):
@@ -82,12 +66,20 @@ class Evaluation:
     Attributes:
       drawn: who is evaluated, ascending; None: all.
       malicious: which clients are, ``(N,)``.
+      untrained: what clients are served that never trained.
       splits: their rows.
       indices: which of them have rows of which classes; None where rows have no classes.
     """
 
-    def __init__(self, setup: Setup, data: FederatedDataset, seed: int, clients: int | None) -> None:
-        program = setup.program
+    def __init__(
+        self,
+        setup: Setup,
+        data: FederatedDataset,
+        seed: int,
+        clients: int | None,
+        untrained: Untrained = "global",
+    ) -> None:
+        program, self.untrained = setup.program, untrained
         self.algorithm, self.lanes = program.algorithm, program.lanes
         self.root, self.capacity = setup.keys.shared, program.capacity
         self.drawn = _drawn(data.num_clients, seed, clients)
@@ -156,10 +148,10 @@ class Evaluation:
         if self._mesh is None:
             state = here(state)
         of, params = self.algorithm, self.algorithm.global_params(state.server)
-        model, serve = of.model, _Serve(of.global_params, of.personal_params)
+        model = of.model
         if of.adapt is not None or of.personal_params is not None:
             alone = {name: per_client(model, params, split) for name, split in self.splits.items()}
-            windows = self._windows(state, serve)
+            windows = self._windows(state)
             return Served.joined({first: self._personal(*window) for first, window in windows}).beside(alone)
         return Served.of(
             {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
@@ -182,15 +174,21 @@ class Evaluation:
             }
             for split, values in alone.items()
         }
-        for first, (states, parts, params_of) in self._windows(
-            state, _Serve(of.global_params, of.personal_params)
-        ):
+        for first, (states, parts, params_of) in self._windows(state):
             for split, (part, _) in parts.items():
                 widest = self.splits[split].sizes
                 values = measure(states, part, params_of=params_of, lanes=self.lanes, widest=widest)
                 for name, of_clients in values.items():
                     own[split][name][first : first + len(of_clients)] = of_clients
         return own
+
+    def initial_loss(self, state: RoundState) -> NDArray:
+        """Each client's training loss with the global model; nothing, where all are served that."""
+        if self.algorithm.adapt is None and self.algorithm.personal_params is None:
+            return np.zeros(0)
+        server = here(state.server) if self._mesh is None else state.server
+        params = self.algorithm.global_params(server)
+        return per_client(self.algorithm.model, params, self.splits["train"])["loss"]
 
     def _personal(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
         measure = partial(
@@ -203,13 +201,15 @@ class Evaluation:
             }
         )
 
-    def _windows(self, state: RoundState, serve: _Serve) -> Iterator[tuple[int, _Window]]:
+    def _windows(self, state: RoundState) -> Iterator[tuple[int, _Window]]:
         """As many clients at a time as memory allows, by the position of the first: all at once, unless their models
         are adapted or their states come from a store."""
         train, adapt, store = self.splits["train"], self.algorithm.adapt, self.store
+        serve = Serve(self.algorithm.global_params, self.algorithm.personal_params)
+        own = has_own(np.asarray(here(state.last_round)), self.untrained)
         if adapt is None and store is None:
             whole: Parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
-            yield 0, _Window((state.server, state.clients), whole, serve)
+            yield 0, _Window((state.server, state.clients, own), whole, serve)
             return
         clients = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
         model = jax.eval_shape(self.algorithm.global_params, state.server)
@@ -224,10 +224,11 @@ class Evaluation:
                 for name, split in self.splits.items()
             }
             ids = places = clients[window]
-            states: PyTree = (state.server, state.clients)
+            states: PyTree = (state.server, state.clients, own)
             if store is not None:
                 places = np.arange(len(ids))
-                states = (state.server, everywhere(self._mesh, store.of(ids, together)))
+                mine = np.pad(own[ids], (0, together - len(ids)))
+                states = (state.server, everywhere(self._mesh, store.of(ids, together)), mine)
             if adapt is None:
                 yield first, _Window(states, parts, serve)
             else:

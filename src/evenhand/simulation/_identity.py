@@ -14,6 +14,7 @@ import numpy as np
 from evenhand.data import FederatedDataset
 from evenhand.rounds import RoundState, malicious_clients, poisoned
 from evenhand.simulation._hoist import inner_constants
+from evenhand.simulation._served import Untrained
 from evenhand.simulation.engine import one_round
 from evenhand.simulation.program import ById, Rows
 from evenhand.simulation.setup import Setup
@@ -27,7 +28,9 @@ _MALICIOUS = 4
 """Malicious clients by whose rows attacks are distinguished."""
 
 
-def identity(setup: Setup, data: FederatedDataset, seed: int, eval_clients: int | None) -> dict[str, Any]:
+def identity(
+    setup: Setup, data: FederatedDataset, seed: int, eval_clients: int | None, untrained: Untrained
+) -> dict[str, Any]:
     """What must be equal for a run to continue from a checkpoint."""
     digest = hashlib.sha256()
     for split in (data.train, data.valid, data.test):
@@ -38,6 +41,7 @@ def identity(setup: Setup, data: FederatedDataset, seed: int, eval_clients: int 
         "seed": seed,
         "cohort": setup.program.cohort,
         "eval_clients": eval_clients,
+        "untrained": untrained,
         "data": digest.hexdigest()[:16],
         "data (every row, and the clients' names)": data.fingerprint,
         "attack": _attack(setup.program.attack, data, seed),

@@ -11,6 +11,7 @@ from evenhand.evaluation.metrics import resolved
 from evenhand.simulation._checkpoint import Checkpoint
 from evenhand.simulation._checks import check_numbers
 from evenhand.simulation._identity import identity
+from evenhand.simulation._served import Untrained
 from evenhand.simulation.setup import set_up
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack
@@ -32,14 +33,17 @@ class Job(NamedTuple):
     checkpoint: str | Path | Checkpoint | None = None
     eval_clients: int | None = None
     metrics: Metrics = ()
+    untrained: Untrained = "global"
 
 
 def identify(job: Job) -> dict[str, Any]:
     """What must be equal for two jobs to be the same run, except the seed, under which a result is kept."""
     setup = set_up(job.algorithm, job.data, devices=1, lanes=1, **settings(job))
     # Which clients are malicious depends on the seed: attacks are distinguished by what they do at seed 0.
-    same = identity(setup, job.data, 0, job.eval_clients)
+    same = identity(setup, job.data, 0, job.eval_clients, job.untrained)
     del same["seed"]
+    if job.untrained == "global":
+        del same["untrained"]  # results of earlier versions do not have it
     if metrics := resolved(job.metrics):  # no part of what is trained, but of what is kept of it
         same["metrics"] = [metric.name for metric in metrics]
     return same | {"rounds": job.rounds, "eval_every": job.eval_every}
@@ -57,6 +61,7 @@ def cohort_of(job: Job) -> int:
         job.eval_clients,
         job.systems,
         job.attack,
+        job.untrained,
     )
     return check_numbers(job.algorithm, job.data, *how)
 

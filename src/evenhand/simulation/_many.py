@@ -125,7 +125,7 @@ def _kind(job: Job) -> Any:
     if numbers > SMALL_MODEL or must_stream(job.data.train) or jax.process_count() > 1:
         return None
     parts = (id(job.data), id(job.attack), id(job.systems), job.algorithm.sampling)
-    return (*parts, job.rounds, job.cohort, job.eval_every, job.eval_clients)
+    return (*parts, job.rounds, job.cohort, job.eval_every, job.eval_clients, job.untrained)
 
 
 def _which(job: Job) -> Any:
@@ -220,11 +220,11 @@ class _Crew:
         same = self._sample(position)
         if same not in self._evaluations:
             whole = setup._replace(program=setup.program._replace(mesh=self._mesh), source=self._rows)
-            self._evaluations[same] = Evaluation(whole, job.data, job.seed, job.eval_clients)
+            self._evaluations[same] = Evaluation(whole, job.data, job.seed, job.eval_clients, job.untrained)
         session = Session(setup, job.data, job.seed, self._evaluations[same].shared_by(setup), metrics)
         checkpoints = None
         if job.checkpoint is not None:
-            who = partial(identity, setup, job.data, job.seed, job.eval_clients)
+            who = partial(identity, setup, job.data, job.seed, job.eval_clients, job.untrained)
             checkpoints = Checkpoints(job.checkpoint, setup.like, who)
             stack.enter_context(checkpoints.held())
         self._sessions[position] = session

@@ -23,6 +23,7 @@ from evenhand.evaluation import (
     blank_loss,
     by_class,
     class_spread,
+    diverged_clients,
     feature_scales,
     findings,
     is_higher_better,
@@ -33,6 +34,7 @@ from evenhand.evaluation import (
     summarize_classes,
     undefined,
     unmeasured,
+    untrained_clients,
 )
 from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.privacy import Account, account
@@ -41,6 +43,7 @@ from evenhand.rounds import RoundState
 from evenhand.simulation._adapted import adapt_one
 from evenhand.simulation._evaluation import honest_among
 from evenhand.simulation._newcomers import serve_newcomers
+from evenhand.simulation._served import Untrained, has_own
 from evenhand.simulation.store import Kept
 from evenhand.text import counted
 from evenhand.types import Algorithm, Params
@@ -84,6 +87,13 @@ class Run:
         :meth:`class_metrics` numbers them among all clients.
       malicious: which clients are, bool ``(num_clients,)``.
       metrics: what was asked for with ``metrics=``; it is in ``clients`` after the last round only.
+      last_round: the last round, counted from 1, in which each client trained, int64 ``(num_clients,)``; 0: it never
+        did.  A client trains in a round if it is drawn and its upload is accepted; one that drops out, or whose work is
+        discarded or rejected, does not.
+      untrained: what clients that never trained are served where clients have models of their own, as in
+        :func:`evenhand.simulate`.
+      initial_loss: the training loss of each evaluated client with the initial model; empty where all clients are
+        served the global model.
     """
 
     algorithm: Algorithm
@@ -98,6 +108,9 @@ class Run:
     classes: Mapping[str, ClassMetrics] = field(default_factory=dict[str, ClassMetrics])
     malicious: NDArray = field(default_factory=lambda: np.zeros(0, bool))
     metrics: tuple[Metric, ...] = ()
+    last_round: NDArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    untrained: Untrained = "global"
+    initial_loss: NDArray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def params(self) -> Params:
@@ -119,8 +132,8 @@ class Run:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What a reader must know before believing the numbers, the worst first: training diverged, the model never
-        moved or only guesses, the features are on different scales, or clients have no test examples.  Empty where all
-        is well.
+        moved or only guesses, personal models diverged or never trained, the features are on different scales, or
+        clients have no test examples.  Empty where all is well.
 
         For the rules and their thresholds see :func:`evenhand.evaluation.findings` and
         :func:`evenhand.evaluation.unmeasured`.
@@ -137,6 +150,7 @@ class Run:
             constant=lambda: self.baseline,
             restarts=self.info.get("restarts", False),
             guarantee=no_guarantee(needs, self._drawn, self.per_round.get("reported")),
+            clients=self._of_clients(),
         )
         return seen if (missing := self._unmeasured(chosen)) is None else (*seen, missing)
 
@@ -166,6 +180,18 @@ class Run:
         }
         return baseline(self.algorithm.model, self.data, clients, evaluated[chosen])
 
+    def _of_clients(self) -> tuple[Finding | None, ...]:
+        """The findings about personal models."""
+        adapts, keeps = self.algorithm.adapt is not None, self.algorithm.personal_params is not None
+        who = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
+        meant = ~self.malicious[who] & ((self.last_round[who] > 0) | adapts)
+        names = [self.data.client_ids[k] for k in who]
+        diverged = diverged_clients(self.clients["train"], self.initial_loss, meant, names)
+        if not keeps:
+            return (diverged,)
+        how = {"initial": self.untrained == "initial", "adapts": adapts}
+        return diverged, untrained_clients(self.last_round, self.history, **how)
+
     @cached_property
     def privacy(self) -> Account | None:
         """What the method has spent of its clients' privacy so far, and what it promises; None: it promises nothing.
@@ -179,15 +205,19 @@ class Run:
         return account(promise, rounds=self.info["rounds"], units=units)
 
     def personal_params(self, k: int) -> Params:
-        """The parameters that the client at position ``k`` is served, adapted to its rows where the method does that;
-        the global ones where the method has no personal models."""
+        """The parameters that the client at position ``k`` is served, adapted to its rows where the method does that.
+
+        They are the global ones where the method has no personal models, and for a client that never trained, unless
+        the run has ``untrained="initial"``.  What such a client has kept since the start is in :attr:`state`.
+        """
         if not 0 <= k < self.data.num_clients:
             raise EvenhandError(
                 f"There is no client {k}: positions run from 0 to {self.data.num_clients - 1}."
             )
         params, of = self.params, self.algorithm.personal_params
         if of is not None:
-            params = of(self.kept.server, self.kept.client(k))
+            kept = self.kept.client(k)
+            params = of(self.kept.server, kept) if has_own(self.last_round, self.untrained)[k] else params
         if self.algorithm.adapt is None:
             return params
         return adapt_one(self.algorithm.adapt, params, self.data.train, k, jax.random.key(self.seed))
@@ -206,11 +236,19 @@ class Run:
         Raises:
           EvenhandError: the model does not fit the examples.
         """
-        kept, served = serve_newcomers(
-            self.algorithm, self.kept.server, data, self.data, self.seed, self.metrics
+        how = (data, self.data, self.seed, self.untrained, self.metrics)
+        kept, served = serve_newcomers(self.algorithm, self.kept.server, *how)
+        return replace(
+            self,
+            data=data,
+            kept=kept,
+            clients=served.clients,
+            classes=served.classes,
+            evaluated=None,
+            malicious=np.zeros(data.num_clients, bool),
+            last_round=np.zeros(data.num_clients, np.int64),
+            initial_loss=np.zeros(0),
         )
-        of = {"data": data, "kept": kept, "clients": served.clients, "classes": served.classes}
-        return replace(self, **of, evaluated=None, malicious=np.zeros(data.num_clients, bool))
 
     def client_metrics(self, split: str = "test") -> dict[str, NDArray]:
         """Loss and metrics of every client, ``(num_clients,)`` each, with the model that it is served.
@@ -322,6 +360,7 @@ class Run:
         }
         info = {**self.info, "seed": self.seed, "clients": self.data.num_clients, "by_class": named}
         info |= {"metrics": self._may_be_undefined, "client_column": self.data.client_column}
+        info["adapts"] = self.algorithm.adapt is not None
         if self.privacy is not None:
             info["privacy"] = self.privacy.in_words()
         if "accuracy" not in self.clients["train"] and self.baseline is not None:
@@ -330,6 +369,7 @@ class Run:
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
         malicious = self.malicious if who is None else self.malicious[who]
         found = RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)
+        found = found._replace(last_round=self.last_round if who is None else self.last_round[who])
         found = found._replace(malicious=malicious) if self.malicious.any() else found
         if unseen is None:
             return found

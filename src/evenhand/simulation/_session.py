@@ -18,10 +18,11 @@ import numpy.typing as npt
 from evenhand.data import FederatedDataset
 from evenhand.devices import everywhere, here
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import Metric
+from evenhand.evaluation import Metric, of_global
 from evenhand.report import latest
 from evenhand.rounds import RoundState
 from evenhand.simulation import engine
+from evenhand.simulation._ahead import drawn_last
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._checks import check_first_losses
 from evenhand.simulation._evaluation import Evaluation
@@ -91,6 +92,7 @@ class Session:
         self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
         self.history: list[dict[str, float]] = []
         self.per_round: dict[str, NDArray] = {}
+        self.initial_loss: NDArray = np.zeros(0)
         self._handed_out: weakref.ref[Kept] | None = None
 
     def run(
@@ -157,8 +159,12 @@ class Session:
                     f"The checkpoint has {found.done} rounds done, more than rounds={rounds}: "
                     f"ask for at least as many, or give another folder."
                 )
-            state, done, self.history, self.per_round, self.seconds = found
-            state = everywhere(self.program.mesh, state)
+            self.initial_loss = self.evaluation.initial_loss(state)
+            last, done = found.last_round, found.done
+            self.history, self.per_round, self.seconds = found.history, found.per_round, found.seconds
+            if last is None:
+                last = drawn_last(self.program, self.setup.rows, self.setup.keys, done)
+            state = everywhere(self.program.mesh, found.state._replace(last_round=last))
         del found  # its clients' states may be most of the memory
         served = yield from self._evaluate(state, done, record=is_new, last=done == rounds)
         progress.update(done, self._latest())
@@ -208,6 +214,7 @@ class Session:
         if done == 0:
             adapted = self.program.algorithm.adapt is not None
             check_first_losses(served.clients, self.data, self.evaluation.drawn, adapted)
+            self.initial_loss = served.clients["train"].get(of_global("loss"), self.initial_loss)
         if record:
             reported = {
                 name: float(info[-1])
@@ -229,7 +236,10 @@ class Session:
     ) -> Run:
         if checkpoints is not None:
             begin = time.perf_counter()
-            checkpoints.save(Snapshot(here(state), done, self.history, self.per_round, self.seconds))
+            whole = here(state)
+            last = np.asarray(whole.last_round)
+            others = self.history, self.per_round, self.seconds, last
+            checkpoints.save(Snapshot(whole._replace(last_round=()), done, *others))
             self.seconds["checkpoint"] = self.seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
         info = {
             "rounds": done,
@@ -247,18 +257,21 @@ class Session:
         kept = Kept(state, self.setup.store)
         self._handed_out = weakref.ref(kept)
         return Run(
-            self.program.algorithm,
-            self.data,
-            self.seed,
-            self._columns(),
-            per_round,
-            info,
-            kept,
-            served.clients,
-            self.evaluation.drawn,
-            served.classes,
-            self.evaluation.malicious,
-            self.metrics,
+            algorithm=self.program.algorithm,
+            data=self.data,
+            seed=self.seed,
+            history=self._columns(),
+            per_round=per_round,
+            info=info,
+            kept=kept,
+            clients=served.clients,
+            evaluated=self.evaluation.drawn,
+            classes=served.classes,
+            malicious=self.evaluation.malicious,
+            metrics=self.metrics,
+            last_round=np.asarray(here(state.last_round), np.int64),
+            untrained=self.evaluation.untrained,
+            initial_loss=self.initial_loss,
         )
 
     def _work(self) -> dict[str, Any]:

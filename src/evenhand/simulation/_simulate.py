@@ -20,6 +20,7 @@ from evenhand.simulation._evaluation import Evaluation
 from evenhand.simulation._identity import identity
 from evenhand.simulation._progress import Progress
 from evenhand.simulation._run import Run
+from evenhand.simulation._served import Untrained
 from evenhand.simulation._session import Session
 from evenhand.simulation.setup import set_up
 from evenhand.systems import Systems
@@ -44,6 +45,7 @@ def simulate(
     lanes: int | None = None,
     devices: int | None = None,
     eval_clients: int | None = None,
+    untrained: Untrained = "global",
     stream: bool | None = None,
     offload: bool | str | Path | None = None,
     watch: Watch = None,
@@ -71,6 +73,9 @@ def simulate(
       devices: the number of devices over which a cohort is spread; None: all.  The result depends on ``lanes`` and
         ``devices`` by rounding only.
       eval_clients: how many clients are evaluated; they are drawn once, before the first round.  None: all.
+      untrained: what a client is served whose personal model has never trained: ``"global"``, the current global model;
+        or ``"initial"``, the personal model as the method initialises it, which in most methods is the initial model of
+        the run.  It changes no bit of the training.
       stream: keep the training rows on the host, or in their file, and send those of the next rounds' clients ahead
         of the training, which changes no bit of the result; False: keep all of them on the device; None: stream a
         ``numpy.memmap``, or rows that would fill more than a third of an accelerator's memory.
@@ -88,8 +93,9 @@ def simulate(
       EvenhandError: a number out of range, or parts that do not go together.
 
     Warns:
-      EvenhandWarning: before the first round, that features are on unlike scales or a schedule restarts; after the
-        last one, each other of :attr:`Run.findings`: training diverged, nothing changed, or the model only guesses.
+      EvenhandWarning: before the first round, that features are on different scales or a schedule restarts; after the
+        last one, each other of :attr:`Run.findings` except ``"untrained"``: training diverged, nothing changed, or the
+        model only guesses.
 
     Example:
       >>> import evenhand as eh
@@ -114,6 +120,7 @@ def simulate(
         lanes=lanes,
         devices=devices,
         eval_clients=eval_clients,
+        untrained=untrained,
         stream=stream,
         offload=offload,
         watch=watch,
@@ -134,8 +141,9 @@ def simulate(
 def _warn(run: Run, *, before: bool) -> None:
     """Warns of the data and the optimiser before the first round, and of the run after the last."""
     for finding in run.findings:
-        # Data without any test examples were meant to have none, and their test numbers are NaN.
-        is_meant = finding.kind == "unmeasured" and not run.data.test.rows
+        # Data without any test examples were meant to have none, and their test numbers are NaN.  That some clients
+        # never trained is usual where cohorts are small, and no fault of the run.
+        is_meant = (finding.kind == "unmeasured" and not run.data.test.rows) or finding.kind == "untrained"
         if (finding.kind in ("scales", "schedule")) == before and not is_meant:
             warnings.warn(finding.sentence, EvenhandWarning, stacklevel=3)
 
@@ -155,6 +163,7 @@ def iterate(
     lanes: int | None = None,
     devices: int | None = None,
     eval_clients: int | None = None,
+    untrained: Untrained = "global",
     stream: bool | None = None,
     offload: bool | str | Path | None = None,
     watch: Watch = None,
@@ -178,7 +187,18 @@ def iterate(
     """
     trackers = watchers(watch)
     cohort = check_numbers(
-        algorithm, data, rounds, seed, cohort, eval_every, lanes, devices, eval_clients, systems, attack
+        algorithm,
+        data,
+        rounds,
+        seed,
+        cohort,
+        eval_every,
+        lanes,
+        devices,
+        eval_clients,
+        systems,
+        attack,
+        untrained,
     )
     check_model(algorithm.model, data)
     check_metrics(measured := resolved(metrics), algorithm.model, data)
@@ -194,12 +214,11 @@ def iterate(
         stream=stream,
         offload=offload,
     )
-    session = Session(setup, data, seed, Evaluation(setup, data, seed, eval_clients), measured)
+    session = Session(setup, data, seed, Evaluation(setup, data, seed, eval_clients, untrained), measured)
     checkpoints = None
     if checkpoint is not None:
-        checkpoints = Checkpoints(
-            checkpoint, setup.like, partial(identity, setup, data, seed, eval_clients), setup.store
-        )
+        who = partial(identity, setup, data, seed, eval_clients, untrained)
+        checkpoints = Checkpoints(checkpoint, setup.like, who, setup.store)
     alone = nullcontext() if checkpoints is None else checkpoints.held()
     with alone, Progress(rounds, progress) as bar:
         runs = session.run(setup.state, rounds, eval_every, checkpoints, bar)

@@ -75,8 +75,8 @@ class Setup(NamedTuple):
 
     @property
     def like(self) -> RoundState:
-        """The shapes of the state with those of all clients, wherever they are."""
-        like = jax.eval_shape(lambda state: state, self.state)
+        """The shapes of what training depends on: of the state with those of all clients, wherever they are."""
+        like = jax.eval_shape(lambda state: state, self.state)._replace(last_round=())
         return like if self.offloaded is None else like._replace(clients=self.offloaded.store.like)
 
     @property
@@ -131,7 +131,8 @@ def set_up(
     wires, begin = _beginning(ById(program), structure, form, clients)
 
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
-    state = copies(everywhere(mesh, begin(params)))
+    begun = begin(params)._replace(last_round=jnp.zeros(clients, jnp.int32))
+    state = copies(everywhere(mesh, begun))
     restarts = any(wire.restarts for wire in wires)
     setup = setup._replace(state=state, traffic=rounds.traffic(algorithm, wires), restarts=restarts)
     if _on_host(state.clients, clients, offload):

@@ -30,14 +30,14 @@ class Kept:
         state = here(state)
         self._clients: PyTree | None = state.clients
         self._store = store
-        self._server, self._aggregators = copies((state.server, state.aggregators))
+        self._others = copies(state._replace(clients=()))
         self._gone = ""
 
     @property
     def state(self) -> RoundState:
         """All of it; the clients' states are a copy, which is the caller's."""
         clients = self.clients if self._store is None else self._checked(self._store).whole()
-        return RoundState(self._server, self._aggregators, copies(clients))
+        return self._others._replace(clients=copies(clients))
 
     @property
     def clients(self) -> PyTree:
@@ -54,7 +54,7 @@ class Kept:
     @property
     def server(self) -> PyTree:
         """The algorithm's server state."""
-        return self._server
+        return self._others.server
 
     def move_on(self) -> None:
         """Training continues, and reuses the memory of the clients' states."""

@@ -85,8 +85,11 @@ def _one_round(
         )
         aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
         clients = States(state.clients).after(cohort.ids, accepted, memories)
-        state = RoundState(step.server, aggregators, clients)
+        state = state._replace(server=step.server, aggregators=aggregators, clients=clients)
         infos |= {**step.info, **_counted(program, index, rows, cohort, accepted, infos)}
+        if index == len(algorithm.phases) - 1:
+            last = rounds.last_rounds(state.last_round, cohort, accepted, number)
+            state = state._replace(last_round=last)
     return state, infos
 
 

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -51,6 +51,7 @@ def study(
     systems: Systems | Mapping[str, Systems | None] | None = None,
     eval_clients: int | None = None,
     metrics: Metrics = (),
+    untrained: Literal["global", "initial"] = "global",
     measure: Measure | None = None,
     folder: str | Path | None = None,
     halving: Halving | None = None,
@@ -83,6 +84,7 @@ def study(
       eval_clients: how many clients are evaluated.
       metrics: metrics of a set of examples, such as ``("auc",)``, as for :func:`evenhand.simulate`; that of ``select``
         need not be among them.
+      untrained: what clients are served that never trained a personal model: ``"global"`` or ``"initial"``.
       measure: ``run -> {name: number}``, called with each run at each evaluation, for what the statistics do not tell,
         such as how the model does on other rows.  :attr:`Outcome.measures` keeps its numbers.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
@@ -122,8 +124,13 @@ def study(
     algorithms = {str(setting): makers[setting.method](setting) for setting in wanted}
     sources = _Sources(by.split == "valid" and len(wanted) > len(names))
     seeds = check_seeds(seeds)
-    how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every, "eval_clients": eval_clients}
-    how["metrics"] = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model)
+    how: dict[str, Any] = {
+        "cohort": cohort,
+        "eval_every": eval_every,
+        "eval_clients": eval_clients,
+        "untrained": untrained,
+        "metrics": _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model),
+    }
 
     def job(setting: Setting, source: Any, seed: int, attack: Attack | None, systems: Systems | None) -> Job:
         who = algorithms[str(setting)], sources.of(source, seed), rounds, seed

@@ -292,6 +292,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
             "config": view.config,
             "findings": [finding._asdict() for finding in view.findings],
             "malicious": None if view.malicious is None else view.malicious.tolist(),
+            "last_round": None if view.last_round is None else view.last_round.tolist(),
         },
     }
 
@@ -309,6 +310,7 @@ def _outcome(setting: Setting, seed: int, found: Mapping[str, Any]) -> Outcome:
         {split: _arrays(columns) for split, columns in of["classes"].items()},
         tuple(Finding(**finding) for finding in of["findings"]),
         None if of.get("malicious") is None else np.array(of["malicious"], bool),
+        last_round=None if of.get("last_round") is None else np.array(of["last_round"], np.int64),
     )
     if view is not None:
         _check_form(view)

@@ -98,7 +98,8 @@ class Algorithm(NamedTuple):
       global_params: ``server_state -> params``.
       sampling: how cohorts are drawn.
       init_client: ``params -> client_state`` of a client never seen before; ``()`` for stateless methods.
-      personal_params: ``(server_state, client_state) -> params`` that a client is served; None: the global ones.
+      personal_params: ``(server_state, client_state) -> params`` that a client is served once it has trained; until
+        then it is served the global ones.  None: all clients are.
       partial_work: whether a straggler's partial work is aggregated (FedProx) or dropped (FedAvg).
       observe: ``(server_state, train_loss) -> server_state``, before each round; None: that loss is not computed.
       adapt: ``(params, data, key) -> params``, how a client finetunes the model that it is served, on its training

@@ -16,10 +16,12 @@ from evenhand.evaluation import (
     ClassMetrics,
     Finding,
     blank_loss,
+    diverged_clients,
     feature_scales,
     findings,
     headline_of,
     unmeasured,
+    untrained_clients,
 )
 from evenhand.report import RunView, compare, latest, may_be_starred, swing, verdict, write_report
 
@@ -527,3 +529,80 @@ def test_a_deviation_over_seeds_that_is_only_rounding_is_shown_as_zero(tmp_path)
     other = [view("y", [0.5, 0.6])._replace(info={"seed": seed}) for seed in range(3)]
     shown = words(tmp_path / "a.html", *runs, *other)[1]
     assert "70.0 ± 0" in shown and not re.search(r"±\s*\d[\d.]*e", shown)
+
+
+# --- clients -----------------------------------------------------------------------------------------------------
+
+NAMES = [f"c{k}" for k in range(8)]
+
+
+def wild(own, alone=1.0, initial=2.0, trained=True):
+    """Eight clients with these losses."""
+    losses = {
+        name: np.broadcast_to(value, 8).astype(float)
+        for name, value in (("loss", own), ("global_loss", alone))
+    }
+    chosen = np.broadcast_to(trained, 8)
+    return diverged_clients(losses, np.broadcast_to(initial, 8).astype(float), chosen, NAMES)
+
+
+def test_a_personal_loss_diverged_from_ten_times_the_larger_of_two_others_on():
+    for alone, initial in ((1.0, 2.0), (2.0, 1.0), (math.nan, 2.0)):
+        assert wild([20.0] * 8, alone, initial) is None
+        finding = wild([20.0] * 7 + [20.1], alone, initial)
+        assert finding is not None and finding.kind == "client_diverged"
+        assert "models of 1 of 8 clients diverged" in finding.sentence
+        assert "By client: c7 (20.1, usually 2)." in finding.sentence
+    for bad in (math.nan, math.inf):
+        assert "c3 (" in wild([1.0] * 3 + [bad] + [1.0] * 4).sentence
+    # A global model that diverged, too, is no measure, and neither is a loss of 0.
+    assert wild([1e9] * 8, alone=math.inf) is None
+    assert wild([9e-6] * 8, alone=0.0, initial=0.0) is None
+    assert wild([1.1e-5] * 8, alone=0.0, initial=0.0) is not None
+
+
+def test_at_most_five_diverged_clients_are_named_the_worst_first():
+    finding = wild([30.0, 21.0, math.nan, 22.0, 40.0, 1.0, 23.0, 50.0])
+    listed = finding.sentence.partition("By client: ")[2].partition(". Means")[0]
+    assert [part.split(" (")[0] for part in listed.replace(" and ", ", ").split("), ")] == [
+        *("c2", "c7", "c4", "c0", "c6"),
+        "2 more",
+    ]
+    assert "of 7 of 8 clients" in finding.sentence
+    one = wild([30.0, 1.0, 1.0, 22.0] + [1.0] * 4)
+    assert "By client: c0 (30, usually 2) and c3 (22, usually 2). Means" in one.sentence
+
+
+def test_only_clients_that_trained_can_diverge():
+    assert wild([99.0] * 8, trained=[False] * 8) is None
+    finding = wild([99.0] * 8, trained=[True] + [False] * 7)
+    assert "of 1 of 1 client diverged" in finding.sentence
+    assert diverged_clients({"loss": np.ones(8)}, np.ones(8), np.ones(8, bool), NAMES) is None
+
+
+def test_the_sentence_on_clients_that_never_trained():
+    past = history(2.3, 1.0, rounds=[0, 5]) | {"train_global_loss": np.array([2.3, 2.0])}
+
+    def said(last_round, past=past, **how):
+        how = {"initial": False, "adapts": False} | how
+        finding = untrained_clients(np.array(last_round), past, **how)
+        return None if finding is None else finding.sentence
+
+    assert said([1, 2, 3, 5]) is None
+    assert said([0, 0, 0, 0]) is None, "that is another finding"
+    text = said([1, 2, 0, 5])
+    assert text.startswith(
+        "1 of 4 clients never trained in 5 rounds, and are served the current global model;"
+    )
+    assert "the personal model as it was initialised;" in said([1, 2, 0, 5], initial=True)
+    still = past | {"train_global_loss": np.array([2.3, 2.3])}
+    assert "the global model, which has not changed since the start;" in said([1, 2, 0, 5], still)
+    assert "model, which they adapt to their examples;" in said([1, 2, 0, 5], adapts=True)
+
+
+def test_findings_about_clients_come_after_those_about_the_run():
+    about = Finding("untrained", "Some never trained.")
+    result = findings(
+        history(2.3, math.nan), per_round={}, classes={}, blank=BLANK, scales=SCALES, clients=(None, about)
+    )
+    assert [finding.kind for finding in result] == ["diverged", "untrained", "scales"]

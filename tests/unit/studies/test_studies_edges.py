@@ -444,3 +444,33 @@ def test_the_comparison_of_a_study_is_with_its_baseline() -> None:
     assert [line.method for line in found.table()] == ["a", "b"] and compare(
         {"a": found.views("a")}
     ).names == ["a"]
+
+
+# --- clients that never trained ------------------------------------------------------------------------------------
+
+
+def test_a_study_keeps_when_clients_trained_and_what_the_others_are_served(tmp_path: Path) -> None:
+    """Two of six clients train in one round; the folder of one choice is not that of the other."""
+
+    def ditto(lam: float) -> Algorithm:
+        work = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
+        return eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=lam)
+
+    how: dict[str, Any] = {"rounds": 1, "seeds": 1, "eval_every": 1, "cohort": 2, "grid": {"lam": [0.5]}}
+    found = study({"ditto": ditto}, DATA, folder=tmp_path, **how)
+    initial = study({"ditto": ditto}, DATA, untrained="initial", **how)
+    views = [each.outcomes[0].view for each in (found, eh.studies.load(tmp_path), initial)]
+    assert views[0] is not None and views[1] is not None and views[2] is not None
+    alone = eh.simulate(ditto(0.5), DATA, rounds=1, cohort=2, eval_every=1)
+    for view in views:
+        assert view is not None and view.last_round is not None
+        np.testing.assert_array_equal(view.last_round, alone.last_round)
+        assert [finding.kind for finding in view.findings] == ["untrained"]
+    losses = [view.clients["test"]["loss"] for view in views if view is not None]
+    np.testing.assert_allclose(losses[0], alone.client_metrics("test")["loss"], rtol=1e-5)
+    np.testing.assert_array_equal(losses[0], losses[1])
+    assert ((losses[0] != losses[2]) == (alone.last_round == 0)).all()
+    with pytest.raises(eh.EvenhandError, match="of another run"):
+        study({"ditto": ditto}, DATA, folder=tmp_path, untrained="initial", **how)
+    with pytest.raises(eh.EvenhandError, match="give 'global' or 'initial'"):
+        study({"ditto": ditto}, DATA, untrained="none", **how)  # type: ignore[arg-type]
