@@ -28,7 +28,7 @@ def metric_section(of: Comparison) -> str:
         for i, method in enumerate(about.methods):
             clients = Cell(f"{int(np.min(stats[i]['clients'])):,}", "number")
             names: list[str | Cell] = [about.metric.replace("_", " ")]
-            names += [Cell(swatch(i) + escape(method.name))] if several else []
+            names += [Cell(swatch(i) + escape(method.name), "number")] if several else []
             rows.append([*names, *(column[i] for column in columns), clients])
     best = "; the best is bold" if several and not of.obstacles else ""
     over = "; ± over seeds" if of.seeds > 1 else ""
