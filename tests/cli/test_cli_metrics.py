@@ -85,6 +85,11 @@ def test_the_terminal_and_the_page_show_them_and_whom_they_cover(
     assert main(["compare", str(root / "a"), str(root / "b"), "--out", str(tmp_path / "x.html")]) == 0
     shown = words(capsys.readouterr().out)
     assert sentence in shown and "auc fedavg" in shown
+    assert "global" not in words(
+        re.search(
+            "<h2>More metrics.*?</section>", (root / "b" / "report.html").read_text("utf-8"), re.DOTALL
+        )[0]
+    )
     for page in (root / "a" / "report.html", tmp_path / "x.html"):
         section = re.search("<h2>More metrics</h2>.*?</section>", page.read_text("utf-8"), re.DOTALL)
         assert section is not None
@@ -92,11 +97,19 @@ def test_the_terminal_and_the_page_show_them_and_whom_they_cover(
         assert ("best" in section[0]) == (page.name == "x.html")
 
 
-def test_a_run_without_metrics_has_no_section(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    options = ["--data", "digits", "--clients", "5", "--rounds", "1", "--out", str(tmp_path / "a")]
-    assert main(["run", "fedavg", *options]) == 0
+def test_a_run_without_metrics_has_no_section(
+    root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Beside a run that has them, a sentence says that they cannot be compared."""
+    options = ["--data", str(root / "t.csv"), *ROUNDS, "--out", str(tmp_path / "a")]
+    assert main(["run", "fedprox", "--mu", "1", *options]) == 0
     assert "more test metrics" not in capsys.readouterr().out
     assert "More metrics" not in (tmp_path / "a" / "report.html").read_text("utf-8")
+    assert main(["compare", str(root / "b"), str(tmp_path / "a")]) == 0
+    shown = words(capsys.readouterr().out)
+    assert (
+        "Not every run has the auc and macro_f1 of its clients" in shown and "more test metrics" not in shown
+    )
 
 
 def test_a_resumed_run_has_them_too(root: Path, tmp_path: Path) -> None:

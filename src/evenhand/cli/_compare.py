@@ -18,7 +18,7 @@ from evenhand.report import (
     caution,
     compare,
     may_win,
-    undefined_sentences,
+    metric_remarks,
     verdict,
     write_report,
 )
@@ -59,7 +59,7 @@ class Compare:
             say(console, sentence)
         if (table := metric_table(of)) is not None:
             console.print(table)
-        for sentence in undefined_sentences(of):
+        for sentence in metric_remarks(of):
             say(console, sentence)
         if (table := difference_table(of)) is not None:
             console.print(table)

@@ -13,7 +13,7 @@ from evenhand.report._view import RunView, among, headline_split, statistics
 from evenhand.report.comparison import Comparison, Method, caution, compare, may_win, verdict
 from evenhand.report.differences import STATISTICS, Differences, differences
 from evenhand.report.gains import Gain, gains, in_words
-from evenhand.report.measured import further, undefined_sentence, undefined_sentences
+from evenhand.report.measured import further, metric_remarks, undefined_sentence
 
 __all__ = [
     "STATISTICS",
@@ -36,13 +36,13 @@ __all__ = [
     "in_words",
     "latest",
     "may_win",
+    "metric_remarks",
     "privacy_line",
     "read_clients_csv",
     "run_html",
     "statistics",
     "swing",
     "undefined_sentence",
-    "undefined_sentences",
     "verdict",
     "write_clients_csv",
     "write_report",

@@ -9,7 +9,7 @@ import numpy as np
 from evenhand.evaluation import SPLIT_NAMES, is_higher_better
 from evenhand.report.comparison import Comparison
 from evenhand.report.html import Cell, escape, swatch, table
-from evenhand.report.measured import further, undefined_sentences
+from evenhand.report.measured import further, metric_remarks
 from evenhand.report.numbers import number, value
 
 __all__ = ["metric_section"]
@@ -35,7 +35,7 @@ def metric_section(of: Comparison) -> str:
     split = SPLIT_NAMES[of.split]
     caption = f"{split[:1].upper()}{split[1:]} examples of each client, after the last round{over}{best}"
     head = ["Metric", *(["Method"] if several else []), "Mean over clients", "Worst 10 %", "Clients measured"]
-    notes = "".join(f'<p class="note">{escape(text)}</p>\n' for text in undefined_sentences(of))
+    notes = "".join(f'<p class="note">{escape(text)}</p>\n' for text in metric_remarks(of))
     body = table(caption, head, rows, "numbers")
     return f"<section>\n<h2>More metrics</h2>\n{body}\n{notes}</section>"
 
