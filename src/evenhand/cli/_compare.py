@@ -13,7 +13,7 @@ from evenhand.cli._results import load_saved
 from evenhand.cli._tables import client_table, difference_table, metric_table, overview, tally
 from evenhand.cli._terminal import remark, say
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.report import Comparison, caution, compare, undefined_sentences, verdict, write_report
+from evenhand.report import Comparison, caution, compare, metric_remarks, verdict, write_report
 
 __all__ = ["Compare"]
 
@@ -50,7 +50,7 @@ class Compare:
             say(console, sentence)
         if (table := metric_table(of)) is not None:
             console.print(table)
-        for sentence in undefined_sentences(of):
+        for sentence in metric_remarks(of):
             say(console, sentence)
         if (table := difference_table(of)) is not None:
             console.print(table)

@@ -23,10 +23,10 @@ from evenhand.report import (
     honest,
     in_words,
     latest,
+    metric_remarks,
     privacy_line,
     statistics,
     swing,
-    undefined_sentences,
     write_clients_csv,
     write_report,
 )
@@ -189,7 +189,7 @@ def _print_result(folder: Path, run: Run, rounds: int, *, interrupted: bool, res
     console.print(overview(of))
     if (table := metric_table(of)) is not None:
         console.print(table)
-    for sentence in undefined_sentences(of):
+    for sentence in metric_remarks(of):
         say(console, sentence)
     for sentence in filter(None, (in_words(of.runs[0], of.split, of.metric),)):
         say(console, sentence)

@@ -331,7 +331,7 @@ class Study:
                 f"--select {self.study.select!r:.40} is not understood: write SPLIT:STATISTIC or "
                 "SPLIT:STATISTIC:METRIC, e.g. valid:mean or valid:worst10:auc."
             )
-        split, statistic, metric = (*parts, None)[:3]
+        split, statistic, metric = *parts[:2], parts[2] if parts[2:] else None
         return Rule(split, statistic, self.study.within, self.study.then, metric).checked()
 
     @property

@@ -7,7 +7,7 @@ from rich.console import Console
 from evenhand.cli._tables import difference_table, metric_table, overview
 from evenhand.cli._terminal import say
 from evenhand.evaluation import OF_THE_DATA
-from evenhand.report import caution, compare, undefined_sentences, verdict
+from evenhand.report import caution, compare, metric_remarks, verdict
 from evenhand.studies import Study
 
 __all__ = ["show_study"]
@@ -34,7 +34,7 @@ def show_study(found: Study, console: Console) -> None:
         say(console, noise)
     if (table := metric_table(of)) is not None:
         console.print(table)
-    for sentence in undefined_sentences(of):
+    for sentence in metric_remarks(of):
         say(console, sentence)
     if (table := difference_table(of, found.baseline)) is not None:
         console.print(table)

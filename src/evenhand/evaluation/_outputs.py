@@ -162,25 +162,25 @@ def _outputs(
     most_rows = x.shape[0] if shared else int((prepared.sizes if widest is None else widest).max())
     width = min(_flat.chunk_rows(x), most_rows)
     windows = _Windows.of(prepared, width, shared=shared)
-    on_host, devices = isinstance(x, np.ndarray), 1 if mesh is None else mesh.size
+    host, devices = x if isinstance(x, np.ndarray) else None, 1 if mesh is None else mesh.size
     serve = _shared if params_of is None else params_of
     states = everywhere(mesh, states)
     like = jax.ShapeDtypeStruct((width, *x.shape[1:]), x.dtype)
     outputs = jax.eval_shape(
         lambda states, x: _rows(model.apply, serve(states, jnp.int32(0)), x), states, like
     )
-    numbers = max(outputs.size, like.size if on_host else 0)
+    numbers = max(outputs.size, 0 if host is None else like.size)
     most = devices * int(np.clip(_NUMBERS // numbers, 1, -(-len(windows.ids) // devices)))
-    program = _program(model.apply, serve, width, lanes, mesh, on_host)
+    program = _program(model.apply, serve, width, lanes, mesh, host is not None)
     for first in range(0, len(windows.ids), most):
         ids, starts, sizes = batch = windows.batch(first, most)
-        if on_host:
+        if host is not None:
             # Each window's own rows, cut or padded to the width: its outputs come from row 0 on.
-            sent, at = dealt(mesh, _cut(x, batch, width, devices)), np.zeros_like(starts)
+            sent, at = dealt(mesh, _cut(host, batch, width, devices)), np.zeros_like(starts)
         else:
             # A window that would end beyond the last row is moved back.
             sent, at = x, np.minimum(starts, x.shape[0] - width)
-        skipped = np.zeros_like(starts) if on_host else starts - at
+        skipped = starts - at if host is None else at
         values = np.asarray(program(states, sent, ids.astype(np.int32), at.astype(np.int32)))
         row = np.arange(width)
         yield values[(row >= skipped[:, None]) & (row < (skipped + sizes)[:, None])]

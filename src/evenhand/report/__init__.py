@@ -22,7 +22,7 @@ from evenhand.report.comparison import (
 )
 from evenhand.report.differences import STATISTICS, Differences, differences
 from evenhand.report.gains import Gain, gains, in_words
-from evenhand.report.measured import further, undefined_sentence, undefined_sentences
+from evenhand.report.measured import further, metric_remarks, undefined_sentence
 
 __all__ = [
     "STATISTICS",
@@ -50,13 +50,13 @@ __all__ = [
     "latest",
     "may_be_starred",
     "may_win",
+    "metric_remarks",
     "privacy_line",
     "read_clients_csv",
     "run_html",
     "statistics",
     "swing",
     "undefined_sentence",
-    "undefined_sentences",
     "verdict",
     "write_clients_csv",
     "write_report",

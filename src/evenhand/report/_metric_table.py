@@ -9,7 +9,7 @@ import numpy as np
 from evenhand.evaluation import SPLIT_NAMES, is_higher_better
 from evenhand.report.comparison import Comparison
 from evenhand.report.html import Cell, escape, swatch, table
-from evenhand.report.measured import further, undefined_sentences
+from evenhand.report.measured import further, metric_remarks
 from evenhand.report.numbers import number, value
 
 __all__ = ["metric_section"]
@@ -28,14 +28,14 @@ def metric_section(of: Comparison) -> str:
         for i, method in enumerate(about.methods):
             clients = Cell(f"{int(np.min(stats[i]['clients'])):,}", "number")
             names: list[str | Cell] = [about.metric.replace("_", " ")]
-            names += [Cell(swatch(i) + escape(method.name))] if several else []
+            names += [Cell(swatch(i) + escape(method.name), "number")] if several else []
             rows.append([*names, *(column[i] for column in columns), clients])
     best = "; the best is bold" if several and not of.obstacles else ""
     over = "; ± over seeds" if of.seeds > 1 else ""
     split = SPLIT_NAMES[of.split]
     caption = f"{split[:1].upper()}{split[1:]} examples of each client, after the last round{over}{best}"
     head = ["Metric", *(["Method"] if several else []), "Mean over clients", "Worst 10 %", "Clients measured"]
-    notes = "".join(f'<p class="note">{escape(text)}</p>\n' for text in undefined_sentences(of))
+    notes = "".join(f'<p class="note">{escape(text)}</p>\n' for text in metric_remarks(of))
     body = table(caption, head, rows, "numbers")
     return f"<section>\n<h2>More metrics</h2>\n{body}\n{notes}</section>"
 

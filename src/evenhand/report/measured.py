@@ -9,10 +9,10 @@ import numpy as np
 from evenhand.evaluation import SPLIT_NAMES, of_global
 from evenhand.report._view import RunView, undefined_at
 from evenhand.report.comparison import Comparison
-from evenhand.report.numbers import plural
+from evenhand.report.numbers import listed, plural
 from evenhand.text import visible
 
-__all__ = ["further", "undefined_sentence", "undefined_sentences"]
+__all__ = ["further", "metric_remarks", "undefined_sentence"]
 
 
 def further(of: Comparison) -> list[Comparison]:
@@ -25,10 +25,17 @@ def further(of: Comparison) -> list[Comparison]:
     ]
 
 
-def undefined_sentences(of: Comparison) -> list[str]:
-    """Of how many clients each metric is undefined, in sentences."""
-    names = dict.fromkeys([of.metric, *(about.metric for about in further(of))])
-    return list(filter(None, (undefined_sentence(of.runs, of.split, name) for name in names)))
+def metric_remarks(of: Comparison) -> list[str]:
+    """For how many clients each metric is undefined, and which metrics some of the runs lack, in sentences."""
+    shown = dict.fromkeys([of.metric, *(about.metric for about in further(of))])
+    measured = dict.fromkeys(name for run in of.runs for name in run.info.get("metrics") or ())
+    lacking = [name for name in measured if name not in shown and not name.startswith(of_global(""))]
+    remarks = [undefined_sentence(of.runs, of.split, name) for name in shown]
+    if lacking:
+        remarks.append(
+            f"Not every run has the {listed(lacking)} of its clients: repeat the others with --metrics."
+        )
+    return list(filter(None, remarks))
 
 
 def undefined_sentence(runs: Sequence[RunView], split: str, metric: str, reader: str = "") -> str:

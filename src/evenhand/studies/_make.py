@@ -193,7 +193,12 @@ class _Sources:
 def _measured_by(by: Rule, metrics: tuple[Metric, ...], model: Model) -> tuple[Metric, ...]:
     """The metrics, with the one that settings are chosen by where the model does not measure it by itself."""
     name = by.metric
-    if name not in BUILT_IN or name in model.metrics or any(name == metric.name for metric in metrics):
+    if (
+        name is None
+        or name not in BUILT_IN
+        or name in model.metrics
+        or any(name == metric.name for metric in metrics)
+    ):
         return metrics
     return *metrics, *resolved(name)
 

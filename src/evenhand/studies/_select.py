@@ -30,7 +30,8 @@ class Rule(NamedTuple):
       statistic: a name from :func:`evenhand.evaluation.summarize`, such as ``"mean"`` or ``"worst10"``.
       within: settings whose statistic is this close to the best one are all good enough, and ``then`` decides.
       then: another statistic, such as ``"variance"``: among settings good enough, the best in it is chosen.
-      metric: e.g. ``"accuracy"``; None: that, or the loss where the model has none.
+      metric: e.g. ``"auc"``, a metric of the model or of :mod:`evenhand.evaluation.metrics`; None: the accuracy, or the
+        loss where the model has none.
       near: a method, such as ``"fedavg"``: settings no worse than its chosen one by more than ``within`` are good
         enough, and the closest where there is none; None: what is close to the best setting of the same method.
     """

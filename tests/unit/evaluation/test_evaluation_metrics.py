@@ -148,7 +148,10 @@ def test_outputs_that_are_not_finite_have_no_metrics_and_do_not_touch_other_clie
     for name, values in got.items():
         assert np.isnan(values[[5, 7]]).all()
         np.testing.assert_array_equal(values[others], whole[name][others])
-    numbers = measure_clients("r2, mae", [0.0, -np.inf, 2.0, 3.0], [0.0, 1.0, 2.0, 4.0], [0, 2, 4])
+    y = np.array([[0.0, 1.0], [1.0, 2.0], [2.0, 5.0], [4.0, 0.0]])
+    outputs = y + 1
+    outputs[1, 0] = -np.inf
+    numbers = measure_clients("r2, mae", outputs, y, [0, 2, 4])
     assert np.isnan([values[0] for values in numbers.values()]).all()
     assert np.isfinite([values[1] for values in numbers.values()]).all()
 
@@ -163,6 +166,13 @@ def test_a_class_may_be_ruled_out_by_minus_infinity() -> None:
     for name in got:
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-12)
     assert np.isnan(measure("auc", np.full((2, 3), -np.inf), np.array([0, 1]))["auc"])
+
+
+def test_a_confidence_at_the_edge_of_two_bins_is_in_the_lower_one() -> None:
+    """Confidences 1/3 = 5/15, right, and .36, wrong: in one bin their gaps 2/3 and -.36 would cancel."""
+    logits = np.array([[0.0, 0.0, 0.0], np.log([0.32, 0.36, 0.32])])
+    value = measure("calibration_error", logits, np.array([0, 0]))["calibration_error"]
+    assert value == pytest.approx((2 / 3 + 0.36) / 2)
 
 
 def test_very_confident_outputs_are_no_ties() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.errors import StorageError
+from evenhand.errors import EvenhandError, StorageError
 from evenhand.evaluation import Finding, holm, paired_difference
-from evenhand.report import RunView, compare, differences
+from evenhand.evaluation.metrics import from_function
+from evenhand.report import RunView, compare, differences, undefined_sentence
 from evenhand.report.differences import shown
 from evenhand.studies import Halving, Outcome, Rule, Setting, Study, _runs, study
 from evenhand.studies._halving import rungs, survivors
@@ -473,4 +475,41 @@ def test_a_study_keeps_when_clients_trained_and_what_the_others_are_served(tmp_p
     with pytest.raises(eh.EvenhandError, match="of another run"):
         study({"ditto": ditto}, DATA, folder=tmp_path, untrained="initial", **how)
     with pytest.raises(eh.EvenhandError, match="give 'global' or 'initial'"):
-        study({"ditto": ditto}, DATA, untrained="none", **how)  # type: ignore[arg-type]
+        study({"ditto": ditto}, DATA, untrained="none", **how)
+
+
+# --- metrics of sets of examples -------------------------------------------------------------------------------------
+
+
+def test_a_metric_that_no_client_has_chooses_nothing_and_says_so() -> None:
+    """The validation examples of all clients are of one class, so that there is no AUC to choose by."""
+    alone = DATA.valid._replace(y=np.zeros_like(DATA.valid.y))
+    made = study(
+        {"fedavg": fedavg},
+        replace(DATA, valid=alone),
+        grid={"lr": [0.1, 0.3]},
+        select=Rule(metric="auc"),
+        **HOW,
+    )
+    clients = int(np.sum(alone.sizes > 0))
+    sentence = f"undefined for {clients} of {clients} clients, which have examples of one class only"
+    assert any(sentence in remark for remark in made.remarks)
+    with pytest.raises(EvenhandError, match="has no valid auc to be chosen by"):
+        made.best("fedavg")
+
+
+def test_a_metric_of_ones_own_is_kept_with_its_reason(tmp_path: Path) -> None:
+    """Clients for which it is undefined do not count, in the study and when its folder is read again."""
+    first = from_function(
+        "first", lambda outputs, y: outputs[0, 0] if y[0] else np.nan, undefined="begin with class 0"
+    )
+    made = study({"fedavg": fedavg(0.1)}, DATA, metrics=("auc", first), folder=tmp_path, **HOW)
+    for of in (made, eh.studies.load(tmp_path)):
+        [tried] = of.tried
+        for view, mean, count in zip(
+            tried.views, tried.values["train_first_mean"], tried.values["train_first_clients"], strict=True
+        ):
+            values = view.clients["train"]["first"]
+            assert 0 < count == np.sum(~np.isnan(values)) < len(values)
+            assert mean == np.nanmean(values)
+        assert undefined_sentence(tried.views, "train", "first").endswith("which begin with class 0.")
