@@ -100,6 +100,40 @@ def test_a_study_names_the_clients_that_judge_and_those_that_choose(
         assert "1 of 3 clients, those with test examples" in text
 
 
+def test_a_study_shows_a_finding_of_its_runs_once(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step size of 1e-9 moves no model: 4 runs say so in one sentence, in the terminal and on the page."""
+    words = ["study", "fedavg", "fedprox(mu=1)", "--data", str(three), "--lr", "1e-9", "--rounds", "1"]
+    assert main([*words, "--seeds", "2", "--out", "u"]) == 0
+    shown, page = lines(capsys.readouterr().out), lines(Path("u/study.html").read_text())
+    for text in (shown, page):
+        assert text.count("The model did not move") == 1
+        assert "All 4 runs, for example: The model did not move" in text
+
+
+def test_unseen_clients_without_test_rows_are_in_the_folder(home: Path) -> None:
+    (home / "single.csv").write_text(
+        "\n".join(["client,a,label", *(f"c{i},{i},{i % 2}" for i in range(8)), ""])
+    )
+    words = [
+        "run",
+        "fedavg",
+        "--data",
+        "single.csv",
+        "--rounds",
+        "1",
+        "--unseen",
+        "0.25",
+        "--out",
+        "v",
+        "--quiet",
+    ]
+    assert main(words) == 0
+    found = json.loads(Path("v/summary.json").read_text())["findings"]
+    begins = [each["sentence"].partition(" has ")[0] for each in found if each["kind"] == "unmeasured"]
+    assert begins == ["None of 6 clients", "None of 2 unseen clients"]
+    assert all(begin in Path("v/report.html").read_text() for begin in begins)
+
+
 def test_a_study_says_before_it_trains_how_many_seeds_its_test_needs(
     three: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -246,6 +246,29 @@ def test_unseen_clients_without_test_rows_are_counted_apart():
     [finding] = view.findings
     assert finding.sentence == ("1 of 2 unseen clients has no test examples and is in none of these numbers.")
     assert run.findings == ()
+    run, _ = run_of(method(0.1), sized([9, 2, 2], [3, 0, 3]), cohort=3)
+    of = eh.report.compare(run.view(unseen=sized([5, 5], [2, 0])))
+    assert [each.finding.split for each in of.notices] == ["test", "unseen"], "neither hides the other"
+
+
+def test_under_attack_seeds_with_other_malicious_clients_are_one_method():
+    runs = [run_of(method(0.1), attack=eh.attacks.sign_flip(0.34), seed=seed)[0] for seed in (2, 3)]
+    assert (runs[0].malicious != runs[1].malicious).any()
+    of = eh.report.compare({"fedavg": runs})
+    assert (of.names, of.seeds, of.same_clients) == (["fedavg"], 2, False)
+
+
+def test_findings_on_classes_are_of_honest_clients():
+    """All examples of honest clients are of one class, and those of the malicious client of another."""
+    data = sized([12, 12, 12], [3, 3, 3])
+    labels = [np.repeat([0, 0, 1], split.sizes).astype(split.y.dtype) for split in (data.train, data.test)]
+    train, test = data.train._replace(y=labels[0]), data.test._replace(y=labels[1])
+    data = eh.data.FederatedDataset(train, data.valid, test, data.client_ids, classes=("a", "b", "c"))
+    attack = Attack(clients=(2,), upload=lambda delta, key: delta)
+    kinds = [
+        [f.kind for f in run_of(method(0.1), data, cohort=3, attack=a)[0].findings] for a in (attack, None)
+    ]
+    assert "guessing" in kinds[0] and "guessing" not in kinds[1]
 
 
 def test_under_attack_the_history_is_of_honest_clients(tmp_path):

@@ -70,7 +70,8 @@ class Finding(NamedTuple):
         ``"client_diverged"`` (some clients' personal models), ``"no_guarantee"`` (too few uploads for what a robust
         aggregator promises) or ``"schedule"`` (a schedule that restarts each round).
       sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
-      split: the split whose numbers it is about, such as ``"test"``; empty: no single one.
+      split: the split whose numbers it is about, such as ``"test"``; ``"unseen"`` for the test numbers of clients that
+        took no part in the training; empty: no single one.
     """
 
     kind: Kind

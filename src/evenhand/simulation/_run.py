@@ -375,7 +375,7 @@ class Run:
             return found
         sizes, noun = split_sizes(unseen), "unseen client"
         missing = unmeasured(sizes, noun=noun, cure="")
-        more = () if missing is None else (missing,)
+        more = () if missing is None else (missing._replace(split="unseen"),)
         return found._replace(unseen=self.serve(unseen).view(title), findings=(*self.findings, *more))
 
     def report(self, path: str | Path, title: str = "run", *, unseen: FederatedDataset | None = None) -> Path:

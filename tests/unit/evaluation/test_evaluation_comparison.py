@@ -124,7 +124,7 @@ def test_several_seeds_need_an_interval_above_zero() -> None:
         difference = 1 + deviation * np.array([-1.5, -1.0, -0.5, 0, 0.5, 1.0, 1.5]) / np.sqrt(7 / 6)
         assert found.winners([np.zeros(7), difference, np.zeros(7)], ["", "", ""], 1) == winners
         assert found.winners([np.zeros(7), -difference, np.zeros(7)], ["", "", ""], -1) == winners
-    assert "No method is better than all others by more than the noise of 7 seeds" in verdict(found)
+    assert "no method is better than all others by more than the noise of 7 seeds" in verdict(found)
     assert "95 % interval" in caution(found)
 
 
@@ -152,6 +152,20 @@ def test_a_run_that_is_not_finite_never_wins() -> None:
     assert "served best by b" in text and text.endswith("Left out, since training diverged: lost.")
     assert verdict(compare([run(), lost])) == "All methods but fedavg diverged, so none is called the best."
     assert verdict(compare([lost, lost._replace(title="too")])).startswith("All of these runs diverged")
+
+
+def test_a_malicious_client_does_not_keep_a_run_from_winning() -> None:
+    """Neither by a number that is not finite nor by its own accuracy; an honest one does."""
+    made, better = run("a"), run("b", gain=0.1)
+    values = {split: dict(metrics) for split, metrics in better.clients.items()}
+    for metrics in values.values():
+        metrics["loss"] = np.where(np.arange(30) == 4, np.inf, 1.0)
+    for malicious, best in ((4, "b"), (5, "")):
+        attacked = better._replace(clients=values, malicious=np.arange(30) == malicious)
+        assert may_win(attacked) == bool(best)
+        other = made._replace(malicious=np.arange(30) == malicious)
+        text = verdict(compare([other, attacked, run("c")._replace(malicious=np.arange(30) == malicious)]))
+        assert ("served best by b" in text) == bool(best)
 
 
 def test_verdicts_on_the_mean_and_the_tail() -> None:
