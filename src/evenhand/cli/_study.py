@@ -49,8 +49,8 @@ class StudyOptions:
 
     rounds: int = 50
     """rounds of communication T"""
-    seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "5"
-    """how many seeds, or which"""
+    seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "6"
+    """how many seeds, or which; no difference between two methods can be significant with fewer than 6"""
     select: Annotated[str, arg(metavar="SPLIT:STATISTIC[:METRIC]")] = "valid:mean"
     """what chooses the setting of each method: valid:mean, valid:worst10, valid:worst10:auc, train:variance, ..."""
     within: float = 0.0

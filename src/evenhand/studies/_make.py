@@ -41,7 +41,7 @@ def study(
     data: Source | Mapping[str, Source],
     *,
     rounds: int,
-    seeds: int | Iterable[int] = 5,
+    seeds: int | Iterable[int] = 6,
     grid: Grid | None = None,
     select: Rule | tuple[str, str] = ("valid", "mean"),
     baseline: str | None = None,
@@ -70,7 +70,8 @@ def study(
       data: the clients; or several data sets by name, each of which is studied; or a function of the seed, for data
         that are drawn anew with each seed.
       rounds: how many rounds each run has.
-      seeds: how many, or which; every setting runs with each of them.
+      seeds: how many, or which; every setting runs with each of them.  With fewer than 6, no difference between two
+        methods can be significant (:func:`evenhand.evaluation.least_pairs`).
       grid: argument of the methods' functions -> values to try, for each method that has such an argument; or method ->
         a grid of its own, which goes before.
       select: the split and the statistic by which the best setting of each method is chosen, or a :class:`Rule`.
