@@ -178,7 +178,8 @@ def test_figures_of_runs_have_the_width_and_format_that_were_asked_for(
 
 def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "fedavg --rounds 30 --seeds 4,7 --select train:worst10 --within 0.01 --then variance --cohort 3 --clients 5"
-    words += " --baseline fedavg --stragglers 0,0.5 --eval-clients 4 --untrained initial --halving 6 --checkpoint 2 --out x --quiet"
+    words += " --baseline fedavg --stragglers 0,0.5 --eval-clients 4 --untrained initial --halving 6"
+    words += " --checkpoint 2 --out x --quiet"
     methods, data, given = asked([*words.split(), "--batch-size", "5,all", "--steps", "2,3"], monkeypatch)
     assert (
         data.num_clients == 5 and given["rounds"] == 30 and given["seeds"] == [4, 7] and given["cohort"] == 3

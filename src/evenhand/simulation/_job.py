@@ -38,8 +38,6 @@ def identify(job: Job) -> dict[str, Any]:
     setup = set_up(job.algorithm, job.data, devices=1, lanes=1, **settings(job))
     found = identity(setup, job.data, job.seed, job.eval_clients, job.untrained)
     del found["seed"], found["attack"]  # the liars, and so this, depend on the seed
-    if job.untrained == "global":
-        del found["untrained"]  # results of earlier versions do not have it
     return found | {"rounds": job.rounds, "eval_every": job.eval_every}
 
 

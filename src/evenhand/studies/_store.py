@@ -54,7 +54,8 @@ class Store:
             return None
         try:
             found = json.loads(path.read_text("utf-8"))
-            known, outcome = found["identity"], _outcome(setting, seed, found)
+            # Results of earlier versions do not say what untrained clients are served.
+            known, outcome = {"untrained": "global", **found["identity"]}, _outcome(setting, seed, found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EvenhandError(
                 f"{path} is damaged ({type(error).__name__}): delete it, and the run is repeated."
