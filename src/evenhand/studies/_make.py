@@ -119,24 +119,15 @@ def study(
     algorithms = {str(setting): makers[setting.method](setting) for setting in wanted}
     sources = _Sources(by.split == "valid" and len(wanted) > len(names))
     seeds = check_seeds(seeds)
-    how: dict[str, Any] = {
-        "cohort": cohort,
-        "eval_every": eval_every,
-        "eval_clients": eval_clients,
-        "untrained": untrained,
-    }
+    how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every}
+    how |= {"eval_clients": eval_clients, "untrained": untrained}
 
     def job(setting: Setting, source: Any, seed: int, attack: Attack | None, systems: Systems | None) -> Job:
         who = algorithms[str(setting)], sources.of(source, seed), rounds, seed
         return Job(*who, attack=attack, systems=systems, **how)
 
     planned = [
-        Planned(
-            setting._replace(case=case),
-            seed,
-            job(setting, source, seed, lies, slow),
-            callable(source),
-        )
+        Planned(setting._replace(case=case), seed, job(setting, source, seed, lies, slow), callable(source))
         for case, source, lies, slow in _cases(data, attack, systems)
         for setting in wanted
         for seed in seeds
