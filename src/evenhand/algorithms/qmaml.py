@@ -100,8 +100,7 @@ def qmaml(
         return tree.subtract(params, tree.scale(1.0 / curvature, gradient)), state
 
     def effort(data: ClientData) -> Effort:
-        support_set, query = halves(data)
-        rows = support_set.size + query.size if adapt else query.size
+        rows = sum((part.size for part in halves(data)[0 if adapt else 1 :]), jnp.int32(0))
         return Effort(rows, rows)
 
     method = fedavg(

@@ -509,7 +509,7 @@ def diverged_clients(
         return None
     excess = np.where(np.isfinite(own[bad]), own[bad] / usual[bad], np.inf)
     bad = bad[np.argsort(-excess, kind="stable")]
-    shown = [f"{names[k]} ({_text(own[k])}, usually {_text(usual[k])})" for k in bad[:_NAMED]]
+    shown = [f"{names[k]} ({_text(float(own[k]))}, usually {_text(float(usual[k]))})" for k in bad[:_NAMED]]
     more = [f"{len(bad) - _NAMED:,} more"] if len(bad) > _NAMED else []
     listed = " and ".join(filter(None, (", ".join([*shown, *more][:-1]), [*shown, *more][-1])))
     text = (

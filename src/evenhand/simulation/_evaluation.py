@@ -79,7 +79,8 @@ class Evaluation:
         clients: int | None,
         untrained: Untrained = "global",
     ) -> None:
-        program, self.untrained = setup.program, untrained
+        program = setup.program
+        self.untrained: Untrained = untrained
         self.algorithm, self.lanes = program.algorithm, program.lanes
         self.root, self.capacity = setup.keys.shared, program.capacity
         self.drawn = _drawn(data.num_clients, seed, clients)

@@ -42,8 +42,6 @@ def identify(job: Job) -> dict[str, Any]:
     # Which clients are malicious depends on the seed: attacks are distinguished by what they do at seed 0.
     same = identity(setup, job.data, 0, job.eval_clients, job.untrained)
     del same["seed"]
-    if job.untrained == "global":
-        del same["untrained"]  # results of earlier versions do not have it
     if metrics := resolved(job.metrics):  # no part of what is trained, but of what is kept of it
         same["metrics"] = [metric.name for metric in metrics]
     return same | {"rounds": job.rounds, "eval_every": job.eval_every}

@@ -125,13 +125,9 @@ def study(
     algorithms = {str(setting): makers[setting.method](setting) for setting in wanted}
     sources = _Sources(by.split == "valid" and len(wanted) > len(names))
     seeds = check_seeds(seeds)
-    how: dict[str, Any] = {
-        "cohort": cohort,
-        "eval_every": eval_every,
-        "eval_clients": eval_clients,
-        "untrained": untrained,
-        "metrics": _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model),
-    }
+    how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every}
+    how |= {"eval_clients": eval_clients, "untrained": untrained}
+    how["metrics"] = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model)
 
     def job(setting: Setting, source: Any, seed: int, attack: Attack | None, systems: Systems | None) -> Job:
         who = algorithms[str(setting)], sources.of(source, seed), rounds, seed

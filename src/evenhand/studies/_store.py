@@ -86,7 +86,8 @@ class Store:
 
         def parts(found: Mapping[str, Any]) -> tuple[dict[str, Any], Outcome]:
             place = {"setting": found["setting"], "seed": found["seed"]}
-            return {**found["identity"], **place}, _outcome(setting, seed, found)
+            # Results of earlier versions do not say what untrained clients are served.
+            return {"untrained": "global", **found["identity"], **place}, _outcome(setting, seed, found)
 
         (saved, outcome), is_old = self._read(path, _UNSEALED[_RESULT], _REPEATED, parts)
         for name, value in {"setting": str(setting), "seed": seed, **identity}.items():

@@ -472,7 +472,12 @@ def test_a_study_keeps_when_clients_trained_and_what_the_others_are_served(tmp_p
     np.testing.assert_allclose(losses[0], alone.client_metrics("test")["loss"], rtol=1e-5)
     np.testing.assert_array_equal(losses[0], losses[1])
     assert ((losses[0] != losses[2]) == (alone.last_round == 0)).all()
-    with pytest.raises(eh.EvenhandError, match="of another run"):
+    for result in tmp_path.rglob("result.json"):
+        text = result.read_text()
+        assert '"untrained": "global"' in text
+        result.write_text(text.replace('"untrained": "global", ', ""))  # as of an earlier version
+    study({"ditto": ditto}, DATA, folder=tmp_path, **how)
+    with pytest.raises(eh.EvenhandError, match="its untrained is global, not initial"):
         study({"ditto": ditto}, DATA, folder=tmp_path, untrained="initial", **how)
     with pytest.raises(eh.EvenhandError, match="give 'global' or 'initial'"):
         study({"ditto": ditto}, DATA, untrained="none", **how)
