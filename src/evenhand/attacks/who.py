@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
 from evenhand.errors import EvenhandError
-from evenhand.types import Attack, Key
+from evenhand.types import Attack, Key, PyTree
 
 __all__ = ["both", "by_clients", "during"]
+
+_OfSums: TypeAlias = Callable[[PyTree, PyTree, Key], PyTree]
 
 
 def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
@@ -75,7 +77,19 @@ def both(attack: Attack, then: Attack) -> Attack:
         report=_chained(attack.report, then.report),
         collude=attack.collude or then.collude,
         fresh=attack.fresh or then.fresh,
+        lifted=_of_sums(attack.lifted, then.lifted),
     )
+
+
+def _of_sums(one: _OfSums | None, other: _OfSums | None) -> _OfSums | None:
+    if one is None or other is None:
+        return one or other
+
+    def change(numbers: PyTree, public: PyTree, key: Key) -> PyTree:
+        first, second = jax.random.split(key)
+        return other(one(numbers, public, first), public, second)
+
+    return change
 
 
 def _chained(one: Callable[..., Any] | None, other: Callable[..., Any] | None) -> Callable[..., Any] | None:

@@ -12,13 +12,14 @@ import numpy.typing as npt
 from evenhand import tree
 from evenhand.errors import EvenhandError, perhaps, whole_number
 from evenhand.streams import Keys, Purpose, stream
-from evenhand.types import Array, Attack, ClientData, Cohort, Key, PyTree, Report, Upload
+from evenhand.types import Array, Attack, ClientData, Cohort, Key, PyTree, Report, Sum, Upload
 
 __all__ = [
     "colluding",
     "false_delta",
     "false_report",
     "fresh_data",
+    "lifted",
     "malicious_clients",
     "own_rows",
     "poisoned",
@@ -126,6 +127,36 @@ def false_delta(
     return tree.select(
         malicious & _is_on(attack, number), attack.upload(delta, stream(key, Purpose.ATTACK)), delta
     )
+
+
+def lifted(
+    attack: Attack | None,
+    aggregator: Sum,
+    upload: Upload,
+    public: PyTree,
+    malicious: Array,
+    number: Array | int,
+    key: Key,
+) -> PyTree:
+    """What a client adds to the sum in one pass of round ``number``, from 0; ``key`` is its own for that pass.
+
+    Raises:
+      EvenhandError: the attack sends false numbers into sums of whole numbers that stand for no real ones.
+    """
+    honest = aggregator.lift(upload, public, key)
+    if attack is None or attack.lifted is None:
+        return honest
+    whole = aggregator.summation
+    numbers = aggregator.lift if whole is None else whole.numbers
+    if numbers is None:
+        raise EvenhandError(
+            "Attack(lifted=...) replaces real numbers in a sum, and this aggregator sends none: take secure(...) of a "
+            "single method, or an aggregator that needs sums only."
+        )
+    false = attack.lifted(numbers(upload, public, key), public, stream(key, Purpose.ATTACK))
+    if whole is not None and whole.anything is not None:
+        false = whole.anything(false, stream(key, Purpose.ATTACK, 1))
+    return tree.select(malicious & _is_on(attack, number), false, honest)
 
 
 def colluding(

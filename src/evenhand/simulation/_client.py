@@ -14,7 +14,7 @@ from evenhand.local import step_per_row
 from evenhand.simulation._groups import Members
 from evenhand.simulation.program import Program, Rows
 from evenhand.streams import Keys
-from evenhand.types import Array, ClientData, Cohort, Effort, Key, PyTree, Report, Upload
+from evenhand.types import Array, ClientData, Cohort, Effort, Key, PyTree, Report, Sum, Upload
 
 __all__ = ["Client", "Trained", "effort"]
 
@@ -40,11 +40,13 @@ class Client(NamedTuple):
       report: ``(member, state) -> (Report, accepted)``.
       train: ``(member, state) -> Trained``; a member without a report makes one.
       noise: ``member -> key`` of what it adds to what it sends.
+      lift: ``(client, upload, public, key) -> lifted``, what it adds to a sum in a pass, with its key for that pass.
     """
 
     report: Callable[[Members, PyTree], tuple[Report, Array]]
     train: Callable[[Members, PyTree], Trained]
     noise: Callable[[Members], Key]
+    lift: Callable[[Array, Upload, PyTree, Key], PyTree]
 
     @staticmethod
     def of(program: Program, index: int, server: PyTree, rows: Rows, keys: Keys, number: Array) -> Client:
@@ -83,7 +85,13 @@ class Client(NamedTuple):
         def noise(member: Members) -> Key:
             return rounds.lift_key(keys, number, streams, member.ids)
 
-        return Client(report, partial(train, (server, rows, keys, number)), noise)
+        def lift(client: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
+            assert isinstance(phase.aggregator, Sum)
+            return rounds.lifted(
+                attack, phase.aggregator, upload, public, rows.malicious[client], number, key
+            )
+
+        return Client(report, partial(train, (server, rows, keys, number)), noise, lift)
 
 
 def effort(of: Callable[[ClientData], Effort] | None, capacity: int, rows: Rows, cohort: Cohort) -> Effort:

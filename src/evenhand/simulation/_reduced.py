@@ -43,6 +43,7 @@ def reduced(
     states: States,
     key: Key,
     noise: Key,
+    ids: Array,
 ) -> Reduced:
     """Trains the cohort and reduces what it sends, in the least memory that the aggregator allows.
 
@@ -50,14 +51,14 @@ def reduced(
     reduces them pass by pass.  Any other aggregator gets all of them at once.
     """
     if not isinstance(aggregator, Sum) or not aggregator.streams:
-        return stacked(aggregator, memory, client, groups, states, key, noise)
+        return stacked(aggregator, memory, client, groups, states, key, noise, ids)
     if aggregator.passes > 1:
         return _in_passes(aggregator, memory, client, groups, states, key)
     public = aggregator.publish(memory)
 
     def on_device(members: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
         def lifted(group: Members, done: Trained) -> PyTree:
-            return _lifted(aggregator, public, 0, client, group, done.upload, done.accepted)
+            return _lifted(public, 0, client, group, done.upload, done.accepted)
 
         def step(total: PyTree, group: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
             done = _train(client, group, states)
@@ -81,7 +82,7 @@ def _in_passes(
         def on_device(kept: tuple[Members, Upload, Array]) -> PyTree:
             def lifted(group: tuple[Members, Upload, Array]) -> PyTree:
                 members, uploads, accepted = group
-                return _lifted(aggregator, public, number, client, members, uploads, accepted)
+                return _lifted(public, number, client, members, uploads, accepted)
 
             def step(total: PyTree, group: tuple[Members, Upload, Array]) -> tuple[PyTree, None]:
                 return tree.add(total, lifted(group)), None
@@ -103,11 +104,12 @@ def stacked(
     states: States,
     key: Key,
     noise: Key,
+    ids: Array,
     agreed: Callable[[Upload, Array], Upload] | None = None,
 ) -> Reduced:
     """As :func:`reduced`, with all uploads at once; ``agreed`` has colluding clients replace theirs.
 
-    ``noise`` has the key of each client of the cohort, ``(m,)``.
+    ``noise`` has the key of each client of the cohort, ``(m,)``, and ``ids`` the clients.
     """
     done = groups.map_groups(lambda group: _train(client, group, states))
     delta = groups.by_coordinate(done.upload.delta)
@@ -116,8 +118,12 @@ def stacked(
     if agreed is not None:
         uploads = agreed(tree.among(accepted, uploads), accepted)
         accepted = accepted & jax.vmap(rounds.accepts_delta, axis_size=len(accepted))(uploads.delta)
+
+    def lift(slot: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
+        return client.lift(ids[slot], upload, public, key)
+
     direction, memory = groups.devices.whole(
-        reduce_uploads(aggregator, uploads, accepted, memory, key, noise)
+        reduce_uploads(aggregator, uploads, accepted, memory, key, noise, lift)
     )
     return Reduced(direction, memory, groups.as_dealt(done.state), accepted)
 
@@ -128,7 +134,6 @@ def _train(client: Client, members: Members, states: States) -> Trained:
 
 
 def _lifted(
-    aggregator: Sum,
     public: PyTree,
     number: Array | int,
     client: Client,
@@ -139,7 +144,7 @@ def _lifted(
     """What one group adds to the sum of pass ``number``."""
 
     def lift(member: Members, upload: Upload) -> PyTree:
-        return aggregator.lift(upload, public, jax.random.fold_in(client.noise(member), number))
+        return client.lift(member.ids, upload, public, jax.random.fold_in(client.noise(member), number))
 
     return sum_of(accepted, side_by_side(lift, members, uploads))
 

@@ -203,7 +203,7 @@ def _one_phase(
         stream(keys.secret, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
     )
     noise = jax.vmap(partial(rounds.lift_key, keys, number, streams))(cohort.ids)
-    attack, parts = program.attack, (phase.aggregator, memory, client, groups, states, key, noise)
+    attack, parts = program.attack, (phase.aggregator, memory, client, groups, states, key, noise, cohort.ids)
     if attack is None or attack.collude is None:
         found = reduced(*parts)
     else:

@@ -140,6 +140,9 @@ class Attack(NamedTuple):
       first: the first round, counted from 1, in which uploads, reports and ``fresh`` examples are replaced; those that
         were poisoned before the run always are.
       last: the last such round; None: that of the run.
+      lifted: ``(numbers, public, key) -> numbers`` replaces what a malicious client adds to a sum in each of its
+        passes, whatever its upload is; ``public`` is what the server has published.  Under a secure sum nobody sees it,
+        and only the modulus bounds it; None: it adds what it should.
       fresh: ``(x, y, size, key) -> (x, y)`` poisons its training examples for one round, from the clean ones, of which
         the first ``size`` are its own; None: every round has the same.
     """
@@ -153,4 +156,5 @@ class Attack(NamedTuple):
     first: int = 1
     last: int | None = None
     fresh: Callable[[Array, Array, Array, Key], tuple[Array, Array]] | None = None
+    lifted: Callable[[PyTree, PyTree, Key], PyTree] | None = None
     __repr__ = short

@@ -77,10 +77,14 @@ class Summation(NamedTuple):
       bits: of each lifted number on the wire.
       add: ``(lifted, present, key) -> total`` of a whole cohort, whose lifted arrays have a leading axis ``m``; what
         empty slots hold does not matter; None: they are added as they arrive.
+      numbers: as :attr:`Sum.lift`, but the real numbers before they become whole; None: it has none.
+      anything: ``(numbers, key) -> lifted``, how a client that obeys no bound but the modulus would send such numbers.
     """
 
     bits: int
     add: Callable[[PyTree, Array, Key], PyTree] | None = None
+    numbers: Callable[[Upload, PyTree, Key], PyTree] | None = None
+    anything: Callable[[PyTree, Key], PyTree] | None = None
     __repr__ = short
 
 
