@@ -148,7 +148,7 @@ class FederatedDataset:
                 rows = max(1, _BLOCK // max(array[:1].nbytes, 1))
                 for first in range(0, len(array), rows):
                     digest.update(
-                        np.ascontiguousarray(array[first : first + rows]).reshape(-1).view(np.uint8)
+                        np.ascontiguousarray(array[first : first + rows]).reshape(-1).view(np.uint8).data
                     )
         return digest.hexdigest()
 

@@ -67,7 +67,7 @@ def check_aggregator(
     order = rng.permutation(uploads)
     assert _gap(one, direction(order)) <= tolerance, "The direction depends on the order of the uploads."
     state = aggregator.init(jax.tree.map(jnp.zeros_like, first), uploads)
-    given = jax.tree.map(jnp.asarray, Upload(deltas, weights, losses))
+    given = Upload(jax.tree.map(jnp.asarray, deltas), jnp.asarray(weights), jnp.asarray(losses))
     check_slots(aggregator, given, np.arange(uploads), state, tolerance)
     if keeps_consensus:
         same = jax.tree.map(lambda leaf: np.repeat(leaf[:1], uploads, axis=0), deltas)

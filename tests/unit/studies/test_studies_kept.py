@@ -161,6 +161,24 @@ def test_a_survivor_that_is_repeated_makes_each_phase_beside_the_same_runs(
     assert made(folder, **HALVED) == results(halved)
 
 
+def test_of_settings_that_are_equally_good_the_first_goes_on_in_whatever_order_they_ended(
+    tmp_path: Path,
+) -> None:
+    """The first of three equal settings is repeated last, and is no worse for it."""
+    data, model = eh.data.hold_out(eh.testing.toy_data(), 0.4), eh.testing.toy_model()
+
+    def same(name: str) -> Algorithm:
+        return eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=4))
+
+    how: dict[str, Any] = {"rounds": 4, "seeds": 1, "eval_every": 2, "grid": {"name": ["a", "b", "c"]}}
+    how |= {"halving": Halving(2), "folder": tmp_path}
+    for _ in range(2):
+        found = study({"f": same}, data, **how)
+        assert [each.status for each in found.outcomes] == ["done", "stopped", "stopped"]
+        for path in tmp_path.glob("runs/f-name=a-*/*.json"):
+            path.unlink()
+
+
 def test_a_plan_grows_and_damage_to_it_is_refused(whole: Path, tmp_path: Path) -> None:
     """New runs are a batch of their own, so that a value more does not repeat the others; results come first."""
     folder = Path(shutil.copytree(whole, tmp_path / "a"))
@@ -384,7 +402,7 @@ def test_a_checkpoint_of_an_earlier_version_continues_and_other_data_are_refused
     how: dict[str, Any] = {"eval_every": 2, "checkpoint": tmp_path}
     [*_, last] = eh.simulation.iterate(method, data, rounds=2, **how)
     assert last.info["rounds"] == 2
-    with pytest.raises(eh.EvenhandError, match=r"of another run \(its data \(every row"):
+    with pytest.raises(StorageError, match=r"of another run \(its data \(every row"):
         list(eh.simulation.iterate(method, rows(9000, 1), rounds=4, **how))
     [path] = tmp_path.glob("*/about/metadata")
     about = json.loads(path.read_text())
