@@ -95,6 +95,10 @@ def test_the_terminal_and_the_page_show_them_and_whom_they_cover(
         assert section is not None
         assert sentence in section[0] and f'<td class="number">{12 - undefined}</td>' in section[0]
         assert ("best" in section[0]) == (page.name == "x.html")
+    means = [load_run(root / name).view.clients["test"]["macro_f1"] for name in ("a", "b")]
+    better = f"{100 * max(map(np.mean, means)):.1f}\u202f%"
+    assert np.mean(means[0]) != np.mean(means[1])
+    assert f'<td class="number best">{better}</td>' in section[0]
 
 
 def test_a_run_without_metrics_has_no_section(
@@ -159,6 +163,7 @@ def test_a_study_chooses_by_a_metric(root: Path, capsys: pytest.CaptureFixture[s
     assert "test_macro_f1_mean" in header and "test_macro_f1_mean_std" in header
     page = (tmp_path / "s" / "study.html").read_text("utf-8")
     assert "More metrics" in page and "chosen by the validation auc (worst10)" in page
+    assert "Test auc per client" in page
     assert main([*words_of, *by_auc[:2], "--metrics", "balanced_accuracy"]) == 2
     assert "its metrics is" in capsys.readouterr().err
 
