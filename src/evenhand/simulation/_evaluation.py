@@ -34,6 +34,7 @@ from evenhand.evaluation import (
 from evenhand.memory import aligned, empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._adapted import adapt_all, fitting
+from evenhand.simulation._hoist import ByProgram, by_program
 from evenhand.simulation._rows import Resident, must_stream, sent
 from evenhand.simulation._served import Served
 from evenhand.simulation.setup import Setup
@@ -144,9 +145,10 @@ class Evaluation:
         if self._mesh is None:
             state = here(state)
         of, params = self.algorithm, self.algorithm.global_params(state.server)
-        model, serve = of.model, _Serve(of.global_params, of.personal_params)
+        model = of.model
         if of.adapt is not None or of.personal_params is not None:
             alone = {name: per_client(model, params, split) for name, split in self.splits.items()}
+            serve = self._serving(state)
             if of.adapt is not None or self.store is not None:
                 return self._in_windows(state, serve).beside(alone)
             parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
@@ -154,6 +156,12 @@ class Evaluation:
         return Served.of(
             {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
         )
+
+    def _serving(self, state: RoundState) -> ByProgram:
+        """``(states, k) -> params`` that client ``k`` is served, equal for methods that serve by the same program."""
+        serve = _Serve(self.algorithm.global_params, self.algorithm.personal_params)
+        clients = state.clients if self.store is None else self.store.like
+        return by_program(serve, (state.server, clients), np.int32(0))
 
     def _personal(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
         measure = partial(
@@ -166,7 +174,7 @@ class Evaluation:
             }
         )
 
-    def _in_windows(self, state: RoundState, serve: _Serve) -> Served:
+    def _in_windows(self, state: RoundState, serve: ByProgram) -> Served:
         """Measures the models of as many clients at a time as memory allows: adapted ones, or from a store."""
         train, adapt, store = self.splits["train"], self.algorithm.adapt, self.store
         clients = np.arange(len(train.sizes)) if self.drawn is None else self.drawn

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from evenhand._platform import check_process
 from evenhand.devices import everywhere, here, over
 from evenhand.simulation._checkpoint import Checkpoints
 from evenhand.simulation._checks import check_model
@@ -60,6 +61,7 @@ def iterate_many(jobs: Sequence[Job]) -> Iterator[tuple[int, Run | Exception]]:
       >>> [(job, run.info["rounds"]) for job, run in iterate_many(jobs)]
       [(0, 0), (1, 0), (0, 4), (1, 4)]
     """
+    check_process()
     traced: dict[Any, _Traced] = {}
     for crew in _crews(jobs, traced):
         if crew == [[crew[0][0]]]:

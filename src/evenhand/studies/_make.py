@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from evenhand._platform import check_process
 from evenhand.data import FederatedDataset, hold_out
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps, whole_number
 from evenhand.simulation import Job, cohort_of
@@ -186,6 +187,7 @@ class _Sources:
 
 def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> None:
     """Finds what would make every run fail before any is made."""
+    check_process()
     cohort_of(job)
     whole_number("rounds", job.rounds, 1)
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
