@@ -22,7 +22,7 @@ ROOT = Path(evenhand.__file__).parent
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 # What each package may import, bottom up; each may also import its own modules.
-_BASE = {"errors", "naming", "text", "types", "tree", "permutation", "programs", "streams"}
+_BASE = {"_platform", "errors", "naming", "text", "types", "tree", "permutation", "programs", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "secure", "aggregators", "algorithms"}
 _MEASURED = _METHODS | {"attacks", "centralized", "data", "models", "evaluation", "devices", "rounds"}
@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checksums": set(),
     "errors": set(),
     "text": set(),
-    "_platform": set(),
+    "_platform": {"errors"},
     "_version": set(),
     "naming": set(),
     "types": {"naming"},
@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "interrupts": set(),
     "memory": set(),
     "data": {"checksums", "errors", "memory", "text", "types"},
-    "models": {"errors", "types"},
+    "models": {"_platform", "errors", "types"},
     "risks": {"errors", "types"},
     "secure": {"errors", "types"},
     "theory": {"errors"},
@@ -68,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"checksums", "privacy", "interrupts", "live", "lock", "memory", "report", "watch"},
     "studies": {
         "checksums",
+        "_platform",
         "data",
         "errors",
         "evaluation",

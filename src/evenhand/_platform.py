@@ -1,4 +1,4 @@
-"""Settings that JAX needs before it starts: one device per core, and a folder for compiled programs.
+"""What JAX needs of a process: settings before it starts, one device per core, and no fork once it runs.
 
 XLA runs a small program on one core, however many there are; with one device per core the engine spreads a cohort over
 all of them.  What the user has set, in an environment variable or in ``jax.config``, is kept.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
 
-__all__ = ["prepare"]
+from evenhand.errors import EvenhandError
+
+__all__ = ["check_process", "prepare"]
 
 _config: Any = jax.config  # its attributes are not declared
 
@@ -25,6 +28,25 @@ def prepare() -> None:
     """Applies the settings but keeps the user's; if JAX is already running, it keeps its devices."""
     _device_per_core()
     _keep_compiled_programs()
+
+
+def check_process() -> None:
+    """Refuses a process that was forked from one in which Evenhand had run: JAX's threads are not in it.
+
+    Raises:
+      EvenhandError: this is such a process, in which the first computation would wait for ever.
+    """
+    if _first_process() != os.getpid():
+        raise EvenhandError(
+            "This process was forked from one in which Evenhand had already run, and JAX cannot run in both: start it "
+            'with multiprocessing.get_context("spawn"), or fork before the first run.'
+        )
+
+
+@cache
+def _first_process() -> int:
+    """The process that asked first: of a forked one, its parent if that had asked before."""
+    return os.getpid()
 
 
 def _device_per_core() -> None:

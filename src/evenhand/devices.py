@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -29,16 +30,27 @@ class Devices(NamedTuple):
         """How many they are."""
         return 1 if self.mesh is None else self.mesh.size
 
-    def each(self, function: Callable[[Any], Any], dealt: Any) -> Any:
-        """``function`` of every device's entry, run by that device; leaves ``(size, ...)`` before and after."""
+    def each(self, function: Callable[[Any, Any], Any], dealt: Any, shared: Any) -> Any:
+        """``function(entry, shared)`` of every device's entry, run by that device.
 
-        def on_device(mine: Any) -> Any:
-            return jax.tree.map(lambda leaf: leaf[None], function(jax.tree.map(lambda leaf: leaf[0], mine)))
+        Args:
+          function: may close over no array that an earlier exchange of the round has made: JAX gives that array's zeros
+            and its rows the placement of all devices, and refuses them on one.
+          dealt: leaves ``(size, ...)``, as those of the result.
+          shared: what every device gets whole.
+        """
+
+        def on_device(mine: Any, shared: Any) -> Any:
+            entry = jax.tree.map(lambda leaf: leaf[0], mine)
+            return jax.tree.map(lambda leaf: leaf[None], function(entry, shared))
 
         if self.mesh is None:
-            return on_device(dealt)
+            return on_device(dealt, shared)
         each = PartitionSpec(_AXIS)
-        return jax.shard_map(on_device, mesh=self.mesh, in_specs=each, out_specs=each, check_vma=False)(dealt)
+        specs = (each, PartitionSpec())
+        return jax.shard_map(on_device, mesh=self.mesh, in_specs=specs, out_specs=each, check_vma=False)(
+            dealt, shared
+        )
 
     def whole(self, values: Any) -> Any:
         """The values, replicated on each device."""
@@ -78,15 +90,15 @@ def everywhere(mesh: Mesh | None, values: Any) -> Any:
         return jax.tree.map(jnp.asarray, values)
     sharding = NamedSharding(mesh, PartitionSpec())
 
-    def whole(leaf: Any) -> jax.Array:
+    def placed(leaf: Any) -> jax.Array:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            # Replicated on every device of all processes: those of the mesh already have it.
+            leaf = _gathered(leaf)  # then those of the mesh already have it
             parts = {shard.device: shard.data for shard in leaf.addressable_shards}
             local_parts = [parts[device] for device in mesh.local_devices]
             return jax.make_array_from_single_device_arrays(leaf.shape, sharding, local_parts)
         return jax.device_put(leaf, sharding)
 
-    return jax.tree.map(whole, values)
+    return jax.tree.map(placed, values)
 
 
 def dealt(mesh: Mesh | None, parts: list[Any]) -> Any:
@@ -100,8 +112,24 @@ def dealt(mesh: Mesh | None, parts: list[Any]) -> Any:
 
 
 def here(values: Any) -> Any:
-    """A tree of replicated arrays, as they are on the first device of this process."""
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0), values)
+    """A tree of arrays, each of them whole on the first device of this process.
+
+    Arrays of which each device has a part are gathered: over several processes, all of them must call this.
+    """
+    return jax.tree.map(lambda leaf: _gathered(leaf).addressable_data(0), values)
+
+
+def _gathered(leaf: jax.Array) -> jax.Array:
+    """The array, replicated on each device that has a part of it."""
+    if leaf.is_fully_replicated or not isinstance(leaf.sharding, NamedSharding):
+        return leaf
+    return _copied(NamedSharding(leaf.sharding.mesh, PartitionSpec()))(leaf)
+
+
+@cache
+def _copied(place: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    """A copy of an array in another place: a program, since no process alone has all parts."""
+    return jax.jit(jnp.copy, out_shardings=place)
 
 
 @jax.jit

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import evenhand as eh
@@ -53,6 +54,28 @@ def test_engine_and_twin_agree_at_all_lanes_on_one_and_four_devices(many, name):
     """All lanes for a sum and a stack; what else a method has does not know of its lanes."""
     lanes = (1, 3, COHORT) if name in ("fedavg", "fedavg, median") else (3,)
     eh.testing.check_algorithm(METHODS[name], many, cohort=COHORT, lanes=lanes, devices=(1, 4), rounds=2)
+
+
+@pytest.mark.parametrize(
+    "aggregator",
+    [
+        pytest.param(eh.aggregators.secure(eh.aggregators.mean()), id="secure"),
+        pytest.param(eh.aggregators.mean(), id="mean"),
+        pytest.param(eh.aggregators.geometric_median(2), id="passes"),
+        pytest.param(eh.aggregators.running_tilt(1.0), id="weighed"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The model is no better than a guess")  # after one round
+def test_a_second_exchange_trains_from_what_the_first_has_made(many, aggregator):
+    """On whole batches and with a momentum, whose zeros JAX would place as it has placed the new model."""
+    method = eh.algorithms.fedavg(
+        eh.local.sgd(MODEL, optax.sgd(0.1, momentum=0.9), epochs=2), aggregator=aggregator
+    )
+    twice = method._replace(phases=method.phases * 2)
+    one, two = (eh.simulate(twice, many, rounds=1, cohort=COHORT, seed=1, devices=d) for d in (1, 2))
+    assert two.info["devices"] == 2 and two.info["steps"]["useful"] == 2 * 2 * COHORT
+    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(two.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:The model is no better than a guess")  # after so few rounds

@@ -19,8 +19,12 @@ jax.config.update("jax_compilation_cache_dir", sys.argv[3])
 jax.distributed.initialize(f"localhost:{sys.argv[2]}", num_processes=2, process_id=int(sys.argv[1]))
 import numpy as np, optax
 import evenhand as eh
+from evenhand.devices import everywhere, here, over
 method = eh.algorithms.scaffold(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=2, batch_size=4))
 run = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3)
+parts = jax.sharding.NamedSharding(over(4), jax.sharding.PartitionSpec("clients"))
+divided = jax.make_array_from_callback((8,), parts, lambda index: np.arange(8.0, dtype=np.float32)[index])
+assert here(divided).tolist() == np.asarray(everywhere(over(4), divided)).tolist() == list(range(8))
 result = {"devices": run.info["devices"], "w": np.ravel(run.params["w"]).tolist()}
 result["loss"] = run.history["test_loss"].tolist()
 print(json.dumps(result))

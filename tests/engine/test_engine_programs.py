@@ -1,5 +1,6 @@
 """Traced programs of unknown forms: no two of them share a key, and no run fails because of one."""
 
+import itertools
 import warnings
 from functools import partial
 
@@ -13,8 +14,9 @@ from jax.interpreters import mlir
 
 import evenhand as eh
 from evenhand import programs
+from evenhand.evaluation import _personal
 from evenhand.lowering import lowered
-from evenhand.simulation import engine
+from evenhand.simulation import _adapted, _hoist, engine, setup
 from evenhand.simulation._hoist import hoist
 
 MODEL = eh.testing.toy_model()
@@ -317,3 +319,47 @@ def test_lowering_leaves_what_it_does_not_know(looped, monkeypatch, breaking):
         found = jax.grad(lowered(score))(kernel)
     assert len(warned) == 1
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def fresh_runs():
+    """A personal method that evaluates each client with its own model, and one that adapts before; each built anew."""
+    data, model = eh.testing.toy_data(), eh.testing.toy_model()
+    work = eh.local.sgd(model, 0.1, epochs=1, batch_size=4)
+    inner = eh.algorithms.fedavg(work)
+    for method in (eh.personalization.ditto(inner, work, lam=0.1), eh.personalization.finetune(inner, work)):
+        eh.simulate(method, data, rounds=1, cohort=4)
+
+
+@pytest.mark.filterwarnings("ignore:The model is no better than a guess")  # after one round
+def test_a_method_that_is_built_anew_compiles_and_keeps_nothing_more():
+    """Else a process that builds methods in a loop would take more memory with each of them."""
+    by_program = (_personal._personal, _adapted._adapt, engine._compiled)
+    fresh_runs()
+    before = [cache.cache_info().misses for cache in by_program]
+    fresh_runs()
+    assert [cache.cache_info().misses for cache in by_program] == before
+    # Those that hold a method's own functions hold few of them.
+    by_method = (engine._traced, engine._prepared, setup._beginning, _hoist._by_program)
+    assert all(cache.cache_info().maxsize <= 16 for cache in by_method)
+
+
+def test_functions_that_are_one_program_are_one_key():
+    def key(function, *arguments):
+        return _hoist.ByProgram(function, arguments or (jnp.ones(3),))
+
+    def times(factor):
+        return lambda x: {"w": factor * x}
+
+    assert key(times(2.5)) == key(times(2.5)) and hash(key(times(2.5))) == hash(key(times(2.5)))
+    rows = np.arange(3, dtype=np.float32)
+    assert key(times(jnp.array(rows))) == key(times(jnp.array(rows)))
+    others = [
+        key(times(3.5)),
+        key(lambda x: {"v": 2.5 * x}),
+        key(lambda x: {"w": 2.5 + x}),
+        key(times(2.5), jnp.ones(4)),
+        key(times(jnp.array(rows))),
+        key(times(jnp.array(rows + 1))),
+    ]
+    for one, other in itertools.combinations([key(times(2.5)), *others], 2):
+        assert one != other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import optax
 from jax import lax
 
+from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.lowering import lowered
 from evenhand.streams import Purpose, stream
@@ -87,6 +88,7 @@ def fit(
       >>> bool(abs(kernel[0, 0] - 2.0) < 0.1)
       True
     """
+    check_process()
     expect("solver", solver, Solver, "eh.centralized.batch(model, risk, optimiser=optax.sgd(0.1))")
     x, y = jnp.asarray(x), jnp.asarray(y)
     if not x.ndim or not x.shape[0] or y.shape[:1] != x.shape[:1]:
@@ -102,7 +104,7 @@ def fit(
         state, first = solver.init(initial, x, y), 0
     else:
         state, first = after.state, after.steps
-    state = _steps(solver.step, state, x, y, root, jnp.int32(first), jnp.int32(steps))
+    state = _steps(solver.step)(state, x, y, root, jnp.int32(first), jnp.int32(steps))
     return Fit(solver.params(state), state, first + steps, seed)
 
 
@@ -112,12 +114,17 @@ def check_parts(model: object, optimiser: object) -> None:
     expect("optimiser", optimiser, optax.GradientTransformation, "optax.sgd(0.1)")
 
 
-@partial(jax.jit, static_argnums=0)
-def _steps(step: Any, state: PyTree, x: Array, y: Array, root: Key, first: Array, count: Array) -> PyTree:
-    def body(number: Array, state: PyTree) -> PyTree:
-        return step(state, x, y, number, stream(root, Purpose.WORK, number))
+@lru_cache(maxsize=16)  # a cache of JAX's would keep every solver that ever ran
+def _steps(step: Any) -> Callable[..., PyTree]:
+    """``(state, x, y, root, first, count)`` -> the state after these steps."""
 
-    return lax.fori_loop(first, first + count, body, state)
+    def steps(state: PyTree, x: Array, y: Array, root: Key, first: Array, count: Array) -> PyTree:
+        def body(number: Array, state: PyTree) -> PyTree:
+            return step(state, x, y, number, stream(root, Purpose.WORK, number))
+
+        return lax.fori_loop(first, first + count, body, state)
+
+    return jax.jit(steps)
 
 
 def weighted_gradient(

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from evenhand._platform import check_process
 from evenhand.data import Split
 from evenhand.devices import dealt, everywhere
 from evenhand.errors import EvenhandError
@@ -70,6 +71,7 @@ class Prepared(NamedTuple):
 
 def prepare(split: Split) -> Prepared:
     """Copies a split's examples to the device, unless they are on it already."""
+    check_process()
     return Prepared(jnp.asarray(split.x), jnp.asarray(split.y), np.asarray(split.offsets, np.int64))
 
 

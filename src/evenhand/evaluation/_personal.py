@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -81,7 +81,7 @@ def personal_per_class(
             windows = tuple(part.astype(np.int32) for part in (block.ids, block.starts, block.sizes))
             classes = 0 if index is None else index.number
             fixed = (measures, params_of, width, lanes, prepared.mesh, block.spec, classes)
-            found = np.asarray(_personal(states, block.x, block.y, windows, *fixed), np.float64)
+            found = np.asarray(_personal(*fixed)(states, block.x, block.y, windows), np.float64)
             clients, found = block.clients[block.clients >= 0], found[block.clients >= 0]
             totals[clients] = found[:, : len(measures.names)]
             if index is not None:
@@ -166,12 +166,8 @@ def _devices(prepared: Prepared) -> int:
     return 1 if prepared.mesh is None else prepared.mesh.size
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6, 7, 8, 9, 10))
+@lru_cache(maxsize=64)  # a cache of JAX's would keep every method that was ever evaluated
 def _personal(
-    states: PyTree,
-    x: Array,
-    y: Array,
-    windows: tuple[Array, Array, Array],
     measures: _flat.Measures,
     params_of: Callable[[PyTree, Array], Params],
     width: int,
@@ -179,8 +175,9 @@ def _personal(
     mesh: Mesh | None,
     spec: PartitionSpec,
     classes: int,
-) -> Array:
-    """Each client's totals of all measures, then of the accuracy by class, ``(K, measures + classes)``."""
+) -> Callable[[PyTree, Array, Array, tuple[Array, Array, Array]], Array]:
+    """``(states, x, y, windows)`` -> each client's totals of all measures, then of the accuracy by class,
+    ``(K, measures + classes)``."""
     measures = measures._replace(apply=lowered(measures.apply))
 
     def on_device(states: PyTree, x: Array, y: Array, windows: tuple[Array, Array, Array]) -> Array:
@@ -191,7 +188,7 @@ def _personal(
         each = PartitionSpec(*mesh.axis_names)
         specs = (PartitionSpec(), spec, spec, each)
         on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
-    return on_device(states, x, y, windows)
+    return jax.jit(on_device)
 
 
 def _client(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy.typing as npt
 
+from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
 from evenhand.models._losses import Loss, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
@@ -95,6 +96,7 @@ def from_flax(
       >>> model.losses(model.apply(params, jnp.zeros((2, 4))), jnp.array([0, 2])).shape
       (2,)
     """
+    check_process()
     if isinstance(module, type) and issubclass(module, nn.Module):
         raise EvenhandError(
             f"from_flax got the class {module.__name__} itself: give it an instance, {module.__name__}(...)."

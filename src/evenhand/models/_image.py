@@ -7,6 +7,7 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from evenhand.models._adapters import from_flax
 from evenhand.models._layers import check_sizes, glorot_uniform, image_rows
@@ -45,7 +46,7 @@ def cnn_femnist(classes: int = 62, *, hidden: int = 512) -> Model:
     """
     check_sizes({"classes": classes, "hidden": hidden})
     module = _PooledCNN((28, 28, 1), hidden, classes)
-    model = from_flax(module, loss="cross_entropy", sample=jnp.zeros((1, 28, 28, 1), jnp.float32))
+    model = from_flax(module, loss="cross_entropy", sample=np.zeros((1, 28, 28, 1), np.float32))
     return model._replace(name=f"cnn_femnist({classes}, hidden={hidden})")
 
 
@@ -92,7 +93,7 @@ def cnn_cifar(classes: int = 10) -> Model:
 
 def _dropout_cnn(shape: _Shape, classes: int) -> Model:
     check_sizes({"classes": classes})
-    sample = jnp.zeros((1, *shape), jnp.float32)
+    sample = np.zeros((1, *shape), np.float32)
     return from_flax(_DropoutCNN(shape, classes), loss="cross_entropy", sample=sample)
 
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
 from evenhand.models._adapters import from_flax, from_functions
@@ -177,5 +179,5 @@ class _Perceptron(nn.Module):
         return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(x)
 
 
-def _vector(features: int) -> Array:
-    return jnp.zeros((1, features), jnp.float32)
+def _vector(features: int) -> npt.NDArray[np.float32]:
+    return np.zeros((1, features), np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from evenhand.errors import EvenhandError
@@ -54,7 +55,7 @@ def lstm(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers:
     """
     check_sizes({"vocabulary": vocabulary, "embedding": embedding, "hidden": hidden, "layers": layers})
     module = _CharacterLSTM(vocabulary, embedding, hidden, layers)
-    model = from_flax(module, loss="cross_entropy", sample=jnp.zeros((1, 2), jnp.int32))
+    model = from_flax(module, loss="cross_entropy", sample=np.zeros((1, 2), np.int32))
     return model._replace(name=f"lstm({vocabulary}, embedding={embedding}, hidden={hidden}, layers={layers})")
 
 
@@ -128,6 +129,8 @@ def _forward(driven: Array, kernel: Array) -> tuple[Array, tuple[Array, _Steps]]
 def _backward(saved: tuple[Array, _Steps], given: Array) -> tuple[Array, Array]:
     # The transpose of a scan adds an (h, 4h) matrix at every step; here one product does it for all steps.
     kernel, (outputs, memories, gates) = saved
+    # Made once: XLA:CPU moves the transpose of a constant of the loop into the loop, and makes it at every step.
+    back = lax.optimization_barrier(kernel.T)
     start = jnp.zeros_like(outputs[:1])
     before, memories_before = (jnp.concatenate([start, a[:-1]]) for a in (outputs, memories))
 
@@ -136,7 +139,7 @@ def _backward(saved: tuple[Array, _Steps], given: Array) -> tuple[Array, Array]:
         d_given, gates, memory = at
         pull = jax.vjp(_cell, gates, memory)[1]
         d_gates, d_memory = pull((d_output + d_given, d_memory))
-        return (d_gates @ kernel.T, d_memory), d_gates
+        return (d_gates @ back, d_memory), d_gates
 
     d_driven = lax.scan(step, (start[0], start[0]), (given, gates, memories_before), reverse=True)[1]
     hidden, width = kernel.shape

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeAlias
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from evenhand import tree
 from evenhand.data import Split
 from evenhand.devices import everywhere
 from evenhand.evaluation import Prepared, filled
+from evenhand.simulation._hoist import ByProgram, by_program
 from evenhand.streams import Purpose, client_stream, stream
 from evenhand.types import Array, ClientData, Key, Params, PyTree
 
@@ -82,38 +83,39 @@ def adapt_all(
     parts = (ids, places, starts, train.sizes)
     windows = tuple(np.pad(part.astype(np.int32), (0, missing)) for part in parts)
     sent = everywhere(mesh, (states, root, x, y))
-    found = _adapt(*sent, windows, adapt, params_of, capacity, lanes, mesh)
+    client = by_program(_Client(adapt, params_of, capacity), *sent, (np.int32(0),) * 4)
+    found = _adapt(client, lanes, mesh)(*sent, windows)
     return jax.tree.map(lambda leaf: leaf[: len(ids)], found)
 
 
-@partial(jax.jit, static_argnums=(5, 6, 7, 8, 9))
-def _adapt(
-    states: PyTree,
-    root: Key,
-    x: Array,
-    y: Array,
-    windows: tuple[Array, Array, Array, Array],
-    adapt: Adapt,
-    params_of: Callable[[PyTree, Array], Params],
-    capacity: int,
-    lanes: int,
-    mesh: Mesh | None,
-) -> Params:
+class _Client(NamedTuple):
+    """``(states, root, x, y, window) -> params`` of one client, adapted."""
+
+    adapt: Adapt
+    params_of: Callable[[PyTree, Array], Params]
+    capacity: int
+
+    def __call__(self, states: PyTree, root: Key, x: Array, y: Array, window: tuple[Array, ...]) -> Params:
+        k, place, start, size = window
+        data = ClientData(x, y, start, size, jnp.float32(1.0), self.capacity)
+        return self.adapt(self.params_of(states, place), data, _adapting_key(root, k))
+
+
+@lru_cache(maxsize=64)  # a cache of JAX's would keep every method that ever adapted
+def _adapt(client: ByProgram, lanes: int, mesh: Mesh | None) -> Callable[..., Params]:
+    """``(states, root, x, y, windows)`` -> the adapted models, with a leading axis."""
+
     def on_device(
         states: PyTree, root: Key, x: Array, y: Array, windows: tuple[Array, Array, Array, Array]
     ) -> Params:
-        def client(window: tuple[Array, Array, Array, Array]) -> Params:
-            k, place, start, size = window
-            data = ClientData(x, y, start, size, jnp.float32(1.0), capacity)
-            return adapt(params_of(states, place), data, _adapting_key(root, k))
-
-        return lax.map(client, windows, batch_size=lanes if lanes > 1 else None)
+        mine = partial(client, states, root, x, y)
+        return lax.map(mine, windows, batch_size=lanes if lanes > 1 else None)
 
     if mesh is not None:
         everything, each = PartitionSpec(), PartitionSpec(*mesh.axis_names)
         specs = (everything, everything, everything, everything, each)
         on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
-    return on_device(states, root, x, y, windows)
+    return jax.jit(on_device)
 
 
 def fitting(train: Prepared, params: int) -> int:

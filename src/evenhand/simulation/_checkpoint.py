@@ -204,6 +204,8 @@ class Checkpoints:
         arrays = self._manager.restore(step, args=wanted)["state"]
         if not is_old and about[_STATE] != _checksum(arrays):
             raise ValueError("its arrays do not match their checksum")
+        for i, leaf in enumerate(leaves):
+            self._check_form(leaf, arrays[str(i)])
         if about["done"] != step:
             raise ValueError(f"it says that {about['done']} rounds are done")
         per_round = {
@@ -215,6 +217,19 @@ class Checkpoints:
         state = state._replace(clients=self._segments.restored(listed, clients, one))
         last = None if _LAST_ROUND not in about else np.array(about[_LAST_ROUND], np.int32)
         return Snapshot(state, step, about["history"], per_round, about["seconds"], last), is_old
+
+    def _check_form(self, leaf: jax.ShapeDtypeStruct, saved: NDArray) -> None:
+        """Whether an array of the state is whole: up to version 0.1.0, a few were not."""
+        if (leaf.shape, leaf.dtype) == (saved.shape, saved.dtype):
+            return
+        axes = [(whole, part) for whole, part in zip(leaf.shape, saved.shape, strict=False) if whole != part]
+        if len(leaf.shape) == saved.ndim and len(axes) == 1 and axes[0][0] % max(axes[0][1], 1) == 0:
+            raise EvenhandError(
+                f"The checkpoint in {self._folder} lacks a part of the aggregator's state: an earlier version of "
+                f"Evenhand, on {axes[0][0] // max(axes[0][1], 1)} devices, saved only what the first one held. A run "
+                f"cannot continue from it: begin anew in another folder, or delete that one."
+            )
+        raise ValueError(f"it has an array {saved.shape} of {saved.dtype} for {leaf.shape} of {leaf.dtype}")
 
     def due(self, *, last: bool) -> bool:
         """Whether it is time to save; ``last``: after the last round."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,7 +15,7 @@ from evenhand.simulation.program import Program, Rows
 from evenhand.streams import Keys
 from evenhand.types import Array, ClientData, Cohort, Effort, Key, PyTree, Report, Sum, Upload
 
-__all__ = ["Client", "Trained", "effort"]
+__all__ = ["Client", "Shared", "Trained", "effort"]
 
 
 class Trained(NamedTuple):
@@ -33,24 +32,41 @@ class Trained(NamedTuple):
     state: PyTree
 
 
+class Shared(NamedTuple):
+    """What all clients of an exchange share.
+
+    Attributes:
+      server: the method's state, from which each broadcast is made.
+      rows: of all clients.
+      keys: the roots.
+      number: of the round.
+    """
+
+    server: PyTree
+    rows: Rows
+    keys: Keys
+    number: Array
+
+
 class Client(NamedTuple):
     """A client's part, as functions of who it is.
 
     Attributes:
-      report: ``(member, state) -> (Report, accepted)``.
-      train: ``(member, state) -> Trained``; a member without a report makes one.
-      noise: ``member -> key`` of what it adds to what it sends.
-      lift: ``(client, upload, public, key) -> lifted``, what it adds to a sum in a pass, with its key for that pass.
+      report: ``(shared, member, state) -> (Report, accepted)``.
+      train: ``(shared, member, state) -> Trained``; a member without a report makes one.
+      noise: ``(shared, member) -> key`` of what it adds to what it sends.
+      lift: ``(shared, client, upload, public, key) -> lifted``, what it adds to a sum in a pass, with its key for that
+        pass.
     """
 
-    report: Callable[[Members, PyTree], tuple[Report, Array]]
-    train: Callable[[Members, PyTree], Trained]
-    noise: Callable[[Members], Key]
-    lift: Callable[[Array, Upload, PyTree, Key], PyTree]
+    report: Callable[[Shared, Members, PyTree], tuple[Report, Array]]
+    train: Callable[[Shared, Members, PyTree], Trained]
+    noise: Callable[[Shared, Members], Key]
+    lift: Callable[[Shared, Array, Upload, PyTree, Key], PyTree]
 
     @staticmethod
-    def of(program: Program, index: int, server: PyTree, rows: Rows, keys: Keys, number: Array) -> Client:
-        """The client's part in phase ``index`` of round ``number``."""
+    def of(program: Program, index: int) -> Client:
+        """The client's part in phase ``index``."""
         algorithm, attack = program.algorithm, program.attack
         phase, streams = algorithm.phases[index], rounds.phase_stream(algorithm, index)
         largest = rounds.largest_weight(algorithm, program.capacity)
@@ -66,13 +82,14 @@ class Client(NamedTuple):
             report = rounds.false_report(attack, report, rows.malicious[member.ids], number, key)
             return report, member.present & rounds.accepts_report(phase.aggregator, report, largest)
 
-        def report(member: Members, state: PyTree) -> tuple[Report, Array]:
+        def report(shared: Shared, member: Members, state: PyTree) -> tuple[Report, Array]:
+            server, rows, keys, number = shared
             key = rounds.work_key(keys, number, streams, member.ids)
             return reported(member, phase.broadcast(server, member.ids), state, rows, number, key)
 
         @jax.jit  # traced once, for the shapes and for the loop
-        def train(fixed: tuple[PyTree, Rows, Keys, Array], member: Members, state: PyTree) -> Trained:
-            server, rows, keys, number = fixed
+        def train(shared: Shared, member: Members, state: PyTree) -> Trained:
+            server, rows, keys, number = shared
             message = phase.broadcast(server, member.ids)
             key = rounds.work_key(keys, number, streams, member.ids)
             report, accepted = member.report, member.present
@@ -82,16 +99,15 @@ class Client(NamedTuple):
             delta = rounds.false_delta(attack, delta, rows.malicious[member.ids], number, key)
             return Trained(Upload(delta, *report), accepted & rounds.accepts_delta(delta), state)
 
-        def noise(member: Members) -> Key:
-            return rounds.lift_key(keys, number, streams, member.ids)
+        def noise(shared: Shared, member: Members) -> Key:
+            return rounds.lift_key(shared.keys, shared.number, streams, member.ids)
 
-        def lift(client: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
+        def lift(shared: Shared, client: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
             assert isinstance(phase.aggregator, Sum)
-            return rounds.lifted(
-                attack, phase.aggregator, upload, public, rows.malicious[client], number, key
-            )
+            malicious, number = shared.rows.malicious[client], shared.number
+            return rounds.lifted(attack, phase.aggregator, upload, public, malicious, number, key)
 
-        return Client(report, partial(train, (server, rows, keys, number)), noise, lift)
+        return Client(report, train, noise, lift)
 
 
 def effort(of: Callable[[ClientData], Effort] | None, capacity: int, rows: Rows, cohort: Cohort) -> Effort:

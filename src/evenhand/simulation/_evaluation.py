@@ -37,6 +37,7 @@ from evenhand.evaluation import (
 from evenhand.memory import aligned, empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._adapted import adapt_all, fitting
+from evenhand.simulation._hoist import ByProgram, by_program
 from evenhand.simulation._rows import Resident, must_stream, sent
 from evenhand.simulation._served import Serve, Served, Untrained, has_own
 from evenhand.simulation.setup import Setup
@@ -191,6 +192,14 @@ class Evaluation:
         params = self.algorithm.global_params(server)
         return per_client(self.algorithm.model, params, self.splits["train"])["loss"]
 
+    def _serving(self, like: PyTree) -> ByProgram:
+        """``(states, k) -> params`` that client ``k`` is served, equal for methods that serve by the same program.
+
+        ``like`` has the form of the states.
+        """
+        serve = Serve(self.algorithm.global_params, self.algorithm.personal_params)
+        return by_program(serve, states, np.int32(0))
+
     def _personal(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
         measure = partial(
             personal_per_class, self.algorithm.model, states, params_of=params_of, lanes=self.lanes
@@ -206,8 +215,8 @@ class Evaluation:
         """As many clients at a time as memory allows, by the position of the first: all at once, unless their models
         are adapted or their states come from a store."""
         train, adapt, store = self.splits["train"], self.algorithm.adapt, self.store
-        serve = Serve(self.algorithm.global_params, self.algorithm.personal_params)
         own = has_own(np.asarray(here(state.last_round)), self.untrained)
+        serve = self._serving((state.server, state.clients if store is None else store.like, own))
         if adapt is None and store is None:
             whole: Parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
             yield 0, _Window((state.server, state.clients, own), whole, serve)

@@ -83,13 +83,13 @@ class Groups(NamedTuple):
             members=self.members._replace(report=report, present=self.members.present & present)
         )
 
-    def map(self, function: Callable[[Members], PyTree]) -> PyTree:
-        """``function`` of every member, in the cohort's order, on all devices."""
-        return self.ungroup(self.map_groups(lambda group: side_by_side(function, group)))
+    def map_groups(self, function: Callable[[Members, PyTree], PyTree], shared: PyTree) -> PyTree:
+        """``function(group, shared)`` of every group, ``(devices, groups, lanes, ...)``: a part stays on its device."""
 
-    def map_groups(self, function: Callable[[Members], PyTree]) -> PyTree:
-        """``function`` of every group, ``(devices, groups, lanes, ...)``: a group's part stays on its device."""
-        return self.devices.each(lambda members: lax.map(function, members), self.members)
+        def on_device(members: Members, shared: PyTree) -> PyTree:
+            return lax.map(lambda group: function(group, shared), members)
+
+        return self.devices.each(on_device, self.members, shared)
 
     def total(self, parts: PyTree) -> PyTree:
         """The sum of leaves ``(devices, ...)``, on all devices."""

@@ -12,7 +12,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
@@ -24,7 +24,16 @@ from jax.sharding import PartitionSpec
 from evenhand import programs
 from evenhand.types import Array
 
-__all__ = ["Hoisted", "hoist", "inner_constants", "is_switched_on", "unchanged", "warn_of"]
+__all__ = [
+    "ByProgram",
+    "Hoisted",
+    "by_program",
+    "hoist",
+    "inner_constants",
+    "is_switched_on",
+    "unchanged",
+    "warn_of",
+]
 
 _KEPT_WHOLE = {"remat2", "custom_linear_solve", "reduce", "reduce_window", "scatter", "select_and_scatter"}
 """Primitives whose programs are not entered, as JAX has them today: numbers in there compile anew."""
@@ -89,6 +98,47 @@ def hoist(program: Any) -> Hoisted:
         return _evaluate(jaxpr, constants, arguments, _Numbers(numbers, places))
 
     return Hoisted(_described(program, places), np.array(values, np.float32), constants, run)
+
+
+class ByProgram:
+    """A function as a key: it equals another one that is the same program on such arguments, with the same numbers.
+
+    Caches of compiled programs that are keyed with a method's own functions would grow with each method that is built,
+    though all of them are one program.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._function = function
+        program, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        try:
+            hoisted = hoist(program)
+        except programs.UnknownForm:
+            self._key: Hashable = id(function)  # it is held here, so that no other one gets its address
+        else:
+            constants = tuple(hashlib.sha256(_bytes(constant)).digest() for constant in hoisted.constants)
+            structure = jax.tree.structure((arguments, results))
+            self._key = (hoisted.key, hoisted.values.tobytes(), constants, structure)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByProgram) and self._key == other._key
+
+
+def by_program(function: Callable[..., Any], *arguments: Any) -> ByProgram:
+    """``function``, which compares by what holds it, as the program that it is on arguments of these shapes."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return _by_program(function, structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves))
+
+
+@lru_cache(maxsize=16)  # traced once, though a run is evaluated many times
+def _by_program(function: Callable[..., Any], structure: Any, form: tuple[Any, ...]) -> ByProgram:
+    like = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form]
+    return ByProgram(function, jax.tree.unflatten(structure, like))
 
 
 def inner_constants(value: Any) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from evenhand._platform import check_process
 from evenhand.devices import everywhere, here, over
 from evenhand.evaluation import check_metrics
 from evenhand.evaluation.metrics import resolved
@@ -69,6 +70,7 @@ def iterate_many(
       >>> [(job, run.info["rounds"]) for job, run in iterate_many(jobs)]
       [(0, 0), (1, 0), (0, 4), (1, 4)]
     """
+    check_process()
     traced: dict[Any, _Traced] = {}
     chosen = set(range(len(jobs)) if wanted is None else wanted)
     for crew in _crews(jobs, chosen, traced):

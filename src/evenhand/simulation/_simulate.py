@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from evenhand._platform import check_process
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandWarning
 from evenhand.evaluation import Metrics, check_metrics
@@ -185,6 +186,7 @@ def iterate(
       >>> run.info["rounds"] < 100
       True
     """
+    check_process()
     trackers = watchers(watch)
     cohort = check_numbers(
         algorithm,

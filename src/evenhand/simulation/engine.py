@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evenhand import rounds
 from evenhand.devices import everywhere
 from evenhand.rounds import RoundState
 from evenhand.simulation import _client
-from evenhand.simulation._client import Client
-from evenhand.simulation._groups import Groups
+from evenhand.simulation._client import Client, Shared
+from evenhand.simulation._groups import Groups, Members, side_by_side
 from evenhand.simulation._hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
 from evenhand.simulation._reduced import reduced, stacked
 from evenhand.simulation.program import WORK, ById, Program, Rows, observe
@@ -94,14 +94,14 @@ def _form(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
     return structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _traced(identity: ById, structure: Any, form: tuple[Any, ...]) -> tuple[Any, Any]:
     """The rounds of a program, and the shapes of their results."""
     like = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form])
     return jax.make_jaxpr(partial(_run_rounds, identity.program), return_shape=True)(*like)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _prepared(
     identity: ById, structure: Any, form: tuple[Any, ...], given: int, hoisting: bool
 ) -> tuple[Any, Any, Any, Any]:
@@ -133,7 +133,10 @@ def _compiled(program: _ByKey) -> Any:
     def run(numbers: Array, constants: list[Array], state: list[Array], rest: list[Array]) -> list[Array]:
         return program.hoisted.run(numbers, constants, [*state, *rest])
 
-    return jax.jit(run, donate_argnums=2)
+    # Whole on each device: XLA would leave an aggregator's state divided, and a run that continues from a file, whose
+    # states are whole, would be another program with other rounding.
+    whole = None if program.mesh is None else NamedSharding(program.mesh, PartitionSpec())
+    return jax.jit(run, donate_argnums=2, out_shardings=whole)
 
 
 def _run_rounds(
@@ -178,6 +181,12 @@ def one_round(
     return state, {**infos, "reported": reported}
 
 
+def _reports(client: Client, group: Members, fixed: tuple[Shared, States]) -> tuple[Report, Array]:
+    """What a group's clients report before they work, and which of them an honest client could have sent."""
+    shared, states = fixed
+    return side_by_side(lambda member: client.report(shared, member, states.of(member.ids)), group)
+
+
 def _one_phase(
     program: Program,
     index: int,
@@ -190,11 +199,11 @@ def _one_phase(
 ) -> tuple[RoundState, _Infos, Array]:
     """The state after one exchange, what it shows, and whose uploads were accepted, ``(m,)``."""
     phase, before = program.algorithm.phases[index], state.aggregators[index]
-    client = Client.of(program, index, state.server, rows, keys, number)
+    client, shared = Client.of(program, index), Shared(state.server, rows, keys, number)
     states = States(state.clients, rows.slots)
     memory, info = before, {}
     if isinstance(phase.aggregator, Sum) and phase.aggregator.weigh is not None:
-        reports, sane = groups.map(lambda member: client.report(member, states.of(member.ids)))
+        reports, sane = groups.ungroup(groups.map_groups(partial(_reports, client), (shared, states)))
         cohort = cohort._replace(present=cohort.present & sane)
         weights, memory, info = rounds.weighed(phase.aggregator, reports, cohort, memory)
         groups = groups.with_reports(Report(weights, reports.loss), cohort.present)
@@ -203,7 +212,8 @@ def _one_phase(
         stream(keys.secret, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
     )
     noise = jax.vmap(partial(rounds.lift_key, keys, number, streams))(cohort.ids)
-    attack, parts = program.attack, (phase.aggregator, memory, client, groups, states, key, noise, cohort.ids)
+    attack = program.attack
+    parts = (phase.aggregator, memory, client, shared, groups, states, key, noise, cohort.ids)
     if attack is None or attack.collude is None:
         found = reduced(*parts)
     else:

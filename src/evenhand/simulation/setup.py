@@ -29,7 +29,7 @@ from evenhand.simulation.store import stored
 from evenhand.streams import Keys, Purpose, keys_of
 from evenhand.streams import stream as stream_of
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Attack, Cohort, Params, PyTree
+from evenhand.types import Algorithm, Array, Attack, Cohort, Params, PyTree
 
 __all__ = ["SMALL_MODEL", "Setup", "device_rows", "set_up"]
 
@@ -152,7 +152,7 @@ def _on_host(one: PyTree, clients: int, offload: bool | str | Path | None) -> bo
     return offload is not None or size > stats.get("bytes_limit", 3 * _RESIDENT) / 3
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _beginning(
     of: ById, structure: Any, form: tuple[Any, ...], clients: int
 ) -> tuple[tuple[rounds.Wire, ...], Callable[[Params], RoundState]]:
@@ -196,10 +196,15 @@ def _default_lanes(program: Program, params: Params, source: Source) -> int:
 
 def _steps(program: Program, rows: Rows) -> npt.NDArray[Any]:
     """The local steps in some random cohorts, ``(cohorts, m + 1)``, the longest work first, and a 0 at the end."""
-    of, clients = program.algorithm.phases[-1].effort, rows.sizes.shape[0]
     rng = np.random.default_rng(0)
-    chosen = rng.integers(0, clients, (16, program.cohort), dtype=np.int32)
-    steps = _client.effort(of, program.capacity, rows, Cohort.of(jnp.asarray(chosen.ravel()))).steps
+    chosen = rng.integers(0, rows.sizes.shape[0], (16, program.cohort), dtype=np.int32)
+
+    @jax.jit  # one program, where each operation would be one
+    def effort(rows: Rows, ids: Array) -> Array:
+        of = program.algorithm.phases[-1].effort
+        return _client.effort(of, program.capacity, rows, Cohort.of(ids)).steps
+
+    steps = effort(rows, jnp.asarray(chosen.ravel()))
     steps = np.asarray(steps, np.float64).reshape(chosen.shape)
     return np.concatenate([-np.sort(-steps, axis=1), np.zeros((len(steps), 1))], axis=1)
 

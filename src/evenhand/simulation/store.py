@@ -102,7 +102,7 @@ class States(NamedTuple):
     def of(self, ids: Array) -> PyTree:
         """The states of some clients, or of one."""
         places = ids if self.slots is None else self.slots[ids]
-        # Not leaf[places]: JAX refuses that on several devices, where an earlier exchange of the round made the leaf.
+        # Not leaf[places], which checks for negative places.
         return jax.tree.map(lambda leaf: jnp.take(leaf, places, axis=0, mode="clip"), self.all)
 
     def after(self, ids: Array, chosen: Array, states: PyTree) -> PyTree:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from evenhand._platform import check_process
 from evenhand.data import FederatedDataset, hold_out
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps, whole_number
 from evenhand.evaluation import Metric, Metrics, check_metrics
@@ -202,6 +203,7 @@ def _measured_by(by: Rule, metrics: tuple[Metric, ...], model: Model) -> tuple[M
 
 def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> None:
     """Finds what would make every run fail before any is made."""
+    check_process()
     cohort_of(job)
     whole_number("rounds", job.rounds, 1)
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
