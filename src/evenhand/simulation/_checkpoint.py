@@ -54,7 +54,7 @@ class Snapshot(NamedTuple):
       history: one row per evaluation.
       per_round: what the method reported about each round, ``(done,)`` each.
       seconds: spent per activity.
-      last_round: as in :class:`RoundState`, where it is taken out of ``state``; None: an earlier version saved it not.
+      last_round: of the state, from which it is taken out; None: it was not saved, as by earlier versions.
     """
 
     state: RoundState
