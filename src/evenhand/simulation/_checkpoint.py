@@ -54,7 +54,7 @@ class Snapshot(NamedTuple):
       history: one row per evaluation.
       per_round: what the method reported about each round, ``(done,)`` each.
       seconds: spent per activity.
-      last_round: as in :class:`RoundState`, where it is taken out of ``state``; None: an earlier version saved it not.
+      last_round: of the state, from which it is taken out; None: it was not saved, as by earlier versions.
     """
 
     state: RoundState
@@ -121,6 +121,9 @@ class Checkpoints:
     ) -> None:
         self._place = place if isinstance(place, Checkpoint) else Checkpoint(place, seconds=0.0)
         self._folder = Path(self._place.folder).absolute()
+        like = like._replace(
+            last_round=()
+        )  # which is saved beside the arrays, so that those are as they ever were
         self._like, self._identify = jax.eval_shape(lambda state: state, like), identity
         if not 0.0 <= self._place.seconds < math.inf:
             raise EvenhandError(f"Checkpoint(seconds={self._place.seconds}): give a number of at least 0.")
