@@ -359,3 +359,11 @@ def test_labels_are_checked_beside_empty_ones(tmp_path: Path) -> None:
         EvenhandError, match=r"2 problems.*line 2, column 'label' is empty.*line 3.*regression=True"
     ):
         load(tmp_path / "t.csv")
+
+
+def test_faults_of_the_header_are_reported_at_once(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,,v,v,label\na,1,2,3,0\n")
+    with pytest.raises(
+        EvenhandError, match=r"2 problems: \(1\) column 2 has no name.*\(2\).*column 'v' twice"
+    ):
+        load(tmp_path / "t.csv")
