@@ -196,6 +196,9 @@ def test_empty_labels_are_dropped_and_other_spellings_read(
     assert train(*words, "--drop-empty") == 0
     assert "Dropped 2 of 60 rows: 1 without a label, 1 without a client." in capsys.readouterr().err
     assert load_features("runs/a").na == ("?", "-999")
+    words[-1] = "-999,?"  # a value may begin with a minus
+    assert train(*words, "--drop-empty", "--out", "runs/c") == 0
+    assert load_features("runs/c").na == ("-999", "?")
     assert main(["run", "--config", "runs/a", "--out", "runs/b", "--quiet"]) == 0
     assert load_features("runs/b") == load_features("runs/a")
 

@@ -73,7 +73,7 @@ class DataOptions:
     drop_empty: bool = False
     """tables: drop rows without a label or a client, and say how many"""
     na: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
-    """tables: further spellings of an empty cell; with a minus, '--na=-999,?'"""
+    """tables: further spellings of an empty cell, such as '?,-999'"""
     regression: bool = False
     """labels are real numbers, not classes"""
     text: bool = False

@@ -359,3 +359,25 @@ def test_labels_are_checked_beside_empty_ones(tmp_path: Path) -> None:
         EvenhandError, match=r"2 problems.*line 2, column 'label' is empty.*line 3.*regression=True"
     ):
         load(tmp_path / "t.csv")
+
+
+def test_faults_of_the_header_are_reported_at_once(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,,v,v,label\na,1,2,3,0\n")
+    with pytest.raises(
+        EvenhandError, match=r"2 problems: \(1\) column 2 has no name.*\(2\).*column 'v' twice"
+    ):
+        load(tmp_path / "t.csv")
+
+
+def test_a_text_for_an_empty_cell_may_stand_among_numbers(tmp_path: Path) -> None:
+    rows = [
+        {"client": 1, "v": 1.0, "label": 0},
+        {"client": "?", "v": 2.0, "label": 1},
+        {"client": 1, "v": "?", "label": 1},
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = load(
+        tmp_path / "t.jsonl", na=["?"], drop_empty=True, fill="mean", test_fraction=0, standardize=False
+    )
+    assert data.client_ids == ("1",)
+    np.testing.assert_array_equal(data.train.x, [[1], [1]])

@@ -124,11 +124,19 @@ def test_a_data_set_made_by_hand_follows_the_rule() -> None:
 
 
 def test_classes_and_categories_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
-    text = f"client,v,label\na,{COMPOSED},{DECOMPOSED}\na,{DECOMPOSED},{COMPOSED}\na,b,b\n"
-    (tmp_path / "t.csv").write_text(text)
-    data = load(tmp_path / "t.csv", test_fraction=0)
-    assert data.features.inputs == ("v = Caf\u00e9", "v = b")
-    assert data.classes == ("Caf\u00e9", "b")
+    rows = [
+        {"client": "a", "v": COMPOSED, "label": DECOMPOSED},
+        {"client": "a", "v": DECOMPOSED, "label": COMPOSED},
+        {"client": "a", "v": "b", "label": "b"},
+    ]
+    lines = ["client,v,label", *(",".join(row.values()) for row in rows)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    for name in ("t.csv", "t.jsonl", "t.parquet"):
+        data = load(tmp_path / name, test_fraction=0)
+        assert data.features.inputs == ("v = Caf\u00e9", "v = b"), name
+        assert data.classes == ("Caf\u00e9", "b"), name
     assert from_arrays(np.ones((2, 1)), [COMPOSED, DECOMPOSED], ["a", "a"]).classes == ("Caf\u00e9",)
 
 

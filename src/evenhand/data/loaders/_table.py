@@ -70,17 +70,22 @@ class Table(NamedTuple):
 
 
 def check_header(source: str, names: Sequence[str]) -> None:
-    """Refuses a nameless column, and two of one name."""
+    """Refuses nameless columns, and two of one name."""
     seen: set[str] = set()
+    problems = Problems(source)
     for position, name in enumerate(names, start=1):
-        if not name:
-            raise EvenhandError(
-                f"{source}: column {position} has no name in the header: name it, or drop it (a row index that "
-                "pandas wrote goes away with index=False)."
-            )
-        if name in seen:
-            raise EvenhandError(f"{source}: the header names column {name!r} twice: rename one of the two.")
+        with problems.noted():
+            if not name:
+                raise EvenhandError(
+                    f"{source}: column {position} has no name in the header: name it, or drop it (a row index that "
+                    "pandas wrote goes away with index=False)."
+                )
+            if name in seen:
+                raise EvenhandError(
+                    f"{source}: the header names column {name!r} twice: rename one of the two."
+                )
         seen.add(name)
+    problems.check()
 
 
 def choose_columns(source: str, names: Sequence[str], options: Options) -> Columns:
