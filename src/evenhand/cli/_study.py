@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from tyro.conf import Positional, arg
 
+from evenhand import studies
 from evenhand.cli._braces import Braced, braced
 from evenhand.cli._budget import budget, with_noise
 from evenhand.cli._command import command
@@ -171,15 +172,7 @@ class Study:
             kept = f"{folder} keeps the {ended} runs that have ended: the same command goes on, and writes the page."
             say(console, f"Interrupted. {kept}", "yellow")
             raise
-        out = Console(highlight=False, quiet=options.quiet)
-        for case in found.cases:
-            show_study(found.under(case), out)
-        for sentence in found.remarks:
-            say(out, sentence, "yellow")
-        for name in ("csv", "md", "tex"):
-            found.export(folder / f"settings.{name}")
-            found.export(folder / f"methods.{name}", "methods")
-        say(out, f"Report: {found.report(folder / PAGE)}")
+        _finish(found, folder, Console(highlight=False, quiet=options.quiet))
         return 0
 
     def check(self) -> None:
@@ -356,6 +349,18 @@ class Study:
         names = (*[name[:30] for name in self._methods()][:4], Path(self.data.data).name)
         words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
         return Path("studies") / "-".join(words)
+
+
+def _finish(found: studies.Study, folder: Path, console: Console) -> None:
+    """Prints what the study shows, and writes its tables and its page."""
+    for case in found.cases:
+        show_study(found.under(case), console)
+    for sentence in found.remarks:
+        say(console, sentence, "yellow")
+    for name in ("csv", "md", "tex"):
+        found.export(folder / f"settings.{name}")
+        found.export(folder / f"methods.{name}", "methods")
+    say(console, f"Report: {found.report(folder / PAGE)}")
 
 
 def _slow(share: float) -> Callable[[Model], Systems | None]:

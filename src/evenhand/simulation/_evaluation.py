@@ -198,7 +198,7 @@ class Evaluation:
         ``like`` has the form of the states.
         """
         serve = Serve(self.algorithm.global_params, self.algorithm.personal_params)
-        return by_program(serve, states, np.int32(0))
+        return by_program(serve, like, np.int32(0))
 
     def _personal(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
         measure = partial(

@@ -217,10 +217,9 @@ def iterate(
         offload=offload,
     )
     session = Session(setup, data, seed, Evaluation(setup, data, seed, eval_clients, untrained), measured)
-    checkpoints = None
+    same, checkpoints = partial(identity, setup, data, seed, eval_clients, untrained), None
     if checkpoint is not None:
-        who = partial(identity, setup, data, seed, eval_clients, untrained)
-        checkpoints = Checkpoints(checkpoint, setup.like, who, setup.store)
+        checkpoints = Checkpoints(checkpoint, setup.like, same, setup.store)
     alone = nullcontext() if checkpoints is None else checkpoints.held()
     with alone, Progress(rounds, progress) as bar:
         runs = session.run(setup.state, rounds, eval_every, checkpoints, bar)
