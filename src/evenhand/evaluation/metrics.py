@@ -340,7 +340,7 @@ def measure_clients(
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     # A model may rule classes out by a logit of minus infinity.
     ruled_out: NDArray = np.isneginf(x) & (y.dtype.kind in "iub")
-    lost: NDArray = ~(np.isfinite(x) | ruled_out).all(axis=1) | ruled_out.all(axis=1)
+    lost = np.asarray(~(np.isfinite(x) | ruled_out).all(axis=1) | ruled_out.all(axis=1))
     failed = np.add.reduceat(lost, starts[:-1]) > 0 if len(filled) else np.zeros(0, bool)
     x = np.where(lost[:, None], 0.0, x)
     values = {metric.name: np.full(len(at) - 1, np.nan) for metric in chosen}
