@@ -88,7 +88,9 @@ def test_a_fault_beyond_the_first_block_is_found(tmp_path: Path) -> None:
         load(file)
     rows[17_000][1] = 17_000
     file = write_csv(file, ["client", "v", "label"], rows)
-    with pytest.warns(EvenhandWarning, match="column 'v' has another whole number in each of the 20,000 rows"):
+    with pytest.warns(
+        EvenhandWarning, match="column 'v' has another whole number in each of the 20,000 rows"
+    ):
         data = load(file, test_fraction=0.0, standardize=False)
     np.testing.assert_array_equal(data.train.x[:, 0], np.arange(20_000, dtype=np.float32))
 
