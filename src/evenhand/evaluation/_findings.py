@@ -321,8 +321,10 @@ def _rows(cells: ClassMetrics) -> int:
 
 
 def _constant(against: Baseline | None) -> Finding | None:
-    """Without classes, the mean loss over clients is at least that of the best constant, of at least 20 examples."""
-    if against is None or against.rows < _LEAST_OF_ONE or not against.loss >= against.constant:
+    """Of real targets, the mean loss over clients is at least that of the best constant, of at least 20 examples."""
+    if against is None or against.of_classes or against.rows < _LEAST_OF_ONE:
+        return None
+    if not against.loss >= against.constant:
         return None
     metric = against.metric.replace("_", " ")
     answer = "the best constant" if against.answer is None else f"{_text(against.answer)}, the best constant,"

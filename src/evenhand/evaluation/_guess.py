@@ -42,6 +42,7 @@ class Baseline(NamedTuple):
       constant_per_row: :math:`\sum_k n_k B_k / \sum_k n_k`; with cross-entropy the entropy of the base rate.
       clients: how many have such examples.
       rows: the examples.
+      of_classes: whether the labels are classes, of which a tilted or fair method may give one up and still be right.
     """
 
     split: str
@@ -53,6 +54,7 @@ class Baseline(NamedTuple):
     constant_per_row: float
     clients: int
     rows: int
+    of_classes: bool = False
 
 
 def baseline(
@@ -98,6 +100,7 @@ def baseline(
         constant_per_row=float(np.average(constant, weights=counts)),
         clients=len(filled),
         rows=int(counts.sum()),
+        of_classes=rows.y.dtype.kind == "i",
     )
 
 

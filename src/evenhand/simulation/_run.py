@@ -163,6 +163,13 @@ class Run:
         return unmeasured(sizes, noun=noun, metric=metric, train=self.clients["train"][metric][chosen])
 
     @property
+    def _constant(self) -> Baseline | None:
+        """The best constant, where a run is judged by its loss on real targets."""
+        if "accuracy" in self.clients["train"] or self.data.num_classes is not None:
+            return None
+        return self.baseline
+
+    @property
     def _drawn(self) -> int | None:
         """How many clients a round draws, where that is a fixed number."""
         return None if self.algorithm.sampling.independent else self.info.get("cohort")
@@ -363,8 +370,7 @@ class Run:
         info["adapts"] = self.algorithm.adapt is not None
         if self.privacy is not None:
             info["privacy"] = self.privacy.in_words()
-        if "accuracy" not in self.clients["train"] and self.baseline is not None:
-            constant = self.baseline
+        if (constant := self._constant) is not None:
             info["constant"] = {"metric": "loss", "split": constant.split, "mean": constant.constant}
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
         malicious = self.malicious if who is None else self.malicious[who]

@@ -128,6 +128,7 @@ def test_the_baseline_of_classes_is_the_entropy_of_the_base_rate():
     assert found.constant_per_row == pytest.approx(
         log_loss(test, np.tile(shares, (5, 1)), labels=[0, 1, 2, 3]), rel=1e-3
     )
+    assert found.of_classes and not judged(squared_error).of_classes
     binary = (train > 0).astype(np.int32), (test > 0).astype(np.int32)
     found = judged(eh.models.logistic, targets(*binary))
     assert found.answer == pytest.approx(np.log(3 / 6), abs=1e-3)
@@ -161,6 +162,7 @@ def test_a_loss_above_that_of_the_best_constant_is_a_guess():
     assert found(against(359.0, 360.0)) == ()
     assert found(against(9391.0, 360.0, rows=19)) == ()
     assert found(None) == ()
+    assert found(against(9391.0, 360.0)._replace(of_classes=True)) == ()
 
 
 def cells(counts, accuracy):
