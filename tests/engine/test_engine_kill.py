@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -184,8 +185,11 @@ def killed_studies(nursery: Nursery, kills: int, folder: Path, rng: random.Rando
     """Kills a study each time that it has saved something more, then lets it end."""
 
     def progress() -> int:
-        states = sum(map(newest, folder.glob("study/**/checkpoint*")))
-        return states + 100 * len(list(folder.glob("study/runs/*/result.json")))
+        total = 100 * len(list(folder.glob("study/runs/*/result.json")))
+        for checkpoint in folder.glob("study/runs/*/checkpoint"):
+            with suppress(FileNotFoundError):  # a run has ended, and its checkpoint goes
+                total += newest(checkpoint)
+        return total
 
     hit = Counter[str]()
     while hit.total() < kills:

@@ -225,7 +225,9 @@ def test_lstm_transposes_its_kernel_once_and_to_the_same_bits(monkeypatch: pytes
     barriers = str(jax.make_jaxpr(jax.grad(tiny_loss))(params)).count("optimization_barrier")
     monkeypatch.setattr(jax.lax, "optimization_barrier", lambda value: value)
     bare = jax.grad(tiny_loss)
-    assert barriers == str(jax.make_jaxpr(bare)(params)).count("optimization_barrier") + 2, "one for each layer"
+    assert barriers == str(jax.make_jaxpr(bare)(params)).count("optimization_barrier") + 2, (
+        "one for each layer"
+    )
     for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(jax.jit(bare)(params)), strict=True):
         np.testing.assert_array_equal(one, other)
 
