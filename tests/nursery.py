@@ -26,7 +26,7 @@ class Nursery:
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=4", "device_count=1"),
+            "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=4", "device_count=2"),
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "OPENBLAS_NUM_THREADS": "1",  # else its threads would be the only others at a fork
@@ -76,9 +76,10 @@ class Child(NamedTuple):
         return status
 
 
-METHODS = ("scaffold", "fedtilt", "fedadam", "qmaml", "afl", "ditto")
-"""They differ in the state that they keep: a state at each client, personal models, moments of the server, an
-adaptation to each client, weights of all clients, and personal models in files."""
+METHODS = ("scaffold", "median", "fedtilt", "fedadam", "qmaml", "afl", "ditto", "dp_fedavg")
+"""They differ in the state that they keep: a state at each client, the point of a secure median, personal models,
+moments of the server, an adaptation to each client, weights of all clients, personal models in files, and none but
+the secret root of a noise."""
 
 
 def _method(name: str):
@@ -95,19 +96,26 @@ def _method(name: str):
             return eh.algorithms.qmaml(model, q=1.0, step_size=0.05)
         case "ditto":
             return eh.personalization.ditto(eh.algorithms.scaffold(work), work, lam=0.5)
+        case "median":
+            return eh.algorithms.fedavg(
+                work, aggregator=eh.aggregators.secure(eh.aggregators.geometric_median(2))
+            )
+        case "dp_fedavg":
+            return eh.privacy.dp_fedavg(work, clip=0.5, noise_multiplier=0.5, rate=0.5)
         case "afl":
             return eh.algorithms.afl(model, gamma_w=0.05, gamma_lambda=0.01)
 
 
 def _simulate(folder: str, result: str, method: str = "scaffold", rounds: int = SETTINGS["rounds"]) -> int:
     """One run to its end; all its numbers go to the file ``result``."""
-    settings = {**SETTINGS, "rounds": rounds}
+    settings = {**SETTINGS, "rounds": rounds} | ({"cohort": None} if method == "dp_fedavg" else {})
     offload = f"{result}-states" if method == "ditto" else None
     run = eh.simulate(
         _method(method), eh.testing.toy_data(), checkpoint=folder or None, offload=offload, **settings
     )
     leaves = {f"leaf {i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(run.state))}
     columns = {f"history {name}": values for name, values in run.history.items()}
+    assert run.info["devices"] == 2
     rounds = {f"round {name}": values for name, values in run.per_round.items()}
     np.savez(result, **leaves, **columns, **rounds)
     return 0

@@ -1,6 +1,7 @@
 """When a run compiles a program, and which arrays it may use up."""
 
 import itertools
+import logging
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.simulation import engine
+from evenhand.simulation import engine, setup
 from evenhand.simulation._hoist import hoist
 from evenhand.types import Model
 
@@ -178,6 +179,22 @@ def test_default_lanes_keep_padding_rare_on_log_normal_sizes():
     assert run.info["steps"]["executed"] <= 1.15 * run.info["steps"]["useful"]
     wide = eh.simulate(fedprox(), data, rounds=1, cohort=100, lanes=32)
     assert wide.info["steps"]["executed"] > 1.15 * wide.info["steps"]["useful"]
+
+
+def test_the_steps_of_some_cohorts_are_found_by_one_program():
+    """Each operation alone would be a program, thirty of them in every process that runs a small model."""
+    method = fedprox()
+    small = eh.simulate(method, DATA, rounds=0, cohort=4).info["lanes"]  # as a run that finds its lanes
+    ready = setup.set_up(method, DATA, cohort=4, seed=0, lanes=small)
+    compiled = []
+    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger("jax._src.interpreters.pxla"), "handle", compiled.append)
+        steps = setup._steps(ready.program, ready.rows)
+    with jax.disable_jit():
+        np.testing.assert_array_equal(steps, setup._steps(ready.program, ready.rows))
+    assert steps.shape == (16, 5) and len(np.unique(steps)) > 2
+    assert sum("Compiling jit(effort)" in record.getMessage() for record in compiled) == 1
+    assert len(compiled) <= 2
 
 
 def test_rounds_between_two_evaluations_are_one_call(monkeypatch):

@@ -11,9 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -32,6 +33,10 @@ COMMAND = (
     "run fedprox --mu 0.1 --clients 4 --cohort 2 --stragglers 0.5 --seed 3 "
     f"--rounds {ROUNDS} --eval-every 1 --checkpoint 0 --overwrite --out run"
 ).split()
+STUDY = (
+    "study fedavg scaffold --clients 4 --cohort 2 --seeds 1 "
+    f"--rounds {ROUNDS - 4} --eval-every 1 --checkpoint 0 --out study"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +48,14 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture(scope="module")
 def methods(thorough: bool) -> tuple[str, ...]:
-    return METHODS if thorough else METHODS[:1]
+    return METHODS if thorough else METHODS[:2]
 
 
 @pytest.fixture(scope="module")
 def whole(nursery: Nursery, methods: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``METHOD.npz`` of each method, and the folder ``run/``, all of runs that were never killed."""
+    """``METHOD.npz`` of each method, and the folders ``run/`` and ``study/``, all of runs that were never killed."""
     folder = tmp_path_factory.mktemp("whole")
-    children = [nursery.start("command", folder=str(folder), words=COMMAND)]
+    children = [nursery.start("command", folder=str(folder), words=words) for words in (COMMAND, STUDY)]
     for method in methods:
         result = str(folder / f"{method}.npz")
         children.append(nursery.start("simulate", folder="", result=result, method=method))
@@ -63,13 +68,15 @@ def chains(
     nursery: Nursery, whole: Path, methods: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Chain]:
     """Chains of killed simulations and commands, three at a time: of new runs, and of runs that are trained further."""
-    kills = 6 if len(methods) == 1 else 5
+    sampled = len(methods) < len(METHODS)
+    kills = 3 if sampled else 5
     jobs: dict[str, Callable[[Path, random.Random], Chain]] = {}
     for method in methods:
         for further in (0, FURTHER):
             jobs[f"{method} after {further}"] = partial(killed_simulations, nursery, method, kills, further)
     jobs["command"] = partial(killed_commands, nursery, COMMAND)
     jobs["command further"] = partial(killed_commands, nursery, [*COMMAND, "--rounds", str(ROUNDS // 2)])
+    jobs["study"] = partial(killed_studies, nursery, 2 if sampled else 5)
     with ThreadPoolExecutor(3) as pool:
         running = {
             name: pool.submit(job, tmp_path_factory.mktemp("chain"), random.Random(seed))
@@ -174,6 +181,28 @@ def killed_commands(nursery: Nursery, command: list[str], folder: Path, rng: ran
     return Chain(hit, [run])
 
 
+def killed_studies(nursery: Nursery, kills: int, folder: Path, rng: random.Random) -> Chain:
+    """Kills a study each time that it has saved something more, then lets it end."""
+
+    def progress() -> int:
+        total = 100 * len(list(folder.glob("study/runs/*/result.json")))
+        for checkpoint in folder.glob("study/runs/*/checkpoint"):
+            with suppress(FileNotFoundError):  # a run has ended, and its checkpoint goes
+                total += newest(checkpoint)
+        return total
+
+    hit = Counter[str]()
+    while hit.total() < kills:
+        before, child = progress(), nursery.start("command", folder=str(folder), words=STUDY)
+        until(child, lambda before=before: progress() > before)
+        time.sleep(rng.uniform(0.0, SAVE))
+        if child.kill() == 0:
+            break
+        hit["in a study"] += 1
+    assert nursery.start("command", folder=str(folder), words=STUDY).wait() == 0
+    return Chain(hit, [folder / "study"])
+
+
 def assert_same_arrays(one: Path, other: Path) -> None:
     with np.load(one) as a, np.load(other) as b:
         assert a.files == b.files
@@ -203,7 +232,7 @@ def test_kills_change_no_bit_of_a_simulation(
             hit += chain.hit
             for result in chain.results:
                 assert_same_arrays(result, whole / f"{method}.npz")
-    assert hit.total() >= (12 if len(methods) == 1 else 50)
+    assert hit.total() >= (12 if len(methods) < len(METHODS) else 80)
     assert set(hit) == STAGES
 
 
@@ -216,6 +245,31 @@ def test_a_killed_command_leaves_the_folder_of_one_that_was_never_killed(
     assert hit.total() >= len(AIMS)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(ROUNDS + 1))
+
+
+def measured(study: Path) -> dict[str, Any]:
+    """What a study's folder holds of its runs, without the times in it."""
+
+    def timeless(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: timeless(one) for name, one in value.items() if "second" not in name}
+        return [timeless(one) for one in value] if isinstance(value, list) else value
+
+    runs = {
+        path.parent.name: timeless(json.loads(path.read_text())) for path in study.glob("runs/*/result.json")
+    }
+    return {"runs": runs} | {path.name: path.read_bytes() for path in study.glob("*.csv")}
+
+
+def test_a_killed_study_ends_with_the_numbers_of_one_that_was_never_killed(
+    chains: dict[str, Chain], whole: Path
+) -> None:
+    """Its runs are of two programs, so that each trains alone."""
+    hit, [folder] = chains["study"]
+    assert hit.total() >= 2
+    results = measured(folder)
+    assert len(results["runs"]) == 2 and "methods.csv" in results
+    assert results == measured(whole / "study")
 
 
 def test_the_comparisons_see_one_changed_bit(whole: Path, tmp_path: Path) -> None:

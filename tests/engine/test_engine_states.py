@@ -82,7 +82,8 @@ def assert_same(a: eh.Run, b: eh.Run) -> None:
 def test_a_run_continues_from_two_devices_to_the_same_bits(
     rule: str, attack: str | None, tmp_path: Path
 ) -> None:
-    how, method = settings(rule, attack) | {"devices": 2}, method_of(rule)
+    how: dict[str, Any] = {**settings(rule, attack), "devices": 2}
+    method = method_of(rule)
     first = stopped(method, tmp_path, **how)
     assert first.info["devices"] == 2 and jax.tree.leaves(first.state.aggregators)
     for leaf, one in zip(

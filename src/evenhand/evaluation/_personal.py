@@ -175,7 +175,7 @@ def _personal(
     mesh: Mesh | None,
     spec: PartitionSpec,
     classes: int,
-) -> Callable[[PyTree, Array, Array, tuple[Array, Array, Array]], Array]:
+) -> Callable[..., Array]:
     """``(states, x, y, windows)`` -> each client's totals of all measures, then of the accuracy by class,
     ``(K, measures + classes)``."""
     measures = measures._replace(apply=lowered(measures.apply))

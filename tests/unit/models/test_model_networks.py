@@ -218,6 +218,20 @@ def test_lstm_gradient_equals_differences() -> None:
         np.testing.assert_allclose(np.sum(grad * direction), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_lstm_transposes_its_kernel_once_and_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The barrier around the transpose keeps XLA from making it at every step; without it the bits are the same."""
+    params = filled(TINY)
+    grads = tiny_grad(params)
+    barriers = str(jax.make_jaxpr(jax.grad(tiny_loss))(params)).count("optimization_barrier")
+    monkeypatch.setattr(jax.lax, "optimization_barrier", lambda value: value)
+    bare = jax.grad(tiny_loss)
+    assert barriers == str(jax.make_jaxpr(bare)(params)).count("optimization_barrier") + 2, (
+        "one for each layer"
+    )
+    for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(jax.jit(bare)(params)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_lstm_runs_over_clients_and_has_hessian_products() -> None:
     w, v = filled(TINY), filled(TINY)
     points = [w, v, *(jax.tree.map(lambda a, b, e=e: a + np.float32(e) * b, w, v) for e in (0.02, -0.02))]
