@@ -215,10 +215,16 @@ def test_data_files_without_a_header_have_numbered_columns(separator: str, tmp_p
 
 
 def test_lines_of_json_may_lack_entries(tmp_path: Path) -> None:
-    lines = ['{"client": "a", "v": 1, "label": true}', '{"label": false, "w": NaN, "client": "a", "v": null}']
-    (tmp_path / "t.jsonl").write_text("\n".join([*lines, '{"client": "b", "v": 3, "w": 2, "label": true}']))
+    lines = [
+        '{"client": "a", "v": 1, "label": true}',
+        '{"label": false, "w": 4, "client": "a", "v": null}',
+        '{"client": "b", "v": 3, "w": NaN, "label": true}',
+        '{"client": "b", "v": 5, "w": 8, "label": true}',
+        '{"client": "b", "v": 7, "label": true}',
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
     data = load(tmp_path / "t.jsonl", fill="mean", test_fraction=0.0, standardize=False)
-    np.testing.assert_array_equal(data.train.x, [[1, 2], [2, 2], [3, 2]])
+    np.testing.assert_array_equal(data.train.x, [[1, 6], [4, 4], [3, 6], [5, 8], [7, 6]])
     assert data.classes == ("False", "True")
 
 
