@@ -82,9 +82,9 @@ def test_other_spellings_of_an_empty_cell_are_empty_everywhere(messy: Path, tmp_
     data = load(tmp_path / "t.csv", na=["-999", "9"], **options)
     assert data.notes == ("Dropped 2 of 5 rows: 1 without a label, 1 without a client.",)
     assert data.features.columns[0].fill == 4.0
-    (tmp_path / "new.csv").write_text("v\n-999\n4\n")
+    (tmp_path / "new.csv").write_text("v\n-999\n4\n-999.0\n")
     new = encode_table(tmp_path / "new.csv", features=data.features)
-    assert new[0] == new[1]
+    assert new[0] == new[1] == new[2]
     assert Features.from_json(json.loads(json.dumps(data.features.to_json()))) == data.features
 
 
@@ -138,8 +138,11 @@ def test_ten_faults_are_shown_and_the_others_counted(tmp_path: Path) -> None:
     names = [f"c{i}" for i in range(13)]
     rows = ["a,0," + ",".join(["1"] * 13), "a,1," + ",".join(["x"] * 13)]
     (tmp_path / "t.csv").write_text("\n".join(["client,label," + ",".join(names), *rows]))
-    with pytest.raises(EvenhandError, match=r"has 13 problems: .*\(10\) .*column 'c9'.*; and 3 more\.$"):
+    with pytest.raises(
+        EvenhandError, match=r"has 13 problems: .*\(10\) .*column 'c9'.*; and 3 more\.$"
+    ) as caught:
         load(tmp_path / "t.csv")
+    assert "'c10'" not in str(caught.value)
 
 
 def test_all_faults_of_the_options_are_reported_at_once(messy: Path) -> None:
@@ -197,7 +200,10 @@ def test_data_files_without_a_header_have_numbered_columns(separator: str, tmp_p
         ["15.0", "4", '"buick skylark"', "1"],
         ["9.5", "8", '"x"', "3"],
     ]
-    (tmp_path / "t.data").write_text("".join(separator.join(row) + "\n" for row in rows))
+    text = "".join(separator.join(row) + "\n" for row in rows)
+    if separator == "   ":
+        text = text.replace('   "', ' \t"')
+    (tmp_path / "t.data").write_text(text)
     data = load(tmp_path / "t.data", client="4", label="1", drop=["3"], regression=True, test_fraction=0)
     assert data.features.inputs == ("2",)
     assert data.client_ids == ("1", "3")
@@ -209,10 +215,16 @@ def test_data_files_without_a_header_have_numbered_columns(separator: str, tmp_p
 
 
 def test_lines_of_json_may_lack_entries(tmp_path: Path) -> None:
-    lines = ['{"client": "a", "v": 1, "label": true}', '{"label": false, "w": NaN, "client": "a", "v": null}']
-    (tmp_path / "t.jsonl").write_text("\n".join([*lines, '{"client": "b", "v": 3, "w": 2, "label": true}']))
+    lines = [
+        '{"client": "a", "v": 1, "label": true}',
+        '{"label": false, "w": 4, "client": "a", "v": null}',
+        '{"client": "b", "v": 3, "w": NaN, "label": true}',
+        '{"client": "b", "v": 5, "w": 8, "label": true}',
+        '{"client": "b", "v": 7, "label": true}',
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
     data = load(tmp_path / "t.jsonl", fill="mean", test_fraction=0.0, standardize=False)
-    np.testing.assert_array_equal(data.train.x, [[1, 2], [2, 2], [3, 2]])
+    np.testing.assert_array_equal(data.train.x, [[1, 6], [4, 4], [3, 6], [5, 8], [7, 6]])
     assert data.classes == ("False", "True")
 
 
@@ -302,6 +314,11 @@ def test_a_row_of_weight_0_is_no_example(tmp_path: Path) -> None:
     data = weighted(tmp_path, [1, 0, 1, 1])
     assert data.notes == ("Dropped 5 of 20 rows: 5 without a weight.",)
     assert data.train.rows + data.test.rows == 15
+
+
+def test_a_weight_may_be_missing_by_another_spelling(tmp_path: Path) -> None:
+    data = weighted(tmp_path, [1, "-999.0"], na="-999", drop_empty=True)
+    assert data.notes == ("Dropped 10 of 20 rows: 10 without a weight.",)
 
 
 def test_weights_are_read_from_tables_in_memory(tmp_path: Path) -> None:
