@@ -163,7 +163,7 @@ def test_a_study_chooses_by_a_metric(root: Path, capsys: pytest.CaptureFixture[s
     assert "test_macro_f1_mean" in header and "test_macro_f1_mean_std" in header
     page = (tmp_path / "s" / "study.html").read_text("utf-8")
     assert "More metrics" in page and "chosen by the validation auc (worst10)" in page
-    assert "Test auc per client" in page
+    assert "Test auc per client; the best of each column is bold" in page
     assert main([*words_of, *by_auc[:2], "--metrics", "balanced_accuracy"]) == 2
     assert "its metrics is" in capsys.readouterr().err
 
