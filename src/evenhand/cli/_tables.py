@@ -182,5 +182,6 @@ def _text(value: float, key: str, of: Comparison, digits: int = 4) -> str:
     if math.isnan(value):
         return "–"
     if key == "angle" or not of.is_share:
-        return f"{value:.{digits}g}"
+        # Amounts, such as 89,330, are shorter than 8.933e+04, which leaves room for the names of methods.
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e6 else f"{value:.{digits}g}"
     return f"{value * (1e4 if key == 'variance' else 1e2):.1f}"
