@@ -149,7 +149,7 @@ def ranking(subject: Comparison) -> str:
         "Best 10 %",
         "Spread (std)",
     ]
-    best = "" if subject.obstacles else "; the best of each column is bold"
+    best = "; the best of each column is bold" if subject.may_mark else ""
     caption = f"{subject.what[:1].upper()}{subject.what[1:]} per client, over {subject.covered.text}{best}"
     return table(caption, head, rows, "numbers")
 
@@ -201,7 +201,7 @@ def _statistics(subject: Comparison, metric: str, splits: Sequence[str]) -> str:
         caption = (
             f"{SPLIT_NAMES[splits[0]]} {name} per client at the end of the runs, over {about.covered.text}"
         )
-        caption += "" if subject.obstacles else "; the best is bold"
+        caption += "; the best is bold" if subject.may_mark else ""
         head = list(subject.names)
     else:
         caption = f"{name} per client at the end of the run"

@@ -57,14 +57,14 @@ def _named(runs: Sequence[RunView]) -> str:
     } - {()}
     if len(names) != 1:
         return (
-            '<p class="note">Malicious clients differ between the runs. All other numbers of this page are of the '
-            "honest clients of each run.</p>"
+            '<p class="note">Malicious clients differ between the runs. All other metrics of clients on this page are '
+            "those of the honest clients of each run.</p>"
         )
     [found] = names
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     text = f"{plural(len(found), 'malicious client')}: {', '.join(found[:_MOST_NAMED])}{more}."
     rest = (
-        "All other numbers of this page are of honest clients."
+        "All other metrics of clients on this page are those of honest ones."
         if any(run.malicious is not None and not run.malicious.all() for run in runs)
         else "No client is honest, so the numbers of this page are of malicious ones."
     )

@@ -202,6 +202,11 @@ class Comparison(NamedTuple):
         """How many differences decide whether a method is the best: those to every other sound method."""
         return max(1, sum(method.may_be_starred(self.metric) for method in self.methods) - 1)
 
+    @property
+    def may_mark(self) -> bool:
+        """Whether a best method can be marked at all: in a fair comparison, with one seed or with enough of them."""
+        return not self.obstacles and (self.seeds == 1 or self.seeds >= least_pairs(self.comparisons))
+
     def winners(self, values: Sequence[NDArray], texts: Sequence[str], sign: int) -> set[int]:
         """Which methods are best in a statistic by more than noise.
 
@@ -228,7 +233,7 @@ class Comparison(NamedTuple):
             alike = {i for i in able if texts[i] == texts[top]}
             return set() if len(alike) == len(self.methods) else alike
         gains = [paired_difference(sign * values[top], sign * values[i]) for i in able if i != top]
-        is_best = all(gain.mean > 0 and gain.may_be_marked(self.comparisons) for gain in gains)
+        is_best = all(gain.may_be_marked(self.comparisons) for gain in gains)  # its mean is the highest
         return {top} if is_best else set()
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, is_share
-from evenhand.report import RunView, compare
+from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, is_share
+from evenhand.report import RunView, compare, covered
 from evenhand.report.differences import factor
 from evenhand.report.html import Cell, escape, svg, table
 from evenhand.report.numbers import listed, number, plural
@@ -156,13 +156,23 @@ def _settings(of: Study) -> str:
             cells.append(_data(each.mean(name), number(scale * each.mean(name)) + spread))
         rows.append([Cell(words, mark), *(cell._replace(classes=f"{cell.classes} {mark}") for cell in cells)])
     links = _links("settings", as_csv(tried), as_markdown(tried, of.metric), as_latex(tried, of.metric))
-    caption = (
-        f"{of.metric} per client: means over the seeds ± their standard deviation; bold: chosen".capitalize()
-    )
+    caption = f"{of.metric} per client: means over the seeds ± their standard deviation; bold: chosen"
+    caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, names)}"
     return (
         f"<section>\n<h2>All settings</h2>\n{table(caption, top, rows, 'numbers sortable')}\n"
         f'<p class="note">The table as {links}.</p>\n</section>'
     )
+
+
+def _covers(of: Study, columns: Sequence[str]) -> str:
+    """Which clients the columns of each split cover, where these are not all."""
+    views = [each.seen for each in of.outcomes if each.seen is not None]
+    found: list[str] = []
+    for split in SPLITS:
+        if views and any(name.startswith(f"{split}_") for name in columns):
+            whose = covered(views, split)
+            found += [] if whose.is_complete else [f"; {SPLIT_NAMES[split]}: {whose.text}"]
+    return "".join(found)
 
 
 def _conditions(of: Study) -> str:
@@ -177,9 +187,8 @@ def _conditions(of: Study) -> str:
         cells = [_over_seeds(line, name, of.metric) for name in _SHOWN]
         rows.append([_named(line.case), chosen, *cells])
     unit = " in percent" if is_share(of.metric) else ""
-    caption = (
-        f"{of.metric} per client{unit}, at the setting that was chosen under each condition".capitalize()
-    )
+    caption = f"{of.metric} per client{unit}, at the setting that was chosen under each condition"
+    caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, ['test_'])}"
     return table(caption, ["Condition", "Chosen", *_SHOWN.values()], rows, "numbers sortable")
 
 
