@@ -31,6 +31,7 @@ from evenhand.evaluation._metrics import (
     of_global,
     primary_metric,
 )
+from evenhand.evaluation._outputs import outputs, unlabelled
 from evenhand.evaluation._paired import PairedDifference, holm, paired_difference
 from evenhand.evaluation._personal import evaluate_personal, filled, personal_per_class
 from evenhand.evaluation._summary import angle, best, entropy, evenness, jain, kl_to_uniform, summarize, worst
@@ -70,6 +71,7 @@ __all__ = [
     "kl_to_uniform",
     "mean_loss",
     "of_global",
+    "outputs",
     "paired_difference",
     "per_class",
     "per_class_of_each",
@@ -80,5 +82,6 @@ __all__ = [
     "serve_by_level",
     "summarize",
     "summarize_classes",
+    "unlabelled",
     "worst",
 ]
