@@ -17,6 +17,7 @@ from evenhand.cli._data import fingerprint
 from evenhand.cli._expression import ExpressionError, called, canonical
 from evenhand.cli._folder import CONFIG, dict_in, read_json
 from evenhand.cli._methods import METHODS, Composed
+from evenhand.cli._models import Form
 from evenhand.cli._spelling import options_of
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
@@ -66,7 +67,12 @@ def configuration(method: str, options: Any, data: FederatedDataset) -> dict[str
     return {
         "method": method,
         "options": {name: value for name, value in flat(options).items() if name not in _ELSEWHERE},
-        "data": {"name": data.name, "clients": data.num_clients, "fingerprint": fingerprint(data)},
+        "data": {
+            "name": data.name,
+            "clients": data.num_clients,
+            "fingerprint": fingerprint(data),
+            "form": Form.of(data).to_json(),
+        },
         "versions": {
             "evenhand": __version__,
             "jax": jax.__version__,

@@ -19,6 +19,7 @@ from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._expression import built
 from evenhand.cli._folder import CHECKPOINT, free
 from evenhand.cli._idle import check_labels, idle
+from evenhand.cli._keep import rule_of
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._methods import Choice, Composed
 from evenhand.cli._models import ModelOptions
@@ -105,6 +106,8 @@ class Run:
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
         options, model = self.training, self.model.build(data)
+        if (rule := rule_of(options.keep)) is not None:
+            rule.check(data)
         data, unseen = self._divided(data)
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
         algorithm = self.algorithm(model, console)
@@ -153,6 +156,7 @@ class Run:
             with naming(path if is_same else None):
                 build(model)
         check_trackers(self.training.watch)
+        rule_of(self.training.keep)
 
     def algorithm(self, model: Model, console: Console) -> Algorithm:
         """The method; the ``console`` shows which options of local work it does without."""

@@ -40,7 +40,7 @@ class RunView(NamedTuple):
         ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"`` (the line
         that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
         :func:`~evenhand.evaluation.by_class` gives), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in
-        words).
+        words), ``"kept"`` (which round the numbers of clients are of, in words, if that is not the last one).
       config: every setting of the run, possibly nested.
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits with
         classes, and not for runs saved by versions that did not measure it.

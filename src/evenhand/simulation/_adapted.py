@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from evenhand import tree
 from evenhand.data import Split
-from evenhand.devices import everywhere, over
+from evenhand.devices import everywhere, local, over
 from evenhand.evaluation import Prepared, filled
 from evenhand.simulation.store import Kept
 from evenhand.streams import Purpose, client_stream, stream
@@ -61,7 +61,7 @@ def served_models(
     """
     server, adapt = kept.server, algorithm.adapt
     shared = algorithm.global_params(server)
-    mesh = over(devices)
+    mesh = local(over(devices))
     rows = Prepared(np.asarray(train.x), np.asarray(train.y), train.offsets, None, mesh)
     together = min(
         fitting(rows, sum(leaf.size for leaf in jax.tree.leaves(shared))), clients.stop - clients.start

@@ -1,30 +1,62 @@
-"""New rows of a table as the inputs of a model that was trained on others."""
+"""New rows of a table, or of arrays, as the inputs of a model that was trained on others."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from evenhand.data._arrays import NDArray
 from evenhand.data._features import Column, Features, Series, encode
-from evenhand.data.loaders._arrow import arrow_series
-from evenhand.data.loaders._cells import prepared
+from evenhand.data._text import is_missing
+from evenhand.data.loaders._arrow import arrow_ids, arrow_series
+from evenhand.data.loaders._cells import as_categories, prepared
 from evenhand.data.loaders._csv import header_of, read_cells
 from evenhand.data.loaders._csv_columns import CellColumn
+from evenhand.data.loaders._files import check_file, readable
 from evenhand.data.loaders._frames import open_frame
-from evenhand.data.loaders._options import listing
+from evenhand.data.loaders._idx import idx_images, is_idx
+from evenhand.data.loaders._npz import new_arrays
+from evenhand.data.loaders._options import listing, several
 from evenhand.data.loaders._parquet import parquet_names, read_parquet
-from evenhand.data.loaders._table import check_header
+from evenhand.data.loaders._table import check_header, spelled
 from evenhand.errors import EvenhandError
 
-__all__ = ["encode_table", "load_features"]
+__all__ = ["NewRows", "encode_table", "load_features", "new_rows"]
 
-_Read: TypeAlias = Callable[[Sequence[str]], tuple[list[Series], Callable[[int], str]]]
-"""Columns' names -> the columns, and where a row is."""
+
+class NewRows(NamedTuple):
+    """Rows for a model to predict.
+
+    Attributes:
+      x: its inputs, ``(rows, ...)``.
+      clients: the client's name for each row, ``""`` where the row names none; None: there is no client column.
+      labels: what each row says in the label column, as text, ``""`` where it is empty; None: there is no such column.
+      unseen: column of text -> how many rows have a text in it that no training row had, and the first such text.
+    """
+
+    x: NDArray
+    clients: NDArray | None = None
+    labels: NDArray | None = None
+    unseen: Mapping[str, tuple[int, str]] = MappingProxyType({})
+
+
+class _Columns(NamedTuple):
+    """Columns as read: features, client ids, the label, and where a row is."""
+
+    features: list[Series]
+    client: list[NDArray]
+    label: Series | None
+    row: Callable[[int], str]
+
+
+_Read: TypeAlias = Callable[[Sequence[str], Sequence[str], str | None], _Columns]
+"""The names of the columns of features, of clients and of labels -> these columns."""
 
 
 def encode_table(table: Any, *, features: Features) -> npt.NDArray[np.float32]:
@@ -47,21 +79,113 @@ def encode_table(table: Any, *, features: Features) -> npt.NDArray[np.float32]:
       >>> encode_table(pyarrow.table({"sex": ["m"], "age": [65]}), features=data.features)
       array([[0.5, 0. , 1. ]], dtype=float32)
     """
+    return _encoded(table, features, (), None).x
+
+
+def new_rows(
+    source: str | Path,
+    *,
+    features: Features | None = None,
+    client: str | Sequence[str] = "client",
+    label: str = "label",
+    features_array: str | None = None,
+) -> NewRows:
+    """Rows for a model to predict, with the clients and the labels that they name, if they name any.
+
+    Args:
+      source: a table, as for :func:`encode_table`; an ``.npz`` archive; or a file of IDX images.
+      features: how the columns of a table become inputs; None for a model that was trained on arrays.
+      client: the column or array of clients; for several columns, each combination is a client.
+      label: the column or array of labels; in ``.npz`` files, ``y`` also works.
+      features_array: the array of features in an ``.npz`` file; None: ``x``.
+
+    Raises:
+      EvenhandError: there is no such file, or it does not have the columns or arrays that the model needs.
+
+    Example:
+      >>> import pathlib, tempfile, numpy as np
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "new.npz"
+      >>> np.savez(path, x=np.ones((2, 3), np.float32), client=np.array(["a", "b"]))
+      >>> rows = new_rows(path)
+      >>> rows.x.shape, rows.clients.tolist(), rows.labels
+      ((2, 3), ['a', 'b'], None)
+    """
+    path, together = Path(source), several(client)
+    check_file(path)
+    with readable(path):
+        if features is not None:
+            return _encoded(path, features, together, label)
+        if is_idx(path.name):
+            return NewRows(idx_images(path))
+        if path.suffix.lower() != ".npz":
+            raise EvenhandError(
+                f"{path}: the model was trained on arrays: give an .npz file with the array {features_array or 'x'!r}."
+            )
+        one = together[0] if len(together) == 1 else ""
+        return NewRows(*new_arrays(path, features_array or "x", one, label))
+
+
+def _encoded(table: Any, features: Features, client: Sequence[str], label: str | None) -> NewRows:
+    """The rows of a table; its columns of clients and of labels are read if it has them."""
     is_file = isinstance(table, str | Path)
     source = str(table) if is_file else "table"
     categories = [column.name for column in features.columns if column.kind == "category"]
     names, read = _opened(Path(table), categories) if is_file else _in_memory(table, source)
     check_header(source, names)
     known = frozenset(names)
-    for column in features.columns:
-        if column.name not in known:
-            raise EvenhandError(
-                f"{source}: there is no column {column.name!r} among {listing(names)}, which the model was trained "
-                "with: add it."
-            )
-    found, row = read([column.name for column in features.columns])
-    columns = [_checked(source, *pair, row) for pair in zip(features.columns, found, strict=True)]
-    return encode(features, columns, np.arange(len(columns[0].values)), source)
+    absent = [column.name for column in features.columns if column.name not in known]
+    if absent:
+        further = f" (and {len(absent) - 1} more)" if absent[1:] else ""
+        raise EvenhandError(
+            f"{source}: there is no column {absent[0]!r}{further} among {listing(names)}, which the model was trained "
+            "with: add it."
+        )
+    client = client if known.issuperset(client) else ()
+    found = read([column.name for column in features.columns], client, label if label in known else None)
+    columns = [
+        _checked(source, *pair, found.row) for pair in zip(features.columns, found.features, strict=True)
+    ]
+    x = encode(features, columns, np.arange(len(columns[0].values)), source)
+    clients = [_texts(np.asarray(ids)) for ids in found.client]
+    unseen = {
+        column.name: _unseen(column, series) for column, series in zip(features.columns, columns, strict=True)
+    }
+    return NewRows(
+        x,
+        _joined(clients) if clients else None,
+        None if found.label is None else _cells(found.label),
+        {name: strange for name, strange in unseen.items() if strange is not None},
+    )
+
+
+def _unseen(column: Column, series: Series) -> tuple[int, str] | None:
+    """How many rows have a text that is none of the column's categories, and the first such text."""
+    if column.kind == "number" or not series.categories:
+        return None
+    strange = np.array([*(text not in column.categories for text in series.categories), False], bool)
+    rows = np.flatnonzero(strange[series.values])
+    return (len(rows), series.categories[series.values[rows[0]]]) if len(rows) else None
+
+
+def _texts(ids: NDArray) -> NDArray:
+    """Client ids as text, as :func:`evenhand.data.load` names clients; ``""`` for a cell that holds none."""
+    values, codes = np.unique(ids, return_inverse=True)
+    texts = [spelled(value) for value in values.tolist()]
+    return np.array(["" if is_missing(text) else text for text in texts], str)[codes.reshape(-1)]
+
+
+def _joined(parts: Sequence[NDArray]) -> NDArray:
+    """``"north / A"``: the names of several columns together, ``""`` where one of them is empty."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = zip(*(part.tolist() for part in parts), strict=True)
+    return np.array([" / ".join(row) if all(row) else "" for row in rows], str)
+
+
+def _cells(label: Series) -> NDArray:
+    """Labels as text."""
+    texts = as_categories(label)
+    return np.array([*(texts.categories or ()), ""], str)[texts.values]
 
 
 def load_features(path: str | Path) -> Features:
@@ -106,9 +230,14 @@ def _opened(path: Path, categories: Sequence[str]) -> tuple[list[str], _Read]:
         raise EvenhandError(f"{path}: there is no such file: check the spelling.")
     if suffix in (".parquet", ".pq"):
 
-        def read_arrow(names: Sequence[str]) -> tuple[list[Series], Callable[[int], str]]:
-            table = read_parquet(path, names)
-            return [arrow_series(source, name, table.column(name)) for name in names], _row
+        def read_arrow(features: Sequence[str], client: Sequence[str], label: str | None) -> _Columns:
+            table = read_parquet(path, features, [*client, *([] if label is None else [label])])
+            return _Columns(
+                [arrow_series(source, name, table.column(name)) for name in features],
+                [arrow_ids(source, name, table.column(name)) for name in client],
+                None if label is None else arrow_series(source, label, table.column(label)),
+                _row,
+            )
 
         return parquet_names(path), read_arrow
     if suffix not in (".csv", ".tsv"):
@@ -116,17 +245,34 @@ def _opened(path: Path, categories: Sequence[str]) -> tuple[list[str], _Read]:
             f"{path}: the suffix {suffix!r} is not that of a table: give .csv, .tsv or .parquet."
         )
 
-    def read_text(names: Sequence[str]) -> tuple[list[Series], Callable[[int], str]]:
-        cells = [CellColumn(name, fixed=name in categories) for name in names]
-        lines = read_cells(path, cells)
-        return [cell.series(source, lines) for cell in cells], lambda row: f"line {lines[row]}"
+    def read_text(features: Sequence[str], client: Sequence[str], label: str | None) -> _Columns:
+        cells = {name: CellColumn(name, fixed=name in categories) for name in features}
+        # Labels stay text: what a number among them means depends on the labels that the model was trained on.
+        fixed = [*client, *([] if label is None else [label])]
+        cells |= {name: CellColumn(name, fixed=True) for name in fixed}
+        lines = read_cells(path, list(cells.values()))
+        return _Columns(
+            [cells[name].series(source, lines) for name in features],
+            [cells[name].ids() for name in client],
+            None if label is None else cells[label].series(source, lines),
+            lambda row: f"line {lines[row]}",
+        )
 
     return header_of(path), read_text
 
 
 def _in_memory(table: Any, source: str) -> tuple[list[str], _Read]:
     frame = open_frame(table, source)
-    return frame.names, lambda names: ([frame.series(name) for name in names], _row)
+
+    def read(features: Sequence[str], client: Sequence[str], label: str | None) -> _Columns:
+        return _Columns(
+            [frame.series(name) for name in features],
+            [frame.ids(name) for name in client],
+            None if label is None else frame.series(label),
+            _row,
+        )
+
+    return frame.names, read
 
 
 def _row(row: int) -> str:

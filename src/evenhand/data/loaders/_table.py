@@ -16,7 +16,7 @@ from evenhand.data.loaders._cells import label_classes, prepared, show
 from evenhand.data.loaders._options import DEFAULT_CLIENT, Options, listing, owners
 from evenhand.errors import Argument, EvenhandError, nearest
 
-__all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"]
+__all__ = ["Columns", "Table", "check_header", "choose_columns", "spelled", "table_dataset"]
 
 
 class Columns(NamedTuple):
@@ -215,7 +215,7 @@ def _clients(source: str, columns: Columns, table: Table) -> NDArray | None:
     parts: list[tuple[list[str], NDArray]] = []
     for name, ids in zip(columns.client, table.client, strict=True):
         values, codes = np.unique(ids, return_inverse=True)
-        texts = [_spelled(value) for value in values.tolist()]
+        texts = [spelled(value) for value in values.tolist()]
         for position, text in enumerate(texts):
             if is_missing(text):
                 what = "is empty" if not text.strip() else f"is {show(text)}, which is not a client id"
@@ -239,5 +239,6 @@ def _clients(source: str, columns: Columns, table: Table) -> NDArray | None:
     return np.array(names)[codes.reshape(-1)]
 
 
-def _spelled(value: object) -> str:
+def spelled(value: object) -> str:
+    """A client id as text, whole numbers without a point."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
