@@ -110,17 +110,34 @@ def test_many_clients_share_files(table: Path, tmp_path: Path, monkeypatch: pyte
         np.testing.assert_array_equal(found[entry.client]["bias"], np.asarray(own["bias"]))
 
 
-def test_states_in_files_are_kept_too(table: Path, finished: Path, tmp_path: Path) -> None:
-    """The command line moves states to files only above 1 GB, so this records a run that was told to."""
+@pytest.mark.parametrize("stopped", [False, True])
+def test_states_in_files_are_kept_too(
+    stopped: bool, table: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line moves states to files only above 1 GB, so this records a run that was told to.
+
+    After Ctrl-C the files hold the states of later rounds, so nothing is kept.
+    """
+    append = _folder.append_metrics
+
+    def press(of: Path, history: dict[str, np.ndarray]) -> None:
+        append(of, history)
+        if history["round"][-1] == 4:
+            raise KeyboardInterrupt
+
+    if stopped:
+        monkeypatch.setattr(_folder, "append_metrics", press)
     data = eh.data.load(table)
     work = eh.local.sgd(eh.models.softmax_regression(1, classes=3), 0.5, epochs=1, batch_size=5)
     method = eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=0.1)
     runs = eh.simulation.iterate(method, data, rounds=4, eval_every=2, offload=tmp_path / "states")
     config = json.loads((finished / "config.json").read_text())
-    assert (
-        record(runs, Place(tmp_path / "a", config, resumed=False), rounds=4, console=Console(quiet=True)) == 0
-    )
-    assert models(tmp_path / "a") == models(finished)
+    place = Place(tmp_path / "a", config, resumed=False)
+    assert record(runs, place, rounds=4, console=Console(quiet=True)) == (130 if stopped else 0)
+    if stopped:
+        assert not (tmp_path / "a" / "personal").exists() and (tmp_path / "a" / "params.npz").exists()
+    else:
+        assert models(tmp_path / "a") == models(finished)
 
 
 def test_resume_gives_the_same_models_and_further_rounds_replace_them(

@@ -144,6 +144,7 @@ def test_the_predictions_of_python_are_the_same(
     ditto: Path, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = eh.data.load(table, client=["region", "group"], fill="median")
+    assert data.features is not None and data.classes is not None
     model = eh.models.softmax_regression(len(data.features.inputs), classes=2)
     work = eh.local.sgd(model, 0.5, epochs=1, batch_size=10)
     method = eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +42,7 @@ def runs(data: eh.data.FederatedDataset, work: eh.local.Work) -> dict[str, eh.Ru
     return {name: eh.simulate(method, data, rounds=3, devices=2) for name, method in methods.items()}
 
 
-def by_hand(params: object, x: np.ndarray) -> np.ndarray:
+def by_hand(params: Any, x: np.ndarray) -> np.ndarray:
     """Softmax regression in NumPy and float64."""
     kernel, bias = (np.asarray(params[name], np.float64) for name in ("kernel", "bias"))
     return x.astype(np.float64) @ kernel + bias
@@ -138,7 +139,7 @@ def test_several_outputs_come_as_the_model_gives_them() -> None:
     ],
 )
 def test_what_cannot_be_predicted_is_one_sentence(
-    x: object, client: str | None, sentence: str, runs: dict[str, eh.Run]
+    x: Any, client: str | None, sentence: str, runs: dict[str, eh.Run]
 ) -> None:
     with pytest.raises(eh.EvenhandError, match=sentence):
         runs["kept"].predict(x, client=client)
