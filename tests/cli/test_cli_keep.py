@@ -209,6 +209,8 @@ def test_the_terminal_and_the_page_say_which_round(
     assert words in page and "has not settled" not in page
     assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "again.html")]) == 0
     assert words in (tmp_path / "again.html").read_text()
+    assert main(["compare", str(tmp_path / "a")]) == 0
+    assert f"ditto(fedavg(), lam=0.1): {words}." in capsys.readouterr().out
 
 
 def test_honest_clients_choose(table: Path, tmp_path: Path) -> None:

@@ -224,6 +224,20 @@ def test_numbered_clients_and_classes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert list(lines[0])[3:5] == ["probability_-1", "probability_1"]
     assert {line["prediction"] for line in lines} <= {"-1", "1"}
     assert "Over the 40 rows with a known label" in said
+    table.write_text("client,size,label\n7,1,1.0\n8,2,-1.0\n8,2,0.5\n")  # 1.0 counts as 1
+    _, said = predicted(folder, table, capsys)
+    assert "Over the 2 rows with a known label" in said and "does not know: '0.5'" in said
+
+
+def test_huge_logits_are_no_trouble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exponential of a number above 709 is no 64-bit number."""
+    table = tmp_path / "t.csv"
+    table.write_text("client,size,label\n" + "a,1,0\na,-1,1\n" * 10)
+    folder = train(tmp_path, table, "fedavg()", "--lr", "1e5")
+    with np.load(folder / "params.npz") as arrays:
+        assert np.abs(arrays["kernel"]).max() > 1e4
+    lines, _ = predicted(folder, table, capsys)
+    assert [(line["probability_0"], line["probability_1"]) for line in lines[:2]] == [("1", "0"), ("0", "1")]
 
 
 def test_regression_predicts_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

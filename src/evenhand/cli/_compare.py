@@ -44,6 +44,8 @@ class Compare:
         for name, run in of.named_runs:
             for finding in run.findings:
                 say(console, f"{name}: {finding.sentence}", "yellow")
+            if (kept := run.info.get("kept")) is not None:
+                say(console, f"{name}: {kept}.")
         console.print(overview(of))
         if len(of.methods) > 1:
             say(console, verdict(of), "yellow" if of.obstacles else "")
