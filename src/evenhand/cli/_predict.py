@@ -200,12 +200,14 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
     is_personal = np.zeros(len(rows.x), bool)
     is_personal[[row for of in places.values() for row in of]] = True
     scores = np.zeros((len(rows.x), 0), np.float32)
-    measured = {**trained.model.metrics, "loss": trained.model.losses}
+    model = trained.model
+    # A model may report its loss otherwise than it is trained by.
+    measured = {**model.metrics, "loss": model.metrics.get("loss", model.losses)}
     measures = {name: np.full(len(rows.x), np.nan) for name in measured}
 
     def apply(params: Params, chosen: NDArray) -> None:
         nonlocal scores
-        found = outputs(trained.model, params, rows.x[chosen])
+        found = outputs(model, params, rows.x[chosen])
         part = _scores(found, trained.choice)
         if not scores.shape[1]:
             scores = np.zeros((len(rows.x), part.shape[1]), part.dtype)

@@ -21,6 +21,7 @@ from evenhand.evaluation._flat import (
     per_client,
     prepare,
 )
+from evenhand.evaluation._forward import outputs, unlabelled
 from evenhand.evaluation._levels import Levels, serve_by_level
 from evenhand.evaluation._metrics import (
     SPLIT_NAMES,
@@ -31,7 +32,6 @@ from evenhand.evaluation._metrics import (
     of_global,
     primary_metric,
 )
-from evenhand.evaluation._outputs import outputs, unlabelled
 from evenhand.evaluation._paired import PairedDifference, holm, paired_difference
 from evenhand.evaluation._personal import evaluate_personal, filled, personal_per_class
 from evenhand.evaluation._summary import angle, best, entropy, evenness, jain, kl_to_uniform, summarize, worst
