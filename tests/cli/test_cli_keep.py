@@ -273,3 +273,13 @@ def test_data_without_validation_examples_are_refused(
     sentence = capsys.readouterr().err
     assert "needs validation examples" in sentence and "--valid-fraction 0.2" in sentence
     assert not any(path.name != ".lock" for path in tmp_path.glob("a/*"))
+
+
+def test_a_metric_of_the_last_round_cannot_choose(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--metrics", "auc", "--quiet", "--keep"]
+    assert train(table, tmp_path / "run", *words, "best:valid:worst10:auc") == 2
+    assert "auc of --metrics is measured after the last round only" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert train(table, tmp_path / "run", *words, "best:valid:worst10", rounds=1) == 0

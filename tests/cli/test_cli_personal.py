@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -269,3 +270,44 @@ def test_overwriting_removes_models_that_a_run_wrote_and_no_others(
     assert train(table, tmp_path / "other", "--overwrite", "--quiet") == 2
     assert "was not written by `evenhand run`: move it away" in capsys.readouterr().err
     assert (tmp_path / "other" / "personal" / "diary.txt").exists()
+
+
+@pytest.mark.parametrize(("untrained", "most_files"), [("global", 1000), ("global", 3), ("initial", 1000)])
+def test_clients_that_never_trained_have_no_model_of_their_own(
+    untrained: Literal["global", "initial"],
+    most_files: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two of twelve clients train: only they are in the index, as in ``clients.csv``, unless all keep a model."""
+    monkeypatch.setattr("evenhand.cli._params._MOST_FILES", most_files)
+    rng = np.random.default_rng(0)
+    rows = [f"c{i % 12},{rng.normal():.3f},{(i + i // 4) % 3}" for i in range(96)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["client,size,label", *rows]))
+    words = ["--cohort", "2", "--untrained", untrained, "--quiet"]
+    assert train(table, tmp_path / "a", *words, rounds=1) == 0
+    with (tmp_path / "a" / "clients.csv").open(newline="") as file:
+        last = {line["client"]: int(line["last_round"]) for line in csv.DictReader(file)}
+    trained = [name for name, done in last.items() if done]
+    assert len(trained) == 2 and len(last) == 12
+    entries = read_index(tmp_path / "a")
+    own = trained if untrained == "global" else list(last)
+    assert sorted(entry.client for entry in entries) == sorted(own)
+    data = eh.data.load(table)
+    work = eh.local.sgd(eh.models.softmax_regression(1, classes=3), 0.5, epochs=1, batch_size=5)
+    method = eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=0.1)
+    run = eh.simulate(method, data, rounds=1, cohort=2, untrained=untrained)
+    for entry, params in personal_models(tmp_path / "a", entries, run.params):
+        expected = run.personal_params(run.data.client_ids.index(entry.client))
+        np.testing.assert_array_equal(params["kernel"], np.asarray(expected["kernel"]))
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path / "a"), "--data", str(table), "--quiet"]) == 0
+    lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert {line["client"] for line in lines if line["model"] == "personal"} == set(own)
+    first = lines[0]
+    x = eh.data.encode_table(table, features=eh.data.load_features(tmp_path / "a"))[:1]
+    logits = run.predict(x, client=first["client"])[0].astype(np.float64)
+    shares = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose([float(first[f"probability_{k}"]) for k in range(3)], shares, atol=1e-6)

@@ -10,6 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    f1_score,
+    mean_absolute_error,
+    r2_score,
+    roc_auc_score,
+)
 
 import evenhand as eh
 from evenhand.cli import main
@@ -245,7 +252,8 @@ def test_regression_predicts_values(tmp_path: Path, capsys: pytest.CaptureFixtur
     rng = np.random.default_rng(0)
     rows = [f"{'ab'[i % 2]},{(x := rng.normal()):.3f},{2 * x + 1:.3f}" for i in range(40)]
     table.write_text("\n".join(["client,size,label", *rows]))
-    folder = train(tmp_path, table, "fedavg()", "--regression", "--no-standardize", "--lr", "0.1")
+    words = ["--regression", "--no-standardize", "--no-standardize-target", "--lr", "0.1"]
+    folder = train(tmp_path, table, "fedavg()", *words)
     lines, said = predicted(folder, table, capsys)
     assert list(lines[0]) == ["row", "client", "prediction", "model"]
     with np.load(folder / "params.npz") as arrays:
@@ -258,6 +266,72 @@ def test_regression_predicts_values(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"squared_error {error:.4g}" in said and "40 rows, predicted by the global model." in said
 
 
+def test_large_targets_are_predicted_in_their_own_units(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prices around 300,000, which the run standardises: the table, ``run.predict`` and the reported error agree."""
+    table = tmp_path / "t.csv"
+    rng = np.random.default_rng(0)
+    rows = [f"{'ab'[i % 2]},{(x := rng.normal()):.3f},{300_000 + 50_000 * x:.0f}" for i in range(60)]
+    table.write_text("\n".join(["client,size,price", *rows]))
+    words = ["--regression", "--label-column", "price", "--lr", "0.1", "--batch-size", "10"]
+    folder = train(tmp_path, table, "ditto(fedavg(), lam=0.1)", *words)
+    lines, said = predicted(folder, table, capsys, "--metrics", "mae,r2")
+    found = np.array([float(line["prediction"]) for line in lines])
+    data = eh.data.load(table, label="price", regression=True)
+    assert data.features is not None and data.features.target is not None
+    _, mean, deviation = data.features.target
+    model = eh.models.standardized(eh.models.linear_regression(1), mean=mean, deviation=deviation)
+    work = eh.local.sgd(model, 0.1, epochs=1, batch_size=10)
+    run = eh.simulate(eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=0.1), data, rounds=3)
+    x = eh.data.encode_table(table, features=data.features)
+    expected = np.empty(60)
+    for k, client in enumerate("ab"):
+        expected[k::2] = run.predict(x[k::2], client=client)[:, 0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    targets = np.array([float(row.split(",")[2]) for row in rows])
+    assert np.abs(found - targets).mean() < 50_000
+    assert f"squared_error {np.mean((found - targets) ** 2):.4g}" in said
+    assert f"mae {mean_absolute_error(targets, found):.4g}, r2 {r2_score(targets, found):.4g}." in said
+
+
+def test_further_metrics_of_labelled_rows(
+    ditto: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Against scikit-learn, without the row whose label the model does not know."""
+    new = tmp_path / "new.csv"
+    new.write_text(table.read_text() + "\nnorth,A,30,job,perhaps\n")
+    lines, said = predicted(ditto, new, capsys, "--metrics", "auc,macro_f1,balanced_accuracy")
+    labels = [line.split(",")[-1] for line in table.read_text().splitlines()[1:]]
+    answers = [line["prediction"].lstrip("'") for line in lines[:-1]]
+    auc = roc_auc_score(np.array(labels) == "no", [float(line["probability_no"]) for line in lines[:-1]])
+    f1, recall = f1_score(labels, answers, average="macro"), balanced_accuracy_score(labels, answers)
+    expected = f"auc {auc:.4g}, macro_f1 {100 * f1:.1f} %, balanced_accuracy {100 * recall:.1f} %."
+    assert "Over the 60 rows with a known label: " in said and expected in said
+    one = tmp_path / "one.csv"
+    one.write_text("\n".join(table.read_text().splitlines()[:2]))
+    assert "auc undefined." in predicted(ditto, one, capsys, "--metrics", "auc")[1]
+    one.write_text("age,work\n5,job\n")
+    path = str(one)
+    assert "needs labels, and" in refused([str(ditto), "--data", path, "--metrics", "auc"], capsys)
+    one.write_text("age,work,label\n5,job,no\n")
+    assert "There is no metric 'ouc'" in refused([str(ditto), "--data", path, "--metrics", "ouc"], capsys)
+    assert "r2 needs targets" in refused([str(ditto), "--data", path, "--metrics", "r2"], capsys)
+
+
+def test_a_folder_without_personal_models_says_so(
+    ditto: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As earlier versions left it: without the models, and without ``last_round`` in ``clients.csv``."""
+    folder = Path(shutil.copytree(ditto, tmp_path / "run"))
+    shutil.rmtree(folder / "personal")
+    (folder / "checksums.json").unlink()
+    lines, said = predicted(folder, table, capsys)
+    assert {line["model"] for line in lines} == {"global"}
+    assert f"{folder} has no personal/, and so no client's own model" in said
+    assert "has no personal/" not in predicted(ditto, table, capsys)[1]
+
+
 def test_a_support_vector_machine_gives_a_score_and_no_probability(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,7 +340,12 @@ def test_a_support_vector_machine_gives_a_score_and_no_probability(
     rows = [f"{'ab'[i % 2]},{rng.normal() + i % 3:.3f},{'no' if i % 3 else 'yes'}" for i in range(40)]
     table.write_text("\n".join(["client,size,label", *rows]))
     folder = train(tmp_path, table, "fedavg()", "--model", "svm")
-    lines, _ = predicted(folder, table, capsys)
+    lines, said = predicted(folder, table, capsys, "--metrics", "auc")
+    scores, labels = [float(line["score"]) for line in lines], [row.split(",")[2] == "yes" for row in rows]
+    assert f"auc {roc_auc_score(labels, scores):.4g}." in said
+    refusal = "calibration_error needs probabilities"
+    given = [str(folder), "--data", str(table), "--metrics", "calibration_error"]
+    assert refusal in refused(given, capsys)
     assert list(lines[0]) == ["row", "client", "prediction", "score", "model"]
     assert {(float(line["score"]) > 0, line["prediction"]) for line in lines} == {
         (True, "yes"),

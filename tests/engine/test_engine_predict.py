@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import evenhand as eh
+from evenhand import tree
 
 CLIENTS = ("anna", "bert", "cleo", "dora")
 
@@ -169,3 +170,32 @@ def test_the_number_of_rows_changes_nothing_but_the_last_digits(runs: dict[str, 
     whole = runs["global"].predict(x)
     for row in range(5):
         np.testing.assert_allclose(runs["global"].predict(x[row : row + 1])[0], whole[row], rtol=1e-5)
+
+
+@pytest.mark.parametrize("untrained", ["global", "initial"])
+def test_clients_that_never_trained_predict_as_they_are_measured(
+    untrained: Literal["global", "initial"], work: eh.local.Work
+) -> None:
+    """Two of twelve clients train in the only round: the metrics, in NumPy, are those of each client's model."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    data = eh.data.from_arrays(x, (x.sum(axis=1) > 0).astype(int), np.repeat(np.arange(12), 10))
+    run = eh.simulate(ditto(work), data, rounds=1, cohort=2, untrained=untrained)
+    trained = run.last_round > 0
+    assert trained.sum() == 2
+    np.testing.assert_array_equal(run.personal_clients, trained | (untrained == "initial"))
+    ((_, blocks),) = run.personal_models()
+    for k in range(12):
+        x, y = data.train.client(k)
+        logits = run.predict(x, client=str(k)).astype(np.float64)
+        losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
+        assert losses.mean() == pytest.approx(run.client_metrics("train")["loss"][k], rel=1e-5)
+        for name, leaf in run.personal_params(k).items():
+            np.testing.assert_array_equal(blocks[name][k], np.asarray(leaf))
+        is_global = np.array_equal(run.personal_params(k)["kernel"], run.params["kernel"])
+        assert is_global == (untrained == "global" and not trained[k])
+        if untrained == "initial" and not trained[k]:
+            kept = run.algorithm.personal_params
+            assert kept is not None
+            own = kept(run.state.server, tree.take(run.state.clients, jnp.int32(k)))
+            np.testing.assert_array_equal(own["kernel"], run.personal_params(k)["kernel"])

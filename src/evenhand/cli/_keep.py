@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from evenhand.cli._params import damaged_model
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import SPLIT_NAMES, primary_metric, summarize
-from evenhand.report import RunView, among, statistics
+from evenhand.report import RunView, honest, statistics
 from evenhand.studies import direction
 
 __all__ = ["BestRound", "Results", "Rule", "best_so_far", "copied", "rule_of", "with_best"]
@@ -67,6 +67,14 @@ class Rule(NamedTuple):
         of = "" if self.metric is None else f"{self.metric}, "
         return f"best {SPLIT_NAMES[self.split]} {of}{_WORDS.get(self.statistic, self.statistic)}"
 
+    def check_metric(self, last: Collection[str]) -> None:
+        """Refuses a metric that is measured after the ``last`` round only."""
+        if self.metric in last:
+            raise EvenhandError(
+                f"--keep {self.text:.60}: {self.metric} of --metrics is measured after the last round only: choose by "
+                "a metric that each evaluation measures, such as accuracy or loss."
+            )
+
     def check(self, data: FederatedDataset) -> None:
         """Refuses data without examples to choose by."""
         if self.split == "valid" and not data.valid.rows:
@@ -85,8 +93,7 @@ class Rule(NamedTuple):
             raise EvenhandError(
                 f"--keep {self.text}: there is no metric {metric!r:.40} among {', '.join(sorted(metrics))}."
             )
-        honest = view if view.malicious is None or view.malicious.all() else among(view, "honest")
-        value = statistics(honest, self.split, metric)[self.statistic]
+        value = statistics(honest(view), self.split, metric)[self.statistic]
         return direction(self.statistic, metric) * value
 
 

@@ -77,13 +77,16 @@ def read_params(path: Path, like: Params) -> Params:
     return _fitted(path, _load(path), like)
 
 
-def write_personal(folder: Path, ids: Sequence[str], models: Iterable[tuple[slice, Params]]) -> None:
+def write_personal(
+    folder: Path, ids: Sequence[str], models: Iterable[tuple[slice, Params]], own: NDArray
+) -> None:
     """Writes ``personal/``, in place of an earlier one.
 
     Args:
       folder: the run folder.
       ids: of all clients.
       models: the positions of some clients, and their parameters with a leading axis, until all have come.
+      own: which clients have a model of their own, ``(num_clients,)``; the others are left out.
     """
     part = folder / f".{PERSONAL}.part"
     shutil.rmtree(part, ignore_errors=True)
@@ -94,7 +97,9 @@ def write_personal(folder: Path, ids: Sequence[str], models: Iterable[tuple[slic
             writer = csv.writer(file)
             writer.writerow(_HEADER)
             for window, params in models:
-                writer.writerows(_write_window(part, ids, window, _named(params)))
+                chosen = np.flatnonzero(own[window])
+                arrays = {key: array[chosen] for key, array in _named(params).items()}
+                writer.writerows(_write_models(part, ids, window.start + chosen, arrays))
         shutil.rmtree(folder / PERSONAL, ignore_errors=True)
         part.rename(folder / PERSONAL)
 
@@ -158,23 +163,20 @@ def damaged_model(folder: Path) -> str | None:
     return None if name is None else f"{PERSONAL}/{name}"
 
 
-def _write_window(part: Path, ids: Sequence[str], window: slice, arrays: Arrays) -> Iterator[list[str]]:
-    """Writes the models of some clients, and gives their lines of the index."""
-    alone = len(ids) <= _MOST_FILES
-    bytes_each = sum(array.nbytes for array in arrays.values()) // max(1, window.stop - window.start)
+def _write_models(part: Path, ids: Sequence[str], positions: NDArray, arrays: Arrays) -> Iterator[list[str]]:
+    """Writes the models of the clients at these positions, and gives their lines of the index."""
+    alone, digits = len(ids) <= _MOST_FILES, len(str(len(ids) - 1))
+    bytes_each = sum(array.nbytes for array in arrays.values()) // max(1, len(positions))
     step = 1 if alone else max(1, _BLOCK // max(1, bytes_each))
-    for first in range(window.start, window.stop, step):
-        last = min(first + step, window.stop) - 1
-        chosen = slice(first - window.start, last + 1 - window.start)
-        digits = len(str(len(ids) - 1))
+    for start in range(0, len(positions), step):
+        together = positions[start : start + step].tolist()
+        first, last = together[0], together[-1]
         name = f"{first:0{digits}}-{_safe(ids[first]) if alone else f'{last:0{digits}}'}.npz"
-        _save(
-            part / name,
-            {key: array[chosen.start] if alone else array[chosen] for key, array in arrays.items()},
-        )
+        chosen = start if alone else slice(start, start + step)
+        _save(part / name, {key: array[chosen] for key, array in arrays.items()})
         digest = _digest(part / name)
-        for k in range(first, last + 1):
-            yield [spreadsheet_cell(ids[k]), name, "" if alone else str(k - first), digest]
+        for row, k in enumerate(together):
+            yield [spreadsheet_cell(ids[k]), name, "" if alone else str(row), digest]
 
 
 def _leaves(params: Params) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from evenhand.data import Features, load_features
 from evenhand.data.loaders import NewRows
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import is_share, outputs, unlabelled
+from evenhand.evaluation.metrics import check, measure, resolved
 from evenhand.text import counted, spreadsheet_cell, visible
 from evenhand.types import Model, Params
 
@@ -51,6 +52,7 @@ class _Trained(NamedTuple):
       params: of the global model.
       personal: client id -> where its own model is.
       features: how the columns of a table become inputs; None where it was trained on arrays.
+      has_personal: whether the method gives clients models of their own.
     """
 
     folder: Path
@@ -61,6 +63,7 @@ class _Trained(NamedTuple):
     params: Params
     personal: Mapping[str, Personal]
     features: Features | None
+    has_personal: bool
 
 
 class _Predicted(NamedTuple):
@@ -87,6 +90,8 @@ class Predict:
     """the rows: a table with the feature columns of the training data, or an .npz file with its array of features"""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: print them)")] = None
     """write the predictions here, as CSV with one line per row"""
+    metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
+    """further metrics of the rows with a known label: auc, macro_f1, ...; see `evenhand list metrics`"""
     quiet: bool = False
     """print no remarks"""
 
@@ -98,12 +103,20 @@ class Predict:
             )
         if self.out is not None and self.out.resolve() == self.data.resolve():
             raise EvenhandError(f"--out {self.out} is the file of --data: name another file.")
+        metrics = resolved(self.metrics or ())
         trained = _trained(self.run, quiet=self.quiet)
         rows = trained.run.data.new_rows(self.data, trained.features)
         rows = rows._replace(x=unlabelled(rows.x, trained.form.shape, trained.form.dtype, str(self.data)))
         if not len(rows.x):
             raise EvenhandError(f"{self.data} has no rows: add at least one below the header.")
         y, has_label = _labels(rows.labels, trained.form)
+        if metrics:
+            if not has_label.any():
+                raise EvenhandError(
+                    f"--metrics {self.metrics:.60} needs labels, and {self.data} has none that the model knows: add "
+                    f"the column {trained.run.data.label_column}."
+                )
+            check(metrics, (0,), y.dtype, margins=trained.choice.gives == "margin")
         predicted = _predicted(trained, rows, y, has_label)
         lines = _lines(trained, rows, predicted)
         if self.out is None:
@@ -115,7 +128,9 @@ class Predict:
         for sentence in (
             *_who(trained, rows, predicted),
             *_unseen(rows),
-            *_how_good(rows, predicted, has_label),
+            *_how_good(
+                rows, predicted, has_label, measure(metrics, predicted.scores[has_label], y[has_label])
+            ),
         ):
             say(console, sentence)
         if self.out is not None:
@@ -163,6 +178,7 @@ def _trained(folder: Path, *, quiet: bool) -> _Trained:
         params=read_params(folder / PARAMS, like),
         personal={entry.client: entry for entry in read_index(folder)},
         features=load_features(folder) if (folder / FEATURES).is_file() else None,
+        has_personal=algorithm.personal_params is not None or algorithm.adapt is not None,
     )
 
 
@@ -214,8 +230,8 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
         scores[chosen] = part
         if not len(has_label):
             return
-        for name, measure in measured.items():
-            values = np.asarray(measure(jax.tree.map(jnp.asarray, found), jnp.asarray(y[chosen])))
+        for name, of_rows in measured.items():
+            values = np.asarray(of_rows(jax.tree.map(jnp.asarray, found), jnp.asarray(y[chosen])))
             measures[name][chosen] = np.where(has_label[chosen], values, np.nan)
 
     if not is_personal.all():
@@ -282,6 +298,11 @@ def _who(trained: _Trained, rows: NewRows, predicted: _Predicted) -> Iterator[st
     own, count = int(predicted.is_personal.sum()), len(rows.x)
     if not trained.personal:
         yield f"{counted(count, 'row')}, predicted by the global model."
+        if trained.has_personal and not (trained.folder / PERSONAL).is_dir():
+            yield (
+                f"{trained.folder} has no {PERSONAL}/, and so no client's own model: train it again with "
+                "--keep-personal to use these."
+            )
         return
     yield f"{counted(count, 'row')}: {own:,} predicted by the client's own model, {count - own:,} by the global one."
     if rows.clients is None:
@@ -299,8 +320,10 @@ def _who(trained: _Trained, rows: NewRows, predicted: _Predicted) -> Iterator[st
         yield f"{counted(int((rows.clients == '').sum()), 'row')} without a client's name."
 
 
-def _how_good(rows: NewRows, predicted: _Predicted, has_label: NDArray) -> Iterator[str]:
-    """How good the predictions are where the labels are known, in sentences."""
+def _how_good(
+    rows: NewRows, predicted: _Predicted, has_label: NDArray, further: Mapping[str, float]
+) -> Iterator[str]:
+    """How good the predictions are where the labels are known, in sentences; ``further`` metrics are of all of them."""
     if rows.labels is None or not len(has_label):
         return
     known = int(has_label.sum())
@@ -309,8 +332,11 @@ def _how_good(rows: NewRows, predicted: _Predicted, has_label: NDArray) -> Itera
             name: float(np.mean(values[has_label], dtype=np.float64))
             for name, values in predicted.measures.items()
         }
+        means |= further
         shown = [
-            f"{name} {f'{100 * mean:.1f} %' if is_share(name) else f'{mean:.4g}'}"
+            f"{name} undefined"
+            if name in further and np.isnan(mean)
+            else f"{name} {f'{100 * mean:.1f} %' if is_share(name) else f'{mean:.4g}'}"
             for name, mean in means.items()
         ]
         yield f"Over the {counted(known, 'row')} with a known label: {', '.join(shown)}."

@@ -201,7 +201,7 @@ def _write_results(
     write_params(folder / _folder.PARAMS, run.params)
     shutil.rmtree(folder / _folder.PERSONAL, ignore_errors=True)
     if personal:
-        write_personal(folder, run.data.client_ids, run.personal_models())
+        write_personal(folder, run.data.client_ids, run.personal_models(), run.personal_clients)
     about: dict[str, Any] = {
         "by_class": view.info["by_class"],
         "constant": view.info.get("constant"),

@@ -163,9 +163,10 @@ class Run:
             is_same = before is not None and before.options.get(name) == vars(self.training)[name]
             with naming(path if is_same else None):
                 build(model)
-        resolved(self.training.metrics or ())
+        metrics = resolved(self.training.metrics or ())
         check_trackers(self.training.watch)
-        rule_of(self.training.keep)
+        if (rule := rule_of(self.training.keep)) is not None:
+            rule.check_metric([metric.name for metric in metrics])
 
     def algorithm(self, model: Model, console: Console) -> Algorithm:
         """The method; the ``console`` shows which options of local work it does without."""

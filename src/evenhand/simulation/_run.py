@@ -46,7 +46,7 @@ from evenhand.rounds import RoundState
 from evenhand.simulation._adapted import served_models
 from evenhand.simulation._evaluation import honest_among
 from evenhand.simulation._newcomers import serve_newcomers
-from evenhand.simulation._served import Untrained
+from evenhand.simulation._served import Untrained, has_own
 from evenhand.simulation.store import Kept
 from evenhand.text import counted
 from evenhand.types import Algorithm, Params
@@ -231,6 +231,15 @@ class Run:
     def has_personal_models(self) -> bool:
         """Whether clients are served models of their own, kept between rounds or adapted before use."""
         return self.algorithm.personal_params is not None or self.algorithm.adapt is not None
+
+    @property
+    def personal_clients(self) -> NDArray:
+        """Which clients are served a model of their own, bool ``(num_clients,)``; the others get the global one."""
+        if self.algorithm.adapt is not None:
+            return np.ones(self.data.num_clients, bool)
+        if self.algorithm.personal_params is None:
+            return np.zeros(self.data.num_clients, bool)
+        return has_own(self.last_round, self.untrained)
 
     def personal_models(self) -> Iterator[tuple[slice, Params]]:
         """The models that all clients are served, as many at a time as fit in about 128 MB.

@@ -45,7 +45,10 @@ def test_columns_that_are_absent(tmp_path: Path) -> None:
     path = write(tmp_path, "age,work,region\n50,b,north\n")
     rows = new_rows(path, features=FEATURES, client=["region", "group"])
     assert rows.clients is None and rows.labels is None and rows.unseen == {}
-    with pytest.raises(EvenhandError, match=r"no column 'age' \(and 1 more\) among 'region'"):
+    absent = (
+        r"2 problems: \(1\) there is no column 'age' among 'region', .*\(2\) there is no column 'work' among"
+    )
+    with pytest.raises(EvenhandError, match=absent):
         new_rows(write(tmp_path, "region\nnorth\n"), features=FEATURES)
 
 
@@ -89,3 +92,59 @@ def test_archives_and_images(tmp_path: Path) -> None:
     (tmp_path / "new-labels-idx1-ubyte").write_bytes(labels)
     with pytest.raises(EvenhandError, match="give an idx3 file of images"):
         new_rows(tmp_path / "new-labels-idx1-ubyte")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("new.tsv", "age\twork\tclient\tlabel\n70\ta\t7\tyes\n?\tc\t?\t?\n"),
+        ("new.data", "age work client label\n70 a 7 yes\n? c ? ?\n"),
+        ("new.csv.gz", "age,work,client,label\n70,a,7,yes\n?,c,?,?\n"),
+        (
+            "new.jsonl",
+            '{"age": 70, "work": "a", "client": "7", "label": "yes"}\n'
+            '{"age": "?", "work": "c", "client": "?", "label": "?"}\n',
+        ),
+        ("new.ndjson.gz", '{"age": 70, "work": "a", "client": "7", "label": "yes"}\n{"work": "c"}\n'),
+    ],
+)
+def test_all_formats_with_further_spellings_of_an_empty_cell(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    rows = new_rows(path, features=FEATURES._replace(na=("?",)))
+    assert rows.clients is not None and rows.labels is not None
+    assert (rows.clients.tolist(), rows.labels.tolist()) == (["7", ""], ["yes", ""])
+    np.testing.assert_array_equal(rows.x, [[2, 1, 0], [1, 0, 0]])
+    assert rows.unseen == {"work": (1, "c")}
+
+
+def test_client_ids_are_matched_by_the_rule_of_training(tmp_path: Path) -> None:
+    """One id in two spellings of Unicode, with blanks around it, and a whole number in JSON and in text."""
+    for name, text in (
+        ("a.csv", "age,work,client\n5,a, Zoe\u0308 \n5,a,Zo\u00eb\n5,a,08\n"),
+        ("a.jsonl", '{"age": 5, "work": "a", "client": 8.0}\n{"age": 5, "work": "a", "client": 9}\n'),
+    ):
+        new = write(tmp_path, text, name)
+        rows = new_rows(new, features=FEATURES)
+        assert rows.clients is not None
+        old = tmp_path / f"old-{name}"
+        lines = text.splitlines()
+        old.write_text(
+            "\n".join([lines[0] + ",label", *(f"{line},{i % 2}" for i, line in enumerate(lines[1:]))])
+            if name == "a.csv"
+            else "\n".join(line.replace("}", f', "label": {i}}}') for i, line in enumerate(lines))
+        )
+        trained = load(old, test_fraction=0.0).client_ids
+        assert set(rows.clients.tolist()) == set(trained)
+        assert trained == (("08", "Zo\u00eb") if name == "a.csv" else ("8", "9"))
+
+
+def test_all_faults_are_in_one_sentence(tmp_path: Path) -> None:
+    path = write(tmp_path, "age,work,label\nold,a,1\n5,a\n,b,0\n")
+    strict = Features((Column("age", "number"), Column("work", "category", categories=("a",))), True)
+    with pytest.raises(EvenhandError, match="line 3 has 2 cells but the header 3"):
+        new_rows(path, features=strict)
+    path = write(tmp_path, "age,work,more\nold,,1\n5,a,old\n")
+    number = Column("more", "number")
+    with pytest.raises(EvenhandError, match=r"2 problems: \(1\) .*'age' holds .*; \(2\) .*'more' holds "):
+        new_rows(path, features=Features((*strict.columns, number), True))
