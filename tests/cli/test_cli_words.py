@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from evenhand.cli._resume import Resume
 from evenhand.cli._run import Run
 from evenhand.cli._spelling import Takes, options_of
 
-COMMANDS: dict[str, dict[str, Takes]] = {
+COMMANDS: dict[str, Mapping[str, Takes]] = {
     **{f"run {name}": {**options_of(Run), **options_of(method)} for name, method in METHODS.items()},
     "resume runs/a": options_of(Resume),
     "compare runs/a": options_of(Compare),
@@ -163,7 +164,7 @@ def test_every_option_says_what_it_takes(
         ),
         (
             "list food",
-            "list takes one of all, methods, aggregators, risks, parts, attacks, data, models, not 'food': see ",
+            "list takes one of all, methods, aggregators, risks, parts, attacks, metrics, data, models, not 'food': see ",
         ),
         ("list mehtods", "(perhaps you meant methods)"),
         ("compare --clients -3 a", "--clients -3: give a whole number from 0 "),

@@ -169,7 +169,7 @@ def _write_models(part: Path, ids: Sequence[str], positions: NDArray, arrays: Ar
     bytes_each = sum(array.nbytes for array in arrays.values()) // max(1, len(positions))
     step = 1 if alone else max(1, _BLOCK // max(1, bytes_each))
     for start in range(0, len(positions), step):
-        together = positions[start : start + step].tolist()
+        together: list[int] = positions[start : start + step].tolist()
         first, last = together[0], together[-1]
         name = f"{first:0{digits}}-{_safe(ids[first]) if alone else f'{last:0{digits}}'}.npz"
         chosen = start if alone else slice(start, start + step)

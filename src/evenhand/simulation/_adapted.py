@@ -92,7 +92,7 @@ def _unadapted(algorithm: Algorithm, kept: Kept, shared: Params, window: slice, 
     made = jax.vmap(algorithm.personal_params, in_axes=(None, 0))(
         kept.server, jax.tree.map(jnp.asarray, states)
     )
-    return jax.vmap(tree.select)(own, made, everyone)
+    return jax.vmap(tree.select)(jnp.asarray(own), made, everyone)
 
 
 def adapt_all(
