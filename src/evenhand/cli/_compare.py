@@ -43,6 +43,9 @@ class Compare:
         console = Console(highlight=False)
         for notice in of.notices:
             say(console, notice.text, "yellow")
+        for name, run in of.named_runs:
+            if (kept := run.info.get("kept")) is not None:
+                say(console, f"{name}: {kept}.")
         console.print(overview(of))
         if len(of.methods) > 1:
             say(console, verdict(of), "yellow" if of.obstacles else "")

@@ -16,6 +16,7 @@ from evenhand._version import __version__
 from evenhand.cli._expression import ExpressionError, called, canonical
 from evenhand.cli._folder import CONFIG, dict_in, read_json
 from evenhand.cli._methods import METHODS, Composed
+from evenhand.cli._models import Form
 from evenhand.cli._spelling import options_of
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
@@ -75,6 +76,7 @@ def configuration(
             "clients": data.num_clients,
             "client_column": data.client_column,
             "fingerprint": data.fingerprint,
+            "form": Form.of(data).to_json(),
         },
         "versions": {
             "evenhand": __version__,

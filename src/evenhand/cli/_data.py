@@ -11,8 +11,8 @@ import numpy as np
 from tyro.conf import arg
 
 from evenhand import data as federated
-from evenhand.data import FederatedDataset, Fill
-from evenhand.data.loaders import NAMES
+from evenhand.data import Features, FederatedDataset, Fill
+from evenhand.data.loaders import NAMES, NewRows, new_rows
 from evenhand.errors import EvenhandError, whole_number
 
 __all__ = ["SOURCES", "DataOptions", "remarks"]
@@ -84,6 +84,8 @@ class DataOptions:
     """Dirichlet concentration of classes, where the data name no clients; the smaller, the more clients differ"""
     test_fraction: float = 0.2
     """share of each client's examples kept for testing, where the data have no test part"""
+    valid_fraction: float = 0.0
+    """share of each client's examples kept for validation, to choose settings or rounds by"""
     data_seed: int = 0
     """seed of partition, split and synthetic examples; --seed does not change the data"""
 
@@ -115,10 +117,21 @@ class DataOptions:
             weight=self.weight_column,
             regression=self.regression,
             test_fraction=self.test_fraction,
+            valid_fraction=self.valid_fraction,
             seed=self.data_seed,
             clients=self.clients,
             alpha=self.alpha,
             encode=federated.encode_characters if self.text else None,
+        )
+
+    def new_rows(self, path: Path, features: Features | None) -> NewRows:
+        """Rows for a trained model to predict, read as the data that it was trained on."""
+        return new_rows(
+            path,
+            features=features,
+            client=_names("--client-column", self.client_column),
+            label=self.label_column,
+            features_array=self.features_array,
         )
 
     def rooted(self) -> DataOptions:
@@ -157,6 +170,7 @@ class DataOptions:
             seed=self.data_seed,
             iid=iid,
             test_fraction=self.test_fraction,
+            valid_fraction=self.valid_fraction,
         )
 
 

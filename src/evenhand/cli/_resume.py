@@ -25,6 +25,7 @@ from evenhand.cli._folder import (
     read_json,
 )
 from evenhand.cli._methods import Composed
+from evenhand.cli._params import damaged_model
 from evenhand.cli._record import Place
 from evenhand.cli._run import Run
 from evenhand.errors import EvenhandError
@@ -66,6 +67,8 @@ class Resume:
             options = replace(options, rounds=self.rounds, eval_every=options.every)
         run = replace(before, training=options)
         condition = check(self.run)
+        if not condition.damaged and (name := damaged_model(self.run)) is not None:
+            condition = condition._replace(damaged=(name,))
         ended = _ended(self.run, condition)
         # A run that has not ended has done no more rounds than were asked for, whatever a damaged line says; an edited
         # configuration no longer says how many that were.

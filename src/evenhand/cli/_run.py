@@ -18,6 +18,7 @@ from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._expression import built
 from evenhand.cli._folder import CHECKPOINT, free
 from evenhand.cli._idle import check_labels, idle, without_effect
+from evenhand.cli._keep import rule_of
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._methods import Choice, Composed
 from evenhand.cli._models import ModelOptions
@@ -111,6 +112,8 @@ class Run:
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
         options, model = self.training, self.model.build(data)
+        if (rule := rule_of(options.keep)) is not None:
+            rule.check(data)
         data, unseen = self._divided(data)
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
         algorithm = self.algorithm(model, console)
@@ -160,8 +163,10 @@ class Run:
             is_same = before is not None and before.options.get(name) == vars(self.training)[name]
             with naming(path if is_same else None):
                 build(model)
-        resolved(self.training.metrics or ())
+        metrics = resolved(self.training.metrics or ())
         check_trackers(self.training.watch)
+        if (rule := rule_of(self.training.keep)) is not None:
+            rule.check_metric([metric.name for metric in metrics])
 
     def algorithm(self, model: Model, console: Console) -> Algorithm:
         """The method; the ``console`` shows which options of local work it does without."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from evenhand.cli._checksums import check
-from evenhand.cli._folder import CHECKSUMS, CLIENTS, CONFIG, SUMMARY, dict_in, read_json, read_metrics
+from evenhand.cli._checksums import sound
+from evenhand.cli._folder import CLIENTS, CONFIG, SUMMARY, dict_in, read_json, read_metrics
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding
 from evenhand.report import RunView, read_clients_csv
@@ -41,17 +41,7 @@ def load_run(folder: Path) -> SavedRun:
       EvenhandError: there are no results yet, or a file is missing or damaged.
     """
     config = _known(folder / CONFIG, read_json(folder / CONFIG), _CONFIG)
-    condition = check(folder)
-    if condition.results == "none":
-        raise EvenhandError(
-            f"{folder} has no results yet: a run is training there, or was stopped, and "
-            f"`evenhand resume {folder}` continues it."
-        )
-    if condition.damaged:
-        raise EvenhandError(
-            f"{folder / condition.damaged[0]} is damaged (it does not match {CHECKSUMS}): "
-            f"`evenhand resume {folder}` rebuilds the results from the checkpoint."
-        )
+    condition = sound(folder)
     summary = _known(folder / SUMMARY, read_json(folder / SUMMARY), _SUMMARY)
     history = read_metrics(folder, condition.length)
     table, unseen = read_clients_csv(folder / CLIENTS), None
@@ -98,6 +88,7 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "constant": summary.get("constant"),
         "metrics": {name: str(reason) for name, reason in dict_in(summary, "metrics").items()},
         "adapts": summary.get("adapts"),
+        "kept": dict_in(summary, "kept").get("words"),
         "command": f"evenhand run --config {shlex.quote(str(folder / CONFIG))}",
         "versions": config["versions"],
     }
@@ -139,6 +130,7 @@ _SUMMARY = {
     "by_class": (dict, NoneType),
     "privacy": (dict, NoneType),
     "adapts": (bool, NoneType),
+    "kept": (dict, NoneType),
 }
 """What these files must hold, and of which type; ``*`` stands for every name."""
 

@@ -52,6 +52,10 @@ class TrainingOptions:
     """clients trained side by side"""
     checkpoint: float | Literal["off"] = 10.0
     """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
+    keep: str = "last"
+    """which evaluated round the folder describes: last, or best:SPLIT:STATISTIC, such as best:valid:worst10"""
+    keep_personal: bool = False
+    """keep the personal models also with --checkpoint off or --keep best:..., or if they take more than 4 GB"""
     watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
     """who else is told what is measured: tensorboard (files in the folder), mlflow, wandb"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None

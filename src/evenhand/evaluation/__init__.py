@@ -33,6 +33,7 @@ from evenhand.evaluation._flat import (
     per_client,
     prepare,
 )
+from evenhand.evaluation._forward import outputs, unlabelled
 from evenhand.evaluation._guess import Baseline, baseline
 from evenhand.evaluation._levels import Levels, serve_by_level
 from evenhand.evaluation._metrics import (
@@ -97,6 +98,7 @@ __all__ = [
     "metrics",
     "no_guarantee",
     "of_global",
+    "outputs",
     "paired_difference",
     "per_class",
     "per_class_of_each",
@@ -108,6 +110,7 @@ __all__ = [
     "summarize",
     "summarize_classes",
     "undefined",
+    "unlabelled",
     "unmeasured",
     "untrained_clients",
     "worst",

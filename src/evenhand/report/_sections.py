@@ -33,6 +33,7 @@ def facts(subject: Comparison) -> str:
     known.append(f"{clients}, one per {kind}" if clients and kind else clients)
     rounds = _shared(runs, "rounds")
     known.append(None if rounds is None else plural(rounds, "round"))
+    known.append(_shared(runs, "kept"))
     for name in ("cohort", "seed"):
         found = _shared(runs, name)
         known.append(None if found is None else f"{name} {found}")
@@ -77,7 +78,8 @@ def headline(subject: Comparison) -> str:
         cause = "" if first.is_sound else "Training diverged: "
         text = f"{cause}the {subject.what} is not a finite number."
         return _lead(text[:1].upper() + text[1:])
-    swung = swing(first.runs[0].history, subject.split, metric) if len(first.runs) == 1 else None
+    is_last = len(first.runs) == 1 and first.runs[0].info.get("kept") is None
+    swung = swing(first.runs[0].history, subject.split, metric) if is_last else None
     unsettled = "" if swung is None else f" This has not settled: the {subject.what} {swung.text}."
     return _lead(_sentence(subject, first) + unsettled) + _cards(first, subject)
 

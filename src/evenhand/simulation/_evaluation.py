@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from evenhand import tree
 from evenhand.data import FederatedDataset, Split
-from evenhand.devices import everywhere, here
+from evenhand.devices import everywhere, here, local
 from evenhand.evaluation import (
     ClassIndex,
     Metric,
@@ -86,7 +86,7 @@ class Evaluation:
         self.root, self.capacity = setup.keys.shared, program.capacity
         self.drawn = _drawn(data.num_clients, seed, clients)
         self.malicious = malicious_clients(program.attack, data.client_ids, seed)
-        mesh = self._mesh = _local(program.mesh)
+        mesh = self._mesh = local(program.mesh)
         poisoned = program.attack is not None and program.attack.rows is not None
         self.store = setup.store
         self.splits: dict[str, Prepared] = {}
@@ -288,12 +288,6 @@ def _drawn(clients: int, seed: int, asked: int | None) -> NDArray | None:
         return None
     rng = np.random.default_rng((seed, int(Purpose.EVALUATION)))
     return np.sort(rng.choice(clients, asked, replace=False))
-
-
-def _local(mesh: Mesh | None) -> Mesh | None:
-    """The devices of this process; None for one."""
-    local = None if mesh is None else mesh.local_mesh
-    return None if local is None or local.size == 1 else local
 
 
 def _prepared(split: Split, clients: NDArray | None, mesh: Mesh | None, *, host: bool) -> Prepared:

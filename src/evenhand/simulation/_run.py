@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import (
     Baseline,
     ClassMetrics,
@@ -29,10 +30,12 @@ from evenhand.evaluation import (
     is_higher_better,
     no_guarantee,
     of_global,
+    outputs,
     primary_metric,
     summarize,
     summarize_classes,
     undefined,
+    unlabelled,
     unmeasured,
     untrained_clients,
 )
@@ -40,7 +43,7 @@ from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.privacy import Account, account
 from evenhand.report import RunView, Summary, covered, honest, run_html, write_report
 from evenhand.rounds import RoundState
-from evenhand.simulation._adapted import adapt_one
+from evenhand.simulation._adapted import served_models
 from evenhand.simulation._evaluation import honest_among
 from evenhand.simulation._newcomers import serve_newcomers
 from evenhand.simulation._served import Untrained, has_own
@@ -55,6 +58,8 @@ Who: TypeAlias = Literal["all", "honest", "malicious"]
 
 _SHOWN = 24
 """Numbers of the latest evaluation that fit on a screen."""
+_COMPARED = 20_000
+"""Most ids that an unknown one is compared with."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -216,18 +221,101 @@ class Run:
 
         They are the global ones where the method has no personal models, and for a client that never trained, unless
         the run has ``untrained="initial"``.  What such a client has kept since the start is in :attr:`state`.
+
+        For a client by its id, use its position, ``run.data.client_ids.index("north / A")``; to apply its model to new
+        examples, see :meth:`predict`.
         """
         if not 0 <= k < self.data.num_clients:
             raise EvenhandError(
                 f"There is no client {k}: positions run from 0 to {self.data.num_clients - 1}."
             )
-        params, of = self.params, self.algorithm.personal_params
-        if of is not None:
-            kept = self.kept.client(k)
-            params = of(self.kept.server, kept) if has_own(self.last_round, self.untrained)[k] else params
-        if self.algorithm.adapt is None:
-            return params
-        return adapt_one(self.algorithm.adapt, params, self.data.train, k, jax.random.key(self.seed))
+        if not self.has_personal_models:
+            return self.params
+        (_, params), *_ = self._served(slice(k, k + 1))
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), params)
+
+    @property
+    def has_personal_models(self) -> bool:
+        """Whether clients are served models of their own, kept between rounds or adapted before use."""
+        return self.algorithm.personal_params is not None or self.algorithm.adapt is not None
+
+    @property
+    def personal_clients(self) -> NDArray:
+        """Which clients are served a model of their own, bool ``(num_clients,)``; the others get the global one."""
+        if self.algorithm.adapt is not None:
+            return np.ones(self.data.num_clients, bool)
+        if self.algorithm.personal_params is None:
+            return np.zeros(self.data.num_clients, bool)
+        return has_own(self.last_round, self.untrained)
+
+    def personal_models(self) -> Iterator[tuple[slice, Params]]:
+        """The models that all clients are served, as many at a time as fit in about 128 MB.
+
+        Yields:
+          The positions of some clients, and their parameters as NumPy arrays with a leading axis, one entry per client.
+
+        Raises:
+          EvenhandError: the run has released its clients' states, or has trained on since.
+        """
+        return self._served(
+            slice(0, self.data.num_clients), lanes=self.info["lanes"], devices=self.info["devices"]
+        )
+
+    def _served(self, clients: slice, *, lanes: int = 1, devices: int = 1) -> Iterator[tuple[slice, Params]]:
+        """The models that the clients at these positions are served."""
+        return served_models(
+            self.algorithm,
+            self.kept,
+            self.data.train,
+            clients,
+            root=jax.random.key(self.seed),
+            last_round=self.last_round,
+            untrained=self.untrained,
+            lanes=lanes,
+            devices=devices,
+        )
+
+    def predict(self, x: npt.ArrayLike, client: str | int | None = None) -> Any:
+        """The model's raw outputs for new examples: logits of a classifier, values of a regression.
+
+        The examples go through the model in chunks, so ``x`` may be as large as memory allows.  For the columns of a
+        table, :func:`evenhand.data.encode_table` makes ``x``; ``evenhand predict`` does both for a run folder.
+
+        Args:
+          x: examples of the shape that the model was trained on, ``(rows, ...)``.
+          client: a client's id, to use the model that this client is served: its personal model, adapted to its
+            training rows where the method does that, or the global one where the method has no other.  None: the global
+            model.
+
+        Returns:
+          ``(rows, outputs)``, NumPy; a tree of such arrays for a model that has several outputs.
+
+        Raises:
+          EvenhandError: there is no such client, or the examples have another shape or numbers that are not finite.
+
+        Example:
+          >>> import evenhand as eh
+          >>> data = eh.data.load("digits", clients=10)
+          >>> work = eh.local.sgd(eh.models.softmax_regression(64, classes=10), 0.1, epochs=1, batch_size=10)
+          >>> run = eh.simulate(eh.personalization.finetune(eh.algorithms.fedavg(work), work), data, rounds=2)
+          >>> x, y = data.test.client(3)
+          >>> run.predict(x).shape == run.predict(x, client="3").shape == (len(y), 10)
+          True
+        """
+        shape, kind = self.data.feature_shape, self.data.train.x.dtype
+        examples = unlabelled(x, shape, kind)
+        params = self.params if client is None else self.personal_params(self._position(str(client)))
+        return outputs(self.algorithm.model, params, examples)
+
+    def _position(self, client: str) -> int:
+        """The position of the client with this id."""
+        ids = self.data.client_ids
+        if client not in ids:
+            raise EvenhandError(
+                f"{self.data.name}: there is no client {client!r:.60}{perhaps(client, ids[:_COMPARED])}: give an id of "
+                "run.data.client_ids, or None for the global model."
+            )
+        return ids.index(client)
 
     def serve(self, data: FederatedDataset) -> Run:
         """The same run, with other clients in place of its own: those that took no part in the training.

@@ -19,6 +19,10 @@ from evenhand.types import Array, PyTree
 __all__ = ["Kept", "States", "stored"]
 
 
+_LIGHT = 2**26
+"""Bytes of all clients' states that may be copied at every evaluation."""
+
+
 class Kept:
     """The state that a run has reached, handed out while training may continue in its memory.
 
@@ -50,6 +54,17 @@ class Kept:
         if self._store is None:
             return tree.take(self.clients, jnp.int32(k))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), self._checked(self._store).of(np.array([k])))
+
+    def some(self, clients: slice) -> PyTree:
+        """The states of the clients at these positions, with a leading axis."""
+        if self._store is None:
+            return jax.tree.map(lambda leaf: leaf[clients], self.clients)
+        return self._checked(self._store).of(np.arange(clients.start, clients.stop))
+
+    @property
+    def light(self) -> bool:
+        """Whether all clients' states may be copied at every evaluation, since they take little memory."""
+        return self._store is None and sum(leaf.nbytes for leaf in jax.tree.leaves(self.clients)) <= _LIGHT
 
     @property
     def server(self) -> PyTree:

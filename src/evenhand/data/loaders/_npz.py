@@ -30,7 +30,7 @@ from evenhand.data.loaders._options import (
 )
 from evenhand.errors import Argument, EvenhandError
 
-__all__ = ["load_npz"]
+__all__ = ["load_npz", "new_arrays"]
 
 
 def load_npz(path: Path, options: Options) -> FederatedDataset:
@@ -61,6 +61,36 @@ def load_npz(path: Path, options: Options) -> FederatedDataset:
         for name in part:
             _check_array(path, names, name)
     return _dataset(path, parts, read_arrays(path, parts), options)
+
+
+def new_arrays(
+    path: Path, feature: str, client: str, label: str
+) -> tuple[NDArray, NDArray | None, NDArray | None]:
+    """Features, clients' names and labels, the latter two as text, of rows for a model to predict.
+
+    Args:
+      path: the archive.
+      feature: the array of features.
+      client: that of client ids; None in the result where there is none.
+      label: that of labels, likewise; in place of the default, ``y`` will do.
+    """
+    names = array_names(path)
+    if feature not in names:
+        raise EvenhandError(
+            f"{path}: there is no array {feature!r} among {listing(names)}, which the model was trained with: add it."
+        )
+    if label == DEFAULT_LABEL and label not in names:
+        label = "y"
+    roles = [feature, *(name for name in (client, label) if name in names)]
+    arrays = read_arrays(path, [roles])
+    clients = labels = None
+    if client in names:
+        codes, ids = client_codes(arrays[client], str(path), client)
+        clients = np.array(ids)[codes]
+    if label in names:
+        found = as_array(arrays[label], str(path), f"array {label!r}")
+        labels = found.astype(str) if found.ndim == 1 else None
+    return _features(path, arrays[feature], feature), clients, labels
 
 
 def _named(last: str) -> tuple[str | Argument, ...]:
