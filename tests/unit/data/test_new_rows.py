@@ -148,3 +148,13 @@ def test_all_faults_are_in_one_sentence(tmp_path: Path) -> None:
     number = Column("more", "number")
     with pytest.raises(EvenhandError, match=r"2 problems: \(1\) .*'age' holds .*; \(2\) .*'more' holds "):
         new_rows(path, features=Features((*strict.columns, number), True))
+
+
+def test_parquet_has_further_spellings_of_an_empty_cell(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"client": ["7", "?"], "age": [50, 60], "work": ["a", "?"], "label": ["?", "yes"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "new.parquet")
+    rows = new_rows(tmp_path / "new.parquet", features=FEATURES._replace(na=("?",)))
+    assert rows.clients is not None and rows.labels is not None
+    assert (rows.clients.tolist(), rows.labels.tolist()) == (["7", ""], ["", "yes"])
+    np.testing.assert_array_equal(rows.x, [[0, 1, 0], [1, 0, 1]])
