@@ -21,6 +21,9 @@ from evenhand.report import statistics
 from evenhand.simulation import Job, Run, _adapted, iterate, iterate_many
 from evenhand.testing import toy_data, toy_model
 
+# Client 2 has no test examples, on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:1 of .* has no test examples:evenhand.errors.EvenhandWarning")
+
 MODEL = toy_model()
 WORK = eh.local.sgd(MODEL, 0.3, epochs=2, batch_size=4)
 FEDAVG = eh.algorithms.fedavg(WORK)

@@ -74,7 +74,7 @@ def metric_table(of: Comparison) -> Group | None:
             names: list[Text | Expression] = [named(about.metric + unit if i == 0 else "")]
             names += [Expression(number + method.name)] if several else []
             table.add_row(*names, *row, f"{int(np.min(found[i]['clients'])):,}")
-    return Group(named(f"more {of.split} metrics over clients", "bold"), table)
+    return Group(named(f"more {of.split} metrics over {of.covered.text}, where defined", "bold"), table)
 
 
 def difference_table(of: Comparison, baseline: str | None = None) -> Group | None:

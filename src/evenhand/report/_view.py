@@ -124,17 +124,24 @@ class Coverage(NamedTuple):
     noun: str
 
 
-def covered(runs: Sequence[RunView], split: str) -> Coverage:
-    """Which clients the numbers of some runs on a split cover: those that were evaluated and have examples in it."""
+def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
+    """Which clients the numbers of some runs on a split cover: those that were evaluated and have examples in it.
+
+    Where the metric is undefined for some of these, such as the AUC of one class, it does not cover them.
+    """
     whole = [run.whole or run for run in runs]
     totals = [max(int(run.info.get("clients") or 0), len(run.client_ids)) for run in whole]
-    counts = [int(np.sum(np.asarray(run.sizes.get(split, np.ones(len(run.client_ids)))) > 0)) for run in runs]
+    having = [np.asarray(run.sizes.get(split, np.ones(len(run.client_ids)))) > 0 for run in runs]
+    lost = [has & undefined_at(run, split, metric) for has, run in zip(having, runs, strict=True)]
+    counts = [int(np.sum(has & ~without)) for has, without in zip(having, lost, strict=True)]
     total, low, high = max(totals), min(counts), max(counts)
     evaluated = [len(run.client_ids) for run in whole]
     is_honest = any(run.whole is not None for run in runs)
-    is_lacking = any(count < len(run.client_ids) for count, run in zip(counts, runs, strict=True))
+    is_undefined, is_lacking = any(map(np.any, lost)), not all(map(np.all, having))
     is_sample = any(count < of for count, of in zip(evaluated, totals, strict=True))
     examples = f" with {SPLIT_NAMES[split]} examples" if is_lacking else ""
+    examples += " for which it is defined" if is_undefined else ""
+    is_lacking = is_lacking or is_undefined
     noun = f"{'honest ' if is_honest else ''}client{examples}"
     if all(run.malicious is not None for run in runs):
         return Coverage(f"{counted(high, 'client')}, all of them malicious", False, "malicious client")

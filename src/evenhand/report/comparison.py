@@ -153,7 +153,7 @@ class Comparison(NamedTuple):
     @property
     def covered(self) -> Coverage:
         """Which clients the numbers cover."""
-        return covered(self.runs, self.split)
+        return covered(self.runs, self.split, self.metric)
 
     @property
     def notices(self) -> list[Notice]:

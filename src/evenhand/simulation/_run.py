@@ -416,17 +416,18 @@ class Run:
         if name == "accuracy" and split in self.classes:
             columns = class_spread(self.classes[split], len(sizes))
             found |= summarize_classes({what: column[chosen] for what, column in columns.items()})
-        return Summary(found, name, split, self._covered(split, who))
+        return Summary(found, name, split, self._covered(split, who, name))
 
-    def _covered(self, split: str, who: Who) -> str:
+    def _covered(self, split: str, who: Who, metric: str) -> str:
         """Which clients a summary covers, in words."""
         ids, sizes = self._evaluated_ids(), split_sizes(self.data, self.evaluated)
         if who == "malicious":
             return counted(int(np.sum(sizes[split][self._among(who)] > 0)), "malicious client")
-        view = RunView("", {}, sizes, ids, {}, {"clients": self.data.num_clients}, {})
+        info = {"clients": self.data.num_clients, "metrics": self._may_be_undefined}
+        view = RunView("", {}, sizes, ids, self.clients, info, {})
         if who == "honest" and self.malicious.any():
             view = honest(view._replace(malicious=~self._among(who)))
-        words = covered([view], split).text
+        words = covered([view], split, metric).text
         return f"{words}, malicious ones included" if who == "all" and self.malicious.any() else words
 
     def _evaluated_ids(self) -> tuple[str, ...]:

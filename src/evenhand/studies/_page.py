@@ -170,7 +170,7 @@ def _covers(of: Study, columns: Sequence[str]) -> str:
     found: list[str] = []
     for split in SPLITS:
         if views and any(name.startswith(f"{split}_") for name in columns):
-            whose = covered(views, split)
+            whose = covered(views, split, of.metric)
             found += [] if whose.is_complete else [f"; {SPLIT_NAMES[split]}: {whose.text}"]
     return "".join(found)
 
