@@ -283,3 +283,14 @@ def test_a_metric_of_the_last_round_cannot_choose(
     assert "auc of --metrics is measured after the last round only" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert train(table, tmp_path / "run", *words, "best:valid:worst10", rounds=1) == 0
+
+
+def test_metrics_of_the_last_round_are_not_those_of_the_kept_one(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--keep", "best:valid:mean", "--metrics", "auc"]
+    assert train(table, tmp_path / "a", *words, method="fedavg") == 0
+    shown, clients = capsys.readouterr().out, (tmp_path / "a" / "clients.csv").read_text()
+    is_last = summary(tmp_path / "a")["kept"]["round"] == ROUNDS
+    assert not is_last and "test_auc" not in clients
+    assert "auc: not measured, since --metrics are those of the last round" in shown

@@ -244,6 +244,10 @@ def _print_result(folder: Path, run: Run, rounds: int, *, interrupted: bool, res
     swung = swing(run.history, of.split, of.metric)
     if (kept := of.runs[0].info.get("kept")) is not None:
         say(console, f"{kept[:1].upper()}{kept[1:]}.")
+        measured = of.runs[0].clients[of.split]
+        if lacking := ",".join(metric.name for metric in run.metrics if metric.name not in measured):
+            measures = f"`evenhand predict {folder} --data FILE --metrics {lacking}` measures the kept model"
+            say(console, f"{lacking}: not measured, since --metrics are those of the last round; {measures}.")
     elif swung is not None:
         say(console, f"This has not settled: the {of.split} {of.metric} {swung.text}.")
     done = int(run.history["round"][-1])
