@@ -82,7 +82,7 @@ def test_clients_without_test_rows_are_named_by_run_and_compare(
     assert main([*words, "--seed", "1", "--out", "s", "--quiet"]) == 0
     assert main(["compare", "r", "s", "--out", "c.html"]) == 0
     shown = lines(capsys.readouterr().out)
-    assert f"All 2 runs: {SENTENCE}" in shown and shown.count(SENTENCE) == 1
+    assert f"Both runs: {SENTENCE}" in shown and shown.count(SENTENCE) == 1
     assert "over 1 of 3 clients, those with test examples" in shown
     assert Path("c.html").read_text().count(SENTENCE) == 1
 
@@ -227,3 +227,17 @@ def test_runs_with_other_malicious_clients_at_one_seed_are_not_ranked(
     shown = lines(capsys.readouterr().out)
     assert "not compared: they differ in their honest clients." in shown and "*" not in shown
     assert "4 to 5 of 6 clients, the honest ones" in shown
+
+
+def test_clients_set_aside_may_lack_test_rows_that_the_others_have(home: Path) -> None:
+    """The run ends, and its folder has numbers of those clients for the splits that they have."""
+    rows = [f"big,{i},{int(i > 5)}" for i in range(10)] + [f"solo{k},{k},{k % 2}" for k in range(6)]
+    (home / "mixed.csv").write_text("\n".join(["client,a,label", *rows, ""]))
+    seen = set[bool]()
+    for seed in range(4):  # whichever clients are drawn
+        words = ["--data", "mixed.csv", "--rounds", "1", "--unseen", "0.3", "--data-seed", str(seed)]
+        assert main(["run", "fedavg", *words, "--seed", str(seed), "--out", f"w{seed}", "--quiet"]) == 0
+        summary = json.loads(Path(f"w{seed}/summary.json").read_text())
+        assert "train_unseen" in summary
+        seen.add("test_unseen" in summary)
+    assert False in seen

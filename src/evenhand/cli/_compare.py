@@ -73,4 +73,4 @@ class Compare:
 
 def _remarks(of: Comparison) -> list[str]:
     noise = caution(of)
-    return [f"* best of its column. {noise}" if of.seeds == 1 else f"{noise}"] if noise else []
+    return [f"* best of its column. {noise}" if of.seeds == 1 and of.may_mark else noise] if noise else []

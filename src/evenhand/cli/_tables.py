@@ -16,6 +16,7 @@ from evenhand.cli._terminal import Expression, named
 from evenhand.evaluation import is_higher_better
 from evenhand.report import Comparison, differences, further
 from evenhand.report.differences import shown
+from evenhand.text import counted
 
 __all__ = ["client_table", "difference_table", "metric_table", "overview", "tally"]
 
@@ -125,7 +126,7 @@ def client_table(of: Comparison, count: int) -> Group:
         tables.append(table)
     under = f"method 1, {of.names[0]}" if _numbered(of) else of.names[0]
     covered = "" if of.covered.is_complete else f", of {of.covered.text}"
-    title = f"{of.split} {of.metric} of the {len(shown)} clients worst off under {under}{covered}"
+    title = f"{of.split} {of.metric} of the {counted(len(shown), 'client')} worst off under {under}{covered}"
     return Group(named(title + _over_seeds(of), "bold"), *tables)
 
 
@@ -137,9 +138,10 @@ def tally(of: Comparison) -> str:
     known = int(np.sum(~np.isnan(gain).any(axis=0)))
     one, other = of.names
     if of.seeds == 1:
-        return f"{other} serves {better} clients better than {one}, {worse} worse and {known - better - worse} alike."
+        same = known - better - worse
+        return f"{other} serves {counted(better, 'client')} better than {one}, {worse} worse and {same} equally well."
     return (
-        f"In each of {of.seeds} seeds, {other} serves {better} clients better than {one} and {worse} worse; "
+        f"In each of {of.seeds} seeds, {other} serves {counted(better, 'client')} better than {one} and {worse} worse; "
         f"for the other {known - better - worse} it depends on the seed."
     )
 

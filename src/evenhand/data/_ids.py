@@ -18,6 +18,7 @@ import numpy.typing as npt
 from evenhand.data._numeric import NDArray, Place, first_bad
 from evenhand.data._text import is_missing, name_fault
 from evenhand.errors import EvenhandError
+from evenhand.text import counted
 
 __all__ = [
     "canonical",
@@ -66,7 +67,8 @@ def remarks_on_spelling(ids: Iterable[str]) -> tuple[str, ...]:
     pairs = [f"{names[0]!r} and {names[1]!r}" for names in spellings.values() if len(names) > 1]
     if not pairs:
         return ()
-    others = f" (and {len(pairs) - 1:,} other groups, such as {pairs[1]})" if len(pairs) > 1 else ""
+    more = counted(len(pairs) - 1, "other group")
+    others = f" (and {more}, such as {pairs[1]})" if len(pairs) > 1 else ""
     sentence = (
         f"Clients {pairs[0]}{others} differ only in how they are written: they count as different clients, so "
         "write their ids in one way if they are the same."

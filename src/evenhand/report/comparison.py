@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -103,7 +104,8 @@ class Notice(NamedTuple):
         shown = list(self.names[:_MOST_NAMED])
         shown += [f"{len(self.names) - _MOST_NAMED} more"] if len(self.names) > _MOST_NAMED else []
         runs = f"{self.runs} of {self.total} runs ({listed(shown)})"
-        runs = f"All {self.total} runs" if self.runs == self.total else runs
+        if self.runs == self.total:
+            runs = "Both runs" if self.total == 2 else f"All {self.total} runs"
         return f"{runs}{', for example' if self.varies else ''}: {self.finding.sentence}"
 
 
@@ -158,13 +160,13 @@ class Comparison(NamedTuple):
     @property
     def notices(self) -> list[Notice]:
         """What to know before trusting the numbers: each kind of finding once, with the runs that have it."""
-        total, groups = len(self.runs), dict[tuple[str, str], dict[str, list[Finding]]]()
-        seeds = dict[tuple[str, str], dict[str, list[str]]]()
+        total, groups = len(self.runs), dict[tuple[str, ...], dict[str, list[Finding]]]()
+        seeds = dict[tuple[str, ...], dict[str, list[str]]]()
         for method in self.methods:
             for run in method.runs:
-                first = dict[tuple[str, str], Finding]()  # the worst first, as in the run
+                first = dict[tuple[str, ...], Finding]()  # the worst first, as in the run
                 for finding in run.findings:
-                    first.setdefault((finding.kind, finding.split), finding)
+                    first.setdefault((finding.kind, finding.split, _meaning(finding)), finding)
                 for kind, finding in first.items():
                     groups.setdefault(kind, {}).setdefault(method.name, []).append(finding)
                     seeds.setdefault(kind, {}).setdefault(method.name, []).append(str(run.info.get("seed")))
@@ -204,8 +206,10 @@ class Comparison(NamedTuple):
 
     @property
     def may_mark(self) -> bool:
-        """Whether a best method can be marked at all: in a fair comparison, with one seed or with enough of them."""
-        return not self.obstacles and (self.seeds == 1 or self.seeds >= least_pairs(self.comparisons))
+        """Whether a best method can be marked at all: of two that may be, fairly compared, with one seed or enough."""
+        able = sum(method.may_be_starred(self.metric) for method in self.methods)
+        enough = self.seeds == 1 or self.seeds >= least_pairs(self.comparisons)
+        return not self.obstacles and able > 1 and enough
 
     def winners(self, values: Sequence[NDArray], texts: Sequence[str], sign: int) -> set[int]:
         """Which methods are best in a statistic by more than noise.
@@ -336,7 +340,11 @@ def verdict(of: Comparison) -> str:
     left_out = f" Left out, since training diverged: {listed(lost)}." if lost and any(winners) else ""
     left_out += f" Left out, since its {of.what} is not finite: {listed(unknown)}." if unknown else ""
     poor = [isolated(m.name) for m in of.methods if m.is_sound and not m.may_be_starred(of.metric)]
-    left_out += f" Left out, since no better than a guess: {listed(poor)}." if poor and any(winners) else ""
+    left_out += (
+        f" Left out, since no better than one constant answer: {listed(poor)}."
+        if poor and any(winners)
+        else ""
+    )
     return _sentence(winners, texts, tail, of) + left_out
 
 
@@ -344,11 +352,12 @@ def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, of: Compa
     first, second = winners
     able = [method.name for method in of.methods if method.may_be_starred(of.metric)]
     if len(able) < 2:
-        lost = f"All methods but {isolated(able[0])}" if able else "All of these runs"
+        whole = "All of these runs" if of.seeds == 1 else "All of these methods"
+        lost = f"All methods but {isolated(able[0])}" if able else whole
         others = [method.is_sound for method in of.methods if method.name not in able]
-        fault = "diverged" if not any(others) else "diverged or are no better than a guess"
-        fault = "are no better than a guess" if all(others) else fault
-        return f"{lost} {fault}, so none is called the best."
+        faults = ["diverged"] * (not all(others)) + ["are no better than one constant answer"] * any(others)
+        have = "" if of.seeds == 1 else "have runs that "  # not each of a method's seeds need have failed
+        return f"{lost} {have}{' or '.join(faults)}, so none is called the best."
     if not first and not second:
         noise = f" by more than the noise of {of.seeds} seeds" if of.seeds > 1 else ""
         text = f"No method is better than all others{noise}, for the average client or for {tail}."
@@ -360,6 +369,11 @@ def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, of: Compa
         same = "and so is " + tail if first == second else f"{tail} by {second}"
         text += f", {same} ({texts[1]})." if second else f"; for {tail} no method is best."
     return text if of.covered.is_complete else f"Over {of.covered.text}, {text[:1].lower()}{text[1:]}"
+
+
+def _meaning(finding: Finding) -> str:
+    """The first sentence without its numbers: findings of one kind may say opposite things."""
+    return re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?", "#", finding.sentence.partition(". ")[0])
 
 
 def caution(of: Comparison) -> str:

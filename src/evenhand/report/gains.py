@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.evaluation import is_higher_better, of_global
+from evenhand.evaluation import SPLIT_NAMES, is_higher_better, of_global
 from evenhand.report._view import NDArray, RunView, client_values, honest
 from evenhand.report.numbers import plural, value
 
@@ -78,10 +78,16 @@ def in_words(run: RunView, split: str, metric: str) -> str:
     """The same in a sentence or two; empty where clients have no models of their own."""
     found = {each.who: each for each in gains(run, split, metric)}
     left_out, kind = untrained(run), "client" if run.malicious is None else "honest client"
+    models, examples = int(trained(honest(run)).sum()), f"{SPLIT_NAMES[split]} examples"
     sentences: list[str] = []
     for who, name in (("all", kind), ("honest", kind), ("unseen in training", "unseen client")):
         if (each := found.get(who)) is not None:
-            noun = plural(each.clients, name) + (" that trained" if left_out and name == kind else "")
+            noun = plural(each.clients, name)
+            if name == kind and each.clients < models:  # some with a model of their own are not measured
+                has = "has" if each.clients == 1 else "have"
+                noun += f" that trained and {has} {examples}" if left_out else f" with {examples}"
+            elif name == kind and left_out:
+                noun += " that trained"
             means = f"mean {value(each.own, metric)}, global {value(each.alone, metric)}"
             sentences.append(
                 f"Of {noun}, {each.gained:,} {'is' if each.gained == 1 else 'are'} served better by a model of "

@@ -463,6 +463,36 @@ def test_findings_of_many_runs_are_shown_once_per_kind(tmp_path, capsys):
     assert compare(runs[0]).notices[0].text == runs[0].findings[0].sentence
 
 
+def test_findings_of_one_kind_that_say_opposite_things_are_apart():
+    """As "no better than a guess" and "accuracy cannot see that it has learnt"; other numbers are no difference."""
+    learnt = CARE._replace(
+        sentence="Its accuracy is no higher than 97.5 %, but it has learnt. Use --metrics auc."
+    )
+    other = learnt._replace(
+        sentence="Its accuracy is no higher than 91 %, but it has learnt. Use --metrics auc."
+    )
+    runs = [
+        view(name, [0.5, 0.7], finding) for name, finding in zip("abc", (learnt, other, CARE), strict=True)
+    ]
+    notices = compare(runs).notices
+    assert [notice.runs for notice in notices] == [2, 1]
+    assert notices[0].text == f"2 of 3 runs (a and b), for example: {learnt.sentence}"
+    assert compare(runs[:2]).notices[0].text.startswith("Both runs, for example: ")
+
+
+def test_marks_are_explained_only_where_one_can_be(capsys):
+    poor, other = view("poor", [0.5, 0.9], CARE), view("other", [0.5, 0.7], CARE)
+    assert not compare([poor, other]).may_mark and compare([view("a", [0.5]), view("b", [0.7])]).may_mark
+    assert verdict(compare([poor, other])) == (
+        "All of these runs are no better than one constant answer, so none is called the best."
+    )
+    seeds = [view(name, [0.5, 0.7], *care)._replace(info={"seed": seed})
+             for name in "ab" for seed, care in ((0, []), (1, [CARE]))]  # fmt: skip
+    assert verdict(compare(seeds)) == (
+        "All of these methods have runs that are no better than one constant answer, so none is called the best."
+    )
+
+
 def test_a_test_loss_alone_drops_no_method_and_its_findings_are_apart(tmp_path):
     """Its number is not finite, so that it is not the best; the verdict does not say that training diverged."""
     lost = view("lost", [math.nan, 0.9], LOST._replace(split="test"))
@@ -487,10 +517,15 @@ def test_a_run_that_diverged_or_guesses_gets_no_star(capsys, notices, starred):
 
 def test_a_verdict_names_the_methods_that_guess():
     poor, sound, other = view("poor", [0.9, 0.9], CARE), view("sound", [0.5, 0.7]), view("other", [0.1, 0.6])
-    assert verdict(compare([poor, sound, other])).endswith("Left out, since no better than a guess: poor.")
-    assert verdict(compare([poor, sound])).startswith("All methods but sound are no better than a guess, so")
+    assert verdict(compare([poor, sound, other])).endswith(
+        "Left out, since no better than one constant answer: poor."
+    )
+    words = "All methods but sound are no better than one constant answer, so"
+    assert verdict(compare([poor, sound])).startswith(words)
     lost = view("lost", [0.9, 0.9], LOST)
-    assert "diverged or are no better than a guess, so none" in verdict(compare([poor, sound, lost]))
+    assert "diverged or are no better than one constant answer, so none" in verdict(
+        compare([poor, sound, lost])
+    )
 
 
 def test_a_guess_by_accuracy_may_be_the_best_in_a_metric_that_sees_more():

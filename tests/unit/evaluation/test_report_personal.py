@@ -66,6 +66,17 @@ def test_without_personal_models_there_is_nothing_to_tell() -> None:
     assert in_words(plain, "test", "accuracy") == ""
 
 
+def test_clients_that_are_not_measured_are_not_said_to_have_no_model() -> None:
+    """g has no test examples; it trained in the second case, in which a and d did not."""
+    assert in_words(view(), "test", "accuracy").startswith(
+        "Of 6 clients with test examples, 4 are served better"
+    )
+    some = view()._replace(last_round=np.array([0, 2, 1, 0, 3, 3, 1]))
+    assert in_words(some, "test", "accuracy").startswith(
+        "Of 4 clients that trained and have test examples, 3 are served better"
+    )
+
+
 def test_only_clients_that_trained_count() -> None:
     """a, d and g never trained: b, c, e and f are left, of which c, e and f gain; b is as well served by both."""
     some = view(NEW)._replace(last_round=np.array([0, 2, 1, 0, 3, 3, 0]))
@@ -119,7 +130,7 @@ def test_the_page_and_the_figure_leave_out_clients_that_never_trained(tmp_path: 
 def test_in_words() -> None:
     told = in_words(view(NEW), "test", "accuracy")
     assert told.startswith(
-        "Of 6 clients, 4 are served better by a model of their own than by the global one, 1 worse"
+        "Of 6 clients with test examples, 4 are served better by a model of their own than by the global one, 1 worse"
     )
     assert "Of 2 unseen clients, 1 is served better by a model of its own" in told
 
