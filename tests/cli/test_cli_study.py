@@ -200,7 +200,7 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         plain["systems"] is None
         and plain["cohort"] is None
         and plain["halving"] is None
-        and plain["seeds"] == 5
+        and plain["seeds"] == 6
     )
 
 
@@ -356,5 +356,5 @@ def test_a_comparison_of_a_study_is_with_its_baseline(
     assert "is a study: run the `evenhand study` command" in capsys.readouterr().err
     (folder / "study.json").rename(folder / "gone")
     assert main(["compare", str(folder)]) == 2
-    assert "is a study that has not ended" in capsys.readouterr().err
+    assert "is a study that is still running or was stopped" in capsys.readouterr().err
     (folder / "gone").rename(folder / "study.json")

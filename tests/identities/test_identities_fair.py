@@ -118,7 +118,10 @@ def test_a_proximal_weight_of_zero_is_training_alone() -> None:
 
 
 def test_clients_that_were_not_drawn_keep_their_personal_model() -> None:
-    before, after = run("tilts 2", 1, 2), run("tilts 2", 2, 2)
+    method = METHODS["tilts 2"]
+    before, after = (
+        eh.simulate(method, DATA, rounds=rounds, cohort=2, untrained="initial") for rounds in (1, 2)
+    )
     kept = [
         all(
             np.array_equal(a, b)

@@ -89,9 +89,9 @@ def _unadapted(algorithm: Algorithm, kept: Kept, shared: Params, window: slice, 
     everyone = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (count, *np.shape(leaf))), shared)
     if algorithm.personal_params is None or states is None:
         return everyone
-    made = jax.vmap(algorithm.personal_params, in_axes=(None, 0))(
-        kept.server, jax.tree.map(jnp.asarray, states)
-    )
+    # The size is given since states may be empty: nothing is personal.
+    personal = jax.vmap(algorithm.personal_params, in_axes=(None, 0), axis_size=count)
+    made = personal(kept.server, jax.tree.map(jnp.asarray, states))
     return jax.vmap(tree.select)(jnp.asarray(own), made, everyone)
 
 

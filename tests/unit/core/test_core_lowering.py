@@ -332,12 +332,16 @@ def test_a_users_cnn_trains_without_convolutions_and_windows(lanes: int) -> None
 def test_personal_evaluation_side_by_side_does_not_convolve(
     lowers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled, seen = _personal._personal, list[tuple[Any, ...]]()
-    compiled.clear_cache()  # equal models share their programs
+    cached, seen = _personal._personal, list[tuple[Any, ...]]()
 
-    def spy(*args: Any) -> jax.Array:
-        seen.append(args)
-        return compiled(*args)
+    def spy(*fixed: Any) -> Callable[..., jax.Array]:
+        compiled = cached.__wrapped__(*fixed)  # equal models share what is cached
+
+        def noted(*args: Any) -> jax.Array:
+            seen.append((compiled, *args))
+            return compiled(*args)
+
+        return noted
 
     monkeypatch.setattr(_personal, "_personal", spy)
     if not lowers:
@@ -347,8 +351,8 @@ def test_personal_evaluation_side_by_side_does_not_convolve(
     prepared = prepare(Split(np.asarray(X), np.asarray(Y), np.array([0, 5, 12])))
     one, two = (evaluate_personal(model, params, prepared, lanes=lanes) for lanes in (1, 2))
     close(two, one)
-    assert ("convolution(" in compiled.lower(*seen[-1]).as_text("hlo")) == (not lowers)
-    compiled.clear_cache()
+    compiled, *args = seen[-1]
+    assert ("convolution(" in compiled.lower(*args).as_text("hlo")) == (not lowers)
 
 
 def test_with_nothing_to_lower_the_function_itself_is_called() -> None:

@@ -319,7 +319,9 @@ def test_survivors_are_the_best_share_of_each_method_under_each_condition() -> N
 def test_settings_that_were_lost_count_in_the_share_that_goes_on() -> None:
     """Of six settings a third goes on, two, also where four of them have diverged: not a third of what is left."""
     outcomes = [
-        outcome(Setting("f", {"lr": float(i)}), 0, [0.1 * i], "done" if i < 2 else "diverged")
+        outcome(Setting("f", {"lr": float(i)}), 0, [0.1 * i])
+        if i < 2
+        else Outcome(Setting("f", {"lr": float(i)}), 0, "diverged", "", run([0.1 * i], train=[np.nan]))
         for i in range(6)
     ]
     left = survivors(outcomes, Rule(), 1 / 3)
