@@ -88,17 +88,19 @@ def test_small_states_stay_on_the_device_and_large_ones_do_not(monkeypatch):
 
 def test_the_states_of_a_run_are_there_until_it_trains_on():
     runs = eh.simulation.iterate(DITTO, DATA, offload=True, **SETTINGS)
+    next(runs)  # before the first round every client is served the global model
     first = next(runs)
-    assert np.isfinite(first.personal_params(0)["w"]).all()
+    trained = int(np.flatnonzero(first.last_round)[0])
+    assert np.isfinite(first.personal_params(trained)["w"]).all()
     second = next(runs)
     with pytest.raises(eh.EvenhandError, match=r"on the host, are never copied.*offload=False"):
-        first.personal_params(0)
+        first.personal_params(trained)
     with pytest.raises(eh.EvenhandError, match="never copied"):
         _ = first.state
-    assert first.params is not None and second.personal_params(0) is not None
+    assert first.params is not None and second.personal_params(trained) is not None
     second.release()
     with pytest.raises(eh.EvenhandError, match="has released"):
-        second.personal_params(0)
+        second.personal_params(trained)
 
 
 # --- checkpoints ---------------------------------------------------------------------------------------------------
