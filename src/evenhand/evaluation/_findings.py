@@ -321,10 +321,13 @@ def _rows(cells: ClassMetrics) -> int:
 
 
 def _constant(against: Baseline | None) -> Finding | None:
-    """Of real targets, the mean loss over clients is at least that of the best constant, of at least 20 examples."""
-    if against is None or against.of_classes or against.rows < _LEAST_OF_ONE:
+    """Of real targets, the mean loss over clients is at least that of the best constant.
+
+    With fewer than 20 examples, it must be higher by more than the noise between clients.
+    """
+    if against is None or against.of_classes:
         return None
-    if not against.loss >= against.constant:
+    if not against.is_worse and not (against.rows >= _LEAST_OF_ONE and against.loss >= against.constant):
         return None
     metric = against.metric.replace("_", " ")
     answer = "the best constant" if against.answer is None else f"{_text(against.answer)}, the best constant,"

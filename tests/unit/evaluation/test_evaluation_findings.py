@@ -502,6 +502,20 @@ def test_a_guess_by_accuracy_may_be_the_best_in_a_metric_that_sees_more():
     assert not may_be_starred(regression, "r2")
 
 
+def test_no_run_that_a_constant_reaches_is_starred_whatever_its_rows():
+    """Two honest clients of loss 4 and 6 with test rows, a malicious one, and one without test rows."""
+    losses = {"loss": np.array([4.0, 6.0, 0.0, np.nan])}
+    run = view("x", [0.5] * 4)._replace(
+        clients={"train": {"loss": np.ones(4)}, "test": losses},
+        sizes={"train": np.full(4, 9), "test": np.array([1, 1, 1, 0])},
+        malicious=np.array([False, False, True, False]),
+    )
+    for constant, starred in ((4.9, False), (5.0, False), (5.1, True)):
+        judged = run._replace(info={"constant": {"metric": "loss", "split": "test", "mean": constant}})
+        assert may_be_starred(judged, "loss") is starred
+    assert may_be_starred(run, "loss")
+
+
 def test_the_headline_of_one_run_mentions_its_swing(tmp_path):
     noisy = view("x", [0.9, 0.7])
     noisy = noisy._replace(history=accuracy(0.1, 0.8, 0.7, 0.8))

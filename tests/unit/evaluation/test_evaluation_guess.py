@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import log_loss, roc_auc_score
@@ -87,6 +89,19 @@ def test_only_the_given_clients_are_measured_and_all_clients_fit():
     assert (found.clients, found.rows) == (1, 3)
 
 
+def test_few_rows_prove_a_loss_worse_where_every_client_agrees():
+    """SciPy's paired t interval of the clients' differences to their constants."""
+    tested = targets(test=np.full(6, 9.0), sizes=((4, 3, 2), (2, 2, 2)))
+    constant = (9.0 - np.mean(Y)) ** 2
+    for excess in ((50.0, 60.0, 70.0), (-5.0, 60.0, 125.0)):
+        low, _ = stats.t.interval(0.95, 2, np.mean(excess), stats.sem(excess))
+        found = judged(squared_error, tested, loss=np.add(constant, excess))
+        assert found.is_worse == (low > 0) == (excess[0] > 0)
+    assert not judged(squared_error, tested, loss=np.subtract(constant, (0.5, 0.6, 0.7))).is_worse
+    assert not judged(squared_error, tested, loss=(math.nan, 1e9, 1e9)).is_worse
+    assert not judged(squared_error, tested, loss=(1e9,), positions=(2,)).is_worse
+
+
 def test_the_metric_is_named_where_it_equals_the_loss():
     same, other = np.array([9.0, np.nan, 11.0]), np.array([1.0, np.nan, 2.0])
     assert judged(squared_error, absolute_error=other, squared_error=same).metric == "squared_error"
@@ -161,6 +176,8 @@ def test_a_loss_above_that_of_the_best_constant_is_a_guess():
     assert [f.kind for f in found(against(360.0, 360.0))] == ["guessing"]
     assert found(against(359.0, 360.0)) == ()
     assert found(against(9391.0, 360.0, rows=19)) == ()
+    few = against(9391.0, 360.0, rows=19)._replace(is_worse=True)
+    assert [f.kind for f in found(few)] == ["guessing"]
     assert found(None) == ()
     assert found(against(9391.0, 360.0)._replace(of_classes=True)) == ()
 
