@@ -341,23 +341,29 @@ def _constant(against: Baseline | None) -> Finding | None:
 
 
 def _unseen_by_accuracy(against: Baseline | None, answer: str, shares: NDArray) -> Finding | None:
-    """The loss shows that a model has learnt whose accuracy is that of always giving the most frequent class.
+    """The loss is below that of the classes' shares, though the accuracy is that of the most frequent class.
 
-    The rule: the likelihood of the examples' labels is at least 20 times that under the shares of the classes, which a
-    model that knows no more than these shares exceeds in at most one of 20 cases (Markov's inequality).
+    Whether the model has learnt, the rule: the likelihood of the examples' labels is at least 20 times that under the
+    shares, which a model that knows no more than these exceeds in at most one of 20 cases (Markov's inequality).
     """
-    if against is None:
+    if against is None or not against.loss_per_row < against.constant_per_row:
         return None
     gain = against.rows * (against.constant_per_row - against.loss_per_row)
-    if not gain >= math.log(_ODDS):
-        return None
     rare = len(shares) == 2 and np.min(shares) <= _RARE
     cure = "use --metrics auc" if len(shares) == 2 else "compare losses"
+    losses = (
+        f"its loss per example is {_text(against.loss_per_row)}, and that of the classes' shares in the training "
+        f"examples {_text(against.constant_per_row)}"
+    )
+    if gain >= math.log(_ODDS):
+        learnt = f"but it has learnt: {losses}"
+    else:
+        learnt = f"and the examples are too few to show that it has learnt: {losses}"
+        cure += ", or train for more rounds"
     text = (
         f"The model's accuracy is no higher than that of always answering {answer}, {100 * np.max(shares):.1f} % of "
-        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples, but it has learnt: its loss per example is "
-        f"{_text(against.loss_per_row)}, and that of the classes' shares in the training examples "
-        f"{_text(against.constant_per_row)}. Accuracy cannot see {'a label this rare' if rare else 'this'}: {cure}."
+        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples, {learnt}. "
+        f"Accuracy cannot see {'a label this rare' if rare else 'this'}: {cure}."
     )
     return Finding("guessing", text)
 
@@ -376,7 +382,7 @@ def _guessing(
       classes' accuracies at most 1.2 times that of a guess.  A fair model that gives up overall accuracy for the rare
       classes has a higher mean, and is not meant.
 
-    If the loss shows that the model has learnt, the sentence says that the accuracy hides it.
+    If the loss is below that of the classes' shares, the sentence says that the accuracy hides it.
     """
     split = next(
         (name for name in ("test", "valid", "train") if name in classes and len(classes[name].counts)), None

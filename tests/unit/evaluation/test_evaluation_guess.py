@@ -195,7 +195,13 @@ def test_an_accuracy_that_cannot_see_a_rare_label_says_so(accuracy):
     assert "Accuracy cannot see a label this rare: use --metrics auc." in finding.sentence
     assert "92.0 %" in finding.sentence
     assert "step size" not in finding.sentence
-    for constant in (against(0.2, 0.2058, rows=500), against(0.2, 0.1, rows=500), None):
+    (finding,) = found(
+        against(0.2, 0.2058, rows=500), rare
+    )  # below the shares' loss, which 500 rows do not prove
+    assert "too few to show that it has learnt" in finding.sentence
+    assert "Accuracy cannot see a label this rare: use --metrics auc, or train for" in finding.sentence
+    assert "step size" not in finding.sentence and "learnt nothing" not in finding.sentence
+    for constant in (against(0.2, 0.2, rows=500), against(0.2, 0.1, rows=500), None):
         (finding,) = found(constant, rare)
         assert "step size" in finding.sentence
         assert "auc" not in finding.sentence
