@@ -91,6 +91,7 @@ def findings(
     restarts: bool = False,
     guarantee: Finding | None = None,
     clients: Sequence[Finding | None] = (),
+    noun: str = "client",
 ) -> tuple[Finding, ...]:
     """All that is wrong with a run, the worst first; before the first round only the features' scales can be.
 
@@ -105,6 +106,7 @@ def findings(
       restarts: whether a schedule of the clients' step sizes restarts in every round.
       guarantee: from :func:`no_guarantee`.
       clients: those about single clients, from :func:`diverged_clients` and :func:`untrained_clients`.
+      noun: what the clients are called that the classes and the constant are about, in the singular.
     """
     known = tuple(finding for finding in (*clients, guarantee, scales) if finding is not None)
     known = (_schedule(), *known) if restarts else known
@@ -118,10 +120,10 @@ def findings(
     failed = _diverged(history, blank, scaled=scales is None) or _unmoved(history, per_round)
     if failed is not None:
         return failed, *known
-    guessing = _one_class(classes.get("train"), class_names) or (
-        _guessing(classes, class_names, constant)
+    guessing = _one_class(classes.get("train"), class_names, noun) or (
+        _guessing(classes, class_names, constant, noun)
         if any(map(_rows, classes.values()))
-        else _constant(constant())
+        else _constant(constant(), noun)
     )
     return known if guessing is None else (guessing, *known)
 
@@ -298,13 +300,13 @@ def _is_still(history: Mapping[str, NDArray]) -> bool:
     return not any(np.any(np.abs(x - x[0]) > _STILL * np.abs(x[0])) for x in columns)
 
 
-def _one_class(cells: ClassMetrics | None, names: Sequence[str] | None) -> Finding | None:
+def _one_class(cells: ClassMetrics | None, names: Sequence[str] | None, noun: str) -> Finding | None:
     """All training examples, at least 20, are of one class."""
     if cells is None or len(present := np.unique(cells.classes[cells.counts > 0])) != 1:
         return None
     if (examples := int(np.sum(cells.counts))) < _LEAST_OF_ONE:
         return None
-    text = f"All {examples:,} training examples are of one class, {_called(present[0], names)}"
+    text = f"All {examples:,} training examples{_whose(cells, noun)} are of one class, {_called(present[0], names)}"
     text += ": there is nothing to tell apart, and an accuracy of 100 % means nothing."
     return Finding(
         "guessing", f"{text} Check which column holds the labels, or add examples of other classes."
@@ -315,12 +317,17 @@ def _called(number: int, names: Sequence[str] | None) -> str:
     return f"class {number}" if names is None else f"“{names[number]}”"
 
 
+def _whose(cells: ClassMetrics, noun: str) -> str:
+    """Whose examples these are, where they are not simply all clients'."""
+    return "" if noun == "client" else f" of {counted(len(np.unique(cells.clients)), noun)}"
+
+
 def _rows(cells: ClassMetrics) -> int:
     """Examples whose class is known to have an accuracy."""
     return len(cells.counts)
 
 
-def _constant(against: Baseline | None) -> Finding | None:
+def _constant(against: Baseline | None, noun: str) -> Finding | None:
     """Of real targets, the mean loss over clients is at least that of the best constant.
 
     With fewer than 20 examples, it must be higher by more than the noise between clients.
@@ -333,14 +340,14 @@ def _constant(against: Baseline | None) -> Finding | None:
     answer = "the best constant" if against.answer is None else f"{_text(against.answer)}, the best constant,"
     text = (
         f"The model is no better than a guess: mean {metric} {_text(against.loss)}; predicting {answer} gives "
-        f"{_text(against.constant)} (means over the {counted(against.clients, 'client')} with "
+        f"{_text(against.constant)} (means over the {counted(against.clients, noun)} with "
         f"{SPLIT_NAMES[against.split]} examples; the constant is fitted to the training examples)."
     )
     cure = "Train for more rounds, change the client step size, or check that features and targets belong together."
     return Finding("guessing", f"{text} {cure}")
 
 
-def _unseen_by_accuracy(against: Baseline | None, answer: str, shares: NDArray) -> Finding | None:
+def _unseen_by_accuracy(against: Baseline | None, answer: str, shares: NDArray, whose: str) -> Finding | None:
     """The loss is below that of the classes' shares, though the accuracy is that of the most frequent class.
 
     Whether the model has learnt, the rule: the likelihood of the examples' labels is at least 20 times that under the
@@ -362,7 +369,7 @@ def _unseen_by_accuracy(against: Baseline | None, answer: str, shares: NDArray) 
         cure += ", or train for more rounds"
     text = (
         f"The model's accuracy is no higher than that of always answering {answer}, {100 * np.max(shares):.1f} % of "
-        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples, {learnt}. "
+        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples{whose}, {learnt}. "
         f"Accuracy cannot see {'a label this rare' if rare else 'this'}: {cure}."
     )
     return Finding("guessing", text)
@@ -372,6 +379,7 @@ def _guessing(
     classes: Mapping[str, ClassMetrics],
     names: Sequence[str] | None,
     constant: Callable[[], Baseline | None],
+    noun: str,
 ) -> Finding | None:
     """The model does no better than one constant answer, on test examples or, without any, on the next best split.
 
@@ -390,6 +398,7 @@ def _guessing(
     if split is None:
         return None
     cells = classes[split]
+    examples = f"{SPLIT_NAMES[split]} examples{_whose(cells, noun)}"
     counts = np.bincount(cells.classes, cells.counts)
     right = np.bincount(cells.classes, cells.counts * cells.accuracy)
     present = np.flatnonzero(counts)
@@ -406,14 +415,16 @@ def _guessing(
         n >= _LEAST and accuracy <= allowed and np.mean(right / counts) <= _LEARNT / len(present)
     ):
         return None
-    if (hidden := _unseen_by_accuracy(constant(), answers[most], counts / n)) is not None:
+    if (
+        hidden := _unseen_by_accuracy(constant(), answers[most], counts / n, _whose(cells, noun))
+    ) is not None:
         return hidden
     if one_answer:
         answer = answers[some[0]] + (" (the most frequent)" if some[0] == most else "")
-        text = f"The model gives one answer, {answer}, for all {n:,.0f} {SPLIT_NAMES[split]} examples"
+        text = f"The model gives one answer, {answer}, for all {n:,.0f} {examples}"
         return Finding("guessing", f"{text}: it has learnt nothing that tells them apart. {cure}")
     text = (
-        f"The model is no better than a guess: its accuracy over all {SPLIT_NAMES[split]} examples is "
+        f"The model is no better than a guess: its accuracy over all {examples} is "
         f"{100 * accuracy:.1f} %, and always answering {answers[most]}, their most frequent class, gives "
         f"{100 * share:.1f} %."
     )

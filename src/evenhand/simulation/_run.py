@@ -156,6 +156,7 @@ class Run:
             restarts=self.info.get("restarts", False),
             guarantee=no_guarantee(needs, self._drawn, self.per_round.get("reported")),
             clients=self._of_clients(),
+            noun=self._noun,
         )
         return seen if (missing := self._unmeasured(chosen)) is None else (*seen, missing)
 
@@ -163,9 +164,13 @@ class Run:
         """The evaluated clients that headlines are about, but leave out."""
         sizes = {split: rows[chosen] for split, rows in split_sizes(self.data, self.evaluated).items()}
         metric = primary_metric(self.clients["train"])
-        is_attacked = self.malicious.any() and not chosen.all()
-        noun = f"{'evaluated ' if self.evaluated is not None else ''}{'honest ' if is_attacked else ''}client"
-        return unmeasured(sizes, noun=noun, metric=metric, train=self.clients["train"][metric][chosen])
+        return unmeasured(sizes, noun=self._noun, metric=metric, train=self.clients["train"][metric][chosen])
+
+    @property
+    def _noun(self) -> str:
+        """What a client that headlines are about is called."""
+        is_attacked = self.malicious.any() and not honest_among(self.malicious, self.evaluated).all()
+        return f"{'evaluated ' if self.evaluated is not None else ''}{'honest ' if is_attacked else ''}client"
 
     @property
     def _constant(self) -> Baseline | None:

@@ -160,9 +160,9 @@ def against(loss, constant, *, rows=84, split="test"):
     return Baseline(split, "squared_error", 12.3, loss, constant, loss, constant, 20, rows)
 
 
-def found(constant, classes=None):
+def found(constant, classes=None, noun="client"):
     return findings(
-        HISTORY, per_round={}, classes=classes or {}, blank=400.0, constant=lambda: constant, class_names=None
+        HISTORY, per_round={}, classes=classes or {}, blank=400.0, constant=lambda: constant, noun=noun
     )
 
 
@@ -209,6 +209,26 @@ def test_an_accuracy_that_cannot_see_a_rare_label_says_so(accuracy):
     assert "Accuracy cannot see this: use --metrics auc." in finding.sentence
 
 
+def test_a_guess_is_said_to_be_of_the_clients_that_were_measured():
+    """Four honest clients: in each sentence about fewer examples than all; every client's examples need no words."""
+    zeros, who = np.zeros(4, int), np.arange(4)
+    one_class = {"train": ClassMetrics(who, zeros, np.full(4, 9), np.ones(4))}
+    one_answer = {"test": ClassMetrics(who, np.array([0, 1, 0, 1]), np.full(4, 12), np.array([1.0, 0, 1, 0]))}
+    at_random = {"test": ClassMetrics(who, np.array([0, 1, 0, 1]), np.full(4, 50), np.full(4, 0.5))}
+    cases = [
+        (None, one_class, "All 36 training examples of 4 honest clients are of one class"),
+        (None, one_answer, "for all 48 test examples of 4 honest clients: it has"),
+        (None, at_random, "its accuracy over all test examples of 4 honest clients is 50.0 %"),
+        (against(0.2, 0.3, rows=500), one_answer, "% of the 500 test examples of 4 honest clients, but"),
+        (against(9391.0, 360.0), {}, "means over the 20 honest clients with test examples"),
+    ]
+    for constant, classes, words in cases:
+        (finding,) = found(constant, classes, "honest client")
+        assert words in finding.sentence
+        (finding,) = found(constant, classes)
+        assert "honest" not in finding.sentence and "of 4 clients" not in finding.sentence
+
+
 def test_a_model_with_classes_is_not_compared_by_its_loss():
     assert found(against(9391.0, 360.0), cells([50, 50], [0.9, 0.9])) == ()
 
@@ -249,6 +269,11 @@ def test_a_regression_is_found_to_guess_until_it_beats_the_mean(tmp_path):
     honest = ~attacked.malicious
     assert attacked.baseline.clients == honest.sum() < 10
     assert attacked.baseline.loss == pytest.approx(attacked.client_metrics()["loss"][honest].mean())
+    sampled = trained(data, linear, 1e-3, 2, attack=eh.attacks.sign_flip(fraction=0.3), eval_clients=6)
+    count = sampled.baseline.clients
+    assert 0 < count < 6
+    (guess,) = [finding.sentence for finding in sampled.findings if finding.kind == "guessing"]
+    assert f"means over the {count} evaluated honest clients with test examples" in guess
 
 
 def test_a_rare_label_that_is_learnt_is_not_blamed_on_the_step_size():
