@@ -507,7 +507,11 @@ def _shown(x: float, metric: str) -> str:
 
 
 def diverged_clients(
-    losses: Mapping[str, NDArray], initial: NDArray, trained: NDArray, names: Sequence[str]
+    losses: Mapping[str, NDArray],
+    initial: NDArray,
+    trained: NDArray,
+    names: Sequence[str],
+    noun: str = "client",
 ) -> Finding | None:
     """A finding where clients' personal models diverged, whatever became of the global model.
 
@@ -521,6 +525,7 @@ def diverged_clients(
       initial: the loss of the initial model on them, ``(K,)``.
       trained: which of the clients are meant, bool ``(K,)``.
       names: the clients' ids.
+      noun: what one of those that are meant is called, in the singular.
     """
     if of_global("loss") not in losses or not len(initial):
         return None
@@ -535,7 +540,7 @@ def diverged_clients(
     more = [f"{len(bad) - _NAMED:,} more"] if len(bad) > _NAMED else []
     listed = " and ".join(filter(None, (", ".join([*shown, *more][:-1]), [*shown, *more][-1])))
     text = (
-        f"The personal models of {len(bad):,} of {counted(int(trained.sum()), 'client')} diverged: their training loss "
+        f"The personal models of {len(bad):,} of {counted(int(trained.sum()), noun)} diverged: their training loss "
         f"is not finite, or over {_PERSONAL:g} times the usual one, which is the larger of the global and the initial "
         f"model's. By client: {listed}. Means and worst tenths include them."
     )
@@ -546,7 +551,13 @@ def diverged_clients(
 
 
 def untrained_clients(
-    last_round: NDArray, history: Mapping[str, NDArray], *, initial: bool, adapts: bool
+    last_round: NDArray,
+    history: Mapping[str, NDArray],
+    *,
+    initial: bool,
+    adapts: bool,
+    chosen: NDArray | None = None,
+    noun: str = "client",
 ) -> Finding | None:
     """A finding where some clients have never trained a model of their own, though others have.
 
@@ -555,9 +566,11 @@ def untrained_clients(
       history: as in :attr:`evenhand.simulation.Run.history`.
       initial: whether these clients are served what they have kept since the start, not the global model.
       adapts: whether clients adapt the model that they are served to their examples.
+      chosen: the positions of the clients that headlines are about; None: all.
+      noun: what one of these is called, in the singular.
     """
-    untrained = last_round == 0
-    if not untrained.any() or untrained.all():
+    untrained = (last_round if chosen is None else last_round[chosen]) == 0
+    if not untrained.any() or not last_round.any():
         return None
     alone = np.asarray(history.get(column("train", of_global("loss")), [0.0, 1.0]), np.float64)
     if initial:
@@ -567,7 +580,7 @@ def untrained_clients(
     else:
         served = "the current global model"
     text = (
-        f"{int(untrained.sum()):,} of {counted(len(untrained), 'client')} never trained in "
+        f"{int(untrained.sum()):,} of {counted(len(untrained), noun)} never trained in "
         f"{counted(int(history['round'][-1]), 'round')}, and are served {served}"
         f"{', which they adapt to their examples' if adapts else ''}; their results say nothing about trained personal "
         "models. More rounds or a larger cohort reach more clients."

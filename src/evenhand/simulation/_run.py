@@ -203,11 +203,18 @@ class Run:
         who = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
         meant = ~self.malicious[who] & ((self.last_round[who] > 0) | adapts)
         names = [self.data.client_ids[k] for k in who]
-        diverged = diverged_clients(self.clients["train"], self.initial_loss, meant, names)
+        diverged = diverged_clients(self.clients["train"], self.initial_loss, meant, names, self._noun)
         if not keeps:
             return (diverged,)
-        how = {"initial": self.untrained == "initial", "adapts": adapts}
-        return diverged, untrained_clients(self.last_round, self.history, **how)
+        untrained = untrained_clients(
+            self.last_round,
+            self.history,
+            initial=self.untrained == "initial",
+            adapts=adapts,
+            chosen=who[honest_among(self.malicious, self.evaluated)],
+            noun=self._noun,
+        )
+        return diverged, untrained
 
     @cached_property
     def privacy(self) -> Account | None:

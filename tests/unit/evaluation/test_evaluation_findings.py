@@ -614,6 +614,21 @@ def test_the_sentence_on_clients_that_never_trained():
     assert "model, which they adapt to their examples;" in said([1, 2, 0, 5], adapts=True)
 
 
+def test_clients_that_never_trained_are_counted_among_those_of_the_headline():
+    past = history(2.3, 1.0, rounds=[0, 5])
+    rounds = np.array([0, 0, 3, 0, 5])
+
+    def said(*chosen, rounds=rounds):
+        how = {"initial": False, "adapts": False, "noun": "evaluated honest client"}
+        finding = untrained_clients(rounds, past, chosen=np.array(chosen, int), **how)
+        return finding and finding.sentence.partition(" in ")[0]
+
+    assert said(1, 2, 4) == "1 of 3 evaluated honest clients never trained"
+    assert said(0, 1) == "2 of 2 evaluated honest clients never trained"
+    assert said(2, 4) is None
+    assert said(0, 1, rounds=np.zeros(5, int)) is None, "that is another finding"
+
+
 def test_findings_about_clients_come_after_those_about_the_run():
     about = Finding("untrained", "Some never trained.")
     result = findings(
