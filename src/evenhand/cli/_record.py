@@ -217,7 +217,7 @@ def _write_results(
             for who in ("all", "honest", "malicious"):
                 part = among(view, who)
                 about[f"{split}_{who}"] = {metric: statistics(part, split, metric) for metric in metrics}
-        if view.unseen is not None:
+        if view.unseen is not None and split in view.unseen.clients:
             about[f"{split}_unseen"] = {
                 metric: statistics(view.unseen, split, metric) for metric in view.unseen.clients[split]
             }

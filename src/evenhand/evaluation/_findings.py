@@ -489,7 +489,17 @@ def unmeasured(
             else f"The only {noun} has no {name} examples"
         )
         instead = headline_of(sizes)
+        if split == "valid":
+            return Finding(
+                "unmeasured", f"{text}, so settings cannot be chosen by them. {_INCLUDED[split]}", split
+            )
         text += f": there are no {name} numbers, and these are about {SPLIT_NAMES[instead]} examples"
+        # Clients that are set aside are divided in the same way, so setting some aside gives no test examples.
+        seen = "The model has seen these, so they do not show how it serves new examples. " * (
+            instead == "train"
+        )
+        usual = f"{seen}Test numbers need clients with more examples, or a larger share of them for tests."
+        cure = usual if cure is None else cure
         if left_out := int(np.sum(np.asarray(sizes[instead]) == 0)):
             text += f", which {left_out:,} of {many} {'lacks' if left_out == 1 else 'lack'}"
         text += "."

@@ -160,11 +160,12 @@ class Run:
         )
         return seen if (missing := self._unmeasured(chosen)) is None else (*seen, missing)
 
-    def _unmeasured(self, chosen: NDArray) -> Finding | None:
+    def _unmeasured(self, chosen: NDArray, cure: str | None = None) -> Finding | None:
         """The evaluated clients that headlines are about, but leave out."""
         sizes = {split: rows[chosen] for split, rows in split_sizes(self.data, self.evaluated).items()}
         metric = primary_metric(self.clients["train"])
-        return unmeasured(sizes, noun=self._noun, metric=metric, train=self.clients["train"][metric][chosen])
+        train = self.clients["train"][metric][chosen]
+        return unmeasured(sizes, noun=self._noun, metric=metric, train=train, cure=cure)
 
     @property
     def _noun(self) -> str:
@@ -483,7 +484,13 @@ class Run:
         sizes, noun = split_sizes(unseen), "unseen client"
         missing = unmeasured(sizes, noun=noun, cure="")
         more = () if missing is None else (missing._replace(split="unseen"),)
-        return found._replace(unseen=self.serve(unseen).view(title), findings=(*self.findings, *more))
+        # The usual advice is to set clients aside, as was done here.
+        own = [
+            self._unmeasured(chosen, cure="") if x.kind == "unmeasured" and self.data.test.rows else x
+            for x in self.findings
+        ]
+        findings = (*filter(None, own), *more)
+        return found._replace(unseen=self.serve(unseen).view(title), findings=findings)
 
     def report(self, path: str | Path, title: str = "run", *, unseen: FederatedDataset | None = None) -> Path:
         """Writes one self-contained HTML page about this run and returns its path.
