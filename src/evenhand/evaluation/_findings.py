@@ -175,8 +175,8 @@ def _schedule() -> Finding:
     )
     return Finding(
         "schedule",
-        f"{text} Give a fixed step size, a schedule that ends within the steps of one round, or a schedule in the "
-        "server's optimiser, which continues from round to round.",
+        f"{text} Give a constant step size, or a schedule in the server's optimiser, which continues from round to "
+        "round.",
     )
 
 
