@@ -47,6 +47,14 @@ def three(home: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def single(home: Path) -> Path:
+    """Eight clients of one row each."""
+    rows = (f"c{i},{i / 2},{i % 2}" for i in range(8))
+    (home / "single.csv").write_text("\n".join(["client,a,label", *rows, ""]))
+    return home / "single.csv"
+
+
+@pytest.fixture(scope="module")
 def attacked(home: Path) -> list[Path]:
     """Two methods with two seeds each, two of six clients malicious, other ones for each seed."""
     folders = []
@@ -110,15 +118,12 @@ def test_a_study_shows_a_finding_of_its_runs_once(three: Path, capsys: pytest.Ca
         assert "All 4 runs, for example: The model did not move" in text
 
 
-def test_unseen_clients_without_test_rows_are_in_the_folder(home: Path) -> None:
-    (home / "single.csv").write_text(
-        "\n".join(["client,a,label", *(f"c{i},{i},{i % 2}" for i in range(8)), ""])
-    )
+def test_unseen_clients_without_test_rows_are_in_the_folder(single: Path) -> None:
     words = [
         "run",
         "fedavg",
         "--data",
-        "single.csv",
+        str(single),
         "--rounds",
         "1",
         "--unseen",
@@ -131,7 +136,33 @@ def test_unseen_clients_without_test_rows_are_in_the_folder(home: Path) -> None:
     found = json.loads(Path("v/summary.json").read_text())["findings"]
     begins = [each["sentence"].partition(" has ")[0] for each in found if each["kind"] == "unmeasured"]
     assert begins == ["None of 6 clients", "None of 2 unseen clients"]
+    assert "about training examples. The model has seen these, so" in found[0]["sentence"]
+    assert not any("--unseen" in each["sentence"] for each in found)
     assert all(begin in Path("v/report.html").read_text() for begin in begins)
+
+
+def test_set_aside_clients_are_not_advised_where_there_are_some(three: Path) -> None:
+    words = ["run", "fedavg", "--data", str(three), "--rounds", "1", "--unseen", "0.34", "--seed", "1"]
+    assert main([*words, "--out", "x", "--quiet"]) == 0
+    found = json.loads(Path("x/summary.json").read_text())["findings"]
+    (sentence,) = [each["sentence"] for each in found if each["split"] == "test"]
+    assert sentence.startswith("1 of 2 clients has no test examples") and "--unseen" not in sentence
+
+
+def test_a_study_whose_clients_have_too_few_rows_to_choose_by_says_so(
+    single: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is set aside of one row, and training rows are what remains."""
+    words = ["study", "fedavg", "--data", str(single), "--lr", "0.1,1", "--seeds", "1", "--rounds", "1"]
+    assert main([*words, "--out", "y"]) == 0
+    printed, page = capsys.readouterr(), lines(Path("y/study.html").read_text())
+    sentence = "None of 8 clients has validation examples, so settings cannot be chosen by them. Training examples can"
+    for text in (lines(printed.out), lines(printed.err), page):
+        assert text.count(sentence) == 1 and "set aside" not in text and "diverged" not in text
+        assert "--select train:mean" in text
+    assert main([*words, "--out", "z", "--select", "train:mean"]) == 0
+    shown = lines(capsys.readouterr().out)
+    assert "fedavg(lr=" in shown and sentence not in shown
 
 
 def test_a_study_says_before_it_trains_how_many_seeds_its_test_needs(

@@ -62,6 +62,9 @@ def test_a_schedule_is_found_wherever_it_is_in_an_optimiser(optimiser):
         optax.adam(0.1),
         optax.inject_hyperparams(optax.sgd)(learning_rate=0.1),
         optax.sgd(0.1, momentum=0.9),
+        optax.sgd(optax.constant_schedule(0.1)),
+        optax.chain(optax.clip(1.0), optax.sgd(optax.constant_schedule(0.1), momentum=0.9)),
+        optax.inject_hyperparams(optax.sgd)(learning_rate=optax.constant_schedule(0.1)),
     ],
 )
 def test_step_counts_of_other_optimisers_are_no_schedule(optimiser):
@@ -107,6 +110,7 @@ def test_a_run_says_so_before_the_first_round_and_trains_by_the_same_bits():
     options = {"rounds": 2, "cohort": 4, "eval_every": 1}
     with pytest.warns(EvenhandWarning, match="restarts in each round"):
         run = eh.simulate(fedavg(SCHEDULED), DATA, **options)
+    assert "Give a constant step size, or a schedule in the server's optimiser" in run.findings[0].sentence
     assert [finding.kind for finding in run.findings] == ["schedule"]
     assert next(eh.simulation.iterate(fedavg(SCHEDULED), DATA, **options)).findings == run.findings
     parts = SCHEDULED.parts._replace(client_opt=optax.sgd(FALLING))  # not marked

@@ -302,5 +302,15 @@ def test_untrained_and_malicious_clients_are_not_meant():
     assert "client_diverged" not in [each.kind for each in attacked.findings]
 
 
+def test_clients_that_never_trained_are_those_of_the_headline():
+    attack = eh.attacks.sign_flip(0.3)
+    run = list(eh.simulation.iterate(KEEPING["ditto"], DATA, attack=attack, eval_clients=6, **ONCE))[-1]
+    who = run.evaluated[~run.malicious[run.evaluated]]
+    count = int(np.sum(run.last_round[who] == 0))
+    assert 0 < count < 6 and len(who) < 6
+    (sentence,) = [each.sentence for each in run.findings if each.kind == "untrained"]
+    assert sentence.startswith(f"{count} of {len(who)} evaluated honest clients never trained")
+
+
 def _not_drawn(seed):
     return eh.simulate(FEDAVG, DATA, rounds=1, cohort=2, seed=seed).last_round[4] == 0

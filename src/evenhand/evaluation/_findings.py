@@ -91,6 +91,7 @@ def findings(
     restarts: bool = False,
     guarantee: Finding | None = None,
     clients: Sequence[Finding | None] = (),
+    noun: str = "client",
 ) -> tuple[Finding, ...]:
     """All that is wrong with a run, the worst first; before the first round only the features' scales can be.
 
@@ -105,6 +106,7 @@ def findings(
       restarts: whether a schedule of the clients' step sizes restarts in every round.
       guarantee: from :func:`no_guarantee`.
       clients: those about single clients, from :func:`diverged_clients` and :func:`untrained_clients`.
+      noun: what the clients are called that the classes and the constant are about, in the singular.
     """
     known = tuple(finding for finding in (*clients, guarantee, scales) if finding is not None)
     known = (_schedule(), *known) if restarts else known
@@ -118,10 +120,10 @@ def findings(
     failed = _diverged(history, blank, scaled=scales is None) or _unmoved(history, per_round)
     if failed is not None:
         return failed, *known
-    guessing = _one_class(classes.get("train"), class_names) or (
-        _guessing(classes, class_names, constant)
+    guessing = _one_class(classes.get("train"), class_names, noun) or (
+        _guessing(classes, class_names, constant, noun)
         if any(map(_rows, classes.values()))
-        else _constant(constant())
+        else _constant(constant(), noun)
     )
     return known if guessing is None else (guessing, *known)
 
@@ -173,8 +175,8 @@ def _schedule() -> Finding:
     )
     return Finding(
         "schedule",
-        f"{text} Give a fixed step size, a schedule that ends within the steps of one round, or a schedule in the "
-        "server's optimiser, which continues from round to round.",
+        f"{text} Give a constant step size, or a schedule in the server's optimiser, which continues from round to "
+        "round.",
     )
 
 
@@ -298,13 +300,13 @@ def _is_still(history: Mapping[str, NDArray]) -> bool:
     return not any(np.any(np.abs(x - x[0]) > _STILL * np.abs(x[0])) for x in columns)
 
 
-def _one_class(cells: ClassMetrics | None, names: Sequence[str] | None) -> Finding | None:
+def _one_class(cells: ClassMetrics | None, names: Sequence[str] | None, noun: str) -> Finding | None:
     """All training examples, at least 20, are of one class."""
     if cells is None or len(present := np.unique(cells.classes[cells.counts > 0])) != 1:
         return None
     if (examples := int(np.sum(cells.counts))) < _LEAST_OF_ONE:
         return None
-    text = f"All {examples:,} training examples are of one class, {_called(present[0], names)}"
+    text = f"All {examples:,} training examples{_whose(cells, noun)} are of one class, {_called(present[0], names)}"
     text += ": there is nothing to tell apart, and an accuracy of 100 % means nothing."
     return Finding(
         "guessing", f"{text} Check which column holds the labels, or add examples of other classes."
@@ -315,46 +317,60 @@ def _called(number: int, names: Sequence[str] | None) -> str:
     return f"class {number}" if names is None else f"“{names[number]}”"
 
 
+def _whose(cells: ClassMetrics, noun: str) -> str:
+    """Whose examples these are, where they are not simply all clients'."""
+    return "" if noun == "client" else f" of {counted(len(np.unique(cells.clients)), noun)}"
+
+
 def _rows(cells: ClassMetrics) -> int:
     """Examples whose class is known to have an accuracy."""
     return len(cells.counts)
 
 
-def _constant(against: Baseline | None) -> Finding | None:
-    """Of real targets, the mean loss over clients is at least that of the best constant, of at least 20 examples."""
-    if against is None or against.of_classes or against.rows < _LEAST_OF_ONE:
+def _constant(against: Baseline | None, noun: str) -> Finding | None:
+    """Of real targets, the mean loss over clients is at least that of the best constant.
+
+    With fewer than 20 examples, it must be higher by more than the noise between clients.
+    """
+    if against is None or against.of_classes:
         return None
-    if not against.loss >= against.constant:
+    if not against.is_worse and not (against.rows >= _LEAST_OF_ONE and against.loss >= against.constant):
         return None
     metric = against.metric.replace("_", " ")
     answer = "the best constant" if against.answer is None else f"{_text(against.answer)}, the best constant,"
     text = (
         f"The model is no better than a guess: mean {metric} {_text(against.loss)}; predicting {answer} gives "
-        f"{_text(against.constant)} (means over the {counted(against.clients, 'client')} with "
+        f"{_text(against.constant)} (means over the {counted(against.clients, noun)} with "
         f"{SPLIT_NAMES[against.split]} examples; the constant is fitted to the training examples)."
     )
     cure = "Train for more rounds, change the client step size, or check that features and targets belong together."
     return Finding("guessing", f"{text} {cure}")
 
 
-def _unseen_by_accuracy(against: Baseline | None, answer: str, shares: NDArray) -> Finding | None:
-    """The loss shows that a model has learnt whose accuracy is that of always giving the most frequent class.
+def _unseen_by_accuracy(against: Baseline | None, answer: str, shares: NDArray, whose: str) -> Finding | None:
+    """The loss is below that of the classes' shares, though the accuracy is that of the most frequent class.
 
-    The rule: the likelihood of the examples' labels is at least 20 times that under the shares of the classes, which a
-    model that knows no more than these shares exceeds in at most one of 20 cases (Markov's inequality).
+    Whether the model has learnt, the rule: the likelihood of the examples' labels is at least 20 times that under the
+    shares, which a model that knows no more than these exceeds in at most one of 20 cases (Markov's inequality).
     """
-    if against is None:
+    if against is None or not against.loss_per_row < against.constant_per_row:
         return None
     gain = against.rows * (against.constant_per_row - against.loss_per_row)
-    if not gain >= math.log(_ODDS):
-        return None
     rare = len(shares) == 2 and np.min(shares) <= _RARE
     cure = "use --metrics auc" if len(shares) == 2 else "compare losses"
+    losses = (
+        f"its loss per example is {_text(against.loss_per_row)}, and that of the classes' shares in the training "
+        f"examples {_text(against.constant_per_row)}"
+    )
+    if gain >= math.log(_ODDS):
+        learnt = f"but it has learnt: {losses}"
+    else:
+        learnt = f"and the examples are too few to show that it has learnt: {losses}"
+        cure += ", or train for more rounds"
     text = (
         f"The model's accuracy is no higher than that of always answering {answer}, {100 * np.max(shares):.1f} % of "
-        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples, but it has learnt: its loss per example is "
-        f"{_text(against.loss_per_row)}, and that of the classes' shares in the training examples "
-        f"{_text(against.constant_per_row)}. Accuracy cannot see {'a label this rare' if rare else 'this'}: {cure}."
+        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples{whose}, {learnt}. "
+        f"Accuracy cannot see {'a label this rare' if rare else 'this'}: {cure}."
     )
     return Finding("guessing", text)
 
@@ -363,6 +379,7 @@ def _guessing(
     classes: Mapping[str, ClassMetrics],
     names: Sequence[str] | None,
     constant: Callable[[], Baseline | None],
+    noun: str,
 ) -> Finding | None:
     """The model does no better than one constant answer, on test examples or, without any, on the next best split.
 
@@ -373,7 +390,7 @@ def _guessing(
       classes' accuracies at most 1.2 times that of a guess.  A fair model that gives up overall accuracy for the rare
       classes has a higher mean, and is not meant.
 
-    If the loss shows that the model has learnt, the sentence says that the accuracy hides it.
+    If the loss is below that of the classes' shares, the sentence says that the accuracy hides it.
     """
     split = next(
         (name for name in ("test", "valid", "train") if name in classes and len(classes[name].counts)), None
@@ -381,6 +398,7 @@ def _guessing(
     if split is None:
         return None
     cells = classes[split]
+    examples = f"{SPLIT_NAMES[split]} examples{_whose(cells, noun)}"
     counts = np.bincount(cells.classes, cells.counts)
     right = np.bincount(cells.classes, cells.counts * cells.accuracy)
     present = np.flatnonzero(counts)
@@ -397,14 +415,16 @@ def _guessing(
         n >= _LEAST and accuracy <= allowed and np.mean(right / counts) <= _LEARNT / len(present)
     ):
         return None
-    if (hidden := _unseen_by_accuracy(constant(), answers[most], counts / n)) is not None:
+    if (
+        hidden := _unseen_by_accuracy(constant(), answers[most], counts / n, _whose(cells, noun))
+    ) is not None:
         return hidden
     if one_answer:
         answer = answers[some[0]] + (" (the most frequent)" if some[0] == most else "")
-        text = f"The model gives one answer, {answer}, for all {n:,.0f} {SPLIT_NAMES[split]} examples"
+        text = f"The model gives one answer, {answer}, for all {n:,.0f} {examples}"
         return Finding("guessing", f"{text}: it has learnt nothing that tells them apart. {cure}")
     text = (
-        f"The model is no better than a guess: its accuracy over all {SPLIT_NAMES[split]} examples is "
+        f"The model is no better than a guess: its accuracy over all {examples} is "
         f"{100 * accuracy:.1f} %, and always answering {answers[most]}, their most frequent class, gives "
         f"{100 * share:.1f} %."
     )
@@ -469,7 +489,17 @@ def unmeasured(
             else f"The only {noun} has no {name} examples"
         )
         instead = headline_of(sizes)
+        if split == "valid":
+            return Finding(
+                "unmeasured", f"{text}, so settings cannot be chosen by them. {_INCLUDED[split]}", split
+            )
         text += f": there are no {name} numbers, and these are about {SPLIT_NAMES[instead]} examples"
+        # Clients that are set aside are divided in the same way, so setting some aside gives no test examples.
+        seen = "The model has seen these, so they do not show how it serves new examples. " * (
+            instead == "train"
+        )
+        usual = f"{seen}Test numbers need clients with more examples, or a larger share of them for tests."
+        cure = usual if cure is None else cure
         if left_out := int(np.sum(np.asarray(sizes[instead]) == 0)):
             text += f", which {left_out:,} of {many} {'lacks' if left_out == 1 else 'lack'}"
         text += "."
@@ -487,7 +517,11 @@ def _shown(x: float, metric: str) -> str:
 
 
 def diverged_clients(
-    losses: Mapping[str, NDArray], initial: NDArray, trained: NDArray, names: Sequence[str]
+    losses: Mapping[str, NDArray],
+    initial: NDArray,
+    trained: NDArray,
+    names: Sequence[str],
+    noun: str = "client",
 ) -> Finding | None:
     """A finding where clients' personal models diverged, whatever became of the global model.
 
@@ -501,6 +535,7 @@ def diverged_clients(
       initial: the loss of the initial model on them, ``(K,)``.
       trained: which of the clients are meant, bool ``(K,)``.
       names: the clients' ids.
+      noun: what one of those that are meant is called, in the singular.
     """
     if of_global("loss") not in losses or not len(initial):
         return None
@@ -515,7 +550,7 @@ def diverged_clients(
     more = [f"{len(bad) - _NAMED:,} more"] if len(bad) > _NAMED else []
     listed = " and ".join(filter(None, (", ".join([*shown, *more][:-1]), [*shown, *more][-1])))
     text = (
-        f"The personal models of {len(bad):,} of {counted(int(trained.sum()), 'client')} diverged: their training loss "
+        f"The personal models of {len(bad):,} of {counted(int(trained.sum()), noun)} diverged: their training loss "
         f"is not finite, or over {_PERSONAL:g} times the usual one, which is the larger of the global and the initial "
         f"model's. By client: {listed}. Means and worst tenths include them."
     )
@@ -526,7 +561,13 @@ def diverged_clients(
 
 
 def untrained_clients(
-    last_round: NDArray, history: Mapping[str, NDArray], *, initial: bool, adapts: bool
+    last_round: NDArray,
+    history: Mapping[str, NDArray],
+    *,
+    initial: bool,
+    adapts: bool,
+    chosen: NDArray | None = None,
+    noun: str = "client",
 ) -> Finding | None:
     """A finding where some clients have never trained a model of their own, though others have.
 
@@ -535,9 +576,11 @@ def untrained_clients(
       history: as in :attr:`evenhand.simulation.Run.history`.
       initial: whether these clients are served what they have kept since the start, not the global model.
       adapts: whether clients adapt the model that they are served to their examples.
+      chosen: the positions of the clients that headlines are about; None: all.
+      noun: what one of these is called, in the singular.
     """
-    untrained = last_round == 0
-    if not untrained.any() or untrained.all():
+    untrained = (last_round if chosen is None else last_round[chosen]) == 0
+    if not untrained.any() or not last_round.any():
         return None
     alone = np.asarray(history.get(column("train", of_global("loss")), [0.0, 1.0]), np.float64)
     if initial:
@@ -547,7 +590,7 @@ def untrained_clients(
     else:
         served = "the current global model"
     text = (
-        f"{int(untrained.sum()):,} of {counted(len(untrained), 'client')} never trained in "
+        f"{int(untrained.sum()):,} of {counted(len(untrained), noun)} never trained in "
         f"{counted(int(history['round'][-1]), 'round')}, and are served {served}"
         f"{', which they adapt to their examples' if adapts else ''}; their results say nothing about trained personal "
         "models. More rounds or a larger cohort reach more clients."

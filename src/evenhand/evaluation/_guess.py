@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ class Baseline(NamedTuple):
       clients: how many have such examples.
       rows: the examples.
       of_classes: whether the labels are classes, of which a tilted or fair method may give one up and still be right.
+      is_worse: whether the 95 % interval of the mean of :math:`F_k - B_k` over the clients lies above 0.
     """
 
     split: str
@@ -55,6 +57,7 @@ class Baseline(NamedTuple):
     clients: int
     rows: int
     of_classes: bool = False
+    is_worse: bool = False
 
 
 def baseline(
@@ -101,7 +104,18 @@ def baseline(
         clients=len(filled),
         rows=int(counts.sum()),
         of_classes=rows.y.dtype.kind == "i",
+        is_worse=_is_positive(loss - constant),
     )
+
+
+def _is_positive(differences: NDArray) -> bool:
+    """Whether the 95 % interval of their mean, by Student's t, lies above 0; never for a single one."""
+    m, mean = len(differences), float(np.mean(differences))
+    if m < 2 or not (math.isfinite(mean) and mean > 0):
+        return False
+    from scipy.special import stdtrit  # slow to import, and most runs need none
+
+    return mean > float(stdtrit(m - 1, 0.975) * np.std(differences, ddof=1) / math.sqrt(m))
 
 
 def _equals(values: NDArray, loss: NDArray) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -115,7 +115,7 @@ def marked(optimiser: optax.GradientTransformation) -> optax.GradientTransformat
     """The same optimiser; a traced program shows where it begins if it has a schedule.
 
     A schedule is one of optax: a step size that is a function of the number of steps, in any chain or mask, or a
-    hyper-parameter injected as such a function.
+    hyper-parameter injected as such a function.  A function that is constant is none.
     """
 
     def start(params: Params) -> optax.OptState:
@@ -126,24 +126,40 @@ def marked(optimiser: optax.GradientTransformation) -> optax.GradientTransformat
 
     def init(params: Params) -> optax.OptState:
         state = optimiser.init(params)
-        return named(params) if _has_schedule(state) else state
+        return named(params) if _has_schedule(optimiser, params, state) else state
 
     return optimiser._replace(init=init)
 
 
-def _has_schedule(state: PyTree) -> bool:
-    """Whether the state of an optimiser counts the steps of a schedule, at any depth."""
-    counts = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
+def _has_schedule(optimiser: optax.GradientTransformation, params: Params, state: PyTree) -> bool:
+    """Whether the optimiser's updates depend on the steps that a schedule has counted, at any depth of its state.
 
-    def is_count(node: object) -> bool:
-        return isinstance(node, counts)
+    A constant schedule counts steps, too, but no update depends on them.
+    """
+    counts = _counts(state)
+    if not any(jax.tree.leaves(counts)):
+        return False
+    program = jax.make_jaxpr(lambda w, state: optimiser.update(w, state, w)[0])(params, state).jaxpr
+    is_count = [*(False for _ in jax.tree.leaves(params)), *jax.tree.leaves(counts)]
+    reached = {id(x) for x, chosen in zip(program.invars, is_count, strict=True) if chosen}
+    for equation in program.eqns:
+        if any(id(x) in reached for x in equation.invars):
+            reached |= {id(x) for x in equation.outvars}
+    return any(id(x) in reached for x in program.outvars)
 
-    def has(node: object) -> bool:
+
+def _counts(state: PyTree) -> PyTree:
+    """Which leaves of an optimiser's state count the steps of a schedule; the same tree, of bools."""
+    nodes = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
+
+    def marks(node: Any) -> Any:
         if isinstance(node, optax.InjectStatefulHyperparamsState):
-            return bool(node.hyperparams_states) or _has_schedule(node.inner_state)
-        return isinstance(node, optax.ScaleByScheduleState)
+            none = jax.tree.map(lambda _: False, node)
+            every = jax.tree.map(lambda _: True, node.hyperparams_states)
+            return none._replace(hyperparams_states=every, inner_state=_counts(node.inner_state))
+        return jax.tree.map(lambda _: isinstance(node, optax.ScaleByScheduleState), node)
 
-    return any(map(has, jax.tree.leaves(state, is_leaf=is_count)))
+    return jax.tree.map(marks, state, is_leaf=lambda node: isinstance(node, nodes))
 
 
 def _plain(step: Array | float) -> tuple[optax.GradientTransformation, float | None]:

@@ -309,9 +309,17 @@ def may_be_starred(run: RunView, metric: str) -> bool:
     A run whose accuracy, or whose loss where nothing else is measured, is that of a guess may still be the best in a
     metric that sees more, such as the area under the ROC curve.
     """
-    guesses = any(finding.kind == "guessing" for finding in run.findings)
+    guesses = any(finding.kind == "guessing" for finding in run.findings) or _reached_by_a_constant(run)
     seen = metric not in ("accuracy", "loss") and "accuracy" in run.clients.get("train", {})
     return may_win(run, _JUDGING) and (seen or not guesses)
+
+
+def _reached_by_a_constant(run: RunView) -> bool:
+    """Whether, where a run is judged by its loss, the best constant answer is at least as good for its clients."""
+    constant = run.info.get("constant")
+    if constant is None:
+        return False
+    return statistics(honest(run), constant["split"], constant["metric"])["mean"] >= constant["mean"]
 
 
 def verdict(of: Comparison) -> str:

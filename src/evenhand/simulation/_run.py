@@ -156,16 +156,22 @@ class Run:
             restarts=self.info.get("restarts", False),
             guarantee=no_guarantee(needs, self._drawn, self.per_round.get("reported")),
             clients=self._of_clients(),
+            noun=self._noun,
         )
         return seen if (missing := self._unmeasured(chosen)) is None else (*seen, missing)
 
-    def _unmeasured(self, chosen: NDArray) -> Finding | None:
+    def _unmeasured(self, chosen: NDArray, cure: str | None = None) -> Finding | None:
         """The evaluated clients that headlines are about, but leave out."""
         sizes = {split: rows[chosen] for split, rows in split_sizes(self.data, self.evaluated).items()}
         metric = primary_metric(self.clients["train"])
-        is_attacked = self.malicious.any() and not chosen.all()
-        noun = f"{'evaluated ' if self.evaluated is not None else ''}{'honest ' if is_attacked else ''}client"
-        return unmeasured(sizes, noun=noun, metric=metric, train=self.clients["train"][metric][chosen])
+        train = self.clients["train"][metric][chosen]
+        return unmeasured(sizes, noun=self._noun, metric=metric, train=train, cure=cure)
+
+    @property
+    def _noun(self) -> str:
+        """What a client that headlines are about is called."""
+        is_attacked = self.malicious.any() and not honest_among(self.malicious, self.evaluated).all()
+        return f"{'evaluated ' if self.evaluated is not None else ''}{'honest ' if is_attacked else ''}client"
 
     @property
     def _constant(self) -> Baseline | None:
@@ -198,11 +204,18 @@ class Run:
         who = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
         meant = ~self.malicious[who] & ((self.last_round[who] > 0) | adapts)
         names = [self.data.client_ids[k] for k in who]
-        diverged = diverged_clients(self.clients["train"], self.initial_loss, meant, names)
+        diverged = diverged_clients(self.clients["train"], self.initial_loss, meant, names, self._noun)
         if not keeps:
             return (diverged,)
-        how = {"initial": self.untrained == "initial", "adapts": adapts}
-        return diverged, untrained_clients(self.last_round, self.history, **how)
+        untrained = untrained_clients(
+            self.last_round,
+            self.history,
+            initial=self.untrained == "initial",
+            adapts=adapts,
+            chosen=who[honest_among(self.malicious, self.evaluated)],
+            noun=self._noun,
+        )
+        return diverged, untrained
 
     @cached_property
     def privacy(self) -> Account | None:
@@ -471,7 +484,13 @@ class Run:
         sizes, noun = split_sizes(unseen), "unseen client"
         missing = unmeasured(sizes, noun=noun, cure="")
         more = () if missing is None else (missing._replace(split="unseen"),)
-        return found._replace(unseen=self.serve(unseen).view(title), findings=(*self.findings, *more))
+        # The usual advice is to set clients aside, as was done here.
+        own = [
+            self._unmeasured(chosen, cure="") if x.kind == "unmeasured" and self.data.test.rows else x
+            for x in self.findings
+        ]
+        findings = (*filter(None, own), *more)
+        return found._replace(unseen=self.serve(unseen).view(title), findings=findings)
 
     def report(self, path: str | Path, title: str = "run", *, unseen: FederatedDataset | None = None) -> Path:
         """Writes one self-contained HTML page about this run and returns its path.

@@ -13,7 +13,7 @@ import numpy as np
 from evenhand._platform import check_process
 from evenhand.data import FederatedDataset, hold_out
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps, whole_number
-from evenhand.evaluation import Metric, Metrics, check_metrics
+from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.simulation import Job, cohort_of
 from evenhand.studies._bar import Bar
@@ -181,7 +181,10 @@ class _Sources:
                     f"{data.name} had no validation examples: a fifth of each client's training examples were set "
                     "aside to choose by."
                 )
-                if note not in self.notes:
+                missing = unmeasured({"valid": data.valid.sizes}, split="valid")
+                if not data.valid.rows and missing is not None:  # the study's remarks say it, too
+                    warnings.warn(missing.sentence, EvenhandWarning, stacklevel=5)
+                elif note not in self.notes:
                     self.notes.append(note)
                     warnings.warn(note, EvenhandWarning, stacklevel=5)
             self._known[key] = data

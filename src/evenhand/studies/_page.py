@@ -54,8 +54,12 @@ def _condition(of: Study, remarks: str) -> list[str]:
         if line.setting is not None
     }
     if not runs:
+        split = of.rule.split
+        seen = [each.seen for each in of.outcomes if each.seen is not None]
         lost = (
-            f"Each setting of each method diverged or failed in some run, or has no {SPLIT_NAMES[of.rule.split]} "
+            f"No client has {SPLIT_NAMES[split]} examples to choose settings by, so there is nothing to compare."
+            if seen and not any(split in view.sizes for view in seen)
+            else f"Each setting of each method diverged or failed in some run, or has no {SPLIT_NAMES[of.rule.split]} "
             f"{of.metric} to be chosen by, so there is nothing to compare."
         )
         return [f'<p class="lead">{lost}</p>', remarks, _settings(of)]
@@ -179,11 +183,7 @@ def _conditions(of: Study) -> str:
     """Each method at its chosen setting under each condition."""
     rows: list[list[str | Cell]] = []
     for line in of.table():
-        chosen = (
-            "every setting diverged or failed"
-            if line.setting is None
-            else str(line.setting._replace(case={}))
-        )
+        chosen = "no setting could be chosen" if line.setting is None else str(line.setting._replace(case={}))
         cells = [_over_seeds(line, name, of.metric) for name in _SHOWN]
         rows.append([_named(line.case), chosen, *cells])
     unit = " in percent" if is_share(of.metric) else ""

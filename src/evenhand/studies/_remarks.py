@@ -58,7 +58,7 @@ def _once(findings: Sequence[Finding | None]) -> Iterator[str]:
 def _without_a_say(outcome: Outcome, split: str) -> Finding | None:
     """The clients that have no examples by which settings are chosen."""
     seen = outcome.seen
-    if split != "valid" or seen is None or split not in seen.sizes:
+    if split != "valid" or seen is None:
         return None
     return unmeasured(seen.sizes, split=split, noun="client" if seen.whole is None else "honest client")
 

@@ -537,6 +537,20 @@ def test_a_guess_by_accuracy_may_be_the_best_in_a_metric_that_sees_more():
     assert not may_be_starred(regression, "r2")
 
 
+def test_no_run_that_a_constant_reaches_is_starred_whatever_its_rows():
+    """Two honest clients of loss 4 and 6 with test rows, a malicious one, and one without test rows."""
+    losses = {"loss": np.array([4.0, 6.0, 0.0, np.nan])}
+    run = view("x", [0.5] * 4)._replace(
+        clients={"train": {"loss": np.ones(4)}, "test": losses},
+        sizes={"train": np.full(4, 9), "test": np.array([1, 1, 1, 0])},
+        malicious=np.array([False, False, True, False]),
+    )
+    for constant, starred in ((4.9, False), (5.0, False), (5.1, True)):
+        judged = run._replace(info={"constant": {"metric": "loss", "split": "test", "mean": constant}})
+        assert may_be_starred(judged, "loss") is starred
+    assert may_be_starred(run, "loss")
+
+
 def test_the_headline_of_one_run_mentions_its_swing(tmp_path):
     noisy = view("x", [0.9, 0.7])
     noisy = noisy._replace(history=accuracy(0.1, 0.8, 0.7, 0.8))
@@ -633,6 +647,21 @@ def test_the_sentence_on_clients_that_never_trained():
     still = past | {"train_global_loss": np.array([2.3, 2.3])}
     assert "the global model, which has not changed since the start;" in said([1, 2, 0, 5], still)
     assert "model, which they adapt to their examples;" in said([1, 2, 0, 5], adapts=True)
+
+
+def test_clients_that_never_trained_are_counted_among_those_of_the_headline():
+    past = history(2.3, 1.0, rounds=[0, 5])
+    rounds = np.array([0, 0, 3, 0, 5])
+
+    def said(*chosen, rounds=rounds):
+        how = {"initial": False, "adapts": False, "noun": "evaluated honest client"}
+        finding = untrained_clients(rounds, past, chosen=np.array(chosen, int), **how)
+        return finding and finding.sentence.partition(" in ")[0]
+
+    assert said(1, 2, 4) == "1 of 3 evaluated honest clients never trained"
+    assert said(0, 1) == "2 of 2 evaluated honest clients never trained"
+    assert said(2, 4) is None
+    assert said(0, 1, rounds=np.zeros(5, int)) is None, "that is another finding"
 
 
 def test_findings_about_clients_come_after_those_about_the_run():

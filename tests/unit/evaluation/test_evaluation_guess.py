@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import log_loss, roc_auc_score
@@ -87,6 +89,19 @@ def test_only_the_given_clients_are_measured_and_all_clients_fit():
     assert (found.clients, found.rows) == (1, 3)
 
 
+def test_few_rows_prove_a_loss_worse_where_every_client_agrees():
+    """SciPy's paired t interval of the clients' differences to their constants."""
+    tested = targets(test=np.full(6, 9.0), sizes=((4, 3, 2), (2, 2, 2)))
+    constant = (9.0 - np.mean(Y)) ** 2
+    for excess in ((50.0, 60.0, 70.0), (-5.0, 60.0, 125.0)):
+        low, _ = stats.t.interval(0.95, 2, np.mean(excess), stats.sem(excess))
+        found = judged(squared_error, tested, loss=np.add(constant, excess))
+        assert found.is_worse == (low > 0) == (excess[0] > 0)
+    assert not judged(squared_error, tested, loss=np.subtract(constant, (0.5, 0.6, 0.7))).is_worse
+    assert not judged(squared_error, tested, loss=(math.nan, 1e9, 1e9)).is_worse
+    assert not judged(squared_error, tested, loss=(1e9,), positions=(2,)).is_worse
+
+
 def test_the_metric_is_named_where_it_equals_the_loss():
     same, other = np.array([9.0, np.nan, 11.0]), np.array([1.0, np.nan, 2.0])
     assert judged(squared_error, absolute_error=other, squared_error=same).metric == "squared_error"
@@ -145,9 +160,9 @@ def against(loss, constant, *, rows=84, split="test"):
     return Baseline(split, "squared_error", 12.3, loss, constant, loss, constant, 20, rows)
 
 
-def found(constant, classes=None):
+def found(constant, classes=None, noun="client"):
     return findings(
-        HISTORY, per_round={}, classes=classes or {}, blank=400.0, constant=lambda: constant, class_names=None
+        HISTORY, per_round={}, classes=classes or {}, blank=400.0, constant=lambda: constant, noun=noun
     )
 
 
@@ -161,6 +176,8 @@ def test_a_loss_above_that_of_the_best_constant_is_a_guess():
     assert [f.kind for f in found(against(360.0, 360.0))] == ["guessing"]
     assert found(against(359.0, 360.0)) == ()
     assert found(against(9391.0, 360.0, rows=19)) == ()
+    few = against(9391.0, 360.0, rows=19)._replace(is_worse=True)
+    assert [f.kind for f in found(few)] == ["guessing"]
     assert found(None) == ()
     assert found(against(9391.0, 360.0)._replace(of_classes=True)) == ()
 
@@ -178,12 +195,38 @@ def test_an_accuracy_that_cannot_see_a_rare_label_says_so(accuracy):
     assert "Accuracy cannot see a label this rare: use --metrics auc." in finding.sentence
     assert "92.0 %" in finding.sentence
     assert "step size" not in finding.sentence
-    for constant in (against(0.2, 0.2058, rows=500), against(0.2, 0.1, rows=500), None):
+    (finding,) = found(
+        against(0.2, 0.2058, rows=500), rare
+    )  # below the shares' loss, which 500 rows do not prove
+    assert "too few to show that it has learnt" in finding.sentence
+    assert "Accuracy cannot see a label this rare: use --metrics auc, or train for" in finding.sentence
+    assert "step size" not in finding.sentence and "learnt nothing" not in finding.sentence
+    for constant in (against(0.2, 0.2, rows=500), against(0.2, 0.1, rows=500), None):
         (finding,) = found(constant, rare)
         assert "step size" in finding.sentence
         assert "auc" not in finding.sentence
     (finding,) = found(against(0.6, 0.7, rows=500), cells([260, 240], [1, 0]))
     assert "Accuracy cannot see this: use --metrics auc." in finding.sentence
+
+
+def test_a_guess_is_said_to_be_of_the_clients_that_were_measured():
+    """Four honest clients: in each sentence about fewer examples than all; every client's examples need no words."""
+    zeros, who = np.zeros(4, int), np.arange(4)
+    one_class = {"train": ClassMetrics(who, zeros, np.full(4, 9), np.ones(4))}
+    one_answer = {"test": ClassMetrics(who, np.array([0, 1, 0, 1]), np.full(4, 12), np.array([1.0, 0, 1, 0]))}
+    at_random = {"test": ClassMetrics(who, np.array([0, 1, 0, 1]), np.full(4, 50), np.full(4, 0.5))}
+    cases = [
+        (None, one_class, "All 36 training examples of 4 honest clients are of one class"),
+        (None, one_answer, "for all 48 test examples of 4 honest clients: it has"),
+        (None, at_random, "its accuracy over all test examples of 4 honest clients is 50.0 %"),
+        (against(0.2, 0.3, rows=500), one_answer, "% of the 500 test examples of 4 honest clients, but"),
+        (against(9391.0, 360.0), {}, "means over the 20 honest clients with test examples"),
+    ]
+    for constant, classes, words in cases:
+        (finding,) = found(constant, classes, "honest client")
+        assert words in finding.sentence
+        (finding,) = found(constant, classes)
+        assert "honest" not in finding.sentence and "of 4 clients" not in finding.sentence
 
 
 def test_a_model_with_classes_is_not_compared_by_its_loss():
@@ -226,6 +269,11 @@ def test_a_regression_is_found_to_guess_until_it_beats_the_mean(tmp_path):
     honest = ~attacked.malicious
     assert attacked.baseline.clients == honest.sum() < 10
     assert attacked.baseline.loss == pytest.approx(attacked.client_metrics()["loss"][honest].mean())
+    sampled = trained(data, linear, 1e-3, 2, attack=eh.attacks.sign_flip(fraction=0.3), eval_clients=6)
+    count = sampled.baseline.clients
+    assert 0 < count < 6
+    (guess,) = [finding.sentence for finding in sampled.findings if finding.kind == "guessing"]
+    assert f"means over the {count} evaluated honest clients with test examples" in guess
 
 
 def test_a_rare_label_that_is_learnt_is_not_blamed_on_the_step_size():
