@@ -11,7 +11,7 @@ import numpy as np
 from evenhand.data._arrays import NDArray, check_class_numbers, class_labels
 from evenhand.data._features import Series
 from evenhand.data._text import number
-from evenhand.errors import Argument, EvenhandError
+from evenhand.errors import Argument, EvenhandError, named
 
 __all__ = [
     "BOOLEANS",
@@ -67,11 +67,11 @@ def check_filled(source: str, columns: Sequence[Series], row: Row, *, known: boo
         )
     raise EvenhandError(
         f"{where}drop the row, or say how to fill it with ",
-        Argument("fill", "mean"),
+        Argument("fill", "'mean'", "mean"),
         ", ",
-        Argument("fill", "median"),
+        Argument("fill", "'median'", "median"),
         " or ",
-        Argument("fill", "most-frequent"),
+        Argument("fill", "'most-frequent'", "most-frequent"),
         f"{others}.",
     )
 
@@ -150,7 +150,7 @@ def amounts_or_classes(name: str) -> tuple[str | Argument, ...]:
         "give ",
         Argument("regression", "True"),
         " to predict amounts, or ",
-        Argument("categorical", name),
+        named("categorical", name),
         " if each number is a class.",
     )
 

@@ -26,7 +26,7 @@ from evenhand.data.loaders._cells import (
 )
 from evenhand.data.loaders._options import DEFAULT_CLIENT, Options, listing, owners
 from evenhand.data.loaders._problems import Problems
-from evenhand.errors import Argument, EvenhandError, EvenhandWarning, nearest
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning, named, nearest
 
 __all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"]
 
@@ -300,13 +300,15 @@ def _ask_about_ids(source: str, features: Sequence[Series], options: Options) ->
             and np.all(np.isfinite(values))
             and np.all(values == np.rint(values))
         ):
-            warnings.warn(
+            question = EvenhandWarning(
                 f"{source}: column {series.name!r} has another whole number in each of the {rows:,} rows, as an id "
-                f"does: leave it out with drop={series.name} (--drop), or choose the columns to learn from with "
-                "features=NAMES (--features) if it is an amount.",
-                EvenhandWarning,
-                stacklevel=4,  # the line that called load() or from_frame()
+                "does: leave it out with ",
+                named("drop", series.name),
+                ", or choose the columns to learn from with ",
+                Argument("features", "NAMES"),
+                " if it is an amount.",
             )
+            warnings.warn(question, stacklevel=4)  # the line that called load() or from_frame()
 
 
 def _client_columns(
