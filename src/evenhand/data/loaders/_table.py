@@ -15,6 +15,8 @@ from evenhand.data._ids import remarks_on_spelling, spelled
 from evenhand.data._split import assign
 from evenhand.data._text import is_missing
 from evenhand.data.loaders._cells import (
+    MOST_LISTED,
+    also,
     check_filled,
     check_labels,
     label_classes,
@@ -423,10 +425,11 @@ def _check_weights(source: str, weight: Series, place: Callable[[int], str]) -> 
         (weight.values >= 0) & (weight.values == np.rint(weight.values)) & (weight.values <= _MOST_EXAMPLES)
     )
     if bad.any():
-        row = int(np.argmax(bad))
+        cells = [(place(int(i)), f"{weight.values[i]:g}") for i in np.flatnonzero(bad)[:MOST_LISTED]]
         raise EvenhandError(
-            f"{source}: {place(row)}, {where} holds {weight.values[row]:g}: a weight is the number of examples that a "
-            "row stands for, so round weights to whole numbers, after multiplying all of them if they are small."
+            f"{source}: {cells[0][0]}, {where} holds {cells[0][1]}"
+            f"{also(cells, int(bad.sum()))}: a weight is the number of examples that a row stands for, "
+            "so round weights to whole numbers, after multiplying all of them if they are small."
         )
     if weight.values.sum() > _MOST_EXAMPLES:
         raise EvenhandError(
