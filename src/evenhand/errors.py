@@ -1,6 +1,7 @@
 """The exception for bad input, the warning for misleading results, and how both are worded."""
 
 import operator
+import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import FunctionType, UnionType
@@ -13,6 +14,7 @@ __all__ = [
     "ModelError",
     "StorageError",
     "expect",
+    "named",
     "nearest",
     "perhaps",
     "whole_number",
@@ -20,13 +22,31 @@ __all__ = [
 
 
 class Argument(NamedTuple):
-    """An argument that a sentence names, as Python spells it; the command line spells it as an option."""
+    """An argument that a sentence names, as Python spells it; the command line spells it as an option.
+
+    Attributes:
+      name: the argument.
+      value: what it is set to, as Python writes it.
+      option: the same as a shell writes it, where that differs.
+    """
 
     name: str
     value: str
+    option: str | None = None
 
     def __str__(self) -> str:
         return f"{self.name}={self.value}"
+
+
+def named(name: str, column: str) -> Argument:
+    """The argument ``name``, which takes a list of names, with one ``column`` in it.
+
+    Example:
+      >>> named("drop", "last, first").value, named("drop", "last name").option
+      ("['last, first']", "'last name'")
+    """
+    cell = '"' + column.replace('"', '""') + '"' if {",", '"'} & set(column) else column
+    return Argument(name, repr([column]), shlex.quote(cell))
 
 
 class EvenhandError(ValueError):
@@ -58,7 +78,17 @@ class EvenhandWarning(UserWarning):
     """What a reader must know before trusting a run's numbers, in one sentence: for example, that it diverged.
 
     To silence only these: ``warnings.simplefilter("ignore", evenhand.errors.EvenhandWarning)``.
+
+    Args:
+      parts: as of :class:`EvenhandError`.
     """
+
+    def __init__(self, *parts: str | Argument) -> None:
+        super().__init__(*parts)
+        self.parts = parts
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.parts))
 
 
 def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) -> int:

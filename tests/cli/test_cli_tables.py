@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from evenhand.cli import main
 from evenhand.data import encode_table, load, load_features
+from evenhand.errors import EvenhandError
 
 TABLE = "region,group,income,code,work,smoker,repaid\n" + "".join(
     f"{'north' if i % 2 else 'south'},{'A' if i % 3 else 'B'},{1000 * (i * 7 % 11)},{i % 2 + 4},"
@@ -235,6 +237,60 @@ def test_errors_name_options_of_the_command_line(
 ) -> None:
     assert train("--client-column", "region", *words) == 2
     assert spelling in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "python", "command"),
+    [
+        ("notes", "drop=['notes']", "--drop notes"),
+        ("last name", "drop=['last name']", "--drop 'last name'"),
+        ("last, first", "drop=['last, first']", "--drop '\"last, first\"'"),
+    ],
+)
+def test_advice_can_be_followed_in_python_and_in_a_shell(
+    name: str, python: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f'client,a,"{name}",label\n' + "a,1,,0\na,2,,1\nb,1,,0\nb,2,,1\n")
+    with pytest.raises(EvenhandError) as caught:
+        load(path, fill="mean")
+    assert f"leave it out with {python}." in str(caught.value)
+    words = [
+        "run",
+        "fedavg",
+        "--data",
+        str(path),
+        "--fill",
+        "mean",
+        "--rounds",
+        "0",
+        "--out",
+        str(tmp_path / "a"),
+    ]
+    assert main(words) == 2
+    assert f"leave it out with {command}." in " ".join(capsys.readouterr().err.split())
+    assert main([*words, *shlex.split(command)]) == 0
+
+
+def test_text_instead_of_targets_is_refused_with_the_option_of_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"client": "a", "v": 1, "label": "3"}\n{"client": "b", "v": 2, "label": "4"}\n')
+    words = [
+        "run",
+        "fedavg",
+        "--data",
+        str(path),
+        "--rounds",
+        "0",
+        "--out",
+        str(tmp_path / "a"),
+        "--regression",
+    ]
+    assert main(words) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "give numbers as targets, or leave out --regression." in shown
 
 
 def test_reports_say_what_a_client_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

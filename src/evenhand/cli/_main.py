@@ -217,8 +217,8 @@ def _warnings_as_sentences() -> Generator[None]:
         others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
-            if issubclass(category, EvenhandWarning):
-                remark(str(message))
+            if isinstance(message, EvenhandWarning):
+                remark("".join(map(_spelled, message.parts)))
             else:
                 others(message, category, *where)
 
@@ -287,4 +287,4 @@ def _spelled(part: str | Argument) -> str:
     takes = {**options_of(Study), **options_of(Run)}.get(f"--{name}")
     if takes is None:
         return str(part)
-    return f"--{name} {part.value}" if takes.kinds else f"--{name}"
+    return f"--{name} {part.option or part.value}" if takes.kinds else f"--{name}"

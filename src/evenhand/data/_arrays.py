@@ -248,7 +248,9 @@ def class_labels(
         if values.dtype.kind == "U":
             raise EvenhandError(
                 f"{source}: {place(0)} is {values.reshape(-1)[0].item()[:40]!r}, not a number: give numbers as "
-                "targets, or leave regression out."
+                "targets, or leave out ",
+                Argument("regression", "True"),
+                ".",
             )
         with np.errstate(invalid="ignore"):  # a signalling NaN, which is refused next
             wide = values.astype(np.float64)

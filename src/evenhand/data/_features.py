@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from evenhand.data._arrays import NDArray
-from evenhand.errors import Argument, EvenhandError
+from evenhand.errors import EvenhandError, named
 
 __all__ = [
     "MISSING_CATEGORY",
@@ -220,7 +220,7 @@ def fit(
         if series.missing[rows].all():
             raise EvenhandError(
                 f"{source}: column {series.name!r} is empty in every training row: leave it out with ",
-                Argument("drop", repr(series.name)),
+                named("drop", series.name),
                 ".",
             )
         if series.categories is None:

@@ -101,9 +101,8 @@ def _check_kinds(values: Sequence[Any], missing: Sequence[bool], source: str, pl
         if not gap:
             kinds.setdefault(_kind(value), row)
     if len(kinds) > 1:
-        row = next(row for kind, row in kinds.items() if kind != "text")
-        if "text" not in kinds:
-            row = max(kinds.values())
+        odd = [row for kind, row in kinds.items() if kind not in ("text", "number")]
+        row = odd[0] if odd else kinds["number"]
         raise EvenhandError(
             f"{source}: {place(row)} is a value of type {type(values[row]).__name__} where client ids have to be all "
             "text or all numbers: write them in one way."

@@ -55,7 +55,7 @@ def test_whole_numbers_that_may_be_amounts_are_asked_about(tmp_path, read, label
     name = "y" if read is from_npz else "label"
     with pytest.raises(EvenhandError, match=sentence) as raised:
         read(tmp_path, labels)
-    assert f"regression=True to predict amounts, or categorical={name} if each" in str(raised.value)
+    assert f"regression=True to predict amounts, or categorical=[{name!r}] if each" in str(raised.value)
     assert np.allclose(
         np.sort(read(tmp_path, labels, regression=True, test_fraction=0).train.y), np.sort(labels)
     )
@@ -107,7 +107,10 @@ def test_a_column_with_another_whole_number_in_each_row_is_asked_about(ids, opti
     assert bool(sentences) == warned
     if warned:
         assert "column 'patient' has another whole number in each of the 60 rows" in sentences[0]
-        assert "drop=patient (--drop)" in sentences[0]
+        assert (
+            "leave it out with drop=['patient'], or choose the columns to learn from with features=NAMES"
+            in (sentences[0])
+        )
 
 
 def test_twenty_rows_are_too_few_to_call_a_column_an_id():
@@ -125,4 +128,8 @@ def test_the_command_line_asks_in_one_sentence_and_names_its_options(tmp_path, c
     assert main([*words, "--out", str(tmp_path / "a")]) == 2
     assert "give --regression to predict amounts, or --categorical score if each" in capsys.readouterr().err
     assert main([*words, "--out", str(tmp_path / "a"), "--categorical", "score"]) == 0
-    assert "column 'patient' has another whole number" in capsys.readouterr().err
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "column 'patient' has another whole number" in shown
+    assert (
+        "leave it out with --drop patient, or choose the columns to learn from with --features NAMES" in shown
+    )

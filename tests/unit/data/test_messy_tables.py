@@ -134,6 +134,68 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
         assert problem in words
 
 
+def spoilt(path: Path, suffix: str) -> Path:
+    """A table with two columns of numbers and text, and two faulty weights."""
+    names = ("client", "a", "t", "label", "w")
+    rows = [
+        ("h1", 1.5, "u", "yes", 1),
+        ("h1", "?", "v", "no", 2),
+        ("h2", 2.5, 3, "yes", 0.5),
+        ("h2", 4.5, "u", "no", 1),
+        ("h3", "abc", 7, "yes", -1),
+        ("h3", 1.0, "v", "no", 1),
+    ]
+    path = path / f"t{suffix}"
+    lines = [",".join(map(str, row)) for row in (names, *rows)]
+    if suffix == ".jsonl":
+        lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.mark.parametrize(("suffix", "head"), [(".csv", 1), (".jsonl", 0)])
+def test_all_faulty_cells_of_a_column_are_reported(suffix: str, head: int, tmp_path: Path) -> None:
+    with pytest.raises(EvenhandError) as caught:
+        load(spoilt(tmp_path, suffix), weight="w")
+    words = str(caught.value)
+    for problem in (
+        f"line {2 + head}, column 'a' holds '?' where other rows hold numbers (also 'abc' in line {5 + head}): ",
+        f"line {1 + head}, column 't' holds 'u' where other rows hold numbers (also 'v' in line {2 + head}, 'u' in "
+        f"line {4 + head}, 'v' in line {6 + head}): ",
+        f"line {3 + head}, column 'w' holds 0.5 (also -1 in line {5 + head}): ",
+    ):
+        assert problem in words
+
+
+def test_of_many_faulty_cells_the_first_ten_are_listed_over_all_blocks(tmp_path: Path) -> None:
+    """20,000 rows are several blocks; each of the 14 faulty cells is to be counted."""
+    cells = ["x" if i % 1500 == 7 else str(i % 5) for i in range(20_000)]
+    lines = [f"{'ab'[i % 2]},{cell},{i % 2}" for i, cell in enumerate(cells)]
+    (tmp_path / "t.csv").write_text("\n".join(["client,v,label", *lines]))
+    with pytest.raises(EvenhandError) as caught:
+        load(tmp_path / "t.csv")
+    expected = [f"'x' in line {i + 2}" for i in range(1507, 20_000, 1500)]
+    assert (
+        f"line 9, column 'v' holds 'x' where other rows hold numbers (also {', '.join(expected[:9])} and 4 more"
+        in (str(caught.value))
+    )
+
+    cells = ["7" if i in (9000, 12_000) else "xyz"[i % 3] for i in range(20_000)]
+    lines = [f"{'ab'[i % 2]},{cell},{i % 2}" for i, cell in enumerate(cells)]
+    (tmp_path / "t.csv").write_text("\n".join(["client,v,label", *lines]))
+    with pytest.raises(
+        EvenhandError, match=r"line 9002, .* '7' where other rows hold text \(also '7' in line 12002\):"
+    ):
+        load(tmp_path / "t.csv")
+
+
+def test_infinite_numbers_of_a_column_are_all_reported(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,v,label\na,1,0\na,1e99,1\nb,2,0\nb,-1e50,1\n")
+    words = r"line 3, .* holds 1e\+99, which is not a finite 32-bit number \(also -1e\+50 in line 5\): repair"
+    with pytest.raises(EvenhandError, match=words):
+        load(tmp_path / "t.csv")
+
+
 def test_ten_faults_are_shown_and_the_others_counted(tmp_path: Path) -> None:
     names = [f"c{i}" for i in range(13)]
     rows = ["a,0," + ",".join(["1"] * 13), "a,1," + ",".join(["x"] * 13)]
@@ -337,7 +399,10 @@ def test_weights_are_read_from_tables_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ([1, 0.5], "line 3, column 'count' holds 0.5: a weight is the number of examples"),
+        (
+            [1, 0.5],
+            "line 3, column 'count' holds 0.5 .also 0.5 in line 5, .*0.5 in line 21.: a weight is the number of",
+        ),
         ([1, -1], "line 3, column 'count' holds -1"),
         ([1, "inf"], "line 3, column 'count' holds inf"),
         ([1, 10**8], r"line 3, column 'count' holds 1e\+08"),

@@ -166,7 +166,7 @@ def test_separators_in_quotes_do_not_count(tmp_path: Path) -> None:
 def test_empty_cells_are_refused_with_a_cure_or_filled(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("client,v,w,label\na,1,x,0\na,NA,x,1\na,3,,0\na,5,y,1\n")
-    with pytest.raises(EvenhandError, match=r"line 3, column 'v' is empty.*fill=mean"):
+    with pytest.raises(EvenhandError, match=r"line 3, column 'v' is empty.*fill='mean'"):
         load(path)
     data = load(path, fill="mean", test_fraction=0.0, standardize=False)
     assert data.features.inputs == ("v", "w = x", "w = y", "w = (missing)")

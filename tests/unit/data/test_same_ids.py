@@ -68,7 +68,8 @@ def test_whole_floats_and_integers_are_one_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "kind"), [([1, "1", "b"], "int"), ([1.0, "1", "b"], "float"), ([1, True, 2], "bool")]
+    ("ids", "kind"),
+    [([1, "1", "b"], "int"), ([1.0, "1", "b"], "float"), ([1, True, 2], "bool"), ([True, 1, 2], "bool")],
 )
 def test_ids_of_several_types_are_refused(ids: list[Any], kind: str, tmp_path: Path) -> None:
     """Whether ``1``, ``"1"`` and ``True`` are one client only their owner knows."""

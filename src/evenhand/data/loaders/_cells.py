@@ -11,12 +11,14 @@ import numpy as np
 from evenhand.data._arrays import NDArray, check_class_numbers, class_labels
 from evenhand.data._features import Series
 from evenhand.data._text import number
-from evenhand.errors import Argument, EvenhandError
+from evenhand.errors import Argument, EvenhandError, named
 
 __all__ = [
     "BOOLEANS",
     "MOST_CATEGORIES",
+    "MOST_LISTED",
     "Row",
+    "also",
     "as_categories",
     "check_filled",
     "check_labels",
@@ -36,6 +38,8 @@ BOOLEANS = ("False", "True")
 """The categories of a column of booleans."""
 MOST_CATEGORIES = 1000
 """Most distinct texts of a feature column; with more, a model would learn ids."""
+MOST_LISTED = 10
+"""Most faulty cells of a column whose places are listed."""
 
 _FEW = 20
 _LARGEST_CLASS = 10_000
@@ -67,11 +71,11 @@ def check_filled(source: str, columns: Sequence[Series], row: Row, *, known: boo
         )
     raise EvenhandError(
         f"{where}drop the row, or say how to fill it with ",
-        Argument("fill", "mean"),
+        Argument("fill", "'mean'", "mean"),
         ", ",
-        Argument("fill", "median"),
+        Argument("fill", "'median'", "median"),
         " or ",
-        Argument("fill", "most-frequent"),
+        Argument("fill", "'most-frequent'", "most-frequent"),
         f"{others}.",
     )
 
@@ -109,10 +113,10 @@ def prepared(source: str, series: Series, row: Row, *, categorical: bool, known:
     if series.categories is None:
         bad = ~series.missing & ~(np.abs(series.values) <= _LARGEST)
         if bad.any():
-            i = int(np.argmax(bad))
+            cells = [(row(int(i)), str(series.values[i])) for i in np.flatnonzero(bad)[:MOST_LISTED]]
             raise EvenhandError(
-                f"{source}: {row(i)}, column {series.name!r} holds {series.values[i]}, which is not a finite "
-                "32-bit number: repair it or drop the row."
+                f"{source}: {cells[0][0]}, column {series.name!r} holds {cells[0][1]}, which is not a finite "
+                f"32-bit number{also(cells, int(bad.sum()))}: repair it or drop the row."
             )
     elif not known:
         _check_texts(source, series, row, categorical=categorical)
@@ -150,7 +154,7 @@ def amounts_or_classes(name: str) -> tuple[str | Argument, ...]:
         "give ",
         Argument("regression", "True"),
         " to predict amounts, or ",
-        Argument("categorical", name),
+        named("categorical", name),
         " if each number is a class.",
     )
 
@@ -185,13 +189,35 @@ def label_classes(
     return numbers[codes], classes
 
 
-def mixed(source: str, where: str, name: str, cell: str, others: str, *, feature: bool) -> EvenhandError:
-    """The error for a cell that is not of its column's kind, numbers or text."""
+def also(cells: Sequence[tuple[str, str]], count: int) -> str:
+    """Where the other faulty cells of a column are, in parentheses; empty if a sentence names the only one.
+
+    Args:
+      cells: where each is and what it holds, the first ones; that of the sentence comes first.
+      count: how many there are.
+
+    Example:
+      >>> also([("line 2", "'x'"), ("line 5", "'y'")], 14)
+      " (also 'y' in line 5 and 12 more)"
+    """
+    listed = cells[1:MOST_LISTED]
+    rest = count - 1 - len(listed)
+    if not listed:
+        return ""
+    more = f" and {rest:,} more" if rest else ""
+    return f" (also {', '.join(f'{cell} in {where}' for where, cell in listed)}{more})"
+
+
+def mixed(
+    source: str, name: str, cells: Sequence[tuple[str, str]], count: int, others: str, *, feature: bool
+) -> EvenhandError:
+    """The error for cells that are not of their column's kind, numbers or text; ``cells`` are as in :func:`also`."""
+    (where, cell), further = cells[0], also([(where, show(cell)) for where, cell in cells], count)
     if _COMMA.fullmatch(cell.strip()):
-        return _decimal_comma(source, where, name, cell)
+        return _decimal_comma(source, where, name, cell, further)
     sentence = (
-        f"{source}: {where}, column {name!r} holds {show(cell)} where other rows hold {others}: write only numbers, "
-        "or only text, in the column"
+        f"{source}: {where}, column {name!r} holds {show(cell)} where other rows hold {others}{further}: write only "
+        "numbers, or only text, in the column"
     )
     if others == "numbers":
         return EvenhandError(
@@ -262,9 +288,9 @@ def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) ->
         raise too_many(source, series.name, texts)
 
 
-def _decimal_comma(source: str, where: str, name: str, cell: str) -> EvenhandError:
+def _decimal_comma(source: str, where: str, name: str, cell: str, further: str = "") -> EvenhandError:
     return EvenhandError(
-        f"{source}: {where}, column {name!r} holds {show(cell)}: write a point for the decimals, and nothing "
+        f"{source}: {where}, column {name!r} holds {show(cell)}{further}: write a point for the decimals, and nothing "
         "between the thousands."
     )
 

@@ -12,7 +12,7 @@ from evenhand.data._arrays import NDArray
 from evenhand.data._features import Series
 from evenhand.data._ids import canonical
 from evenhand.data._text import is_missing, number, numbers
-from evenhand.data.loaders._cells import MOST_CATEGORIES, mixed, too_many
+from evenhand.data.loaders._cells import MOST_CATEGORIES, MOST_LISTED, mixed, too_many
 from evenhand.errors import EvenhandError
 
 __all__ = ["CellColumn", "add_block"]
@@ -33,6 +33,8 @@ class CellColumn:
       feature: whether it is a feature, so that its texts are categories.
       parts: what was read: numbers, or positions in ``known``.
       known: the distinct texts.
+      strange: where cells of text among numbers are, and what they hold: the first ones.
+      count: how many there are.
       fault: why the column cannot be read, once that is known; its further cells are not read.
     """
 
@@ -42,6 +44,8 @@ class CellColumn:
     feature: bool = False
     parts: list[NDArray] = field(default_factory=list[NDArray])
     known: dict[str, int] = field(default_factory=dict[str, int])
+    strange: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    count: int = 0
     fault: EvenhandError | None = None
 
     def series(self, source: str, lines: Sequence[int]) -> Series:
@@ -52,15 +56,17 @@ class CellColumn:
         """
         if self.fault is not None:
             raise self.fault
+        if self.strange:
+            raise mixed(source, self.name, self.strange, self.count, "numbers", feature=self.feature)
         if self.kind != _TEXT and not self.fixed:
             return Series(self.name, np.concatenate([np.zeros(0), *self.parts]))
         codes = np.concatenate([np.zeros(0, np.int32), *self.parts])
         if not self.fixed:
             spelled = [code for cell, code in self.known.items() if number(cell) is not None]
             if spelled:
-                i = int(np.argmax(np.isin(codes, spelled)))
-                cell = next(cell for cell, code in self.known.items() if code == codes[i])
-                raise mixed(source, f"line {lines[i]}", self.name, cell, "text", feature=self.feature)
+                rows, texts = np.flatnonzero(np.isin(codes, spelled)).tolist(), list(self.known)
+                cells = [(f"line {lines[i]}", texts[codes[i]]) for i in rows[:MOST_LISTED]]
+                raise mixed(source, self.name, cells, len(rows), "text", feature=self.feature)
         # Whether a text means an empty cell is checked once for each distinct text, not for each row.
         empty = np.array([is_missing(cell) for cell in self.known], bool)
         return Series(self.name, np.where(empty[codes], -1, codes), tuple(self.known))
@@ -111,12 +117,10 @@ def _add(source: str, column: CellColumn, cells: tuple[str, ...], lines: list[in
         values = np.array(spelled, np.float64)  # None becomes NaN
         strange = [i for i in np.flatnonzero(np.isnan(values)).tolist() if not is_missing(cells[i])]
         if strange and (column.kind == _NUMBER or not np.isnan(values).all()):
-            i = strange[0]
-            column.fault = mixed(
-                source, f"line {lines[i]}", column.name, cells[i], "numbers", feature=column.feature
-            )
-            return
-        if strange:
+            listed = strange[: MOST_LISTED - len(column.strange)]
+            column.strange += [(f"line {lines[i]}", cells[i]) for i in listed]
+            column.count += len(strange)
+        elif strange:
             column.kind, column.parts = _TEXT, [np.full(len(part), -1, np.int32) for part in column.parts]
             _add_text(source, column, cells)
             return

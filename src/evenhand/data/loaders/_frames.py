@@ -16,7 +16,7 @@ from evenhand.data._arrays import NDArray
 from evenhand.data._features import Series
 from evenhand.data._ids import canonical, object_ids
 from evenhand.data.loaders._arrow import arrow_ids, arrow_series
-from evenhand.data.loaders._cells import BOOLEANS, Row, as_categories, dates, mixed
+from evenhand.data.loaders._cells import BOOLEANS, MOST_LISTED, Row, as_categories, dates, mixed
 from evenhand.data.loaders._problems import Problems
 from evenhand.data.loaders._table import Columns, Table
 from evenhand.errors import Argument, EvenhandError
@@ -247,10 +247,11 @@ def _values(
         found = [np.nan if gap else _float(value) for value, gap in zip(values, missing, strict=True)]
         return Series(name, np.array(found, np.float64))
     if kinds != texts:
-        i = next(
+        strange = [
             i for i, value in enumerate(values) if not missing[i] and isinstance(value, str) and value.strip()
-        )
-        raise mixed(source, row(i), name, values[i], "numbers", feature=False)
+        ]
+        cells = [(row(i), str(values[i])) for i in strange[:MOST_LISTED]]
+        raise mixed(source, name, cells, len(strange), "numbers", feature=False)
     known: dict[str, int] = {}
     cells = ("" if gap else canonical(str(value)) for value, gap in zip(values, missing, strict=True))
     codes = [known.setdefault(cell, len(known)) if cell else -1 for cell in cells]

@@ -15,6 +15,8 @@ from evenhand.data._ids import remarks_on_spelling, spelled
 from evenhand.data._split import assign
 from evenhand.data._text import is_missing
 from evenhand.data.loaders._cells import (
+    MOST_LISTED,
+    also,
     check_filled,
     check_labels,
     label_classes,
@@ -26,7 +28,7 @@ from evenhand.data.loaders._cells import (
 )
 from evenhand.data.loaders._options import DEFAULT_CLIENT, Options, listing, owners
 from evenhand.data.loaders._problems import Problems
-from evenhand.errors import Argument, EvenhandError, EvenhandWarning, nearest
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning, named, nearest
 
 __all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"]
 
@@ -300,13 +302,15 @@ def _ask_about_ids(source: str, features: Sequence[Series], options: Options) ->
             and np.all(np.isfinite(values))
             and np.all(values == np.rint(values))
         ):
-            warnings.warn(
+            question = EvenhandWarning(
                 f"{source}: column {series.name!r} has another whole number in each of the {rows:,} rows, as an id "
-                f"does: leave it out with drop={series.name} (--drop), or choose the columns to learn from with "
-                "features=NAMES (--features) if it is an amount.",
-                EvenhandWarning,
-                stacklevel=4,  # the line that called load() or from_frame()
+                "does: leave it out with ",
+                named("drop", series.name),
+                ", or choose the columns to learn from with ",
+                Argument("features", "NAMES"),
+                " if it is an amount.",
             )
+            warnings.warn(question, stacklevel=4)  # the line that called load() or from_frame()
 
 
 def _client_columns(
@@ -421,10 +425,11 @@ def _check_weights(source: str, weight: Series, place: Callable[[int], str]) -> 
         (weight.values >= 0) & (weight.values == np.rint(weight.values)) & (weight.values <= _MOST_EXAMPLES)
     )
     if bad.any():
-        row = int(np.argmax(bad))
+        cells = [(place(int(i)), f"{weight.values[i]:g}") for i in np.flatnonzero(bad)[:MOST_LISTED]]
         raise EvenhandError(
-            f"{source}: {place(row)}, {where} holds {weight.values[row]:g}: a weight is the number of examples that a "
-            "row stands for, so round weights to whole numbers, after multiplying all of them if they are small."
+            f"{source}: {cells[0][0]}, {where} holds {cells[0][1]}"
+            f"{also(cells, int(bad.sum()))}: a weight is the number of examples that a row stands for, "
+            "so round weights to whole numbers, after multiplying all of them if they are small."
         )
     if weight.values.sum() > _MOST_EXAMPLES:
         raise EvenhandError(
