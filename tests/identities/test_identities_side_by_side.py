@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +122,10 @@ def test_methods_that_cannot_share_rounds_are_refused() -> None:
         alg.side_by_side({"a": METHODS["fedavg"], "b": another_model})
     with pytest.raises(eh.EvenhandError, match="no method"):
         alg.side_by_side({})
+    for nameless in ([METHODS["fedavg"]], METHODS["fedavg"]):
+        methods: Any = nameless
+        with pytest.raises(eh.EvenhandError, match=r"^methods=.*: give a value such as \{\"fedavg\": "):
+            alg.side_by_side(methods)
 
 
 def test_methods_that_promise_privacy_are_refused() -> None:

@@ -27,7 +27,7 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
     first method, and ``"accuracy (name)"`` is that of the method called ``name``.
 
     Raises:
-      EvenhandError: the methods cannot be combined.
+      EvenhandError: the methods have no names, or cannot be combined.
 
     Edge cases: each model is that of the method run alone, up to rounding; but a rejected upload is rejected for all.
 
@@ -45,6 +45,7 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, figure 1 and section 4.1.
     """
+    expect("methods", methods, Mapping, '{"fedavg": eh.algorithms.fedavg(work), ...}')
     members, names = list(methods.values()), list(methods)
     first = _check(members)
 

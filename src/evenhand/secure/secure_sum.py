@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, expect
 from evenhand.secure import protocol
 from evenhand.secure.masks import Random
 from evenhand.secure.plan import Plan, plan
@@ -73,6 +73,7 @@ def secure_sum(
 
     Source: Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving Machine Learning*, CCS 2017.
     """
+    expect("numbers", numbers, Mapping, "{1: [5, -3], 2: [7, 11]}")
     words = {client: _words(client, each, bits) for client, each in numbers.items()}
     if len(lengths := {len(each) for each in words.values()}) > 1:
         raise EvenhandError(f"secure_sum(): clients have {sorted(lengths)} numbers: give as many for each.")
@@ -95,13 +96,25 @@ def run_protocol(
 
     Raises:
       TooFewError: a client has too few neighbours left, or lost clients cut the others into groups.
+      EvenhandError: a client is not in the plan, or has no numbers and is not dropped.
     """
+    expect("numbers", numbers, Mapping, "{1: numpy.array([5], numpy.uint64), 2: ...}")
+    for name, named in {"numbers": numbers, "dropped": dropped, "silent": silent}.items():
+        if strange := [client for client in named if client not in plan.clients]:
+            raise EvenhandError(
+                f"{name} names client {strange[0]}, which is not in the plan of this sum: leave it out, or make a plan "
+                "with it."
+            )
+    alive = [client for client in plan.clients if client not in dropped]
+    if missing := [client for client in alive if client not in numbers]:
+        raise EvenhandError(
+            f"Client {missing[0]} is in the plan of this sum, but has no numbers: give them, or name it in dropped."
+        )
     known = {client: protocol.advertise(random) for client in plan.clients}
     offers = {client: offer for client, (_, offer) in known.items()}
     shares = {
         client: protocol.share(plan, client, secret, offers, random) for client, (secret, _) in known.items()
     }
-    alive = [client for client in plan.clients if client not in dropped]
 
     def masked(client: int) -> NDArray:
         return protocol.mask(plan, client, known[client][0], offers, numbers[client])

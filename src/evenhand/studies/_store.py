@@ -1,6 +1,6 @@
 """The folder of a study: one folder per run, which holds its result or the checkpoint from which it resumes.
 
-* ``study.json``: which runs the study has and how it chooses, for :func:`load`.
+* ``study.json``: which runs the study has, with the checksums of their results, and how it chooses; for :func:`load`.
 * ``plan.json``: which runs train together, so that a study that is continued gives the bits of one that never stopped.
 * ``runs/NAME-seed-S/result.json``: what came of a run; ``rounds-R.json``: what had come of it at a rung of
   :class:`Halving`; ``measures.json`` and ``checkpoint/``: the state of a run that has not ended.
@@ -63,6 +63,8 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._unsealed = 0
+        # Of the results that were read or written, by the names of the runs' folders.
+        self._checksums: dict[str, str | None] = {}
 
     def checkpoint(self, setting: Setting, seed: int) -> Path:
         """Where a run keeps its state until it has a result."""
@@ -84,12 +86,13 @@ class Store:
         if not path.is_file():
             return None
 
-        def parts(found: Mapping[str, Any]) -> tuple[dict[str, Any], Outcome]:
+        def parts(found: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], str | None], Outcome]:
             place = {"setting": found["setting"], "seed": found["seed"]}
             # Results of earlier versions do not say what untrained clients are served.
-            return {"untrained": "global", **found["identity"], **place}, _outcome(setting, seed, found)
+            saved = {"untrained": "global", **found["identity"], **place}
+            return (saved, found.get(SHA256)), _outcome(setting, seed, found)
 
-        (saved, outcome), is_old = self._read(path, _UNSEALED[_RESULT], _REPEATED, parts)
+        ((saved, checksum), outcome), is_old = self._read(path, _UNSEALED[_RESULT], _REPEATED, parts)
         for name, value in {"setting": str(setting), "seed": seed, **identity}.items():
             if is_old and name in _LATER and name not in saved:
                 continue
@@ -98,14 +101,18 @@ class Store:
                     f"{path} is of another run (its {name} is {saved.get(name)}, not {value}): give another folder, or "
                     f"delete that file."
                 )
+        if rung is None:
+            self._checksums[path.parent.name] = checksum
         return outcome
 
     def save(self, outcome: Outcome, identity: Mapping[str, Any], rung: int | None = None) -> None:
         """Writes a result in one step, and drops the checkpoint of a run that goes no further."""
         place = self._place(outcome.setting, outcome.seed)
-        text = json.dumps(resealed({"identity": dict(identity), **_plain(outcome)}), allow_nan=True) + "\n"
+        value = resealed({"identity": dict(identity), **_plain(outcome)})
+        text = json.dumps(value, allow_nan=True) + "\n"
         write(place / _named(rung), text, f"The result of {outcome.setting}, seed {outcome.seed},")
         if rung is None:
+            self._checksums[place.name] = value[SHA256]
             shutil.rmtree(place / _CHECKPOINT, ignore_errors=True)
             (place / _NOTES).unlink(missing_ok=True)
 
@@ -166,6 +173,7 @@ class Store:
                 "case": dict(each.setting.case),
                 "name": str(each.setting),
                 "seed": each.seed,
+                SHA256: self._checksums.get(self._place(each.setting, each.seed).name),
             }
             for each in study.outcomes
         ]
@@ -189,12 +197,16 @@ class Store:
     def described(self) -> Study:
         """The study that :meth:`describe` wrote, with its results."""
 
-        def parts(found: Mapping[str, Any]) -> tuple[list[tuple[Setting, int]], dict[str, Any]]:
+        def parts(found: Mapping[str, Any]) -> tuple[list[tuple[Setting, int, Any]], dict[str, Any]]:
             runs = [
-                (Setting(str(run["method"]), dict(run["numbers"]), dict(run["case"])), int(run["seed"]))
+                (
+                    Setting(str(run["method"]), dict(run["numbers"]), dict(run["case"])),
+                    int(run["seed"]),
+                    run.get(SHA256) if SHA256 in found else None,  # earlier versions did not list it
+                )
                 for run in found["runs"]
             ]
-            if found["baseline"] not in {setting.method for setting, _ in runs}:
+            if found["baseline"] not in {setting.method for setting, *_ in runs}:
                 raise _Damaged("it has no runs of its baseline")
             if not isinstance(found["metric"], str):
                 raise _Damaged("its metric is no name")
@@ -208,13 +220,23 @@ class Store:
 
         words = "start the study again, which repeats no finished run"
         (runs, how), _ = self._read(self.folder / _STUDY, _UNSEALED[_STUDY], words, parts)
-        outcomes = [self.load(setting, seed, {}) for setting, seed in runs]
+        outcomes = [self._listed(*run) for run in runs]
         whole = tuple(each for each in outcomes if each is not None)
         if lost := len(outcomes) - len(whole):
             raise EvenhandError(
                 f"{self.folder} lacks {lost} of its {len(outcomes)} results: start the study again for them."
             )
         return self._with_remarks(Study(outcomes=whole, **how))
+
+    def _listed(self, setting: Setting, seed: int, checksum: object) -> Outcome | None:
+        """A result, which must be the one whose checksum the study lists, if it lists any."""
+        outcome, place = self.load(setting, seed, {}), self._place(setting, seed)
+        if outcome is not None and checksum is not None and checksum != self._checksums[place.name]:
+            raise EvenhandError(
+                f"{place / _RESULT} is not the result that {_STUDY} lists: start the study again, which checks that it "
+                "is of this study."
+            )
+        return outcome
 
     def _read(
         self, path: Path, unsealed: set[str] | None, advice: str, parts: Callable[[Mapping[str, Any]], _T]

@@ -26,6 +26,9 @@ TINY = 1e-4
 """A probability at which chance is ruled out; the draws are fixed."""
 
 
+NUMBERS_OF_4 = {k: np.array([k], np.uint64) for k in range(4)}
+
+
 def source(seed):
     return np.random.default_rng(seed).bytes
 
@@ -327,6 +330,15 @@ def test_any_threshold_of_shares_give_the_secret_and_fewer_are_uniform():
         (lambda: plan(range(5), threshold=6), "no more than all"),
         (lambda: plan(range(6), threshold=4.5), "threshold"),
         (lambda: secure_sum({1: [1], 2: [1]}, dropped=[3]), "client 3 is to vanish"),
+        (lambda: run_protocol(plan(range(5)), NUMBERS_OF_4), "Client 4 is .* has no numbers: give them, or"),
+        (
+            lambda: run_protocol(plan(range(3)), NUMBERS_OF_4),
+            "^numbers names client 3, which is not in the plan",
+        ),
+        (lambda: run_protocol(plan(range(4)), NUMBERS_OF_4, dropped=[0, 77]), "^dropped names client 77, "),
+        (lambda: run_protocol(plan(range(4)), NUMBERS_OF_4, silent=[77]), "^silent names client 77, "),
+        (lambda: run_protocol(plan(range(4)), [NUMBERS_OF_4[0]] * 4), "^numbers=.* give a value such as"),
+        (lambda: secure_sum([[1], [2]]), "^numbers=.* give a value such as"),
         (lambda: plan(range(3), order=[0, 0, 1]), "each of 0 to 2 once"),
         (lambda: split(b"x", [1, 2], 3, source(0)), "give 1 to 2"),
         (lambda: split(b"x", [0, 2], 1, source(0)), "from 1 on"),
@@ -348,6 +360,11 @@ def test_any_threshold_of_shares_give_the_secret_and_fewer_are_uniform():
 def test_what_cannot_be_is_refused_in_a_sentence(make, sentence):
     with pytest.raises(EvenhandError, match=sentence):
         make()
+
+
+def test_a_dropped_client_of_the_plan_needs_no_numbers():
+    seen = run_protocol(plan(range(5)), NUMBERS_OF_4, dropped=[4], silent=[3])
+    assert recover(*seen).tolist() == [6]
 
 
 def setting(ids=(1, 2, 3, 4)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -219,6 +220,59 @@ def test_results_in_the_place_of_others_are_refused(
         made(folder)
 
 
+def with_another_result(whole: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A study's folder with a result of fewer rounds in the place of one; and the folder that it comes from."""
+    folder, other = Path(shutil.copytree(whole, tmp_path / "a")), tmp_path / "b"
+    study({"f": fedavg}, DATA, rounds=2, seeds=[0], cohort=5, grid={"lr": [0.05, 0.1]}, folder=other)
+    place = Store(folder).checkpoint(Setting("f", {"lr": 0.05}), 0).parent
+    shutil.copy(other / "runs" / place.name / "result.json", place)
+    return folder, other
+
+
+def test_a_result_of_another_study_in_the_same_place_is_refused(whole: Path, tmp_path: Path) -> None:
+    """Of the same setting and seed, after fewer rounds: it is whole, and not the result that the study had."""
+    folder, other = with_another_result(whole, tmp_path)
+    assert len(load(whole).outcomes) == 6 and len(load(other).outcomes) == 2
+    with pytest.raises(
+        eh.EvenhandError,
+        match=r"f-lr=0\.05-\w+-seed-0/result\.json is not the result that study\.json lists: start the study again",
+    ):
+        load(folder)
+    with pytest.raises(eh.EvenhandError, match=r"is of another run \(its rounds is 2, not 6\)"):
+        made(folder)
+
+
+def test_a_result_that_was_repeated_is_that_of_the_study_once_it_was_started_again(
+    whole: Path, tmp_path: Path
+) -> None:
+    """Its time differs, and so does its checksum; ``study.json`` is written anew."""
+    folder = Path(shutil.copytree(whole, tmp_path / "a"))
+    listed = (folder / "study.json").read_text()
+    without(folder, random.Random(0), 1)
+    made(folder)
+    assert len(load(folder).outcomes) == 6
+    (folder / "study.json").write_text(listed)
+    with pytest.raises(eh.EvenhandError, match="start the study again"):
+        load(folder)
+
+
+def test_a_list_of_an_earlier_version_says_nothing_about_results(whole: Path, tmp_path: Path) -> None:
+    """Without the results' checksums, the result of another study is read; a checksum that is none is refused."""
+    folder, _ = with_another_result(whole, tmp_path)
+    path = folder / "study.json"
+    value = json.loads(path.read_text())
+    runs = value["runs"]
+    path.write_text(
+        json.dumps(
+            resealed({**value, "runs": [{k: v for k, v in run.items() if k != "sha256"} for run in runs]})
+        )
+    )
+    assert len(load(folder).outcomes) == 6
+    path.write_text(json.dumps(resealed({**value, "runs": [run | {"sha256": 5} for run in runs]})))
+    with pytest.raises(eh.EvenhandError, match="is not the result"):
+        load(folder)
+
+
 def test_folders_of_runs_can_be_merged(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds 0 and 1 made in one place, 2 and 3 in another: no run is made again."""
     how: dict[str, Any] = {"rounds": 2, "eval_every": 2, "grid": {"lr": [0.01, 0.1]}}
@@ -317,6 +371,30 @@ def test_a_digit_that_changed_is_refused(name: str, halved: Path, tmp_path: Path
             _ = load(folder) if name == "study.json" else made(folder, **HALVED)
     path.write_text(text)
     assert made(folder, **HALVED) == results(halved)
+
+
+@pytest.mark.parametrize("name", ["study.json", "result.json", "plan.json"])
+def test_a_text_that_was_changed_is_refused_though_its_values_are_the_same(
+    name: str, whole: Path, tmp_path: Path
+) -> None:
+    """A digit beyond the precision of a float, which no checksum of values notices."""
+    folder = Path(shutil.copytree(whole, tmp_path / "a"))
+    path = next(folder.rglob(name))
+    value = json.loads(path.read_text())
+    if name != "result.json":  # which has fractions already
+        value = resealed({**value, "fraction": 0.1})
+    text = json.dumps(value)
+    changed, count = re.subn(r"(\d\.\d*[1-9])(?=[,}\]])", r"\g<1>" + 20 * "0" + "1", text, count=1)
+    assert count == 1 and json.loads(changed) == value
+
+    def read() -> object:
+        return Store(folder).plan([(Setting("f", {"lr": 0.1}), 0)]) if name == "plan.json" else load(folder)
+
+    path.write_text(changed)
+    with pytest.raises(eh.EvenhandError, match=rf"{name} is damaged \(it does not match its checksum\)"):
+        read()
+    path.write_text(text)
+    read()
 
 
 def test_what_was_measured_of_another_run_is_refused(tmp_path: Path) -> None:
