@@ -16,7 +16,7 @@ import evenhand as eh
 from evenhand.cli._expression import built
 from evenhand.cli._rooms import factories, parameters, room_of
 from evenhand.devices import everywhere, here, over
-from evenhand.simulation import Checkpoint
+from evenhand.simulation import Checkpoint, engine
 from evenhand.types import Algorithm, Sum
 
 DATA = eh.testing.toy_data()
@@ -94,6 +94,21 @@ def test_a_run_continues_from_two_devices_to_the_same_bits(
     whole = eh.simulate(method, DATA, rounds=ROUNDS, **how)
     assert_same(resumed, whole)
     assert any(not np.array_equal(a, b) for a, b in zip(arrays(first), arrays(whole), strict=True))
+
+
+def test_rounds_give_whole_states_as_they_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divided ones would be the input of another program, with other rounding, than those that come from a file."""
+    run_rounds, whole = engine.run_rounds, list[bool]()
+
+    def spy(*arguments: Any) -> Any:
+        results = run_rounds(*arguments)
+        whole.extend(leaf.is_fully_replicated for leaf in jax.tree.leaves(results[0]))
+        return results
+
+    monkeypatch.setattr(engine, "run_rounds", spy)
+    method, how = method_of("centered_clipping(1.0)"), settings("", "alie")
+    eh.simulate(method, DATA, rounds=ROUNDS, devices=2, **how)
+    assert len(whole) > 6 and all(whole)
 
 
 def form_of(method: Algorithm) -> Any:
