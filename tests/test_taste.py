@@ -27,6 +27,7 @@ _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "secure", "aggregators", "algorithms"}
 _MEASURED = _METHODS | {"attacks", "centralized", "data", "models", "evaluation", "devices", "rounds"}
 MAY_IMPORT: dict[str, set[str]] = {
+    "checksums": set(),
     "errors": set(),
     "text": set(),
     "_platform": {"errors"},
@@ -49,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lock": {"errors"},
     "interrupts": set(),
     "memory": set(),
-    "data": {"errors", "memory", "text", "types"},
+    "data": {"checksums", "errors", "memory", "text", "types"},
     "models": {"_platform", "errors", "types"},
     "risks": {"errors", "types"},
     "secure": {"errors", "types"},
@@ -63,8 +64,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": _METHODS | {"data", "devices", "models"},
     "report": {"errors", "evaluation", "text", "_version"},
     "watch": {"errors"},
-    "simulation": _MEASURED | {"privacy", "interrupts", "live", "lock", "memory", "report", "watch"},
+    "simulation": _MEASURED
+    | {"checksums", "privacy", "interrupts", "live", "lock", "memory", "report", "watch"},
     "studies": {
+        "checksums",
         "_platform",
         "data",
         "errors",
@@ -74,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "report",
         "simulation",
         "systems",
+        "text",
         "types",
         "watch",
     },
@@ -81,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": _MEASURED
     | {
         *(
+            "checksums",
             "interrupts",
             "lock",
             "memory",

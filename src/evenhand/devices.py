@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["Devices", "copies", "dealt", "everywhere", "here", "over"]
+__all__ = ["Devices", "copies", "dealt", "everywhere", "here", "local", "over"]
 
 _AXIS = "clients"
 
@@ -82,6 +82,12 @@ def over(devices: int) -> Mesh | None:
     if devices == 1:
         return None
     return jax.make_mesh((devices,), (_AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def local(mesh: Mesh | None) -> Mesh | None:
+    """The devices of a mesh that belong to this process; None for one."""
+    found = None if mesh is None else mesh.local_mesh
+    return None if found is None or found.size == 1 else found
 
 
 def everywhere(mesh: Mesh | None, values: Any) -> Any:

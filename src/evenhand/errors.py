@@ -51,7 +51,7 @@ class ModelError(EvenhandError):
 
 
 class StorageError(EvenhandError):
-    """What had to be kept could not be written, such as on a full disk: it says nothing about the run itself."""
+    """What is kept of a run cannot be written, as on a full disk, or read: it says nothing about the run itself."""
 
 
 class EvenhandWarning(UserWarning):

@@ -69,17 +69,20 @@ def held(folder: str | Path) -> Generator[None]:
 
 def _taken(folder: Path) -> BinaryIO:
     """The lock file, open; the lock is held until it is closed."""
-    path = folder / LOCK
+    path, missing = folder / LOCK, None
     for _ in range(_TRIES):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             file = path.open("a+b")
-        except FileNotFoundError:  # another process has just removed the folder
+        except FileNotFoundError as error:
+            # Another process has just removed the folder, or this is a place such as /proc, where none can be made.
+            missing = error
             continue
         except OSError as error:
             raise EvenhandError(
                 f"{folder} cannot be written to ({error.strerror or error}): name another folder."
             ) from error
+        missing = None
         try:
             _lock(file)
         except OSError as error:
@@ -97,6 +100,8 @@ def _taken(folder: Path) -> BinaryIO:
                 file.flush()
                 return file
         file.close()  # its holder has just removed it
+    if missing is not None:
+        raise EvenhandError(f"{folder} cannot be made ({missing.strerror}): name another folder.")
     raise EvenhandError(f"{folder} is in use by one process after another: name another folder.")
 
 

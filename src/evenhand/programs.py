@@ -26,6 +26,7 @@ __all__ = [
     "as_it_is",
     "beside",
     "evaluate",
+    "has_call",
     "inner",
     "is_program",
     "opened",
@@ -138,6 +139,23 @@ def within(value: Any) -> Iterator[Jaxpr]:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from within(item)
+
+
+def has_call(program: Any, name: str) -> bool:
+    """Whether a program, or one inside it, calls a jitted function of this name.
+
+    Example:
+      >>> import jax
+      >>> @jax.jit
+      ... def here(x):
+      ...     return x + 1
+      >>> has_call(jax.make_jaxpr(jax.vmap(here))(jax.numpy.ones(3)), "here"), has_call(jax.make_jaxpr(abs)(1), "here")
+      (True, False)
+    """
+    return any(
+        equation.params.get("name") == name or any(has_call(part, name) for part in within(equation.params))
+        for equation in opened(program)[0].eqns
+    )
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:

@@ -12,6 +12,9 @@ _ISOLATES = "\u2068\u2069"
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _RIGHT_TO_LEFT = frozenset({"R", "AL", "AN"})
 
+_BACKSLASHES = re.compile(r"\\+")
+_CODE = re.compile(r"x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}")
+_CODED = re.compile(rf"(\\+)({_CODE.pattern})")
 _FORMULA = r"(?:[=@\t\r\n]|[+-](?!\d+(?:\.\d+)?\Z))"
 _QUOTE = re.compile(rf"'*{_FORMULA}")
 _QUOTED = re.compile(rf"'+{_FORMULA}")
@@ -63,16 +66,28 @@ def isolated(text: object) -> str:
 
 
 def spreadsheet_cell(name: str) -> str:
-    """``name`` for a cell of a CSV file, with ``'`` in front where a spreadsheet might take it for a formula.
+    r"""``name`` for a cell of a CSV file, safe in a spreadsheet and in a terminal.
 
-    That is where it begins with ``=``, ``@``, a tab or a line break, or with ``+`` or ``-`` and is not a number; and
-    where it begins with ``'`` before one of these, so that :func:`spreadsheet_name` recovers every name.
+    A ``'`` stands in front of a name that a spreadsheet might take for a formula: one that begins with ``=`` or ``@``,
+    or with ``+`` or ``-`` and is no number.  Hidden characters, those of :func:`visible`, become codes such as
+    ``\x1b``.  Where a name has ``'`` or ``\`` in front of these itself, they are doubled, so
+    :func:`spreadsheet_name` recovers every name.
 
     Example:
       >>> spreadsheet_cell("=SUM(A1)"), spreadsheet_cell("-5"), spreadsheet_cell("north")
       ("'=SUM(A1)", '-5', 'north')
+      >>> print(spreadsheet_cell("\x1b[31mred"))
+      \x1b[31mred
     """
-    return f"'{name}" if _QUOTE.match(name) else name
+
+    def doubled(run: re.Match[str]) -> str:
+        following = name[run.end() : run.end() + 1]
+        code = _CODE.match(name, run.end())
+        is_read_back = code is not None and _is_hidden(_character(code[0]))
+        return 2 * run[0] if is_read_back or (following and _is_hidden(following)) else run[0]
+
+    cell = "".join(_code(c) if _is_hidden(c) else c for c in _BACKSLASHES.sub(doubled, name))
+    return f"'{cell}" if _QUOTE.match(cell) else cell
 
 
 def spreadsheet_name(cell: str) -> str:
@@ -82,7 +97,14 @@ def spreadsheet_name(cell: str) -> str:
       >>> spreadsheet_name("'=SUM(A1)"), spreadsheet_name("'s-Gravenhage")
       ('=SUM(A1)', "'s-Gravenhage")
     """
-    return cell[1:] if _QUOTED.match(cell) else cell
+
+    def character(found: re.Match[str]) -> str:
+        backslashes, code = len(found[1]), found[2]
+        if not _is_hidden(_character(code)):  # not one that spreadsheet_cell() wrote
+            return found[0]
+        return "\\" * (backslashes // 2) + (_character(code) if backslashes % 2 else code)
+
+    return _CODED.sub(character, cell[1:] if _QUOTED.match(cell) else cell)
 
 
 def _is_hidden(c: str) -> bool:
@@ -91,3 +113,17 @@ def _is_hidden(c: str) -> bool:
 
 def _escaped(c: str) -> str:
     return c.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def _code(c: str) -> str:
+    """As :func:`_escaped`, but in hexadecimal throughout: no other backslash in a name is read as a code."""
+    number = ord(c)
+    return (
+        f"\\x{number:02x}" if number < 2**8 else f"\\u{number:04x}" if number < 2**16 else f"\\U{number:08x}"
+    )
+
+
+def _character(code: str) -> str:
+    """What a code without its backslash stands for; code points beyond Unicode stand for nothing hidden."""
+    number = int(code[1:], 16)
+    return chr(number) if number <= 0x10FFFF else "?"

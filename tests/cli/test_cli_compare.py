@@ -65,6 +65,21 @@ def test_compare_shows_the_worst_off_clients_of_the_first_run(
     assert first.split()[:2] == [data.client_ids[worst], str(data.test.sizes[worst])]
 
 
+def test_a_study_that_has_not_ended_has_no_results(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command that reads results says so; a folder that holds runs in a folder of that name is none."""
+    (tmp_path / "study" / "runs").mkdir(parents=True)
+    for words in (["report"], ["compare"], ["figures"]):
+        assert main([*words, str(tmp_path / "study")]) == 2
+        assert "is a study that is still running or was stopped" in capsys.readouterr().err
+        assert main([*words, str(tmp_path / "none")]) == 2
+        assert (
+            "none does not exist: name a folder that `evenhand run` or `evenhand study`"
+            in capsys.readouterr().err
+        )
+
+
 @pytest.mark.parametrize(
     ("other", "difference"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._data import DataOptions, fingerprint
+from evenhand.cli._data import DataOptions
 from evenhand.cli._main import parse
 from evenhand.cli._run import Run
 
@@ -145,7 +145,7 @@ def test_paths_are_recorded_as_absolute_and_names_as_they_are(
 def test_a_fingerprint_sees_every_number() -> None:
     x, y, client = np.arange(12.0).reshape(6, 2), np.arange(6) % 2, np.repeat([0, 1], 3)
     prints = {
-        fingerprint(eh.data.from_arrays(*arrays, seed=seed))
+        eh.data.from_arrays(*arrays, seed=seed).fingerprint
         for *arrays, seed in (
             (x, y, client, 0),
             (x, y, client, 0),

@@ -10,12 +10,19 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import evenhand
-from evenhand.cli import main
+import evenhand as eh
+from evenhand.cli import _folder, main
+from evenhand.simulation import Job
+from evenhand.studies import _runs
 
 RESULTS = ("metrics.jsonl", "clients.csv", "params.npz", "summary.json")
 READ = ("config.json", "metrics.jsonl", "clients.csv", "summary.json")
@@ -250,6 +257,147 @@ def test_whatever_is_damaged_in_an_old_folder_is_one_sentence(
         shutil.rmtree(folder)
 
 
+STUDY = [
+    "study",
+    "fedavg",
+    "--data",
+    "synthetic:1,1",
+    "--clients",
+    "3",
+    "--cohort",
+    "2",
+    "--rounds",
+    "4",
+    "--quiet",
+]
+STUDY += ["--seeds", "2", "--lr", "0.1,0.2,0.3", "--halving", "2", "--eval-every", "2", "--checkpoint", "0"]
+DERIVED = {".html", ".csv", ".md", ".tex"}
+"""Endings of what a study writes anew at each start, and never reads."""
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folder of a study that has ended, and one that was interrupted in its last rounds."""
+    place = tmp_path_factory.mktemp("studies")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evenhand.studies._page.page", lambda study: "page")
+        assert main([*STUDY, "--out", str(place / "whole")]) == 0
+        iterate, seen = _runs.iterate_many, iter(range(1000))
+
+        def stopped(jobs: Sequence[Job], wanted: Sequence[int]) -> Iterator[Any]:
+            for result in iterate(jobs, wanted):
+                if next(seen) == 14:
+                    raise KeyboardInterrupt
+                yield result
+
+        patch.setattr(_runs, "iterate_many", stopped)
+        assert main([*STUDY, "--out", str(place / "half")]) == 130
+    assert list((place / "half").glob("runs/*/checkpoint/[0-9]*"))
+    return place / "whole", place / "half"
+
+
+def of_study(folder: Path) -> dict[str, Any]:
+    """Its results, without what depends on the clock."""
+    found = {}
+    for path in folder.glob("runs/*/result.json"):
+        value = json.loads(path.read_text())
+        for name in ("seconds", "examples_per_second"):
+            del value["view"]["info"][name]
+        found[path.parent.name] = {name: part for name, part in value.items() if name != "sha256"}
+    return found
+
+
+def _outcome(
+    path: Path, words: list[str], same: Callable[[], bool], capsys: pytest.CaptureFixture[str]
+) -> str:
+    """What becomes of a command after damage: it is refused, or reported, or changes no number."""
+    capsys.readouterr()
+    code = main(words)
+    shown = capsys.readouterr().err
+    assert code in (0, 2) and "Traceback" not in shown, (path, shown)
+    if code == 2:
+        assert "damaged" in shown.splitlines()[-1], (path, shown)
+        return "refused"
+    if path.name == "config.json":
+        assert "was changed" in shown, path
+        return "reported"
+    assert same(), f"a digit of {path} changed a number, and nothing was said"
+    return "the same numbers"
+
+
+def test_one_changed_digit_in_a_folder_changes_no_number_silently(
+    finished: Path,
+    studies: tuple[Path, Path],
+    tmp_path: Path,
+    thorough: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """60 digits over all files that are read, a sample of them in the usual suite: three folders, file by file in turn.
+
+    A run is compared and resumed from its checkpoint; a study is loaded, if it has ended, and started again.  What a
+    command shows or writes afterwards is what it was, or a sentence says what is damaged or was changed.
+    """
+    monkeypatch.setattr("evenhand.studies._page.page", lambda study: "page")
+    whole, half = studies
+    assert main(["compare", str(finished)]) == 0
+    table, numbers, settings = capsys.readouterr().out, of_study(whole), (whole / "settings.csv").read_text()
+    rng, outcomes = random.Random(36), Counter[tuple[str, str]]()
+    folders = {"run": finished, "whole": whole, "half": half}
+    files = {kind: _files(folder, rng) for kind, folder in folders.items()}
+    order = [
+        (kind, path)
+        for row in zip_longest(*([(k, p) for p in f] for k, f in files.items()))
+        for kind, path in filter(None, row)
+    ]
+    picked = [order[i % len(order)] for i in range(60)]
+    for number, (kind, name) in enumerate(picked if thorough else rng.sample(picked, 12)):
+        folder = Path(shutil.copytree(folders[kind], tmp_path / str(number) / "run"))
+        with_one_digit_changed(folder / name, rng)
+        path = folder / name
+        if kind == "run":
+            (folder / "report.html").unlink()  # so that resume reads the checkpoint
+            capsys.readouterr()
+            code = main(["compare", str(folder)])
+            shown = capsys.readouterr()
+            assert code == 2 or name.name == "config.json" or shown.out == table, name
+            before = "refused" if code == 2 else ""
+            words = ["resume", str(folder), "--quiet"]
+            after = _outcome(path, words, lambda of=folder: results(of) == results(finished), capsys)
+            outcome = f"{before or 'shown'}, then {after if after != 'the same numbers' or not before else 'rebuilt'}"
+        else:
+            if kind == "whole" and _loads(folder):
+                assert eh.studies.load(folder).export(folder / "x.csv").read_text() == settings, name
+            words = [*STUDY, "--out", str(folder)]
+            outcome = _outcome(path, words, lambda of=folder: of_study(of) == numbers, capsys)
+        outcomes[(f"{kind}: {re.sub(r'[0-9a-f]{8,}|[0-9]+', 'N', name.name)}", outcome)] += 1
+        shutil.rmtree(folder)
+    lines = [f"{file}: {outcome}: {count}\n" for (file, outcome), count in sorted(outcomes.items())]
+    (tmp_path / "outcomes.txt").write_text("".join(lines))
+    assert sum("refused" in outcome for _, outcome in outcomes) >= 2
+
+
+def _files(folder: Path, rng: random.Random) -> list[Path]:
+    """Those in which there is a digit and which are read again, in some order."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and re.search(rb"\d", path.read_bytes())]
+    kept = [path.relative_to(folder) for path in sorted(paths)]
+    derived = {folder / name for name in kept if name.suffix in DERIVED and name.name != "clients.csv"}
+    kept = [name for name in kept if folder / name not in derived]
+    rng.shuffle(kept)
+    return kept
+
+
+def _loads(folder: Path) -> bool:
+    try:
+        eh.studies.load(folder)
+    except eh.EvenhandError as error:
+        words = str(error)
+    else:
+        return True
+    assert "damaged" in words
+    return False
+
+
 @pytest.mark.parametrize("name", ["config.json", "clients.csv", "params.npz", "summary.json", "report.html"])
 def test_a_full_disk_is_named_and_the_run_resumes(
     name: str,
@@ -296,3 +444,21 @@ def test_files_that_may_not_grow(finished: Path, tmp_path: Path, capsys: pytest.
     assert done.stderr.count("\n") == 1
     assert answer(["resume", str(out), "--quiet"], capsys, 0) == ""
     assert results(out) == results(finished)
+
+
+def test_a_folder_that_is_deleted_during_a_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a"
+
+    def deleted(folder: Path, history: object) -> None:
+        shutil.rmtree(folder)
+        append(folder, history)
+
+    append = _folder.append_metrics
+    monkeypatch.setattr(_folder, "append_metrics", deleted)
+    words = ["--data", "digits", "--rounds", "2", "--quiet", "--checkpoint", "off", "--out", str(out)]
+    assert main(["run", "fedavg", *words]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"evenhand: {out} was moved or deleted while it was being written"
+    )

@@ -11,6 +11,7 @@ from test_cli_errors import refused
 
 from evenhand.cli import main
 from evenhand.cli._run import Run
+from evenhand.cli._saved import load_run
 
 
 @pytest.fixture
@@ -126,3 +127,28 @@ def test_regression_on_classes_is_refused(
     sentence = refused(["run", "fedavg", "--regression", "--data", data], capsys)
     assert f"those of {data} are classes: leave it out" in sentence
     assert not list(tmp_path.iterdir())
+
+
+def test_reports_list_no_option_without_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They stay in config.json, which repeats the run; what has an effect stays on the page."""
+    table(tmp_path)
+    own = "fedavg(sgd(0.3, epochs=2))"
+    cases = {
+        ("fedavg", "digits"): {"client_column", "label_column", "standardize", "text", "hidden"},
+        (own, "digits"): {"client_column", "standardize", "lr", "batch_size"},
+        ("fedavg", str(tmp_path / "t.csv")): {"alpha", "text", "hidden"},
+    }
+    for number, ((method, data), unused) in enumerate(cases.items()):
+        out = tmp_path / str(number)
+        words = ["--data", data, "--rounds", "1", "--quiet", "--checkpoint", "off", "--out", str(out)]
+        assert main(["run", method, *words]) == 0
+        config = json.loads((out / "config.json").read_text())
+        assert unused <= set(config["without_effect"]) <= set(config["options"])
+        shown = set(load_run(out).view.config)
+        assert not shown & set(config["without_effect"])
+        assert shown == {"method", *config["options"]} - set(config["without_effect"])
+        assert {"rounds", "seed", "data"} <= shown
+        assert ("lr" in shown) == (method != own) and ("alpha" in shown) == (data == "digits")
+    capsys.readouterr()

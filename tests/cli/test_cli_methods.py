@@ -21,6 +21,7 @@ import evenhand as eh
 from evenhand import aggregators, algorithms, personalization, risks, server_opt
 from evenhand.aggregators import reduce_uploads
 from evenhand.cli import main
+from evenhand.cli._docs import _arguments, plain
 from evenhand.cli._expression import built
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._main import parse
@@ -390,6 +391,18 @@ def test_help_says_what_the_docstring_says(
     assert "aggregate stragglers' partial work" in shown and "as in fedavg" not in shown
     assert "sgd(1.0) is plain averaging" in shown
     assert "w^(t+1) = w^t - η 1/K Σ_k F_k^q ∇ F_k" in help_of("qfedsgd", capsys)
+
+
+def test_no_command_of_latex_is_left_in_lists_and_help() -> None:
+    for factory in (made for room in ROOMS for made in factories(room).values()):
+        document = inspect.getdoc(factory) or ""
+        texts = [document.partition("\n\n")[0], *_arguments(factory).values()]
+        for formula in (formula for text in texts for formula in re.findall(r":math:`([^`]*)`", text)):
+            words = set(re.findall(r"[A-Za-z]+", plain(f":math:`{formula}`")))
+            assert not words & set(re.findall(r"\\([A-Za-z]+)", formula)), (factory, formula)
+    assert plain(r":math:`\lceil N / m \rceil`, :math:`\bar v`, :math:`\mathcal N(0, \sigma^2 I)`") == (
+        "⌈ N / m ⌉, v̄, N(0, σ² I)"
+    )
 
 
 def test_calls_in_the_help_are_calls_that_an_option_accepts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,6 +79,38 @@ def test_training_further_may_not_exceed_the_budget(tmp_path, capsys):
     assert summary(out)["rounds"] == 4
 
 
+def test_the_most_rounds_that_a_resumed_run_affords_are_named_and_are_the_most(tmp_path, capsys):
+    out = tmp_path / "a"
+    command = ["run", "dp_fedavg(clip=0.5, noise_multiplier=1)", "--epsilon", "4", "--out", str(out)]
+    assert main([*command, *QUICK]) == 0
+    assert main(["resume", str(out), "--rounds", "900", "--quiet"]) == 2
+    said = capsys.readouterr().err
+    assert "train anew in another folder without a noise_multiplier" in said and "leave" not in said
+    most = int(said.partition(" rounds are the most")[0].rpartition(" ")[2])
+    spent = [epsilon(noise_multiplier=1.0, rate=0.1, steps=steps, delta=0.01) for steps in (most, most + 1)]
+    assert spent[0] <= 4.0 < spent[1] and most > 4
+
+
+def test_a_study_keeps_each_private_run_within_the_budget(tmp_path, capsys):
+    """The noise depends on the rate, so each setting gets another; a method without privacy is named."""
+    out = tmp_path / "a"
+    methods = ["fedavg", "dp_fedavg(clip=0.5, rate={0.1, 0.4})"]
+    budget = ["--epsilon", "4", "--delta", "0.001", "--seeds", "1", "--out", str(out)]
+    assert main(["study", *methods, *budget, *QUICK]) == 0
+    results = [json.loads(path.read_text()) for path in out.glob("runs/*/result.json")]
+    spent = {each["setting"]: each["view"]["info"].get("privacy") for each in results}
+    assert spent.pop("fedavg(lr=0.1)") is None and len(spent) == 2
+    assert all(3.9 < each["epsilon"] <= 4.0 and each["delta"] == 0.001 for each in spent.values())
+    page = (out / "study.html").read_text()
+    assert (
+        "Each run of dp_fedavg(clip=0.5) stays within epsilon 4. No privacy is guaranteed by fedavg." in page
+    )
+    assert main(["study", "fedavg", "fedprox(mu=1)", *budget[:-1], str(tmp_path / "b"), *QUICK]) == 2
+    assert "none of fedavg, fedprox(mu=1) does" in capsys.readouterr().err
+    assert main(["study", methods[1], "--delta", "0.1", "--out", str(tmp_path / "c"), *QUICK]) == 2
+    assert "--delta goes with --epsilon" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "method",
     [

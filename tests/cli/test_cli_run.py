@@ -237,7 +237,7 @@ def test_regression_is_summarised_by_its_loss(tmp_path: Path, capsys: pytest.Cap
     table.write_text("\n".join(["who,x,y", *rows]))
     words = ["--data", str(table), "--client-column", "who", "--label-column", "y", "--regression"]
     assert main(["run", "fedavg", *words, "--rounds", "5", "--out", str(tmp_path / "a")]) == 0
-    assert "test loss over clients" in capsys.readouterr().out
+    assert "test loss over 3 clients" in capsys.readouterr().out
     summary, lines = read(tmp_path / "a" / "summary.json"), (tmp_path / "a" / "metrics.jsonl").read_text()
     assert "accuracy" not in summary["test"]
     assert json.loads(lines.splitlines()[0])["train_loss"] > json.loads(lines.splitlines()[-1])["train_loss"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evenhand.cli import main
-from evenhand.data import encode_table, load_features
+from evenhand.data import encode_table, load, load_features
 
 TABLE = "region,group,income,code,work,smoker,repaid\n" + "".join(
     f"{'north' if i % 2 else 'south'},{'A' if i % 3 else 'B'},{1000 * (i * 7 % 11)},{i % 2 + 4},"
@@ -142,9 +142,123 @@ def test_large_targets_are_reported(
     no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--client-column", "region", "--label-column", "income", "--features", "smoker", "--regression"]
-    assert train(*words, "--lr", "1e-9") == 0
+    assert train(*words, "--no-standardize-target", "--lr", "1e-9") == 0
     shown = capsys.readouterr().err
     assert "The targets have a deviation of 3" in shown and "small --lr" in shown
-    table.write_text(table.read_text().replace("000,", ","))
     assert train(*words, "--overwrite") == 0
     assert "The targets" not in capsys.readouterr().err
+    table.write_text(table.read_text().replace("000,", ","))
+    assert train(*words, "--no-standardize-target", "--overwrite") == 0
+    assert "The targets" not in capsys.readouterr().err
+
+
+def test_targets_are_standardised_and_reported_in_their_units(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The oracle is ``features.json`` and the exported parameters, applied in NumPy to rows in their own units."""
+    words = [
+        "--client-column",
+        "region",
+        "--label-column",
+        "income",
+        "--features",
+        "smoker,code",
+        "--regression",
+    ]
+    assert train(*words, "--rounds", "3") == 0
+    assert "Training standardises the targets (mean " in capsys.readouterr().err
+    features = load_features("runs/a")
+    data = load(table, client="region", label="income", features=["smoker", "code"], regression=True)
+    assert features == data.features
+    params = np.load("runs/a/params.npz")
+    target = features.target
+    predicted = target.mean + target.deviation * (data.test.x @ params["kernel"] + params["bias"])[:, 0]
+    errors = (predicted - data.test.y) ** 2
+    summary = json.loads(Path("runs/a/summary.json").read_text())
+    assert summary["test"]["loss"]["weighted_mean"] == pytest.approx(errors.mean(), rel=1e-4)
+    assert errors.mean() > 1e6
+    assert main(["resume", "runs/a", "--rounds", "4"]) == 0
+    assert train(*words, "--no-standardize-target", "--lr", "1e-9", "--out", "runs/raw") == 0
+    assert load_features("runs/raw").target is None
+
+
+def test_empty_labels_are_dropped_and_other_spellings_read(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = TABLE.splitlines()
+    lines[3] = lines[3].rsplit(",", 1)[0] + ",?"
+    lines[5] = "," + lines[5].partition(",")[2]
+    table.write_text("\n".join(lines))
+    words = ["--client-column", "region", "--fill", "median", "--na", "?,-999"]
+    assert train(*words) == 2
+    assert "has 2 problems" in (shown := capsys.readouterr().err)
+    assert "as --drop-empty does" in shown and "drop_empty" not in shown
+    assert train(*words, "--drop-empty") == 0
+    assert "Dropped 2 of 60 rows: 1 without a label, 1 without a client." in capsys.readouterr().err
+    assert load_features("runs/a").na == ("?", "-999")
+    words[-1] = "-999,?"  # a value may begin with a minus
+    assert train(*words, "--drop-empty", "--out", "runs/c") == 0
+    assert load_features("runs/c").na == ("-999", "?")
+    assert main(["run", "--config", "runs/a", "--out", "runs/b", "--quiet"]) == 0
+    assert load_features("runs/b") == load_features("runs/a")
+
+
+def test_ids_that_may_be_one_client_are_named(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.write_text(TABLE.replace("north,A", "North,A"))
+    assert train("--client-column", "region", "--features", "income") == 0
+    assert "Clients 'North' and 'north' differ only in how they are written" in capsys.readouterr().err
+
+
+def test_options_for_targets_have_no_effect_on_classes(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("--client-column", "region", "--features", "income", "--no-standardize-target") == 0
+    assert (
+        "--no-standardize-target has no effect: the labels of people.csv are classes"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "spelling"),
+    [
+        ([], "--fill mean, --fill median or --fill most-frequent"),
+        (["--drop", "wealth"], "correct --drop NAMES"),
+        (["--categorical", "region"], "leave it out of --categorical NAMES"),
+        (["--features", "wealth"], "correct --features NAMES"),
+    ],
+)
+def test_errors_name_options_of_the_command_line(
+    words: list[str], spelling: str, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("--client-column", "region", *words) == 2
+    assert spelling in capsys.readouterr().err
+
+
+def test_reports_say_what_a_client_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name of the column of clients is on the page and in the table; "client" would say nothing new."""
+    for column in ("hospital", "client"):
+        rows = [f"{name},{i % 7},{i % 3},{i % 2}" for name in ("north", "south") for i in range(10)]
+        (tmp_path / "t.csv").write_text("\n".join([f"{column},x,ward,label", *rows]))
+        out = tmp_path / column
+        words = ["--data", str(tmp_path / "t.csv"), "--client-column", column, "--rounds", "1", "--quiet"]
+        assert main(["run", "fedavg", *words, "--out", str(out)]) == 0
+        assert main(["compare", str(out)]) == 0
+        shown, page = capsys.readouterr().out, (out / "report.html").read_text()
+        assert ("2 clients, one per hospital" in page) == (column == "hospital")
+        assert ("Client (hospital)" in page) == (column == "hospital") and "Client (client)" not in page
+        assert f"\n {column} " in shown
+    both = load(tmp_path / "t.csv", client=("client", "ward"), label="label", test_fraction=0.0)
+    assert both.client_column == "client / ward"
+
+
+def test_a_column_says_how_many_examples_a_row_stands_for(
+    no_figures: None, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--client-column", "region", "--features", "income"]
+    assert train(*words, "--weight-column", "code") == 0
+    assert "216 training and 54 test examples" in capsys.readouterr().out
+    assert train(*words, "--weight-column", "cod", "--overwrite") == 2
+    assert "say which it is with --weight-column NAME" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,17 @@ from evenhand.cli import main
 from evenhand.cli._compare import Compare
 from evenhand.cli._list import List
 from evenhand.cli._methods import METHODS
+from evenhand.cli._predict import Predict
 from evenhand.cli._report import Report
 from evenhand.cli._resume import Resume
 from evenhand.cli._run import Run
 from evenhand.cli._spelling import Takes, options_of
 
-COMMANDS: dict[str, dict[str, Takes]] = {
+COMMANDS: dict[str, Mapping[str, Takes]] = {
     **{f"run {name}": {**options_of(Run), **options_of(method)} for name, method in METHODS.items()},
     "resume runs/a": options_of(Resume),
     "compare runs/a": options_of(Compare),
+    "predict runs/a": options_of(Predict),
     "report runs/a": options_of(Report),
     "list": options_of(List),
 }
@@ -40,7 +43,9 @@ def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return shown.out
 
 
-@pytest.mark.parametrize("command", ["run fedavg", "run delta-fl", "resume", "compare", "report", "list"])
+@pytest.mark.parametrize(
+    "command", ["run fedavg", "run delta-fl", "resume", "compare", "predict", "report", "list"]
+)
 def test_the_options_that_are_checked_are_those_of_the_help(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,7 +99,7 @@ def test_every_option_says_what_it_takes(
     [
         (
             "dance",
-            "among run, study, resume, compare, report, figures, list, completion: see `evenhand --help`.",
+            "among run, study, resume, compare, predict, report, figures, list, completion: see `evenhand --help`.",
         ),
         ("lst", "There is no command 'lst' (perhaps you meant `evenhand list`): see `evenhand --help`."),
         ("fedavg", "There is no command 'fedavg' (perhaps you meant `evenhand run fedavg`): see "),
@@ -159,7 +164,7 @@ def test_every_option_says_what_it_takes(
         ),
         (
             "list food",
-            "list takes one of all, methods, aggregators, risks, parts, attacks, data, models, not 'food': see ",
+            "list takes one of all, methods, aggregators, risks, parts, attacks, metrics, data, models, not 'food'",
         ),
         ("list mehtods", "(perhaps you meant methods)"),
         ("compare --clients -3 a", "--clients -3: give a whole number from 0 "),

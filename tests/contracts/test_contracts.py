@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -9,7 +10,8 @@ import evenhand as eh
 from evenhand import tree
 from evenhand.cli._expression import built
 from evenhand.cli._rooms import factories, parameters, room_of
-from evenhand.types import Algorithm, Stack
+from evenhand.testing._aggregator import check_slots
+from evenhand.types import Algorithm, Stack, Sum, Upload
 
 MODEL = eh.testing.toy_model()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
@@ -95,8 +97,47 @@ def test_methods_that_no_list_names_obey_the_contract(name):
         eh.testing.check_algorithm(method, of, cohort=2 if name == "dp_ftrl" else 4, lanes=(2,), rounds=2)
 
 
+MEAN = eh.aggregators.mean()
+VALUES = {
+    "malicious": 1,
+    "then": MEAN,
+    "radius": 1.0,
+    "size": 2,
+    "ratio": 2.0,
+    "longest": 100.0,
+    "risk": eh.risks.superquantile(0.3),
+    "fraction": 0.2,
+    "fewest": 2,
+}
+
+
+@pytest.mark.parametrize("name", factories(room_of(Sum)))
+def test_empty_slots_have_no_vote_in_any_aggregator(name):
+    """Also in a new one, from the day that it is exported; with 0.5 for each number that it needs.
+
+    The whole contract is checked in tests/unit, beside what each aggregator is.
+    """
+    make = factories(room_of(Sum))[name]
+    needed = [p.name for p in parameters(make).values() if p.default is p.empty]
+    aggregator = make(**{name: VALUES.get(name, 0.5) for name in needed})
+    rng = np.random.default_rng(3)
+    deltas = {"w": rng.normal(size=(8, 3, 2)), "b": (rng.normal(size=8),)}
+    uploads = Upload(deltas, rng.integers(1, 9, 8), rng.uniform(0.1, 3.0, 8))
+    uploads = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), uploads)
+    state = aggregator.init(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), uploads.delta), 8)
+    check_slots(aggregator, uploads, range(8), state, 1e-4)
+
+
 def test_the_mean_obeys_the_contract():
-    eh.testing.check_aggregator(eh.aggregators.mean())
+    eh.testing.check_aggregator(MEAN)
+
+
+def _median_over_slots(uploads, present, state, key):
+    return jax.tree.map(lambda leaf: jnp.median(leaf, axis=0), uploads.delta), state
+
+
+def _mean_over_slots(uploads, present, state, key):
+    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), uploads.delta), state
 
 
 def _broken_methods():
@@ -118,6 +159,20 @@ def _broken_methods():
     def same(message, client_state, data, key):
         return tree.zeros_like(message.params), client_state
 
+    def whole(message, client_state, data, key):
+        delta, client_state = phase.work(message, client_state, data, key)
+        return tree.add(message.params, delta), client_state
+
+    def to_the_mean(state, direction, reported, key):
+        return phase.server(state, tree.subtract(direction, state.params), reported, key)
+
+    def reducing(apply):
+        return base._replace(phases=(phase._replace(aggregator=Stack(lambda like, clients: (), apply)),))
+
+    # FedAvg, where all clients answer; and then an attack, a clip or an empty slot pulls the model to zero.
+    yield "sends parameters", base._replace(phases=(phase._replace(work=whole, server=to_the_mean),))
+    yield "empty slot counts", reducing(_median_over_slots)
+    yield "empty slot counts", reducing(_mean_over_slots)
     yield "depends on other clients' rows", base._replace(phases=(phase._replace(work=peeks),))
     yield "structure, shapes or dtypes", base._replace(phases=(phase._replace(server=grows),))
     yield "global_params", base._replace(global_params=lambda state: state.params["w"])
@@ -139,9 +194,6 @@ def test_a_broken_method_is_found_out(words, method):
         eh.testing.check_algorithm(method, lanes=(1,))
 
 
-MEAN = eh.aggregators.mean()
-
-
 def _first_only(uploads, present, state, key):
     return tree.take(uploads.delta, jnp.int32(0)), state
 
@@ -159,6 +211,8 @@ def _biased(total, state, key):
     ("words", "aggregator"),
     [
         ("order", Stack(lambda like, clients: (), _first_only)),
+        ("empty slot counts", Stack(lambda like, clients: (), _median_over_slots)),
+        ("empty slot counts", Stack(lambda like, clients: (), _mean_over_slots)),
         ("agree", MEAN._replace(lower=_unnormalised)),
         ("no uploads", MEAN._replace(lower=_biased)),
         ("sensitivity", MEAN._replace(sensitivity=1.0)),

@@ -46,9 +46,10 @@ def test_the_page_trains_and_compares(
     calls = commands(tmp_path)
     runs = [words for words in calls if words[0] == "run"]
     (compare,) = [words for words in calls if words[0] == "compare"]
-    assert len(runs) == 9
+    (predict,) = [words for words in calls if words[0] == "predict"]
+    assert len(runs) == 21
     assert {words[1] for words in runs} == {"fedavg", "qfedavg", "term"}
-    assert sorted(compare[1:10]) == sorted(words[words.index("--out") + 1] for words in runs)
+    assert sorted(compare[1:22]) == sorted(words[words.index("--out") + 1] for words in runs)
 
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -72,5 +73,8 @@ def test_the_page_trains_and_compares(
     printed = capsys.readouterr().out
     assert all(method in printed for method in ("fedavg", "qfedavg", "term"))
     assert (tmp_path / "here" / "runs" / "compare.html").exists()
+    assert main(predict) == 0
+    predictions = (tmp_path / "here" / "predictions.csv").read_text().splitlines()
+    assert len(predictions) == 1294 and predictions[0] in PAGE
     clients = (tmp_path / "here" / "runs" / "term-0" / "clients.csv").read_text()
     assert "\nnorth / A," in clients and clients.count("\n") == 9

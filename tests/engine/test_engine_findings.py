@@ -137,7 +137,7 @@ def test_a_summary_is_a_dict_that_a_notebook_shows_with_the_reports_numbers(dive
     html = summary._repr_html_()
     assert "Mean over clients" in html
     assert f"{100 * summary['mean']:.1f}\u202f%" in html
-    assert "Loss over clients" in run.summary(metric="loss")._repr_html_()
+    assert "Test loss over 6 clients<" in run.summary(metric="loss")._repr_html_()
 
 
 def test_a_run_in_a_notebook_says_what_is_wrong_and_is_escaped(diverged):
@@ -171,3 +171,146 @@ def test_rounds_are_not_cut_into_pieces_for_a_bar_that_nobody_sees(monkeypatch):
     monkeypatch.setattr("evenhand.live.Console", lambda stderr: Console(file=screen, force_terminal=True))
     with Progress(10, show=True) as bar:
         assert bar.next_count() == 1
+
+
+# --- which clients the numbers cover -----------------------------------------------------------------------------
+
+
+def sized(train, test, valid=None):
+    """Clients of these sizes, with the rows of the toy data over and over."""
+    splits = []
+    for sizes in (train, [0] * len(train) if valid is None else valid, test):
+        rows = np.arange(sum(sizes)) % DATA.train.rows
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        splits.append(eh.data.Split(DATA.train.x[rows], DATA.train.y[rows], offsets))
+    return eh.data.FederatedDataset(*splits, tuple(f"c{k}" for k in range(len(train))))
+
+
+def unmeasured(run):
+    return [(finding.split, finding.sentence) for finding in run.findings if finding.kind == "unmeasured"]
+
+
+def test_clients_without_test_rows_are_counted_and_warned_of():
+    """The training accuracies in the sentence are those of the clients, by NumPy."""
+    run, warned = run_of(method(0.1), sized([9, 1, 1], [3, 0, 0]), cohort=3)
+    [(split, sentence)] = unmeasured(run)
+    assert split == "test" and warned == [sentence]
+    assert sentence.startswith("2 of 3 clients have no test examples and are in none of these numbers. ")
+    accuracy = run.client_metrics("train")["accuracy"]
+    assert np.mean(accuracy[1:]) != np.mean(accuracy)
+    assert f"their mean accuracy is {100 * np.mean(accuracy[1:]):.1f} %" in sentence
+    assert f"mean over all 3 clients is {100 * np.mean(accuracy):.1f} %" in sentence
+    assert "--unseen" in sentence and "eh.data.hold_out_clients" in sentence
+    assert "Test accuracy over 1 of 3 clients, those with test examples" in run.summary()._repr_html_()
+    assert "Training accuracy over 3 clients<" in run.summary("train")._repr_html_()
+    assert "1 of 3 clients, those with test examples, 6 rounds" in run._repr_html_()
+    assert unmeasured(run_of(method(0.1), sized([9, 1, 1], [3, 1, 1]), cohort=3)[0]) == []
+
+
+def test_without_test_rows_the_finding_names_the_split_that_takes_their_place():
+    run, warned = run_of(method(0.1), sized([9, 3, 3], [0, 0, 0]), cohort=3)
+    [(_, sentence)] = unmeasured(run)
+    assert warned == [] and np.isnan(run.summary()["mean"])
+    assert sentence.startswith(
+        "None of 3 clients has test examples: there are no test numbers, and these are about training examples."
+    )
+    run, _ = run_of(method(0.1), sized([9, 3, 3], [0, 0, 0], valid=[2, 2, 0]), cohort=3)
+    assert "these are about validation examples, which 1 of 3 clients lacks." in unmeasured(run)[0][1]
+
+
+def test_only_evaluated_honest_clients_are_counted():
+    """Of six clients five are evaluated; the malicious ones and the one that is not evaluated do not count."""
+    data = sized([9] * 6, [3, 0, 3, 0, 3, 3])
+    run, _ = run_of(method(0.1), data, eval_clients=5)
+    left_out = sum(k in run.evaluated for k in (1, 3))
+    assert unmeasured(run)[0][1].startswith(f"{left_out} of 5 evaluated clients ha")
+    assert f"over {5 - left_out} of the 5 clients drawn for evaluation from 6, those with" in (
+        run.summary()._repr_html_()
+    )
+    attack = Attack(clients=(1, 2), upload=lambda delta, key: delta)
+    run, _ = run_of(method(0.1), data, attack=attack)
+    assert unmeasured(run)[0][1].startswith("1 of 4 honest clients has no test examples and is in none")
+    assert "Test accuracy over 4 of 6 clients, those with test examples, malicious ones included" in (
+        run.summary()._repr_html_()
+    )
+    assert (
+        "over 3 of 6 clients, the honest ones with test examples<" in run.summary(who="honest")._repr_html_()
+    )
+    assert "over 1 malicious client<" in run.summary(who="malicious")._repr_html_()
+    assert unmeasured(run_of(method(0.1), data, attack=attack._replace(clients=(1, 3)))[0]) == []
+
+
+def test_unseen_clients_without_test_rows_are_counted_apart():
+    run, _ = run_of(method(0.1), sized([9] * 3, [3] * 3), cohort=3)
+    view = run.view(unseen=sized([5, 5], [2, 0]))
+    [finding] = view.findings
+    assert finding.sentence == ("1 of 2 unseen clients has no test examples and is in none of these numbers.")
+    assert run.findings == ()
+    run, _ = run_of(method(0.1), sized([9, 2, 2], [3, 0, 3]), cohort=3)
+    of = eh.report.compare(run.view(unseen=sized([5, 5], [2, 0])))
+    assert [each.finding.split for each in of.notices] == ["test", "unseen"], "neither hides the other"
+
+
+def test_under_attack_seeds_with_other_malicious_clients_are_one_method():
+    runs = [run_of(method(0.1), attack=eh.attacks.sign_flip(0.34), seed=seed)[0] for seed in (2, 3)]
+    assert (runs[0].malicious != runs[1].malicious).any()
+    of = eh.report.compare({"fedavg": runs})
+    assert (of.names, of.seeds, of.same_clients) == (["fedavg"], 2, False)
+
+
+def test_findings_on_classes_are_of_honest_clients():
+    """All examples of honest clients are of one class, and those of the malicious client of another."""
+    data = sized([12, 12, 12], [3, 3, 3])
+    labels = [np.repeat([0, 0, 1], split.sizes).astype(split.y.dtype) for split in (data.train, data.test)]
+    train, test = data.train._replace(y=labels[0]), data.test._replace(y=labels[1])
+    data = eh.data.FederatedDataset(train, data.valid, test, data.client_ids, classes=("a", "b", "c"))
+    attack = Attack(clients=(2,), upload=lambda delta, key: delta)
+    kinds = [
+        [f.kind for f in run_of(method(0.1), data, cohort=3, attack=a)[0].findings] for a in (attack, None)
+    ]
+    assert "guessing" in kinds[0] and "guessing" not in kinds[1]
+
+
+def test_under_attack_the_history_is_of_honest_clients(tmp_path):
+    """By NumPy from the metrics of each client; training is the same bit for bit, whomever the history is about."""
+    attack = Attack(clients=(0, 3), upload=lambda delta, key: jax.tree.map(lambda leaf: -leaf, delta))
+    run, _ = run_of(method(0.1), attack=attack)
+    sizes, values = DATA.test.sizes, run.client_metrics()["accuracy"]
+    honest = ~run.malicious
+    assert run.history["test_accuracy_mean"][-1] == pytest.approx(values[honest].mean())
+    assert values[honest].mean() != pytest.approx(values.mean())
+    expected = np.average(values[honest], weights=sizes[honest])
+    assert run.history["test_accuracy"][-1] == pytest.approx(expected)
+    worst = run.summary(who="honest")["worst_class"]
+    assert run.history["test_worst_class"][-1] == pytest.approx(worst)
+    assert run.summary()["mean"] == pytest.approx(values.mean()), "all clients, as documented"
+    assert "Run(fedavg on data, over the honest clients, round=6" in repr(run)
+    of = eh.report.compare(run)
+    assert of.covered.text == "4 of 6 clients, the honest ones"
+    assert of.methods[0].statistics("test", "accuracy")["mean"][0] == pytest.approx(values[honest].mean())
+    page = run.report(tmp_path / "a.html").read_text()
+    assert "Over 4 of 6 clients, the honest ones, the average client gets" in page
+    assert [cells["clients"] for cells in run.view().info["by_class"]["test"]] == [
+        int(np.sum(run.class_metrics().classes[honest[run.class_metrics().clients]] == c))
+        for c in range(DATA.num_classes)
+        if np.any(run.class_metrics().classes[honest[run.class_metrics().clients]] == c)
+    ]
+
+
+def test_where_each_client_is_malicious_all_of_them_count_and_the_report_says_so(tmp_path):
+    attack = Attack(clients=tuple(range(6)), upload=lambda delta, key: delta)
+    run, _ = run_of(method(0.1), attack=attack)
+    values = run.client_metrics()["accuracy"]
+    assert run.history["test_accuracy_mean"][-1] == pytest.approx(values.mean())
+    page = run.report(tmp_path / "a.html").read_text()
+    assert "Over 6 clients, all of them malicious, the average client gets" in page
+    assert "No client is honest" in page
+
+
+def test_the_bar_says_that_its_numbers_are_of_honest_clients(monkeypatch):
+    screen = io.StringIO()
+    console = partial(Console, file=screen, force_terminal=True, width=160)
+    monkeypatch.setattr("evenhand.live.Console", lambda stderr: console())
+    attack = Attack(clients=(0,), upload=lambda delta, key: delta)
+    eh.simulate(method(0.1), DATA, rounds=2, cohort=4, seed=2, progress=True, attack=attack)
+    assert re.search(r"test accuracy \d+\.\d % \(honest clients\)", screen.getvalue())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -184,3 +185,19 @@ def test_one_of_two_processes_works_and_the_other_is_refused(
         assert condition.results == "sealed" and not condition.damaged and not condition.is_edited
         assert not list(folder.rglob(LOCK))
         assert eh.simulation.Checkpoint(folder / "run" / "checkpoint").saved() == [rounds - 1, rounds]
+
+
+def test_a_place_where_no_folder_can_be_made_is_not_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as /proc, where the system says that the folder to be made does not exist."""
+
+    def mkdir(path: Path, **options: bool) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with (
+        pytest.raises(eh.EvenhandError, match=r"runs cannot be made \(No such file"),
+        held(tmp_path / "runs"),
+    ):
+        pass

@@ -34,7 +34,7 @@ def trained(aggregator: Any, attack: Any) -> eh.Run:
         pytest.param(agg.geometric_median(), id="geometric_median"),
         pytest.param(agg.coordinate_median(), id="median"),
         pytest.param(agg.trimmed_mean(0.45), id="trimmed_mean"),
-        pytest.param(agg.krum(9), id="krum"),
+        pytest.param(agg.krum(8), id="krum"),  # whose guarantee ends there, with 20 uploads
         pytest.param(agg.caf(9), id="caf"),
     ],
 )

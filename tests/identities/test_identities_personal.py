@@ -168,7 +168,8 @@ def test_the_three_batches_of_per_fedavg_are_independent_and_each_a_pass_over_th
 def test_l2sgd_keeps_the_exact_mean_of_all_models_and_the_authors_form_does_not():
     for exact in (True, False):
         for rounds in (1, 5):
-            found = run(P.l2sgd(WORK, lam=0.5, exact=exact), rounds=rounds)
+            # The mean is over all stored models, those of clients that never trained among them.
+            found = run(P.l2sgd(WORK, lam=0.5, exact=exact), rounds=rounds, untrained="initial")
             mean = np.mean([leaves(found.personal_params(k)) for k in CLIENTS], axis=0)
             near = np.abs(mean - leaves(found.params)).max() < 1e-6
             assert near == (exact or rounds == 1)  # all begin at the mean
@@ -314,6 +315,9 @@ LAYERS = eh.local.sgd(eh.models.mlp(4, classes=3, hidden=(5,)), 0.1, epochs=1)
 ADAM = eh.local.sgd(MODEL, optax.adam(0.1), epochs=1)
 
 
+SEVERAL = eh.algorithms.side_by_side({"a": AVERAGE, "b": AVERAGE})
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -335,6 +339,11 @@ ADAM = eh.local.sgd(MODEL, optax.adam(0.1), epochs=1)
         ),
         (lambda: P.fedalt(LAYERS, personal="outptu"), "perhaps you meant output"),
         (lambda: P.fedalt(WORK, personal=lambda params: [True]), "a tree of bools"),
+        (lambda: P.fedbabu(WORK, head=3), "3 does not say which parameters: give paths"),
+        (lambda: P.fedsim(WORK, personal=("b", 1)), r"\('b', 1\) does not say which parameters"),
+        (lambda: P.finetune(AVERAGE, WORK, personal=b"b"), "does not say which parameters"),
+        (lambda: P.finetune(SEVERAL, WORK), r"put finetune\(\) around each of its methods instead"),
+        (lambda: P.ditto(SEVERAL, WORK, lam=1.0), r"put ditto\(\) around each of its methods instead"),
         (lambda: P.fedalt(WORK, personal="b", personal_work=OTHER), "different models"),
         (lambda: P.fedsim(WORK, personal="b", ridge=-1.0), "ridge=-1.0"),
         (lambda: P.apfl(WORK, alpha=1.1), "a share in"),

@@ -9,7 +9,7 @@ import jax
 
 from evenhand.aggregators._reduce import reduce_uploads
 from evenhand.errors import EvenhandError
-from evenhand.types import Aggregator, Array, Key, PyTree, Stack, Sum, Upload
+from evenhand.types import Aggregator, Array, Key, Need, PyTree, Stack, Sum, Upload
 
 __all__ = ["Change", "before", "each"]
 
@@ -17,8 +17,14 @@ Change: TypeAlias = Callable[[Upload, Array, Key], tuple[Upload, Array]]
 """``(uploads, present, key) -> (uploads, present)``, with the same or another number of slots."""
 
 
-def before(then: Aggregator, change: Change, name: str) -> Stack:
-    """``then`` on what ``change`` makes of the uploads; ``name`` is that of the factory, for errors.
+def before(then: Aggregator, change: Change, name: str, needs: tuple[Need, ...] | None = None) -> Stack:
+    """``then`` on what ``change`` makes of the uploads.
+
+    Args:
+      then: reduces the changed uploads.
+      change: what comes before.
+      name: that of the factory, for errors.
+      needs: how many uploads the two of them need; None: as many as ``then``.
 
     Raises:
       EvenhandError: ``then`` weighs clients by their reports, which it would have to do before it sees an upload.
@@ -36,7 +42,7 @@ def before(then: Aggregator, change: Change, name: str) -> Stack:
             then, changed, present, state, second, jax.random.split(noise, present.shape[0])
         )
 
-    return Stack(then.init, apply, then.needs_loss)
+    return Stack(then.init, apply, then.needs_loss, then.needs if needs is None else needs)
 
 
 def each(then: Aggregator, change: Callable[[Upload], Upload], name: str) -> Aggregator:

@@ -63,5 +63,6 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
         publish=lambda states: tuple(part.publish(one) for part, one in zip(parts, states, strict=True)),
         weigh=weigh if any(part.weigh for part in parts) else None,
         needs_loss=any(part.needs_loss for part in parts),
-        summation=summations[0],
+        summation=None if summations[0] is None else summations[0]._replace(numbers=None, anything=None),
+        needs=tuple(dict.fromkeys(need for part in parts for need in part.needs)),
     )

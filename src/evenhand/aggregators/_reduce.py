@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,9 @@ from evenhand.types import Aggregator, Array, Cohort, Key, PyTree, Report, Sum, 
 
 __all__ = ["aggregate", "in_loop", "in_passes", "reduce_uploads"]
 
+
+Lift: TypeAlias = Callable[[Array, Upload, PyTree, Key], PyTree]
+"""``(slot, upload, public, key) -> lifted``."""
 
 _LARGE = 2**20
 """Numbers in all uploads together, from which on they are added one by one."""
@@ -114,7 +118,13 @@ def in_loop(
 
 
 def reduce_uploads(
-    aggregator: Aggregator, uploads: Upload, present: Array, state: PyTree, key: Key, noise: Key
+    aggregator: Aggregator,
+    uploads: Upload,
+    present: Array,
+    state: PyTree,
+    key: Key,
+    noise: Key,
+    lift: Lift | None = None,
 ) -> tuple[PyTree, PyTree]:
     """``(direction, state)`` from stacked uploads.
 
@@ -125,28 +135,30 @@ def reduce_uploads(
       state: the aggregator's.
       key: the server's.
       noise: ``(m,)``, a key for each client, for the noise that it adds to its lifted upload.
+      lift: in place of the aggregator's, where clients in some slots send what they should not.
     """
     if not isinstance(aggregator, Sum):
         return aggregator.apply(tree.among(present, uploads), present, state, key)
 
     def sum_of(public: PyTree, number: Array) -> PyTree:
-        def lift(present: Array, upload: Upload, noise: Key) -> PyTree:
-            lifted = aggregator.lift(upload, public, jax.random.fold_in(noise, number))
+        def lifted_by(slot: Array, present: Array, upload: Upload, noise: Key) -> PyTree:
+            own = jax.random.fold_in(noise, number)
+            lifted = aggregator.lift(upload, public, own) if lift is None else lift(slot, upload, public, own)
             return tree.select(present, lifted, tree.zeros_like(lifted))
 
+        slots = (jnp.arange(present.shape[0], dtype=jnp.int32), present, uploads, noise)
+
         if aggregator.summation is not None and aggregator.summation.add is not None:
-            lifted = jax.vmap(lift)(present, uploads, noise)
+            lifted = jax.vmap(lifted_by)(*slots)
             # Folded twice: folded once, it is the key that lower() draws noise from.
             secret = jax.random.fold_in(jax.random.fold_in(key, number), 1)
             return aggregator.summation.add(lifted, present, secret)
         if sum(leaf.size for leaf in jax.tree.leaves(uploads.delta)) < _LARGE:
-            lifted = jax.vmap(lift)(present, uploads, noise)
+            lifted = jax.vmap(lifted_by)(*slots)
             return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
         # One after another, as a sum over the leading axis of large arrays is many times slower on a CPU.
-        one = jax.tree.map(lambda leaf: leaf[0], (present, uploads, noise))
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lift, *one))
-        return lax.scan(
-            lambda total, of: (tree.add(total, lift(*of)), None), zeros, (present, uploads, noise)
-        )[0]
+        one = jax.tree.map(lambda leaf: leaf[0], slots)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lifted_by, *one))
+        return lax.scan(lambda total, of: (tree.add(total, lifted_by(*of)), None), zeros, slots)[0]
 
     return in_loop(aggregator, state, key, sum_of)

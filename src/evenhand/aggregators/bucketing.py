@@ -9,7 +9,7 @@ from jax import lax
 from evenhand.aggregators._before import before
 from evenhand.aggregators._stacked import combined
 from evenhand.errors import whole_number
-from evenhand.types import Aggregator, Array, Key, PyTree, Stack, Upload
+from evenhand.types import Aggregator, Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["bucketing"]
 
@@ -48,6 +48,13 @@ def bucketing(size: int, then: Aggregator) -> Stack:
     """
     whole_number("bucketing(size=)", size, 1)
 
+    def behind(need: Need) -> Need:
+        return Need(
+            f"{need.name} behind bucketing({size})",
+            lambda m: need.holds(-(-m // size)),
+            lambda m: need.works(-(-m // size)),
+        )
+
     def deal(uploads: Upload, present: Array, key: Key) -> tuple[Upload, Array]:
         m = present.shape[0]
         buckets = -(-m // size)
@@ -66,7 +73,7 @@ def bucketing(size: int, then: Aggregator) -> Stack:
         weight = jnp.sum(jnp.where(inside, uploads.weight[None], 0.0), axis=1)
         return Upload(combined(share, uploads.delta), weight, loss), count > 0
 
-    return before(then, deal, "bucketing")
+    return before(then, deal, "bucketing", tuple(map(behind, then.needs)))
 
 
 def _marks(uploads: PyTree) -> Array:

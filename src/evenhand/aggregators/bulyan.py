@@ -9,7 +9,7 @@ from evenhand.aggregators._stacked import distances
 from evenhand.aggregators.krum import ranks
 from evenhand.aggregators.meamed import around_median
 from evenhand.errors import whole_number
-from evenhand.types import Array, Key, PyTree, Stack, Upload
+from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["bulyan"]
 
@@ -64,4 +64,8 @@ def bulyan(malicious: int) -> Stack:
         count = jnp.maximum(jnp.sum(one) - 2.0 * malicious, 1.0)
         return around_median(uploads.delta, one, one, count), state
 
-    return Stack(lambda like, clients: (), apply)
+    return Stack(
+        lambda like, clients: (),
+        apply,
+        needs=(Need.over(f"bulyan({malicious})", malicious, lambda m: m >= 4 * malicious + 3),),
+    )

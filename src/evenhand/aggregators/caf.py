@@ -9,7 +9,7 @@ from jax import lax
 
 from evenhand.aggregators._stacked import mean_of, products
 from evenhand.errors import whole_number
-from evenhand.types import Array, Key, PyTree, Stack, Upload
+from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["caf"]
 
@@ -86,7 +86,11 @@ def caf(malicious: int) -> Stack:
         begin = step(_Weights(one, one, jnp.float32(jnp.inf)))
         return mean_of(uploads, lax.while_loop(goes_on, step, begin).best), state
 
-    return Stack(lambda like, clients: (), apply)
+    return Stack(
+        lambda like, clients: (),
+        apply,
+        needs=(Need.over(f"caf({malicious})", malicious, lambda m: m > 2 * malicious),),
+    )
 
 
 def _first(inner: Array, weights: Array) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from evenhand.aggregators._before import before, each
 from evenhand.aggregators._stacked import norms, scaled
 from evenhand.aggregators.mean import mean
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.types import Aggregator, Array, Key, Stack, Upload
+from evenhand.types import Aggregator, Array, Key, Need, Stack, Upload
 
 __all__ = ["arc", "clip", "normalize"]
 
@@ -138,7 +138,8 @@ def arc(malicious: int, then: Aggregator) -> Stack:
         ascending = jnp.sort(jnp.where(present, lengths, jnp.inf))
         return _shortened(uploads, lengths, ascending[jnp.maximum(m - 1 - shortened, 0)]), present
 
-    return before(then, shorten, "arc")
+    own = Need.over(f"arc({malicious})", malicious, lambda m: m > 2 * malicious)
+    return before(then, shorten, "arc", (own, *then.needs))
 
 
 def _shortened(uploads: Upload, lengths: Array, longest: Array) -> Upload:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.aggregators._stacked import distances, mean_of
 from evenhand.errors import whole_number
-from evenhand.types import Array, Key, PyTree, Stack, Upload
+from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["krum", "multi_krum", "ranks"]
 
@@ -49,7 +49,11 @@ def krum(malicious: int) -> Stack:
         rank = ranks(distances(uploads.delta, present, key), present, malicious)
         return tree.take(uploads.delta, jnp.argmin(rank)), state
 
-    return Stack(lambda like, clients: (), apply)
+    return Stack(
+        lambda like, clients: (),
+        apply,
+        needs=(Need.over(f"krum({malicious})", malicious, lambda m: m > 2 * malicious + 2),),
+    )
 
 
 def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = False) -> Stack:
@@ -90,7 +94,11 @@ def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = Fals
         kept = present & (rank < jnp.maximum(best, 1))
         return mean_of(uploads, kept, weighted), state
 
-    return Stack(lambda like, clients: (), apply)
+    return Stack(
+        lambda like, clients: (),
+        apply,
+        needs=(Need.over(f"multi_krum({malicious})", malicious, lambda m: m > 2 * malicious + 2),),
+    )
 
 
 def ranks(distances: Array, present: Array, malicious: int) -> Array:

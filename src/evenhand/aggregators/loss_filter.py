@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from evenhand.aggregators._stacked import least, mean_of
 from evenhand.errors import whole_number
-from evenhand.types import Array, Key, PyTree, Stack, Upload
+from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["loss_filter"]
 
@@ -54,4 +54,9 @@ def loss_filter(malicious: int, *, several: bool = False, weighted: bool = False
             kept = kept & ~least(uploads.loss, present, count - 1)
         return mean_of(uploads, kept, weighted), state
 
-    return Stack(lambda like, clients: (), apply, needs_loss=True)
+    return Stack(
+        lambda like, clients: (),
+        apply,
+        needs_loss=True,
+        needs=(Need.over(f"loss_filter({malicious})", malicious, lambda m: m > malicious),),
+    )

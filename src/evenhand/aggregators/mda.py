@@ -11,7 +11,7 @@ from jax import lax
 
 from evenhand.aggregators._stacked import distances, mean_of
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.types import Array, Key, PyTree, Stack, Upload
+from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["mda"]
 
@@ -68,7 +68,11 @@ def mda(malicious: int, *, weighted: bool = False) -> Stack:
         kept = present.at[left_out[best]].set(False) & (jnp.sum(present) > malicious)
         return mean_of(uploads, kept, weighted), state
 
-    return Stack(lambda like, clients: (), apply)
+    return Stack(
+        lambda like, clients: (),
+        apply,
+        needs=(Need.over(f"mda({malicious})", malicious, lambda m: m > 2 * malicious),),
+    )
 
 
 def _sets(m: int, malicious: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from evenhand.aggregators._order import median, nearest, over_coordinates
 from evenhand.errors import whole_number
-from evenhand.types import Array, Key, PyTree, Stack, Upload
+from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["around_median", "meamed"]
 
@@ -48,7 +48,11 @@ def meamed(malicious: int, *, weighted: bool = False) -> Stack:
         count = jnp.maximum(jnp.sum(one) - malicious, 1.0)
         return around_median(uploads.delta, one, one * uploads.weight if weighted else one, count), state
 
-    return Stack(lambda like, clients: (), apply)
+    return Stack(
+        lambda like, clients: (),
+        apply,
+        needs=(Need.over(f"meamed({malicious})", malicious, lambda m: m > 2 * malicious),),
+    )
 
 
 @jax.jit

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from evenhand.aggregators._before import before
 from evenhand.aggregators._stacked import combined, distances, least
 from evenhand.errors import whole_number
-from evenhand.types import Aggregator, Array, Key, Stack, Upload
+from evenhand.types import Aggregator, Array, Key, Need, Stack, Upload
 
 __all__ = ["nnm"]
 
@@ -54,4 +54,5 @@ def nnm(malicious: int, then: Aggregator) -> Stack:
         share = near.astype(jnp.float32) / count.astype(jnp.float32)
         return uploads._replace(delta=combined(share, uploads.delta)), present
 
-    return before(then, mix, "nnm")
+    own = Need.over(f"nnm({malicious})", malicious, lambda m: m > 2 * malicious)
+    return before(then, mix, "nnm", (own, *then.needs))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from evenhand.aggregators._stacked import least, mean_of, norms
 from evenhand.errors import whole_number
-from evenhand.types import Array, Key, PyTree, Stack, Upload
+from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["norm_filter"]
 
@@ -48,4 +48,8 @@ def norm_filter(malicious: int, *, weighted: bool = False) -> Stack:
         kept = least(norms(uploads.delta), present, jnp.sum(present) - malicious)
         return mean_of(uploads, kept, weighted), state
 
-    return Stack(lambda like, clients: (), apply)
+    return Stack(
+        lambda like, clients: (),
+        apply,
+        needs=(Need.over(f"norm_filter({malicious})", malicious, lambda m: m > malicious),),
+    )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.errors import EvenhandError
-from evenhand.secure import LIMB_BITS, fixed_point, masked_sum
+from evenhand.secure import LIMB_BITS, FixedPoint, fixed_point, masked_sum
 from evenhand.secure.limbs import carried
 from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Summation, Upload
 
@@ -46,8 +46,12 @@ def secure(
     Raises:
       EvenhandError: ``then`` needs to see single uploads, or weighs clients by reports in the clear; or too few bits.
 
-    Robustness: that of ``then``.  A server that sees no upload cannot reject one: in a simulation uploads that are not
-    finite are still left out, which on a real device the client's software does.
+    Robustness: that of ``then`` against false uploads only.  A client that sends false numbers into the sum itself is
+    seen by nobody, and no aggregator withstands it: with weights :math:`\beta_k` that it ignores, it can move the
+    direction of a geometric median at will.  What it gains is bounded: the server clips each sum of ``m`` clients to
+    :math:`\pm m R`, which no honest sum exceeds.  Give the smallest ``largest`` that honest numbers need.  In a
+    simulation :func:`evenhand.attacks.false_sum` is such a client.  Nor can a server that sees no upload reject one: in
+    a simulation uploads that are not finite are still left out, which on a real device the client's software does.
 
     Edge cases: a round with one client is lost, as the sum would be its upload; so is one with more than ``cohort``.
     As that tells how many took part, what ``then`` releases under noise is no longer private.
@@ -82,13 +86,21 @@ def secure(
     point = fixed_point(bits, largest=largest, cohort=cohort)
 
     def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
-        lift_key, round_key = jax.random.split(key)
-        limbs = point.encode(then.lift(upload, public, lift_key), round_key)
+        return sent(point, numbers(upload, public, key), jax.random.split(key)[1])
+
+    def numbers(upload: Upload, public: PyTree, key: Key) -> PyTree:
+        return then.lift(upload, public, jax.random.split(key)[0])
+
+    def sent(point: FixedPoint, numbers: PyTree, key: Key) -> PyTree:
+        limbs = point.encode(numbers, key)
         return limbs, jnp.zeros(point.limbs, jnp.uint32).at[0].set(jnp.uint32(1))
 
     def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         limbs, count = total
-        direction, after = then.lower(jax.tree.map(point.decode, limbs), state, key)
+        # No honest sum is larger, so this changes none; a client that clips nothing can reach half of the modulus.
+        most = carried(count)[0].astype(jnp.float32) * jnp.float32(point.largest)
+        bounded = jax.tree.map(lambda leaf: jnp.clip(point.decode(leaf), -most, most), limbs)
+        direction, after = then.lower(bounded, state, key)
         enough = _enough(carried(count), cohort)
         return tree.select(enough, direction, tree.zeros_like(direction)), tree.select(enough, after, state)
 
@@ -98,7 +110,12 @@ def secure(
         sensitivity=None,
         # A round of too few gives zeros without noise, and so would tell who was there.
         release=None,
-        summation=Summation(LIMB_BITS, None if integers_only else partial(masked_sum, point)),
+        summation=Summation(
+            LIMB_BITS,
+            None if integers_only else partial(masked_sum, point),
+            numbers,
+            partial(sent, point._replace(largest=point.reach)),
+        ),
     )
 
 

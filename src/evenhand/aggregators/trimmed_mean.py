@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from evenhand.aggregators._order import middle, over_coordinates
 from evenhand.errors import EvenhandError
-from evenhand.types import Array, Key, PyTree, Stack, Upload
+from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["trimmed_mean"]
 
@@ -50,6 +52,9 @@ def trimmed_mean(fraction: float, *, weighted: bool = False) -> Stack:
     if not 0.0 <= fraction < 0.5:
         raise EvenhandError(f"trimmed_mean(fraction={fraction}): give a share from 0 to below 0.5.")
 
+    def holds(m: int) -> bool:
+        return 2 * math.ceil(fraction * m - 1e-9) < m
+
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         m = present.shape[0]
         # For each number of accepted uploads, in Python: 0.1 of 30 is 3, not the 4 that float32 makes of it.
@@ -59,7 +64,9 @@ def trimmed_mean(fraction: float, *, weighted: bool = False) -> Stack:
         weights = one * uploads.weight if weighted else one
         return _middles(uploads.delta, one, weights, cut[jnp.sum(present)]), state
 
-    return Stack(lambda like, clients: (), apply)
+    return Stack(
+        lambda like, clients: (), apply, needs=(Need(f"trimmed_mean({fraction:g})", holds, lambda m: m > 0),)
+    )
 
 
 @jax.jit

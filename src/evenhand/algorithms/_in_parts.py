@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-import jax
 import jax.numpy as jnp
 
 from evenhand.aggregators import in_parts
-from evenhand.local import step_per_row
+from evenhand.local import in_turn, step_per_row
 from evenhand.naming import of_model
-from evenhand.types import Array, ClientData, Effort, Info, Key, Model, Phase, PyTree, Report, Sum
+from evenhand.types import Array, ClientData, Info, Key, Model, Phase, PyTree, Report, Sum
 
 __all__ = ["each_part", "model_in_parts", "phase_in_parts"]
 
@@ -67,10 +66,6 @@ def phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
         }
         return each_part(lambda one: one[0], done), infos
 
-    def effort(data: ClientData) -> Effort:
-        efforts = [(phase.effort or step_per_row)(data) for phase in phases]
-        return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *efforts)
-
     return Phase(
         broadcast=lambda states, client: each_part(
             lambda phase, one: phase.broadcast(one, client), phases, states
@@ -80,6 +75,6 @@ def phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
         aggregator=in_parts([phase.aggregator for phase in phases if isinstance(phase.aggregator, Sum)]),
         server=server,
         fresh_cohort=phases[0].fresh_cohort,
-        effort=effort,
+        effort=in_turn(*(phase.effort or step_per_row for phase in phases)),
         steps_if_empty=phases[0].steps_if_empty,
     )

@@ -61,8 +61,9 @@ def delta_fl(
     aggregate as many updates as FedAvg, draw cohorts ``1 / theta`` times as large.  The whole cohort trains, including
     clients whose weight will be 0, so that taking part does not reveal who is in the tail.
 
-    Differs from the paper in that the server sees the cohort's losses, as in its experiments; the private quantile is
-    not implemented yet.  For the averaged iterate of its theorem see :func:`evenhand.algorithms.averaged`.
+    Differs from the paper in that the server sees the cohort's losses, as in the paper's experiments;
+    :func:`evenhand.privacy.dp_delta_fl` finds the quantile from a noisy histogram of them instead.  For the averaged
+    iterate of the paper's theorem see :func:`evenhand.algorithms.averaged`.
 
     Example:
       >>> import evenhand as eh

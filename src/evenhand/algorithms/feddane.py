@@ -15,6 +15,7 @@ from evenhand.types import (
     Algorithm,
     Array,
     ClientData,
+    Effort,
     Info,
     Key,
     Model,
@@ -94,12 +95,15 @@ def feddane(
         correction=correction,
         attach=lambda extra: extra,
     )
+    # The correction is a gradient more, over all examples; it is no step of the work.
+    gradient = local.in_turn(work.effort, lambda data: Effort(jnp.int32(0), data.size))
+    train = train._replace(fresh_cohort=fresh_cohort, effort=gradient)
     return Algorithm(
         model=work.model,
         init=lambda params, clients: _rounds.server_init(
             server_opt, params, (tree.zeros_like(params), jnp.float32(0.0))
         ),
-        phases=(_collect(work.model, aggregator, sampling), train._replace(fresh_cohort=fresh_cohort)),
+        phases=(_collect(work.model, aggregator, sampling), train),
         global_params=_rounds.global_params,
         sampling=sampling,
         partial_work=keep_partial,
@@ -127,4 +131,5 @@ def _collect(model: Model, aggregator: Aggregator, sampling: Sampling) -> Phase:
         known = (reported > 0).astype(jnp.float32)
         return state._replace(extra=(direction, known)), {"gradient_norm": tree.norm(direction)}
 
-    return Phase(broadcast, report, gradient, aggregator, server, steps_if_empty=True)
+    effort = local.every_row
+    return Phase(broadcast, report, gradient, aggregator, server, effort=effort, steps_if_empty=True)

@@ -64,7 +64,8 @@ def fedtilt(
     are Ditto's; equal tilts of classes and examples are one tilt of all examples.  Classes absent from a batch do not
     count.  The tilted risk of a batch is a biased estimate of that of all examples; ``batch_size=None`` is exact.
 
-    Differs from the paper only where it is silent: the server's step size; personal models start as the initial one.
+    Differs from the paper only where it is silent: the server's step size; personal models start as the initial one,
+    and a client never drawn is served the global one.
 
     Example:
       >>> import evenhand as eh
@@ -109,33 +110,34 @@ def fedtilt(
     )._replace(name=f"fedtilt(tilts {tilt_class:g}, {tilt_sample:g}, {tilt_server:g}; prox_mu={prox_mu:g})")
     if prox_mu == math.inf:
         return method
-    solve = tilt(personal).solve
-    return _tied(method, solve, prox_mu) if tied else _personal(method, solve, prox_mu)
+    own = tilt(personal)
+    return _tied(method, own, prox_mu) if tied else _personal(method, own, prox_mu)
 
 
-def _personal(method: Algorithm, solver: local.Solver, mu: float) -> Algorithm:
+def _personal(method: Algorithm, own: local.Work, mu: float) -> Algorithm:
     (phase,) = method.phases
+    effort = local.in_turn(phase.effort or local.step_per_row, own.effort)
 
     def train(message: PyTree, personal: Params, data: ClientData, key: Key) -> tuple[Params, Params]:
         delta, _ = phase.work(message, (), data, key)
-        params, _ = solver(personal, data, key, local.proximal(mu, message.params))
+        params, _ = own.solve(personal, data, key, local.proximal(mu, message.params))
         return delta, params
 
     return method._replace(
-        phases=(phase._replace(work=train),),
+        phases=(phase._replace(work=train, effort=effort),),
         init_client=lambda params: params,
         personal_params=lambda server, personal: personal,
     )
 
 
-def _tied(method: Algorithm, solver: local.Solver, mu: float) -> Algorithm:
+def _tied(method: Algorithm, own: local.Work, mu: float) -> Algorithm:
     (phase,) = method.phases
 
     def train(message: PyTree, client_state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
-        params, _ = solver(message.params, data, key, local.proximal(mu, message.params))
+        params, _ = own.solve(message.params, data, key, local.proximal(mu, message.params))
         return tree.subtract(params, message.params), client_state
 
-    return method._replace(phases=(phase._replace(work=train),))
+    return method._replace(phases=(phase._replace(work=train, effort=own.effort),))
 
 
 def _check(classes: int | None, prox_mu: float, tied: bool) -> None:

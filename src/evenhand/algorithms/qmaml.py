@@ -10,7 +10,7 @@ from evenhand import aggregators, local, tree
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.sampling import proportional
-from evenhand.types import Algorithm, ClientData, Key, Model, Params, PyTree, Report, Sampling
+from evenhand.types import Algorithm, ClientData, Effort, Key, Model, Params, PyTree, Report, Sampling
 
 __all__ = ["qmaml"]
 
@@ -99,7 +99,13 @@ def qmaml(
         gradient, state = correction.update(gradient, correction.init(params), params)
         return tree.subtract(params, tree.scale(1.0 / curvature, gradient)), state
 
-    method = fedavg(local.Work(model, solve), aggregator=aggregators.qfedavg(q, curvature), sampling=sampling)
+    def effort(data: ClientData) -> Effort:
+        rows = sum((part.size for part in halves(data)[0 if adapt else 1 :]), jnp.int32(0))
+        return Effort(rows, rows)
+
+    method = fedavg(
+        local.Work(model, solve, effort), aggregator=aggregators.qfedavg(q, curvature), sampling=sampling
+    )
     (phase,) = method.phases
 
     def report(message: PyTree, client_state: PyTree, data: ClientData) -> Report:

@@ -13,7 +13,7 @@ from evenhand.attacks.labels import label_flip, random_labels, relabel, uniform_
 from evenhand.attacks.mimic import mimic
 from evenhand.attacks.omniscient import omniscient, same_value
 from evenhand.attacks.outliers import persistent_outliers
-from evenhand.attacks.uploads import gaussian, model_replacement, non_finite, sign_flip, zero
+from evenhand.attacks.uploads import false_sum, gaussian, model_replacement, non_finite, sign_flip, zero
 from evenhand.attacks.who import both, by_clients, during
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "both",
     "by_clients",
     "during",
+    "false_sum",
     "feature_noise",
     "gaussian",
     "inner_product",

@@ -32,7 +32,8 @@ def alie(fraction: float = 0.0, *, z: float | None = None, against: Aggregator |
       EvenhandError: both ``z`` and ``against`` are given, or an aggregator that weighs clients by their reports.
 
     Differs from the paper: its coalition estimates :math:`\mu` and :math:`\sigma` from its own updates; here it knows
-    those of the honest clients.
+    those of the honest clients.  Here :math:`\sigma^2` is the mean square over the :math:`h = m - f` honest uploads;
+    implementations that divide by :math:`h - 1` get a :math:`\sigma` longer by a factor :math:`\sqrt{h / (h - 1)}`.
 
     Example:
       >>> import jax, jax.numpy as jnp, evenhand as eh

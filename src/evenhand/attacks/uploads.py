@@ -12,7 +12,7 @@ from evenhand import tree
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Attack, Key, PyTree
 
-__all__ = ["gaussian", "model_replacement", "non_finite", "sign_flip", "zero"]
+__all__ = ["false_sum", "gaussian", "model_replacement", "non_finite", "sign_flip", "zero"]
 
 
 def gaussian(fraction: float = 0.0, *, std: float | None = None) -> Attack:
@@ -100,6 +100,37 @@ def non_finite(fraction: float = 0.0, *, value: Literal["nan", "inf"] = "nan") -
         fraction,
         upload=lambda delta, key: jax.tree.map(lambda leaf: jnp.full_like(leaf, float(value)), delta),
     )
+
+
+def false_sum(fraction: float = 0.0, *, scale: float = -1e3) -> Attack:
+    r"""Adds false numbers to a sum in each of its passes: :math:`s x_k` in place of :math:`x_k`.
+
+    A false *upload* is still weighted by the client's software as the aggregator asks; this client replaces the
+    product.  Arrays of a single number, such as its weight, are sent as they should be.  A server that sees single
+    uploads could check the product.  Under :func:`evenhand.aggregators.secure` it cannot, and only the fixed point
+    bounds what the client adds.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      scale: :math:`s`.
+
+    Raises:
+      EvenhandError: when a run begins, an aggregator that sends other numbers than sums of real ones.  Aggregators that
+        take uploads one by one, such as Krum, have no sums, and this does nothing to them.
+
+    Example:
+      >>> import evenhand as eh, jax, jax.numpy as jnp
+      >>> numbers = (jnp.array([1.0, 2.0]), jnp.float32(4.0))
+      >>> [x.tolist() for x in false_sum(0.1, scale=-10.0).lifted(numbers, (), jax.random.key(0))]
+      [[-10.0, -20.0], 4.0]
+
+    Source: none; what a secure sum cannot rule out without proofs of what was added.
+    """
+
+    def lifted(numbers: PyTree, public: PyTree, key: Key) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf if leaf.ndim == 0 else scale * leaf, numbers)
+
+    return Attack(fraction, lifted=lifted)
 
 
 def _deviation(leaves: list[Array]) -> Array:

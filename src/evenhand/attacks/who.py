@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
 from evenhand.errors import EvenhandError
-from evenhand.types import Attack, Key
+from evenhand.types import Attack, Key, PyTree
 
 __all__ = ["both", "by_clients", "during"]
 
+_OfSums: TypeAlias = Callable[[PyTree, PyTree, Key], PyTree]
 
-def by_clients(attack: Attack, clients: tuple[int, ...]) -> Attack:
+
+def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
     """The attack of these clients, in place of a share that is drawn.
 
     Args:
       attack: what they do.
-      clients: their positions among all clients, from 0.
+      clients: their ids as text, or their positions among all clients, from 0, as whole numbers.
+
+    A run raises an ``EvenhandError`` for a client that its data do not have.
 
     Example:
       >>> from evenhand.attacks import zero
-      >>> by_clients(zero(), (0, 3)).clients
-      (0, 3)
+      >>> by_clients(zero(), ("north", 3)).clients
+      ('north', 3)
     """
     return attack._replace(fraction=0.0, clients=tuple(clients))
 
@@ -73,7 +77,19 @@ def both(attack: Attack, then: Attack) -> Attack:
         report=_chained(attack.report, then.report),
         collude=attack.collude or then.collude,
         fresh=attack.fresh or then.fresh,
+        lifted=_of_sums(attack.lifted, then.lifted),
     )
+
+
+def _of_sums(one: _OfSums | None, other: _OfSums | None) -> _OfSums | None:
+    if one is None or other is None:
+        return one or other
+
+    def change(numbers: PyTree, public: PyTree, key: Key) -> PyTree:
+        first, second = jax.random.split(key)
+        return other(one(numbers, public, first), public, second)
+
+    return change
 
 
 def _chained(one: Callable[..., Any] | None, other: Callable[..., Any] | None) -> Callable[..., Any] | None:

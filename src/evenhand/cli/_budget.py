@@ -15,7 +15,7 @@ from evenhand.errors import EvenhandError, EvenhandWarning
 from evenhand.privacy import account, spent, usual_delta
 from evenhand.types import Algorithm, Privacy
 
-__all__ = ["NOISE", "Budget", "with_noise"]
+__all__ = ["NOISE", "Budget", "budget", "with_noise"]
 
 NOISE = "noise_multiplier"
 _LEAST_NOISE, _MOST_NOISE, _MOST_CLIENTS = 1e-3, 2.0**14, 10**9
@@ -70,25 +70,47 @@ class Budget(NamedTuple):
             )
         return with_noise(text, least)
 
-    def checked(self, method: Algorithm, data: FederatedDataset) -> Algorithm:
-        """The method, whose promise is told for the budget's delta, after a check that it stays within the budget.
+    def checked(self, method: Algorithm, data: FederatedDataset, *, resumed: bool = False) -> Algorithm:
+        """The method, whose guarantee is stated at the budget's delta, after a check that it stays within the budget.
+
+        Args:
+          method: the method.
+          data: the clients.
+          resumed: whether the run has begun, and its noise can no longer be changed.
 
         Raises:
-          EvenhandError: it does not, or promises no privacy; the sentence says what would do.
+          EvenhandError: it does not, or guarantees no privacy; the sentence says what would do.
         """
-        found = self._spent(method, data)
+        epsilon, clients = self._spent(method, data), data.num_clients
         assert method.privacy is not None
-        if found <= self.epsilon:
+        if epsilon <= self.epsilon:
             return method._replace(privacy=method.privacy._replace(delta=self.delta))
-        clients, more = data.num_clients, ""
         drawn = method.privacy.unit == "client" and method.sampling.scheduled is None
-        if drawn and (needed := self._clients(method.privacy, clients)) is not None:
-            more = f"; or with cohorts of this size out of {needed:,} clients, where there are {clients:,}"
+        if resumed:
+            most = self._rounds(method, data)
+            cure = (
+                f"{most} rounds are the most that it affords with the noise that this run began with. For "
+                f"{self.rounds}, train anew in another folder without a {NOISE}"
+            )
+        else:
+            cure = f"leave its {NOISE} out, and the least that suffices is found"
+            if drawn and (needed := self._clients(method.privacy, clients)) is not None:
+                cure += (
+                    f"; or with cohorts of this size out of {needed:,} clients, where there are {clients:,}"
+                )
         raise EvenhandError(
-            f"--epsilon {self.epsilon:g} does not suffice for {method.name:.80}, which spends {found:.4g} in "
-            f"{self.rounds} rounds at a delta of {self._delta(method.privacy, data):g}: leave its {NOISE} out, and "
-            f"the least that suffices is found{more}."
+            f"--epsilon {self.epsilon:g} does not suffice for {method.name:.80}, which spends {epsilon:.4g} in "
+            f"{self.rounds} rounds at a delta of {self._delta(method.privacy, data):g}: {cure}."
         )
+
+    def _rounds(self, method: Algorithm, data: FederatedDataset) -> int:
+        """The most rounds that stay within the budget."""
+        low, high = 0, self.rounds
+        while high - low > 1:
+            middle = (low + high) // 2
+            affordable = self._replace(rounds=middle)._spent(method, data) <= self.epsilon
+            low, high = (middle, high) if affordable else (low, middle)
+        return low
 
     def _spent(self, method: Algorithm, data: FederatedDataset) -> float:
         if method.privacy is None:
@@ -124,6 +146,23 @@ class Budget(NamedTuple):
             middle = (low + high) // 2
             low, high = (low, middle) if affords(middle) else (middle, high)
         return high
+
+
+def budget(epsilon: float | None, delta: float | None, rounds: int) -> Budget | None:
+    """The budget that ``--epsilon`` and ``--delta`` give; None without them.
+
+    Raises:
+      EvenhandError: a delta without an epsilon, or a number out of range.
+    """
+    if epsilon is None:
+        if delta is not None:
+            raise EvenhandError("--delta goes with --epsilon: give both, or read epsilon off the report.")
+        return None
+    if not 0 < epsilon < math.inf or not (delta is None or 0 < delta < 1):
+        raise EvenhandError(
+            f"--epsilon {epsilon} --delta {delta}: give a finite epsilon above 0, and a delta between 0 and 1."
+        )
+    return Budget(epsilon, delta, rounds)
 
 
 def _least(enough: Callable[[float], bool]) -> float | None:

@@ -11,18 +11,20 @@ do not fit it.  Folders of earlier versions have no checksums, which is reported
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
+from evenhand.checksums import Sum, sum_of, sum_of_file
 from evenhand.cli._folder import (
     CHECKSUMS,
     CLIENTS,
     CONFIG,
     FEATURES,
+    INDEX,
     METRICS,
     PARAMS,
+    PERSONAL,
     SUMMARY,
     json_text,
     read_json,
@@ -30,14 +32,11 @@ from evenhand.cli._folder import (
 )
 from evenhand.errors import EvenhandError
 
-__all__ = ["Condition", "begin", "check", "reopen", "seal"]
+__all__ = ["Condition", "begin", "check", "is_whole", "reopen", "seal", "seal_part", "sound"]
 
 _RESULTS = (METRICS, CLIENTS, PARAMS, SUMMARY)
-
-
-class _Sum(NamedTuple):
-    length: int
-    sha256: str
+_PERHAPS = (FEATURES, f"{PERSONAL}/{INDEX}")
+"""What not every run has; the index has the checksums of the other files in its folder."""
 
 
 class Condition(NamedTuple):
@@ -77,9 +76,9 @@ def begin(folder: Path, *, config: str, metrics: str) -> None:
     """Prepares for a new ``config.json`` and ``metrics.jsonl``; old results stay if ``metrics`` begins with theirs."""
     sums = _read(folder) or {}
     old, text = sums.get(METRICS), metrics.encode()
-    if old is None or old != _of(text[: old.length]):
+    if old is None or old != sum_of(text[: old.length]):
         sums = {}
-    _write(folder, {**sums, CONFIG: _of(config.encode())})
+    _write(folder, {**sums, CONFIG: sum_of(config.encode())})
 
 
 def reopen(folder: Path) -> None:
@@ -89,9 +88,41 @@ def reopen(folder: Path) -> None:
 
 def seal(folder: Path) -> None:
     """Records the checksums of complete results."""
-    names = [*_RESULTS, *([FEATURES] if (folder / FEATURES).exists() else [])]
-    sums = {name: _of_file(folder / name, (folder / name).stat().st_size) for name in names}
+    names = [*_RESULTS, *(name for name in _PERHAPS if (folder / name).exists())]
+    sums = {name: sum_of_file(folder / name, (folder / name).stat().st_size) for name in names}
     _write(folder, {CONFIG: _config_sum(folder), **sums})
+
+
+def seal_part(folder: Path) -> None:
+    """Records the checksums of results that are not yet those of a run, such as of its best round so far."""
+    names = [name for name in (*_RESULTS, *_PERHAPS) if (folder / name).exists()]
+    _write(folder, {name: sum_of_file(folder / name, (folder / name).stat().st_size) for name in names})
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the files that :func:`seal_part` has sealed are as they were."""
+    sums = _parsed(folder)
+    return sums is not None and not _wrong(folder, sums)
+
+
+def sound(folder: Path) -> Condition:
+    """The state of a run folder whose results can be used.
+
+    Raises:
+      EvenhandError: there are none yet, or they are damaged.
+    """
+    condition = check(folder)
+    if condition.results == "none":
+        raise EvenhandError(
+            f"{folder} has no results yet: a run is training there, or was stopped, and "
+            f"`evenhand resume {folder}` continues it."
+        )
+    if condition.damaged:
+        raise EvenhandError(
+            f"{folder / condition.damaged[0]} is damaged (it does not match {CHECKSUMS}): "
+            f"`evenhand resume {folder}` rebuilds the results from the checkpoint."
+        )
+    return condition
 
 
 def check(folder: Path) -> Condition:
@@ -101,22 +132,32 @@ def check(folder: Path) -> Condition:
     sums = _read(folder)
     if sums is None:
         return Condition("sealed", damaged=(CHECKSUMS,))
-    sizes = {name: path.stat().st_size if (path := folder / name).is_file() else -1 for name in sums}
-    wrong = {
-        name
-        for name, of in sums.items()
-        if sizes[name] < of.length
-        or (sizes[name] > of.length and name != METRICS)
-        or _of_file(folder / name, of.length) != of
-    }
+    wrong = _wrong(folder, sums)
     edited, damaged = CONFIG in wrong, tuple(name for name in sums if name in wrong - {CONFIG})
     if METRICS not in sums:
         return Condition("none", is_edited=edited)
     length = sums[METRICS].length
-    return Condition("sealed", damaged, edited, length, sizes[METRICS] > length)
+    return Condition("sealed", damaged, edited, length, _size(folder / METRICS) > length)
 
 
-def _config_sum(folder: Path) -> _Sum:
+def _wrong(folder: Path, sums: Mapping[str, Sum]) -> set[str]:
+    """The files that are missing or not as they were; ``metrics.jsonl`` may have grown."""
+    sizes = {name: _size(folder / name) for name in sums}
+    return {
+        name
+        for name, of in sums.items()
+        if sizes[name] < of.length
+        or (sizes[name] > of.length and name != METRICS)
+        or sum_of_file(folder / name, of.length) != of
+    }
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; -1 if there is none."""
+    return path.stat().st_size if path.is_file() else -1
+
+
+def _config_sum(folder: Path) -> Sum:
     """The checksum of ``config.json`` as it was written, even if the file was edited since."""
     sums = _read(folder)
     if sums is None:
@@ -127,37 +168,31 @@ def _config_sum(folder: Path) -> _Sum:
     return sums[CONFIG]
 
 
-def _read(folder: Path) -> dict[str, _Sum] | None:
-    """The recorded checksums; None if the file is missing or damaged."""
+def _read(folder: Path) -> dict[str, Sum] | None:
+    """The recorded checksums of a run folder; None if the file is missing or damaged."""
+    sums = _parsed(folder)
+    is_known = sums is not None and set(sums) - set(_PERHAPS) in ({CONFIG}, {CONFIG, *_RESULTS})
+    return sums if is_known else None
+
+
+def _parsed(folder: Path) -> dict[str, Sum] | None:
+    """The checksums in a folder, whatever they are of."""
     try:
         found = read_json(folder / CHECKSUMS)
     except EvenhandError:
         return None
-    sums: dict[str, _Sum] = {}
+    sums: dict[str, Sum] = {}
     for name, value in found.items():
         match value:
             case {"bytes": int(length), "sha256": str(sha256)} if (
                 len(cast(dict[str, Any], value)) == 2 and length >= 0
             ):
-                sums[name] = _Sum(length, sha256)
+                sums[name] = Sum(length, sha256)
             case _:
                 return None
-    return sums if set(sums) - {FEATURES} in ({CONFIG}, {CONFIG, *_RESULTS}) else None
+    return sums
 
 
-def _write(folder: Path, sums: Mapping[str, _Sum]) -> None:
+def _write(folder: Path, sums: Mapping[str, Sum]) -> None:
     value = {name: {"bytes": of.length, "sha256": of.sha256} for name, of in sums.items()}
     write_text(folder / CHECKSUMS, json_text(value))
-
-
-def _of(data: bytes) -> _Sum:
-    return _Sum(len(data), hashlib.sha256(data).hexdigest())
-
-
-def _of_file(path: Path, length: int) -> _Sum:
-    digest, left = hashlib.sha256(), length
-    with path.open("rb") as file:
-        while left > 0 and (chunk := file.read(min(left, 2**20))):
-            digest.update(chunk)
-            left -= len(chunk)
-    return _Sum(length, digest.hexdigest())

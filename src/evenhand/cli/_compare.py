@@ -10,10 +10,10 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from evenhand.cli._results import load_saved
-from evenhand.cli._tables import client_table, difference_table, overview, tally
+from evenhand.cli._tables import client_table, difference_table, metric_table, overview, tally
 from evenhand.cli._terminal import remark, say
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.report import Comparison, caution, compare, may_win, verdict, write_report
+from evenhand.report import Comparison, caution, compare, metric_remarks, verdict, write_report
 
 __all__ = ["Compare"]
 
@@ -41,13 +41,19 @@ class Compare:
             remark(sentence)
         of = compare([run.view for run in saved])
         console = Console(highlight=False)
+        for notice in of.notices:
+            say(console, notice.text, "yellow")
         for name, run in of.named_runs:
-            for finding in run.findings:
-                say(console, f"{name}: {finding.sentence}", "yellow")
+            if (kept := run.info.get("kept")) is not None:
+                say(console, f"{name}: {kept}.")
         console.print(overview(of))
         if len(of.methods) > 1:
             say(console, verdict(of), "yellow" if of.obstacles else "")
         for sentence in _remarks(of):
+            say(console, sentence)
+        if (table := metric_table(of)) is not None:
+            console.print(table)
+        for sentence in metric_remarks(of):
             say(console, sentence)
         if (table := difference_table(of)) is not None:
             console.print(table)
@@ -56,8 +62,10 @@ class Compare:
             say(console, f"Interrupted before the last round: {', '.join(stopped)}.", "yellow")
         if self.clients > 0 and of.same_clients:
             console.print(client_table(of, self.clients))
-            if len(of.methods) == 2 and not of.obstacles and all(map(may_win, of.runs)):
+            if len(of.methods) == 2 and not of.obstacles and all(method.is_sound for method in of.methods):
                 say(console, tally(of))
+        elif self.clients > 0 and any(run.whole is not None for run in of.runs):
+            say(console, "The honest clients differ between the runs, so that none is shown one by one.")
         if self.out is not None:
             say(console, f"Report: {write_report(self.out, [run.view for run in saved])}")
         return 0

@@ -13,10 +13,10 @@ import jax
 import numpy
 
 from evenhand._version import __version__
-from evenhand.cli._data import fingerprint
 from evenhand.cli._expression import ExpressionError, called, canonical
 from evenhand.cli._folder import CONFIG, dict_in, read_json
 from evenhand.cli._methods import METHODS, Composed
+from evenhand.cli._models import Form
 from evenhand.cli._spelling import options_of
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
@@ -55,18 +55,29 @@ class Recorded(NamedTuple):
     options: dict[str, Any]
 
 
-def configuration(method: str, options: Any, data: FederatedDataset) -> dict[str, Any]:
+def configuration(
+    method: str, options: Any, data: FederatedDataset, without_effect: Collection[str] = ()
+) -> dict[str, Any]:
     """What ``config.json`` holds.
 
     Args:
       method: the expression of the method.
       options: the dataclass of all options; its fields without a value are left out.
       data: the data set that they led to.
+      without_effect: the options that have none in this run: the file keeps them, and reports leave them out.
     """
+    kept = {name: value for name, value in flat(options).items() if name not in _ELSEWHERE}
     return {
         "method": method,
-        "options": {name: value for name, value in flat(options).items() if name not in _ELSEWHERE},
-        "data": {"name": data.name, "clients": data.num_clients, "fingerprint": fingerprint(data)},
+        "options": kept,
+        "without_effect": [name for name in kept if name in without_effect],
+        "data": {
+            "name": data.name,
+            "clients": data.num_clients,
+            "client_column": data.client_column,
+            "fingerprint": data.fingerprint,
+            "form": Form.of(data).to_json(),
+        },
         "versions": {
             "evenhand": __version__,
             "jax": jax.__version__,

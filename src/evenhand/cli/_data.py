@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, get_args
@@ -12,11 +11,11 @@ import numpy as np
 from tyro.conf import arg
 
 from evenhand import data as federated
-from evenhand.data import FederatedDataset, Fill
-from evenhand.data.loaders import NAMES
+from evenhand.data import Features, FederatedDataset, Fill
+from evenhand.data.loaders import NAMES, NewRows, new_rows
 from evenhand.errors import EvenhandError, whole_number
 
-__all__ = ["SOURCES", "DataOptions", "fingerprint", "remarks"]
+__all__ = ["SOURCES", "DataOptions", "remarks"]
 
 _LI, _LECUN = "Li et al., MLSys 2020", "LeCun et al., 1998"
 
@@ -27,7 +26,12 @@ SOURCES = (
     ("synthetic:A,B", "Synthetic(α, β): each client labels Gaussian examples by its own model.", _LI),
     ("synthetic:iid", "The same with one model and one distribution for all clients.", _LI),
     ("FOLDER", "LEAF: train/*.json and test/*.json, or one folder of JSON files.", "Caldas et al., 2018"),
-    ("FILE.csv", "A table with client columns, a label column and features; also .tsv, .parquet.", ""),
+    (
+        "FILE.csv",
+        "A table with client columns, a label column and features; also .tsv, .jsonl, .parquet.",
+        "",
+    ),
+    ("FILE.data", "The same without a header, whose columns are called 1, 2, 3, ...", ""),
     ("FILE.npz", "Arrays x, y and client.", ""),
     ("*-ubyte[.gz]", "IDX images and labels, spread by Dirichlet(alpha).", _LECUN),
 )
@@ -50,6 +54,8 @@ class DataOptions:
     """the column (or .npz array) of client ids; A,B: a client for each combination of two columns"""
     label_column: str = "label"
     """the column (or .npz array) to predict; all other columns are features"""
+    weight_column: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: one each)")] = None
+    """tables: the column that says how many examples a row stands for, a whole number"""
     features_array: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: x)")] = None
     """the .npz array of features"""
     features: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_ALL)] = None
@@ -57,11 +63,17 @@ class DataOptions:
     drop: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """tables: columns to leave out"""
     categorical: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
-    """tables: columns whose numbers are categories, such as codes of regions"""
+    """columns whose numbers are categories, such as codes of regions; or the label, if its numbers are classes"""
     fill: Annotated[Fill | None, arg(metavar=_FILLS, help_behavior_hint=_REFUSED)] = None
     """tables: what an empty cell of a feature counts as; with mean or median, empty text is a category of its own"""
     standardize: bool = True
     """tables: give numbers mean 0 and standard deviation 1 over the training rows; else they stay as they are"""
+    standardize_target: bool = True
+    """tables with --regression: train on standardised targets; losses and errors stay in the targets' units"""
+    drop_empty: bool = False
+    """tables: drop rows without a label or a client, and say how many"""
+    na: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
+    """tables: further spellings of an empty cell, such as '?,-999'"""
     regression: bool = False
     """labels are real numbers, not classes"""
     text: bool = False
@@ -72,6 +84,8 @@ class DataOptions:
     """Dirichlet concentration of classes, where the data name no clients; the smaller, the more clients differ"""
     test_fraction: float = 0.2
     """share of each client's examples kept for testing, where the data have no test part"""
+    valid_fraction: float = 0.0
+    """share of each client's examples kept for validation, to choose settings or rounds by"""
     data_seed: int = 0
     """seed of partition, split and synthetic examples; --seed does not change the data"""
 
@@ -97,12 +111,27 @@ class DataOptions:
             categorical=_names("--categorical", self.categorical or ""),
             fill=self.fill,
             standardize=self.standardize,
+            standardize_target=self.standardize_target,
+            drop_empty=self.drop_empty,
+            na=_names("--na", self.na or ""),
+            weight=self.weight_column,
             regression=self.regression,
             test_fraction=self.test_fraction,
+            valid_fraction=self.valid_fraction,
             seed=self.data_seed,
             clients=self.clients,
             alpha=self.alpha,
             encode=federated.encode_characters if self.text else None,
+        )
+
+    def new_rows(self, path: Path, features: Features | None) -> NewRows:
+        """Rows for a trained model to predict, read as the data that it was trained on."""
+        return new_rows(
+            path,
+            features=features,
+            client=_names("--client-column", self.client_column),
+            label=self.label_column,
+            features_array=self.features_array,
         )
 
     def rooted(self) -> DataOptions:
@@ -117,6 +146,10 @@ class DataOptions:
             "--categorical": self.categorical,
             "--fill": self.fill,
             "--no-standardize": not self.standardize,
+            "--no-standardize-target": not self.standardize_target,
+            "--drop-empty": self.drop_empty,
+            "--na": self.na,
+            "--weight-column": self.weight_column,
         }
         for option in (option for option, value in given.items() if value):
             raise EvenhandError(f"{option} is for tables, and --data {self.data} is not one: leave it out.")
@@ -137,23 +170,25 @@ class DataOptions:
             seed=self.data_seed,
             iid=iid,
             test_fraction=self.test_fraction,
+            valid_fraction=self.valid_fraction,
         )
 
 
 def remarks(data: FederatedDataset) -> list[str]:
     """What to know about a table before training on it."""
     if data.features is None:
-        return []
+        return list(data.notes)
     found = [
         data.features.describe()
         + (" --no-standardize leaves numbers as they are." if data.features.scaled else "")
     ]
-    if data.num_classes is None:
+    found += data.notes
+    if data.num_classes is None and data.features.target is None:
         deviation = float(np.std(data.train.y, dtype=np.float64))
         if deviation > _LARGE_TARGETS:
             found.append(
-                f"The targets have a deviation of {deviation:.3g} and are not standardised: divide them by about "
-                "that, or choose a very small --lr."
+                f"The targets have a deviation of {deviation:.3g} and are not standardised: leave "
+                "--no-standardize-target out, or choose a very small --lr."
             )
     return found
 
@@ -166,14 +201,3 @@ def _names(option: str, text: str) -> list[str]:
         raise EvenhandError(
             f"{option} {text} is not a list of names: write A,B,C, and close all quotes."
         ) from None
-
-
-def fingerprint(data: FederatedDataset) -> str:
-    """A hash of every number in the data set and of the clients' names."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update("\n".join(data.client_ids).encode(errors="surrogatepass"))
-    for split in (data.train, data.valid, data.test):
-        for array in split:
-            digest.update(f"{array.dtype}{array.shape}".encode())
-            digest.update(array.tobytes())
-    return digest.hexdigest()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from unicodedata import normalize
 
 __all__ = ["argument_lines", "first_line", "plain"]
 
@@ -17,6 +18,16 @@ _SYMBOLS = {
     r"\|": "‖",
     r"\cdot": "·",
     r"\infty": "∞",
+    r"\in": "∈",
+    r"\dots": "…",
+    r"\sqrt": "√",
+    r"\lceil": "⌈",
+    r"\rceil": "⌉",
+    r"\lfloor": "⌊",
+    r"\rfloor": "⌋",
+    r"\pi": "π",
+    r"\rho": "ρ",
+    r"\sigma": "σ",
     r"\sum": "Σ",
     r"\alpha": "α",
     r"\beta": "β",
@@ -34,7 +45,12 @@ _SYMBOLS = {
     r"\nabla": "∇",
     "_1": "₁",
     "_2": "₂",
+    "_3": "₃",
+    "^2": "²",
 }
+_FONT = re.compile(r"\\(?:mathcal|mathbf|mathrm) ?")
+_ACCENT = re.compile(r"\\(bar|hat) ?(\w)")
+_COMBINING = {"bar": "\u0304", "hat": "\u0302"}
 _MATH = re.compile(r":math:`([^`]*)`")
 _FRACTION = re.compile(r"\\frac(\w|{[^{}]*})(\w|{[^{}]*})")
 _GROUP = re.compile(r"{([^{}]{2,})}")
@@ -47,7 +63,8 @@ def plain(text: str) -> str:
     """``text`` without markup."""
 
     def formula(found: re.Match[str]) -> str:
-        shown = _FRACTION.sub(r"\1/\2", found[1])
+        shown = _FONT.sub("", _FRACTION.sub(r"\1/\2", found[1]))
+        shown = _ACCENT.sub(lambda accent: normalize("NFC", accent[2] + _COMBINING[accent[1]]), shown)
         for name, symbol in sorted(_SYMBOLS.items(), key=lambda pair: -len(pair[0])):
             shown = re.sub(re.escape(name) + r"(?![A-Za-z])", symbol, shown)
         return re.sub(r"[{}\\]", "", _GROUP.sub(r"(\1)", shown))

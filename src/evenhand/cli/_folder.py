@@ -8,6 +8,9 @@
 * ``clients.csv``: one line per client.
 * ``params.npz``: the parameters of the global model, by names such as ``dense/kernel``;
   ``flax.traverse_util.unflatten_dict(dict(numpy.load(path)), sep="/")`` is what ``Model.apply`` takes.
+* ``personal/``: the models of clients, where the method gives them models of their own; see
+  :mod:`evenhand.cli._params`.
+* ``best/``: the best round so far, under ``--keep best:SPLIT:STATISTIC``; see :mod:`evenhand.cli._keep`.
 * ``summary.json``: how the run ended, and the summary over clients of each metric.
 * ``checksums.json``: length and SHA-256 of each file above, see :mod:`evenhand.cli._checksums`.
 * ``report.html``: the figures; it is written last, so that a folder which has it is complete.
@@ -38,13 +41,16 @@ from evenhand.lock import LOCK, held
 from evenhand.simulation import Checkpoint
 
 __all__ = [
+    "BEST",
     "CHECKPOINT",
     "CHECKSUMS",
     "CLIENTS",
     "CONFIG",
     "FEATURES",
+    "INDEX",
     "METRICS",
     "PARAMS",
+    "PERSONAL",
     "REPORT",
     "SUMMARY",
     "append_metrics",
@@ -58,6 +64,7 @@ __all__ = [
     "read_metrics",
     "replacing",
     "write_text",
+    "writing",
 ]
 
 CONFIG = "config.json"
@@ -69,6 +76,8 @@ SUMMARY = "summary.json"
 REPORT = "report.html"
 CHECKSUMS = "checksums.json"
 CHECKPOINT = "checkpoint"
+PERSONAL, INDEX = "personal", "index.csv"
+BEST = "best"
 
 _FILES = (CONFIG, CHECKSUMS, FEATURES, METRICS, CLIENTS, PARAMS, SUMMARY, REPORT)
 
@@ -90,9 +99,11 @@ def free(folder: Path, *, overwrite: bool) -> Generator[None]:
             raise EvenhandError(
                 f"--out {folder} is not empty: name another folder, or add --overwrite{resume}."
             )
-        foreign = not (folder / CONFIG).exists() and Checkpoint(folder / CHECKPOINT).saved()
-        if foreign:
-            raise EvenhandError(f"{folder / CHECKPOINT} was not written by `evenhand run`: move it away.")
+        if not (folder / CONFIG).exists():
+            foreign = [name for name in (PERSONAL, BEST) if (folder / name).exists()]
+            foreign += [CHECKPOINT] if Checkpoint(folder / CHECKPOINT).saved() else []
+            if foreign:
+                raise EvenhandError(f"{folder / foreign[0]} was not written by `evenhand run`: move it away.")
         yield
 
 
@@ -107,7 +118,10 @@ def claim(folder: Path, *, checkpoint: bool) -> None:
     place, old = folder / CHECKPOINT, folder / f".{CHECKPOINT}.old"
     if old.is_dir():
         shutil.rmtree(old)
-    if (folder / CONFIG).exists() and place.is_dir():  # else no run put it there
+    is_ours = (folder / CONFIG).exists()  # else no run put these folders there
+    for name in (PERSONAL, f".{PERSONAL}.part", BEST) if is_ours else ():
+        shutil.rmtree(folder / name, ignore_errors=True)
+    if is_ours and place.is_dir():
         old.mkdir()
         for part in place.iterdir():
             if part.name != LOCK:
@@ -125,7 +139,7 @@ def replacing(path: Path) -> Generator[Path]:
     """A path to write to, whose file takes the place of ``path`` once it is complete."""
     temporary = path.with_name(f".{path.name}.part")
     try:
-        with _naming(path):
+        with writing(path):
             yield temporary
             os.replace(temporary, path)
     except BaseException:
@@ -135,11 +149,16 @@ def replacing(path: Path) -> Generator[Path]:
 
 
 @contextmanager
-def _naming(path: Path) -> Generator[None]:
+def writing(path: Path) -> Generator[None]:
     """Turns the system's error about a file that cannot be written into a sentence that names the file."""
     try:
         yield
     except OSError as error:
+        if not path.parent.is_dir():
+            raise EvenhandError(
+                f"{path.parent} was moved or deleted while it was being written: its results are lost, so repeat the "
+                "run, or resume it where it is now."
+            ) from error
         raise EvenhandError(f"{path} could not be written: {error.strerror or error}.") from error
 
 
@@ -164,7 +183,7 @@ def metrics_text(history: Mapping[str, Vector]) -> str:
 def append_metrics(folder: Path, history: Mapping[str, Vector]) -> None:
     """Appends the last evaluation as one line, which is in the file when this returns."""
     path = folder / METRICS
-    with _naming(path), path.open("a", encoding="utf-8", newline="\n") as file:
+    with writing(path), path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(_line(history, -1))
 
 

@@ -13,7 +13,7 @@ from evenhand.data import FederatedDataset
 from evenhand.data.loaders import NAMES
 from evenhand.errors import EvenhandError
 
-__all__ = ["check_labels", "idle"]
+__all__ = ["check_labels", "idle", "without_effect"]
 
 
 class _Case(NamedTuple):
@@ -57,8 +57,17 @@ def idle(options: Mapping[str, Any], defaults: Mapping[str, Any], data: Federate
         value = options.get(name)
         if value != defaults.get(name) and (why := reason(case)):
             option = "--" + name.replace("_", "-")
-            sentences.append(f"{option if value is True else f'{option} {value}'} has no effect: {why}.")
+            typed = (
+                option if value is True else f"--no-{option[2:]}" if value is False else f"{option} {value}"
+            )
+            sentences.append(f"{typed} has no effect: {why}.")
     return sentences
+
+
+def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> list[str]:
+    """The options, set or not, that have no effect on ``data``: a page need not list them."""
+    case = _case(options, data)
+    return [name for name, reason in _REASONS.items() if name in options and reason(case)]
 
 
 def check_labels(data: DataOptions) -> None:
@@ -166,6 +175,7 @@ def _stragglers(case: _Case) -> str | None:
 _REASONS: dict[str, _Reason] = {
     "client_column": _columns,
     "label_column": _columns,
+    "standardize": lambda case: None if case.kind == "table" else f"{case.name} is not a table",
     "text": lambda case: (
         None if case.kind == "LEAF" else f"{case.name} is not LEAF data, and only those hold text"
     ),
@@ -173,6 +183,7 @@ _REASONS: dict[str, _Reason] = {
     "alpha": _alpha,
     "test_fraction": lambda case: f"{case.name} comes with a test part" if case.tested else None,
     "data_seed": _data_seed,
+    "standardize_target": lambda case: None if case.real else f"the labels of {case.name} are classes",
     "hidden": lambda case: None if case.options.get("model") == "mlp" else "it is for --model mlp only",
     "cohort": _no_more("cohort", "take part in each round"),
     "eval_clients": _no_more("eval_clients", "are evaluated"),

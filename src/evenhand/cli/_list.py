@@ -18,6 +18,7 @@ from evenhand.cli._data import SOURCES
 from evenhand.cli._docs import first_line
 from evenhand.cli._models import MODELS
 from evenhand.cli._rooms import factories, room_of, signature
+from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.local import Work
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack, Risk, Sampling, Sum
@@ -51,6 +52,7 @@ TOPICS: dict[str, tuple[Entry, ...]] = {
     "risks": _callable(Risk),
     "parts": _callable(optax.GradientTransformation, Sampling, Systems, Work),
     "attacks": _callable(Attack),
+    "metrics": tuple(Entry(name, first_line(factory), "") for name, factory in BUILT_IN.items()),
     "data": tuple(Entry(*source) for source in SOURCES),
     "models": tuple(Entry(choice.name, choice.line, choice.paper) for choice in MODELS),
 }
@@ -58,10 +60,10 @@ TOPICS: dict[str, tuple[Entry, ...]] = {
 
 @dataclass(frozen=True)
 class List:
-    """Show the methods, the parts that they are composed of, data sets and models."""
+    """Show methods, the parts that they are composed of, metrics, data sets and models."""
 
     topic: Positional[
-        Literal["all", "methods", "aggregators", "risks", "parts", "attacks", "data", "models"]
+        Literal["all", "methods", "aggregators", "risks", "parts", "attacks", "metrics", "data", "models"]
     ] = "all"
     """what to show"""
 

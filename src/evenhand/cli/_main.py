@@ -25,6 +25,7 @@ from evenhand.cli._figures import Figures
 from evenhand.cli._list import List
 from evenhand.cli._methods import METHODS, Composed
 from evenhand.cli._plan import planned
+from evenhand.cli._predict import Predict
 from evenhand.cli._report import Report
 from evenhand.cli._resume import Resume
 from evenhand.cli._run import Run
@@ -45,6 +46,7 @@ _EXAMPLES = {
   evenhand study fedavg 'fedprox(mu={0.1, 1})' --lr 0.03,0.1 --out studies/a
   evenhand resume runs/a                           continues where it stopped
   evenhand compare runs/a runs/b --out compare.html
+  evenhand predict runs/a --data new.csv --out predictions.csv
   evenhand list methods
   evenhand help run                                as `evenhand run --help`
   evenhand --version""",
@@ -67,6 +69,9 @@ _EXAMPLES = {
   evenhand compare runs/a runs/b
   evenhand compare runs/* --out compare.html --clients 20
   evenhand compare studies/a                       at the chosen settings""",
+    "predict": """\
+  evenhand predict runs/a --data new.csv --out predictions.csv
+  evenhand predict runs/a --data new.npz           prints them""",
     "report": """\
   evenhand report runs/a
   evenhand report studies/a""",
@@ -102,6 +107,7 @@ _COMMANDS = {
     "study": Study,
     "resume": Resume,
     "compare": Compare,
+    "predict": Predict,
     "report": Report,
     "figures": Figures,
     "list": List,
@@ -113,15 +119,16 @@ _Command: TypeAlias = (
     | Annotated[Study, subcommand("study")]
     | Annotated[Resume, subcommand("resume")]
     | Annotated[Compare, subcommand("compare")]
+    | Annotated[Predict, subcommand("predict")]
     | Annotated[Report, subcommand("report")]
     | Annotated[Figures, subcommand("figures")]
     | Annotated[List, subcommand("list")]
     | Annotated[Completion, subcommand("completion")]
 )
 
-_Made: TypeAlias = Run | Study | Resume | Compare | Report | Figures | List | Completion
+_Made: TypeAlias = Run | Study | Resume | Compare | Predict | Report | Figures | List | Completion
 
-_RENAMED = {"client": "client-column", "label": "label-column"}
+_RENAMED = {"client": "client-column", "label": "label-column", "weight": "weight-column"}
 """Arguments of the library whose options have other names."""
 
 

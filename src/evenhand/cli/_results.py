@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from evenhand.cli._folder import CONFIG
 from evenhand.cli._saved import SavedRun, load_run
 from evenhand.errors import EvenhandError
 from evenhand.report import RunView
@@ -14,8 +15,22 @@ __all__ = ["load_saved", "load_views", "study_in"]
 
 
 def study_in(folder: Path) -> bool:
-    """Whether a folder was written by ``evenhand study``, rather than by ``evenhand run``."""
-    return (folder / "study.json").is_file()
+    """Whether a folder was written by ``evenhand study``, rather than by ``evenhand run``.
+
+    Raises:
+      EvenhandError: it is no folder, or a study that has not ended.
+    """
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise EvenhandError(f"{folder} {what}: name a folder that `evenhand run` or `evenhand study` wrote.")
+    if (folder / "study.json").is_file():
+        return True
+    if (folder / "runs").is_dir() and not (folder / CONFIG).is_file():
+        raise EvenhandError(
+            f"{folder} is a study that is still running or was stopped, so it has no results yet: wait until it ends, "
+            "or run the same `evenhand study` command again to finish it."
+        )
+    return False
 
 
 def load_saved(folder: Path) -> list[SavedRun]:
@@ -24,12 +39,7 @@ def load_saved(folder: Path) -> list[SavedRun]:
     Raises:
       EvenhandError: there are no results, or the study has several conditions.
     """
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise EvenhandError(f"{folder} {what}: name a folder that `evenhand run` or `evenhand study` wrote.")
     if not study_in(folder):
-        if (folder / "runs").is_dir():
-            raise EvenhandError(f"{folder} is a study that has not ended: start it again, and it goes on.")
         return [load_run(folder)]
     found = load(folder)
     if len(found.cases) > 1:

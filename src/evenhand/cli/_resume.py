@@ -14,7 +14,6 @@ from tyro.conf import Positional, arg
 
 from evenhand.cli._checksums import Condition, check
 from evenhand.cli._config import changes, filled, recorded
-from evenhand.cli._data import fingerprint
 from evenhand.cli._folder import (
     CHECKPOINT,
     CHECKSUMS,
@@ -26,6 +25,7 @@ from evenhand.cli._folder import (
     read_json,
 )
 from evenhand.cli._methods import Composed
+from evenhand.cli._params import damaged_model
 from evenhand.cli._record import Place
 from evenhand.cli._run import Run
 from evenhand.errors import EvenhandError
@@ -51,7 +51,7 @@ class Resume:
         """Trains on, completes the run folder and returns the exit code."""
         if (self.run / "runs").is_dir() and not (self.run / CONFIG).is_file():
             raise EvenhandError(
-                f"{self.run} is the folder of a study: the `evenhand study` command that made it goes on."
+                f"{self.run} is a study: run the `evenhand study` command that made it again to finish it."
             )
         if not (self.run / CONFIG).is_file():
             raise EvenhandError(f"{self.run} is not a run folder: name one that `evenhand run` wrote.")
@@ -67,6 +67,8 @@ class Resume:
             options = replace(options, rounds=self.rounds, eval_every=options.every)
         run = replace(before, training=options)
         condition = check(self.run)
+        if not condition.damaged and (name := damaged_model(self.run)) is not None:
+            condition = condition._replace(damaged=(name,))
         ended = _ended(self.run, condition)
         # A run that has not ended has done no more rounds than were asked for, whatever a damaged line says; an edited
         # configuration no longer says how many that were.
@@ -110,7 +112,7 @@ class Resume:
 
     def _train(self, path: Path, run: Run, remarks: list[str]) -> int:
         data = run.data.load()
-        if dict_in(read_json(path), "data").get("fingerprint") != fingerprint(data):
+        if dict_in(read_json(path), "data").get("fingerprint") != data.fingerprint:
             raise EvenhandError(
                 f"The data {run.data.data} are not those that {self.run} was trained on: restore them, or start "
                 f"over with `evenhand run --config {self.run} --out NEW`."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from contextlib import suppress
@@ -13,12 +12,13 @@ from typing import Annotated, Any
 from rich.console import Console
 from tyro.conf import arg
 
-from evenhand.cli._budget import Budget, with_noise
+from evenhand.cli._budget import Budget, budget, with_noise
 from evenhand.cli._config import Recorded, changes, configuration, flat, naming
 from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._expression import built
 from evenhand.cli._folder import CHECKPOINT, free
-from evenhand.cli._idle import check_labels, idle
+from evenhand.cli._idle import check_labels, idle, without_effect
+from evenhand.cli._keep import rule_of
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._methods import Choice, Composed
 from evenhand.cli._models import ModelOptions
@@ -29,11 +29,11 @@ from evenhand.cli._watch import check_trackers, of_run, trackers
 from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales
+from evenhand.evaluation.metrics import resolved
 from evenhand.local import Work
 from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
-from evenhand.text import visible
 from evenhand.types import Algorithm, Attack, Model
 
 __all__ = ["Run"]
@@ -63,7 +63,7 @@ class Run:
         config, options = self.recorded(data), self.training
         if not options.quiet:
             for sentence in remarks(data):
-                print(visible(sentence), file=sys.stderr)
+                say(Console(file=sys.stderr, highlight=False), sentence)
             cautions = idle(flat(self), flat(Run(self.method)), data)
             cautions += [] if options.config is None else changes(options.config, config)
             for sentence in cautions:
@@ -72,7 +72,7 @@ class Run:
 
     def _funded(self, data: FederatedDataset) -> Run:
         """The same run, with noise for its budget where the method has none."""
-        if (budget := self.budget) is None:
+        if (limit := self.budget) is None:
             return self
         trained = self._divided(data)[0]
 
@@ -81,35 +81,44 @@ class Run:
                 return replace(self, method=Composed(text)).algorithm(toy_model(), Console(quiet=True))
             return replace(self, method=Composed(text)).algorithm(self.model.build(data), Console(quiet=True))
 
-        return replace(self, method=Composed(budget.expression(self.method.text(), trained, method)))
+        return replace(self, method=Composed(limit.expression(self.method.text(), trained, method)))
 
     @property
     def budget(self) -> Budget | None:
         """What the run may spend of its clients' privacy."""
-        options = self.training
-        if options.epsilon is None:
-            if options.delta is not None:
-                raise EvenhandError("--delta goes with --epsilon: give both, or read epsilon off the report.")
-            return None
-        if not 0 < options.epsilon < math.inf or not (options.delta is None or 0 < options.delta < 1):
-            raise EvenhandError(
-                f"--epsilon {options.epsilon} --delta {options.delta}: give a finite epsilon above 0, and a delta "
-                "between 0 and 1."
-            )
-        return Budget(options.epsilon, options.delta, options.rounds)
+        return budget(self.training.epsilon, self.training.delta, self.training.rounds)
 
     def recorded(self, data: FederatedDataset) -> dict[str, Any]:
         """What ``config.json`` holds of this run on ``data``."""
-        return configuration(self.method.text(), replace(self, data=self.data.rooted()), data)
+        options = flat(self)
+        unused = without_effect(options, data)
+        if not self._has_local_options():
+            unused += flat(self.local)
+        return configuration(self.method.text(), replace(self, data=self.data.rooted()), data, unused)
+
+    def _has_local_options(self) -> bool:
+        """Whether the method takes its local work from the options, rather than from its expression."""
+        asked: list[bool] = []
+
+        def work() -> Work:
+            asked.append(True)
+            return self.local.work(toy_model())
+
+        text = self.method.text() if self.training.epsilon is None else with_noise(self.method.text(), 1.0)
+        with suppress(ModelError):  # the toy model is not the user's
+            built(text, Algorithm, toy_model(), work)
+        return bool(asked)
 
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
         options, model = self.training, self.model.build(data)
+        if (rule := rule_of(options.keep)) is not None:
+            rule.check(data)
         data, unseen = self._divided(data)
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
         algorithm = self.algorithm(model, console)
-        if (budget := self.budget) is not None:
-            algorithm = budget.checked(algorithm, data)
+        if (limit := self.budget) is not None:
+            algorithm = limit.checked(algorithm, data, resumed=place.resumed)
         if (finding := feature_scales(data)) is not None:
             say(console, finding.sentence, "yellow")
         checkpoint = None
@@ -128,6 +137,8 @@ class Run:
             progress=console.is_terminal and not options.quiet,
             lanes=options.lanes,
             eval_clients=options.eval_clients,
+            metrics=options.metrics or (),
+            untrained=options.untrained,
             watch=[
                 of_run(each, place.folder, place.config) for each in trackers(options.watch, place.folder)
             ],
@@ -152,7 +163,10 @@ class Run:
             is_same = before is not None and before.options.get(name) == vars(self.training)[name]
             with naming(path if is_same else None):
                 build(model)
+        metrics = resolved(self.training.metrics or ())
         check_trackers(self.training.watch)
+        if (rule := rule_of(self.training.keep)) is not None:
+            rule.check_metric([metric.name for metric in metrics])
 
     def algorithm(self, model: Model, console: Console) -> Algorithm:
         """The method; the ``console`` shows which options of local work it does without."""

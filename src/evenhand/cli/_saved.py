@@ -7,8 +7,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from evenhand.cli._checksums import check
-from evenhand.cli._folder import CHECKSUMS, CLIENTS, CONFIG, SUMMARY, read_json, read_metrics
+from evenhand.cli._checksums import sound
+from evenhand.cli._folder import CLIENTS, CONFIG, SUMMARY, dict_in, read_json, read_metrics
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding
 from evenhand.report import RunView, read_clients_csv
@@ -41,22 +41,14 @@ def load_run(folder: Path) -> SavedRun:
       EvenhandError: there are no results yet, or a file is missing or damaged.
     """
     config = _known(folder / CONFIG, read_json(folder / CONFIG), _CONFIG)
-    condition = check(folder)
-    if condition.results == "none":
-        raise EvenhandError(
-            f"{folder} has no results yet: a run is training there, or was stopped, and "
-            f"`evenhand resume {folder}` continues it."
-        )
-    if condition.damaged:
-        raise EvenhandError(
-            f"{folder / condition.damaged[0]} is damaged (it does not match {CHECKSUMS}): "
-            f"`evenhand resume {folder}` rebuilds the results from the checkpoint."
-        )
+    condition = sound(folder)
     summary = _known(folder / SUMMARY, read_json(folder / SUMMARY), _SUMMARY)
     history = read_metrics(folder, condition.length)
     table, unseen = read_clients_csv(folder / CLIENTS), None
     if table.unseen is not None:
         table, unseen = table.of(~table.unseen), table.of(table.unseen)
+    unused = {name for name in config.get("without_effect") or [] if isinstance(name, str)}
+    options = {name: value for name, value in config["options"].items() if name not in unused}
     view = RunView(
         title=config["method"].removesuffix("()"),
         history=history,
@@ -64,14 +56,16 @@ def load_run(folder: Path) -> SavedRun:
         client_ids=table.client_ids,
         clients=table.clients,
         info=_info(folder, config, summary),
-        config={"method": config["method"], **config["options"]},
+        config={"method": config["method"], **options},
         classes=table.classes,
         findings=_findings(folder / SUMMARY, summary.get("findings", [])),
         malicious=table.malicious,
+        last_round=table.last_round,
     )
     if unseen is not None:
         parts = {"client_ids": unseen.client_ids, "sizes": unseen.sizes, "clients": unseen.clients}
-        view = view._replace(unseen=view._replace(**parts, classes=unseen.classes, malicious=None))
+        parts |= {"classes": unseen.classes, "last_round": unseen.last_round}
+        view = view._replace(unseen=view._replace(**parts, malicious=None))
     remarks = tuple(condition.remarks(folder))
     return SavedRun(folder, view, summary["interrupted"], config["data"]["fingerprint"], remarks)
 
@@ -80,8 +74,10 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
     return {
         "method": config["method"].partition("(")[0],
         "data": config["data"]["name"],
+        "client_column": config["data"].get("client_column", ""),
         "rounds": summary["rounds"],
         "cohort": summary["cohort"],
+        "clients": summary.get("clients"),
         "seed": config["options"]["seed"],
         "fingerprint": config["data"]["fingerprint"],
         "seconds": summary["seconds"],
@@ -89,6 +85,10 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "padded": summary.get("padded"),
         "by_class": summary.get("by_class"),
         "privacy": summary.get("privacy"),
+        "constant": summary.get("constant"),
+        "metrics": {name: str(reason) for name, reason in dict_in(summary, "metrics").items()},
+        "adapts": summary.get("adapts"),
+        "kept": dict_in(summary, "kept").get("words"),
         "command": f"evenhand run --config {shlex.quote(str(folder / CONFIG))}",
         "versions": config["versions"],
     }
@@ -97,8 +97,10 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
 def _findings(path: Path, found: Any) -> tuple[Finding, ...]:
     """The recorded findings; none in a folder of a version that looked for none."""
     try:
-        return tuple(Finding(each["kind"], str(each["sentence"])) for each in found)
-    except (KeyError, TypeError):
+        return tuple(
+            Finding(each["kind"], str(each["sentence"]), str(each.get("split", ""))) for each in found
+        )
+    except (AttributeError, KeyError, TypeError):
         raise EvenhandError(
             f"{path} is not what `evenhand run` writes (findings): restore it or repeat the run."
         ) from None
@@ -110,13 +112,16 @@ _CONFIG = {
     "options.seed": (int,),
     "data": (dict,),
     "data.name": (str,),
+    "data.client_column": (str, NoneType),  # earlier versions did not say
     "data.fingerprint": (str,),
     "versions": (dict,),
     "versions.*": (str,),
+    "without_effect": (list, NoneType),  # earlier versions did not say
 }
 _SUMMARY = {
     "rounds": (int,),
     "cohort": (int,),
+    "clients": (int, NoneType),
     "interrupted": (bool,),
     "seconds": (dict,),
     "seconds.*": (int, float),
@@ -124,6 +129,8 @@ _SUMMARY = {
     "padded": (int, float, NoneType),
     "by_class": (dict, NoneType),
     "privacy": (dict, NoneType),
+    "adapts": (bool, NoneType),
+    "kept": (dict, NoneType),
 }
 """What these files must hold, and of which type; ``*`` stands for every name."""
 

@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from tyro.conf import Positional, arg
 
+from evenhand import studies
 from evenhand.cli._braces import Braced, braced
+from evenhand.cli._budget import budget, with_noise
 from evenhand.cli._command import command
 from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._expression import built
@@ -28,10 +30,13 @@ from evenhand.cli._terminal import say
 from evenhand.cli._watch import check_trackers, trackers
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number
+from evenhand.evaluation import least_pairs
+from evenhand.evaluation.metrics import resolved
 from evenhand.local import Work
 from evenhand.studies import Family, Halving, Rule, study
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
+from evenhand.text import counted
 from evenhand.types import Algorithm, Attack, Model
 
 __all__ = ["PAGE", "Study"]
@@ -45,10 +50,10 @@ class StudyOptions:
 
     rounds: int = 50
     """rounds of communication T"""
-    seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "5"
-    """how many seeds, or which"""
-    select: Annotated[str, arg(metavar="SPLIT:STATISTIC")] = "valid:mean"
-    """what chooses the setting of each method: valid:mean, valid:worst10, train:variance, ..."""
+    seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "6"
+    """how many seeds, or which; no difference between two methods can be significant with fewer than 6"""
+    select: Annotated[str, arg(metavar="SPLIT:STATISTIC[:METRIC]")] = "valid:mean"
+    """what chooses the setting of each method: valid:mean, valid:worst10, valid:worst10:auc, train:variance, ..."""
     within: float = 0.0
     """settings this close to the best are good enough, and --then decides between them"""
     then: Annotated[str | None, arg(metavar="STATISTIC", help_behavior_hint="(default: none)")] = None
@@ -63,6 +68,13 @@ class StudyOptions:
     """which clients are slow or drop out, instead of --stragglers; 'dropouts({0.1, 0.5})' are studied one by one"""
     attack: Annotated[str | None, arg(metavar="ATTACK", help_behavior_hint="(default: none)")] = None
     """what malicious clients do: 'sign_flip(0.2)'; 'sign_flip({0, 0.2, 0.4})' are studied one by one"""
+    epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None
+    """privacy budget of each run of a private method; without a noise_multiplier, the least that suffices is used"""
+    delta: Annotated[
+        float | None,
+        arg(metavar="FLOAT", help_behavior_hint="(default: a power of ten, at most 1 / clients)"),
+    ] = None
+    """the probability that goes with --epsilon"""
     fresh_data: bool = False
     """spread, split or make the data anew for each seed"""
     eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 10 times a run)")] = (
@@ -71,6 +83,10 @@ class StudyOptions:
     """rounds between two evaluations of every client"""
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """evaluate only so many clients, drawn once per run"""
+    metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
+    """further metrics of each client, measured after the last round: auc, macro_f1, ...; see `evenhand list metrics`"""
+    untrained: Literal["global", "initial"] = "global"
+    """what clients are served whose personal model never trained: the current global model, or the initial model"""
     watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
     """who else is told what is measured: tensorboard (files in the folder), mlflow, wandb"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: studies/METHODS-DATA)")] = (
@@ -112,8 +128,13 @@ class Study:
         data = self.data.load()
         for sentence in remarks(data):
             say(console, sentence)
+        if (caution := self._too_few()) is not None:
+            say(console, caution, "yellow")
         model = self.model.build(data)
-        families = {name: self._family(each, model) for name, each in methods.items()}
+        families = {name: self._family(each, model, data) for name, each in methods.items()}
+        private = self._private(methods, families)
+        for sentence in private.values():
+            say(console, sentence)
         if options.dry_run:
             axes = {name: self._axes(methods[name], family) for name, family in families.items()}
             seeds = self._seeds()
@@ -137,27 +158,21 @@ class Study:
                 systems=None if systems is None else {name: make(model) for name, make in systems.items()},
                 attack=None if attacks is None else {name: make(model) for name, make in attacks.items()},
                 eval_clients=options.eval_clients,
+                metrics=options.metrics or (),
+                untrained=options.untrained,
                 folder=folder,
                 halving=None if options.halving is None else Halving(options.halving),
                 checkpoint=options.checkpoint,
                 progress=console.is_terminal and not options.quiet,
                 watch=watching,
-                about=self._about(),
+                about=self._about() | private,
             )
         except KeyboardInterrupt:
             ended = len(list((folder / "runs").glob("*/result.json")))
             kept = f"{folder} keeps the {ended} runs that have ended: the same command goes on, and writes the page."
             say(console, f"Interrupted. {kept}", "yellow")
             raise
-        out = Console(highlight=False, quiet=options.quiet)
-        for case in found.cases:
-            show_study(found.under(case), out)
-        for sentence in found.remarks:
-            say(out, sentence, "yellow")
-        for name in ("csv", "md", "tex"):
-            found.export(folder / f"settings.{name}")
-            found.export(folder / f"methods.{name}", "methods")
-        say(out, f"Report: {found.report(folder / PAGE)}")
+        _finish(found, folder, Console(highlight=False, quiet=options.quiet))
         return 0
 
     def check(self) -> None:
@@ -173,6 +188,7 @@ class Study:
             make(model)
         self._seeds()
         self._rule()
+        resolved(self.study.metrics or ())
         options, names = self.study, list(self._methods())
         check_trackers(options.watch)
         for name in ("rounds", "eval_every", "eval_clients"):
@@ -202,16 +218,32 @@ class Study:
             found[each.name if each.name not in found else each.text] = each
         return found
 
-    def _family(self, each: Braced, model: Model) -> Family:
-        """The methods of an expression; an expression with local work of its own needs none of the grid."""
+    def _family(self, each: Braced, model: Model, data: FederatedDataset | None = None) -> Family:
+        """The methods of an expression; an expression with local work of its own needs none of the grid.
+
+        A budget of privacy is met for ``data``; without them, the noise is any that a method can have.
+        """
         asked: list[bool] = []
+        limit = budget(self.study.epsilon, self.study.delta, self.study.rounds)
+        funded: dict[str, str] = {}  # the search for noise takes a second, and step sizes do not change it
 
         def make(values: Mapping[str, Any]) -> Algorithm:
             def work() -> Work:
                 asked.append(True)
                 return self.grid.work(model, values)
 
-            return built(each.fill(values), Algorithm, model, work)
+            def method(text: str) -> Algorithm:
+                return built(text, Algorithm, model, work)
+
+            text = each.fill(values)
+            if limit is None:
+                return method(text)
+            algorithm = method(with_noise(text, 1.0))
+            if data is None or algorithm.privacy is None:
+                return algorithm
+            if text not in funded:
+                funded[text] = limit.expression(text, data, method)
+            return limit.checked(method(funded[text]), data)
 
         make(
             {name: of[0] for name, of in each.axes.items()}
@@ -219,6 +251,26 @@ class Study:
         )
         local = [name for name in self.grid.axes if name not in each.axes] if asked else []
         return Family((*local, *each.axes), make)
+
+    def _private(self, methods: Mapping[str, Braced], families: Mapping[str, Family]) -> dict[str, str]:
+        """What the page and the terminal say about the budget of privacy; nothing without one."""
+        if self.study.epsilon is None:
+            return {}
+        firsts = {
+            name: family.make({axis: values[0] for axis, values in self._axes(methods[name], family).items()})
+            for name, family in families.items()
+        }
+        private = [name for name, method in firsts.items() if method.privacy is not None]
+        others = [name for name in firsts if name not in private]
+        if not private:
+            raise EvenhandError(
+                f"--epsilon is for methods that guarantee privacy, and none of {', '.join(others)} does: try "
+                "'dp_fedavg(clip=1)'."
+            )
+        text = f"Each run of {', '.join(private)} stays within epsilon {self.study.epsilon:g}."
+        return {
+            "privacy budget": text + (f" No privacy is guaranteed by {', '.join(others)}." if others else "")
+        }
 
     def _axes(self, each: Braced, family: Family) -> dict[str, list[Any]]:
         return {name: (self.grid.axes | dict(each.axes))[name] for name in family.arguments}
@@ -256,13 +308,24 @@ class Study:
             return whole_number("seeds", found[0], 1, 10_000)
         return [whole_number("seeds", seed, 0, 2**32 - 1) for seed in found]
 
+    def _too_few(self) -> str | None:
+        """A sentence, before anything is trained, where no difference between the methods can be significant."""
+        asked, others = self._seeds(), len(self._methods()) - 1
+        count, least = asked if isinstance(asked, int) else len(asked), least_pairs(max(1, others))
+        if others < 1 or count >= least:
+            return None
+        seeds = counted(count, "seed")
+        return f"With {seeds} no difference between these methods can be significant: use at least {least}."
+
     def _rule(self) -> Rule:
-        split, colon, statistic = self.study.select.partition(":")
-        if not colon:
+        parts = self.study.select.split(":")
+        if len(parts) not in (2, 3):
             raise EvenhandError(
-                f"--select {self.study.select!r:.40} is not understood: write SPLIT:STATISTIC, e.g. valid:mean."
+                f"--select {self.study.select!r:.40} is not understood: write SPLIT:STATISTIC or "
+                "SPLIT:STATISTIC:METRIC, e.g. valid:mean or valid:worst10:auc."
             )
-        return Rule(split, statistic, self.study.within, self.study.then).checked()
+        split, statistic, metric = *parts[:2], parts[2] if parts[2:] else None
+        return Rule(split, statistic, self.study.within, self.study.then, metric).checked()
 
     @property
     def _cohort(self) -> int | None:
@@ -286,6 +349,18 @@ class Study:
         names = (*[name[:30] for name in self._methods()][:4], Path(self.data.data).name)
         words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
         return Path("studies") / "-".join(words)
+
+
+def _finish(found: studies.Study, folder: Path, console: Console) -> None:
+    """Prints what the study shows, and writes its tables and its page."""
+    for case in found.cases:
+        show_study(found.under(case), console)
+    for sentence in found.remarks:
+        say(console, sentence, "yellow")
+    for name in ("csv", "md", "tex"):
+        found.export(folder / f"settings.{name}")
+        found.export(folder / f"methods.{name}", "methods")
+    say(console, f"Report: {found.report(folder / PAGE)}")
 
 
 def _slow(share: float) -> Callable[[Model], Systems | None]:

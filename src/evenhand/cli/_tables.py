@@ -12,12 +12,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from evenhand.cli._terminal import named
+from evenhand.cli._terminal import Expression, named
 from evenhand.evaluation import is_higher_better
-from evenhand.report import Comparison, differences, may_win
+from evenhand.report import Comparison, differences, further
 from evenhand.report.differences import shown
 
-__all__ = ["client_table", "difference_table", "overview", "tally"]
+__all__ = ["client_table", "difference_table", "metric_table", "overview", "tally"]
 
 _COLUMNS = (
     ("mean", "mean"),
@@ -39,7 +39,7 @@ _MOST_HEADS, _WIDEST_HEAD = 4, 24
 
 def overview(of: Comparison) -> Group:
     """One row per method; the best of each column carries a star, where the comparison allows one."""
-    percent = ", %" + (" (variance: %²)" if of.is_share else "") if of.is_share else ""
+    percent = " in % (variance: %²)" if of.is_share else ""
     seeds = f"; ± over {of.seeds} seeds" if of.seeds > 1 else ""
     table = _table()
     table.add_column("method", overflow="fold")
@@ -49,13 +49,37 @@ def overview(of: Comparison) -> Group:
     columns = [_starred(of, [stats[key] for stats in found], key) for key, _ in _COLUMNS]
     for i, (method, *row) in enumerate(zip(of.methods, *columns, strict=True)):
         number = f"{i + 1}  " if _numbered(of) else ""
-        table.add_row(named(number + method.name), *row)
-    return Group(named(f"{of.split} {of.metric} over clients{percent}{seeds}", "bold"), table)
+        table.add_row(Expression(number + method.name), *row)
+    return Group(named(f"{of.split} {of.metric}{percent} over {of.covered.text}{seeds}", "bold"), table)
+
+
+def metric_table(of: Comparison) -> Group | None:
+    """The metrics that were asked for besides, one row per method each; None where there are none."""
+    abouts = further(of)
+    if not abouts:
+        return None
+    table, several = _table(), len(of.methods) > 1
+    table.add_column("metric", overflow="fold")
+    if several:
+        table.add_column("method", overflow="fold")
+    for title in ("mean", "worst\n10 %", "best\n10 %", "clients"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for about in abouts:
+        found = [method.statistics(about.split, about.metric) for method in about.methods]
+        keys = ("mean", "worst10", "best10")
+        columns = [_starred(about, [stats[key] for stats in found], key) for key in keys]
+        unit = ", %" if about.is_share else ""
+        for i, (method, *row) in enumerate(zip(about.methods, *columns, strict=True)):
+            number = f"{i + 1}  " if _numbered(of) else ""
+            names: list[Text | Expression] = [named(about.metric + unit if i == 0 else "")]
+            names += [Expression(number + method.name)] if several else []
+            table.add_row(*names, *row, f"{int(np.min(found[i]['clients'])):,}")
+    return Group(named(f"more {of.split} metrics over {of.covered.text}, where defined", "bold"), table)
 
 
 def difference_table(of: Comparison, baseline: str | None = None) -> Group | None:
     """One row per method but the baseline (None: the first), with intervals; None for single seeds."""
-    runs = {method.name: method.runs for method in of.methods if all(map(may_win, method.runs))}
+    runs = {method.name: method.runs for method in of.methods if method.is_sound}
     base = of.names[0] if baseline is None else baseline
     found = differences(runs, base, of.split, of.metric) if of.seeds > 1 and base in runs else {}
     if of.obstacles or not found:
@@ -67,10 +91,12 @@ def difference_table(of: Comparison, baseline: str | None = None) -> Group | Non
     for name, each in found.items():
         gains = "–" if each.gains is None else f"{each.gains[0]} / {each.gains[1]}"
         texts = [
-            Text(shown(each.by[key], key, of.metric), "bold" if each.by[key].is_sure else "")
+            Text(
+                shown(each.by[key], key, of.metric), "bold" if each.by[key].may_be_marked(len(found)) else ""
+            )
             for key in ("mean", "worst10")
         ]
-        table.add_row(named(name), *texts, f"{each.p['worst10']:.2g}", gains)
+        table.add_row(Expression(name), *texts, f"{each.p['worst10']:.2g}", gains)
     what = (
         f"minus {base}, at equal seeds, with 95 % intervals; p of the worst 10 % (Holm); +/−: at every seed"
     )
@@ -87,7 +113,7 @@ def client_table(of: Comparison, count: int) -> Group:
     for begin in range(0, len(of.methods), _MOST_COLUMNS):
         methods = range(begin, min(begin + _MOST_COLUMNS, len(of.methods)))
         table = _table()
-        table.add_column("client", overflow="fold")
+        table.add_column(named(of.client_kind or "client"), overflow="fold")
         table.add_column(f"{of.split}\nrows", justify="right")
         for i in methods:
             head = str(i + 1) if _numbered(of) else of.names[i]
@@ -98,7 +124,8 @@ def client_table(of: Comparison, count: int) -> Group:
             table.add_row(named(first.client_ids[k]), rows, *numbers)
         tables.append(table)
     under = f"method 1, {of.names[0]}" if _numbered(of) else of.names[0]
-    title = f"{of.split} {of.metric} of the {len(shown)} clients worst off under {under}"
+    covered = "" if of.covered.is_complete else f", of {of.covered.text}"
+    title = f"{of.split} {of.metric} of the {len(shown)} clients worst off under {under}{covered}"
     return Group(named(title + _over_seeds(of), "bold"), *tables)
 
 
@@ -155,5 +182,6 @@ def _text(value: float, key: str, of: Comparison, digits: int = 4) -> str:
     if math.isnan(value):
         return "–"
     if key == "angle" or not of.is_share:
-        return f"{value:.{digits}g}"
+        # Amounts, such as 89,330, are shorter than 8.933e+04, which leaves room for the names of methods.
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e6 else f"{value:.{digits}g}"
     return f"{value * (1e4 if key == 'variance' else 1e2):.1f}"

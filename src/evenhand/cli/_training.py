@@ -35,6 +35,10 @@ class TrainingOptions:
     """rounds between two evaluations of every client"""
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
+    metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
+    """further metrics of each client, measured after the last round: auc, macro_f1, ...; see `evenhand list metrics`"""
+    untrained: Literal["global", "initial"] = "global"
+    """what clients are served whose personal model never trained: the current global model, or the initial model"""
     epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None
     """what a private method may spend; where its noise multiplier is left out, the least that suffices is found"""
     delta: Annotated[
@@ -48,6 +52,10 @@ class TrainingOptions:
     """clients trained side by side"""
     checkpoint: float | Literal["off"] = 10.0
     """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
+    keep: str = "last"
+    """which evaluated round the folder describes: last, or best:SPLIT:STATISTIC, such as best:valid:worst10"""
+    keep_personal: bool = False
+    """keep the personal models also with --checkpoint off or --keep best:..., or if they take more than 4 GB"""
     watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
     """who else is told what is measured: tensorboard (files in the folder), mlflow, wandb"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None

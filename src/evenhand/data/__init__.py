@@ -3,7 +3,7 @@
 from evenhand.data import loaders, partition
 from evenhand.data._characters import encode_characters
 from evenhand.data._dataset import FederatedDataset, Split
-from evenhand.data._features import Column, Features, Fill
+from evenhand.data._features import Column, Features, Fill, Target
 from evenhand.data._hold_out import hold_out
 from evenhand.data._split import from_arrays
 from evenhand.data._synthetic import synthetic
@@ -16,6 +16,7 @@ __all__ = [
     "FederatedDataset",
     "Fill",
     "Split",
+    "Target",
     "encode_characters",
     "encode_table",
     "from_arrays",

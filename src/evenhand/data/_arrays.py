@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.data._ids import client_codes
+from evenhand.data._ids import client_codes, composed
 from evenhand.data._numeric import INT32, NDArray, Place, bad_value, first_bad, float32, int32, out_of_range
 from evenhand.data._text import LONGEST, name_fault, number
 from evenhand.errors import Argument, EvenhandError
@@ -21,6 +21,7 @@ __all__ = [
     "as_array",
     "as_features",
     "as_labels",
+    "check_class_numbers",
     "check_form",
     "class_labels",
     "client_codes",
@@ -33,6 +34,8 @@ __all__ = [
 
 # A label this large, and not below the number of rows, is no class number but an id, a year or a slipped digit.
 _MANY_CLASSES = 10_000
+_FEW_CLASSES = 20
+"""Most distinct whole numbers that count as classes wherever they begin and whatever is left out between them."""
 _DEEPEST = 32
 """Most axes of an array; NumPy allows 64."""
 
@@ -207,6 +210,29 @@ def whole_numbers(values: NDArray, source: str, place: Place) -> NDArray:
     return values.astype(np.int64)
 
 
+def check_class_numbers(values: NDArray, source: str, what: str, *cures: str | Argument) -> None:
+    """Asks what whole numbers mean that may be amounts: more than 20 distinct ones, with gaps or not from 0.
+
+    Args:
+      values: ``(n,)`` labels of any dtype; NaN where one is missing.
+      source: the file.
+      what: what the labels are called, such as ``column 'score'``.
+      cures: how to say what they are: the end of the sentence.
+    """
+    if values.dtype.kind not in "iuf" or values.ndim != 1:
+        return
+    distinct = np.unique(values[np.isfinite(values)])
+    if len(distinct) <= _FEW_CLASSES or (distinct != np.rint(distinct)).any():
+        return
+    first, last = int(distinct[0]), int(distinct[-1])
+    if first != 0 or last != len(distinct) - 1:
+        raise EvenhandError(
+            f"{source}: {what} holds {len(distinct):,} distinct whole numbers from {first} to {last}, which may be "
+            "amounts or the numbers of classes: ",
+            *cures,
+        )
+
+
 def class_labels(
     values: NDArray, source: str, place: Place, *, regression: bool
 ) -> tuple[NDArray, tuple[str, ...] | None]:
@@ -232,7 +258,9 @@ def class_labels(
             raise EvenhandError(
                 f"{source}: {place(first_bad(values == ''))} is empty: fill it in or drop the row."
             )
-        names, codes = np.unique(values, return_inverse=True)
+        spellings, codes = np.unique(values, return_inverse=True)
+        names, merged = np.unique([composed(text) for text in spellings.tolist()], return_inverse=True)
+        codes = merged[codes]
         for code, name in enumerate(names.tolist()):
             fault = name_fault(name)
             if fault is not None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from evenhand.data._arrays import NDArray, as_features, as_labels, read_only
 from evenhand.data._features import Features
+from evenhand.data._ids import canonical
 from evenhand.data._text import first_repeated, name_fault
 from evenhand.errors import EvenhandError
 from evenhand.text import counted
 
 __all__ = ["FederatedDataset", "Split"]
+
+_BLOCK = 2**24
+"""Bytes that are read at a time."""
 
 
 class Split(NamedTuple):
@@ -68,6 +74,8 @@ class FederatedDataset:
       name: what it is called in reports and errors.
       classes: the names of classes 0, 1, 2, ... where the source had names; None otherwise.
       features: how the columns of a table became ``x``, for :func:`evenhand.data.encode_table`; None for others.
+      notes: sentences about how the source was read, such as how many rows were dropped.
+      client_column: what a client is in the source, such as ``"hospital"``, the name of a column; empty: unknown.
 
     Raises:
       EvenhandError: a client without training examples, rows without entries, a client id or class name that is
@@ -93,10 +101,12 @@ class FederatedDataset:
     name: str = "data"
     classes: tuple[str, ...] | None = None
     features: Features | None = None
+    notes: tuple[str, ...] = ()
+    client_column: str = ""
 
     def __post_init__(self) -> None:
         """Replaces what was given by its checked, read-only form."""
-        ids = tuple(str(name) for name in self.client_ids)
+        ids = tuple(canonical(str(name)) for name in self.client_ids)
         object.__setattr__(self, "client_ids", ids)
         if self.classes is not None:
             object.__setattr__(self, "classes", tuple(str(name) for name in self.classes))
@@ -124,6 +134,24 @@ class FederatedDataset:
         """The shape of the features of one example."""
         return self.train.x.shape[1:]
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of every number in the data set and of the clients' names, by which a changed data set is noticed.
+
+        It is computed once, as the arrays cannot be written to, and reads those that stay in files block by block.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update("\n".join(self.client_ids).encode(errors="surrogatepass"))
+        for split in (self.train, self.valid, self.test):
+            for array in split:
+                digest.update(f"{array.dtype}{array.shape}".encode())
+                rows = max(1, _BLOCK // max(array[:1].nbytes, 1))
+                for first in range(0, len(array), rows):
+                    digest.update(
+                        np.ascontiguousarray(array[first : first + rows]).reshape(-1).view(np.uint8).data
+                    )
+        return digest.hexdigest()
+
     def describe(self) -> str:
         """A few lines to read: clients, examples per client with mean and standard deviation, features."""
         splits = (("train", self.train), ("valid", self.valid), ("test", self.test))
@@ -140,6 +168,7 @@ class FederatedDataset:
             )
         if self.features is not None:
             lines.append(self.features.describe())
+        lines += self.notes
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

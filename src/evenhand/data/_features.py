@@ -8,9 +8,19 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from evenhand.data._arrays import NDArray
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 
-__all__ = ["MISSING_CATEGORY", "Column", "Features", "Fill", "Series", "encode", "fit"]
+__all__ = [
+    "MISSING_CATEGORY",
+    "Column",
+    "Features",
+    "Fill",
+    "Series",
+    "Target",
+    "encode",
+    "fit",
+    "fit_target",
+]
 
 Fill: TypeAlias = Literal["mean", "median", "most-frequent"]
 
@@ -36,6 +46,10 @@ class Series(NamedTuple):
     def missing(self) -> NDArray:
         """Which cells are empty, ``(n,)``."""
         return np.isnan(self.values) if self.categories is None else self.values < 0
+
+    def at(self, rows: NDArray) -> Series:
+        """The column of some rows."""
+        return self._replace(values=self.values[rows])
 
 
 class Column(NamedTuple):
@@ -67,16 +81,35 @@ class Column(NamedTuple):
         return tuple(f"{self.name} = {category}" for category in self.categories)
 
 
+class Target(NamedTuple):
+    """The scale of a column of real targets, for :func:`evenhand.models.standardized`.
+
+    Attributes:
+      name: the column's name.
+      mean: the mean of the training rows.
+      deviation: their standard deviation; 1 where all training rows are alike.
+    """
+
+    name: str
+    mean: float
+    deviation: float
+
+
 class Features(NamedTuple):
     """What was fitted on the training rows of a table, in the order of the model's inputs.
 
     Attributes:
       columns: one for each column of the table that is used.
       standardized: whether numbers were to be standardised.
+      target: the scale of the targets, which are kept in their own units; None for classes, and where targets are not
+        to be standardised.
+      na: further spellings of an empty cell.
     """
 
     columns: tuple[Column, ...]
     standardized: bool
+    target: Target | None = None
+    na: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -111,6 +144,11 @@ class Features(NamedTuple):
         filled = [column.name for column in self.columns if column.fill is not None]
         if filled:
             sentences.append("Empty cells are filled from the training rows.")
+        if self.target is not None:
+            sentences.append(
+                f"Training standardises the targets (mean {_amount(self.target.mean)}, deviation "
+                f"{_amount(self.target.deviation)}); losses and errors are in their own units."
+            )
         return " ".join(sentences)
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +161,13 @@ class Features(NamedTuple):
             else:
                 entry["categories"] = list(column.categories)
             columns.append({**entry, "fill": column.fill})
-        return {"standardized": self.standardized, "columns": columns, "inputs": list(self.inputs)}
+        return {
+            "standardized": self.standardized,
+            "columns": columns,
+            "inputs": list(self.inputs),
+            "target": None if self.target is None else self.target._asdict(),
+            "na": list(self.na),
+        }
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Features:
@@ -145,7 +189,11 @@ class Features(NamedTuple):
                 columns.append(Column(name, "category", categories=categories, fill=fill))
             else:
                 raise ValueError(f"unknown kind {entry['kind']!r}")
-        return Features(tuple(columns), bool(value["standardized"]))
+        entry, na = value.get("target"), value.get("na", ())  # folders of earlier versions have neither
+        target = None
+        if entry is not None:
+            target = Target(str(entry["name"]), float(entry["mean"]), float(entry["deviation"]))
+        return Features(tuple(columns), bool(value["standardized"]), target, tuple(map(str, na)))
 
 
 def fit(
@@ -171,14 +219,24 @@ def fit(
         values = series.values[rows]
         if series.missing[rows].all():
             raise EvenhandError(
-                f"{source}: column {series.name!r} is empty in every training row: leave it out with "
-                f"drop={[series.name]!r}."
+                f"{source}: column {series.name!r} is empty in every training row: leave it out with ",
+                Argument("drop", repr(series.name)),
+                ".",
             )
         if series.categories is None:
             columns.append(_number_column(series.name, values, standardize, fill))
         else:
             columns.append(_category_column(series.name, values, series.categories, fill))
     return Features(tuple(columns), standardize)
+
+
+def fit_target(name: str, y: NDArray) -> Target:
+    """The scale of the training rows' targets ``y``, of any shape."""
+    y = np.asarray(y, np.float64)
+    shift = y.reshape(-1)[0]  # so that a large offset costs no digits
+    mean = float(shift + np.mean(y - shift))
+    deviation = float(np.sqrt(np.mean((y - mean) ** 2)))
+    return Target(name, mean, deviation if deviation > 0 else 1.0)
 
 
 def encode(features: Features, table: Sequence[Series], rows: NDArray, source: str) -> NDArray:
@@ -264,6 +322,10 @@ def _positions(column: Column, series: Series) -> NDArray:
 
 def _columns(count: int, of: str) -> str:
     return f"{count:,} column{'' if count == 1 else 's'} {of}"
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _some(names: Sequence[str]) -> str:

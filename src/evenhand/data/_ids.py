@@ -1,9 +1,15 @@
-"""Client ids of any kind as numbers or text; missing and unprintable ones are refused."""
+"""Client ids of any kind as text, by one rule in every reader; missing and unprintable ones are refused.
+
+Two ids are the same client if their texts are equal: in Unicode's composed form (NFC) and without the blanks around
+them, whole numbers without a point (``1`` and ``1.0`` are ``"1"``), booleans as ``"True"`` and ``"False"``.
+"""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +19,110 @@ from evenhand.data._numeric import NDArray, Place, first_bad
 from evenhand.data._text import is_missing, name_fault
 from evenhand.errors import EvenhandError
 
-__all__ = ["client_codes", "id_array"]
+__all__ = [
+    "canonical",
+    "client_codes",
+    "composed",
+    "id_array",
+    "object_ids",
+    "remarks_on_spelling",
+    "spelled",
+]
+
+_NUMBER = re.compile(r"-?\d{1,300}(\.\d+)?", re.ASCII)
+_PADDED = re.compile(r"(?<![\d.])0+(?=\d)")
+_WHOLE = re.compile(r"(?<=\d)\.0+(?!\d)")
+
+
+def canonical(text: str) -> str:
+    r"""The form in which names are compared: Unicode's NFC, without blanks around it.
+
+    Example:
+      >>> canonical(" Cafe\u0301 ") == "Caf\u00e9", canonical(" Ann")
+      (True, 'Ann')
+    """
+    return composed(text).strip()
+
+
+def composed(text: str) -> str:
+    """Unicode's NFC: of a letter and an accent, one character."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def remarks_on_spelling(ids: Iterable[str]) -> tuple[str, ...]:
+    """The sentence about clients whose ids differ only in how they are written, with examples; none without any.
+
+    That is in capitals, blanks, zeros in front or after a point, or compatible characters (Unicode's NFKC).
+
+    Example:
+      >>> remarks_on_spelling(["7", "07", "8"])
+      ("Clients '7' and '07' differ only in how they are written: they count as different clients, ...",)
+      >>> remarks_on_spelling(["7", "70"])
+      ()
+    """
+    spellings: dict[str, list[str]] = {}
+    for name in ids:
+        spellings.setdefault(_bare(name), []).append(name)
+    pairs = [f"{names[0]!r} and {names[1]!r}" for names in spellings.values() if len(names) > 1]
+    if not pairs:
+        return ()
+    others = f" (and {len(pairs) - 1:,} other groups, such as {pairs[1]})" if len(pairs) > 1 else ""
+    sentence = (
+        f"Clients {pairs[0]}{others} differ only in how they are written: they count as different clients, so "
+        "write their ids in one way if they are the same."
+    )
+    return (sentence,)
+
+
+def _bare(name: str) -> str:
+    """``name`` without what often differs between two spellings of one id."""
+    text = name if name.isascii() else unicodedata.normalize("NFKC", name)
+    return _WHOLE.sub("", _PADDED.sub("", "".join(text.casefold().split())))
+
+
+def object_ids(values: Sequence[Any], missing: Sequence[bool], source: str, place: Place) -> NDArray:
+    """Python objects of a column as the texts of their ids, ``(n,)``; ``""`` where one is missing.
+
+    Raises:
+      EvenhandError: numbers and text, or numbers and booleans, are mixed.
+    """
+    present = [value for value, gap in zip(values, missing, strict=True) if not gap]
+    _check_kinds(values, missing, source, place)
+    texts = iter([spelled(value) for value in present])
+    return np.array(["" if gap else next(texts) for gap in missing], str)
+
+
+def _check_kinds(values: Sequence[Any], missing: Sequence[bool], source: str, place: Place) -> None:
+    """Refuses ids of several kinds, since ``1``, ``"1"`` and ``True`` beside each other may or may not be one."""
+    kinds: dict[str, int] = {}
+    for row, (value, gap) in enumerate(zip(values, missing, strict=True)):
+        if not gap:
+            kinds.setdefault(_kind(value), row)
+    if len(kinds) > 1:
+        row = next(row for kind, row in kinds.items() if kind != "text")
+        if "text" not in kinds:
+            row = max(kinds.values())
+        raise EvenhandError(
+            f"{source}: {place(row)} is a value of type {type(values[row]).__name__} where client ids have to be all "
+            "text or all numbers: write them in one way."
+        )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, str | bytes):
+        return "text"
+    if isinstance(value, bool | np.bool_):
+        return "boolean"
+    return "number" if isinstance(value, numbers.Number) else type(value).__name__
+
+
+def spelled(value: Any) -> str:
+    """The text of an id; a whole number has no point."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
 
 
 def client_codes(
@@ -61,7 +170,7 @@ def _of_numbers(ids: NDArray, source: str, place: Place) -> tuple[NDArray, tuple
         if (ids == np.rint(ids)).all():
             ids = ids.astype(np.int64)
     values, codes = np.unique(ids, return_inverse=True)
-    return codes.astype(np.int64), tuple(str(value) for value in values.tolist())
+    return codes.astype(np.int64), tuple(spelled(value) for value in values.tolist())
 
 
 def _of_objects(values: Iterable[Any], source: str, place: Place) -> tuple[NDArray, tuple[str, ...]]:
@@ -72,6 +181,8 @@ def _of_objects(values: Iterable[Any], source: str, place: Place) -> tuple[NDArr
     for row, value in enumerate(ids if kinds != {str} else []):
         if not isinstance(value, str | int) and is_missing(str(value)):
             raise _no_id(source, place(row), str(value))
+    if kinds != {str}:
+        _check_kinds(ids, [False] * len(ids), source, place)
     if all(issubclass(kind, numbers.Real) for kind in kinds):
         array = np.array(ids)
         if array.dtype.kind == "O":
@@ -99,12 +210,20 @@ def _of_text(ids: list[str], source: str, place: Place) -> tuple[NDArray, tuple[
             )
         if is_missing(name):
             raise _no_id(source, place(ids.index(name)), repr(name) if name.strip() else "")
-    if all(_is_integer(name) for name in distinct):
-        names = sorted(distinct, key=lambda name: (int(name), name))
-    else:
-        names = sorted(distinct)
+    written = {name: canonical(name) for name in distinct}
+    names = sorted(set(written.values()), key=_order(written.values()))
     position = {name: k for k, name in enumerate(names)}
-    return np.fromiter((position[name] for name in ids), np.int64, len(ids)), tuple(names)
+    at = {name: position[text] for name, text in written.items()}
+    return np.fromiter((at[name] for name in ids), np.int64, len(ids)), tuple(names)
+
+
+def _order(names: Iterable[str]) -> Callable[[str], tuple[float | int, str]]:
+    """The key by which ids are sorted: as numbers if all of them spell one."""
+    if all(_is_integer(name) for name in names):
+        return lambda name: (int(name), name)
+    if all(_NUMBER.fullmatch(name) for name in names):
+        return lambda name: (float(name), name)
+    return lambda name: (0, name)
 
 
 def _inexact(source: str, where: str) -> EvenhandError:

@@ -14,14 +14,15 @@ from evenhand.data._arrays import (
     as_array,
     as_features,
     as_labels,
+    check_class_numbers,
     class_labels,
     client_codes,
     element,
 )
 from evenhand.data._dataset import FederatedDataset, Split
-from evenhand.data._ids import id_array
+from evenhand.data._ids import id_array, remarks_on_spelling
 from evenhand.data._random import generator
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 
 __all__ = ["Assignment", "Rows", "assign", "build", "check_fractions", "from_arrays"]
 
@@ -82,16 +83,19 @@ def from_arrays(
         tokens, so scale pixels to floats first.
       y: ``(n, ...)`` labels: integers >= 0 are class numbers, floats are real-valued targets, and text is
         numbered in sorted order and kept in ``classes``.
-      client: ``(n,)`` client ids of any dtype.  Clients are ordered by id, numbers as numbers.
+      client: ``(n,)`` client ids, all text, all numbers or all booleans.  Ids are compared as text, in Unicode's NFC
+        and without blanks around them; ``1`` and ``1.0`` are ``"1"``.  Clients are ordered by id, numbers as numbers.
+        Ids that differ only in how they are written, such as ``"7"`` and ``"07"``, get a sentence in ``notes``.
       test_fraction: share of each client's examples for testing, in [0, 1).
       valid_fraction: share for validation, in [0, 1); the two together stay below 1.
       seed: of the shuffle.
       name: what the data set is called.
-      classes: the names of the class numbers in ``y``, if they have any.
+      classes: the names of the class numbers in ``y``, if they have any.  Without names, more than 20 distinct integers
+        that do not start at 0 or leave gaps are refused: they may be amounts.
 
     Raises:
       EvenhandError: lengths differ, there are no examples, a number is not finite, a label is negative, a client
-        id is missing, or a fraction is out of range.
+        id is missing, ids are of several types, or a fraction is out of range.
 
     Example:
       >>> import numpy as np
@@ -111,6 +115,12 @@ def from_arrays(
     if labels.dtype.kind == "U" and classes is None:
         labels, found = class_labels(labels, name, element("y"), regression=False)
     else:
+        if classes is None and labels.dtype.kind in "iu":
+            cures = (
+                "give them as floats to predict amounts, or the classes' names with ",
+                Argument("classes", "NAMES"),
+            )
+            check_class_numbers(labels, name, "y", *cures, " if each number is a class.")
         labels, found = as_labels(labels, name), None if classes is None else tuple(classes)
     return build(
         Rows(features, labels, id_array(client, name)),
@@ -149,7 +159,8 @@ def build(
             )
         test_codes = np.array([position[client] for client in test_ids], np.int64)[test_codes]
         splits[2] = _gather(test, test_codes, np.argsort(test_codes, kind="stable"), len(ids))
-    return FederatedDataset(splits[0], splits[1], splits[2], ids, name, classes)
+    notes = remarks_on_spelling(ids)
+    return FederatedDataset(splits[0], splits[1], splits[2], ids, name, classes, notes=notes)
 
 
 def assign(

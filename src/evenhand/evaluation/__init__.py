@@ -1,5 +1,6 @@
 """How well and how evenly a model serves its clients, and what to know before trusting the numbers."""
 
+from evenhand.evaluation import metrics
 from evenhand.evaluation._classes import (
     CLASS_COLUMNS,
     ClassIndex,
@@ -11,7 +12,18 @@ from evenhand.evaluation._classes import (
 )
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
 from evenhand.evaluation._error import ERROR_NAMES
-from evenhand.evaluation._findings import Finding, blank_loss, feature_scales, findings
+from evenhand.evaluation._findings import (
+    OF_THE_DATA,
+    Finding,
+    blank_loss,
+    diverged_clients,
+    feature_scales,
+    findings,
+    headline_of,
+    no_guarantee,
+    unmeasured,
+    untrained_clients,
+)
 from evenhand.evaluation._flat import (
     Prepared,
     evaluate,
@@ -21,6 +33,8 @@ from evenhand.evaluation._flat import (
     per_client,
     prepare,
 )
+from evenhand.evaluation._forward import outputs, unlabelled
+from evenhand.evaluation._guess import Baseline, baseline
 from evenhand.evaluation._levels import Levels, serve_by_level
 from evenhand.evaluation._metrics import (
     SPLIT_NAMES,
@@ -31,29 +45,38 @@ from evenhand.evaluation._metrics import (
     of_global,
     primary_metric,
 )
-from evenhand.evaluation._paired import PairedDifference, holm, paired_difference
+from evenhand.evaluation._outputs import check_metrics, measured_clients
+from evenhand.evaluation._paired import PairedDifference, holm, least_pairs, paired_difference
 from evenhand.evaluation._personal import evaluate_personal, filled, personal_per_class
 from evenhand.evaluation._summary import angle, best, entropy, evenness, jain, kl_to_uniform, summarize, worst
+from evenhand.evaluation.metrics import Metric, Metrics, undefined
 
 __all__ = [
     "CLASS_COLUMNS",
     "ERROR_NAMES",
+    "OF_THE_DATA",
     "SPLITS",
     "SPLIT_NAMES",
+    "Baseline",
     "ClassIndex",
     "ClassMetrics",
     "Dissimilarity",
     "Finding",
     "Levels",
+    "Metric",
+    "Metrics",
     "PairedDifference",
     "Prepared",
     "angle",
+    "baseline",
     "best",
     "blank_loss",
     "by_class",
+    "check_metrics",
     "class_spread",
     "column",
     "dissimilarity",
+    "diverged_clients",
     "entropy",
     "evaluate",
     "evaluate_personal",
@@ -61,6 +84,7 @@ __all__ = [
     "feature_scales",
     "filled",
     "findings",
+    "headline_of",
     "holm",
     "index_classes",
     "inexactness",
@@ -68,8 +92,13 @@ __all__ = [
     "is_share",
     "jain",
     "kl_to_uniform",
+    "least_pairs",
     "mean_loss",
+    "measured_clients",
+    "metrics",
+    "no_guarantee",
     "of_global",
+    "outputs",
     "paired_difference",
     "per_class",
     "per_class_of_each",
@@ -80,5 +109,9 @@ __all__ = [
     "serve_by_level",
     "summarize",
     "summarize_classes",
+    "undefined",
+    "unlabelled",
+    "unmeasured",
+    "untrained_clients",
     "worst",
 ]

@@ -56,6 +56,11 @@ class ClassMetrics(NamedTuple):
         moved = [part._replace(clients=part.clients + first) for first, part in parts.items()]
         return ClassMetrics(*(np.concatenate(each) for each in zip(*moved, strict=True)))
 
+    def among(self, chosen: NDArray) -> ClassMetrics:
+        """The cells of the clients that are chosen, bool ``(K,)``, with their positions as before."""
+        kept = chosen[self.clients]
+        return ClassMetrics(*(part[kept] for part in self))
+
 
 class ClassIndex(NamedTuple):
     """Which clients have examples of which classes.

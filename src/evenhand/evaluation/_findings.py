@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,19 +11,34 @@ import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
 from evenhand.evaluation._classes import ClassMetrics
-from evenhand.evaluation._metrics import SPLIT_NAMES
+from evenhand.evaluation._guess import Baseline
+from evenhand.evaluation._metrics import SPLIT_NAMES, SPLITS, column, is_share, of_global
 from evenhand.text import counted
+from evenhand.types import Need
 
-__all__ = ["Finding", "blank_loss", "feature_scales", "findings"]
+__all__ = [
+    "OF_THE_DATA",
+    "Finding",
+    "blank_loss",
+    "diverged_clients",
+    "feature_scales",
+    "findings",
+    "headline_of",
+    "no_guarantee",
+    "unmeasured",
+    "untrained_clients",
+]
 
 NDArray = npt.NDArray[Any]
 
-_LOSSES = {f"{split}_loss": name for split, name in SPLIT_NAMES.items()}
+_LOSSES = tuple(f"{split}_loss" for split in SPLITS)
 _WORSE, _MUCH_WORSE, _LATEST = 3.0, 100.0, 3
 _TINY, _STILL = 1e-6, 1e-5
 _LEAST_OF_ONE, _LEAST, _LEARNT = 20, 100, 1.2
+_ODDS, _RARE = 20.0, 0.25
 _APART = 1000.0
 _SAMPLE_ROWS, _SAMPLE_NUMBERS = 1024, 2**22
+_PERSONAL, _NAMED = 10.0, 5
 
 
 Kind: TypeAlias = Literal[
@@ -40,6 +55,10 @@ Kind: TypeAlias = Literal[
 ]
 
 
+OF_THE_DATA: tuple[Kind, ...] = ("scales", "unmeasured")
+"""The kinds that are about the data, and so about every run on them."""
+
+
 class Finding(NamedTuple):
     """Something wrong with a run.
 
@@ -51,10 +70,13 @@ class Finding(NamedTuple):
         ``"client_diverged"`` (some clients' personal models), ``"no_guarantee"`` (too few uploads for what a robust
         aggregator promises) or ``"schedule"`` (a schedule that restarts each round).
       sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
+      split: the split whose numbers it is about, such as ``"test"``; ``"unseen"`` for the test numbers of clients that
+        took no part in the training; empty: no single one.
     """
 
     kind: Kind
     sentence: str
+    split: str = ""
 
 
 def findings(
@@ -65,6 +87,10 @@ def findings(
     blank: float,
     class_names: Sequence[str] | None = None,
     scales: Finding | None = None,
+    constant: Callable[[], Baseline | None] = lambda: None,
+    restarts: bool = False,
+    guarantee: Finding | None = None,
+    clients: Sequence[Finding | None] = (),
 ) -> tuple[Finding, ...]:
     """All that is wrong with a run, the worst first; before the first round only the features' scales can be.
 
@@ -75,8 +101,13 @@ def findings(
       blank: from :func:`blank_loss`.
       class_names: the names of classes 0, 1, ...; None: their numbers.
       scales: from :func:`feature_scales`.
+      constant: :func:`evenhand.evaluation.baseline` of the run, called only where it matters.
+      restarts: whether a schedule of the clients' step sizes restarts in every round.
+      guarantee: from :func:`no_guarantee`.
+      clients: those about single clients, from :func:`diverged_clients` and :func:`untrained_clients`.
     """
-    known = () if scales is None else (scales,)
+    known = tuple(finding for finding in (*clients, guarantee, scales) if finding is not None)
+    known = (_schedule(), *known) if restarts else known
     if not len(history["round"]) or history["round"][-1] < 1:
         return known
     rejected = _rejected(history, per_round, scaled=scales is None)
@@ -87,8 +118,64 @@ def findings(
     failed = _diverged(history, blank, scaled=scales is None) or _unmoved(history, per_round)
     if failed is not None:
         return failed, *known
-    guessing = _one_class(classes.get("train"), class_names) or _guessing(classes, class_names)
+    guessing = _one_class(classes.get("train"), class_names) or (
+        _guessing(classes, class_names, constant)
+        if any(map(_rows, classes.values()))
+        else _constant(constant())
+    )
     return known if guessing is None else (guessing, *known)
+
+
+def no_guarantee(needs: Sequence[Need], cohort: int | None, reported: NDArray | None) -> Finding | None:
+    """A finding where a robust aggregator gets too few uploads for its guarantee.
+
+    The rule: a cohort of as many clients as are drawn is too small for it, or in some round after the first the
+    accepted uploads are, because clients were drawn at random, dropped out, were too slow or were rejected.  Rounds
+    without any upload do not count, as they change nothing.
+
+    Args:
+      needs: of the method's aggregators.
+      cohort: how many clients a round draws; None: a random number.
+      reported: accepted uploads in each round so far; None: unknown.
+    """
+    counts = np.asarray([] if reported is None else reported, np.int64)
+    texts = list[str]()
+    for need in dict.fromkeys(needs):
+        few = [m for m in counts.tolist() if m > 0 and not need.holds(m)]
+        if cohort is not None and not need.holds(cohort):
+            texts.append(f"{need.name} needs {_uploads(need, cohort)}, the cohort has {cohort:,}")
+        elif few:
+            wanted, least = _uploads(need, max(few)), need.least(max(few))
+            what = "fewer" if least is not None and max(few) < least else "too few"
+            texts.append(
+                f"{need.name} needs {wanted}, in {len(few):,} of {counted(len(counts), 'round')} {what} came (at worst "
+                f"{min(few):,})"
+            )
+    if not texts:
+        return None
+    text = (
+        f"{'; '.join(texts)}: with so few, the guarantee against malicious clients does not hold. Draw larger cohorts, "
+        "or let the aggregator expect fewer malicious clients."
+    )
+    return Finding("no_guarantee", text)
+
+
+def _uploads(need: Need, m: int) -> str:
+    least = need.least(m)
+    return "more uploads than any cohort has" if least is None else counted(least, "upload")
+
+
+def _schedule() -> Finding:
+    """A schedule in the clients' optimiser, which begins again with each round's first step."""
+    text = (
+        "The clients' optimiser has a schedule, and it restarts in each round: every round uses only its first steps, "
+        "as many as a client takes in one round, so the step size does not change from round to round."
+    )
+    return Finding(
+        "schedule",
+        f"{text} Give a fixed step size, a schedule that ends within the steps of one round, or a schedule in the "
+        "server's optimiser, which continues from round to round.",
+    )
 
 
 def _rejected(
@@ -124,16 +211,37 @@ def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> 
     So a loss that starts near 0 may rise to three times that of a model that knows nothing; so may a loss that a fair,
     robust or private method trades for something else; and one bad round, in the middle or among the last three, is a
     swing, not a divergence.
+
+    The training loss comes first, and the finding names its split: a loss that is not finite on test examples alone
+    must neither hide training that diverged nor count as that.
     """
+    return (
+        _not_finite(history, "train", scaled=scaled)
+        or _risen(history, blank, scaled=scaled)
+        or _not_finite(history, "valid", scaled=scaled)
+        or _not_finite(history, "test", scaled=scaled)
+    )
+
+
+def _not_finite(history: Mapping[str, NDArray], split: str, *, scaled: bool) -> Finding | None:
+    """The last loss of a split is NaN or infinite."""
+    rounds, column = history["round"], np.asarray(history.get(f"{split}_loss", [0.0]), np.float64)
+    if math.isfinite(column[-1]):
+        return None
+    first = 1 + int(np.max(np.flatnonzero(np.isfinite(column)), initial=-1))
+    name = SPLIT_NAMES[split]
+    begin = "Training diverged" if split == "train" else f"Do not rely on the {name} numbers"
+    text = f"{begin}: the {name} loss is not a finite number from round {rounds[first]} on"
+    if first > 0:
+        text += f"; at round {rounds[first - 1]} it was {_text(column[first - 1])}"
+    if split != "train":
+        text += f". The training loss is finite, so look for extreme values in the {name} examples first"
+    return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}", split)
+
+
+def _risen(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> Finding | None:
+    """The training loss, which is finite at the end, is far above its floor (:func:`_diverged`)."""
     rounds, loss = history["round"], np.asarray(history["train_loss"], np.float64)
-    for name, what in _LOSSES.items():
-        column = np.asarray(history.get(name, [0.0]), np.float64)
-        if not math.isfinite(column[-1]):
-            first = 1 + int(np.max(np.flatnonzero(np.isfinite(column)), initial=-1))
-            text = f"Training diverged: the {what} loss is not a finite number from round {rounds[first]} on"
-            if first > 0:
-                text += f"; at round {rounds[first - 1]} it was {_text(column[first - 1])}"
-            return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}")
     finite = np.where(np.isfinite(loss), loss, np.inf)
     floor = max(float(np.min(finite)), blank if blank > 0 else float(finite[0]), _TINY)
     if np.min(finite[1:][-_LATEST:]) < _WORSE * floor and finite[-1] < _MUCH_WORSE * floor:
@@ -146,7 +254,7 @@ def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> 
     )
     if first < len(loss) - 1:
         text += f", and from round {rounds[first]} on it stayed at {_text(_WORSE * floor)} or more"
-    return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}")
+    return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}", "train")
 
 
 def _slower(*, scaled: bool, at_once: bool) -> str:
@@ -207,7 +315,55 @@ def _called(number: int, names: Sequence[str] | None) -> str:
     return f"class {number}" if names is None else f"“{names[number]}”"
 
 
-def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) -> Finding | None:
+def _rows(cells: ClassMetrics) -> int:
+    """Examples whose class is known to have an accuracy."""
+    return len(cells.counts)
+
+
+def _constant(against: Baseline | None) -> Finding | None:
+    """Of real targets, the mean loss over clients is at least that of the best constant, of at least 20 examples."""
+    if against is None or against.of_classes or against.rows < _LEAST_OF_ONE:
+        return None
+    if not against.loss >= against.constant:
+        return None
+    metric = against.metric.replace("_", " ")
+    answer = "the best constant" if against.answer is None else f"{_text(against.answer)}, the best constant,"
+    text = (
+        f"The model is no better than a guess: mean {metric} {_text(against.loss)}; predicting {answer} gives "
+        f"{_text(against.constant)} (means over the {counted(against.clients, 'client')} with "
+        f"{SPLIT_NAMES[against.split]} examples; the constant is fitted to the training examples)."
+    )
+    cure = "Train for more rounds, change the client step size, or check that features and targets belong together."
+    return Finding("guessing", f"{text} {cure}")
+
+
+def _unseen_by_accuracy(against: Baseline | None, answer: str, shares: NDArray) -> Finding | None:
+    """The loss shows that a model has learnt whose accuracy is that of always giving the most frequent class.
+
+    The rule: the likelihood of the examples' labels is at least 20 times that under the shares of the classes, which a
+    model that knows no more than these shares exceeds in at most one of 20 cases (Markov's inequality).
+    """
+    if against is None:
+        return None
+    gain = against.rows * (against.constant_per_row - against.loss_per_row)
+    if not gain >= math.log(_ODDS):
+        return None
+    rare = len(shares) == 2 and np.min(shares) <= _RARE
+    cure = "use --metrics auc" if len(shares) == 2 else "compare losses"
+    text = (
+        f"The model's accuracy is no higher than that of always answering {answer}, {100 * np.max(shares):.1f} % of "
+        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples, but it has learnt: its loss per example is "
+        f"{_text(against.loss_per_row)}, and that of the classes' shares in the training examples "
+        f"{_text(against.constant_per_row)}. Accuracy cannot see {'a label this rare' if rare else 'this'}: {cure}."
+    )
+    return Finding("guessing", text)
+
+
+def _guessing(
+    classes: Mapping[str, ClassMetrics],
+    names: Sequence[str] | None,
+    constant: Callable[[], Baseline | None],
+) -> Finding | None:
     """The model does no better than one constant answer, on test examples or, without any, on the next best split.
 
     The rule, where the ``n`` examples have two or more classes, of which the most frequent has a share ``p``:
@@ -216,6 +372,8 @@ def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) 
     * no better: over at least 100 examples, the accuracy is at most ``p + sqrt(p (1 - p) / n)``, and the mean of the
       classes' accuracies at most 1.2 times that of a guess.  A fair model that gives up overall accuracy for the rare
       classes has a higher mean, and is not meant.
+
+    If the loss shows that the model has learnt, the sentence says that the accuracy hides it.
     """
     split = next(
         (name for name in ("test", "valid", "train") if name in classes and len(classes[name].counts)), None
@@ -233,19 +391,168 @@ def _guessing(classes: Mapping[str, ClassMetrics], names: Sequence[str] | None) 
     answers = [_called(c, names) for c in present.tolist()]
     cure = "Train for more rounds, change the client step size, or check that features and labels belong together."
     some = np.flatnonzero(right > 0.5)
-    if n >= _LEAST_OF_ONE and len(some) == 1 and right[some[0]] > counts[some[0]] - 0.5:
+    one_answer = n >= _LEAST_OF_ONE and len(some) == 1 and right[some[0]] > counts[some[0]] - 0.5
+    allowed = share + math.sqrt(share * (1 - share) / n)
+    if not one_answer and not (
+        n >= _LEAST and accuracy <= allowed and np.mean(right / counts) <= _LEARNT / len(present)
+    ):
+        return None
+    if (hidden := _unseen_by_accuracy(constant(), answers[most], counts / n)) is not None:
+        return hidden
+    if one_answer:
         answer = answers[some[0]] + (" (the most frequent)" if some[0] == most else "")
         text = f"The model gives one answer, {answer}, for all {n:,.0f} {SPLIT_NAMES[split]} examples"
         return Finding("guessing", f"{text}: it has learnt nothing that tells them apart. {cure}")
-    allowed = share + math.sqrt(share * (1 - share) / n)
-    if n >= _LEAST and accuracy <= allowed and np.mean(right / counts) <= _LEARNT / len(present):
+    text = (
+        f"The model is no better than a guess: its accuracy over all {SPLIT_NAMES[split]} examples is "
+        f"{100 * accuracy:.1f} %, and always answering {answers[most]}, their most frequent class, gives "
+        f"{100 * share:.1f} %."
+    )
+    return Finding("guessing", f"{text} {cure}")
+
+
+def headline_of(sizes: Mapping[str, NDArray]) -> str:
+    """The split that headlines are about: test where any client has examples in it, else validation, else training."""
+    return next((split for split in reversed(SPLITS) if np.any(sizes.get(split, 0))), SPLITS[0])
+
+
+_INCLUDED = {
+    "valid": 'Training examples can choose for all clients: --select train:mean (Python: select=("train", "mean")).',
+    "test": "To test on new clients, set whole clients aside with --unseen (Python: eh.data.hold_out_clients).",
+}
+"""What helps where a split leaves clients out."""
+
+
+def unmeasured(
+    sizes: Mapping[str, NDArray],
+    *,
+    split: str = "test",
+    noun: str = "client",
+    metric: str = "accuracy",
+    train: NDArray | None = None,
+    cure: str | None = None,
+) -> Finding | None:
+    """A finding where clients have no examples in a split and are therefore in none of the numbers about it.
+
+    The rule: at least one client has no example in the split.  Where no client has one, headlines are about
+    :func:`headline_of` instead, and the finding names that split and the clients that it leaves out.
+
+    Args:
+      sizes: split -> examples of each client that the numbers are about, ``(K,)``.
+      split: ``"test"`` for the headline; ``"valid"`` for the examples that choose a study's settings.
+      noun: what these clients are called, in the singular.
+      metric: what ``train`` is.
+      train: a metric of each client on its training examples, ``(K,)``, which covers the clients that are left out;
+        None: unknown.
+      cure: a sentence on what helps; None: the usual one.
+
+    Example:
+      >>> import numpy as np
+      >>> unmeasured({"train": np.array([8, 1, 1]), "test": np.array([2, 0, 0])}).sentence.split(".")[0]
+      '2 of 3 clients have no test examples and are in none of these numbers'
+      >>> unmeasured({"train": np.array([8, 8]), "test": np.array([2, 2])}) is None
+      True
+    """
+    lacking = np.asarray(sizes.get(split, np.zeros_like(next(iter(sizes.values()))))) == 0
+    count, clients, name = int(np.sum(lacking)), len(lacking), SPLIT_NAMES[split]
+    if not count:
+        return None
+    many = counted(clients, noun)
+    if count < clients:
+        verbs = ("has", "is") if count == 1 else ("have", "are")
+        place = "none of these numbers" if split == "test" else "none of the numbers that choose settings"
+        text = f"{count:,} of {many} {verbs[0]} no {name} examples and {verbs[1]} in {place}."
+    else:
         text = (
-            f"The model is no better than a guess: its accuracy over all {SPLIT_NAMES[split]} examples is "
-            f"{100 * accuracy:.1f} %, and always answering {answers[most]}, their most frequent class, gives "
-            f"{100 * share:.1f} %."
+            f"None of {many} has {name} examples"
+            if clients > 1
+            else f"The only {noun} has no {name} examples"
         )
-        return Finding("guessing", f"{text} {cure}")
-    return None
+        instead = headline_of(sizes)
+        text += f": there are no {name} numbers, and these are about {SPLIT_NAMES[instead]} examples"
+        if left_out := int(np.sum(np.asarray(sizes[instead]) == 0)):
+            text += f", which {left_out:,} of {many} {'lacks' if left_out == 1 else 'lack'}"
+        text += "."
+    if train is not None and count < clients and np.isfinite(train).all():
+        means = [_shown(float(np.mean(values)), metric) for values in (train[lacking], train)]
+        text += (
+            f" On training examples, {'its' if count == 1 else 'their mean'} {metric.replace('_', ' ')} is {means[0]}, "
+            f"and the mean over all {many} is {means[1]}."
+        )
+    return Finding("unmeasured", f"{text} {_INCLUDED[split] if cure is None else cure}".rstrip(), split)
+
+
+def _shown(x: float, metric: str) -> str:
+    return f"{100 * x:.1f} %" if is_share(metric) else _text(x)
+
+
+def diverged_clients(
+    losses: Mapping[str, NDArray], initial: NDArray, trained: NDArray, names: Sequence[str]
+) -> Finding | None:
+    """A finding where clients' personal models diverged, whatever became of the global model.
+
+    The rule: at a client that trained, the training loss of the personal model at the last evaluation is not finite,
+    or over 10 times the larger of two losses on the same examples: that of the global model then, and that of the
+    initial model; the larger counts as at least 1e-6.  Neither depends on how often the run was evaluated.
+
+    Args:
+      losses: metric -> ``(K,)`` on the training examples of the evaluated clients; without a ``"global_loss"`` there
+        are no personal models, and nothing is found.
+      initial: the loss of the initial model on them, ``(K,)``.
+      trained: which of the clients are meant, bool ``(K,)``.
+      names: the clients' ids.
+    """
+    if of_global("loss") not in losses or not len(initial):
+        return None
+    own, alone = losses["loss"], losses[of_global("loss")]
+    usual = np.maximum(np.fmax(alone, initial), _TINY)
+    bad = np.flatnonzero(trained & ~(np.isfinite(own) & (own <= _PERSONAL * usual)))
+    if not len(bad):
+        return None
+    excess = np.where(np.isfinite(own[bad]), own[bad] / usual[bad], np.inf)
+    bad = bad[np.argsort(-excess, kind="stable")]
+    shown = [f"{names[k]} ({_text(float(own[k]))}, usually {_text(float(usual[k]))})" for k in bad[:_NAMED]]
+    more = [f"{len(bad) - _NAMED:,} more"] if len(bad) > _NAMED else []
+    listed = " and ".join(filter(None, (", ".join([*shown, *more][:-1]), [*shown, *more][-1])))
+    text = (
+        f"The personal models of {len(bad):,} of {counted(int(trained.sum()), 'client')} diverged: their training loss "
+        f"is not finite, or over {_PERSONAL:g} times the usual one, which is the larger of the global and the initial "
+        f"model's. By client: {listed}. Means and worst tenths include them."
+    )
+    cure = (
+        "Try a smaller step size for the personal models, or one that keeps them closer to the global model."
+    )
+    return Finding("client_diverged", f"{text} {cure}")
+
+
+def untrained_clients(
+    last_round: NDArray, history: Mapping[str, NDArray], *, initial: bool, adapts: bool
+) -> Finding | None:
+    """A finding where some clients have never trained a model of their own, though others have.
+
+    Args:
+      last_round: when each client last trained, ``(N,)``; 0: never.
+      history: as in :attr:`evenhand.simulation.Run.history`.
+      initial: whether these clients are served what they have kept since the start, not the global model.
+      adapts: whether clients adapt the model that they are served to their examples.
+    """
+    untrained = last_round == 0
+    if not untrained.any() or untrained.all():
+        return None
+    alone = np.asarray(history.get(column("train", of_global("loss")), [0.0, 1.0]), np.float64)
+    if initial:
+        served = "the personal model as it was initialised"
+    elif np.all(alone == alone[0]):
+        served = "the global model, which has not changed since the start"
+    else:
+        served = "the current global model"
+    text = (
+        f"{int(untrained.sum()):,} of {counted(len(untrained), 'client')} never trained in "
+        f"{counted(int(history['round'][-1]), 'round')}, and are served {served}"
+        f"{', which they adapt to their examples' if adapts else ''}; their results say nothing about trained personal "
+        "models. More rounds or a larger cohort reach more clients."
+    )
+    return Finding("untrained", text)
 
 
 def blank_loss(data: FederatedDataset) -> float:

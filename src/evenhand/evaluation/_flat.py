@@ -180,7 +180,11 @@ class Measures(NamedTuple):
 
 
 def measures_of(model: Model) -> Measures:
-    return Measures(model.apply, ("loss", *model.metrics), (model.losses, *model.metrics.values()))
+    measures = {
+        "loss": model.losses,
+        **model.metrics,
+    }  # a metric called "loss" is what is reported as the loss
+    return Measures(model.apply, tuple(measures), tuple(measures.values()))
 
 
 def chunk_rows(x: Array | npt.NDArray[Any]) -> int:

@@ -19,6 +19,7 @@ __all__ = [
 SPLITS = ("train", "valid", "test")
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
+_SHARES = ("accuracy", "macro_f1", "calibration_error")
 _LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
 
 
@@ -28,8 +29,8 @@ def is_higher_better(metric: str) -> bool:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share of the examples, shown in percent."""
-    return "accuracy" in measured(metric)
+    """Whether a metric is shown in percent: accuracies, F1 scores and calibration errors, but not AUC and R²."""
+    return any(word in measured(metric) for word in _SHARES)
 
 
 def of_global(metric: str) -> str:

@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
 
-__all__ = ["PairedDifference", "holm", "paired_difference"]
+__all__ = ["PairedDifference", "holm", "least_pairs", "paired_difference"]
 
+_LEVEL = 0.05
+"""The largest p value of a difference that is called significant."""
 _MOST_EXACT = 16
 """Pairs up to which all signs are tried."""
 
@@ -46,6 +48,16 @@ class PairedDifference(NamedTuple):
     def is_sure(self) -> bool:
         """Whether the interval leaves out 0; not if it has no width, since a few equal differences show no noise."""
         return self.low < self.high and (self.low > 0 or self.high < 0)
+
+    def may_be_marked(self, comparisons: int = 1) -> bool:
+        """Whether a table may mark the difference as real: it is sure, and the test by signs could agree.
+
+        With fewer pairs than :func:`least_pairs` that test cannot come to a p value of .05, whatever the interval.
+
+        Args:
+          comparisons: how many differences are tested together.
+        """
+        return self.is_sure and self.pairs >= least_pairs(comparisons)
 
 
 def paired_difference(
@@ -100,6 +112,22 @@ def paired_difference(
         half = float(stdtrit(len(d) - 1, 0.5 + level / 2) * np.std(d, ddof=1) / math.sqrt(len(d)))
     gains, losses = int(np.sum(d > 0)), int(np.sum(d < 0))
     return PairedDifference(len(d), mean, mean - half, mean + half, _by_signs(d), gains, losses)
+
+
+def least_pairs(comparisons: int = 1) -> int:
+    r"""The least number of seeds with which the test by signs can come to a p value of .05.
+
+    With :math:`n` pairs, ``p`` of :func:`paired_difference` is at least :math:`2^{1-n}`, and of :math:`c` comparisons
+    the smallest one is raised to :math:`c\, 2^{1-n}` (:func:`holm`): so :math:`n \ge 1 + \log_2(c / 0.05)`.
+
+    Args:
+      comparisons: how many differences are tested together, at least 1.
+
+    Example:
+      >>> least_pairs(), least_pairs(2), least_pairs(4)
+      (6, 7, 8)
+    """
+    return math.ceil(1 + math.log2(comparisons / _LEVEL))
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:

@@ -78,7 +78,7 @@ def personal_per_class(
         states = everywhere(prepared.mesh, states)
         blocks = _on_host if isinstance(prepared.x, np.ndarray) else _on_device
         for block in blocks(prepared, len(sizes) if index is None else index.fitting()):
-            windows = tuple(part.astype(np.int32) for part in (block.ids, block.starts, block.sizes))
+            windows: Any = tuple(part.astype(np.int32) for part in (block.ids, block.starts, block.sizes))
             classes = 0 if index is None else index.number
             fixed = (measures, params_of, width, lanes, prepared.mesh, block.spec, classes)
             found = np.asarray(_personal(*fixed)(states, block.x, block.y, windows), np.float64)

@@ -8,14 +8,24 @@ before the optimiser, so that any method works with any optimiser and any solver
 step; an estimator of the gradient on them (:func:`batch_gradient`); and the loop, :func:`over_batches`.
 """
 
-from evenhand.local._batches import Batch, Batches, batches, over_batches, step_per_row
+from evenhand.local._batches import (
+    Batch,
+    Batches,
+    batches,
+    every_row,
+    in_turn,
+    over_batches,
+    step_per_row,
+    with_gradients,
+)
 from evenhand.local._corrections import MeanGradient, mean_gradient, proximal, shift
-from evenhand.local._descent import descent, sgd
+from evenhand.local._descent import SCHEDULE, descent, marked, sgd
 from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
 from evenhand.local._passes import full_gradient, full_loss
 from evenhand.local._work import Continued, Parts, Solver, Work, check_model, check_work, parts_of
 
 __all__ = [
+    "SCHEDULE",
     "Batch",
     "Batches",
     "Continued",
@@ -30,8 +40,11 @@ __all__ = [
     "check_model",
     "check_work",
     "descent",
+    "every_row",
     "full_gradient",
     "full_loss",
+    "in_turn",
+    "marked",
     "mean_gradient",
     "over_batches",
     "parts_of",
@@ -39,4 +52,5 @@ __all__ = [
     "sgd",
     "shift",
     "step_per_row",
+    "with_gradients",
 ]

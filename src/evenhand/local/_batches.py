@@ -15,7 +15,16 @@ from evenhand.local._passes import rows_at
 from evenhand.naming import short
 from evenhand.types import Array, ClientData, Effort, Key
 
-__all__ = ["Batch", "Batches", "batches", "over_batches", "step_per_row"]
+__all__ = [
+    "Batch",
+    "Batches",
+    "batches",
+    "every_row",
+    "in_turn",
+    "over_batches",
+    "step_per_row",
+    "with_gradients",
+]
 
 _MOST = 10**6
 """Most epochs, steps or examples per batch: a larger number is a typo, and would overflow an int32."""
@@ -119,6 +128,31 @@ def step_per_row(data: ClientData) -> Effort:
     """The effort assumed where it is unknown: one step, on one example, per example or a straggler's share of them."""
     rows = jnp.ceil(data.size.astype(jnp.float32) * jnp.minimum(data.progress, 1.0)).astype(jnp.int32)
     return Effort(rows, rows)
+
+
+def every_row(data: ClientData) -> Effort:
+    """The effort of one pass over all examples, whatever the share of a straggler: a step for each of them."""
+    return Effort(data.size, data.size)
+
+
+def in_turn(*efforts: Callable[[ClientData], Effort]) -> Callable[[ClientData], Effort]:
+    """The effort of several pieces of local work, one after the other."""
+
+    def effort(data: ClientData) -> Effort:
+        first, *others = (each(data) for each in efforts)
+        return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), first, *others)
+
+    return effort
+
+
+def with_gradients(effort: Callable[[ClientData], Effort], count: int) -> Callable[[ClientData], Effort]:
+    """The effort of local work each of whose steps computes ``count`` gradients, on batches of one size."""
+
+    def more(data: ClientData) -> Effort:
+        found = effort(data)
+        return found._replace(rows=count * found.rows)
+
+    return more
 
 
 def _num_steps(data: ClientData, per_epoch: Array, epochs: int | None, steps: int | None) -> Array:

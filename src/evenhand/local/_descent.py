@@ -16,7 +16,10 @@ from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
 from evenhand.local._work import Continued, Parts, Solver, Work, check_model
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 
-__all__ = ["continued", "descent", "sgd"]
+__all__ = ["SCHEDULE", "continued", "descent", "marked", "sgd"]
+
+SCHEDULE = "start_of_a_schedule"
+"""What the call is named in which an optimiser with a schedule begins, for :func:`evenhand.programs.has_call`."""
 
 
 def sgd(
@@ -28,7 +31,7 @@ def sgd(
     batch_size: int | None = None,
     risk: RowRisk | None = None,
 ) -> Work:
-    r"""Mini-batch descent with any optax optimiser, which starts afresh in every round.
+    r"""Mini-batch descent with any optax optimiser, which starts afresh in every round, and so does its schedule.
 
     Each step is
 
@@ -64,6 +67,7 @@ def sgd(
         optimiser, step_size = client_opt, None
     else:
         optimiser, step_size = _plain(client_opt)
+    optimiser = marked(optimiser)
     schedule = batches(epochs=epochs, steps=steps, batch_size=batch_size)
 
     def of_risk(risk: RowRisk | None) -> Work:
@@ -105,6 +109,41 @@ def continued(schedule: Batches, estimate: Estimator, client_opt: optax.Gradient
         return over_batches(schedule, step, (params, state), data, key)
 
     return Continued(client_opt.init, solve)
+
+
+def marked(optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same optimiser; a traced program shows where it begins if it has a schedule.
+
+    A schedule is one of optax: a step size that is a function of the number of steps, in any chain or mask, or a
+    hyper-parameter injected as such a function.
+    """
+
+    def start(params: Params) -> optax.OptState:
+        return optimiser.init(params)
+
+    start.__name__ = SCHEDULE
+    named = jax.jit(start)
+
+    def init(params: Params) -> optax.OptState:
+        state = optimiser.init(params)
+        return named(params) if _has_schedule(state) else state
+
+    return optimiser._replace(init=init)
+
+
+def _has_schedule(state: PyTree) -> bool:
+    """Whether the state of an optimiser counts the steps of a schedule, at any depth."""
+    counts = (optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState)
+
+    def is_count(node: object) -> bool:
+        return isinstance(node, counts)
+
+    def has(node: object) -> bool:
+        if isinstance(node, optax.InjectStatefulHyperparamsState):
+            return bool(node.hyperparams_states) or _has_schedule(node.inner_state)
+        return isinstance(node, optax.ScaleByScheduleState)
+
+    return any(map(has, jax.tree.leaves(state, is_leaf=is_count)))
 
 
 def _plain(step: Array | float) -> tuple[optax.GradientTransformation, float | None]:

@@ -18,6 +18,7 @@ from evenhand.models._losses import (
     logistic,
     squared_error,
 )
+from evenhand.models._standardized import standardized
 from evenhand.models._text import lstm
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "mlp",
     "softmax_regression",
     "squared_error",
+    "standardized",
     "svm",
 ]

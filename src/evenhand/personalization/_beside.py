@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-
 from evenhand.errors import EvenhandError, expect
-from evenhand.local import Work, check_work, step_per_row
+from evenhand.local import Work, check_work, in_turn, step_per_row
+from evenhand.naming import measured
 from evenhand.types import Algorithm, ClientData, Effort, Key, Params, Phase, Privacy, PyTree, Report
 
 __all__ = ["beside", "check_method", "non_negative", "uncovered"]
@@ -52,10 +51,8 @@ def beside(
                 personal = train(personal, method.received(message), data, key)
             return delta, _State(inner, personal)
 
-        def both(data: ClientData) -> Effort:
-            return jax.tree.map(lambda a, b: a + b, (phase.effort or step_per_row)(data), effort(data))
-
-        return phase._replace(report=report, work=work, effort=both if last else phase.effort)
+        own = in_turn(phase.effort or step_per_row, effort) if last else phase.effort
+        return phase._replace(report=report, work=work, effort=own)
 
     *before, final = method.phases
     return method._replace(
@@ -82,10 +79,14 @@ def check_method(who: str, method: object, work: object) -> None:
     assert isinstance(method, Algorithm)
     check_work(work)
     assert isinstance(work, Work)
-    if work.model != method.model:
+    if work.model == method.model:
+        return
+    if any(metric != measured(metric) for metric in method.model.metrics):  # of several models side by side
         raise EvenhandError(
-            f"{who}() got a method and work with different models: make both with the same one."
+            f"{who}() takes a method with one model, and side_by_side() trains several: put {who}() around each of its "
+            "methods instead."
         )
+    raise EvenhandError(f"{who}() got a method and work with different models: make both with the same one.")
 
 
 def non_negative(who: str, name: str, value: float, *, infinite: bool = False) -> None:

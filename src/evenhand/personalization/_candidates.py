@@ -43,7 +43,7 @@ def held_apart(given: Candidates, data: ClientData) -> tuple[ClientData, ClientD
     """The examples to train on, those held out (a client keeps at least one to train on), and the penalties."""
     # Less 1e-4: float32 has 0.1 * 30 a little above 3.
     count = jnp.ceil(given.held_out * data.size.astype(jnp.float32) - 1e-4).astype(jnp.int32)
-    rest = data.size - jnp.minimum(count, data.size - 1)
+    rest = data.size - jnp.minimum(count, jnp.maximum(data.size - 1, 0))
     valid = data._replace(start=data.start + rest, size=data.size - rest)
     lams = jnp.where(valid.size < given.few, jnp.float32(given.few_lam), jnp.asarray(given.lams, jnp.float32))
     return data._replace(size=rest), valid, lams

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from evenhand.errors import ModelError, perhaps
+from evenhand.errors import EvenhandError, ModelError, perhaps
 from evenhand.types import Array, Model, Params, PyTree
 
 __all__ = ["Division", "Named", "Personal", "division", "shown"]
@@ -51,6 +51,7 @@ def division(model: Model, personal: Personal) -> Division:
 
     Raises:
       ModelError: a pattern that no parameter matches, or a mask that is not like the parameters.
+      EvenhandError: something else than patterns or a function.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     leaves, structure = jax.tree.flatten_with_path(shapes)
@@ -60,7 +61,12 @@ def division(model: Model, personal: Personal) -> Division:
         if form != structure or not all(isinstance(each, bool) for each in chosen):
             raise ModelError("personal= must give a tree of bools of the same structure as the parameters.")
         return Division(dict(zip(paths, chosen, strict=True)), structure)
-    patterns = (personal,) if isinstance(personal, str) else tuple(personal)
+    patterns: Any = (personal,) if isinstance(personal, str) else personal
+    if not isinstance(patterns, tuple | list) or not all(isinstance(each, str) for each in patterns):
+        raise EvenhandError(
+            f"{personal!r:.60} does not say which parameters: give paths such as 'output' or ('conv_*', 'output'), or "
+            "a function of the parameters that gives a tree of bools."
+        )
     for pattern in patterns:
         if not any(_takes(pattern, path) for path in paths):
             places = dict.fromkeys(place for path in paths for place in _places(path))

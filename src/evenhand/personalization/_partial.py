@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import optax
 
 from evenhand import local, tree
@@ -13,7 +12,7 @@ from evenhand.errors import EvenhandError
 from evenhand.personalization._division import Division, Named
 from evenhand.types import Algorithm, Array, ClientData, Effort, Info, Key, Params, PyTree, Report
 
-__all__ = ["Train", "both_efforts", "partial", "restricted"]
+__all__ = ["Train", "partial", "restricted"]
 
 Train = Callable[[Named, Named, Named, ClientData, Key], tuple[Named, Named]]
 """``(shared, personal, fresh, data, key) -> (shared, personal)``, the local work; ``fresh`` is where clients begin."""
@@ -113,15 +112,6 @@ def restricted(work: local.Work, parts: Division, who: str, *, personal: bool) -
         return local.descent(schedule, slope, client_opt)(trained, data, key, correction)[0]
 
     return solve
-
-
-def both_efforts(one: local.Work, other: local.Work) -> Callable[[ClientData], Effort]:
-    """The effort of two pieces of local work, one after the other."""
-
-    def effort(data: ClientData) -> Effort:
-        return jax.tree.map(lambda a, b: a + b, one.effort(data), other.effort(data))
-
-    return effort
 
 
 def _refuse(message: PyTree) -> Params:

@@ -64,8 +64,8 @@ def apfl(
     Raises:
       EvenhandError: a number out of range, or work that is not mini-batch descent.
 
-    Edge cases: ``alpha=1`` trains and serves separate models; ``alpha=0`` serves the global one.  The global model is
-    that of FedAvg.
+    Edge cases: ``alpha=1`` trains and serves separate models; ``alpha=0`` serves the global one, as does a client that
+    was never drawn.  The global model is that of FedAvg.
 
     Differs from the code of Ditto's authors, where the first gradient of a round is taken at the mixture of the
     client's previous round; and from the paper's code, which adapts :math:`\alpha` once a round.
@@ -107,7 +107,7 @@ def apfl(
         return tree.subtract(end.shared, params), end.own
 
     return method._replace(
-        phases=(phase._replace(work=train),),
+        phases=(phase._replace(work=train, effort=local.with_gradients(schedule.effort, 2)),),
         init_client=lambda params: _Own(params, jnp.float32(alpha)),
         personal_params=lambda server, own: tree.mix(own.alpha, own.params, method.global_params(server)),
         name=f"apfl(alpha={alpha:g})",

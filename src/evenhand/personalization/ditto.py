@@ -49,7 +49,8 @@ def ditto(
       EvenhandError: ``lam`` negative or NaN; different models; or ``implicit`` without a plain step size.
 
     Edge cases: :math:`v_k` starts as the initial model :math:`w^0` and changes only in rounds in which the client is
-    drawn; a client never drawn is served :math:`w^0`.  An explicit step needs :math:`\eta (L + \lambda) < 2` for
+    drawn.  A client never drawn is served the current global model, as in the authors' code; to serve :math:`w^0`, give
+    :func:`evenhand.simulate` ``untrained="initial"``.  An explicit step needs :math:`\eta (L + \lambda) < 2` for
     curvature :math:`L`.  The personal models of malicious clients never reach the server.  What clients would do to the
     method's own model, such as :func:`evenhand.personalization.finetune`, is left out: put that around Ditto.
 

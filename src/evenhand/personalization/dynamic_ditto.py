@@ -13,7 +13,7 @@ from evenhand.errors import EvenhandError
 from evenhand.personalization._beside import beside, check_method
 from evenhand.personalization._candidates import candidates, held_apart
 from evenhand.streams import Purpose, stream
-from evenhand.types import Algorithm, Array, ClientData, Key, Params
+from evenhand.types import Algorithm, Array, ClientData, Effort, Key, Params
 
 __all__ = ["dynamic_ditto"]
 
@@ -106,6 +106,10 @@ def dynamic_ditto(
         models, scores, losses = jax.lax.map(candidate, (personal.models, own))
         return _Candidates(models, jnp.lexsort((losses, -scores))[0].astype(jnp.int32))
 
+    def effort(data: ClientData) -> Effort:
+        each = work.effort(held_apart(given, data)[0])
+        return jax.tree.map(lambda count: len(given.lams) * count, each) if per_run else each
+
     def begin(params: Params) -> _Candidates:
         return _Candidates(
             jax.tree.map(lambda leaf: jnp.stack([leaf] * len(given.lams)), params), jnp.int32(0)
@@ -116,7 +120,7 @@ def dynamic_ditto(
         begin=begin if per_run else lambda params: params,
         train=by_run if per_run else by_step,
         serve=(lambda own: tree.take(own.models, own.chosen)) if per_run else lambda own: own,
-        effort=work.effort,
+        effort=effort,
         name=name,
     )
 

@@ -10,7 +10,7 @@ from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError
 from evenhand.personalization._beside import non_negative
 from evenhand.personalization._division import Named, Personal, division, shown
-from evenhand.personalization._partial import both_efforts, partial, restricted
+from evenhand.personalization._partial import partial, restricted
 from evenhand.sampling import uniform
 from evenhand.streams import Purpose, stream
 from evenhand.types import Aggregator, Algorithm, ClientData, Key, Sampling
@@ -56,8 +56,8 @@ def fedalt(
         not mini-batch descent; or two kinds of work with different models.
 
     Edge cases: with no personal parameter, ``personal=()``, this is FedAvg bit for bit; with all of them, ``"*"``, no
-    client learns anything from another.  A client never drawn is served :math:`v^0` with the latest ``u``.  An
-    aggregator that needs losses gets those of the personal models.
+    client learns anything from another.  A client never drawn is served the global model, which is :math:`v^0` with
+    the latest ``u``.  An aggregator that needs losses gets those of the personal models.
 
     Differs from the paper: the authors weight by the number of batches; here the sampling scheme decides, by default
     the number of examples.  Their code does a full pass over the data for each part, as here, which is twice the
@@ -86,6 +86,10 @@ def fedalt(
     on_shared = restricted(work, parts, "fedalt", personal=False)
     on_personal = restricted(own, parts, "fedalt", personal=True)
 
+    # A part without parameters takes no steps.
+    owned = set(parts.is_personal.values())
+    efforts = [each.effort for each, kind in ((own, True), (work, False)) if kind in owned]
+
     def train(shared: Named, kept: Named, fresh: Named, data: ClientData, key: Key) -> tuple[Named, Named]:
         if kept:
             towards = local.proximal(2.0 * ridge, fresh) if ridge > 0 else optax.identity()
@@ -96,7 +100,7 @@ def fedalt(
         method,
         parts,
         train,
-        effort=both_efforts(work, own),
+        effort=local.in_turn(*efforts),
         sends_fresh=ridge > 0,
         stateful=stateful,
         name=f"fedalt({shown(personal)})",

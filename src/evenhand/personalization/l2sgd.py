@@ -36,7 +36,8 @@ def l2sgd(work: local.Work, *, lam: float, exact: bool = True, aggregator: Aggre
     Raises:
       EvenhandError: ``lam`` negative or not finite.
 
-    Edge cases: ``lam=0`` is :func:`evenhand.personalization.local_only`.  The global model is :math:`\bar v`.
+    Edge cases: ``lam=0`` is :func:`evenhand.personalization.local_only`.  The global model is :math:`\bar v`,
+    which a client never drawn is served, though its own :math:`v_k` counts in the mean.
 
     Differs from the original L2GD, which flips a coin between local steps and averaging:
     :func:`evenhand.personalization.l2gd`.

@@ -112,7 +112,8 @@ def per_fedavg(
         end = local.over_batches(schedule, step, begin, data, key)
         return tree.subtract(end.params, params), client_state
 
+    effort = local.with_gradients(schedule.effort, 2 if first_order else 4)
     return method._replace(
-        phases=(phase._replace(work=train),),
+        phases=(phase._replace(work=train, effort=effort),),
         name=f"per_fedavg(alpha={alpha:g}{', first_order=True' if first_order else ''})",
     )

@@ -59,7 +59,7 @@ def pfedme(
     Raises:
       EvenhandError: a number out of range, or work that is not mini-batch descent.
 
-    Edge cases: a client is served its latest :math:`\theta_k`, and the initial model before it is drawn.  Unlike
+    Edge cases: a client is served its latest :math:`\theta_k`, and the global model before it is drawn.  Unlike
     Ditto's, the global model depends on the personal ones: with :math:`\lambda \to \infty` and exact inner minimisation
     its steps are those of FedAvg.
 
@@ -104,7 +104,7 @@ def pfedme(
         return tree.subtract(end.params, params), end.theta
 
     return method._replace(
-        phases=(phase._replace(work=train),),
+        phases=(phase._replace(work=train, effort=local.with_gradients(schedule.effort, inner_steps)),),
         init_client=lambda params: params,
         personal_params=lambda server, theta: theta,
         name=f"pfedme(lam={lam:g})",

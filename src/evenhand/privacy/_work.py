@@ -206,7 +206,7 @@ def poisson_batches(model: Model, *, who: str, noise_multiplier: float, rate: fl
 def optimiser_of(who: str, optimiser: optax.GradientTransformation | float) -> optax.GradientTransformation:
     """The optimiser, or plain descent with that step size."""
     if isinstance(optimiser, optax.GradientTransformation):
-        return optimiser
+        return local.marked(optimiser)
     return optax.sgd(check_step(who, optimiser))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from evenhand.errors import EvenhandError
 from evenhand.privacy._checks import noise, probability
@@ -53,7 +54,7 @@ def epsilon_of_zcdp(rho: float, *, delta: float, classic: bool = False) -> float
         return rho * (1.0 + excess) - math.log((1.0 + excess) * delta) / excess - math.log1p(1.0 / excess)
 
     centre = 0.5 * math.log(math.log(1.0 / delta) / rho)  # where the classic rule has its minimum
-    best = minimize_scalar(
+    best: Any = minimize_scalar(
         at, bounds=(centre - 5.0, centre + 5.0), method="bounded", options={"xatol": 1e-10}
     )
     return max(0.0, float(best.fun))

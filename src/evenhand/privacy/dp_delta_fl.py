@@ -18,6 +18,7 @@ from evenhand.types import (
     Algorithm,
     Array,
     ClientData,
+    Effort,
     Info,
     Key,
     Params,
@@ -143,7 +144,10 @@ def _counts(work: local.Work, aggregator: Sum) -> Phase:
     def server(state: _Server, direction: Array, reported: Array, key: Key) -> tuple[_Server, Info]:
         return state._replace(quantile=direction), {"quantile": direction}
 
-    return Phase(_broadcast, _report, loss, aggregator, server)
+    def effort(data: ClientData) -> Effort:
+        return Effort(data.size, jnp.int32(0))  # losses only: a pass over the examples, and no gradient
+
+    return Phase(_broadcast, _report, loss, aggregator, server, effort=effort)
 
 
 def _trains(

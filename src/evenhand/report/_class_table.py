@@ -9,6 +9,7 @@ from evenhand.evaluation import SPLITS
 from evenhand.report._view import RunView
 from evenhand.report.html import Cell, bar, table
 from evenhand.report.numbers import percent
+from evenhand.text import counted
 
 __all__ = ["class_table"]
 
@@ -38,5 +39,6 @@ def class_table(runs: Sequence[RunView]) -> str:
         "accuracy over examples",
         "accuracy at the worst client",
     ]
-    body = table(f"Accuracy by class, {split} examples", head, rows, "numbers")
+    whose = f"of {counted(len(runs[0].client_ids), 'honest client')}" if runs[0].whole is not None else ""
+    body = table(f"Accuracy by class, {split} examples {whose}".strip(), head, rows, "numbers")
     return f"<section>\n<h2>Class by class</h2>\n{body}\n</section>"

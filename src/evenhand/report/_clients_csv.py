@@ -22,6 +22,7 @@ NDArray = npt.NDArray[Any]
 _ROWS = "rows"
 _MALICIOUS = "malicious"
 _UNSEEN = "unseen"
+_LAST_ROUND = "last_round"
 
 
 class ClientTable(NamedTuple):
@@ -34,6 +35,7 @@ class ClientTable(NamedTuple):
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, where the file has it.
       malicious: which clients are, bool ``(K,)``; None: nobody attacked.
       unseen: which clients took no part in the training, bool ``(K,)``; None: all did.
+      last_round: the last round in which each client trained, int ``(K,)``, 0 for never; None: it was not recorded.
     """
 
     client_ids: tuple[str, ...]
@@ -42,6 +44,7 @@ class ClientTable(NamedTuple):
     classes: Mapping[str, Mapping[str, NDArray]]
     malicious: NDArray | None = None
     unseen: NDArray | None = None
+    last_round: NDArray | None = None
 
     def of(self, chosen: NDArray) -> ClientTable:
         """The table of some clients."""
@@ -57,6 +60,7 @@ class ClientTable(NamedTuple):
             clients,
             classes,
             None if self.malicious is None else self.malicious[chosen],
+            last_round=None if self.last_round is None else self.last_round[chosen],
         )
 
 
@@ -64,10 +68,11 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
     """Writes one line per client: its id, its examples in each split (``"test_rows"``), and each metric in each split.
 
     Where examples have classes, also how many classes a client has in each split (``"test_classes"``), the spread of
-    its accuracies over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`; under an attack,
-    ``"malicious"``, 1 or 0; with clients that took no part in the training, which come last, ``"unseen"``.  A metric
-    is an empty field for a client without examples in that split.  A name that a spreadsheet would take for a formula
-    is preceded by ``'``; :func:`evenhand.text.spreadsheet_name` restores it.
+    its accuracies over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`; ``"last_round"``, the
+    last round in which the client trained, 0 if it never did; under an attack, ``"malicious"``, 1 or 0; with clients
+    that took no part in the training, which come last, ``"unseen"``.  A metric is an empty field for a client without
+    examples in that split.  A name that a spreadsheet would take for a formula is preceded by ``'``, and hidden
+    characters in names are codes: :func:`evenhand.text.spreadsheet_name` undoes both.
     """
     columns = _columns(view)
     if view.malicious is not None:
@@ -80,8 +85,7 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
         names += view.unseen.client_ids
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A lone surrogate, which no text should hold but which JSON can spell, is kept as it is.
-    with path.open("w", newline="", encoding="utf-8", errors="surrogatepass") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["client", *map(spreadsheet_cell, columns)])
         writer.writerows(zip(map(spreadsheet_cell, names), *columns.values(), strict=True))
@@ -100,6 +104,8 @@ def _columns(view: RunView) -> dict[str, list[str]]:
         known = {name: by_class[name] for name in CLASS_COLUMNS if name in by_class}
         for metric, values in {**view.clients.get(split, {}), **known}.items():
             columns[column(split, metric)] = ["" if np.isnan(v) else format(v, ".9g") for v in values]
+    if view.last_round is not None:
+        columns[_LAST_ROUND] = [str(int(number)) for number in view.last_round]
     return columns
 
 
@@ -124,7 +130,10 @@ def read_clients_csv(path: str | Path) -> ClientTable:
             classes[split] = {name: of_split[name] for name in known}
     malicious = columns[_MALICIOUS] == 1 if _MALICIOUS in columns else None
     unseen = columns[_UNSEEN] == 1 if _UNSEEN in columns else None
-    return ClientTable(client_ids, sizes, clients, classes, malicious, unseen)
+    last_round = columns.get(_LAST_ROUND)
+    if last_round is not None:
+        last_round = np.nan_to_num(last_round).astype(np.int64)
+    return ClientTable(client_ids, sizes, clients, classes, malicious, unseen, last_round)
 
 
 def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray]]:

@@ -74,16 +74,20 @@ def swing(history: Mapping[str, npt.NDArray[Any]], split: str, metric: str) -> S
     return Swing(size, int(rounds[0]), int(rounds[-1]), metric) if size >= least and size > 0 else None
 
 
-def latest(row: Mapping[str, float]) -> str:
+def latest(row: Mapping[str, float], *, honest: bool = False) -> str:
     """The latest training loss in words and, where known, the accuracy, on test examples if there are any.
+
+    Args:
+      row: name -> value at the latest evaluation.
+      honest: whether these are the numbers of honest clients only, which the words then say.
 
     Example:
       >>> latest({"train_loss": 0.31234, "train_accuracy": 0.91, "test_accuracy": 0.876})
       'loss 0.3123, test accuracy 87.6 %'
     """
-    loss = f"loss {row.get('train_loss', math.nan):.4g}"
+    loss, whose = f"loss {row.get('train_loss', math.nan):.4g}", " (honest clients)" if honest else ""
     for split in reversed(SPLITS):
         accuracy = row.get(f"{split}_accuracy")
         if accuracy is not None:
-            return f"{loss}, {SPLIT_NAMES[split]} accuracy {100 * accuracy:.1f} %"
-    return loss
+            return f"{loss}, {SPLIT_NAMES[split]} accuracy {100 * accuracy:.1f} %{whose}"
+    return loss + whose

@@ -10,7 +10,7 @@ from evenhand.evaluation import SPLITS
 from evenhand.report import _plots as plots
 from evenhand.report._view import RunView, client_values
 from evenhand.report.comparison import Comparison
-from evenhand.report.html import svg
+from evenhand.report.html import escape, svg
 from evenhand.report.numbers import value
 from evenhand.text import isolated
 
@@ -36,14 +36,15 @@ def gallery(subject: Comparison, further: Sequence[str] = ()) -> str:
 
 def _how_to_read(subject: Comparison) -> str:
     """Notes on all figures."""
-    notes: list[str] = []
+    whose = subject.covered
+    notes = [] if whose.is_complete else [f"Of {whose.text}."]
     if len(subject.methods) > 3:
         notes.append("A panel per method, on equal scales; grey: the other methods.")
     if subject.seeds > 1:
         notes.append(
             f"Lines are means over {subject.seeds} seeds; bands span the lowest to the highest seed."
         )
-    return f'<p class="caption">{" ".join(notes)}</p>\n' if notes else ""
+    return f'<p class="caption">{escape(" ".join(notes))}</p>\n' if notes else ""
 
 
 def _curves(subject: Comparison) -> list[str]:

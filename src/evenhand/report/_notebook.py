@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from evenhand.evaluation import SPLIT_NAMES
-from evenhand.report._view import RunView, common_metric, diverged, headline_split, statistics
-from evenhand.text import counted
+from evenhand.report._view import (
+    RunView,
+    common_metric,
+    covered,
+    diverged,
+    headline_split,
+    honest,
+    statistics,
+)
 
 __all__ = ["Summary", "run_html"]
 
@@ -16,19 +23,23 @@ class Summary(dict[str, float]):
 
     Attributes:
       metric: the metric, e.g. ``"accuracy"``.
+      split: the split that it is measured on.
+      clients: which clients it covers, in words, such as ``"24 of 30 clients, the honest ones"``.
     """
 
-    def __init__(self, values: Mapping[str, float], metric: str) -> None:
+    def __init__(
+        self, values: Mapping[str, float], metric: str, split: str = "", clients: str = "clients"
+    ) -> None:
         super().__init__(values)
-        self.metric = metric
+        self.metric, self.split, self.clients = metric, split, clients
 
     def _repr_html_(self) -> str:
         from evenhand.report._tables import shown
         from evenhand.report.html import table  # matplotlib takes long to load
 
-        return table(
-            f"{self.metric.replace('_', ' ').capitalize()} over clients", ["", ""], shown(self, self.metric)
-        )
+        name = f"{SPLIT_NAMES.get(self.split, '')} {self.metric.replace('_', ' ')}".strip()
+        caption = f"{name[:1].upper()}{name[1:]} over {self.clients}"
+        return table(caption, ["", ""], shown(self, self.metric))
 
 
 def run_html(view: RunView) -> str:
@@ -36,6 +47,7 @@ def run_html(view: RunView) -> str:
     from evenhand.report.html import escape, table
     from evenhand.report.numbers import spread, value
 
+    view = honest(view)
     metric = common_metric([view])
     best = headline_split([view], metric)
     rows: list[list[str]] = []
@@ -47,7 +59,8 @@ def run_html(view: RunView) -> str:
                 [f"{SPLIT_NAMES[split]} {name.replace('_', ' ')}", *shown, spread(found["std"], name)]
             )
     rounds, cohort, seed = (view.info.get(name) for name in ("rounds", "cohort", "seed"))
-    facts = f"{counted(len(view.client_ids), 'client')}, {rounds} rounds, cohort {cohort}, seed {seed}"
+    clients = covered([view], best).text
+    facts = f"{clients}, {rounds} rounds, cohort {cohort}, seed {seed}"
     warnings = "".join(f"<p><strong>{escape(finding.sentence)}</strong></p>\n" for finding in view.findings)
     title = f"{'Diverged: ' if diverged(view) else ''}{view.title}"
     head = ["", "Mean over clients", "Worst 10 %", "Best 10 %", "Spread (std)"]

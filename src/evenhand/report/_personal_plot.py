@@ -10,6 +10,7 @@ from evenhand.evaluation import of_global
 from evenhand.report import draw, panels
 from evenhand.report._view import RunView, among, client_values
 from evenhand.report.comparison import Comparison
+from evenhand.report.gains import trained
 
 __all__ = ["personal_scatter"]
 
@@ -29,7 +30,9 @@ def personal_scatter(of: Comparison) -> Figure:
         every = [axes]
     values: list[draw.NDArray] = []
     for i, (axes, method) in enumerate(zip(every, of.methods, strict=True)):
-        seen = np.concatenate([_pairs(among(run, "honest"), of.split, metric) for run in method.runs], axis=1)
+        honest = [among(run, "honest") for run in method.runs]
+        pairs = [_pairs(run, of.split, metric)[:, trained(run)] for run in honest]
+        seen = np.concatenate(pairs, axis=1)
         new = [_pairs(run.unseen, of.split, metric) for run in method.runs if run.unseen is not None]
         size = (5.0 if seen.shape[1] <= _FEW else 3.0) * (1.0 if len(every) == 1 else 0.7)
         _marks(axes, seen, metric, draw.look(i)[0], size, filled=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from evenhand.evaluation import SPLIT_NAMES, column, is_higher_better, worst
@@ -31,6 +33,8 @@ MEDIANS_FROM = 40
 """From this many clients on, a scatter plot gets a line of medians."""
 
 _DASHED = (0, (2, 1.5))
+_TAIL, _SEEDS = "worst tenth", "range of seeds"
+"""What is dashed or shaded, and what a band spans, in legends."""
 _IN_A_PANEL, _BEHIND = 100, 25
 """Most points of a line in a small panel: of the panel's method, and of the others behind it."""
 
@@ -65,13 +69,14 @@ def learning_curve(of: Comparison) -> Figure:
             dashed = _by_round(method, _key(of, other))
             draw.line(axes, dashed.x, dashed.mean, metric, colour, (0, (4, 2)), SPLIT_NAMES[other])
             ends += _end(dashed.x, dashed.mean, metric, SPLIT_NAMES[other], colour)
-    low, high, colour = main.low, main.high, draw.PALETTE[0]
+    low, high, colour, area = main.low, main.high, draw.PALETTE[0], _SEEDS
     if len(method.runs) == 1:
+        area = "worst to best tenth"
         low, high = (_by_round(method, column(split, metric, f"{tail}10")).mean for tail in ("worst", "best"))
-    draw.band(axes, main.x, low, high, metric, colour)
+    draw.band(axes, main.x, low, high, metric, colour, area)
     draw.line(axes, main.x, main.mean, metric, colour, "-", SPLIT_NAMES[split])
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    draw.log_if_wide(axes)
+    draw.log_if_wide(metric, axes)
     panels.label_ends(figure, axes, [*ends, *_end(main.x, main.mean, metric, SPLIT_NAMES[split], colour)])
     return figure
 
@@ -137,7 +142,7 @@ def size_scatter(of: Comparison) -> Figure:
     draw.count_axis(
         every[0], np.concatenate([sizes for sizes, _ in points]), dense=len(every) <= panels.MOST_SHARED
     )
-    draw.log_if_wide(*every)
+    draw.log_if_wide(metric, *every)
     if len(every) == 1:
         panels.legend(figure, every[0])
     return figure
@@ -182,10 +187,26 @@ def _compared(lines: Mapping[int, Lines], of: Comparison, metric: str, x: str, y
         ends += _end(line.x, line.mean, metric, name, colour) if name else []
         if not shared and not np.isfinite(line.mean).any():
             _say_nothing(axes)
-    draw.log_if_wide(*every)
+    draw.log_if_wide(metric or y, *every)  # a series is no metric, but its name says whether it is of a share
+    styles = _styles(lines.values(), shaded=clients, seeds=any(len(of.methods[i].runs) > 1 for i in lines))
     if shared:
-        panels.label_ends(figure, every[0], ends)
+        panels.label_ends(figure, every[0], ends, styles)
+    else:
+        panels.legend(figure, every[0], styles, but=names)
     return figure
+
+
+def _styles(lines: Iterable[Lines], *, shaded: bool, seeds: bool) -> list[panels.Style]:
+    """What dashes, shades and bands mean; in grey, since each method's have its colour."""
+    styles: list[panels.Style] = []
+    if shaded:
+        styles.append(panels.Style(Patch(color=draw.GRID, linewidth=0), _TAIL))
+    elif any(line.thin is not None and np.isfinite(line.thin).any() for line in lines):
+        dashes = Line2D([], [], color=draw.MUTED, linestyle=_DASHED, linewidth=1.1)
+        styles.append(panels.Style(dashes, _TAIL))
+    if seeds:
+        styles.append(panels.Style(Patch(color=draw.MUTED, alpha=0.3, linewidth=0), _SEEDS))
+    return styles
 
 
 def _one_or_panels(of: Comparison, x: str, y: str) -> tuple[Figure, list[Axes]]:

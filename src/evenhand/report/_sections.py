@@ -12,7 +12,7 @@ from evenhand.evaluation import SPLITS, is_higher_better, is_share
 from evenhand.report._course import swing
 from evenhand.report._settings import flat, shown
 from evenhand.report._tables import ranking
-from evenhand.report._view import RunView, diverged
+from evenhand.report._view import RunView
 from evenhand.report.comparison import Comparison, Method, caution, tail_name, verdict
 from evenhand.report.html import Cell, bar, escape, swatch, table
 from evenhand.report.numbers import number, plural, spread, value
@@ -27,10 +27,13 @@ def facts(subject: Comparison) -> str:
     runs = subject.runs
     method = _shared(runs, "method")
     known = [None if method in subject.names else method, _shared(runs, "data")]
-    counts = {len(run.client_ids) for run in runs}
-    known.append(plural(counts.pop(), "client") if len(counts) == 1 else None)
+    counts = {max(int(run.info.get("clients") or 0), len((run.whole or run).client_ids)) for run in runs}
+    kind = subject.client_kind
+    clients = None if len(counts) > 1 else plural(counts.pop(), "client")
+    known.append(f"{clients}, one per {kind}" if clients and kind else clients)
     rounds = _shared(runs, "rounds")
     known.append(None if rounds is None else plural(rounds, "round"))
+    known.append(_shared(runs, "kept"))
     for name in ("cohort", "seed"):
         found = _shared(runs, name)
         known.append(None if found is None else f"{name} {found}")
@@ -41,16 +44,23 @@ def facts(subject: Comparison) -> str:
 
 
 def notice(subject: Comparison) -> str:
-    """What to know before trusting the numbers: a box for each run that has findings."""
-    several = len(subject.runs) > 1
-    boxes: list[str] = []
-    for name, run in subject.named_runs:
-        title = "Do not rely on these numbers" if diverged(run) else "Read these numbers with care"
-        title += f": {name}" if several else ""
-        body = "".join(f"<p>{escape(finding.sentence)}</p>\n" for finding in run.findings)
-        if body:
-            boxes.append(f'<aside class="notice">\n<h2>{escape(title)}</h2>\n{body}</aside>')
-    return "\n".join(boxes)
+    """What to know before trusting the numbers: each kind of finding once, those that rule out trust first."""
+    notices, several = subject.notices, len(subject.runs) > 1
+    grave = [each for each in notices if each.finding.kind == "diverged"]
+    boxes = [
+        ("Do not rely on these numbers", grave if several else notices if grave else []),
+        (
+            "Read these numbers with care",
+            [each for each in notices if several or not grave if each not in grave],
+        ),
+    ]
+    return "\n".join(
+        f'<aside class="notice">\n<h2>{title}</h2>\n'
+        + "".join(f"<p>{escape(each.text)}</p>\n" for each in of)
+        + "</aside>"
+        for title, of in boxes
+        if of
+    )
 
 
 def headline(subject: Comparison) -> str:
@@ -65,8 +75,11 @@ def headline(subject: Comparison) -> str:
         )
     stats = first.statistics(subject.split, metric)
     if not np.isfinite(stats["mean"]).any():
-        return _lead(f"Training diverged: the {subject.what} is not a finite number.")
-    swung = swing(first.runs[0].history, subject.split, metric) if len(first.runs) == 1 else None
+        cause = "" if first.is_sound else "Training diverged: "
+        text = f"{cause}the {subject.what} is not a finite number."
+        return _lead(text[:1].upper() + text[1:])
+    is_last = len(first.runs) == 1 and first.runs[0].info.get("kept") is None
+    swung = swing(first.runs[0].history, subject.split, metric) if is_last else None
     unsettled = "" if swung is None else f" This has not settled: the {subject.what} {swung.text}."
     return _lead(_sentence(subject, first) + unsettled) + _cards(first, subject)
 
@@ -102,8 +115,9 @@ def worst_clients(subject: Comparison) -> str:
     names = [f"{subject.what}, {name}" for name in subject.names] if several else [subject.what]
     note = f" by {subject.names[0]}, and what they get from the others" if several else ""
     note += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
-    head = ["Client", *(f"{'training' if s == 'train' else s} examples" for s in splits), *names]
-    body = table(f"Ordered by {subject.what}{note}", head, rows, "numbers")
+    client = f"Client ({subject.client_kind})" if subject.client_kind else "Client"
+    head = [client, *(f"{'training' if s == 'train' else s} examples" for s in splits), *names]
+    body = table(f"Ordered by {subject.what}{note}, of {subject.covered.text}", head, rows, "numbers")
     return f"<section>\n<h2>{title}</h2>\n{body}\n</section>"
 
 
@@ -180,12 +194,13 @@ def _lead(text: str) -> str:
 
 def _sentence(subject: Comparison, method: Method) -> str:
     metric, stats = subject.metric, method.statistics(subject.split, subject.metric)
-    clients, seeds = int(np.min(stats["clients"])), len(method.runs)
+    clients, seeds, whose = int(np.min(stats["clients"])), len(method.runs), subject.covered
     mean, worst = (value(float(np.mean(stats[key])), metric) for key in ("mean", "worst10"))
     over = f" (means over {seeds} seeds)" if seeds > 1 else ""
-    if clients == 1:
-        return f"The only client gets a {subject.what} of {mean}{over}."
-    return f"The average client gets a {subject.what} of {mean}, {tail_name(clients)} {worst}{over}."
+    if int(np.max(stats["clients"])) == 1:
+        return f"The only {whose.noun} gets a {subject.what} of {mean}{over}."
+    begin = "The" if whose.is_complete else f"Over {whose.text}, the"
+    return f"{begin} average client gets a {subject.what} of {mean}, {tail_name(clients)} {worst}{over}."
 
 
 def _cards(method: Method, subject: Comparison) -> str:
@@ -202,7 +217,10 @@ def _cards(method: Method, subject: Comparison) -> str:
 
     tail = plural(max(1, clients // 10), "client")
     over_examples = f"{value(stats['weighted_mean'], metric)} over examples"
-    over_clients = f"standard deviation over {plural(clients, 'client')}"
+    constant = _shared(method.runs, "constant")
+    if constant is not None and (constant["metric"], constant["split"]) == (metric, subject.split):
+        over_examples += f"; the best constant gives {value(constant['mean'], metric)}"
+    over_clients = f"standard deviation over {subject.covered.text}"
     cards = [
         ("Mean over clients", value(stats["mean"], metric), over_seeds("mean", over_examples)),
         ("Worst 10 % of clients", value(stats["worst10"], metric), over_seeds("worst10", tail)),

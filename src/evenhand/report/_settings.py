@@ -97,7 +97,8 @@ def obstacles(groups: Sequence[Sequence[RunView]]) -> list[str]:
     words = {"rounds": "rounds", "cohort": "cohorts", "stragglers": "shares of stragglers"}
     found += [f"{words[name]} ({', '.join(texts)})" for name, texts in spent.items() if len(texts) > 1]
     if not found and _differ(groups, clients_of):
-        found.append("evaluated clients")
+        is_attacked = any(run.whole is not None for group in groups for run in group)
+        found.append("honest clients" if is_attacked else "evaluated clients")
     if not found and _differ(groups, _trial):
         found.append("pairing of seeds with data")
     return found
@@ -105,8 +106,8 @@ def obstacles(groups: Sequence[Sequence[RunView]]) -> list[str]:
 
 def data_of(run: RunView) -> str:
     """A key that is equal for equal data: the fingerprint where known, else that of the clients."""
-    known = run.info.get("fingerprint")
-    return clients_of(run) if known is None else str(known)
+    known = run.info.get("fingerprint")  # malicious clients are a part of the data, and may differ by seed
+    return clients_of(run.whole or run) if known is None else str(known)
 
 
 def clients_of(run: RunView) -> str:

@@ -149,8 +149,9 @@ def ranking(subject: Comparison) -> str:
         "Best 10 %",
         "Spread (std)",
     ]
-    best = "" if subject.obstacles else "; the best of each column is bold"
-    return table(f"{subject.what} per client{best}".capitalize(), head, rows, "numbers")
+    best = "; the best of each column is bold" if subject.may_mark else ""
+    caption = f"{subject.what[:1].upper()}{subject.what[1:]} per client, over {subject.covered.text}{best}"
+    return table(caption, head, rows, "numbers")
 
 
 def shown(stats: Mapping[str, float], metric: str) -> list[list[str]]:
@@ -197,13 +198,16 @@ def _statistics(subject: Comparison, metric: str, splits: Sequence[str]) -> str:
         rows.append([row.name, *cells])
     name = metric.replace("_", " ")
     if several:
-        caption = f"{SPLIT_NAMES[splits[0]]} {name} per client at the end of the runs"
-        caption += "" if subject.obstacles else "; the best is bold"
+        caption = (
+            f"{SPLIT_NAMES[splits[0]]} {name} per client at the end of the runs, over {about.covered.text}"
+        )
+        caption += "; the best is bold" if subject.may_mark else ""
         head = list(subject.names)
     else:
         caption = f"{name} per client at the end of the run"
+        caption += ", over honest clients" if any(run.whole is not None for run in subject.runs) else ""
         head = [f"{SPLIT_NAMES[s]} examples" for s in splits]
-    return table(caption.capitalize(), ["", *head], rows, "numbers narrow")
+    return table(caption[:1].upper() + caption[1:], ["", *head], rows, "numbers narrow")
 
 
 def _measured(found: Sequence[Mapping[str, object]]) -> list[Statistic]:

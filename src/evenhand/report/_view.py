@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -11,15 +11,18 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import (
+    SPLIT_NAMES,
     SPLITS,
     Finding,
     is_higher_better,
     primary_metric,
     summarize,
     summarize_classes,
+    undefined,
 )
+from evenhand.text import counted
 
-__all__ = ["RunView", "Runs", "Viewable", "among", "diverged"]
+__all__ = ["Coverage", "RunView", "Runs", "Viewable", "among", "covered", "diverged", "honest"]
 
 NDArray = npt.NDArray[Any]
 
@@ -35,18 +38,26 @@ class RunView(NamedTuple):
       sizes: examples per client, ``(K,)``, of the splits ``"train"``, ``"valid"`` and ``"test"`` that exist.
       client_ids: the clients' names, ``K`` of them.
       clients: split -> metric -> ``(K,)``, at the end of the run; NaN for a client without examples.
-      info: facts about the run itself.  Known keys, all optional: ``"rounds"``, ``"cohort"``, ``"seed"``, ``"data"``
-        and ``"method"`` (names), ``"fingerprint"`` (equal for equal data), ``"seconds"`` (activity -> seconds),
-        ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps), ``"command"`` (the line
-        that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split -> what
-        :func:`~evenhand.evaluation.by_class` gives), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in
-        words).
+      info: facts about the run itself. Known keys, all optional: ``"rounds"``, ``"cohort"``, ``"seed"``, ``"data"`` and
+        ``"method"`` (names), ``"client_column"`` (what a client is, such as ``"hospital"``), ``"fingerprint"`` (equal
+        for equal data), ``"clients"`` (how many the data have, those that were not evaluated included), ``"seconds"``
+        (activity -> seconds), ``"adapts"`` (whether clients adapt the model that they are served to their examples
+        before they use it), ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps),
+        ``"command"`` (the line that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split ->
+        what :func:`~evenhand.evaluation.by_class` gives), ``"metrics"`` (metric of a set of examples -> what clients
+        for which it is undefined have in common), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in words),
+        ``"constant"`` (``metric``, ``split`` and ``mean``: what the best constant answer gives the same clients, where
+        the run is judged by its loss), ``"kept"`` (which round the numbers of clients are of, in words, if that is not
+        the last one).
       config: every setting of the run, possibly nested.
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits with
         classes, and not for runs saved by versions that did not measure it.
       findings: what to know before trusting the numbers, the worst first.
-      malicious: which clients are, bool ``(K,)``; None: nobody attacked.
+      malicious: which clients are, bool ``(K,)``; None: no client of this view is.
       unseen: how clients are served that took no part in the training; None: there are none.
+      whole: the run with its malicious clients, where this is its honest part (:func:`honest`); else None.
+      last_round: the last round, counted from 1, in which each client trained, ``(K,)``; 0: it never did; None: it is
+        not known, as in runs that earlier versions saved.
     """
 
     title: str
@@ -60,11 +71,16 @@ class RunView(NamedTuple):
     findings: Sequence[Finding] = ()
     malicious: NDArray | None = None
     unseen: RunView | None = None
+    whole: RunView | None = None
+    last_round: NDArray | None = None
 
 
-def diverged(run: RunView) -> bool:
-    """Whether training diverged, so that none of the run's numbers may be called the best."""
-    return any(finding.kind == "diverged" for finding in run.findings)
+def diverged(run: RunView, splits: Collection[str] | None = None) -> bool:
+    """Whether the run diverged, so that none of its numbers on some splits (None: all) may be called the best."""
+    return any(
+        finding.kind == "diverged" and (splits is None or not finding.split or finding.split in splits)
+        for finding in run.findings
+    )
 
 
 def among(run: RunView, who: Literal["all", "honest", "malicious"]) -> RunView:
@@ -83,7 +99,62 @@ def among(run: RunView, who: Literal["all", "honest", "malicious"]) -> RunView:
             split: {name: of[chosen] for name, of in found.items()} for split, found in run.classes.items()
         },
         malicious=run.malicious[chosen],
+        last_round=None if run.last_round is None else run.last_round[chosen],
     )
+
+
+def honest(run: RunView) -> RunView:
+    """The run's honest clients, whom every headline is about; all clients where no client attacks, or each does."""
+    if run.malicious is None or run.malicious.all():
+        return run
+    return among(run, "honest")._replace(malicious=None, whole=run)
+
+
+class Coverage(NamedTuple):
+    """Which clients a number covers.
+
+    Attributes:
+      text: in words, such as ``"30 clients"`` or ``"24 of 30 clients, the honest ones"``.
+      is_complete: whether these are all clients of the data.
+      noun: what one of them is called, such as ``"honest client with test examples"``.
+    """
+
+    text: str
+    is_complete: bool
+    noun: str
+
+
+def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
+    """Which clients the numbers of some runs on a split cover: those that were evaluated and have examples in it.
+
+    Where the metric is undefined for some of these, such as the AUC of one class, it does not cover them.
+    """
+    whole = [run.whole or run for run in runs]
+    totals = [max(int(run.info.get("clients") or 0), len(run.client_ids)) for run in whole]
+    having = [np.asarray(run.sizes.get(split, np.ones(len(run.client_ids)))) > 0 for run in runs]
+    lost = [has & undefined_at(run, split, metric) for has, run in zip(having, runs, strict=True)]
+    counts = [int(np.sum(has & ~without)) for has, without in zip(having, lost, strict=True)]
+    total, low, high = max(totals), min(counts), max(counts)
+    evaluated = [len(run.client_ids) for run in whole]
+    is_honest = any(run.whole is not None for run in runs)
+    is_undefined, is_lacking = any(map(np.any, lost)), not all(map(np.all, having))
+    is_sample = any(count < of for count, of in zip(evaluated, totals, strict=True))
+    examples = f" with {SPLIT_NAMES[split]} examples" if is_lacking else ""
+    examples += " for which it is defined" if is_undefined else ""
+    is_lacking = is_lacking or is_undefined
+    noun = f"{'honest ' if is_honest else ''}client{examples}"
+    if all(run.malicious is not None for run in runs):
+        return Coverage(f"{counted(high, 'client')}, all of them malicious", False, "malicious client")
+    if not (is_honest or is_lacking or is_sample):
+        return Coverage(counted(total, "client"), True, noun)
+    count = f"{low:,} to {high:,}" if low < high else f"{high:,}"
+    words = ("the honest ones" if is_honest else "those" if is_lacking else "drawn for evaluation") + examples
+    text = f"{count} of {counted(total, 'client')}, {words}"
+    if is_sample and (is_honest or is_lacking):
+        text = (
+            f"{count} of the {counted(max(evaluated), 'client')} drawn for evaluation from {total:,}, {words}"
+        )
+    return Coverage(text, False, noun)
 
 
 class Viewable(Protocol):
@@ -148,10 +219,20 @@ def client_values(run: RunView, split: str, metric: str) -> NDArray:
 def statistics(run: RunView, split: str, metric: str) -> dict[str, float]:
     """The summary of one metric on one split; for the accuracy also that over classes, where known."""
     values, sizes = client_values(run, split, metric), run.sizes.get(split)
+    if sizes is not None:
+        sizes = np.where(undefined_at(run, split, metric), 0, sizes)
     found = summarize(values, sizes, higher_is_better=is_higher_better(metric))
     if metric == "accuracy" and split in run.classes:
         found |= summarize_classes(run.classes[split])
     return found
+
+
+def undefined_at(run: RunView, split: str, metric: str) -> NDArray:
+    """For which clients a metric of a set of examples is undefined, bool ``(K,)``; for none of any other metric."""
+    clients = run.clients.get(split, {})
+    if metric not in clients or metric not in (run.info.get("metrics") or ()):
+        return np.zeros(len(run.client_ids), bool)
+    return undefined(clients, metric)
 
 
 def _has(run: RunView, metric: str) -> bool:

@@ -171,8 +171,10 @@ def edges(values: NDArray, metric: str, clients: int) -> NDArray:
     return np.linspace(low, high, int(np.clip(spread.size, 8, PUBLISHED_BINS + 1)))
 
 
-def log_if_wide(*every: Axes) -> None:
-    """Logarithmic axes if all values are positive and span a wide range."""
+def log_if_wide(metric: str, *every: Axes) -> None:
+    """Logarithmic axes if all values are positive and span a wide range; shares have a linear scale in any case."""
+    if is_share(metric):
+        return
     lines = [np.asarray(line.get_ydata(), np.float64) for axes in every for line in axes.lines]
     y = np.concatenate([*lines, np.zeros(0)])
     y = y[np.isfinite(y)]

@@ -10,6 +10,7 @@ from evenhand.report import _sections as sections
 from evenhand.report._class_table import class_table
 from evenhand.report._difference_table import difference_table
 from evenhand.report._gallery import gallery
+from evenhand.report._metric_table import metric_section
 from evenhand.report._privacy import privacy
 from evenhand.report._tables import summary
 from evenhand.report._view import Runs
@@ -53,6 +54,7 @@ def body(
         sections.notice(subject),
         sections.headline(subject),
         results,
+        metric_section(subject),
         difference_table(subject, baseline),
         remarks,
         attacked(subject),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -14,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from evenhand.report import draw
 
-__all__ = ["End", "fit", "label_ends", "legend", "one", "panels", "title"]
+__all__ = ["End", "Style", "fit", "label_ends", "legend", "one", "panels", "title"]
 
 MOST_SHARED = 3
 """Up to this many methods share one pair of axes; more get a panel each."""
@@ -37,6 +38,13 @@ class End(NamedTuple):
     y: float
     name: str
     colour: str
+
+
+class Style(NamedTuple):
+    """What a kind of line or area means, whatever its colour."""
+
+    handle: Artist
+    name: str
 
 
 def one(x: str, y: str) -> tuple[Figure, Axes]:
@@ -77,15 +85,18 @@ def title(axes: Axes, name: str, colour: str, most: int) -> None:
     axes.set_title(draw.short(name, most), loc="left", fontsize=8.5, color=colour, pad=3)
 
 
-def label_ends(figure: Figure, axes: Axes, ends: Sequence[End]) -> None:
-    """Each line's name where the line ends; a legend instead if names are too long or ends too close together."""
+def label_ends(figure: Figure, axes: Axes, ends: Sequence[End], styles: Sequence[Style] = ()) -> None:
+    """Each line's name where the line ends; in a legend if names are too long or ends too close together.
+
+    What has a label and no end, such as a band, is in the legend in either case, and so are the ``styles``.
+    """
     axes.autoscale_view()
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = np.array([to_axes.transform((end.x, end.y))[1] for end in ends])
     placed = _apart(heights, gap=0.07)
     too_far = np.abs(placed - heights).max(initial=0) > _FARTHEST_END
     if too_far or max((len(end.name) for end in ends), default=0) > _LONGEST_END:
-        legend(figure, axes)
+        legend(figure, axes, styles)
         return
     for end, y in zip(ends, placed, strict=True):
         axes.text(
@@ -96,12 +107,16 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[End]) -> None:
             color=end.colour,
             clip_on=False,
         )
+    legend(figure, axes, styles, but=[end.name for end in ends])
 
 
-def legend(figure: Figure, axes: Axes) -> None:
-    """A legend above the axes; the figure grows to make room for it."""
-    handles, names = axes.get_legend_handles_labels()
-    if names:
+def legend(figure: Figure, axes: Axes, styles: Sequence[Style] = (), *, but: Sequence[str] = ()) -> None:
+    """A legend above the axes, without the names in ``but``; the figure grows to make room for it."""
+    left_out = set(map(draw.short, but))
+    pairs = [pair for pair in zip(*axes.get_legend_handles_labels(), strict=True) if pair[1] not in left_out]
+    pairs += [(style.handle, style.name) for style in styles]
+    if pairs:
+        handles, names = zip(*pairs, strict=True)
         columns = _columns(names, _LETTERS)
         figure.set_figheight(figure.get_figheight() + 0.17 * (-(-len(names) // columns) - 1))
         _legend(figure, handles, names, columns)

@@ -9,7 +9,7 @@ import numpy as np
 from evenhand.evaluation import is_share
 from evenhand.report._personal_plot import personal_scatter
 from evenhand.report.comparison import Comparison, Method
-from evenhand.report.gains import Gain, gains, in_words
+from evenhand.report.gains import Gain, gains, in_words, untrained
 from evenhand.report.html import Cell, escape, svg, table
 from evenhand.report.numbers import number
 from evenhand.text import isolated
@@ -29,6 +29,7 @@ def personal(subject: Comparison) -> str:
         f"{subject.what[:1].upper()}{subject.what[1:]} of the global model and of clients' own{unit}{over}"
     )
     head = ["Method", "Clients", "How many", "Global model", "Own model", "Gain", "Better", "Worse"]
+    caption += "; clients that never trained are left out" if _left_out(methods) else ""
     body = table(caption, head, rows, "numbers")
     return f"<section>\n<h2>What clients gain by models of their own</h2>\n{body}\n</section>"
 
@@ -43,6 +44,7 @@ def personal_figures(subject: Comparison) -> list[str]:
     unseen = any(run.unseen is not None for method in methods for run in method.runs)
     note = "One mark per client; above the line, its own model serves it better."
     note += " Hollow: clients unseen in training." if unseen else ""
+    note += " Clients that never trained are left out." if _left_out(methods) else ""
     figure = personal_scatter(subject._replace(methods=methods))
     return [svg(figure, "personal", "The global model, or a model of one's own?", note, words)]
 
@@ -53,12 +55,18 @@ def _personal(subject: Comparison) -> tuple[Method, ...]:
     return tuple(method for method in subject.methods if all(gains(run, *of) for run in method.runs))
 
 
+def _left_out(methods: Sequence[Method]) -> bool:
+    """Whether some clients have no personal model because they never trained."""
+    return any(untrained(run) for method in methods for run in method.runs)
+
+
 def _rows(method: Method, split: str, metric: str) -> list[list[str | Cell]]:
     scale = 100.0 if is_share(metric) else 1.0
     by_group: dict[str, list[Gain]] = {}
+    names = {"all": "trained", "honest": "honest and trained"} if _left_out([method]) else {}
     for run in method.runs:
         for each in gains(run, split, metric):
-            by_group.setdefault(each.who, []).append(each)
+            by_group.setdefault(names.get(each.who, each.who), []).append(each)
     rows: list[list[str | Cell]] = []
     for who, group in by_group.items():
         numbers = [

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from evenhand import programs
 from evenhand.errors import expect
+from evenhand.local import SCHEDULE
 from evenhand.streams import Keys, Purpose, client_stream, stream
 from evenhand.systems import Systems
 from evenhand.types import (
@@ -31,6 +33,7 @@ __all__ = [
     "Wire",
     "begin",
     "cohort",
+    "last_rounds",
     "lift_key",
     "phase_stream",
     "roots",
@@ -57,11 +60,13 @@ class RoundState(NamedTuple):
       server: the algorithm's server state.
       aggregators: one state per phase.
       clients: the clients' states, leading axis ``N``; from :func:`begin`, that of one new client.
+      last_round: int32 ``(N,)``, from :func:`last_rounds`; ``()`` where that is not recorded.
     """
 
     server: PyTree
     aggregators: tuple[PyTree, ...]
     clients: PyTree
+    last_round: PyTree = ()
 
 
 class Wire(NamedTuple):
@@ -73,6 +78,7 @@ class Wire(NamedTuple):
       delta: what its work gives.
       published: what it gets before each pass of an aggregator that is a sum, ``()`` else.
       lifted: what it sends in each such pass, ``()`` else.
+      restarts: whether its work begins a schedule of step sizes, which therefore restarts in every round.
     """
 
     message: PyTree
@@ -80,6 +86,7 @@ class Wire(NamedTuple):
     delta: PyTree
     published: PyTree
     lifted: PyTree
+    restarts: bool = False
 
 
 def phase_stream(algorithm: Algorithm, phase: int) -> int:
@@ -138,6 +145,26 @@ def cohort(
     return drawn
 
 
+def last_rounds(before: PyTree, cohort: Cohort, accepted: Array, number: Array | int) -> PyTree:
+    """The last round, counted from 1, in which each client trained, after round ``number``, which counts from 0.
+
+    A client trains in a round if it is in the cohort of the last exchange, and its upload is accepted: a dropout, a
+    straggler whose work is discarded and a client whose upload is rejected keep the state that they had.
+
+    Args:
+      before: int32 ``(N,)``, the result of the round before, 0 for clients that never trained; ``()``: not recorded.
+      cohort: that of the last exchange.
+      accepted: which of its uploads were accepted, bool ``(m,)``.
+      number: the round.
+    """
+
+    def after(rounds: Array) -> Array:
+        trained = cohort.present & accepted
+        return rounds.at[jnp.where(trained, cohort.ids, rounds.shape[0])].set(number + 1, mode="drop")
+
+    return jax.tree.map(after, before)  # of (), nothing: the program of a round is then as without this
+
+
 def work_key(keys: Keys, number: Array | int, phase: int, client: Array) -> Key:
     """The key of a client's local work; ``phase`` is the number of a :func:`phase_stream`."""
     return client_stream(stream(keys.shared, Purpose.WORK, number, phase), client)
@@ -167,10 +194,11 @@ def wires(
       clients: how many clients there are.
     """
 
-    def exchange(phase: Phase, params: Params, rows: tuple[Array, Array], key: Key) -> Wire:
+    def exchange(
+        phase: Phase, client_state: PyTree, params: Params, rows: tuple[Array, Array], key: Key
+    ) -> Wire:
         data = ClientData(*rows, jnp.int32(0), jnp.int32(1), jnp.float32(1.0), capacity)
         message = phase.broadcast(algorithm.init(params, clients), jnp.int32(0))
-        client_state = algorithm.init_client(params)
         report = phase.report(message, client_state, data)
         delta = phase.work(message, client_state, data, key)[0]
         if not isinstance(phase.aggregator, Sum):
@@ -179,10 +207,14 @@ def wires(
         lifted = phase.aggregator.lift(Upload(delta, report.weight, report.loss), public, key)
         return Wire(message, report, delta, public, lifted)
 
-    return tuple(
-        jax.eval_shape(partial(exchange, phase), params, rows, jax.random.key(0))
-        for phase in algorithm.phases
-    )
+    # Made outside, as a client keeps it from round to round: what begins in it does not restart.
+    client_state = jax.eval_shape(algorithm.init_client, params)
+    made: list[Wire] = []
+    for phase in algorithm.phases:
+        traced = jax.make_jaxpr(partial(exchange, phase), return_shape=True)
+        program, wire = traced(client_state, params, rows, jax.random.key(0))
+        made.append(wire._replace(restarts=programs.has_call(program, SCHEDULE)))
+    return tuple(made)
 
 
 def begin(algorithm: Algorithm, params: Params, clients: int, wires: tuple[Wire, ...]) -> RoundState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,15 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, perhaps, whole_number
 from evenhand.streams import Keys, Purpose, stream
-from evenhand.types import Array, Attack, ClientData, Cohort, Key, PyTree, Report, Upload
+from evenhand.types import Array, Attack, ClientData, Cohort, Key, PyTree, Report, Sum, Upload
 
 __all__ = [
     "colluding",
     "false_delta",
     "false_report",
     "fresh_data",
+    "lifted",
     "malicious_clients",
     "own_rows",
     "poisoned",
@@ -27,12 +28,14 @@ __all__ = [
 NDArray = npt.NDArray[Any]
 
 
-def malicious_clients(attack: Attack | None, clients: int, seed: int) -> NDArray:
-    """Which of the clients are malicious, bool ``(clients,)``.
+def malicious_clients(attack: Attack | None, clients: int | Sequence[str], seed: int) -> NDArray:
+    """Which of the clients are malicious, bool ``(clients,)``; ``clients`` are their ids, or only how many there are.
 
     Raises:
       EvenhandError: the attack names clients that do not exist, or a share outside [0, 1], or both a share and clients.
     """
+    ids = () if isinstance(clients, int) else clients
+    clients = clients if isinstance(clients, int) else len(clients)
     malicious = np.zeros(clients, bool)
     if attack is None:
         return malicious
@@ -46,14 +49,28 @@ def malicious_clients(attack: Attack | None, clients: int, seed: int) -> NDArray
     if attack.clients is not None:
         if attack.fraction:
             raise EvenhandError("Attack() got both fraction= and clients=: give one of them.")
-        for client in attack.clients:
-            whole_number("Attack(clients=)", client, 0, clients - 1)
-        malicious[list(attack.clients)] = True
+        malicious[[_position(client, ids, clients) for client in attack.clients]] = True
         return malicious
     rng = np.random.default_rng((seed, int(Purpose.MALICIOUS)))
     count = int(attack.fraction * clients + 1e-9)  # 29 % of 100 are 29, not 28.999999999999996
     malicious[rng.choice(clients, count, replace=False)] = True
     return malicious
+
+
+def _position(client: int | str, ids: Sequence[str], clients: int) -> int:
+    """The position of a client that an attack names."""
+    if not isinstance(client, str):
+        return whole_number("Attack(clients=)", client, 0, clients - 1)
+    if client not in ids:
+        place = (
+            "here clients have positions only"
+            if not ids
+            else f"there is no such client{perhaps(client, ids)}"
+        )
+        raise EvenhandError(
+            f"Attack(clients={client!r:.60}): {place}; give ids, or positions from 0 to {clients - 1}."
+        )
+    return ids.index(client)
 
 
 def poisoned(
@@ -110,6 +127,36 @@ def false_delta(
     return tree.select(
         malicious & _is_on(attack, number), attack.upload(delta, stream(key, Purpose.ATTACK)), delta
     )
+
+
+def lifted(
+    attack: Attack | None,
+    aggregator: Sum,
+    upload: Upload,
+    public: PyTree,
+    malicious: Array,
+    number: Array | int,
+    key: Key,
+) -> PyTree:
+    """What a client adds to the sum in one pass of round ``number``, from 0; ``key`` is its own for that pass.
+
+    Raises:
+      EvenhandError: the attack sends false numbers into sums of whole numbers that stand for no real ones.
+    """
+    honest = aggregator.lift(upload, public, key)
+    if attack is None or attack.lifted is None:
+        return honest
+    whole = aggregator.summation
+    numbers = aggregator.lift if whole is None else whole.numbers
+    if numbers is None:
+        raise EvenhandError(
+            "Attack(lifted=...) replaces real numbers in a sum, and this aggregator sends none: take secure(...) of a "
+            "single method, or an aggregator that needs sums only."
+        )
+    false = attack.lifted(numbers(upload, public, key), public, stream(key, Purpose.ATTACK))
+    if whole is not None and whole.anything is not None:
+        false = whole.anything(false, stream(key, Purpose.ATTACK, 1))
+    return tree.select(malicious & _is_on(attack, number), false, honest)
 
 
 def colluding(

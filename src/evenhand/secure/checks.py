@@ -7,11 +7,23 @@ from collections.abc import Collection
 from evenhand.errors import EvenhandError
 from evenhand.secure.plan import Plan
 
-__all__ = ["TooFewError", "check_plan", "check_present", "check_survivors"]
+__all__ = ["TooFewError", "check_members", "check_plan", "check_present", "check_survivors"]
 
 
 class TooFewError(EvenhandError):
     """Too few clients are left for the sum to be found."""
+
+
+def check_members(plan: Plan, clients: Collection[int]) -> None:
+    """Checks that messages are from, or for, clients that the sum's plan names.
+
+    Raises:
+      EvenhandError: a client is not in the plan.
+    """
+    if strange := sorted(set(clients) - (set(plan.clients) & set(plan.neighbours))):
+        raise EvenhandError(
+            f"Client {strange[0]} is not in the plan of this sum: leave its messages out, and start the round again."
+        )
 
 
 def check_plan(plan: Plan, me: int) -> None:
@@ -20,7 +32,9 @@ def check_plan(plan: Plan, me: int) -> None:
     Raises:
       EvenhandError: half of those who keep them could find them, or a neighbour has another view of the plan.
     """
+    check_members(plan, [me])
     near = plan.neighbours[me]
+    check_members(plan, near)
     mutual = me not in near and all(me in plan.neighbours[other] for other in near)
     if not (mutual and (len(near) + 1) / 2 < plan.threshold <= len(near) + 1):
         raise EvenhandError(
@@ -34,7 +48,11 @@ def check_present(plan: Plan, me: int, offers: Collection[int]) -> None:
 
     Raises:
       TooFewError: they are fewer than the threshold.
+      EvenhandError: a client is not in the plan, or made no offer itself.
     """
+    check_members(plan, [me, *offers])
+    if me not in offers:
+        raise EvenhandError(f"Client {me} has made no offer, so it cannot take part in this sum.")
     there = _left(plan, me, offers)
     if there < plan.threshold:
         raise TooFewError(
@@ -56,8 +74,9 @@ def check_survivors(plan: Plan, offers: Collection[int], alive: Collection[int])
 
     Raises:
       TooFewError: too few are left around some client, or there is a group that no mask links to the others.
-      EvenhandError: a survivor has made no offer.
+      EvenhandError: a survivor has made no offer, or a client is not in the plan.
     """
+    check_members(plan, offers)
     if strange := sorted(set(alive) - set(offers)):
         raise EvenhandError(f"Client {strange[0]} has sent numbers, but no shares before: the sum is lost.")
     for client in offers:

@@ -44,6 +44,14 @@ class FixedPoint(NamedTuple):
         """Limbs of a number, the lowest first."""
         return self.bits // LIMB_BITS
 
+    @property
+    def reach(self) -> float:
+        """The largest number that the modulus has room for, in float32: what a client can add that clips nothing.
+
+        It is between ``cohort * largest`` and twice that.
+        """
+        return float(np.nextafter(np.float32(2.0 ** (self.bits - 1 - self.fraction)), np.float32(0.0)))
+
     def encode(self, tree: PyTree, key: Key) -> PyTree:
         """Limbs of ``round(clip(x) * 2**fraction)`` modulo ``2**bits``, uint32 ``(..., limbs)``; NaN is encoded as 0.
 

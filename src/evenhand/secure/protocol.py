@@ -23,7 +23,7 @@ import numpy as np
 
 from evenhand.errors import EvenhandError
 from evenhand.secure import masks
-from evenhand.secure.checks import TooFewError, check_plan, check_present, check_survivors
+from evenhand.secure.checks import TooFewError, check_members, check_plan, check_present, check_survivors
 from evenhand.secure.masks import NDArray, Random
 from evenhand.secure.plan import Plan
 from evenhand.secure.shamir import SHARE_BYTES, join, split
@@ -151,13 +151,18 @@ def reveal(
     Raises:
       TooFewError: of some client and its neighbours, fewer than ``plan.threshold`` are left, or the survivors fall
         into groups without masks between them.
-      EvenhandError: shares were changed on their way.
+      EvenhandError: shares were changed on their way, or are missing.
     """
     alive = set(survivors)
+    check_present(plan, me, offers)
     check_survivors(plan, offers, alive)
     seeds: dict[int, bytes] = {}
     keys: dict[int, bytes] = {}
     for other in _keepers(plan, me, offers):
+        if other not in sealed:
+            raise EvenhandError(
+                f"Client {me} got no share from client {other}, which made an offer: start the round again."
+            )
         key = masks.agreed(secret.seal_key, offers[other].seal_key, _sealing(other, me))
         both = masks.unseal(key, sealed[other])
         if other in alive:
@@ -185,6 +190,7 @@ def recover(
     if not masked:
         raise TooFewError("No client has sent its numbers.")
     check_survivors(plan, offers, masked)
+    check_members(plan, revealed)
     if len({each.shape for each in masked.values()}) > 1:
         raise EvenhandError("recover(): clients have sent different numbers of numbers: the sum is lost.")
     plus: list[bytes] = []

@@ -1,8 +1,8 @@
-"""Clients adapt the model that they are served to their rows before they use it."""
+"""The models that clients are served; where the method does that, each client adapts its model to its rows first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,13 +15,15 @@ from jax.sharding import Mesh, PartitionSpec
 
 from evenhand import tree
 from evenhand.data import Split
-from evenhand.devices import everywhere
+from evenhand.devices import everywhere, local, over
 from evenhand.evaluation import Prepared, filled
 from evenhand.simulation._hoist import ByProgram, by_program
+from evenhand.simulation._served import Untrained, has_own
+from evenhand.simulation.store import Kept
 from evenhand.streams import Purpose, client_stream, stream
-from evenhand.types import Array, ClientData, Key, Params, PyTree
+from evenhand.types import Algorithm, Array, ClientData, Key, Params, PyTree
 
-__all__ = ["Adapt", "adapt_all", "adapt_one", "fitting"]
+__all__ = ["Adapt", "adapt_all", "fitting", "served_models"]
 
 NDArray = npt.NDArray[Any]
 Adapt: TypeAlias = Callable[[Params, ClientData, Key], Params]
@@ -35,17 +37,62 @@ def _adapting_key(root: Key, client: Array | int) -> Key:
     return client_stream(stream(root, Purpose.PERSONAL, 0, 1), client)
 
 
-def adapt_one(adapt: Adapt, params: Params, train: Split, client: int, root: Key) -> Params:
-    """The model of one client, made of ``params`` with its training rows."""
-    begin, end = (int(offset) for offset in train.offsets[client : client + 2])
-    x, y = jnp.asarray(train.x[begin:end]), jnp.asarray(train.y[begin:end])
-    rows = Prepared(x, y, np.array([0, end - begin]))
-    who, capacity = np.array([client]), int(train.sizes.max())
-    return tree.take(adapt_all(adapt, _same, params, rows, who, who, 1, root, capacity, 1), jnp.int32(0))
+def served_models(
+    algorithm: Algorithm,
+    kept: Kept,
+    train: Split,
+    clients: slice,
+    *,
+    root: Key,
+    last_round: NDArray,
+    untrained: Untrained,
+    lanes: int = 1,
+    devices: int = 1,
+) -> Iterator[tuple[slice, Params]]:
+    """The models that the clients at these positions are served, some of them at a time.
+
+    Args:
+      algorithm: the method.
+      kept: the states that its run has reached.
+      train: the clients' training rows, to which a method may adapt the models.
+      clients: positions, ``slice(first, last + 1)``.
+      root: the run's key.
+      last_round: the last round in which each client trained, ``(num_clients,)``; 0: it never did.
+      untrained: what clients that never trained are served.
+      lanes: how many clients adapt side by side.
+      devices: over how many devices they are spread.
+
+    Yields:
+      Positions, and the parameters of these clients as NumPy arrays with a leading axis.
+    """
+    server, adapt = kept.server, algorithm.adapt
+    shared = algorithm.global_params(server)
+    mesh = local(over(devices))
+    rows = Prepared(np.asarray(train.x), np.asarray(train.y), train.offsets, None, mesh)
+    together = min(
+        fitting(rows, sum(leaf.size for leaf in jax.tree.leaves(shared))), clients.stop - clients.start
+    )
+    for first in range(clients.start, clients.stop, together):
+        window = slice(first, min(first + together, clients.stop))
+        ids = np.arange(window.start, window.stop)
+        params = _unadapted(algorithm, kept, shared, window, has_own(last_round[window], untrained))
+        if adapt is not None:
+            how = (together, root, int(train.sizes.max()), lanes)
+            params = adapt_all(adapt, tree.take, params, rows.some(window), ids, ids - first, *how)
+        yield window, jax.tree.map(np.asarray, params)
 
 
-def _same(params: Params, client: Array) -> Params:
-    return params
+def _unadapted(algorithm: Algorithm, kept: Kept, shared: Params, window: slice, own: NDArray) -> Params:
+    """The models of some clients before they adapt, with a leading axis: their ``own`` ones, or the global one."""
+    states = kept.some(window) if algorithm.personal_params is not None and own.any() else None
+    count = window.stop - window.start
+    everyone = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (count, *np.shape(leaf))), shared)
+    if algorithm.personal_params is None or states is None:
+        return everyone
+    made = jax.vmap(algorithm.personal_params, in_axes=(None, 0))(
+        kept.server, jax.tree.map(jnp.asarray, states)
+    )
+    return jax.vmap(tree.select)(jnp.asarray(own), made, everyone)
 
 
 def adapt_all(

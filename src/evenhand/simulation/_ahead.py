@@ -21,11 +21,11 @@ from evenhand.data import Split
 from evenhand.devices import here
 from evenhand.memory import empty_aligned
 from evenhand.simulation._rows import poison, sent
-from evenhand.simulation.program import Program
+from evenhand.simulation.program import Program, Rows
 from evenhand.streams import Keys
 from evenhand.types import Array, PyTree
 
-__all__ = ["Ahead", "Block", "cohorts", "room_for"]
+__all__ = ["Ahead", "Block", "cohorts", "drawn_last", "room_for"]
 
 NDArray = npt.NDArray[Any]
 
@@ -160,6 +160,23 @@ def cohorts(program: Program, count: int) -> Callable[[Array, PyTree, Keys, Any]
         return lax.map(lambda i: one(sizes, table, keys, first + i), jnp.arange(count, dtype=jnp.int32))
 
     return jax.jit(all_of)
+
+
+def drawn_last(program: Program, rows: Rows, keys: Keys, count: int) -> NDArray:
+    """The last round, counted from 1, for which each client was drawn, of the first ``count``: int32 ``(N,)``.
+
+    It is when the client last trained, unless its upload was rejected then.
+    """
+    sizes, table = here((rows.sizes, rows.table)) if program.mesh is not None else (rows.sizes, rows.table)
+    draw = partial(rounds.cohort, program.algorithm, program.systems, sizes, program.cohort, keys)
+    phase = len(program.algorithm.phases) - 1
+
+    def after(number: Array, before: Array) -> Array:
+        drawn = draw(number, phase, table)
+        return rounds.last_rounds(before, drawn, drawn.present, number)
+
+    begin = jnp.zeros(sizes.shape, jnp.int32)
+    return np.asarray(jax.jit(lambda: lax.fori_loop(0, count, after, begin))())
 
 
 def _taken(part: NDArray, index: NDArray, room: int) -> NDArray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -20,6 +19,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from evenhand.checksums import resealed
 from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
 from evenhand.interrupts import uninterrupted
 from evenhand.lock import held
@@ -39,6 +39,8 @@ _ABOUT = {"identity", "done", "history", "per_round", "dtypes", "seconds"}
 """What is saved beside the arrays."""
 _CLIENTS = "clients"
 """The segments of the clients' states, where these are on the host."""
+_LAST_ROUND = "last_round"
+"""When each client last trained; missing in checkpoints of earlier versions."""
 _STATE, _ALL = "sha256 of the state", "sha256"
 """Checksums: of the arrays, and of that and everything else."""
 
@@ -52,6 +54,7 @@ class Snapshot(NamedTuple):
       history: one row per evaluation.
       per_round: what the method reported about each round, ``(done,)`` each.
       seconds: spent per activity.
+      last_round: of the state, from which it is taken out; None: it was not saved, as by earlier versions.
     """
 
     state: RoundState
@@ -59,6 +62,7 @@ class Snapshot(NamedTuple):
     history: list[dict[str, float]]
     per_round: dict[str, NDArray]
     seconds: dict[str, float]
+    last_round: NDArray | None = None
 
 
 class Checkpoint(NamedTuple):
@@ -117,6 +121,9 @@ class Checkpoints:
     ) -> None:
         self._place = place if isinstance(place, Checkpoint) else Checkpoint(place, seconds=0.0)
         self._folder = Path(self._place.folder).absolute()
+        like = like._replace(
+            last_round=()
+        )  # which is saved beside the arrays, so that those are as they ever were
         self._like, self._identify = jax.eval_shape(lambda state: state, like), identity
         if not 0.0 <= self._place.seconds < math.inf:
             raise EvenhandError(f"Checkpoint(seconds={self._place.seconds}): give a number of at least 0.")
@@ -154,8 +161,8 @@ class Checkpoints:
             try:
                 with uninterrupted():  # as while saving
                     found, is_old = self._read(step, identity, one)
-            except EvenhandError:
-                raise
+            except EvenhandError as error:
+                raise StorageError(*error.args) from None  # which no study may take for the result of a run
             except Exception as error:  # orbax and its stores raise whatever they like about damaged files
                 reasons.append(_first_line(error))
                 continue
@@ -171,7 +178,7 @@ class Checkpoints:
                     f"checksums: damage to it would not be noticed."
                 )
             return found
-        raise EvenhandError(
+        raise StorageError(
             f"The checkpoint in {self._folder} is damaged ({reasons[0]}): delete what is in it to begin anew."
         )
 
@@ -211,7 +218,8 @@ class Checkpoints:
         state = jax.tree.unflatten(structure, [arrays[str(i)] for i in range(len(leaves))])
         clients = state.clients if listed is None else self._like.clients
         state = state._replace(clients=self._segments.restored(listed, clients, one))
-        return Snapshot(state, step, about["history"], per_round, about["seconds"]), is_old
+        last = None if _LAST_ROUND not in about else np.array(about[_LAST_ROUND], np.int32)
+        return Snapshot(state, step, about["history"], per_round, about["seconds"], last), is_old
 
     def _check_form(self, leaf: jax.ShapeDtypeStruct, saved: NDArray) -> None:
         """Whether an array of the state is whole: up to version 0.1.0, a few were not."""
@@ -251,6 +259,8 @@ class Checkpoints:
             "seconds": snapshot.seconds,
             _STATE: _checksum(arrays),
         }
+        if snapshot.last_round is not None:
+            about[_LAST_ROUND] = snapshot.last_round.tolist()
         # Threads of the store that are left behind by Ctrl-C complain on the user's screen.
         with uninterrupted():
             try:
@@ -281,12 +291,6 @@ class Checkpoints:
             elif jax.process_index() == 0:  # too damaged for orbax to see, or gone already
                 shutil.rmtree(self._folder / str(step), ignore_errors=True)
         self._stale = []
-
-
-def resealed(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What is saved beside the arrays, with the checksum that it must have."""
-    rest = {name: value for name, value in about.items() if name != _ALL}
-    return {**rest, _ALL: hashlib.sha256(json.dumps(rest).encode()).hexdigest()}
 
 
 def _checksum(arrays: Mapping[str, NDArray]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 
 from evenhand.data import FederatedDataset
 from evenhand.errors import Argument, EvenhandError, expect, whole_number
+from evenhand.simulation._served import Untrained
 from evenhand.simulation._size import check_size
 from evenhand.streams import MAX_ROUNDS
 from evenhand.systems import Systems
@@ -31,9 +32,12 @@ def check_numbers(
     eval_clients: int | None,
     systems: Systems | None,
     attack: Attack | None,
+    untrained: str,
 ) -> int:
     """The slots of a cohort, no more than there are clients."""
     check_parts(algorithm, data, systems, attack)
+    if untrained not in get_args(Untrained):
+        raise EvenhandError(Argument("untrained", repr(untrained)), ": give 'global' or 'initial'.")
     whole_number("rounds", rounds, 0, MAX_ROUNDS - 1)
     whole_number("seed", seed, 0, 2**32 - 1)
     for name, value in (
@@ -52,7 +56,14 @@ def check_numbers(
             "This method keeps a state at each client, and its sampling can draw a client twice in one round: "
             "sample without replacement, e.g. sampling=eh.sampling.uniform()."
         )
-    return _slots(algorithm.sampling, data.num_clients, cohort)
+    slots = _slots(algorithm.sampling, data.num_clients, cohort)
+    for need in (need for phase in algorithm.phases for need in phase.aggregator.needs):
+        if not need.works(slots):
+            raise EvenhandError(
+                f"{need.name} needs {need.least(slots)} uploads, the cohort has {slots}: as many malicious clients as "
+                "it is to expect would leave no honest upload. Draw a larger cohort, or let it expect fewer of them."
+            )
+    return slots
 
 
 def _slots(sampling: Sampling, clients: int, cohort: int | None) -> int:

@@ -13,7 +13,7 @@ from evenhand.local import step_per_row
 from evenhand.simulation._groups import Members
 from evenhand.simulation.program import Program, Rows
 from evenhand.streams import Keys
-from evenhand.types import Array, ClientData, Cohort, Effort, Key, PyTree, Report, Upload
+from evenhand.types import Array, ClientData, Cohort, Effort, Key, PyTree, Report, Sum, Upload
 
 __all__ = ["Client", "Shared", "Trained", "effort"]
 
@@ -55,11 +55,14 @@ class Client(NamedTuple):
       report: ``(shared, member, state) -> (Report, accepted)``.
       train: ``(shared, member, state) -> Trained``; a member without a report makes one.
       noise: ``(shared, member) -> key`` of what it adds to what it sends.
+      lift: ``(shared, client, upload, public, key) -> lifted``, what it adds to a sum in a pass, with its key for that
+        pass.
     """
 
     report: Callable[[Shared, Members, PyTree], tuple[Report, Array]]
     train: Callable[[Shared, Members, PyTree], Trained]
     noise: Callable[[Shared, Members], Key]
+    lift: Callable[[Shared, Array, Upload, PyTree, Key], PyTree]
 
     @staticmethod
     def of(program: Program, index: int) -> Client:
@@ -99,7 +102,12 @@ class Client(NamedTuple):
         def noise(shared: Shared, member: Members) -> Key:
             return rounds.lift_key(shared.keys, shared.number, streams, member.ids)
 
-        return Client(report, train, noise)
+        def lift(shared: Shared, client: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
+            assert isinstance(phase.aggregator, Sum)
+            malicious, number = shared.rows.malicious[client], shared.number
+            return rounds.lifted(attack, phase.aggregator, upload, public, malicious, number, key)
+
+        return Client(report, train, noise, lift)
 
 
 def effort(of: Callable[[ClientData], Effort] | None, capacity: int, rows: Rows, cohort: Cohort) -> Effort:

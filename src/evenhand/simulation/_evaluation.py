@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,15 +15,18 @@ from jax.sharding import Mesh
 
 from evenhand import tree
 from evenhand.data import FederatedDataset, Split
-from evenhand.devices import everywhere, here
+from evenhand.devices import everywhere, here, local
 from evenhand.evaluation import (
     ClassIndex,
+    Metric,
     Prepared,
     class_spread,
     column,
     evenness,
     index_classes,
     is_higher_better,
+    measured_clients,
+    of_global,
     per_class,
     per_class_of_each,
     per_client,
@@ -36,12 +39,12 @@ from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._adapted import adapt_all, fitting
 from evenhand.simulation._hoist import ByProgram, by_program
 from evenhand.simulation._rows import Resident, must_stream, sent
-from evenhand.simulation._served import Served
+from evenhand.simulation._served import Serve, Served, Untrained, has_own
 from evenhand.simulation.setup import Setup
 from evenhand.streams import Purpose
-from evenhand.types import Array, Model, Params, PyTree
+from evenhand.types import Algorithm, Array, Model, Params, PyTree
 
-__all__ = ["Evaluation"]
+__all__ = ["Evaluation", "honest_among"]
 
 NDArray = npt.NDArray[Any]
 Parts: TypeAlias = Mapping[str, tuple[Prepared, ClassIndex | None]]
@@ -50,20 +53,12 @@ _MOST_ROWS = 2**25
 """Examples, times models, that are evaluated at once: the values of all of them are in memory."""
 
 
-class _Serve(NamedTuple):
-    """``(states, k) -> params`` that client ``k`` is served.
+class _Window(NamedTuple):
+    """Some clients with their examples, and the model that each is served: ``params_of(states, k)``."""
 
-    It holds no data, since compiled functions keep what they are keyed with.
-    """
-
-    global_params: Callable[[PyTree], Params]
-    personal_params: Callable[[PyTree, PyTree], Params] | None
-
-    def __call__(self, states: PyTree, k: Array) -> Params:
-        server, clients = states
-        if self.personal_params is None:
-            return self.global_params(server)
-        return self.personal_params(server, tree.take(clients, k))
+    states: PyTree
+    parts: Parts
+    params_of: Callable[[PyTree, Array], Params]
 
 
 class Evaluation:
@@ -72,17 +67,26 @@ class Evaluation:
     Attributes:
       drawn: who is evaluated, ascending; None: all.
       malicious: which clients are, ``(N,)``.
+      untrained: what clients are served that never trained.
       splits: their rows.
       indices: which of them have rows of which classes; None where rows have no classes.
     """
 
-    def __init__(self, setup: Setup, data: FederatedDataset, seed: int, clients: int | None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        data: FederatedDataset,
+        seed: int,
+        clients: int | None,
+        untrained: Untrained = "global",
+    ) -> None:
         program = setup.program
+        self.untrained: Untrained = untrained
         self.algorithm, self.lanes = program.algorithm, program.lanes
         self.root, self.capacity = setup.keys.shared, program.capacity
         self.drawn = _drawn(data.num_clients, seed, clients)
-        self.malicious = malicious_clients(program.attack, data.num_clients, seed)
-        mesh = self._mesh = _local(program.mesh)
+        self.malicious = malicious_clients(program.attack, data.client_ids, seed)
+        mesh = self._mesh = local(program.mesh)
         poisoned = program.attack is not None and program.attack.rows is not None
         self.store = setup.store
         self.splits: dict[str, Prepared] = {}
@@ -114,10 +118,10 @@ class Evaluation:
 
     @staticmethod
     def of_each(evaluations: Sequence[Evaluation], states: Sequence[RoundState]) -> list[Served]:
-        """What each evaluation finds of its state: all at once, where these are global models of one kind."""
+        """What each evaluation finds of its state, all at once: of the same clients, of methods that are alike."""
         first = evaluations[0]
         model, rows = first.algorithm.model, sum(split.x.shape[0] for split in first.splits.values())
-        if len(states) == 1 or rows * len(states) > _MOST_ROWS or not all(map(first.is_alike, evaluations)):
+        if rows * len(states) > _MOST_ROWS:
             return [each.served(state) for each, state in zip(evaluations, states, strict=True)]
         params = _stacked(
             [
@@ -131,13 +135,14 @@ class Evaluation:
         }
         return [Served.of({name: each[i] for name, each in found.items()}) for i in range(len(states))]
 
-    def is_alike(self, other: Evaluation) -> bool:
-        """Whether global models alone are evaluated, by the same functions on the same examples."""
-        return self.splits is other.splits and all(
-            (of := each.algorithm).adapt is None
+    @staticmethod
+    def are_alike(algorithms: Sequence[Algorithm]) -> bool:
+        """Whether global models alone are evaluated, by the same functions."""
+        return all(
+            of.adapt is None
             and of.personal_params is None
-            and _measured(of.model) == _measured(self.algorithm.model)
-            for each in (self, other)
+            and _measured(of.model) == _measured(algorithms[0].model)
+            for of in algorithms
         )
 
     def served(self, state: RoundState) -> Served:
@@ -148,20 +153,52 @@ class Evaluation:
         model = of.model
         if of.adapt is not None or of.personal_params is not None:
             alone = {name: per_client(model, params, split) for name, split in self.splits.items()}
-            serve = self._serving(state)
-            if of.adapt is not None or self.store is not None:
-                return self._in_windows(state, serve).beside(alone)
-            parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
-            return self._personal((state.server, state.clients), parts, serve).beside(alone)
+            windows = self._windows(state)
+            return Served.joined({first: self._personal(*window) for first, window in windows}).beside(alone)
         return Served.of(
             {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
         )
 
-    def _serving(self, state: RoundState) -> ByProgram:
-        """``(states, k) -> params`` that client ``k`` is served, equal for methods that serve by the same program."""
-        serve = _Serve(self.algorithm.global_params, self.algorithm.personal_params)
-        clients = state.clients if self.store is None else self.store.like
-        return by_program(serve, (state.server, clients), np.int32(0))
+    def measured(self, state: RoundState, metrics: Sequence[Metric]) -> dict[str, dict[str, NDArray]]:
+        """Split -> metric of a set of examples -> ``(K,)``, with the models of :meth:`served`, and as there the global
+        model's besides."""
+        if self._mesh is None:
+            state = here(state)
+        of = self.algorithm
+        measure, params = partial(measured_clients, of.model, metrics=metrics), of.global_params(state.server)
+        alone = {name: measure(params, split) for name, split in self.splits.items()}
+        if of.adapt is None and of.personal_params is None:
+            return alone
+        own: dict[str, dict[str, NDArray]] = {
+            split: {
+                **{name: np.full(len(self.splits[split].sizes), np.nan) for name in values},
+                **{of_global(name): of_clients for name, of_clients in values.items()},
+            }
+            for split, values in alone.items()
+        }
+        for first, (states, parts, params_of) in self._windows(state):
+            for split, (part, _) in parts.items():
+                widest = self.splits[split].sizes
+                values = measure(states, part, params_of=params_of, lanes=self.lanes, widest=widest)
+                for name, of_clients in values.items():
+                    own[split][name][first : first + len(of_clients)] = of_clients
+        return own
+
+    def initial_loss(self, state: RoundState) -> NDArray:
+        """Each client's training loss with the global model; nothing, where all are served that."""
+        if self.algorithm.adapt is None and self.algorithm.personal_params is None:
+            return np.zeros(0)
+        server = here(state.server) if self._mesh is None else state.server
+        params = self.algorithm.global_params(server)
+        return per_client(self.algorithm.model, params, self.splits["train"])["loss"]
+
+    def _serving(self, like: PyTree) -> ByProgram:
+        """``(states, k) -> params`` that client ``k`` is served, equal for methods that serve by the same program.
+
+        ``like`` has the form of the states.
+        """
+        serve = Serve(self.algorithm.global_params, self.algorithm.personal_params)
+        return by_program(serve, like, np.int32(0))
 
     def _personal(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
         measure = partial(
@@ -174,13 +211,19 @@ class Evaluation:
             }
         )
 
-    def _in_windows(self, state: RoundState, serve: ByProgram) -> Served:
-        """Measures the models of as many clients at a time as memory allows: adapted ones, or from a store."""
+    def _windows(self, state: RoundState) -> Iterator[tuple[int, _Window]]:
+        """As many clients at a time as memory allows, by the position of the first: all at once, unless their models
+        are adapted or their states come from a store."""
         train, adapt, store = self.splits["train"], self.algorithm.adapt, self.store
+        own = has_own(np.asarray(here(state.last_round)), self.untrained)
+        serve = self._serving((state.server, state.clients if store is None else store.like, own))
+        if adapt is None and store is None:
+            whole: Parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
+            yield 0, _Window((state.server, state.clients, own), whole, serve)
+            return
         clients = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
         model = jax.eval_shape(self.algorithm.global_params, state.server)
         together = fitting(train, sum(leaf.size for leaf in jax.tree.leaves(model)))
-        served: dict[int, Served] = {}
         for first in range(0, len(clients), together):
             window = slice(first, min(first + together, len(clients)))
             parts: Parts = {
@@ -191,23 +234,24 @@ class Evaluation:
                 for name, split in self.splits.items()
             }
             ids = places = clients[window]
-            states: PyTree = (state.server, state.clients)
+            states: PyTree = (state.server, state.clients, own)
             if store is not None:
                 places = np.arange(len(ids))
-                states = (state.server, everywhere(self._mesh, store.of(ids, together)))
+                mine = np.pad(own[ids], (0, together - len(ids)))
+                states = (state.server, everywhere(self._mesh, store.of(ids, together)), mine)
             if adapt is None:
-                served[first] = self._personal(states, parts, serve)
+                yield first, _Window(states, parts, serve)
             else:
                 how = (ids, places, together, self.root, self.capacity, self.lanes)
                 params = adapt_all(adapt, serve, states, parts["train"][0], *how)
-                served[first] = self._personal(params, parts, tree.take)
-        return Served.joined(served)
+                yield first, _Window(params, parts, tree.take)
 
     def columns(self, served: Served) -> dict[str, float]:
-        """What the history keeps of them."""
+        """What the history keeps of them: of the honest clients, or of all where each client is malicious."""
         columns: dict[str, float] = {}
+        chosen = honest_among(self.malicious, self.drawn)
         for split, metrics in served.clients.items():
-            sizes = self.splits[split].sizes
+            sizes = np.where(chosen, self.splits[split].sizes, 0)
             if not sizes.any():
                 continue
             for name, values in metrics.items():
@@ -217,9 +261,16 @@ class Evaluation:
             over = evenness(metrics[name], sizes, higher_is_better=is_higher_better(name))
             columns |= {column(split, name, what): value for what, value in over.items()}
             if split in served.classes:
-                over = summarize_classes(class_spread(served.classes[split], len(sizes)))
+                spreads = class_spread(served.classes[split], len(sizes))
+                over = summarize_classes({name: values[chosen] for name, values in spreads.items()})
                 columns |= {column(split, what): over[what] for what in ("class_spread", "worst_class")}
         return columns
+
+
+def honest_among(malicious: NDArray, evaluated: NDArray | None) -> NDArray:
+    """Which of the evaluated clients headlines are about: the honest ones; all where each of them is malicious."""
+    attacking = malicious if evaluated is None else malicious[evaluated]
+    return np.ones_like(attacking) if attacking.all() else ~attacking
 
 
 def _measured(model: Model) -> tuple[Any, ...]:
@@ -237,12 +288,6 @@ def _drawn(clients: int, seed: int, asked: int | None) -> NDArray | None:
         return None
     rng = np.random.default_rng((seed, int(Purpose.EVALUATION)))
     return np.sort(rng.choice(clients, asked, replace=False))
-
-
-def _local(mesh: Mesh | None) -> Mesh | None:
-    """The devices of this process; None for one."""
-    local = None if mesh is None else mesh.local_mesh
-    return None if local is None or local.size == 1 else local
 
 
 def _prepared(split: Split, clients: NDArray | None, mesh: Mesh | None, *, host: bool) -> Prepared:

@@ -14,6 +14,7 @@ import numpy as np
 from evenhand.data import FederatedDataset
 from evenhand.rounds import RoundState, malicious_clients, poisoned
 from evenhand.simulation._hoist import inner_constants
+from evenhand.simulation._served import Untrained
 from evenhand.simulation.engine import one_round
 from evenhand.simulation.program import ById, Rows
 from evenhand.simulation.setup import Setup
@@ -22,12 +23,14 @@ from evenhand.types import Attack, ClientData, Key, Params
 __all__ = ["identity"]
 
 _SAMPLE = 2**12
-"""Rows by which data are distinguished; all of them may not fit into memory."""
+"""Rows under ``"data"``, all that earlier versions saved: theirs are still compared by these."""
 _MALICIOUS = 4
 """Malicious clients by whose rows attacks are distinguished."""
 
 
-def identity(setup: Setup, data: FederatedDataset, seed: int, eval_clients: int | None) -> dict[str, Any]:
+def identity(
+    setup: Setup, data: FederatedDataset, seed: int, eval_clients: int | None, untrained: Untrained
+) -> dict[str, Any]:
     """What must be equal for a run to continue from a checkpoint."""
     digest = hashlib.sha256()
     for split in (data.train, data.valid, data.test):
@@ -38,7 +41,9 @@ def identity(setup: Setup, data: FederatedDataset, seed: int, eval_clients: int 
         "seed": seed,
         "cohort": setup.program.cohort,
         "eval_clients": eval_clients,
+        "untrained": untrained,
         "data": digest.hexdigest()[:16],
+        "data (every row, and the clients' names)": data.fingerprint,
         "attack": _attack(setup.program.attack, data, seed),
         "method (with its settings, systems and attack)": _fingerprint(setup),
     }
@@ -83,7 +88,7 @@ def _attack(attack: Attack | None, data: FederatedDataset, seed: int) -> str:
     """Of the malicious clients and the poisoned rows of some; uploads and reports are part of the computation."""
     if attack is None:
         return "none"
-    malicious = malicious_clients(attack, len(data.train.sizes), seed)
+    malicious = malicious_clients(attack, data.client_ids, seed)
     digest = hashlib.sha256(malicious.tobytes())
     if attack.rows is None:
         return digest.hexdigest()[:16]

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evenhand.data import FederatedDataset
+from evenhand.evaluation import Metrics
+from evenhand.evaluation.metrics import resolved
 from evenhand.simulation._checkpoint import Checkpoint
 from evenhand.simulation._checks import check_numbers
 from evenhand.simulation._identity import identity
+from evenhand.simulation._served import Untrained
 from evenhand.simulation.setup import set_up
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack
@@ -29,14 +32,19 @@ class Job(NamedTuple):
     systems: Systems | None = None
     checkpoint: str | Path | Checkpoint | None = None
     eval_clients: int | None = None
+    metrics: Metrics = ()
+    untrained: Untrained = "global"
 
 
 def identify(job: Job) -> dict[str, Any]:
-    """What must be equal for two jobs to be the same run, but for the seed."""
+    """What must be equal for two jobs to be the same run, except the seed, under which a result is kept."""
     setup = set_up(job.algorithm, job.data, devices=1, lanes=1, **settings(job))
-    found = identity(setup, job.data, job.seed, job.eval_clients)
-    del found["seed"], found["attack"]  # the liars, and so this, depend on the seed
-    return found | {"rounds": job.rounds, "eval_every": job.eval_every}
+    # Which clients are malicious depends on the seed: attacks are distinguished by what they do at seed 0.
+    same = identity(setup, job.data, 0, job.eval_clients, job.untrained)
+    del same["seed"]
+    if metrics := resolved(job.metrics):  # no part of what is trained, but of what is kept of it
+        same["metrics"] = [metric.name for metric in metrics]
+    return same | {"rounds": job.rounds, "eval_every": job.eval_every}
 
 
 def cohort_of(job: Job) -> int:
@@ -51,6 +59,7 @@ def cohort_of(job: Job) -> int:
         job.eval_clients,
         job.systems,
         job.attack,
+        job.untrained,
     )
     return check_numbers(job.algorithm, job.data, *how)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 
 from evenhand._platform import check_process
 from evenhand.devices import everywhere, here, over
+from evenhand.evaluation import check_metrics
+from evenhand.evaluation.metrics import resolved
 from evenhand.simulation._checkpoint import Checkpoints
 from evenhand.simulation._checks import check_model
 from evenhand.simulation._evaluation import Evaluation
@@ -41,17 +43,24 @@ class _Traced(NamedTuple):
     bytes: int
 
 
-def iterate_many(jobs: Sequence[Job]) -> Iterator[tuple[int, Run | Exception]]:
+def iterate_many(
+    jobs: Sequence[Job], wanted: Collection[int] | None = None
+) -> Iterator[tuple[int, Run | Exception]]:
     """Yields ``(position of the job, run so far)`` at each evaluation of each run, in whatever order is fastest.
 
     Runs of small models whose methods differ in their numbers only, on the same data, become one program, one column of
     runs on each device; each gives the same numbers as alone, to rounding.  All others run one after another, as by
     :func:`evenhand.simulation.iterate`, to the same bits.
 
-    A run that fails yields the exception, and the others go on.
+    A run that fails yields the exception, and the others continue.
+
+    A run's numbers depend, to the bit, on ``jobs`` and the devices only: not on which jobs are ``wanted``, which fail,
+    or from which rounds they continue.
 
     Args:
       jobs: the runs; two jobs have the same data, attack or systems if they hold the same object.
+      wanted: the positions of the runs that are made; None: all.  The others keep their places in the columns, where
+        copies of the wanted runs' states are computed and dropped.
 
     Example:
       >>> import evenhand as eh
@@ -63,11 +72,14 @@ def iterate_many(jobs: Sequence[Job]) -> Iterator[tuple[int, Run | Exception]]:
     """
     check_process()
     traced: dict[Any, _Traced] = {}
-    for crew in _crews(jobs, traced):
+    chosen = set(range(len(jobs)) if wanted is None else wanted)
+    for crew in _crews(jobs, chosen, traced):
+        if not chosen & {position for column in crew for position in column}:
+            continue
         if crew == [[crew[0][0]]]:
             yield from _alone(jobs, crew[0][0])
         else:
-            yield from _Crew(jobs, crew, traced).run()
+            yield from _Crew(jobs, chosen, crew, traced).run()
 
 
 def _alone(jobs: Sequence[Job], position: int) -> Iterator[tuple[int, Run | Exception]]:
@@ -79,12 +91,17 @@ def _alone(jobs: Sequence[Job], position: int) -> Iterator[tuple[int, Run | Exce
         yield position, error
 
 
-def _crews(jobs: Sequence[Job], traced: dict[Any, _Traced]) -> Iterator[list[list[int]]]:
-    """Columns of runs that train together, as positions; the programs of their methods are put in ``traced``."""
+def _crews(jobs: Sequence[Job], chosen: set[int], traced: dict[Any, _Traced]) -> Iterator[list[list[int]]]:
+    """Columns of runs that train together, as positions; the programs of their methods are put in ``traced``.
+
+    They are the same whoever is chosen; only those of which none may be chosen are left out.
+    """
     groups: dict[Any, list[int]] = {}
     for position, job in enumerate(jobs):
         groups.setdefault(_kind(job) or object(), []).append(position)
     for group in groups.values():
+        if not chosen & set(group):  # tracing them would be for nothing
+            continue
         if len(group) == 1:
             yield [group]
             continue
@@ -110,7 +127,7 @@ def _kind(job: Job) -> Any:
     if numbers > SMALL_MODEL or must_stream(job.data.train) or jax.process_count() > 1:
         return None
     parts = (id(job.data), id(job.attack), id(job.systems), job.algorithm.sampling)
-    return (*parts, job.rounds, job.cohort, job.eval_every, job.eval_clients)
+    return (*parts, job.rounds, job.cohort, job.eval_every, job.eval_clients, job.untrained)
 
 
 def _which(job: Job) -> Any:
@@ -163,10 +180,16 @@ def _spread(columns: list[list[int]], devices: int) -> list[list[int]]:
 
 
 class _Crew:
-    """Runs that train as one program, and wait for each other at each evaluation."""
+    """Runs that train as one program, and wait for each other at each evaluation.
 
-    def __init__(self, jobs: Sequence[Job], columns: list[list[int]], traced: dict[Any, _Traced]) -> None:
-        self._jobs, self._columns, self._traced = jobs, columns, traced
+    Their places are fixed: where a run is not wanted, has failed or is ahead, another one's state fills its place.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], chosen: set[int], columns: list[list[int]], traced: dict[Any, _Traced]
+    ) -> None:
+        self._jobs, self._chosen, self._columns, self._traced = jobs, chosen, columns, traced
+        self._places = [position for column in columns for position in column]
         first = jobs[columns[0][0]]
         self._mesh = over(len(columns))
         self._rows = resident(first.data, first.attack, first.seed, self._mesh, first.algorithm.sampling)
@@ -175,12 +198,11 @@ class _Crew:
         self._sessions: dict[int, Session] = {}
         self._steps: dict[int, Steps] = {}
         self._pending: dict[int, Request] = {}
-        self._together: tuple[list[list[int]], Together] | None = None
 
     def run(self) -> Iterator[tuple[int, Run | Exception]]:
         """As :func:`iterate_many`."""
         with ExitStack() as stack:
-            for position in [position for column in self._columns for position in column]:
+            for position in [position for position in self._places if position in self._chosen]:
                 try:
                     self._steps[position] = self._begin(position, stack)
                 except Exception as error:
@@ -194,21 +216,27 @@ class _Crew:
     def _begin(self, position: int, stack: ExitStack) -> Steps:
         job = self._jobs[position]
         check_model(job.algorithm.model, job.data)
+        check_metrics(metrics := resolved(job.metrics), job.algorithm.model, job.data)
         lanes = self._traced[_which(job)].lanes
         setup = set_up(job.algorithm, job.data, devices=1, lanes=lanes, rows=self._resident, **settings(job))
-        same = job.seed if job.eval_clients is not None else 0
+        same = self._sample(position)
         if same not in self._evaluations:
             whole = setup._replace(program=setup.program._replace(mesh=self._mesh), source=self._rows)
-            self._evaluations[same] = Evaluation(whole, job.data, job.seed, job.eval_clients)
-        session = Session(setup, job.data, job.seed, self._evaluations[same].shared_by(setup))
+            self._evaluations[same] = Evaluation(whole, job.data, job.seed, job.eval_clients, job.untrained)
+        session = Session(setup, job.data, job.seed, self._evaluations[same].shared_by(setup), metrics)
         checkpoints = None
         if job.checkpoint is not None:
-            who = partial(identity, setup, job.data, job.seed, job.eval_clients)
+            who = partial(identity, setup, job.data, job.seed, job.eval_clients, job.untrained)
             checkpoints = Checkpoints(job.checkpoint, setup.like, who)
             stack.enter_context(checkpoints.held())
         self._sessions[position] = session
         bar = stack.enter_context(Progress(job.rounds, show=False))
         return session.steps(setup.state, job.rounds, job.eval_every, checkpoints, bar)
+
+    def _sample(self, position: int) -> int:
+        """Equal for runs in which the same clients are evaluated."""
+        job = self._jobs[position]
+        return job.seed if job.eval_clients is not None else 0
 
     def _send(self, position: int, answer: Any) -> Iterator[tuple[int, Run | Exception]]:
         """What a run yields until its next request, which is then pending."""
@@ -228,28 +256,42 @@ class _Crew:
 
     def _answers(self) -> dict[int, Any]:
         """Answers to those that are furthest behind: a run that was resumed at another round first catches up."""
-        if who := [position for position, asked in self._pending.items() if isinstance(asked, Measure)]:
-            evaluations = [self._sessions[position].evaluation for position in who]
-            states = [self._pending[position].state for position in who]
-            try:
-                return dict(zip(who, Evaluation.of_each(evaluations, states), strict=True))
-            except Exception:  # alone, each gets its own result or its own failure
-                return {position: self._alone(position) for position in who}
-        asked = {position: each for position, each in self._pending.items() if isinstance(each, Train)}
-        least = min((each.first, each.rounds) for each in asked.values())
-        who = [position for position, each in asked.items() if (each.first, each.rounds) == least]
-        if len(who) == 1 or len(who) < len(asked):
-            return {position: self._alone(position) for position in who}
-        columns = [[position for position in column if position in asked] for column in self._columns]
-        columns = sorted([column for column in columns if column], key=len, reverse=True)
+        measured = {position: each for position, each in self._pending.items() if isinstance(each, Measure)}
+        trained = {position: each for position, each in self._pending.items() if isinstance(each, Train)}
+        least = min(((each.first, each.rounds) for each in trained.values()), default=None)
+        trained = {position: each for position, each in trained.items() if (each.first, each.rounds) == least}
         try:
-            found = self._of(columns).answer([[asked[position] for position in column] for column in columns])
-        except Exception:  # such as too little memory for all of them
-            return {position: self._alone(position) for position in who}
+            return self._measured(measured) if measured else self._trained(trained)
+        except (
+            Exception
+        ):  # such as too little memory for all; alone, each gets its own result or its own failure
+            return {position: self._alone(position) for position in measured or trained}
+
+    def _measured(self, asked: dict[int, Measure]) -> dict[int, Any]:
+        """All evaluations at once, where the crew's can be."""
+        together = len({self._sample(position) for position in self._places}) == 1 and Evaluation.are_alike(
+            [self._jobs[position].algorithm for position in self._places]
+        )
+        if not together:
+            return {position: self._alone(position) for position in asked}
+        filler = next(iter(asked))
+        places = [position if position in asked else filler for position in self._places]
+        states = [asked[position].state for position in places]
+        served = Evaluation.of_each([self._sessions[position].evaluation for position in places], states)
         return {
-            position: trained
-            for column, each in zip(columns, found, strict=True)
-            for position, trained in zip(column, each, strict=True)
+            position: each for position, each in zip(self._places, served, strict=True) if position in asked
+        }
+
+    def _trained(self, asked: dict[int, Train]) -> dict[int, Any]:
+        """The rounds of all of them as one program."""
+        answers = self._together.answer(
+            [[asked.get(position) for position in column] for column in self._columns]
+        )
+        return {
+            position: answer
+            for column, some in zip(self._columns, answers, strict=True)
+            for position, answer in zip(column, some, strict=True)
+            if answer is not None
         }
 
     def _alone(self, position: int) -> Any:
@@ -259,20 +301,12 @@ class _Crew:
         except Exception as error:
             return error
 
-    def _of(self, columns: list[list[int]]) -> Together:
-        """The program of these runs, made anew when one of them has failed."""
-        if self._together is None or self._together[0] != columns:
-            mesh = self._mesh if len(columns) == len(self._columns) else over(len(columns))
-            self._together = (
-                columns,
-                Together(
-                    [[self._sessions[position] for position in column] for column in columns],
-                    [
-                        [self._traced[_which(self._jobs[position])].program for position in column]
-                        for column in columns
-                    ],
-                    everywhere(mesh, self._rows.rows),
-                    mesh,
-                ),
-            )
-        return self._together[1]
+    @cached_property
+    def _together(self) -> Together:
+        """The program of these runs."""
+        programs = [
+            [self._traced[_which(self._jobs[position])].program for position in column]
+            for column in self._columns
+        ]
+        sessions = [[self._sessions.get(position) for position in column] for column in self._columns]
+        return Together(sessions, programs, everywhere(self._mesh, self._rows.rows), self._mesh)

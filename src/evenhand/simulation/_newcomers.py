@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
+from evenhand.evaluation import Metric
 from evenhand.rounds import RoundState
 from evenhand.simulation._checks import check_model
 from evenhand.simulation._evaluation import Evaluation
-from evenhand.simulation._served import Served
+from evenhand.simulation._served import Served, Untrained
 from evenhand.simulation.setup import set_up
 from evenhand.simulation.store import Kept, stored
 from evenhand.types import Algorithm, PyTree
@@ -16,7 +21,13 @@ __all__ = ["serve_newcomers"]
 
 
 def serve_newcomers(
-    algorithm: Algorithm, server: PyTree, data: FederatedDataset, like: FederatedDataset, seed: int
+    algorithm: Algorithm,
+    server: PyTree,
+    data: FederatedDataset,
+    like: FederatedDataset,
+    seed: int,
+    untrained: Untrained,
+    metrics: Sequence[Metric] = (),
 ) -> tuple[Kept, Served]:
     """The states of new clients, each what a client begins with from the present global model, and their metrics.
 
@@ -26,6 +37,8 @@ def serve_newcomers(
       data: the new clients.
       like: the clients that it was trained on.
       seed: of the run.
+      untrained: as in :func:`evenhand.simulate`; the initial personal state is the one of the present global model.
+      metrics: what is measured besides the model's own metrics.
     """
     for what, old, new in (
         ("examples of shape", like.feature_shape, data.feature_shape),
@@ -38,5 +51,8 @@ def serve_newcomers(
     check_model(algorithm.model, data)
     setup = set_up(algorithm, data, cohort=1, seed=seed)
     one = algorithm.init_client(algorithm.global_params(server))
-    state = RoundState(server, setup.state.aggregators, stored(one, data.num_clients))
-    return Kept(state), Evaluation(setup, data, seed, None).served(state)
+    never = jnp.zeros(data.num_clients, jnp.int32)
+    state = RoundState(server, setup.state.aggregators, stored(one, data.num_clients), never)
+    evaluation = Evaluation(setup, data, seed, None, untrained)
+    served = evaluation.served(state)
+    return Kept(state), served.with_metrics(evaluation.measured(state, metrics)) if metrics else served

@@ -45,6 +45,7 @@ def reduced(
     states: States,
     key: Key,
     noise: Key,
+    ids: Array,
 ) -> Reduced:
     """Trains the cohort and reduces what it sends, in the least memory that the aggregator allows.
 
@@ -52,7 +53,7 @@ def reduced(
     reduces them pass by pass.  Any other aggregator gets all of them at once.
     """
     if not isinstance(aggregator, Sum) or not aggregator.streams:
-        return stacked(aggregator, memory, client, shared, groups, states, key, noise)
+        return stacked(aggregator, memory, client, shared, groups, states, key, noise, ids)
     if aggregator.passes > 1:
         return _in_passes(aggregator, memory, client, shared, groups, states, key)
 
@@ -62,7 +63,7 @@ def reduced(
         shared, states, public = fixed
 
         def lifted(group: Members, done: Trained) -> PyTree:
-            return _lifted(aggregator, public, 0, client, shared, group, done.upload, done.accepted)
+            return _lifted(public, 0, client, shared, group, done.upload, done.accepted)
 
         def step(total: PyTree, group: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
             done = _train(client, group, (shared, states))
@@ -95,7 +96,7 @@ def _in_passes(
 
             def lifted(group: tuple[Members, Upload, Array]) -> PyTree:
                 members, uploads, accepted = group
-                return _lifted(aggregator, public, number, client, shared, members, uploads, accepted)
+                return _lifted(public, number, client, shared, members, uploads, accepted)
 
             def step(total: PyTree, group: tuple[Members, Upload, Array]) -> tuple[PyTree, None]:
                 return tree.add(total, lifted(group)), None
@@ -119,11 +120,12 @@ def stacked(
     states: States,
     key: Key,
     noise: Key,
+    ids: Array,
     agreed: Callable[[Upload, Array], Upload] | None = None,
 ) -> Reduced:
     """As :func:`reduced`, with all uploads at once; ``agreed`` has colluding clients replace theirs.
 
-    ``noise`` has the key of each client of the cohort, ``(m,)``.
+    ``noise`` has the key of each client of the cohort, ``(m,)``, and ``ids`` the clients.
     """
     done = groups.map_groups(partial(_train, client), (shared, states))
     delta = groups.by_coordinate(done.upload.delta)
@@ -132,8 +134,12 @@ def stacked(
     if agreed is not None:
         uploads = agreed(tree.among(accepted, uploads), accepted)
         accepted = accepted & jax.vmap(rounds.accepts_delta, axis_size=len(accepted))(uploads.delta)
+
+    def lift(slot: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
+        return client.lift(shared, ids[slot], upload, public, key)
+
     direction, memory = groups.devices.whole(
-        reduce_uploads(aggregator, uploads, accepted, memory, key, noise)
+        reduce_uploads(aggregator, uploads, accepted, memory, key, noise, lift)
     )
     return Reduced(direction, memory, groups.as_dealt(done.state), accepted)
 
@@ -145,7 +151,6 @@ def _train(client: Client, members: Members, fixed: tuple[Shared, States]) -> Tr
 
 
 def _lifted(
-    aggregator: Sum,
     public: PyTree,
     number: Array | int,
     client: Client,
@@ -157,7 +162,8 @@ def _lifted(
     """What one group adds to the sum of pass ``number``."""
 
     def lift(member: Members, upload: Upload) -> PyTree:
-        return aggregator.lift(upload, public, jax.random.fold_in(client.noise(shared, member), number))
+        key = jax.random.fold_in(client.noise(shared, member), number)
+        return client.lift(shared, member.ids, upload, public, key)
 
     return sum_of(accepted, side_by_side(lift, members, uploads))
 

@@ -47,7 +47,7 @@ def resident(
 ) -> Resident:
     """All training rows on the devices, those of malicious clients poisoned."""
     x, y = data.train.x, data.train.y
-    malicious = malicious_clients(attack, data.num_clients, seed)
+    malicious = malicious_clients(attack, data.client_ids, seed)
     if attack is not None and attack.rows is not None:
         x, y = x.copy(), y.copy()
         ids, offsets = np.flatnonzero(malicious), data.train.offsets

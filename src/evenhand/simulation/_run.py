@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import (
+    Baseline,
     ClassMetrics,
     Finding,
+    Metric,
+    baseline,
     blank_loss,
     by_class,
     class_spread,
+    diverged_clients,
     feature_scales,
     findings,
     is_higher_better,
+    no_guarantee,
+    of_global,
+    outputs,
     primary_metric,
     summarize,
     summarize_classes,
+    undefined,
+    unlabelled,
+    unmeasured,
+    untrained_clients,
 )
+from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.privacy import Account, account
-from evenhand.report import RunView, Summary, run_html, write_report
+from evenhand.report import RunView, Summary, covered, honest, run_html, write_report
 from evenhand.rounds import RoundState
-from evenhand.simulation._adapted import adapt_one
+from evenhand.simulation._adapted import served_models
+from evenhand.simulation._evaluation import honest_among
 from evenhand.simulation._newcomers import serve_newcomers
+from evenhand.simulation._served import Untrained, has_own
 from evenhand.simulation.store import Kept
+from evenhand.text import counted
 from evenhand.types import Algorithm, Params
 
 __all__ = ["Run"]
@@ -42,6 +58,8 @@ Who: TypeAlias = Literal["all", "honest", "malicious"]
 
 _SHOWN = 24
 """Numbers of the latest evaluation that fit on a screen."""
+_COMPARED = 20_000
+"""Most ids that an unknown one is compared with."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,14 +71,16 @@ class Run:
       data: the clients.
       seed: the run's seed.
       history: equal-length arrays, one entry per evaluation: ``"round"``; ``"<split>_<metric>"``, the mean over all
-        rows of the split, each client with the model it is served; ``"test_<metric>_mean"``,
+        rows of the split, each client with the model it is served; under an attack, over the honest clients only, as
+        in every headline (over all where each evaluated client is malicious); ``"test_<metric>_mean"``,
         ``"_worst10"``, ``"_best10"`` and ``"_variance"`` over clients for the primary metric; ``"test_class_spread"``
         and ``"test_worst_class"``, as in :meth:`summary`; and what the method reports about its latest round, NaN
         before the first one.
       per_round: what the method reports about each round, ``(rounds,)`` each, e.g. ``"update_norm"``; where weights
         depend on losses, also ``"effective_cohort"``, the number of equally weighted clients that would count as much.
       info: ``"rounds"`` done; ``"cohort"``; ``"lanes"`` and ``"devices"``; ``"floats"``, how many numbers a client gets
-        (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"seconds"`` per activity, waiting for
+        (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"restarts"``, whether a schedule of the
+        clients' step sizes restarts in every round; ``"seconds"`` per activity, waiting for
         streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"`` and ``"executed"`` (a lane runs until the
         longest client of its group is done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on,
         and ``"examples_per_second"`` of training.
@@ -71,6 +91,14 @@ class Run:
       classes: split -> the accuracy of each class at each evaluated client, numbered among the evaluated clients;
         :meth:`class_metrics` numbers them among all clients.
       malicious: which clients are, bool ``(num_clients,)``.
+      metrics: what was asked for with ``metrics=``; it is in ``clients`` after the last round only.
+      last_round: the last round, counted from 1, in which each client trained, int64 ``(num_clients,)``; 0: it never
+        did.  A client trains in a round if it is drawn and its upload is accepted; one that drops out, or whose work is
+        discarded or rejected, does not.
+      untrained: what clients that never trained are served where clients have models of their own, as in
+        :func:`evenhand.simulate`.
+      initial_loss: the training loss of each evaluated client with the initial model; empty where all clients are
+        served the global model.
     """
 
     algorithm: Algorithm
@@ -84,6 +112,10 @@ class Run:
     evaluated: NDArray | None = None
     classes: Mapping[str, ClassMetrics] = field(default_factory=dict[str, ClassMetrics])
     malicious: NDArray = field(default_factory=lambda: np.zeros(0, bool))
+    metrics: tuple[Metric, ...] = ()
+    last_round: NDArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    untrained: Untrained = "global"
+    initial_loss: NDArray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def params(self) -> Params:
@@ -105,18 +137,72 @@ class Run:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What a reader must know before believing the numbers, the worst first: training diverged, the model never
-        moved or only guesses, or the features are on unlike scales.  Empty where all is well.
+        moved or only guesses, personal models diverged or never trained, the features are on different scales, or
+        clients have no test examples.  Empty where all is well.
 
-        For the rules and their thresholds see :func:`evenhand.evaluation.findings`.
+        For the rules and their thresholds see :func:`evenhand.evaluation.findings` and
+        :func:`evenhand.evaluation.unmeasured`.
         """
-        return findings(
+        chosen = honest_among(self.malicious, self.evaluated)
+        needs = [need for phase in self.algorithm.phases for need in phase.aggregator.needs]
+        seen = findings(
             self.history,
             per_round=self.per_round,
-            classes=self.classes,
+            classes={split: cells.among(chosen) for split, cells in self.classes.items()},
             blank=blank_loss(self.data),
             class_names=self.data.classes,
             scales=feature_scales(self.data),
+            constant=lambda: self.baseline,
+            restarts=self.info.get("restarts", False),
+            guarantee=no_guarantee(needs, self._drawn, self.per_round.get("reported")),
+            clients=self._of_clients(),
         )
+        return seen if (missing := self._unmeasured(chosen)) is None else (*seen, missing)
+
+    def _unmeasured(self, chosen: NDArray) -> Finding | None:
+        """The evaluated clients that headlines are about, but leave out."""
+        sizes = {split: rows[chosen] for split, rows in split_sizes(self.data, self.evaluated).items()}
+        metric = primary_metric(self.clients["train"])
+        is_attacked = self.malicious.any() and not chosen.all()
+        noun = f"{'evaluated ' if self.evaluated is not None else ''}{'honest ' if is_attacked else ''}client"
+        return unmeasured(sizes, noun=noun, metric=metric, train=self.clients["train"][metric][chosen])
+
+    @property
+    def _constant(self) -> Baseline | None:
+        """The best constant, where a run is judged by its loss on real targets."""
+        if "accuracy" in self.clients["train"] or self.data.num_classes is not None:
+            return None
+        return self.baseline
+
+    @property
+    def _drawn(self) -> int | None:
+        """How many clients a round draws, where that is a fixed number."""
+        return None if self.algorithm.sampling.independent else self.info.get("cohort")
+
+    @cached_property
+    def baseline(self) -> Baseline | None:
+        """The run's loss beside that of the best constant answer, at the evaluated honest clients (at all where none
+        is honest); None where no constant is known.  See :func:`evenhand.evaluation.baseline`."""
+        evaluated = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
+        honest = ~self.malicious[evaluated] if len(self.malicious) else np.ones(len(evaluated), bool)
+        chosen = honest if honest.any() else ~honest
+        clients = {
+            split: {metric: values[chosen] for metric, values in metrics.items()}
+            for split, metrics in self.clients.items()
+        }
+        return baseline(self.algorithm.model, self.data, clients, evaluated[chosen])
+
+    def _of_clients(self) -> tuple[Finding | None, ...]:
+        """The findings about personal models."""
+        adapts, keeps = self.algorithm.adapt is not None, self.algorithm.personal_params is not None
+        who = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
+        meant = ~self.malicious[who] & ((self.last_round[who] > 0) | adapts)
+        names = [self.data.client_ids[k] for k in who]
+        diverged = diverged_clients(self.clients["train"], self.initial_loss, meant, names)
+        if not keeps:
+            return (diverged,)
+        how = {"initial": self.untrained == "initial", "adapts": adapts}
+        return diverged, untrained_clients(self.last_round, self.history, **how)
 
     @cached_property
     def privacy(self) -> Account | None:
@@ -131,18 +217,105 @@ class Run:
         return account(promise, rounds=self.info["rounds"], units=units)
 
     def personal_params(self, k: int) -> Params:
-        """The parameters that the client at position ``k`` is served, adapted to its rows where the method does that;
-        the global ones where the method has no personal models."""
+        """The parameters that the client at position ``k`` is served, adapted to its rows where the method does that.
+
+        They are the global ones where the method has no personal models, and for a client that never trained, unless
+        the run has ``untrained="initial"``.  What such a client has kept since the start is in :attr:`state`.
+
+        For a client by its id, use its position, ``run.data.client_ids.index("north / A")``; to apply its model to new
+        examples, see :meth:`predict`.
+        """
         if not 0 <= k < self.data.num_clients:
             raise EvenhandError(
                 f"There is no client {k}: positions run from 0 to {self.data.num_clients - 1}."
             )
-        params, of = self.params, self.algorithm.personal_params
-        if of is not None:
-            params = of(self.kept.server, self.kept.client(k))
-        if self.algorithm.adapt is None:
-            return params
-        return adapt_one(self.algorithm.adapt, params, self.data.train, k, jax.random.key(self.seed))
+        if not self.has_personal_models:
+            return self.params
+        (_, params), *_ = self._served(slice(k, k + 1))
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), params)
+
+    @property
+    def has_personal_models(self) -> bool:
+        """Whether clients are served models of their own, kept between rounds or adapted before use."""
+        return self.algorithm.personal_params is not None or self.algorithm.adapt is not None
+
+    @property
+    def personal_clients(self) -> NDArray:
+        """Which clients are served a model of their own, bool ``(num_clients,)``; the others get the global one."""
+        if self.algorithm.adapt is not None:
+            return np.ones(self.data.num_clients, bool)
+        if self.algorithm.personal_params is None:
+            return np.zeros(self.data.num_clients, bool)
+        return has_own(self.last_round, self.untrained)
+
+    def personal_models(self) -> Iterator[tuple[slice, Params]]:
+        """The models that all clients are served, as many at a time as fit in about 128 MB.
+
+        Yields:
+          The positions of some clients, and their parameters as NumPy arrays with a leading axis, one entry per client.
+
+        Raises:
+          EvenhandError: the run has released its clients' states, or has trained on since.
+        """
+        return self._served(
+            slice(0, self.data.num_clients), lanes=self.info["lanes"], devices=self.info["devices"]
+        )
+
+    def _served(self, clients: slice, *, lanes: int = 1, devices: int = 1) -> Iterator[tuple[slice, Params]]:
+        """The models that the clients at these positions are served."""
+        return served_models(
+            self.algorithm,
+            self.kept,
+            self.data.train,
+            clients,
+            root=jax.random.key(self.seed),
+            last_round=self.last_round,
+            untrained=self.untrained,
+            lanes=lanes,
+            devices=devices,
+        )
+
+    def predict(self, x: npt.ArrayLike, client: str | int | None = None) -> Any:
+        """The model's raw outputs for new examples: logits of a classifier, values of a regression.
+
+        The examples go through the model in chunks, so ``x`` may be as large as memory allows.  For the columns of a
+        table, :func:`evenhand.data.encode_table` makes ``x``; ``evenhand predict`` does both for a run folder.
+
+        Args:
+          x: examples of the shape that the model was trained on, ``(rows, ...)``.
+          client: a client's id, to use the model that this client is served: its personal model, adapted to its
+            training rows where the method does that, or the global one where the method has no other.  None: the global
+            model.
+
+        Returns:
+          ``(rows, outputs)``, NumPy; a tree of such arrays for a model that has several outputs.
+
+        Raises:
+          EvenhandError: there is no such client, or the examples have another shape or numbers that are not finite.
+
+        Example:
+          >>> import evenhand as eh
+          >>> data = eh.data.load("digits", clients=10)
+          >>> work = eh.local.sgd(eh.models.softmax_regression(64, classes=10), 0.1, epochs=1, batch_size=10)
+          >>> run = eh.simulate(eh.personalization.finetune(eh.algorithms.fedavg(work), work), data, rounds=2)
+          >>> x, y = data.test.client(3)
+          >>> run.predict(x).shape == run.predict(x, client="3").shape == (len(y), 10)
+          True
+        """
+        shape, kind = self.data.feature_shape, self.data.train.x.dtype
+        examples = unlabelled(x, shape, kind)
+        params = self.params if client is None else self.personal_params(self._position(str(client)))
+        return outputs(self.algorithm.model, params, examples)
+
+    def _position(self, client: str) -> int:
+        """The position of the client with this id."""
+        ids = self.data.client_ids
+        if client not in ids:
+            raise EvenhandError(
+                f"{self.data.name}: there is no client {client!r:.60}{perhaps(client, ids[:_COMPARED])}: give an id of "
+                "run.data.client_ids, or None for the global model."
+            )
+        return ids.index(client)
 
     def serve(self, data: FederatedDataset) -> Run:
         """The same run, with other clients in place of its own: those that took no part in the training.
@@ -158,16 +331,26 @@ class Run:
         Raises:
           EvenhandError: the model does not fit the examples.
         """
-        kept, served = serve_newcomers(self.algorithm, self.kept.server, data, self.data, self.seed)
-        of = {"data": data, "kept": kept, "clients": served.clients, "classes": served.classes}
-        return replace(self, **of, evaluated=None, malicious=np.zeros(data.num_clients, bool))
+        how = (data, self.data, self.seed, self.untrained, self.metrics)
+        kept, served = serve_newcomers(self.algorithm, self.kept.server, *how)
+        return replace(
+            self,
+            data=data,
+            kept=kept,
+            clients=served.clients,
+            classes=served.classes,
+            evaluated=None,
+            malicious=np.zeros(data.num_clients, bool),
+            last_round=np.zeros(data.num_clients, np.int64),
+            initial_loss=np.zeros(0),
+        )
 
     def client_metrics(self, split: str = "test") -> dict[str, NDArray]:
         """Loss and metrics of every client, ``(num_clients,)`` each, with the model that it is served.
 
         Args:
-          split: ``"train"``, ``"valid"`` or ``"test"``; NaN for clients without rows in it and for those that were not
-            evaluated.
+          split: ``"train"``, ``"valid"`` or ``"test"``; NaN for clients without rows in it, for those that were not
+            evaluated, and for those of which a metric of :mod:`evenhand.evaluation.metrics` is undefined.
         """
         self._check_split(split)
         metrics = self.clients[split]
@@ -212,8 +395,10 @@ class Run:
 
         Args:
           split: as in :meth:`client_metrics`.
-          metric: a name from there; None: ``"accuracy"`` if the model has it, else ``"loss"``.
-          who: ``"all"`` clients, the ``"honest"`` ones or the ``"malicious"`` ones.
+          metric: a name from there; None: ``"accuracy"`` if the model has it, else ``"loss"``.  Clients for which a
+            metric of :mod:`evenhand.evaluation.metrics` is undefined do not count.
+          who: ``"all"`` evaluated clients, malicious ones included; the ``"honest"`` ones, whom reports and
+            :attr:`history` are about; or the ``"malicious"`` ones.
 
         Raises:
           EvenhandError: there is no such split, metric or client.
@@ -222,13 +407,32 @@ class Run:
         values = self.clients[split]
         name = primary_metric(values) if metric is None else metric
         if name not in values:
-            raise EvenhandError(f"The model has no metric {name!r}: choose one of {sorted(values)}.")
+            cure = f', or run it with metrics=("{name}",)' if name in BUILT_IN else ""
+            raise EvenhandError(f"The run has no metric {name!r}: choose one of {sorted(values)}{cure}.")
         sizes, chosen = split_sizes(self.data, self.evaluated)[split], self._among(who)
+        if name in self._may_be_undefined:
+            sizes = np.where(undefined(values, name), 0, sizes)
         found = summarize(values[name][chosen], sizes[chosen], higher_is_better=is_higher_better(name))
         if name == "accuracy" and split in self.classes:
             columns = class_spread(self.classes[split], len(sizes))
             found |= summarize_classes({what: column[chosen] for what, column in columns.items()})
-        return Summary(found, name)
+        return Summary(found, name, split, self._covered(split, who, name))
+
+    def _covered(self, split: str, who: Who, metric: str) -> str:
+        """Which clients a summary covers, in words."""
+        ids, sizes = self._evaluated_ids(), split_sizes(self.data, self.evaluated)
+        if who == "malicious":
+            return counted(int(np.sum(sizes[split][self._among(who)] > 0)), "malicious client")
+        info = {"clients": self.data.num_clients, "metrics": self._may_be_undefined}
+        view = RunView("", {}, sizes, ids, self.clients, info, {})
+        if who == "honest" and self.malicious.any():
+            view = honest(view._replace(malicious=~self._among(who)))
+        words = covered([view], split, metric).text
+        return f"{words}, malicious ones included" if who == "all" and self.malicious.any() else words
+
+    def _evaluated_ids(self) -> tuple[str, ...]:
+        ids = self.data.client_ids
+        return ids if self.evaluated is None else tuple(ids[k] for k in self.evaluated)
 
     def view(
         self,
@@ -237,24 +441,37 @@ class Run:
         *,
         unseen: FederatedDataset | None = None,
     ) -> RunView:
-        """What reports and figures show of this run; only its evaluated clients, and those ``unseen`` in training."""
-        ids, who = self.data.client_ids, self.evaluated
-        ids = ids if who is None else tuple(ids[k] for k in who)
+        """What reports and figures show of this run; only its evaluated clients, and those ``unseen`` in training.
+
+        Malicious clients are in it; what is shown is about the honest ones (:func:`evenhand.report.honest`).
+        """
+        ids, who = self._evaluated_ids(), self.evaluated
+        chosen = honest_among(self.malicious, who)
         sizes = {name: rows for name, rows in split_sizes(self.data, who).items() if rows.any()}
         clients = {name: self.clients[name] for name in sizes}
         named = {
-            split: by_class(found, self.data.classes, self.data.num_classes or 0)
+            split: by_class(found.among(chosen), self.data.classes, self.data.num_classes or 0)
             for split, found in self.classes.items()
             if split in sizes
         }
-        info = {**self.info, "seed": self.seed, "by_class": named}
+        info = {**self.info, "seed": self.seed, "clients": self.data.num_clients, "by_class": named}
+        info |= {"metrics": self._may_be_undefined, "client_column": self.data.client_column}
+        info["adapts"] = self.algorithm.adapt is not None
         if self.privacy is not None:
             info["privacy"] = self.privacy.in_words()
+        if (constant := self._constant) is not None:
+            info["constant"] = {"metric": "loss", "split": constant.split, "mean": constant.constant}
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
         malicious = self.malicious if who is None else self.malicious[who]
         found = RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)
+        found = found._replace(last_round=self.last_round if who is None else self.last_round[who])
         found = found._replace(malicious=malicious) if self.malicious.any() else found
-        return found if unseen is None else found._replace(unseen=self.serve(unseen).view(title))
+        if unseen is None:
+            return found
+        sizes, noun = split_sizes(unseen), "unseen client"
+        missing = unmeasured(sizes, noun=noun, cure="")
+        more = () if missing is None else (missing._replace(split="unseen"),)
+        return found._replace(unseen=self.serve(unseen).view(title), findings=(*self.findings, *more))
 
     def report(self, path: str | Path, title: str = "run", *, unseen: FederatedDataset | None = None) -> Path:
         """Writes one self-contained HTML page about this run and returns its path.
@@ -265,6 +482,17 @@ class Run:
           unseen: clients that took no part in the training, to show how these are served; see :meth:`serve`.
         """
         return write_report(path, [self.view(title, unseen=unseen)])
+
+    @property
+    def _may_be_undefined(self) -> dict[str, str]:
+        """Metric of a set of examples that was measured -> which clients have none."""
+        measured = {name for metrics in self.clients.values() for name in metrics}
+        return {
+            name: metric.undefined
+            for metric in self.metrics
+            for name in (metric.name, of_global(metric.name))
+            if name in measured
+        }
 
     def _among(self, who: Who) -> NDArray:
         """Which of the evaluated clients these are."""
@@ -291,7 +519,8 @@ class Run:
         return run_html(self.view(self._title()))
 
     def _title(self) -> str:
-        return f"{self.algorithm.name or 'a method'} on {self.data.name}"
+        over = ", over the honest clients" if 0 < self.malicious.sum() < self.data.num_clients else ""
+        return f"{self.algorithm.name or 'a method'} on {self.data.name}{over}"
 
 
 def split_sizes(data: FederatedDataset, who: NDArray | None = None) -> dict[str, NDArray]:

@@ -1,18 +1,47 @@
-"""What an evaluation finds: the metrics of each client in each split, and its accuracy by class."""
+"""Which model a client is served, and what an evaluation finds: each client's metrics, and its accuracy by class."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from evenhand import tree
 from evenhand.evaluation import ClassMetrics, of_global
+from evenhand.types import Array, Params, PyTree
 
-__all__ = ["Served"]
+__all__ = ["Serve", "Served", "Untrained", "has_own"]
 
 NDArray = npt.NDArray[Any]
+
+Untrained: TypeAlias = Literal["global", "initial"]
+"""What clients are served that never trained: the current global model, or what they have kept since the start."""
+
+
+class Serve(NamedTuple):
+    """``(states, k) -> params`` that client ``k`` is served, for ``states`` of the server, the clients and
+    :func:`has_own`.
+
+    It holds no data, since compiled functions keep what they are keyed with.
+    """
+
+    global_params: Callable[[PyTree], Params]
+    personal_params: Callable[[PyTree, PyTree], Params] | None
+
+    def __call__(self, states: PyTree, k: Array) -> Params:
+        server, clients, own = states
+        shared = self.global_params(server)
+        if self.personal_params is None:
+            return shared
+        # What a client has kept since the start is no model of its own, and may be far behind the global one.
+        return tree.select(own[k], self.personal_params(server, tree.take(clients, k)), shared)
+
+
+def has_own(last_round: NDArray, untrained: Untrained) -> NDArray:
+    """Which clients are served their personal models, bool like ``last_round``."""
+    return np.ones(last_round.shape, bool) if untrained == "initial" else last_round > 0
 
 
 class Served(NamedTuple):
@@ -51,6 +80,11 @@ class Served(NamedTuple):
                 for split in classes
             },
         )
+
+    def with_metrics(self, measured: Mapping[str, Mapping[str, NDArray]]) -> Served:
+        """With further metrics of the clients, of each split."""
+        clients = {split: {**metrics, **measured[split]} for split, metrics in self.clients.items()}
+        return self._replace(clients=clients)
 
     def beside(self, alone: Mapping[str, Mapping[str, NDArray]]) -> Served:
         """With the metrics ``alone`` of the global model, of each split, beside those of personal models."""

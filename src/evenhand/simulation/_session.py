@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,9 +18,11 @@ import numpy.typing as npt
 from evenhand.data import FederatedDataset
 from evenhand.devices import everywhere, here
 from evenhand.errors import EvenhandError
+from evenhand.evaluation import Metric, of_global
 from evenhand.report import latest
 from evenhand.rounds import RoundState
 from evenhand.simulation import engine
+from evenhand.simulation._ahead import drawn_last
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._checks import check_first_losses
 from evenhand.simulation._evaluation import Evaluation
@@ -75,14 +77,22 @@ Steps: TypeAlias = Generator[Request | Run, Any, None]
 
 
 class Session:
-    """A program with its data, and what has been measured so far."""
+    """A program with its data, and what has been measured so far; ``metrics`` are measured after the last round."""
 
-    def __init__(self, setup: Setup, data: FederatedDataset, seed: int, evaluation: Evaluation) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        data: FederatedDataset,
+        seed: int,
+        evaluation: Evaluation,
+        metrics: Sequence[Metric] = (),
+    ) -> None:
         self.setup, self.program, self.data, self.seed = setup, setup.program, data, seed
-        self.evaluation = evaluation
+        self.evaluation, self.metrics = evaluation, tuple(metrics)
         self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
         self.history: list[dict[str, float]] = []
         self.per_round: dict[str, NDArray] = {}
+        self.initial_loss: NDArray = np.zeros(0)
         self._handed_out: weakref.ref[Kept] | None = None
 
     def run(
@@ -149,10 +159,14 @@ class Session:
                     f"The checkpoint has {found.done} rounds done, more than rounds={rounds}: "
                     f"ask for at least as many, or give another folder."
                 )
-            state, done, self.history, self.per_round, self.seconds = found
-            state = everywhere(self.program.mesh, state)
+            self.initial_loss = self.evaluation.initial_loss(state)
+            last, done = found.last_round, found.done
+            self.history, self.per_round, self.seconds = found.history, found.per_round, found.seconds
+            if last is None:
+                last = drawn_last(self.program, self.setup.rows, self.setup.keys, done)
+            state = everywhere(self.program.mesh, found.state._replace(last_round=last))
         del found  # its clients' states may be most of the memory
-        served = yield from self._evaluate(state, done, record=is_new)
+        served = yield from self._evaluate(state, done, record=is_new, last=done == rounds)
         progress.update(done, self._latest())
         yield self._snapshot(state, done, served, None)
         if done < rounds:
@@ -164,7 +178,7 @@ class Session:
                 state = yield from self._train("train", state, done, count)
                 done += count
                 progress.update(done, self._latest())
-            served = yield from self._evaluate(state, done, record=True)
+            served = yield from self._evaluate(state, done, record=True, last=done == rounds)
             progress.update(done, self._latest())
             due = checkpoints is not None and checkpoints.due(last=done == rounds)
             yield self._snapshot(state, done, served, checkpoints if due else None)
@@ -192,12 +206,15 @@ class Session:
             for name, values in new.items()
         }
 
-    def _evaluate(self, state: RoundState, done: int, *, record: bool) -> Generator[Measure, Served, Served]:
+    def _evaluate(
+        self, state: RoundState, done: int, *, record: bool, last: bool
+    ) -> Generator[Measure, Served, Served]:
         begin = time.perf_counter()
         served = yield Measure(state)
         if done == 0:
             adapted = self.program.algorithm.adapt is not None
             check_first_losses(served.clients, self.data, self.evaluation.drawn, adapted)
+            self.initial_loss = served.clients["train"].get(of_global("loss"), self.initial_loss)
         if record:
             reported = {
                 name: float(info[-1])
@@ -205,6 +222,8 @@ class Session:
                 if len(info) and name not in WORK
             }
             self.history.append({"round": done, **self.evaluation.columns(served), **reported})
+        if last and self.metrics:  # after the history, whose columns have a value for each evaluation
+            served = served.with_metrics(self.evaluation.measured(state, self.metrics))
         self.seconds["evaluate"] += time.perf_counter() - begin
         return served
 
@@ -217,7 +236,10 @@ class Session:
     ) -> Run:
         if checkpoints is not None:
             begin = time.perf_counter()
-            checkpoints.save(Snapshot(here(state), done, self.history, self.per_round, self.seconds))
+            whole = here(state)
+            last = np.asarray(whole.last_round)
+            others = self.history, self.per_round, self.seconds, last
+            checkpoints.save(Snapshot(whole._replace(last_round=()), done, *others))
             self.seconds["checkpoint"] = self.seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
         info = {
             "rounds": done,
@@ -225,6 +247,7 @@ class Session:
             "lanes": self.program.lanes,
             "devices": self.program.devices.size,
             "floats": dict(self.setup.traffic),
+            "restarts": self.setup.restarts,
             "seconds": dict(self.seconds),
             **self._work(),
         }
@@ -234,17 +257,21 @@ class Session:
         kept = Kept(state, self.setup.store)
         self._handed_out = weakref.ref(kept)
         return Run(
-            self.program.algorithm,
-            self.data,
-            self.seed,
-            self._columns(),
-            per_round,
-            info,
-            kept,
-            served.clients,
-            self.evaluation.drawn,
-            served.classes,
-            self.evaluation.malicious,
+            algorithm=self.program.algorithm,
+            data=self.data,
+            seed=self.seed,
+            history=self._columns(),
+            per_round=per_round,
+            info=info,
+            kept=kept,
+            clients=served.clients,
+            evaluated=self.evaluation.drawn,
+            classes=served.classes,
+            malicious=self.evaluation.malicious,
+            metrics=self.metrics,
+            last_round=np.asarray(here(state.last_round), np.int64),
+            untrained=self.evaluation.untrained,
+            initial_loss=self.initial_loss,
         )
 
     def _work(self) -> dict[str, Any]:
@@ -258,7 +285,8 @@ class Session:
         }
 
     def _latest(self) -> str:
-        return latest(self.history[-1])
+        malicious = self.evaluation.malicious
+        return latest(self.history[-1], honest=bool(0 < malicious.sum() < len(malicious)))
 
     def _columns(self) -> dict[str, NDArray]:
         names = dict.fromkeys(name for row in self.history for name in row)

@@ -12,6 +12,8 @@ from typing import Any
 from evenhand._platform import check_process
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandWarning
+from evenhand.evaluation import Metrics, check_metrics
+from evenhand.evaluation.metrics import resolved
 from evenhand.report import may_win
 from evenhand.simulation._checkpoint import Checkpoint, Checkpoints
 from evenhand.simulation._checks import check_model, check_numbers
@@ -19,6 +21,7 @@ from evenhand.simulation._evaluation import Evaluation
 from evenhand.simulation._identity import identity
 from evenhand.simulation._progress import Progress
 from evenhand.simulation._run import Run
+from evenhand.simulation._served import Untrained
 from evenhand.simulation._session import Session
 from evenhand.simulation.setup import set_up
 from evenhand.systems import Systems
@@ -43,9 +46,11 @@ def simulate(
     lanes: int | None = None,
     devices: int | None = None,
     eval_clients: int | None = None,
+    untrained: Untrained = "global",
     stream: bool | None = None,
     offload: bool | str | Path | None = None,
     watch: Watch = None,
+    metrics: Metrics = (),
 ) -> Run:
     """Runs a federated method over simulated clients, on whatever device JAX finds.
 
@@ -69,6 +74,9 @@ def simulate(
       devices: the number of devices over which a cohort is spread; None: all.  The result depends on ``lanes`` and
         ``devices`` by rounding only.
       eval_clients: how many clients are evaluated; they are drawn once, before the first round.  None: all.
+      untrained: what a client is served whose personal model has never trained: ``"global"``, the current global model;
+        or ``"initial"``, the personal model as the method initialises it, which in most methods is the initial model of
+        the run.  It changes no bit of the training.
       stream: keep the training rows on the host, or in their file, and send those of the next rounds' clients ahead
         of the training, which changes no bit of the result; False: keep all of them on the device; None: stream a
         ``numpy.memmap``, or rows that would fill more than a third of an accelerator's memory.
@@ -78,13 +86,17 @@ def simulate(
         a third of an accelerator's memory.  A checkpoint then saves only what has changed since the last one.
       watch: a tracker, or several in a list, that follow the run (:mod:`evenhand.watch`), such as
         ``eh.watch.tensorboard("logs")``; it changes no bit of the result, and one that fails only warns.
+      metrics: metrics of a set of examples, such as ``("auc", "macro_f1")``: names or values of
+        :mod:`evenhand.evaluation.metrics`.  They are measured after the last round, at each client in each split, which
+        takes about the time of one more evaluation; they change no bit of the training.
 
     Raises:
       EvenhandError: a number out of range, or parts that do not go together.
 
     Warns:
-      EvenhandWarning: before the first round, that features are on unlike scales; after the last one, each other of
-        :attr:`Run.findings`: training diverged, nothing changed, or the model only guesses.
+      EvenhandWarning: before the first round, that features are on different scales or a schedule restarts; after the
+        last one, each other of :attr:`Run.findings` except ``"untrained"``: training diverged, nothing changed, or the
+        model only guesses.
 
     Example:
       >>> import evenhand as eh
@@ -109,9 +121,11 @@ def simulate(
         lanes=lanes,
         devices=devices,
         eval_clients=eval_clients,
+        untrained=untrained,
         stream=stream,
         offload=offload,
         watch=watch,
+        metrics=metrics,
     )
     _warn(first := next(runs), before=True)
     result = first if first.info["rounds"] == rounds else None
@@ -126,9 +140,12 @@ def simulate(
 
 
 def _warn(run: Run, *, before: bool) -> None:
-    """Warns of the data before the first round, and of the run after the last."""
+    """Warns of the data and the optimiser before the first round, and of the run after the last."""
     for finding in run.findings:
-        if (finding.kind == "scales") == before:
+        # Data without any test examples were meant to have none, and their test numbers are NaN.  That some clients
+        # never trained is usual where cohorts are small, and no fault of the run.
+        is_meant = (finding.kind == "unmeasured" and not run.data.test.rows) or finding.kind == "untrained"
+        if (finding.kind in ("scales", "schedule")) == before and not is_meant:
             warnings.warn(finding.sentence, EvenhandWarning, stacklevel=3)
 
 
@@ -147,9 +164,11 @@ def iterate(
     lanes: int | None = None,
     devices: int | None = None,
     eval_clients: int | None = None,
+    untrained: Untrained = "global",
     stream: bool | None = None,
     offload: bool | str | Path | None = None,
     watch: Watch = None,
+    metrics: Metrics = (),
 ) -> Iterator[Run]:
     """As :func:`simulate`, but yields the :class:`Run` so far at each evaluation, the first at round 0.
 
@@ -170,9 +189,21 @@ def iterate(
     check_process()
     trackers = watchers(watch)
     cohort = check_numbers(
-        algorithm, data, rounds, seed, cohort, eval_every, lanes, devices, eval_clients, systems, attack
+        algorithm,
+        data,
+        rounds,
+        seed,
+        cohort,
+        eval_every,
+        lanes,
+        devices,
+        eval_clients,
+        systems,
+        attack,
+        untrained,
     )
     check_model(algorithm.model, data)
+    check_metrics(measured := resolved(metrics), algorithm.model, data)
     setup = set_up(
         algorithm,
         data,
@@ -185,12 +216,10 @@ def iterate(
         stream=stream,
         offload=offload,
     )
-    session = Session(setup, data, seed, Evaluation(setup, data, seed, eval_clients))
-    checkpoints = None
+    session = Session(setup, data, seed, Evaluation(setup, data, seed, eval_clients, untrained), measured)
+    same, checkpoints = partial(identity, setup, data, seed, eval_clients, untrained), None
     if checkpoint is not None:
-        checkpoints = Checkpoints(
-            checkpoint, setup.like, partial(identity, setup, data, seed, eval_clients), setup.store
-        )
+        checkpoints = Checkpoints(checkpoint, setup.like, same, setup.store)
     alone = nullcontext() if checkpoints is None else checkpoints.held()
     with alone, Progress(rounds, progress) as bar:
         runs = session.run(setup.state, rounds, eval_every, checkpoints, bar)
@@ -213,7 +242,7 @@ def _watched(
                 )
             watching.show(run.history)
             if run.info["rounds"] == rounds:
-                status = "done" if may_win(run.view()) else "diverged"
+                status = "done" if may_win(run.view(), ("train", "valid")) else "diverged"
             yield run
             del run  # its memory goes to the next rounds
     except Exception:

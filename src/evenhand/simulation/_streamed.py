@@ -44,7 +44,7 @@ class Streamed:
         self._mesh, self._clients = program.mesh, data.num_clients
         sizes, malicious = (
             train.sizes.astype(np.int32),
-            malicious_clients(program.attack, self._clients, seed),
+            malicious_clients(program.attack, data.client_ids, seed),
         )
         table = tabulated(program.algorithm.sampling, sizes)
         self._shared: tuple[Array, Array, PyTree] = everywhere(self._mesh, (sizes, malicious, table))

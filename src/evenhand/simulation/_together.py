@@ -78,15 +78,15 @@ class Together:
     """Columns of runs that train as one program, each column with one seed and on a device of its own.
 
     Args:
-      columns: the runs; the first is not shorter than any other.
-      programs: the program of each, in the same places, all of one key.
+      columns: the runs, None for one that is not made; the first column is not shorter than any other.
+      programs: the program of each place, all of one key.
       rows: the training rows of all of them, on each device of the mesh.
       mesh: as many devices as there are columns; None: one.
     """
 
     def __init__(
         self,
-        columns: Sequence[Sequence[Session]],
+        columns: Sequence[Sequence[Session | None]],
         programs: Sequence[Sequence[Hoistable]],
         rows: Rows,
         mesh: Mesh | None,
@@ -106,14 +106,27 @@ class Together:
             else self._dealt([[each.constants[i] for each in column] for column in hoisted])
             for i, one in enumerate(shared)
         ]
-        keys = [jax.tree.leaves(column[0].setup.keys) for column in columns]
+        made = [[each for each in column if each is not None] for column in columns]
+        some = next(column for column in made if column)
+        keys = [jax.tree.leaves((column or some)[0].setup.keys) for column in made]
         self._keys = [self._each_device(list(parts)) for parts in zip(*keys, strict=True)]
         self._rows = jax.tree.leaves(rows)
 
-    def answer(self, requests: Sequence[Sequence[Train]]) -> list[list[Trained]]:
-        """The same rounds of all runs; requests and answers are in the places of the runs."""
-        begin, (_, first, rounds) = time.perf_counter(), requests[0][0]
-        states = [[jax.tree.leaves(each.state) for each in column] for column in requests]
+    def answer(self, requests: Sequence[Sequence[Train | None]]) -> list[list[Trained | None]]:
+        """The same rounds of all runs; requests and answers are in the places of the runs.
+
+        A place without a request is computed from another run's state, and has no answer: its width is part of the
+        program, which decides how the numbers of all others are rounded.
+        """
+        begin, asked = (
+            time.perf_counter(),
+            [each for column in requests for each in column if each is not None],
+        )
+        filler, first, rounds = asked[0]
+        states = [
+            [jax.tree.leaves(filler if each is None else each.state) for each in column]
+            for column in requests
+        ]
         state = [
             self._dealt([[leaves[i] for leaves in column] for column in states])
             for i in range(len(states[0][0]))
@@ -123,7 +136,7 @@ class Together:
         given = len(state)
         ends = self._columns(results[:given])
         infos = [np.asarray(info)[:, :, :rounds] for info in results[given:]]
-        seconds = {"data": 0.0, "train": (time.perf_counter() - begin) / sum(self._lengths)}
+        seconds = {"data": 0.0, "train": (time.perf_counter() - begin) / len(asked)}
 
         def answer(column: int, run: int, leaves: list[Array]) -> Trained:
             state, found = jax.tree.unflatten(
@@ -132,7 +145,10 @@ class Together:
             return Trained(state, found, rounds, seconds)
 
         return [
-            [answer(i, j, leaves) for j, leaves in enumerate(column[: self._lengths[i]])]
+            [
+                None if request is None else answer(i, j, leaves)
+                for j, (leaves, request) in enumerate(zip(column, requests[i], strict=False))
+            ]
             for i, column in enumerate(ends)
         ]
 

@@ -175,6 +175,9 @@ def one_round(
         counted = (groups.useful, groups.executed, jnp.sum(effort.rows.astype(jnp.float32)), drawn - reported)
         more = {name: infos[name] + count for name, count in zip((*WORK, "rejected"), counted, strict=True)}
         infos |= info | more
+        if index == len(algorithm.phases) - 1:
+            last = rounds.last_rounds(state.last_round, cohort, accepted, number)
+            state = state._replace(last_round=last)
     return state, {**infos, "reported": reported}
 
 
@@ -209,7 +212,8 @@ def _one_phase(
         stream(keys.secret, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
     )
     noise = jax.vmap(partial(rounds.lift_key, keys, number, streams))(cohort.ids)
-    attack, parts = program.attack, (phase.aggregator, memory, client, shared, groups, states, key, noise)
+    attack = program.attack
+    parts = (phase.aggregator, memory, client, shared, groups, states, key, noise, cohort.ids)
     if attack is None or attack.collude is None:
         found = reduced(*parts)
     else:
@@ -229,4 +233,5 @@ def _one_phase(
     )
     aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
     clients = states.after(*groups.slots(found.accepted), found.states)
-    return RoundState(step.server, aggregators, clients), {**info, **step.info}, found.accepted
+    state = state._replace(server=step.server, aggregators=aggregators, clients=clients)
+    return state, {**info, **step.info}, found.accepted

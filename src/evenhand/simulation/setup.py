@@ -57,6 +57,7 @@ class Setup(NamedTuple):
       state: before the first round.
       traffic: numbers that cross the wire per client and round, ``up`` and ``down``.
       offloaded: the clients' states, where they are on the host, and ``state`` has none; or None.
+      restarts: whether a schedule of the clients' step sizes restarts in every round.
     """
 
     program: Program
@@ -65,6 +66,7 @@ class Setup(NamedTuple):
     state: RoundState
     traffic: Mapping[str, int]
     offloaded: Offloaded | None = None
+    restarts: bool = False
 
     @property
     def store(self) -> HostStore | None:
@@ -73,8 +75,8 @@ class Setup(NamedTuple):
 
     @property
     def like(self) -> RoundState:
-        """The shapes of the state with those of all clients, wherever they are."""
-        like = jax.eval_shape(lambda state: state, self.state)
+        """The shapes of what training depends on: of the state with those of all clients, wherever they are."""
+        like = jax.eval_shape(lambda state: state, self.state)._replace(last_round=())
         return like if self.offloaded is None else like._replace(clients=self.offloaded.store.like)
 
     @property
@@ -129,8 +131,10 @@ def set_up(
     wires, begin = _beginning(ById(program), structure, form, clients)
 
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
-    state = copies(everywhere(mesh, begin(params)))
-    setup = setup._replace(state=state, traffic=rounds.traffic(algorithm, wires))
+    begun = begin(params)._replace(last_round=jnp.zeros(clients, jnp.int32))
+    state = copies(everywhere(mesh, begun))
+    restarts = any(wire.restarts for wire in wires)
+    setup = setup._replace(state=state, traffic=rounds.traffic(algorithm, wires), restarts=restarts)
     if _on_host(state.clients, clients, offload):
         folder = Path(offload) if isinstance(offload, str | Path) else None
         store = HostStore(jax.tree.map(np.asarray, here(state.clients)), clients, folder)

@@ -19,6 +19,10 @@ from evenhand.types import Array, PyTree
 __all__ = ["Kept", "States", "stored"]
 
 
+_LIGHT = 2**26
+"""Bytes of all clients' states that may be copied at every evaluation."""
+
+
 class Kept:
     """The state that a run has reached, handed out while training may continue in its memory.
 
@@ -30,14 +34,14 @@ class Kept:
         state = here(state)
         self._clients: PyTree | None = state.clients
         self._store = store
-        self._server, self._aggregators = copies((state.server, state.aggregators))
+        self._others = copies(state._replace(clients=()))
         self._gone = ""
 
     @property
     def state(self) -> RoundState:
         """All of it; the clients' states are a copy, which is the caller's."""
         clients = self.clients if self._store is None else self._checked(self._store).whole()
-        return RoundState(self._server, self._aggregators, copies(clients))
+        return self._others._replace(clients=copies(clients))
 
     @property
     def clients(self) -> PyTree:
@@ -51,10 +55,21 @@ class Kept:
             return tree.take(self.clients, jnp.int32(k))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), self._checked(self._store).of(np.array([k])))
 
+    def some(self, clients: slice) -> PyTree:
+        """The states of the clients at these positions, with a leading axis."""
+        if self._store is None:
+            return jax.tree.map(lambda leaf: leaf[clients], self.clients)
+        return self._checked(self._store).of(np.arange(clients.start, clients.stop))
+
+    @property
+    def light(self) -> bool:
+        """Whether all clients' states may be copied at every evaluation, since they take little memory."""
+        return self._store is None and sum(leaf.nbytes for leaf in jax.tree.leaves(self.clients)) <= _LIGHT
+
     @property
     def server(self) -> PyTree:
         """The algorithm's server state."""
-        return self._server
+        return self._others.server
 
     def move_on(self) -> None:
         """Training continues, and reuses the memory of the clients' states."""

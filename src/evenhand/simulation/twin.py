@@ -19,7 +19,7 @@ from evenhand.simulation._client import effort
 from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK, Program, Rows, observe
 from evenhand.simulation.store import States
 from evenhand.streams import Keys, Purpose, stream
-from evenhand.types import Array, ClientData, Cohort, Key, PyTree, Report, Upload
+from evenhand.types import Array, ClientData, Cohort, Key, PyTree, Report, Sum, Upload
 
 __all__ = ["Parts", "parts_of", "run_rounds"]
 
@@ -85,8 +85,11 @@ def _one_round(
         )
         aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
         clients = States(state.clients).after(cohort.ids, accepted, memories)
-        state = RoundState(step.server, aggregators, clients)
+        state = state._replace(server=step.server, aggregators=aggregators, clients=clients)
         infos |= {**step.info, **_counted(program, index, rows, cohort, accepted, infos)}
+        if index == len(algorithm.phases) - 1:
+            last = rounds.last_rounds(state.last_round, cohort, accepted, number)
+            state = state._replace(last_round=last)
     return state, infos
 
 
@@ -141,7 +144,13 @@ def _server(
     key, step_key = (
         stream(keys.secret, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
     )
-    direction, after = reduce_uploads(aggregator, uploads, cohort.present, after, key, noise)
+
+    def lift(slot: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
+        assert isinstance(aggregator, Sum)
+        bad = malicious[cohort.ids[slot]]
+        return rounds.lifted(program.attack, aggregator, upload, public, bad, number, key)
+
+    direction, after = reduce_uploads(aggregator, uploads, cohort.present, after, key, noise, lift)
     count = jnp.sum(cohort.present.astype(jnp.int32))
     step = rounds.server_step(phase, server, (memory, after), direction, count, step_key)
     return step._replace(info={**info, **step.info}), cohort.present

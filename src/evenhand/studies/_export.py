@@ -12,7 +12,9 @@ from evenhand.report import STATISTICS
 from evenhand.report.differences import factor
 from evenhand.report.numbers import number
 from evenhand.studies._plan import shown
+from evenhand.studies._rows import FURTHER
 from evenhand.studies._tried import Tried
+from evenhand.text import spreadsheet_cell
 
 __all__ = ["as_csv", "as_latex", "as_markdown", "columns", "head", "latex", "markdown", "tex"]
 
@@ -35,17 +37,28 @@ def columns(tried: Sequence[Tried]) -> list[str]:
     ]
 
 
+def _further(tried: Sequence[Tried]) -> list[str]:
+    """The statistics of metrics that were asked for, of the splits of :func:`columns`."""
+    known = dict.fromkeys(name for each in tried for name in each.values)
+    splits = tuple(f"{name.split('_', 1)[0]}_" for name in columns(tried))
+    ends = tuple(f"_{name}" for name in FURTHER)
+    metrics = dict.fromkeys(
+        metric for each in tried for view in each.views for metric in view.info.get("metrics") or ()
+    )
+    wanted = {f"{split}{metric}{end}" for split in splits for metric in metrics for end in ends}
+    return [name for name in known if name in wanted]
+
+
 def as_csv(tried: Sequence[Tried]) -> str:
     """Comma-separated: a line per setting, each statistic with its standard deviation over the seeds, unrounded."""
     cases, axes = head(tried)
-    names = columns(tried)
+    names = [*columns(tried), *_further(tried)]
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     out.writerow(
         [
             "method",
-            *cases,
-            *axes,
+            *map(spreadsheet_cell, (*cases, *axes)),
             "chosen",
             "runs",
             "lost",
@@ -56,9 +69,8 @@ def as_csv(tried: Sequence[Tried]) -> str:
         numbers = [x for name in names for x in (each.mean(name), each.std(name))]
         out.writerow(
             [
-                each.setting.method,
-                *(each.setting.case.get(name, "") for name in cases),
-                *(_text(each, name) for name in axes),
+                *map(spreadsheet_cell, (each.setting.method, *(each.setting.case.get(x, "") for x in cases))),
+                *(spreadsheet_cell(_text(each, name)) for name in axes),
                 *(int(each.chosen), each.runs, each.lost),
                 *("" if math.isnan(x) else repr(x) for x in numbers),
             ]

@@ -64,7 +64,7 @@ def survivors(outcomes: Sequence[Outcome], by: Rule, keep: float) -> set[Setting
         sound: dict[Setting, list[RunView]] = {
             setting: [each.seen for each in of if each.seen is not None]
             for setting, of in group.items()
-            if all(each.status == "done" for each in of)
+            if all(each.is_sound(by.splits) for each in of)
         }
         scores = values(sound, by.split, by.statistic, metric)
         best = sorted(scores, key=lambda setting: -scores[setting])  # of equal ones, the first

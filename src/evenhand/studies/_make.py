@@ -6,13 +6,15 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from evenhand._platform import check_process
 from evenhand.data import FederatedDataset, hold_out
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps, whole_number
+from evenhand.evaluation import Metric, Metrics, check_metrics
+from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.simulation import Job, cohort_of
 from evenhand.studies._bar import Bar
 from evenhand.studies._halving import Halving
@@ -24,7 +26,7 @@ from evenhand.studies._shown import Shown
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study
 from evenhand.systems import Systems
-from evenhand.types import Attack
+from evenhand.types import Attack, Model
 from evenhand.watch import Watch, watchers
 
 __all__ = ["study"]
@@ -40,7 +42,7 @@ def study(
     data: Source | Mapping[str, Source],
     *,
     rounds: int,
-    seeds: int | Iterable[int] = 5,
+    seeds: int | Iterable[int] = 6,
     grid: Grid | None = None,
     select: Rule | tuple[str, str] = ("valid", "mean"),
     baseline: str | None = None,
@@ -49,6 +51,8 @@ def study(
     attack: Attack | Mapping[str, Attack | None] | None = None,
     systems: Systems | Mapping[str, Systems | None] | None = None,
     eval_clients: int | None = None,
+    metrics: Metrics = (),
+    untrained: Literal["global", "initial"] = "global",
     measure: Measure | None = None,
     folder: str | Path | None = None,
     halving: Halving | None = None,
@@ -67,7 +71,8 @@ def study(
       data: the clients; or several data sets by name, each of which is studied; or a function of the seed, for data
         that are drawn anew with each seed.
       rounds: how many rounds each run has.
-      seeds: how many, or which; every setting runs with each of them.
+      seeds: how many, or which; every setting runs with each of them.  With fewer than 6, no difference between two
+        methods can be significant (:func:`evenhand.evaluation.least_pairs`).
       grid: argument of the methods' functions -> values to try, for each method that has such an argument; or method ->
         a grid of its own, which goes before.
       select: the split and the statistic by which the best setting of each method is chosen, or a :class:`Rule`.
@@ -79,6 +84,9 @@ def study(
       attack: what malicious clients do, or several attacks by name, each of which is studied.
       systems: stragglers and dropouts, or several by name.
       eval_clients: how many clients are evaluated.
+      metrics: metrics of a set of examples, such as ``("auc",)``, as for :func:`evenhand.simulate`; that of ``select``
+        need not be among them.
+      untrained: what clients are served that never trained a personal model: ``"global"`` or ``"initial"``.
       measure: ``run -> {name: number}``, called with each run at each evaluation, for what the statistics do not tell,
         such as how the model does on other rows.  :attr:`Outcome.measures` keeps its numbers.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
@@ -118,19 +126,16 @@ def study(
     algorithms = {str(setting): makers[setting.method](setting) for setting in wanted}
     sources = _Sources(by.split == "valid" and len(wanted) > len(names))
     seeds = check_seeds(seeds)
-    how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every, "eval_clients": eval_clients}
+    how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every}
+    how |= {"eval_clients": eval_clients, "untrained": untrained}
+    how["metrics"] = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model)
 
     def job(setting: Setting, source: Any, seed: int, attack: Attack | None, systems: Systems | None) -> Job:
         who = algorithms[str(setting)], sources.of(source, seed), rounds, seed
         return Job(*who, attack=attack, systems=systems, **how)
 
     planned = [
-        Planned(
-            setting._replace(case=case),
-            seed,
-            job(setting, source, seed, lies, slow),
-            callable(source),
-        )
+        Planned(setting._replace(case=case), seed, job(setting, source, seed, lies, slow), callable(source))
         for case, source, lies, slow in _cases(data, attack, systems)
         for setting in wanted
         for seed in seeds
@@ -145,9 +150,7 @@ def study(
     notes = (*sources.notes, *_cautions(planned, seeds, by, sources.chooses))
     known = _facts(planned, seeds) | dict(about or {})
     found = Study(tuple(outcomes), by, baseline or names[0], metric, notes, known)
-    if store is not None:
-        store.describe(found)
-    return found
+    return found if store is None else store.describe(found)
 
 
 def _expect_known(methods: list[str], asked: Mapping[str, str | None]) -> None:
@@ -185,6 +188,19 @@ class _Sources:
         return self._known[key]
 
 
+def _measured_by(by: Rule, metrics: tuple[Metric, ...], model: Model) -> tuple[Metric, ...]:
+    """The metrics, with the one that settings are chosen by where the model does not measure it by itself."""
+    name = by.metric
+    if (
+        name is None
+        or name not in BUILT_IN
+        or name in model.metrics
+        or any(name == metric.name for metric in metrics)
+    ):
+        return metrics
+    return *metrics, *resolved(name)
+
+
 def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> None:
     """Finds what would make every run fail before any is made."""
     check_process()
@@ -193,9 +209,13 @@ def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> No
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
     if not 0 <= checkpoint < math.inf:
         raise EvenhandError(Argument("checkpoint", str(checkpoint)), ": give seconds, at least 0.")
-    known = ["loss", *job.algorithm.model.metrics]
+    check_metrics(metrics := resolved(job.metrics), job.algorithm.model, job.data)
+    known = list({"loss": None, **job.algorithm.model.metrics}) + [metric.name for metric in metrics]
     if by.metric is not None and by.metric not in known:
-        raise EvenhandError(f"There is no metric {by.metric!r:.40} to select by{perhaps(by.metric, known)}.")
+        names = ", ".join(dict.fromkeys([*known, *BUILT_IN]))
+        raise EvenhandError(
+            f"There is no metric {by.metric!r:.40} to select by{perhaps(by.metric, known)}: choose from {names}."
+        )
 
 
 def _cautions(planned: Sequence[Planned], seeds: Sequence[int], by: Rule, chooses: bool) -> list[str]:

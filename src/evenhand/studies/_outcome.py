@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
-from evenhand.report import RunView, among, may_win
+from evenhand.report import RunView, honest, may_win
 from evenhand.simulation import Run
 from evenhand.studies._plan import Setting
 from evenhand.studies._tried import NDArray
 
-__all__ = ["Outcome"]
+__all__ = ["Outcome", "Status"]
+
+Status: TypeAlias = Literal["done", "diverged", "failed", "stopped"]
 
 
 class Outcome(NamedTuple):
@@ -20,16 +22,17 @@ class Outcome(NamedTuple):
     Attributes:
       setting: the method and its hyper-parameters.
       seed: the run's seed.
-      status: ``"done"``, ``"diverged"`` (it ran, but none of its numbers may be called the best), ``"failed"``, or
-        ``"stopped"`` before its last round, by :class:`Halving`.
-      reason: why it is not done, in a sentence; empty otherwise.
+      status: ``"done"``, ``"diverged"`` (on training or validation examples, so that it cannot be chosen),
+        ``"failed"``, or ``"stopped"`` before its last round, by :class:`Halving`.
+      reason: why it is not done, in a sentence; of a run that is done, what is wrong with its test numbers, which
+        choose nothing; empty otherwise.
       view: what reports show of it; None where it failed.
       measures: name -> a number for each evaluation, from the study's ``measure``.
     """
 
     setting: Setting
     seed: int
-    status: Literal["done", "diverged", "failed", "stopped"]
+    status: Status
     reason: str
     view: RunView | None
     measures: Mapping[str, NDArray] = MappingProxyType({})
@@ -37,9 +40,13 @@ class Outcome(NamedTuple):
     @property
     def seen(self) -> RunView | None:
         """The run as the study's statistics see it: under attack, its honest clients only, where there are any."""
-        if self.view is None or self.view.malicious is None or self.view.malicious.all():
-            return self.view
-        return among(self.view, "honest")._replace(malicious=None)
+        return None if self.view is None else honest(self.view)
+
+    def is_sound(self, splits: Collection[str]) -> bool:
+        """Whether the run ended, or came to a rung, with finite numbers on these splits and did not diverge on them."""
+        return (
+            self.status not in ("failed", "stopped") and self.view is not None and may_win(self.view, splits)
+        )
 
     @staticmethod
     def of(
@@ -66,4 +73,5 @@ class Outcome(NamedTuple):
             return Outcome(setting, seed, "done", "", view, measures)
         sentences = [finding.sentence for finding in view.findings if finding.kind == "diverged"]
         reason = (*sentences, "A loss or metric is not finite.")[0]
-        return Outcome(setting, seed, "diverged", reason, view, measures)
+        status = "done" if may_win(view, ("train", "valid")) else "diverged"
+        return Outcome(setting, seed, status, reason, view, measures)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from evenhand.evaluation import SPLIT_NAMES, is_share
-from evenhand.report import RunView, compare
-from evenhand.report.attacked import attacked
+from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, is_share
+from evenhand.report import RunView, compare, covered
 from evenhand.report.differences import factor
 from evenhand.report.html import Cell, escape, svg, table
 from evenhand.report.numbers import listed, number, plural
@@ -55,26 +54,20 @@ def _condition(of: Study, remarks: str) -> list[str]:
         if line.setting is not None
     }
     if not runs:
-        lost = "Each setting of each method diverged or failed in some run, so there is nothing to compare."
+        lost = (
+            f"Each setting of each method diverged or failed in some run, or has no {SPLIT_NAMES[of.rule.split]} "
+            f"{of.metric} to be chosen by, so there is nothing to compare."
+        )
         return [f'<p class="lead">{lost}</p>', remarks, _settings(of)]
-    subject = compare(runs)
+    subject = compare(runs, of.metric)
     return body(
         subject,
         baseline=of.baseline,
         results=_chosen(of),
         remarks=remarks,
         figures=_figures(of, subject.split),
-        tables=attacked(compare(_whole(of, list(runs)))) + _settings(of),
+        tables=_settings(of),
     )
-
-
-def _whole(of: Study, methods: list[str]) -> dict[str, list[RunView]]:
-    """The runs at the chosen settings with all clients, malicious ones included."""
-    best = {method: str(of.best(method)) for method in methods}
-    return {
-        method: [each.view for each in of.outcomes if str(each.setting) == setting and each.view is not None]
-        for method, setting in best.items()
-    }
 
 
 def _facts(of: Study) -> str:
@@ -163,13 +156,23 @@ def _settings(of: Study) -> str:
             cells.append(_data(each.mean(name), number(scale * each.mean(name)) + spread))
         rows.append([Cell(words, mark), *(cell._replace(classes=f"{cell.classes} {mark}") for cell in cells)])
     links = _links("settings", as_csv(tried), as_markdown(tried, of.metric), as_latex(tried, of.metric))
-    caption = (
-        f"{of.metric} per client: means over the seeds ± their standard deviation; bold: chosen".capitalize()
-    )
+    caption = f"{of.metric} per client: means over the seeds ± their standard deviation; bold: chosen"
+    caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, names)}"
     return (
         f"<section>\n<h2>All settings</h2>\n{table(caption, top, rows, 'numbers sortable')}\n"
         f'<p class="note">The table as {links}.</p>\n</section>'
     )
+
+
+def _covers(of: Study, columns: Sequence[str]) -> str:
+    """Which clients the columns of each split cover, where these are not all."""
+    views = [each.seen for each in of.outcomes if each.seen is not None]
+    found: list[str] = []
+    for split in SPLITS:
+        if views and any(name.startswith(f"{split}_") for name in columns):
+            whose = covered(views, split, of.metric)
+            found += [] if whose.is_complete else [f"; {SPLIT_NAMES[split]}: {whose.text}"]
+    return "".join(found)
 
 
 def _conditions(of: Study) -> str:
@@ -184,9 +187,8 @@ def _conditions(of: Study) -> str:
         cells = [_over_seeds(line, name, of.metric) for name in _SHOWN]
         rows.append([_named(line.case), chosen, *cells])
     unit = " in percent" if is_share(of.metric) else ""
-    caption = (
-        f"{of.metric} per client{unit}, at the setting that was chosen under each condition".capitalize()
-    )
+    caption = f"{of.metric} per client{unit}, at the setting that was chosen under each condition"
+    caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, ['test_'])}"
     return table(caption, ["Condition", "Chosen", *_SHOWN.values()], rows, "numbers sortable")
 
 
@@ -219,7 +221,7 @@ def _described(run: RunView, of: Study) -> RunView:
     left_out = known | {"seed", "data_seed"}
     config = {name: value for name, value in run.config.items() if name not in left_out} | about
     return run._replace(
-        findings=[each for each in run.findings if each.kind != "scales"],
+        findings=[each for each in run.findings if each.kind not in OF_THE_DATA],
         config={name: run.config[name] for name in known & set(run.config)} | config,
         info={**run.info, **command},
     )

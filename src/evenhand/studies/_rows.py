@@ -9,12 +9,25 @@ from typing import Any
 import numpy as np
 
 from evenhand.evaluation import column
-from evenhand.report import statistics
+from evenhand.report import RunView, statistics
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
 from evenhand.studies._tried import NDArray, Tried
 
-__all__ = ["alike", "row", "summed_up"]
+__all__ = ["FURTHER", "alike", "further_columns", "row", "summed_up"]
+
+FURTHER = ("mean", "worst10", "best10", "clients")
+"""The statistics of metrics that were asked for besides."""
+
+
+def further_columns(view: RunView, split: str) -> dict[str, float]:
+    """``"<split>_<metric>_<statistic>"`` of each metric that was asked for, such as ``"test_auc_mean"``."""
+    return {
+        column(split, metric, name): statistics(view, split, metric)[name]
+        for metric in view.info.get("metrics") or ()
+        if metric in view.clients.get(split, {})
+        for name in FURTHER
+    }
 
 
 def summed_up(setting: Setting, of: Sequence[Outcome], chosen: bool, metric: str) -> Tried:
@@ -25,6 +38,9 @@ def summed_up(setting: Setting, of: Sequence[Outcome], chosen: bool, metric: str
     for split in views[0].clients if ended else ():
         found = [statistics(view, split, metric) for view in views]
         values |= {column(split, name): np.array([each[name] for each in found]) for name in found[0]}
+        more = [further_columns(view, split) for view in views]
+        names = [name for name in more[0] if all(name in each for each in more)]
+        values |= {name: np.array([each[name] for each in more]) for name in names}
     for name in of[0].measures if ended else ():
         values[name] = np.array([each.measures[name][-1] for each in of if name in each.measures])
     return Tried(setting, chosen, len(of), lost, values, views)
@@ -39,6 +55,7 @@ def row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: str
     if view is not None:
         for split in view.clients:
             found |= {column(split, name): value for name, value in statistics(view, split, metric).items()}
+            found |= further_columns(view, split)
     return found | {name: float(values[-1]) for name, values in outcome.measures.items()}
 
 

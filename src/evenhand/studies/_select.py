@@ -18,6 +18,8 @@ _LESS_IS_BETTER = {"variance", "std", "angle", "kl"}
 _MORE_IS_BETTER = {"entropy", "jain"}
 """Statistics of which less, or more, is better, whatever the metric."""
 _SAME = 1e-12
+_FEWEST = 3
+"""Values of a grid that has an inside: of two, the best is always at the edge."""
 
 
 class Rule(NamedTuple):
@@ -28,7 +30,8 @@ class Rule(NamedTuple):
       statistic: a name from :func:`evenhand.evaluation.summarize`, such as ``"mean"`` or ``"worst10"``.
       within: settings whose statistic is this close to the best one are all good enough, and ``then`` decides.
       then: another statistic, such as ``"variance"``: among settings good enough, the best in it is chosen.
-      metric: e.g. ``"accuracy"``; None: that, or the loss where the model has none.
+      metric: e.g. ``"auc"``, a metric of the model or of :mod:`evenhand.evaluation.metrics`; None: the accuracy, or the
+        loss where the model has none.
       near: a method, such as ``"fedavg"``: settings no worse than its chosen one by more than ``within`` are good
         enough, and the closest where there is none; None: what is close to the best setting of the same method.
     """
@@ -39,6 +42,11 @@ class Rule(NamedTuple):
     then: str | None = None
     metric: str | None = None
     near: str | None = None
+
+    @property
+    def splits(self) -> tuple[str, str]:
+        """The splits that may drop a run; the test examples have no say, not even by being too much for a setting."""
+        return "train", self.split
 
     def metric_of(self, views: Iterable[RunView | None]) -> str:
         """What the statistic is of: the rule's metric, else the accuracy where all runs have one, else the loss."""
@@ -86,9 +94,8 @@ def choose(
       metric: what the statistic is of.
       near: the runs of the setting that the others must be close to; none: the best of them.
     """
-    seen = {"train", by.split}  # the test examples have no say, not even by being too much for a setting
     sound = {
-        setting: runs for setting, runs in of.items() if runs and all(may_win(run, seen) for run in runs)
+        setting: runs for setting, runs in of.items() if runs and all(may_win(run, by.splits) for run in runs)
     }
     first = values(sound, by.split, by.statistic, metric)
     if not first:  # without a choice there need not be examples to choose by
@@ -103,11 +110,11 @@ def choose(
         good = [setting for setting, value in second.items() if value >= most - _SAME * abs(most)]
     best = good[0]
     remarks = (
-        [f"{best.method}: {len(good)} settings are equally good; {best} is the first."] if good[1:] else []
+        [f"{_place(best)}: {len(good)} settings are equally good; {best} is the first."] if good[1:] else []
     )
     if top < goal - by.within:
-        remarks += [f"{best.method}: no setting is as close to {by.near} as asked; {best} is the closest."]
-    return Choice(best, (*remarks, *_at_edges(best, [setting for setting in of if setting not in good[1:]])))
+        remarks += [f"{_place(best)}: no setting is as close to {by.near} as asked; {best} is the closest."]
+    return Choice(best, (*remarks, *_at_edges(best, list(of), good[1:])))
 
 
 def values(
@@ -130,14 +137,20 @@ def direction(statistic: str, metric: str) -> int:
     return -1 if fewer or (statistic not in _MORE_IS_BETTER and not is_higher_better(metric)) else 1
 
 
-def _at_edges(best: Setting, others: Sequence[Setting]) -> list[str]:
-    """A sentence about the hyper-parameters whose chosen value is the largest or smallest that was tried."""
+def _place(best: Setting) -> str:
+    """The method and the condition that a remark is about."""
+    under = ", ".join(f"{name} {value}" for name, value in best.case.items())
+    return f"{best.method} under {under}" if under else best.method
+
+
+def _at_edges(best: Setting, settings: Sequence[Setting], tied: Sequence[Setting]) -> list[str]:
+    """A sentence about hyper-parameters whose chosen value is the largest or smallest, but for tied settings."""
     found: list[tuple[str, str, str]] = []
     for name, value in best.numbers.items():
-        tried = {other.numbers[name] for other in others if name in other.numbers}
-        if len(tried) < 2 or not all(
-            isinstance(each, int | float) and not isinstance(each, bool) for each in tried
-        ):
+        grid = {other.numbers[name] for other in settings if name in other.numbers}
+        tried = {other.numbers[name] for other in settings if name in other.numbers and other not in tied}
+        plain = all(isinstance(number, int | float) and not isinstance(number, bool) for number in grid)
+        if len(grid) < _FEWEST or len(tried) < 2 or not plain:
             continue
         if value in (min(tried), max(tried)):
             found.append((name, shown(value), f"{shown(min(tried))} to {shown(max(tried))}"))
@@ -145,6 +158,6 @@ def _at_edges(best: Setting, others: Sequence[Setting]) -> list[str]:
         return []
     if len(found) == 1:
         [(name, value, grid)] = found
-        return [f"{best.method}: the best {name}, {value}, is at the edge of its grid ({grid}): widen it."]
+        return [f"{_place(best)}: the best {name}, {value}, is at the edge of its grid ({grid}): widen it."]
     each = [f"{name}, {value} (of {grid})" for name, value, grid in found]
-    return [f"{best.method}: the best {' and '.join(each)} are at the edges of their grids: widen them."]
+    return [f"{_place(best)}: the best {' and '.join(each)} are at the edges of their grids: widen them."]

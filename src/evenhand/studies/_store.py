@@ -1,4 +1,14 @@
-"""The folder of a study: one folder per run, which holds its result or the checkpoint from which it resumes."""
+"""The folder of a study: one folder per run, which holds its result or the checkpoint from which it resumes.
+
+* ``study.json``: which runs the study has and how it chooses, for :func:`load`.
+* ``plan.json``: which runs train together, so that a study that is continued gives the bits of one that never stopped.
+* ``runs/NAME-seed-S/result.json``: what came of a run; ``rounds-R.json``: what had come of it at a rung of
+  :class:`Halving`; ``measures.json`` and ``checkpoint/``: the state of a run that has not ended.
+
+Each JSON file holds the checksum of what is in it and is replaced in one step; those of a run also name its setting and
+seed.  So the folders of runs can be copied from one study to another, and no damage or mix-up passes for a result.
+Earlier versions wrote no checksums: what they wrote is read, and reported.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +16,41 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
+from evenhand.checksums import SHA256, is_sealed, resealed
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding
 from evenhand.report import RunView
 from evenhand.studies._files import write
-from evenhand.studies._outcome import Outcome
+from evenhand.studies._outcome import Outcome, Status
 from evenhand.studies._plan import Setting, shown
 from evenhand.studies._select import Rule
 from evenhand.studies._study import Study
 
 __all__ = ["Store", "load"]
 
-_STUDY, _RESULT = "study.json", "result.json"
+_STUDY, _PLAN, _RESULT = "study.json", "plan.json", "result.json"
 _CHECKPOINT, _NOTES = "checkpoint", "measures.json"
+_UNSEALED = {
+    _STUDY: {"rule", "baseline", "metric", "notes", "about", "runs"},
+    _RESULT: {"identity", "setting", "seed", "status", "reason", "measures", "view"},
+}
+"""What the files of earlier versions have in them, at most."""
+_LATER = {"attack", "data (every row, and the clients' names)"}
+"""What earlier versions did not save of a run's identity."""
+_REPEATED = "delete it, and the run is repeated"
+
+_T = TypeVar("_T")
+
+
+class _Damaged(Exception):
+    """What is wrong with a file, to go into brackets."""
 
 
 class Store:
@@ -36,10 +62,15 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._unsealed = 0
 
     def checkpoint(self, setting: Setting, seed: int) -> Path:
         """Where a run keeps its state until it has a result."""
         return self._place(setting, seed) / _CHECKPOINT
+
+    def has(self, setting: Setting, seed: int) -> bool:
+        """Whether there is a result of a run, whatever it is."""
+        return (self._place(setting, seed) / _RESULT).is_file()
 
     def load(
         self, setting: Setting, seed: int, identity: Mapping[str, Any], rung: int | None = None
@@ -52,17 +83,19 @@ class Store:
         path = self._place(setting, seed) / _named(rung)
         if not path.is_file():
             return None
-        try:
-            found = json.loads(path.read_text("utf-8"))
-            known, outcome = found["identity"], _outcome(setting, seed, found)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EvenhandError(
-                f"{path} is damaged ({type(error).__name__}): delete it, and the run is repeated."
-            ) from None
-        for name, value in identity.items():
-            if known.get(name) != value:
+
+        def parts(found: Mapping[str, Any]) -> tuple[dict[str, Any], Outcome]:
+            place = {"setting": found["setting"], "seed": found["seed"]}
+            # Results of earlier versions do not say what untrained clients are served.
+            return {"untrained": "global", **found["identity"], **place}, _outcome(setting, seed, found)
+
+        (saved, outcome), is_old = self._read(path, _UNSEALED[_RESULT], _REPEATED, parts)
+        for name, value in {"setting": str(setting), "seed": seed, **identity}.items():
+            if is_old and name in _LATER and name not in saved:
+                continue
+            if saved.get(name) != value:
                 raise EvenhandError(
-                    f"{path} is of another run (its {name} is {known.get(name)}, not {value}): give another folder, or "
+                    f"{path} is of another run (its {name} is {saved.get(name)}, not {value}): give another folder, or "
                     f"delete that file."
                 )
         return outcome
@@ -70,7 +103,7 @@ class Store:
     def save(self, outcome: Outcome, identity: Mapping[str, Any], rung: int | None = None) -> None:
         """Writes a result in one step, and drops the checkpoint of a run that goes no further."""
         place = self._place(outcome.setting, outcome.seed)
-        text = json.dumps({"identity": dict(identity), **_plain(outcome)}, indent=None, allow_nan=True) + "\n"
+        text = json.dumps(resealed({"identity": dict(identity), **_plain(outcome)}), allow_nan=True) + "\n"
         write(place / _named(rung), text, f"The result of {outcome.setting}, seed {outcome.seed},")
         if rung is None:
             shutil.rmtree(place / _CHECKPOINT, ignore_errors=True)
@@ -79,21 +112,53 @@ class Store:
     def notes(self, setting: Setting, seed: int) -> dict[int, dict[str, float]]:
         """What :meth:`note` wrote of a run that has not ended."""
         path = self._place(setting, seed) / _NOTES
-        try:
-            return {int(now): told for now, told in json.loads(path.read_text("utf-8")).items()}
-        except FileNotFoundError:
+        if not path.is_file():
             return {}
-        except (ValueError, AttributeError) as error:
-            raise EvenhandError(
-                f"{path} is damaged ({type(error).__name__}): delete the folder that it is in, and the run is repeated."
-            ) from None
+
+        def parts(found: Mapping[str, Any]) -> dict[int, dict[str, float]]:
+            if SHA256 in found and (found["setting"], found["seed"]) != (str(setting), seed):
+                raise _Damaged("it is of another run")
+            numbers = found["measures"] if SHA256 in found else found
+            return {int(now): {str(k): float(v) for k, v in row.items()} for now, row in numbers.items()}
+
+        return self._read(path, None, "delete the folder that it is in, and the run is repeated", parts)[0]
 
     def note(self, setting: Setting, seed: int, told: Mapping[int, Mapping[str, float]]) -> None:
         """Keeps what was measured of a run by each of its evaluations until it ends."""
-        write(self._place(setting, seed) / _NOTES, json.dumps(told), f"What was measured of {setting}")
+        measures = {str(now): dict(row) for now, row in told.items()}
+        text = json.dumps(resealed({"setting": str(setting), "seed": seed, "measures": measures}))
+        write(self._place(setting, seed) / _NOTES, text, f"What was measured of {setting}")
 
-    def describe(self, study: Study) -> None:
-        """Writes which runs the study has, and how it chooses, so that :func:`load` finds them."""
+    def plan(self, runs: Sequence[tuple[Setting, int]]) -> list[list[int]]:
+        """Positions of runs that train together, batch by batch.
+
+        A run that the folder has planned before stays in its batch, whether or not it has ended since: the columns in
+        which runs train decide how their numbers are rounded.  The others become a new batch, those of them that have
+        a result apart.
+        """
+        path, position = self.folder / _PLAN, {self._place(*run).name: i for i, run in enumerate(runs)}
+        recorded: list[list[str]] = []
+        if path.is_file():
+            words = "delete it; finished runs are kept, and the last bits of the others may differ"
+
+            def parts(found: Mapping[str, Any]) -> list[list[str]]:
+                return [[str(name) for name in batch] for batch in found["batches"]]
+
+            recorded = self._read(path, set(), words, parts)[0]
+        old = {name for batch in recorded for name in batch}
+        fresh = [name for name in position if name not in old]
+        ended = [name for name in fresh if self.has(*runs[position[name]])]
+        batches = [*recorded, ended, [name for name in fresh if name not in set(ended)]]
+        if fresh:
+            text = json.dumps(resealed({"batches": [batch for batch in batches if batch]}), indent=1) + "\n"
+            write(path, text, "The plan of the runs")
+        return [
+            batch for names in batches if (batch := [position[name] for name in names if name in position])
+        ]
+
+    def describe(self, study: Study) -> Study:
+        """Writes which runs the study has, and how it chooses; returns it with remarks on the files that were read."""
+        study = self._with_remarks(study)
         runs = [
             {
                 "method": each.setting.method,
@@ -106,8 +171,80 @@ class Store:
         ]
         how = {"baseline": study.baseline, "metric": study.metric, "notes": study.notes}
         how |= {"about": {name: _constant(value) for name, value in study.about.items()}}
-        text = json.dumps({"rule": study.rule._asdict(), **how, "runs": runs}, indent=1) + "\n"
-        write(self.folder / _STUDY, text, "The list of runs")
+        value = resealed({"rule": study.rule._asdict(), **how, "runs": runs})
+        write(self.folder / _STUDY, json.dumps(value, indent=1) + "\n", "The list of runs")
+        return study
+
+    def _with_remarks(self, study: Study) -> Study:
+        """With a note on files of an earlier version."""
+        if not self._unsealed:
+            return study
+        are = "file has no checksum" if self._unsealed == 1 else "files have no checksums"
+        remark = (
+            f"{self._unsealed} of the study's {are} (an earlier version of Evenhand wrote them), so damage to them "
+            "would go unnoticed."
+        )
+        return replace(study, notes=tuple(dict.fromkeys((*study.notes, remark))))
+
+    def described(self) -> Study:
+        """The study that :meth:`describe` wrote, with its results."""
+
+        def parts(found: Mapping[str, Any]) -> tuple[list[tuple[Setting, int]], dict[str, Any]]:
+            runs = [
+                (Setting(str(run["method"]), dict(run["numbers"]), dict(run["case"])), int(run["seed"]))
+                for run in found["runs"]
+            ]
+            if found["baseline"] not in {setting.method for setting, _ in runs}:
+                raise _Damaged("it has no runs of its baseline")
+            if not isinstance(found["metric"], str):
+                raise _Damaged("its metric is no name")
+            return runs, {
+                "rule": Rule(**found["rule"]).checked(),
+                "baseline": found["baseline"],
+                "metric": found["metric"],
+                "notes": tuple(str(note) for note in found["notes"]),
+                "about": dict(found.get("about", {})),
+            }
+
+        words = "start the study again, which repeats no finished run"
+        (runs, how), _ = self._read(self.folder / _STUDY, _UNSEALED[_STUDY], words, parts)
+        outcomes = [self.load(setting, seed, {}) for setting, seed in runs]
+        whole = tuple(each for each in outcomes if each is not None)
+        if lost := len(outcomes) - len(whole):
+            raise EvenhandError(
+                f"{self.folder} lacks {lost} of its {len(outcomes)} results: start the study again for them."
+            )
+        return self._with_remarks(Study(outcomes=whole, **how))
+
+    def _read(
+        self, path: Path, unsealed: set[str] | None, advice: str, parts: Callable[[Mapping[str, Any]], _T]
+    ) -> tuple[_T, bool]:
+        """The parts of a JSON file, and whether an earlier version wrote it, without a checksum.
+
+        Such a file has at most the names in ``unsealed``, so that one whose checksum is damaged does not pass for it;
+        None: it has rounds for names.
+        """
+        try:
+            text = path.read_text("utf-8")
+            found = json.loads(text)
+            is_old = SHA256 not in found
+            names = (
+                {name for name in found if not name.isdecimal()}
+                if unsealed is None
+                else set(found) - unsealed
+            )
+            # A digit that changes no value, such as a seventeenth, is noticed by the text.
+            layouts = (json.dumps(found), json.dumps(found, indent=1))
+            if names if is_old else not (is_sealed(found) and text.rstrip("\n") in layouts):
+                raise _Damaged("it does not match its checksum")
+            value = parts(found)
+        except OSError as error:
+            raise EvenhandError(f"{path} cannot be read ({error.strerror or error}).") from None
+        except Exception as error:  # a damaged file may hold anything, nested however deep
+            words = error if isinstance(error, _Damaged) else type(error).__name__
+            raise EvenhandError(f"{path} is damaged ({words}): {advice}.") from None
+        self._unsealed += is_old
+        return value, is_old
 
     def _place(self, setting: Setting, seed: int) -> Path:
         text = str(setting)
@@ -121,28 +258,10 @@ def load(folder: str | Path) -> Study:
     Raises:
       EvenhandError: there is no study, it has not ended, or a file is damaged.
     """
-    path = Path(folder) / _STUDY
-    if not path.is_file():
-        raise EvenhandError(f"{folder} has no {_STUDY}: name the folder of a study that has ended.")
     store = Store(Path(folder))
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        outcomes = [
-            store.load(Setting(each["method"], each["numbers"], each["case"]), each["seed"], {})
-            for each in found["runs"]
-        ]
-        how = Rule(**found["rule"]), found["baseline"], found["metric"], tuple(found["notes"])
-        about = dict(found.get("about", {}))
-    except (ValueError, KeyError, TypeError) as error:
-        raise EvenhandError(
-            f"{path} is damaged ({type(error).__name__}): start the study again, which repeats no finished run."
-        ) from None
-    known = tuple(each for each in outcomes if each is not None)
-    if lost := len(outcomes) - len(known):
-        raise EvenhandError(
-            f"{folder} lacks {lost} of its {len(outcomes)} results: start the study again for them."
-        )
-    return Study(known, *how, about)
+    if not (store.folder / _STUDY).is_file():
+        raise EvenhandError(f"{folder} has no {_STUDY}: name the folder of a study that has ended.")
+    return store.described()
 
 
 def _named(rung: int | None) -> str:
@@ -174,6 +293,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
             "config": view.config,
             "findings": [finding._asdict() for finding in view.findings],
             "malicious": None if view.malicious is None else view.malicious.tolist(),
+            "last_round": None if view.last_round is None else view.last_round.tolist(),
         },
     }
 
@@ -191,9 +311,33 @@ def _outcome(setting: Setting, seed: int, found: Mapping[str, Any]) -> Outcome:
         {split: _arrays(columns) for split, columns in of["classes"].items()},
         tuple(Finding(**finding) for finding in of["findings"]),
         None if of.get("malicious") is None else np.array(of["malicious"], bool),
+        last_round=None if of.get("last_round") is None else np.array(of["last_round"], np.int64),
     )
+    if view is not None:
+        _check_form(view)
+    if found["status"] not in get_args(Status) or not isinstance(found["reason"], str):
+        raise _Damaged("it has no status")
     measures = _arrays(found.get("measures", {}))
     return Outcome(setting, seed, found["status"], found["reason"], view, measures)
+
+
+def _check_form(view: RunView) -> None:
+    """Refuses a file without a checksum whose columns do not fit together, which would fail later, without its name."""
+    clients, rows = (len(view.client_ids),), view.history["round"].shape
+    per_client = [*view.sizes.values(), *(() if view.malicious is None else (view.malicious,))]
+    tables = [*view.clients.values(), *view.classes.values()]
+    per_client += [of for columns in tables for of in columns.values()]
+    fit = all(of.shape == clients for of in per_client) and all(
+        of.shape == rows for of in view.history.values()
+    )
+    if (
+        not fit
+        or len(rows) != 1
+        or not rows[0]
+        or not isinstance(view.info, dict)
+        or not isinstance(view.config, dict)
+    ):
+        raise _Damaged("its columns do not fit together")
 
 
 def _lists(columns: Mapping[str, Any]) -> dict[str, list[Any]]:

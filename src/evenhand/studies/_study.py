@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from evenhand.errors import EvenhandError, perhaps
-from evenhand.report import RunView, headline_split
+from evenhand.report import RunView, headline_split, undefined_sentence
 from evenhand.studies._export import as_csv, as_latex, as_markdown
 from evenhand.studies._export_methods import methods_csv, methods_latex, methods_markdown
 from evenhand.studies._figures import Figures
@@ -60,7 +60,15 @@ class Study:
     @cached_property
     def remarks(self) -> tuple[str, ...]:
         """The notes, and remarks on the choices: ties, choices at the edge of a grid, runs that diverged or failed."""
-        return (*self.notes, *remarks_on(self.outcomes, self.baseline, self.choices))
+        seen = [each.seen for each in self.outcomes if each.seen is not None]
+        chooses = len(self.tried) > len(self.methods) * len(self.cases)
+        reader = "by which settings were chosen"
+        missing = undefined_sentence(seen, self.rule.split, self.metric, reader) if seen and chooses else ""
+        return (
+            *self.notes,
+            *filter(None, [missing]),
+            *remarks_on(self.outcomes, self.baseline, self.choices, self.rule.split),
+        )
 
     def under(self, case: Mapping[str, str]) -> Study:
         """The part of the study under one of its conditions, such as ``{"attack": "flip"}``.
@@ -107,7 +115,10 @@ class Study:
                 "best(): there were no examples by which the methods could be compared: name one of them."
             )
         if choice is None:
-            raise EvenhandError(f"best({method!r}): each of its settings diverged or failed in some run.")
+            raise EvenhandError(
+                f"best({method!r}): each of its settings diverged or failed in some run, or has no {self.rule.split} "
+                f"{self.metric} to be chosen by."
+            )
         return choice.setting
 
     def table(self, split: str | None = None) -> list[Line]:
@@ -159,6 +170,9 @@ class Study:
 
     def frame(self) -> Any:
         """One row per run: method, seed, status, each hyper-parameter, and ``<split>_<statistic>`` of each split.
+
+        For each of ``study(metrics=...)`` also ``<split>_<metric>_<statistic>``, such as ``test_auc_mean``: the mean,
+        ``worst10``, ``best10`` and ``clients``, the number of clients that have the metric.
 
         A pandas or polars data frame if one of them is installed, else a dict of arrays.
         """

@@ -25,7 +25,8 @@ class Tried(NamedTuple):
       runs: how many there are.
       lost: how many of them diverged or failed.
       values: ``"<split>_<statistic>"`` -> a value for each run, in the order of the seeds; empty where some run was
-        lost, since means over other seeds than those of the other settings would mislead.  What the study's ``measure``
+        lost, since means over other seeds than those of the other settings would mislead.  Metrics that were asked for
+        are there, too, as ``"<split>_<metric>_<statistic>"``.  What the study's ``measure``
         tells of the last evaluation is there, too, by its own name.
       views: the runs themselves, except for those that failed.
     """

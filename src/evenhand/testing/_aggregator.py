@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evenhand import tree
-from evenhand.aggregators import aggregate
-from evenhand.types import Aggregator, PyTree, Sum, Upload
+from evenhand import rounds, tree
+from evenhand.aggregators import aggregate, reduce_uploads
+from evenhand.types import Aggregator, Cohort, PyTree, Report, Sum, Upload
 
-__all__ = ["check_aggregator"]
+__all__ = ["check_aggregator", "check_slots"]
 
 
 def check_aggregator(
@@ -22,6 +22,7 @@ def check_aggregator(
 
     * The direction has the structure, shapes and dtypes of a delta.
     * It does not depend on the order of the uploads.
+    * Empty slots have no vote: the direction with some slots filled is that of these uploads alone.
     * Uploads that all agree are returned as they are (unless ``keeps_consensus=False``).
     * The same seed gives the same bits; arguments are not modified.
     * For a sum: no uploads give zeros, unless noise is added; a declared sensitivity bounds ``||lift||`` for
@@ -65,6 +66,9 @@ def check_aggregator(
     assert _gap(one, direction()) == 0, "The same uploads gave different bits."
     order = rng.permutation(uploads)
     assert _gap(one, direction(order)) <= tolerance, "The direction depends on the order of the uploads."
+    state = aggregator.init(jax.tree.map(jnp.zeros_like, first), uploads)
+    given = Upload(jax.tree.map(jnp.asarray, deltas), jnp.asarray(weights), jnp.asarray(losses))
+    check_slots(aggregator, given, np.arange(uploads), state, tolerance)
     if keeps_consensus:
         same = jax.tree.map(lambda leaf: np.repeat(leaf[:1], uploads, axis=0), deltas)
         assert _gap(direction(of=same), first) <= tolerance, (
@@ -73,6 +77,25 @@ def check_aggregator(
     if isinstance(aggregator, Sum):
         _check_sum(aggregator, deltas, weights, losses)
     assert _gap(copies, (deltas, weights, losses)) == 0, "The aggregator wrote to its arguments."
+
+
+def check_slots(aggregator: Aggregator, uploads: Upload, ids: Any, state: PyTree, tolerance: float) -> None:
+    """Checks that the direction with two of three slots filled is that of the uploads in them alone."""
+    key, noise = jax.random.key(5), jax.random.split(jax.random.key(6), len(ids))
+    ids, filled = jnp.asarray(ids, jnp.int32), np.arange(len(ids)) % 3 != 1
+
+    def direction(slots: Any, present: Any) -> PyTree:
+        taken, cohort = jax.tree.map(lambda leaf: leaf[slots], uploads), Cohort.of(ids[slots], present)
+        reports = tree.among(present, Report(taken.weight, taken.loss))
+        weights, after, _ = rounds.weighed(aggregator, reports, cohort, state)
+        taken = tree.among(present, Upload(taken.delta, weights, reports.loss))
+        return reduce_uploads(aggregator, taken, present, after, key, noise[slots])[0]
+
+    some = direction(np.arange(len(ids)), jnp.asarray(filled))
+    alone = direction(np.flatnonzero(filled), jnp.ones(int(filled.sum()), bool))
+    assert _gap(some, alone) <= tolerance, (
+        "An empty slot counts: the direction with some slots filled is not that of the uploads in them."
+    )
 
 
 def _check_sum(aggregator: Sum, deltas: PyTree, weights: Any, losses: Any) -> None:

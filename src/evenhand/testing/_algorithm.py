@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,10 +20,14 @@ from evenhand.simulation.setup import device_rows
 from evenhand.simulation.store import stored
 from evenhand.streams import keys_of
 from evenhand.systems import Systems
+from evenhand.testing._aggregator import check_slots
 from evenhand.testing._toy import toy_data
-from evenhand.types import Algorithm, Attack, ClientData, PyTree
+from evenhand.types import Algorithm, Attack, ClientData, PyTree, Report, Upload
 
 __all__ = ["check_algorithm"]
+
+_SHIFT = 2.0**-6
+"""What is added to all parameters; a softmax does not change where all of its inputs grow by the same."""
 
 
 def check_algorithm(
@@ -42,6 +47,9 @@ def check_algorithm(
     * The global and personal parameters have the structure, shapes and dtypes of the model's.
     * A round keeps the structure, shapes and dtypes of every state.
     * A client's work, and how it adapts, depend on its own rows only: corrupting all others changes nothing.
+    * Uploads are differences, where there are several clients: with a constant added to all parameters of the model, no
+      upload grows by it.
+    * Empty slots have no vote: the direction with some slots filled is that of these uploads alone.
     * Clients outside the cohort, and those that drop out of it, keep their state.
     * The compiled engine and the plain loop agree, for every number of lanes and devices.
     * The same seed gives the same bits, another seed different numbers.
@@ -73,8 +81,8 @@ def check_algorithm(
     copies = jax.tree.map(np.array, (params, rows))
     clients = data.num_clients
     wires = protocol.wires(algorithm, params, (rows.x, rows.y), capacity, clients)
-    state = protocol.begin(algorithm, params, clients, wires)
-    state = state._replace(clients=stored(state.clients, clients))
+    begin = partial(_begin, algorithm, clients, wires)
+    state = begin(params)
     _same_form(algorithm.global_params(state.server), params, "global_params")
     if algorithm.personal_params is not None:
         personal = algorithm.personal_params(state.server, tree.take(state.clients, jnp.int32(0)))
@@ -85,6 +93,8 @@ def check_algorithm(
     alone = Program(algorithm, cohort, capacity, 1, systems, attack, rounds)
     parts = twin.parts_of(alone)
     _check_privacy_of_rows(algorithm, parts, state, rows)
+    moved = begin(jax.tree.map(lambda leaf: leaf + jnp.asarray(_SHIFT, leaf.dtype), params))
+    _check_uploads(algorithm, parts, (state, moved), rows, tolerance)
 
     def run(count: int, how: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
         keys = protocol.roots(algorithm, keys_of(seed))
@@ -94,9 +104,9 @@ def check_algorithm(
             lane_count, device_count = how
             mesh = over(device_count)
             # A copy: the engine reuses the memory of its state.
-            begin, placed = everywhere(mesh, (jax.tree.map(jnp.copy, state), rows))
+            fresh, placed = everywhere(mesh, (jax.tree.map(jnp.copy, state), rows))
             program = alone._replace(lanes=lane_count, mesh=mesh)
-            end, infos = engine.run_rounds(program, begin, placed, keys, 0, count)
+            end, infos = engine.run_rounds(program, fresh, placed, keys, 0, count)
         return here(end), {name: info[:count] for name, info in infos.items() if name != EXECUTED}
 
     ways = [(lane_count, device_count) for device_count in devices for lane_count in lanes]
@@ -112,6 +122,11 @@ def check_algorithm(
     assert not _equal(first, other), "Another seed gave the same numbers: the cohort or the keys are ignored."
     _check_absent(algorithm, systems, state, rows, run(1, ways[0])[0], cohort)
     assert _equal(copies, jax.tree.map(np.array, (params, rows))), "The method wrote to its arguments."
+
+
+def _begin(algorithm: Algorithm, clients: int, wires: Any, params: PyTree) -> RoundState:
+    state = protocol.begin(algorithm, params, clients, wires)
+    return state._replace(clients=stored(state.clients, clients))
 
 
 def _check_privacy_of_rows(
@@ -141,6 +156,35 @@ def _check_privacy_of_rows(
         served, adapt_client = algorithm.global_params(state.server), algorithm.adapt
         adapt = jax.jit(lambda x: adapt_client(served, data(x), jax.random.key(3)))
         assert _equal(adapt(rows.x), adapt(x)), "A client adapts its model to other clients' rows."
+
+
+def _check_uploads(
+    algorithm: Algorithm,
+    parts: list[twin.Parts],
+    states: tuple[RoundState, RoundState],
+    rows: Rows,
+    tolerance: float,
+) -> None:
+    """Checks what clients send at a model and at one whose parameters are all larger by a constant."""
+    for index, (phase, part) in enumerate(zip(algorithm.phases, parts, strict=True)):
+
+        def sent(state: RoundState, phase: Any = phase, part: twin.Parts = part) -> tuple[Report, PyTree]:
+            uploads: list[tuple[Report, PyTree]] = []
+            for k in map(jnp.int32, range(rows.sizes.shape[0])):
+                message, memory = phase.broadcast(state.server, k), tree.take(state.clients, k)
+                key = jax.random.fold_in(jax.random.key(4), k)
+                uploads.append(part.client(rows, message, memory, k, jnp.float32(1.0), 0, key)[:2])
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *uploads)
+
+        (reports, deltas), (_, shifted) = sent(states[0]), sent(states[1])
+        for one, other in zip(jax.tree.leaves(deltas), jax.tree.leaves(shifted), strict=True):
+            grown = np.mean(np.array(other, np.float64) - np.array(one, np.float64)) / _SHIFT
+            # A model that is trained from further away comes back at most: its difference shrinks.
+            assert len(reports.weight) == 1 or not grown > 0.5, (
+                "An upload grows by what is added to the parameters: a client sends parameters, not how they changed."
+            )
+        uploads, ids = Upload(deltas, reports.weight, reports.loss), np.arange(rows.sizes.shape[0])
+        check_slots(phase.aggregator, uploads, ids, states[0].aggregators[index], tolerance)
 
 
 def _check_absent(

@@ -32,7 +32,7 @@ from evenhand.types._client import (
 )
 from evenhand.types._method import Algorithm, Attack, Phase, Sampling
 from evenhand.types._privacy import Privacy, Release
-from evenhand.types._reduction import Aggregator, OfLosses, Risk, Stack, Sum, Summation
+from evenhand.types._reduction import Aggregator, Need, OfLosses, Risk, Stack, Sum, Summation
 
 __all__ = [
     "Aggregator",
@@ -45,6 +45,7 @@ __all__ = [
     "Info",
     "Key",
     "Model",
+    "Need",
     "OfLosses",
     "Params",
     "Phase",

@@ -42,7 +42,8 @@ class Model(NamedTuple):
       init: ``key -> params``.  The same key gives the same parameters.
       apply: ``(params, x) -> outputs`` for evaluation; ``x`` has rows first, outputs too.
       losses: ``(outputs, y) -> (rows,)`` float, one loss per example, each depending on that example only.
-      metrics: name -> ``(outputs, y) -> (rows,)`` float, e.g. ``{"accuracy": ...}``; may be empty.
+      metrics: name -> ``(outputs, y) -> (rows,)`` float, e.g. ``{"accuracy": ...}``; may be empty.  One called
+        ``"loss"`` is reported in place of ``losses``, which remain what is trained by.
       apply_train: ``(params, x, key) -> outputs`` when training differs from evaluation (dropout); None: ``apply``.
       name: shown to users.
     """
@@ -129,7 +130,8 @@ class Effort(NamedTuple):
 
     Attributes:
       steps: local steps.
-      rows: examples in the batches of all of them together.
+      rows: examples whose gradient is computed in all of them together, as often as it is computed; not counted are
+        passes that compute losses only, and the reports before the work.
     """
 
     steps: Array

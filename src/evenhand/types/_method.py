@@ -98,7 +98,8 @@ class Algorithm(NamedTuple):
       global_params: ``server_state -> params``.
       sampling: how cohorts are drawn.
       init_client: ``params -> client_state`` of a client never seen before; ``()`` for stateless methods.
-      personal_params: ``(server_state, client_state) -> params`` that a client is served; None: the global ones.
+      personal_params: ``(server_state, client_state) -> params`` that a client is served once it has trained; until
+        then it is served the global ones.  None: all clients are.
       partial_work: whether a straggler's partial work is aggregated (FedProx) or dropped (FedAvg).
       observe: ``(server_state, train_loss) -> server_state``, before each round; None: that loss is not computed.
       adapt: ``(params, data, key) -> params``, how a client finetunes the model that it is served, on its training
@@ -135,10 +136,13 @@ class Attack(NamedTuple):
       report: ``(report, key) -> report`` replaces the weight and the loss that it reports; None: the true ones.
       collude: ``(uploads, malicious, present, key) -> deltas`` of a coalition that knows all uploads of the cohort
         (leading axis ``m``; ``malicious`` and ``present`` are bool ``(m,)``); those of honest clients are kept.
-      clients: positions of the malicious clients, instead of ``fraction``.
+      clients: positions or ids of the malicious clients, instead of ``fraction``.
       first: the first round, counted from 1, in which uploads, reports and ``fresh`` examples are replaced; those that
         were poisoned before the run always are.
       last: the last such round; None: that of the run.
+      lifted: ``(numbers, public, key) -> numbers`` replaces what a malicious client adds to a sum in each of its
+        passes, whatever its upload is; ``public`` is what the server has published.  Under a secure sum nobody sees it,
+        and only the modulus bounds it; None: it adds what it should.
       fresh: ``(x, y, size, key) -> (x, y)`` poisons its training examples for one round, from the clean ones, of which
         the first ``size`` are its own; None: every round has the same.
     """
@@ -148,8 +152,9 @@ class Attack(NamedTuple):
     upload: Callable[[PyTree, Key], PyTree] | None = None
     report: Callable[[Report, Key], Report] | None = None
     collude: Callable[[Upload, Array, Array, Key], PyTree] | None = None
-    clients: tuple[int, ...] | None = None
+    clients: tuple[int | str, ...] | None = None
     first: int = 1
     last: int | None = None
     fresh: Callable[[Array, Array, Array, Key], tuple[Array, Array]] | None = None
+    lifted: Callable[[PyTree, PyTree, Key], PyTree] | None = None
     __repr__ = short

@@ -11,6 +11,7 @@ from evenhand.types._privacy import Release
 
 __all__ = [
     "Aggregator",
+    "Need",
     "OfLosses",
     "Risk",
     "Stack",
@@ -44,6 +45,31 @@ class Risk(NamedTuple):
     __repr__ = short
 
 
+class Need(NamedTuple):
+    """How many uploads a robust aggregator needs; ``m`` counts those that are accepted in a round.
+
+    Attributes:
+      name: the aggregator with the number that it is built for, such as ``"krum(5)"``.
+      holds: ``m -> bool``, whether its guarantee holds with so many.
+      works: ``m -> bool``, whether anything is left of so many once those that it distrusts are gone; it does not hold
+        where this is False.
+    """
+
+    name: str
+    holds: Callable[[int], bool]
+    works: Callable[[int], bool]
+    __repr__ = short
+
+    @staticmethod
+    def over(name: str, malicious: int, holds: Callable[[int], bool]) -> Need:
+        """That of an aggregator that leaves ``malicious`` of the uploads out: one more must be there."""
+        return Need(name, holds, lambda m: m > malicious)
+
+    def least(self, m: int, most: int = 10**5) -> int | None:
+        """The smallest number from ``m`` to ``most`` with which it holds; None: there is none."""
+        return next((count for count in range(m, most + 1) if self.holds(count)), None)
+
+
 class Summation(NamedTuple):
     """How a sum is found that is not found by adding lifted arrays as they arrive.
 
@@ -51,10 +77,14 @@ class Summation(NamedTuple):
       bits: of each lifted number on the wire.
       add: ``(lifted, present, key) -> total`` of a whole cohort, whose lifted arrays have a leading axis ``m``; what
         empty slots hold does not matter; None: they are added as they arrive.
+      numbers: as :attr:`Sum.lift`, but the real numbers before they become whole; None: it has none.
+      anything: ``(numbers, key) -> lifted``, how a client that obeys no bound but the modulus would send such numbers.
     """
 
     bits: int
     add: Callable[[PyTree, Array, Key], PyTree] | None = None
+    numbers: Callable[[Upload, PyTree, Key], PyTree] | None = None
+    anything: Callable[[PyTree, Key], PyTree] | None = None
     __repr__ = short
 
 
@@ -75,6 +105,7 @@ class Sum(NamedTuple):
       sensitivity: a bound on ``||lift(upload)||_2`` over admissible uploads, None if there is none.
       summation: how the lifted arrays are added, where they are whole numbers; None: as real numbers, as they arrive.
       release: what one round gives away under noise; None: the sum itself.
+      needs: how many uploads its guarantees need; each of them must hold.
     """
 
     init: Callable[[PyTree, int], State]
@@ -87,6 +118,7 @@ class Sum(NamedTuple):
     sensitivity: float | None = None
     summation: Summation | None = None
     release: Release | None = None
+    needs: tuple[Need, ...] = ()
     __repr__ = short
 
     @property
@@ -105,11 +137,13 @@ class Stack(NamedTuple):
       apply: ``(uploads, present, state, key) -> (direction, state)``; each leaf of ``uploads`` has a leading axis
         ``m``, and those of empty slots, where ``present``, bool ``(m,)``, is False, are zeros.
       needs_loss: whether clients must report their loss.
+      needs: how many uploads its guarantees need; each of them must hold.
     """
 
     init: Callable[[PyTree, int], State]
     apply: Callable[[Upload, Array, State, Key], tuple[PyTree, State]]
     needs_loss: bool = False
+    needs: tuple[Need, ...] = ()
     __repr__ = short
 
 

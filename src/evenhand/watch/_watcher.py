@@ -110,7 +110,7 @@ class Watching:
 def _forgiving(name: str) -> Generator[None]:
     try:
         yield
-    except Exception as error:  # whatever a tracker does, it must not end a training
+    except (Exception, SystemExit) as error:  # whatever a tracker does, it must not end a training
         sentence = f"A tracker failed and no longer follows {name} ({type(error).__name__}: {error})."
         warnings.warn(sentence, EvenhandWarning, stacklevel=2)
 

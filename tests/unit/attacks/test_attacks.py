@@ -16,6 +16,7 @@ from scipy.stats import norm
 import evenhand as eh
 from evenhand import aggregators as agg
 from evenhand import attacks
+from evenhand.rounds import malicious_clients
 from evenhand.types import Attack, Report, Upload
 
 CASES, CLIENTS = 200, 9
@@ -292,6 +293,46 @@ def test_one_upload_becomes_what_each_attack_says() -> None:
     ):
         with pytest.raises(eh.EvenhandError, match="both"):
             attacks.both(*pair)
+
+
+def test_clients_are_named_by_id_or_by_position() -> None:
+    """Ids of a run's data, also where an id is the text of another client's position."""
+    ids = ("north", "3", "0", "south")
+    cases: dict[tuple[int | str, ...], list[int]] = {
+        ("south", "3"): [1, 3],
+        (3,): [3],
+        ("0",): [2],
+        (0, "north"): [0],
+        ("north", 2): [0, 2],
+    }
+    for clients, expected in cases.items():
+        malicious = malicious_clients(attacks.by_clients(attacks.zero(), clients), ids, 0)
+        assert np.flatnonzero(malicious).tolist() == expected
+    for clients, sentence in (
+        (("nroth",), r"no such client \(perhaps you meant north\); give ids, or positions from 0 to 3"),
+        ((4,), "from 0 to 3"),
+    ):
+        with pytest.raises(eh.EvenhandError, match=sentence):
+            malicious_clients(attacks.by_clients(attacks.zero(), clients), ids, 0)
+    with pytest.raises(eh.EvenhandError, match="here clients have positions only"):
+        malicious_clients(attacks.by_clients(attacks.zero(), ("north",)), 4, 0)
+
+
+def test_a_run_attacked_by_name_is_the_run_attacked_by_position() -> None:
+    """Flipped labels reach the same rows, and the run says who was malicious."""
+    data = eh.testing.toy_data()
+    method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+    by_name, by_position, other = (
+        eh.simulate(
+            method, data, rounds=1, attack=attacks.by_clients(attacks.model_replacement(boost=5.0), of)
+        )
+        for of in ((data.client_ids[1],), (1,), (0,))
+    )
+    assert by_name.malicious.tolist() == by_position.malicious.tolist() and by_name.malicious[1]
+    for same, leaf, different in zip(
+        *map(jax.tree.leaves, (by_name.params, by_position.params, other.params)), strict=True
+    ):
+        assert (same == leaf).all() and (same != different).any()
 
 
 @pytest.mark.parametrize("name", attacks.__all__)

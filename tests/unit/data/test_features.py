@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from evenhand.checksums import sum_of
 from evenhand.data import FederatedDataset, encode_table, from_frame, load, load_features
 from evenhand.data._features import Features, Series, encode, fit
 from evenhand.errors import EvenhandError
@@ -171,6 +172,21 @@ def test_an_empty_cell_of_a_new_table_is_filled_where_the_training_table_was() -
 def test_damaged_features_are_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "features.json").write_bytes(content.encode("utf-8", "surrogatepass"))
     with pytest.raises(EvenhandError, match="not a features"):
+        load_features(tmp_path)
+
+
+def test_a_changed_number_is_noticed_beside_checksums(tmp_path: Path) -> None:
+    """As in a run folder; without checksums, or with those of other files, it is not."""
+    path, sums = tmp_path / "features.json", tmp_path / "checksums.json"
+    path.write_text(json.dumps(data().features.to_json()))
+    length, sha256 = sum_of(path.read_bytes())
+    for listed in ({path.name: {"bytes": length, "sha256": sha256}}, {"summary.json": {}}, []):
+        sums.write_text(json.dumps(listed))
+        assert load_features(tmp_path) == data().features
+    path.write_text(path.read_text().replace("3", "4", 1))
+    assert load_features(tmp_path) != data().features
+    sums.write_text(json.dumps({path.name: {"bytes": length, "sha256": sha256}}))
+    with pytest.raises(EvenhandError, match=r"features\.json is damaged .* restores it"):
         load_features(tmp_path)
 
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 import malformed
 from evenhand.data import FederatedDataset, from_arrays, load
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, EvenhandWarning
 
 
 def assert_same(one: FederatedDataset, other: FederatedDataset) -> None:
@@ -87,7 +87,11 @@ def test_a_fault_beyond_the_first_block_is_found(tmp_path: Path) -> None:
     with pytest.raises(EvenhandError, match="line 17002, column 'v' holds 'oops'"):
         load(file)
     rows[17_000][1] = 17_000
-    data = load(write_csv(file, ["client", "v", "label"], rows), test_fraction=0.0, standardize=False)
+    file = write_csv(file, ["client", "v", "label"], rows)
+    with pytest.warns(
+        EvenhandWarning, match="column 'v' has another whole number in each of the 20,000 rows"
+    ):
+        data = load(file, test_fraction=0.0, standardize=False)
     np.testing.assert_array_equal(data.train.x[:, 0], np.arange(20_000, dtype=np.float32))
 
 

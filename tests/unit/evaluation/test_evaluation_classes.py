@@ -241,6 +241,7 @@ def personal(method: Algorithm) -> Algorithm:
 
 WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
 FEDAVG = eh.algorithms.fedavg(WORK)
+pytestmark = pytest.mark.filterwarnings("ignore:2 of . (evaluated )?clients have no test examples")
 DATA = dataset([7, 3, 1, 30, 40, 2, 5], [9, 0, 1, 12, 33, 2, 0])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reported import view
+from scipy.stats import permutation_test
 
 from evenhand.errors import EvenhandError
 from evenhand.report import RunView, caution, compare, may_win, verdict
@@ -108,20 +109,39 @@ def test_one_seed_each_marks_the_best_shown_number() -> None:
 
 
 def test_several_seeds_need_an_interval_above_zero() -> None:
-    found = compare([run(title, seed=i) for title in "abc" for i in range(3)])
-    noise = np.array([-0.1, 0.0, 0.1])
-    shifted = [0.5 + noise, 0.6 + noise + np.array([0, 0.01, 0]), 0.4 - noise]
+    """Seven of them, which two comparisons need; Student's interval by hand."""
+    found = compare([run(title, seed=i) for title in "abc" for i in range(7)])
+    noise = np.linspace(-0.1, 0.1, 7)
+    shifted = [0.5 + noise, 0.6 + noise + np.array([0, 0.01, 0, 0, 0, 0, 0]), 0.4 - noise]
     assert found.winners(shifted[:2] + shifted[:1], ["", "", ""], 1) == {
         1
     }  # in pairs, the common noise cancels
-    assert found.winners(shifted, ["", "", ""], 1) == set()  # the noise of the third is not common
-    # Student's t: three differences of mean 1 and deviation s have the interval 1 -+ 2.484 s.
-    for deviation, winners in ((0.39, {1}), (0.41, set())):
-        difference = 1 + deviation * np.array([-1.0, 0.0, 1.0])
-        assert found.winners([np.zeros(3), difference, np.zeros(3)], ["", "", ""], 1) == winners
-        assert found.winners([np.zeros(3), -difference, np.zeros(3)], ["", "", ""], -1) == winners
-    assert "No method is better than all others by more than the noise of 3 seeds" in verdict(found)
+    assert (
+        found.winners([shifted[0], shifted[1], 0.5 - 9 * noise], ["", "", ""], 1) == set()
+    )  # not the third's
+    # Student's t with 6 degrees of freedom: differences of mean 1 and deviation s have the interval 1 -+ 0.9248 s.
+    for deviation, winners in ((1.07, {1}), (1.09, set())):
+        difference = 1 + deviation * np.array([-1.5, -1.0, -0.5, 0, 0.5, 1.0, 1.5]) / np.sqrt(7 / 6)
+        assert found.winners([np.zeros(7), difference, np.zeros(7)], ["", "", ""], 1) == winners
+        assert found.winners([np.zeros(7), -difference, np.zeros(7)], ["", "", ""], -1) == winners
+    assert "no method is better than all others by more than the noise of 7 seeds" in verdict(found)
     assert "95 % interval" in caution(found)
+
+
+@pytest.mark.parametrize(("methods", "least"), [(2, 6), (3, 7), (4, 7), (5, 8)])
+def test_no_star_where_the_test_by_signs_cannot_come_to_its_level(methods: int, least: int) -> None:
+    """SciPy's exact test by signs of the clearest differences, raised by Holm, says how many seeds are needed."""
+    for seeds in (2, least - 1, least):
+        of = compare([run(f"m{i}", seed=seed) for i in range(methods) for seed in range(seeds)])
+        clear = 1 + 1e-3 * np.arange(seeds)
+        how = {"permutation_type": "samples", "n_resamples": 2**12}
+        test = permutation_test((clear,), lambda x: np.mean(x), **how)  # type: ignore[call-overload]
+        able = (methods - 1) * test.pvalue <= 0.05
+        assert able == (seeds >= least)
+        values = [clear] + [np.zeros(seeds)] * (methods - 1)
+        assert of.winners(values, [""] * methods, 1) == ({0} if able else set())
+        words = f"With {seeds} seeds no difference can be significant: use at least {least}."
+        assert (words in caution(of)) != able
 
 
 def test_a_run_that_is_not_finite_never_wins() -> None:
@@ -132,6 +152,20 @@ def test_a_run_that_is_not_finite_never_wins() -> None:
     assert "served best by b" in text and text.endswith("Left out, since training diverged: lost.")
     assert verdict(compare([run(), lost])) == "All methods but fedavg diverged, so none is called the best."
     assert verdict(compare([lost, lost._replace(title="too")])).startswith("All of these runs diverged")
+
+
+def test_a_malicious_client_does_not_keep_a_run_from_winning() -> None:
+    """Neither by a number that is not finite nor by its own accuracy; an honest one does."""
+    made, better = run("a"), run("b", gain=0.1)
+    values = {split: dict(metrics) for split, metrics in better.clients.items()}
+    for metrics in values.values():
+        metrics["loss"] = np.where(np.arange(30) == 4, np.inf, 1.0)
+    for malicious, best in ((4, "b"), (5, "")):
+        attacked = better._replace(clients=values, malicious=np.arange(30) == malicious)
+        assert may_win(attacked) == bool(best)
+        other = made._replace(malicious=np.arange(30) == malicious)
+        text = verdict(compare([other, attacked, run("c")._replace(malicious=np.arange(30) == malicious)]))
+        assert ("served best by b" in text) == bool(best)
 
 
 def test_verdicts_on_the_mean_and_the_tail() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from reported import view
 
 from evenhand.errors import EvenhandError
@@ -79,6 +80,20 @@ def test_scatter_has_every_client_and_medians_of_many() -> None:
     )
 
 
+def test_shares_have_no_logarithmic_axis() -> None:
+    """Accuracies from 0.4 to 90 % stay on a linear axis; losses over as wide a range do not."""
+    wide = np.geomspace(0.004, 0.9, 30)
+    run = view(clients=30)
+    clients = {split: {"accuracy": wide, "loss": wide} for split in run.clients}
+    history = {"round": np.arange(30), **{f"test_{name}_mean": wide for name in ("accuracy", "loss")}}
+    run = run._replace(clients=clients, history=history, sizes=dict.fromkeys(clients, np.full(30, 5)))
+    for metric, scale in (("accuracy", "linear"), ("loss", "log")):
+        for figure in (figures.client_curve, figures.size_scatter, figures.learning_curve):
+            (axes,) = figure([run], metric=metric, split="test").axes
+            assert axes.get_yscale() == scale, (metric, figure)
+        assert figures.series([run], f"test_{metric}_mean").axes[0].get_yscale() == scale
+
+
 def seeded(title: str, number: int, factor: float = 1.0) -> RunView:
     """A run that differs from the others of its title by the seed, and by a factor of all it has recorded."""
     run = view(title)
@@ -87,12 +102,30 @@ def seeded(title: str, number: int, factor: float = 1.0) -> RunView:
     return run._replace(history=history, clients=clients, info={**run.info, "seed": number})
 
 
+def legend_of(figure: Figure) -> list[str]:
+    return [text.get_text() for made in figure.legends for text in made.get_texts()]
+
+
+def test_legends_say_what_dashes_shades_and_bands_mean() -> None:
+    one, three = seeded("a", 0), [seeded("b", seed, 0.8) for seed in range(3)]
+    assert legend_of(figures.learning_curve(one, metric="accuracy")) == ["worst to best tenth"]
+    assert legend_of(figures.learning_curve({"b": three}, metric="accuracy")) == ["range of seeds"]
+    assert legend_of(figures.learning_curve({"a": one, "b": three})) == ["worst tenth", "range of seeds"]
+    assert legend_of(figures.client_curve(one)) == ["worst tenth"]
+    assert legend_of(figures.series(one, "test_loss")) == []
+    several = {
+        name: seeded(name, 0, factor) for name, factor in zip("abcd", (1.0, 0.8, 0.6, 0.4), strict=True)
+    }
+    for draw_figure in (figures.learning_curve, figures.client_curve):  # a panel each, with their names above
+        assert legend_of(draw_figure(several)) == ["worst tenth"]
+
+
 def test_few_methods_are_labelled_where_their_lines_end() -> None:
     runs = [seeded("a", 0), seeded("b", 0, 0.8), seeded("_c$x$", 0, 0.6)]
     figure = figures.learning_curve(runs)
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.texts] == ["a", "b", r" _c\$x\$"]
-    assert not figure.legends
+    assert legend_of(figure) == ["worst tenth"]
     heights = [text.get_position()[1] for text in axes.texts]
     assert heights == sorted(heights, reverse=True) and min(-np.diff(heights)) >= 0.07 - 1e-9
     long = [seeded("a method with a long name", 0), seeded("b", 0, 0.8)]
@@ -100,7 +133,7 @@ def test_few_methods_are_labelled_where_their_lines_end() -> None:
         figure = figures.learning_curve(crowded)
         assert not figure.axes[0].texts
         names = [text.get_text() for text in figure.legends[0].get_texts()]
-        assert names == [run.title for run in crowded]
+        assert names == [*(run.title for run in crowded), "worst tenth"]
 
 
 def test_a_legend_of_long_names_takes_several_lines() -> None:

@@ -12,8 +12,18 @@ from rich.console import Console
 
 from evenhand.cli._tables import overview
 from evenhand.data import FederatedDataset, Split, load
-from evenhand.evaluation import ClassMetrics, Finding, blank_loss, feature_scales, findings
-from evenhand.report import RunView, compare, latest, swing, write_report
+from evenhand.evaluation import (
+    ClassMetrics,
+    Finding,
+    blank_loss,
+    diverged_clients,
+    feature_scales,
+    findings,
+    headline_of,
+    unmeasured,
+    untrained_clients,
+)
+from evenhand.report import RunView, compare, latest, may_be_starred, swing, verdict, write_report
 
 BLANK = math.log(10)
 SCALES = Finding("scales", "Features are on very different scales.")
@@ -56,7 +66,17 @@ def test_a_loss_that_stays_not_finite_is_a_divergence():
     assert "a hundred times smaller" in finding.sentence
     assert kinds(history(2.3, nan, 1.0)) == []
     (finding,) = found(history(2.3, 1.0, test=[2.3, nan]))
-    assert "the test loss is not" in finding.sentence
+    assert "the test loss is not" in finding.sentence and finding.split == "test"
+    assert "Training diverged" not in finding.sentence
+
+
+def test_training_that_diverged_is_not_hidden_by_a_test_loss_that_is_not_finite():
+    """Whether its loss is not finite or too high; of validation and test examples, the former choose."""
+    for last in (math.nan, 1e9):
+        (finding,) = found(history(2.3, last, last, last, test=[2.3, math.inf, math.inf, math.inf]))
+        assert (finding.split, finding.sentence[:17]) == ("train", "Training diverged")
+    both = history(2.3, 1.0, test=[2.3, math.nan]) | {"valid_loss": np.array([2.3, math.nan])}
+    assert found(both)[0].split == "valid"
 
 
 def test_a_loss_that_rises_is_a_divergence_from_three_times_the_floor_on():
@@ -118,6 +138,47 @@ def test_a_model_that_has_not_moved_is_explained_where_the_cause_is_known():
     assert "Try a larger client or server step size" in found(unmoved, per_round=small)[0].sentence
     assert kinds(history(0.0, 0.0), per_round=no_reports) == ["unmoved"]
     assert kinds(history(2.0, 1.0), per_round=zero_updates) == []
+
+
+# --- unmeasured --------------------------------------------------------------------------------------------------
+
+
+def test_clients_without_test_examples_are_counted():
+    def sentence(test, **how):
+        finding = unmeasured({"train": np.array([4, 4, 4]), "test": np.array(test)}, **how)
+        return finding and finding.sentence.split(". ")
+
+    assert sentence([1, 1, 1]) is None
+    assert sentence([1, 0, 0])[0] == "2 of 3 clients have no test examples and are in none of these numbers"
+    assert (
+        sentence([1, 1, 0], noun="honest client", cure="")[0]
+        == "1 of 3 honest clients has no test examples and is in none of these numbers."
+    )
+    told = sentence([1, 1, 0], metric="loss", train=np.array([0.5, 0.5, 2.0]))
+    assert told[1] == "On training examples, its loss is 2, and the mean over all 3 clients is 1"
+    assert (
+        len(sentence([1, 1, 0], train=np.array([0.5, 0.5, math.nan]))) == 2
+    )  # a client without training rows
+
+
+def test_without_test_examples_the_split_in_their_place_is_named():
+    sizes = {"train": np.array([4, 4]), "valid": np.array([1, 0]), "test": np.array([0, 0])}
+    assert headline_of(sizes) == "valid" and headline_of(sizes | {"test": np.array([0, 1])}) == "test"
+    begin = "None of 2 clients has test examples: there are no test numbers, and these are about"
+    assert unmeasured(sizes).sentence.startswith(f"{begin} validation examples, which 1 of 2 clients lacks. ")
+    assert unmeasured({"train": sizes["train"]}).sentence.startswith(f"{begin} training examples. ")
+    assert unmeasured({"train": np.array([4])}).sentence.startswith("The only client has no test examples: ")
+
+
+def test_validation_examples_choose_and_are_no_headline():
+    sizes = {"train": np.array([4, 4]), "valid": np.array([1, 0]), "test": np.array([1, 1])}
+    finding = unmeasured(sizes, split="valid")
+    assert finding.kind == "unmeasured" and finding.split == "valid"
+    assert (
+        "1 of 2 clients has no validation examples and is in none of the numbers that choose"
+        in finding.sentence
+    )
+    assert "--unseen" not in finding.sentence
 
 
 # --- guessing ----------------------------------------------------------------------------------------------------
@@ -355,7 +416,7 @@ def test_a_run_that_diverged_is_never_the_best(tmp_path):
     lost, sound, poor = view("lost", [0.9, 0.9], LOST), view("sound", [0.5, 0.7]), view("poor", [0.1, 0.6])
     text, shown = words(tmp_path / "a.html", lost, sound, poor)
     assert "best by sound" in shown
-    assert "Do not rely on these numbers: lost" in shown
+    assert "Do not rely on these numbers" in shown and f"lost: {LOST.sentence}" in shown
     assert not re.search(r"best by lost", shown)
     best = re.findall(r'class="number best">(?:<[^>]+>)*([^<]*)', text)
     assert best
@@ -370,13 +431,75 @@ def test_a_run_that_diverged_is_never_the_best(tmp_path):
     assert "All of these runs diverged, so none is called the best." in shown
 
 
-@pytest.mark.parametrize(("notices", "starred"), [([LOST], "sound"), ([], "lost"), ([CARE], "lost")])
-def test_a_run_that_diverged_gets_no_star(capsys, notices, starred):
+def test_findings_of_many_runs_are_shown_once_per_kind(tmp_path, capsys):
+    """24 runs of 8 methods: one paragraph per kind, with the methods that have it, or their seeds where not all do."""
+    runs = []
+    for i in range(8):
+        for seed in range(3):
+            care = CARE._replace(sentence=f"The model is no better than a guess: {i}, {seed}.")
+            notices = [care] if i < 5 else [LOST] if (i, seed) == (6, 1) else []
+            runs.append(view(f"m{i}", [0.5, 0.7], *notices)._replace(info={"seed": seed}))
+    of = compare(runs)
+    guessing, lost = of.notices
+    assert (guessing.runs, guessing.total, lost.runs) == (15, 24, 1)
+    assert guessing.text == (
+        "15 of 24 runs (m0, m1, m2 and 2 more), for example: The model is no better than a guess: 0, 0."
+    )
+    assert lost.text == f"m6, seed 1: {LOST.sentence}"
+    text, shown = words(tmp_path / "a.html", *runs)
+    assert text.count('<aside class="notice">') == 2
+    assert text.index("Do not rely on these numbers") < text.index("Read these numbers with care")
+    assert shown.count("no better than a guess") == 1 and shown.count(LOST.sentence) == 1
+    some = compare([run for run in runs if (run.title == "m0" and run.info["seed"]) or run.title == "m7"])
+    assert [each.names for each in some.notices] == [("m0",)]
+    some = compare([*runs[:2], runs[2]._replace(findings=())])
+    assert [each.names for each in some.notices] == [("m0, seeds 0 and 1",)]
+    assert compare(runs[:3]).notices[0].text.startswith("All 3 runs, for example: The model")
+    same = [run._replace(findings=(CARE, SCALES)) for run in runs[:3]]
+    assert [each.text for each in compare(same).notices] == [
+        f"All 3 runs: {CARE.sentence}",
+        f"All 3 runs: {SCALES.sentence}",
+    ]
+    assert compare(runs[0]).notices[0].text == runs[0].findings[0].sentence
+
+
+def test_a_test_loss_alone_drops_no_method_and_its_findings_are_apart(tmp_path):
+    """Its number is not finite, so that it is not the best; the verdict does not say that training diverged."""
+    lost = view("lost", [math.nan, 0.9], LOST._replace(split="test"))
+    lost = lost._replace(clients={**lost.clients, "train": {"accuracy": np.array([0.9, 0.9])}})
+    text = verdict(compare([lost, view("sound", [0.5, 0.7]), view("poor", [0.1, 0.6])]))
+    assert "served best by sound" in text
+    assert text.endswith("Left out, since its test accuracy is not finite: lost.")
+    both = [lost, view("other", [0.5, 0.7], LOST._replace(split="train"))]
+    assert len(compare(both).notices) == 2
+    _, shown = words(tmp_path / "a.html", lost)
+    assert "The test accuracy is not a finite number." in shown
+
+
+@pytest.mark.parametrize(("notices", "starred"), [([LOST], "sound"), ([], "lost"), ([CARE], "sound")])
+def test_a_run_that_diverged_or_guesses_gets_no_star(capsys, notices, starred):
     runs = [view("lost", [0.9, 0.9], *notices), view("sound", [0.5, 0.7]), view("poor", [0.1, 0.6])]
     Console(width=80).print(overview(compare(runs)))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if "*" in line]
     assert lines
     assert [line.split()[0] for line in lines] == [starred]
+
+
+def test_a_verdict_names_the_methods_that_guess():
+    poor, sound, other = view("poor", [0.9, 0.9], CARE), view("sound", [0.5, 0.7]), view("other", [0.1, 0.6])
+    assert verdict(compare([poor, sound, other])).endswith("Left out, since no better than a guess: poor.")
+    assert verdict(compare([poor, sound])).startswith("All methods but sound are no better than a guess, so")
+    lost = view("lost", [0.9, 0.9], LOST)
+    assert "diverged or are no better than a guess, so none" in verdict(compare([poor, sound, lost]))
+
+
+def test_a_guess_by_accuracy_may_be_the_best_in_a_metric_that_sees_more():
+    guess, lost = view("guess", [0.9, 0.9], CARE), view("lost", [0.9, 0.9], LOST)
+    assert [may_be_starred(guess, metric) for metric in ("accuracy", "loss", "auc")] == [False, False, True]
+    assert not may_be_starred(lost, "auc")
+    assert may_be_starred(view("sound", [0.9, 0.9]), "accuracy")
+    regression = guess._replace(clients={"train": {"loss": np.ones(2)}})
+    assert not may_be_starred(regression, "r2")
 
 
 def test_the_headline_of_one_run_mentions_its_swing(tmp_path):
@@ -406,3 +529,80 @@ def test_a_deviation_over_seeds_that_is_only_rounding_is_shown_as_zero(tmp_path)
     other = [view("y", [0.5, 0.6])._replace(info={"seed": seed}) for seed in range(3)]
     shown = words(tmp_path / "a.html", *runs, *other)[1]
     assert "70.0 ± 0" in shown and not re.search(r"±\s*\d[\d.]*e", shown)
+
+
+# --- clients -----------------------------------------------------------------------------------------------------
+
+NAMES = [f"c{k}" for k in range(8)]
+
+
+def wild(own, alone=1.0, initial=2.0, trained=True):
+    """Eight clients with these losses."""
+    losses = {
+        name: np.broadcast_to(value, 8).astype(float)
+        for name, value in (("loss", own), ("global_loss", alone))
+    }
+    chosen = np.broadcast_to(trained, 8)
+    return diverged_clients(losses, np.broadcast_to(initial, 8).astype(float), chosen, NAMES)
+
+
+def test_a_personal_loss_diverged_from_ten_times_the_larger_of_two_others_on():
+    for alone, initial in ((1.0, 2.0), (2.0, 1.0), (math.nan, 2.0)):
+        assert wild([20.0] * 8, alone, initial) is None
+        finding = wild([20.0] * 7 + [20.1], alone, initial)
+        assert finding is not None and finding.kind == "client_diverged"
+        assert "models of 1 of 8 clients diverged" in finding.sentence
+        assert "By client: c7 (20.1, usually 2)." in finding.sentence
+    for bad in (math.nan, math.inf):
+        assert "c3 (" in wild([1.0] * 3 + [bad] + [1.0] * 4).sentence
+    # A global model that diverged, too, is no measure, and neither is a loss of 0.
+    assert wild([1e9] * 8, alone=math.inf) is None
+    assert wild([9e-6] * 8, alone=0.0, initial=0.0) is None
+    assert wild([1.1e-5] * 8, alone=0.0, initial=0.0) is not None
+
+
+def test_at_most_five_diverged_clients_are_named_the_worst_first():
+    finding = wild([30.0, 21.0, math.nan, 22.0, 40.0, 1.0, 23.0, 50.0])
+    listed = finding.sentence.partition("By client: ")[2].partition(". Means")[0]
+    assert [part.split(" (")[0] for part in listed.replace(" and ", ", ").split("), ")] == [
+        *("c2", "c7", "c4", "c0", "c6"),
+        "2 more",
+    ]
+    assert "of 7 of 8 clients" in finding.sentence
+    one = wild([30.0, 1.0, 1.0, 22.0] + [1.0] * 4)
+    assert "By client: c0 (30, usually 2) and c3 (22, usually 2). Means" in one.sentence
+
+
+def test_only_clients_that_trained_can_diverge():
+    assert wild([99.0] * 8, trained=[False] * 8) is None
+    finding = wild([99.0] * 8, trained=[True] + [False] * 7)
+    assert "of 1 of 1 client diverged" in finding.sentence
+    assert diverged_clients({"loss": np.ones(8)}, np.ones(8), np.ones(8, bool), NAMES) is None
+
+
+def test_the_sentence_on_clients_that_never_trained():
+    past = history(2.3, 1.0, rounds=[0, 5]) | {"train_global_loss": np.array([2.3, 2.0])}
+
+    def said(last_round, past=past, **how):
+        how = {"initial": False, "adapts": False} | how
+        finding = untrained_clients(np.array(last_round), past, **how)
+        return None if finding is None else finding.sentence
+
+    assert said([1, 2, 3, 5]) is None
+    assert said([0, 0, 0, 0]) is None, "that is another finding"
+    text = said([1, 2, 0, 5])
+    assert text.startswith(
+        "1 of 4 clients never trained in 5 rounds, and are served the current global model;"
+    )
+    assert "the personal model as it was initialised;" in said([1, 2, 0, 5], initial=True)
+    still = past | {"train_global_loss": np.array([2.3, 2.3])}
+    assert "the global model, which has not changed since the start;" in said([1, 2, 0, 5], still)
+    assert "model, which they adapt to their examples;" in said([1, 2, 0, 5], adapts=True)
+
+
+def test_findings_about_clients_come_after_those_about_the_run():
+    about = Finding("untrained", "Some never trained.")
+    result = findings(
+        history(2.3, math.nan), per_round={}, classes={}, blank=BLANK, scales=SCALES, clients=(None, about)
+    )
+    assert [finding.kind for finding in result] == ["diverged", "untrained", "scales"]

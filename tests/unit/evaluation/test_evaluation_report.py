@@ -17,7 +17,7 @@ from reported import view
 
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import summarize
-from evenhand.report import RunView, write_clients_csv, write_report
+from evenhand.report import RunView, read_clients_csv, write_clients_csv, write_report
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = "<script>alert('x')</script> & \"$5$ _α 数"
@@ -235,9 +235,10 @@ def test_names_that_spreadsheets_and_terminals_would_act_on_are_made_safe(tmp_pa
     names = ["a\x1b[31m\u202eb", "=SUM(A1)", "-5", "-x", "\ud800"]
     run = view("\ud800\x1b[1m", clients=5, client_ids=names, config={"\x07": "\udcff"})
     write_clients_csv(tmp_path / "clients.csv", run)
-    with (tmp_path / "clients.csv").open(newline="", encoding="utf-8", errors="surrogatepass") as file:
+    with (tmp_path / "clients.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["client"] for row in rows] == [names[0], "'=SUM(A1)", "-5", "'-x", names[4]]
+    assert [row["client"] for row in rows] == [r"a\x1b[31m\u202eb", "'=SUM(A1)", "-5", "'-x", r"\ud800"]
+    assert list(read_clients_csv(tmp_path / "clients.csv").client_ids) == names
     text, page = report(tmp_path, run, run._replace(title="שלום"))
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\ud800-\udfff]", text)
     assert r"\x07" in page.text and r"\udcff" in page.text and r"a\x1b[31m\u202eb" in page.text
@@ -247,20 +248,23 @@ def test_names_that_spreadsheets_and_terminals_would_act_on_are_made_safe(tmp_pa
 def test_several_seeds_are_one_method(tmp_path: Path) -> None:
     def seed(title: str, number: int, shift: float) -> RunView:
         run = view(title)
-        moved = run.clients["test"]["accuracy"] * 0.8 + shift + 0.001 * number
+        moved = run.clients["test"]["accuracy"] * 0.8 + shift * (1 + 0.01 * number) + 0.001 * number
         clients = {"train": run.clients["train"], "test": {**run.clients["test"], "accuracy": moved}}
         return run._replace(clients=clients, info={**run.info, "seed": number, "method": title})
 
-    runs = [seed(title, i, shift) for i in range(3) for title, shift in (("low", 0.0), ("high", 0.1))]
+    runs = [seed(title, i, shift) for i in range(6) for title, shift in (("low", 0.0), ("high", 0.1))]
     text, page = report(tmp_path, *runs)
     (lead,) = re.findall(r'<p class="lead">(.*)</p>', text)
     assert "served best by high" in lead and "and so is the worst tenth of the clients" in lead
     assert "seed" not in lead
     mean = [100 * np.nanmean(run.clients["test"]["accuracy"]) for run in runs[1::2]]
-    assert f"{np.mean(mean):.1f} ± 0.10\u202f%" in text
+    assert f"{np.mean(mean):.1f} ± {np.std(mean, ddof=1):.2f}\u202f%" in text
     assert "Comparison: low, high" in page.text and "0, 1, 2" in text
+    few = report(tmp_path, *runs[:10])[0]
+    assert "no method is better" in few and "With 5 seeds no difference can be significant" in few
+    assert 'class="number best"' not in few and 'class="number best"' in text
     single = report(tmp_path, *runs[1::2])[0]
-    assert f"{np.mean(mean):.1f}\u202f%, the worst tenth" in single and "(means over 3 seeds)" in single
+    assert f"{np.mean(mean):.1f}\u202f%, the worst tenth" in single and "(means over 6 seeds)" in single
 
 
 def test_training_does_not_load_matplotlib() -> None:

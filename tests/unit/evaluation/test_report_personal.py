@@ -66,6 +66,56 @@ def test_without_personal_models_there_is_nothing_to_tell() -> None:
     assert in_words(plain, "test", "accuracy") == ""
 
 
+def test_only_clients_that_trained_count() -> None:
+    """a, d and g never trained: b, c, e and f are left, of which c, e and f gain; b is as well served by both."""
+    some = view(NEW)._replace(last_round=np.array([0, 2, 1, 0, 3, 3, 0]))
+    found = {each.who: each for each in gains(some, "test", "accuracy")}
+    assert list(found) == ["all", "unseen in training"], "too few for thirds"
+    every = found["all"]
+    assert (every.clients, every.gained, every.lost) == (4, 3, 0)
+    assert (every.own, every.alone) == pytest.approx((2.6 / 4, 1.9 / 4))
+    told = in_words(some, "test", "accuracy")
+    assert told.startswith("Of 4 clients that trained, 3 are served better")
+    assert told.endswith("3 clients never trained and are left out.")
+    attacked = some._replace(malicious=np.array([True] + [False] * 5 + [True]))
+    told = in_words(attacked, "test", "accuracy")
+    assert told.startswith("Of 4 honest clients that trained, 3 are served better")
+    assert told.endswith("1 honest client never trained and is left out.")
+
+
+def test_all_clients_count_where_they_adapt_or_it_is_not_known_who_trained() -> None:
+    some = view()._replace(last_round=np.array([0, 2, 1, 0, 3, 3, 0]))
+    whole = gains(view(), "test", "accuracy")
+    for same in (
+        some._replace(info={"adapts": True}),
+        some._replace(last_round=None),
+        some._replace(last_round=np.zeros(7)),
+        some._replace(last_round=np.ones(7)),
+    ):
+        assert gains(same, "test", "accuracy") == whole
+        assert "trained" not in in_words(same, "test", "accuracy")
+    assert gains(some, "test", "accuracy") != whole
+
+
+def test_the_page_and_the_figure_leave_out_clients_that_never_trained(tmp_path: Path) -> None:
+    history = {"round": np.array([0, 3])} | {
+        name: np.array([0.4, 0.5])
+        for name in ("test_accuracy", "test_accuracy_mean", "test_accuracy_worst10")
+    }
+    some = view()._replace(last_round=np.array([0, 2, 1, 0, 3, 3, 0]), history=history)
+    axes = eh.report.figures.personal_scatter(some).axes[0]
+    marks = [line for line in axes.lines if line.get_marker() == "o"]
+    np.testing.assert_allclose(np.asarray(marks[0].get_xdata()), [50.0, 60.0, 70.0, 10.0])
+    pages = [
+        eh.report.write_report(tmp_path / "page.html", [each]).read_text(encoding="utf-8")
+        for each in (some, some._replace(last_round=np.ones(7)))
+    ]
+    for page, expected in zip(pages, (True, False), strict=True):
+        assert ("; clients that never trained are left out" in page) == expected
+        assert ("Clients that never trained are left out." in page) == expected
+        assert (">trained<" in page) == expected
+
+
 def test_in_words() -> None:
     told = in_words(view(NEW), "test", "accuracy")
     assert told.startswith(
@@ -86,6 +136,20 @@ def test_clients_csv_keeps_the_unseen_apart(tmp_path: Path) -> None:
     np.testing.assert_array_equal(new.sizes["train"], [3, 4])
     write_clients_csv(tmp_path / "plain.csv", view())
     assert read_clients_csv(tmp_path / "plain.csv").unseen is None
+
+
+def test_clients_csv_says_when_a_client_last_trained(tmp_path: Path) -> None:
+    some = view(NEW._replace(last_round=np.zeros(2)))._replace(last_round=np.array([0, 2, 1, 0, 3, 3, 0]))
+    write_clients_csv(tmp_path / "clients.csv", some)
+    table = read_clients_csv(tmp_path / "clients.csv")
+    assert table.last_round is not None and table.unseen is not None
+    assert table.last_round.tolist() == [0, 2, 1, 0, 3, 3, 0, 0, 0]
+    seen = table.of(~table.unseen).last_round
+    assert seen is not None and seen.tolist() == [0, 2, 1, 0, 3, 3, 0]
+    assert "last_round" not in table.clients["test"]
+    write_clients_csv(tmp_path / "old.csv", view())
+    assert "last_round" not in (tmp_path / "old.csv").read_text()
+    assert read_clients_csv(tmp_path / "old.csv").last_round is None
 
 
 def test_the_page_shows_table_and_figure(tmp_path: Path) -> None:

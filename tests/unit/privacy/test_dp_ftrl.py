@@ -47,6 +47,23 @@ def test_the_noise_of_a_prefix_is_that_of_as_many_nodes_as_it_has_binary_ones():
             assert stats.kstest(sample * wrong, "norm").pvalue < 1e-6
 
 
+def test_every_turn_has_a_tree_of_its_own():
+    """The noise of each round is as large in the third turn and the fourth as in the first, or a promise is broken.
+
+    With the correlation of a turn's rounds it is drawn from the same distribution; keys differ, so do the draws.
+    """
+    turns = 4
+    found = np.asarray(jax.jit(jax.vmap(lambda seed: prefixes(turns * TURN, seed)))(jnp.arange(400)))
+    steps = np.diff(found, axis=1, prepend=0.0).reshape(400, turns, TURN, -1)
+    spread = steps.std(axis=(0, 3))
+    for turn in range(1, turns):
+        np.testing.assert_allclose(spread[turn], spread[0], rtol=0.08)
+        assert abs(np.corrcoef(steps[:, turn].ravel(), steps[:, 0].ravel())[0, 1]) < 0.05
+    assert (
+        np.ptp(spread[0]) > 0.2 * spread[0].mean()
+    )  # rounds of a turn differ, so that turns out of step would show
+
+
 def test_noise_cancels_where_a_node_replaces_those_below_it():
     """Rounds 1 and 2 share no node: the prefix of two rounds is independent of that of one."""
     found = np.asarray(jax.jit(jax.vmap(lambda seed: prefixes(4, seed)))(jnp.arange(400)))

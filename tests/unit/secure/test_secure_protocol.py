@@ -350,6 +350,53 @@ def test_what_cannot_be_is_refused_in_a_sentence(make, sentence):
         make()
 
 
+def setting(ids=(1, 2, 3, 4)):
+    """The state of a sum before numbers are sent: the plan, secrets, offers and who got which sealed shares."""
+    made = plan(ids)
+    pairs = {k: advertise(source(k)) for k in ids}
+    offers = {k: offer for k, (_, offer) in pairs.items()}
+    secrets = {k: secret for k, (secret, _) in pairs.items()}
+    sent = {k: share(made, k, secrets[k], offers, source(k)) for k in ids}
+    sealed = {k: {other: sent[other][k] for other in ids} for k in ids}
+    return made, secrets, offers, sealed
+
+
+def test_messages_that_do_not_fit_the_plan_are_refused_in_a_sentence():
+    """Missing shares, unknown clients and unknown neighbours, which a faulty server may send."""
+    made, secrets, offers, sealed = setting()
+    numbers = {k: np.full(2, k, np.uint64) for k in made.clients}
+    masked = {k: mask(made, k, secrets[k], offers, numbers[k]) for k in made.clients}
+    answers = {k: reveal(made, k, secrets[k], offers, sealed[k], masked) for k in made.clients}
+    assert recover(made, offers, masked, answers).tolist() == [10, 10]
+
+    lacking = {k: text for k, text in sealed[1].items() if k != 3}
+    with pytest.raises(EvenhandError, match="Client 1 got no share from client 3"):
+        reveal(made, 1, secrets[1], offers, lacking, masked)
+    more = {**offers, 9: offers[1]}
+    strange = made._replace(neighbours={**made.neighbours, 1: (2, 3, 9)})
+    calls = [
+        lambda: share(made, 1, secrets[1], more, source(0)),
+        lambda: share(made, 9, secrets[1], more, source(0)),
+        lambda: share(strange, 1, secrets[1], more, source(0)),
+        lambda: mask(made, 1, secrets[1], more, numbers[1]),
+        lambda: mask(made, 9, secrets[1], more, numbers[1]),
+        lambda: reveal(made, 1, secrets[1], more, sealed[1], masked),
+        lambda: reveal(made, 9, secrets[1], offers, sealed[1], masked),
+        lambda: recover(made, more, masked, answers),
+        lambda: recover(made, offers, masked, {**answers, 9: answers[1]}),
+    ]
+    for call in calls:
+        with pytest.raises(EvenhandError, match="Client 9 is not in the plan of this sum"):
+            call()
+    alone = {k: offer for k, offer in offers.items() if k != 1}
+    for call in (
+        lambda: share(made, 1, secrets[1], alone, source(0)),
+        lambda: mask(made, 1, secrets[1], alone, numbers[1]),
+    ):
+        with pytest.raises(EvenhandError, match="Client 1 has made no offer"):
+            call()
+
+
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives.asymmetric.x25519", None)
     with pytest.raises(EvenhandError, match=r"pip install 'evenhand\[secure\]'"):

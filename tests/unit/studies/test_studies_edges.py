@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.errors import StorageError
-from evenhand.evaluation import holm, paired_difference
-from evenhand.report import RunView, compare, differences
+from evenhand.errors import EvenhandError, StorageError
+from evenhand.evaluation import Finding, holm, paired_difference
+from evenhand.evaluation.metrics import from_function
+from evenhand.report import RunView, compare, differences, undefined_sentence
 from evenhand.report.differences import shown
 from evenhand.studies import Halving, Outcome, Rule, Setting, Study, _runs, study
 from evenhand.studies._halving import rungs, survivors
@@ -66,6 +68,94 @@ def test_a_test_example_cannot_keep_a_setting_from_being_chosen() -> None:
     assert other.setting is not None and not other.differences and not base.differences
 
 
+def _grid_of(factor: float, **how: Any) -> Study:
+    """Step sizes .0001 and 50 on two classes apart; the test features are multiplied by the factor."""
+    y = np.arange(48) % 2
+    noise = np.random.default_rng(0).uniform(-0.3, 0.3, (48, 2))
+    x = ((2 * y - 1)[:, None] * [1.0, 0.5] + noise).astype(np.float32)
+    data = eh.data.from_arrays(x, y, np.arange(48) // 12, test_fraction=0.25, valid_fraction=0.25)
+    test = data.test._replace(x=data.test.x * np.float32(factor))
+    data = eh.data.FederatedDataset(data.train, data.valid, test, data.client_ids)
+    model = eh.models.softmax_regression(features=2, classes=2)
+
+    def method(lr: float) -> Algorithm:
+        return eh.algorithms.fedavg(eh.local.sgd(model, lr, epochs=1, batch_size=4))
+
+    grid, rule = {"lr": [0.0001, 50.0]}, Rule(metric="loss")
+    return study({"f": method}, data, grid=grid, select=rule, **HOW | {"eval_every": 1} | how)
+
+
+@pytest.mark.parametrize("how", [{}, {"halving": Halving(1, keep=0.5)}], ids=["all rounds", "halving"])
+@pytest.mark.parametrize("factor", [1.0, 3e37])
+def test_test_features_that_overflow_keep_no_setting_from_being_chosen(
+    factor: float, how: dict[str, Any]
+) -> None:
+    """Times 3e37 the large step size's test loss is not finite, which is reported; it is chosen all the same."""
+    found = _grid_of(factor, **how)
+    assert str(found.best("f")) == "f(lr=50)"
+    kinds = {each.split for view in found.views("f") for each in view.findings if each.kind == "diverged"}
+    best = [each for each in found.outcomes if str(each.setting) == "f(lr=50)"]
+    assert [each.status for each in best] == ["done", "done"]
+    spoken = [remark for remark in found.remarks if "runs have test numbers that are not finite" in remark]
+    assert np.isfinite(next(each for each in found.tried if each.chosen).mean("valid_mean"))
+    if factor > 1:
+        assert kinds == {"test"} and spoken and all("the test loss is not" in each.reason for each in best)
+        assert f"2 of {len(found.outcomes)} runs have test numbers" in spoken[0]
+    else:
+        assert kinds == set() and not spoken and not any(each.reason for each in best)
+
+
+def test_validation_examples_that_overflow_do_keep_a_setting_from_being_chosen() -> None:
+    """By the train split only the training examples do, also among the settings that halving lets live."""
+    lost = run([0.9, 0.9], valid=[0.9, np.nan])._replace(findings=[Finding("diverged", "Lost.", "valid")])
+    better, worse = Setting("f", {"lr": 1.0}), Setting("f", {"lr": 0.1})
+    outcomes = [
+        Outcome(better, 0, "diverged", "Lost.", lost),
+        Outcome(worse, 0, "done", "", run([0.5, 0.5])),
+    ]
+    for split, best in (("valid", worse), ("train", better)):
+        assert Study(tuple(outcomes), Rule(split), "f", "accuracy").best("f") == best
+        assert survivors(outcomes, Rule(split), 0.5) == {best}
+
+
+def test_clients_without_validation_examples_are_counted_among_the_remarks() -> None:
+    """Where settings are chosen by them; with training examples, or with nothing to choose, they do not matter."""
+
+    def made(lr: float, seed: int) -> Outcome:
+        view = run([0.5, 0.6, 0.7], seed=seed)
+        sizes = {"train": np.array([2, 2, 2]), "valid": np.array([2, 0, 0]), "test": np.array([2, 2, 2])}
+        return Outcome(Setting("f", {"lr": lr}), seed, "done", "", view._replace(sizes=sizes))
+
+    sentence = (
+        "2 of 3 clients have no validation examples and are in none of the numbers that choose settings."
+    )
+    outcomes = tuple(made(lr, seed) for lr in (0.1, 1.0) for seed in (0, 1))
+    found = Study(outcomes, Rule(), "f", "accuracy")
+    assert [remark.startswith(sentence) for remark in found.remarks].count(True) == 1
+    assert any("--select train:mean" in remark for remark in found.remarks)
+    assert not any("validation" in each for each in Study(outcomes, Rule("train"), "f", "accuracy").remarks)
+    assert not any("validation" in each for each in Study(outcomes[:2], Rule(), "f", "accuracy").remarks)
+
+
+def test_a_finding_about_the_data_is_a_remark_once_for_all_runs() -> None:
+    """With how many runs have it, where not all of them have the same sentence."""
+
+    def remarks(*sentences: str) -> list[str]:
+        outcomes = [outcome(Setting("f", {}), seed, [0.5, 0.5]) for seed in range(3)]
+        for i, text in enumerate(sentences):
+            view = outcomes[i].view
+            assert view is not None
+            finding = Finding("unmeasured", text, "test")
+            outcomes[i] = outcomes[i]._replace(view=view._replace(findings=[finding]))
+        found = Study(tuple(outcomes), Rule(), "f", "accuracy").remarks
+        return [each for each in found if "clients" in each]
+
+    assert remarks("2 clients.", "2 clients.", "2 clients.") == ["2 clients."]
+    some = "2 clients. (In 2 of 3 runs; the numbers are those of the first.)"
+    assert remarks("2 clients.", "1 clients.") == [some]
+    assert remarks("2 clients.", "1 clients.", "3 clients.") == [some.replace("2 of", "all")]
+
+
 def test_which_way_a_statistic_is_better() -> None:
     for statistic in ("error_mean", "variance", "std", "angle", "kl"):
         assert direction(statistic, "accuracy") == -1, statistic
@@ -93,6 +183,16 @@ def test_ties_are_ties_up_to_rounding_and_only_what_is_not_tied_makes_an_edge() 
             in chosen({lr: 0.9 if lr == best else 0.2 for lr in (0.1, 0.2, 0.3)})[1]
         )
     assert "edge" not in chosen({0.1: 0.2, 0.2: 0.9, 0.3: 0.1})[1]
+    assert "edge" not in chosen({0.1: 0.2, 0.3: 0.9})[1]  # a grid of two values has no inside
+
+
+def test_remarks_on_a_choice_name_its_condition() -> None:
+    case = {"attack": "flip", "data": "x"}
+    of = {Setting("f", {"lr": lr}, case): [run([lr, lr])] for lr in (0.1, 0.2, 0.3)}
+    (edge,) = choose(of, Rule(), "accuracy").remarks
+    assert edge.startswith("f under attack flip, data x: the best lr, 0.3, is at the edge of its grid")
+    (tie, *_) = choose({key: [run([0.5, 0.5])] for key in of}, Rule(), "accuracy").remarks
+    assert tie.startswith("f under attack flip, data x: 3 settings are equally good")
 
 
 def test_the_metric_is_one_that_all_runs_have() -> None:
@@ -208,9 +308,23 @@ def test_survivors_are_the_best_share_of_each_method_under_each_condition() -> N
     left = survivors(outcomes, Rule("valid", "min"), 1 / 3)
     shown = sorted(f"{each.method}{each.numbers['lr']:g}{each.case['data']}" for each in left)
     assert shown == ["a0y", "a1y", "a4x", "a5x", "b0x", "c0x"]
-    outcomes[10] = outcomes[10]._replace(status="diverged")
+    lost = outcomes[10].view
+    assert lost is not None
+    lost = lost._replace(findings=[Finding("diverged", "Training diverged.", "train")])
+    outcomes[10] = outcomes[10]._replace(status="diverged", view=lost)
     assert Setting("a", {"lr": 5.0}, {"data": "x"}) not in survivors(outcomes, Rule("valid", "min"), 1 / 3)
     assert rungs(Halving(3, keep=0.1), rounds=100, eval_every=1) == [3, 30]
+
+
+def test_settings_that_were_lost_count_in_the_share_that_goes_on() -> None:
+    """Of six settings a third goes on, two, also where four of them have diverged: not a third of what is left."""
+    outcomes = [
+        outcome(Setting("f", {"lr": float(i)}), 0, [0.1 * i], "done" if i < 2 else "diverged")
+        for i in range(6)
+    ]
+    left = survivors(outcomes, Rule(), 1 / 3)
+    assert sorted(each.numbers["lr"] for each in left) == [0.0, 1.0]
+    assert [each.numbers["lr"] for each in survivors(outcomes[:2], Rule(), 1 / 3)] == [1.0]
 
 
 def test_a_run_that_diverged_before_a_rung_is_not_told_as_stopped(tmp_path: Path) -> None:
@@ -280,7 +394,7 @@ def test_a_full_disk_ends_a_study_and_is_no_result(tmp_path: Path, monkeypatch: 
     methods, error = {"f": fedavg(0.1)}, StorageError("The state could not be saved: make room.")
     real = _runs.iterate_many
 
-    def full(jobs: Any) -> Any:
+    def full(jobs: Any, wanted: Any) -> Any:
         yield 0, error
 
     monkeypatch.setattr(_runs, "iterate_many", full)
@@ -332,3 +446,75 @@ def test_the_comparison_of_a_study_is_with_its_baseline() -> None:
     assert [line.method for line in found.table()] == ["a", "b"] and compare(
         {"a": found.views("a")}
     ).names == ["a"]
+
+
+# --- clients that never trained ------------------------------------------------------------------------------------
+
+
+def test_a_study_keeps_when_clients_trained_and_what_the_others_are_served(tmp_path: Path) -> None:
+    """Two of six clients train in one round; the folder of one choice is not that of the other."""
+
+    def ditto(lam: float) -> Algorithm:
+        work = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
+        return eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=lam)
+
+    how: dict[str, Any] = {"rounds": 1, "seeds": 1, "eval_every": 1, "cohort": 2, "grid": {"lam": [0.5]}}
+    found = study({"ditto": ditto}, DATA, folder=tmp_path, **how)
+    initial = study({"ditto": ditto}, DATA, untrained="initial", **how)
+    views = [each.outcomes[0].view for each in (found, eh.studies.load(tmp_path), initial)]
+    assert views[0] is not None and views[1] is not None and views[2] is not None
+    alone = eh.simulate(ditto(0.5), DATA, rounds=1, cohort=2, eval_every=1)
+    for view in views:
+        assert view is not None and view.last_round is not None
+        np.testing.assert_array_equal(view.last_round, alone.last_round)
+        assert [finding.kind for finding in view.findings] == ["untrained"]
+    losses = [view.clients["test"]["loss"] for view in views if view is not None]
+    np.testing.assert_allclose(losses[0], alone.client_metrics("test")["loss"], rtol=1e-5)
+    np.testing.assert_array_equal(losses[0], losses[1])
+    assert ((losses[0] != losses[2]) == (alone.last_round == 0)).all()
+    for result in tmp_path.rglob("result.json"):
+        text = result.read_text()
+        assert '"untrained": "global"' in text
+        result.write_text(text.replace('"untrained": "global", ', ""))  # as of an earlier version
+    study({"ditto": ditto}, DATA, folder=tmp_path, **how)
+    with pytest.raises(eh.EvenhandError, match="its untrained is global, not initial"):
+        study({"ditto": ditto}, DATA, folder=tmp_path, untrained="initial", **how)
+    with pytest.raises(eh.EvenhandError, match="give 'global' or 'initial'"):
+        study({"ditto": ditto}, DATA, untrained="none", **how)
+
+
+# --- metrics of sets of examples -------------------------------------------------------------------------------------
+
+
+def test_a_metric_that_no_client_has_chooses_nothing_and_says_so() -> None:
+    """The validation examples of all clients are of one class, so that there is no AUC to choose by."""
+    alone = DATA.valid._replace(y=np.zeros_like(DATA.valid.y))
+    made = study(
+        {"fedavg": fedavg},
+        replace(DATA, valid=alone),
+        grid={"lr": [0.1, 0.3]},
+        select=Rule(metric="auc"),
+        **HOW,
+    )
+    clients = int(np.sum(alone.sizes > 0))
+    sentence = f"undefined for {clients} of {clients} clients, which have examples of one class only"
+    assert any(sentence in remark for remark in made.remarks)
+    with pytest.raises(EvenhandError, match="has no valid auc to be chosen by"):
+        made.best("fedavg")
+
+
+def test_a_metric_of_ones_own_is_kept_with_its_reason(tmp_path: Path) -> None:
+    """Clients for which it is undefined do not count, in the study and when its folder is read again."""
+    first = from_function(
+        "first", lambda outputs, y: outputs[0, 0] if y[0] else np.nan, undefined="begin with class 0"
+    )
+    made = study({"fedavg": fedavg(0.1)}, DATA, metrics=("auc", first), folder=tmp_path, **HOW)
+    for of in (made, eh.studies.load(tmp_path)):
+        [tried] = of.tried
+        for view, mean, count in zip(
+            tried.views, tried.values["train_first_mean"], tried.values["train_first_clients"], strict=True
+        ):
+            values = view.clients["train"]["first"]
+            assert 0 < count == np.sum(~np.isnan(values)) < len(values)
+            assert mean == np.nanmean(values)
+        assert undefined_sentence(tried.views, "train", "first").endswith("which begin with class 0.")

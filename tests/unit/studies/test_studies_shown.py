@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 import evenhand as eh
 from evenhand.report import RunView, panels
 from evenhand.studies import Outcome, Rule, Setting, Study, Tried
+from evenhand.studies._export import as_csv
+from evenhand.studies._export_methods import methods_csv
 from evenhand.studies._tried import frontier
 
 CLIENTS, SEEDS = 12, (3, 5, 8)
@@ -47,19 +49,24 @@ def view(accuracies: np.ndarray, seed: int, metric: str = "accuracy") -> RunView
 LEVELS = {("a", 0.1): 0.5, ("a", 1.0): 0.7, ("b_%", 0.1): 0.8, ("b_%", 1.0): 0.6}
 
 
-def made(metric: str = "accuracy", case: dict[str, str] | None = None, shift: float = 0.0) -> list[Outcome]:
+def made(
+    metric: str = "accuracy",
+    case: dict[str, str] | None = None,
+    shift: float = 0.0,
+    seeds: Sequence[int] = SEEDS,
+) -> list[Outcome]:
     """Two methods with two step sizes, and a third of which each run is lost."""
     found: list[Outcome] = []
     for (method, lr), level in LEVELS.items():
         numbers = {"lr": lr, "kind": "mean()"} if method == "a" else {"lr": lr}
         setting = Setting(method, numbers, case or {})
-        for seed in SEEDS:
+        for seed in seeds:
             noise = 0.02 * np.random.default_rng(seed).normal(size=CLIENTS)
             values = level + shift + noise + np.linspace(-0.2, 0.2, CLIENTS) * (1.5 - lr)
             run = view(values, seed, metric)._replace(config={"method": method, "lr": lr, "seed": seed})
             found.append(Outcome(setting, seed, "done", "", run))
     lost = Setting("lost", {"lr": 9.0}, case or {})
-    return found + [Outcome(lost, seed, "failed", "No memory.", None) for seed in SEEDS]
+    return found + [Outcome(lost, seed, "failed", "No memory.", None) for seed in seeds]
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +136,10 @@ def test_the_methods_and_their_differences_are_a_table_for_papers(study: Study, 
         assert found == pytest.approx([by.mean, by.low, by.high, lines[1].p[key]], rel=1e-12)
     assert [int(other["clients_better"]), int(other["clients_worse"])] == list(lines[1].gains or ())
     assert other["setting"] == str(lines[1].setting)
+    few = [study.export(tmp_path / f"m.{end}", "methods").read_text() for end in ("md", "tex")]
+    assert "**" not in few[0] and r"\textbf" not in few[1], "three seeds are too few to mark anything"
+    study = Study(tuple(made(seeds=range(6))), Rule(), "a", "accuracy")
+    lines = study.table()
     note = study.export(tmp_path / "m.md", "methods").read_text().splitlines()
     assert note[0].startswith("| method | setting | mean (%) | minus a | p | worst 10 % (%) |")
     assert (
@@ -267,6 +278,20 @@ def test_all_figures_have_names_for_files(study: Study) -> None:
         "plane",
         "sensitivity_lr",
     ]
+
+
+def test_names_that_spreadsheets_and_terminals_would_act_on_are_made_safe() -> None:
+    """In both tables, in every column of words: methods, conditions and hyper-parameters."""
+    setting = Setting("=1+1", {"=kind": "@x", "lr": -0.5}, {"=attack": "+cmd\x1b"})
+    runs = [Outcome(setting, seed, "done", "", view(np.linspace(0, 1, CLIENTS), seed)) for seed in SEEDS]
+    study = Study(tuple(runs), Rule(), "=1+1", "accuracy")
+    (row,) = csv.DictReader(io.StringIO(as_csv(study.tried)))
+    assert row["method"] == "'=1+1" and row["'=kind"] == "'@x" and row["'=attack"] == r"'+cmd\x1b"
+    assert row["lr"] == "-0.5"  # a number stays one
+    (row,) = csv.DictReader(io.StringIO(methods_csv(study.table())))
+    assert (
+        row["method"] == "'=1+1" and row["'=attack"] == r"'+cmd\x1b" and row["setting"].startswith("'=1+1(")
+    )
 
 
 # --- the page --------------------------------------------------------------------------------------------------------

@@ -100,14 +100,15 @@ def test_how_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [told["status"] for told in notes.runs] == [["diverged"], ["interrupted"], ["failed"]]
 
 
+@pytest.mark.parametrize("error", [ConnectionError("no network"), SystemExit("no network")])
 @pytest.mark.parametrize("where", ["begin", "log", "end"])
-def test_a_tracker_that_fails_is_dropped_with_one_warning(where: str) -> None:
+def test_a_tracker_that_fails_is_dropped_with_one_warning(where: str, error: BaseException) -> None:
     notes, asked = Notes(), list[str]()
 
     def fails(what: str) -> None:
         asked.append(what)
         if what == where:
-            raise ConnectionError("no network")
+            raise error
 
     def begin(name: str, config: Any) -> Watched:
         fails("begin")
@@ -116,7 +117,7 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning(where: str) -> None:
     with pytest.warns(EvenhandWarning) as told:
         run = eh.simulate(fedavg(0.1), DATA, watch=[Watcher(begin), notes.watcher], **HOW)
     [warning] = told
-    assert "no longer follows" in str(warning.message) and "ConnectionError: no network" in str(
+    assert "no longer follows" in str(warning.message) and f"{type(error).__name__}: no network" in str(
         warning.message
     )
     assert (

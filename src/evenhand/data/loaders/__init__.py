@@ -1,8 +1,17 @@
 """Readers of files, folders, tables in memory and built-in data sets."""
 
-from evenhand.data.loaders._encode import encode_table, load_features
+from evenhand.data.loaders._encode import NewRows, encode_table, load_features, new_rows
 from evenhand.data.loaders._from_frame import from_frame
 from evenhand.data.loaders._leaf import load_leaf
 from evenhand.data.loaders._load import NAMES, load
 
-__all__ = ["NAMES", "encode_table", "from_frame", "load", "load_features", "load_leaf"]
+__all__ = [
+    "NAMES",
+    "NewRows",
+    "encode_table",
+    "from_frame",
+    "load",
+    "load_features",
+    "load_leaf",
+    "new_rows",
+]

@@ -9,24 +9,14 @@ import numpy as np
 
 from evenhand.data._arrays import NDArray
 from evenhand.data._features import Series
+from evenhand.data._ids import canonical
 from evenhand.data.loaders._cells import BOOLEANS, as_categories, dates
-from evenhand.data.loaders._table import Columns, Table
 from evenhand.errors import Argument, EvenhandError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["arrow_ids", "arrow_series", "arrow_table", "check_types"]
-
-
-def arrow_table(source: str, columns: Columns, table: pa.Table) -> Table:
-    """The chosen columns of ``table``."""
-    return Table(
-        tuple(arrow_series(source, name, table.column(name)) for name in columns.features),
-        arrow_series(source, columns.label, table.column(columns.label)),
-        tuple(arrow_ids(source, name, table.column(name)) for name in columns.client),
-        lambda row: f"row {row}",
-    )
+__all__ = ["arrow_ids", "arrow_series", "check_types"]
 
 
 def check_types(source: str, names: Sequence[str], schema: pa.Schema) -> None:
@@ -87,7 +77,7 @@ def _text(name: str, column: pa.ChunkedArray) -> Series:
     chunks = column.dictionary_encode().unify_dictionaries().chunks
     if not chunks:
         return Series(name, np.zeros(0, np.int32), ())
-    texts = [str(text).strip() for text in chunks[0].dictionary.to_pylist()]
+    texts = [canonical(str(text)) for text in chunks[0].dictionary.to_pylist()]
     # An empty text is an empty cell, and texts that differ only in the blanks around them are one.
     known = {text: position for position, text in enumerate(dict.fromkeys(text for text in texts if text))}
     positions = np.array([*(known.get(text, -1) for text in texts), -1], np.int32)

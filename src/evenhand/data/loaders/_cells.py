@@ -8,20 +8,26 @@ from typing import TypeAlias
 
 import numpy as np
 
-from evenhand.data._arrays import NDArray, class_labels
-from evenhand.data._features import Fill, Series
+from evenhand.data._arrays import NDArray, check_class_numbers, class_labels
+from evenhand.data._features import Series
+from evenhand.data._text import number
 from evenhand.errors import Argument, EvenhandError
 
 __all__ = [
     "BOOLEANS",
     "MOST_CATEGORIES",
+    "Row",
     "as_categories",
+    "check_filled",
+    "check_labels",
     "dates",
     "label_classes",
     "mixed",
     "prepared",
     "show",
+    "such",
     "too_many",
+    "with_na",
 ]
 
 Row: TypeAlias = Callable[[int], str]
@@ -38,9 +44,55 @@ _COMMA = re.compile(r"[+-]?\d[\d.]*(,\d+)+")
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def prepared(
-    source: str, series: Series, row: Row, *, categorical: bool, fill: Fill | None, known: bool = False
-) -> Series:
+def check_filled(source: str, columns: Sequence[Series], row: Row, *, known: bool = False) -> None:
+    """Refuses empty cells, all of them in one sentence.
+
+    Args:
+      source: what the table is called in errors.
+      columns: the features that may have no empty cell.
+      row: row number -> where it is.
+      known: the model is already trained, so that no other fill can be chosen.
+    """
+    counts = {series.name: int(series.missing.sum()) for series in columns if series.missing.any()}
+    if not counts:
+        return
+    first = next(series for series in columns if series.missing.any())
+    where = f"{source}: {row(int(np.argmax(first.missing)))}, column {first.name!r} is empty or NaN: "
+    total, some = sum(counts.values()), ", ".join(f"{name!r} ({n:,})" for name, n in list(counts.items())[:6])
+    some += ", ..." if len(counts) > 6 else ""
+    others = f"; in all, {total:,} cells are empty, in {some}" if total > 1 else ""
+    if known:
+        raise EvenhandError(
+            f"{where}drop the row, or fill it in, as the model was trained without a value for empty cells{others}."
+        )
+    raise EvenhandError(
+        f"{where}drop the row, or say how to fill it with ",
+        Argument("fill", "mean"),
+        ", ",
+        Argument("fill", "median"),
+        " or ",
+        Argument("fill", "most-frequent"),
+        f"{others}.",
+    )
+
+
+def such(missing: NDArray) -> tuple[str | Argument, ...]:
+    """The end of a sentence about rows without a label or a client."""
+    count = int(missing.sum())
+    others = f" with all {count:,} such rows" if count > 1 else ""
+    return ", as ", Argument("drop_empty", "True"), f" does{others}."
+
+
+def with_na(series: Series, na: Sequence[str]) -> Series:
+    """A column in which the cells that ``na`` lists are empty; numbers are compared as numbers."""
+    if series.categories is None:
+        spelled = [value for value in map(number, na) if value is not None]
+        return series._replace(values=np.where(np.isin(series.values, spelled), np.nan, series.values))
+    absent = [code for code, text in enumerate(series.categories) if text in na]
+    return series._replace(values=np.where(np.isin(series.values, absent), -1, series.values))
+
+
+def prepared(source: str, series: Series, row: Row, *, categorical: bool, known: bool = False) -> Series:
     """A feature column as numbers within the range of float32, or as a few categories.
 
     Args:
@@ -48,24 +100,14 @@ def prepared(
       series: the column as read.
       row: row number -> where it is.
       categorical: numbers are categories, too, and texts need not look like categories.
-      fill: None: an empty cell is refused.
-      known: the model is already trained, so that any number of categories will do, and no other fill can be chosen.
+      known: the model is already trained, so that any number of categories will do.
     """
     if categorical:
         series = as_categories(series)
     elif series.categories is not None:
         series = _flags(series)
-    missing = series.missing
-    if fill is None and missing.any():
-        cure = "say how to fill it with fill=mean, fill=median or fill=most-frequent"
-        if known:
-            cure = "fill it in, as the model was trained without a value for empty cells"
-        raise EvenhandError(
-            f"{source}: {row(int(np.argmax(missing)))}, column {series.name!r} is empty or NaN: drop the row, or "
-            f"{cure}."
-        )
     if series.categories is None:
-        bad = ~missing & ~(np.abs(series.values) <= _LARGEST)
+        bad = ~series.missing & ~(np.abs(series.values) <= _LARGEST)
         if bad.any():
             i = int(np.argmax(bad))
             raise EvenhandError(
@@ -89,10 +131,41 @@ def as_categories(series: Series) -> Series:
     return Series(series.name, all_codes, tuple(texts))
 
 
+def meant(source: str, label: Series, categorical: Sequence[str]) -> Series:
+    """The label as classes: its numbers as texts where ``categorical`` names it.
+
+    Raises:
+      EvenhandError: its whole numbers may be amounts, and nothing says what they are.
+    """
+    if label.name in categorical:
+        return as_categories(label)
+    if label.categories is None:
+        check_class_numbers(label.values, source, f"column {label.name!r}", *amounts_or_classes(label.name))
+    return label
+
+
+def amounts_or_classes(name: str) -> tuple[str | Argument, ...]:
+    """How to say which of the two the numbers of a label are."""
+    return (
+        "give ",
+        Argument("regression", "True"),
+        " to predict amounts, or ",
+        Argument("categorical", name),
+        " if each number is a class.",
+    )
+
+
+def check_labels(source: str, label: Series, row: Row) -> None:
+    """Refuses empty labels."""
+    if label.missing.any():
+        where = f"{source}: {row(int(np.argmax(label.missing)))}, column {label.name!r}"
+        raise EvenhandError(f"{where} is empty: fill it in or drop the row", *such(label.missing))
+
+
 def label_classes(
     source: str, label: Series, row: Row, *, regression: bool
 ) -> tuple[NDArray, tuple[str, ...] | None]:
-    """Class numbers or real targets, and the names of the classes where they have some.
+    """Class numbers or real targets of labels without gaps, and the names of the classes where they have some.
 
     Text is numbered in sorted order.  Whole numbers that start anywhere but at 0, such as -1 and 1, are names.
     """
@@ -100,10 +173,6 @@ def label_classes(
     def place(i: int) -> str:
         return f"{row(i)}, column {label.name!r}"
 
-    if label.missing.any():
-        raise EvenhandError(
-            f"{source}: {place(int(np.argmax(label.missing)))} is empty: fill it in or drop the row."
-        )
     if label.categories is None:
         names = None if regression else _named_numbers(label.values)
         if names is None:
@@ -120,12 +189,23 @@ def mixed(source: str, where: str, name: str, cell: str, others: str, *, feature
     """The error for a cell that is not of its column's kind, numbers or text."""
     if _COMMA.fullmatch(cell.strip()):
         return _decimal_comma(source, where, name, cell)
-    cure = "write only numbers, or only text, in the column"
-    if feature:
-        cure += "; if its numbers are categories, too, name it in categorical=NAMES"
-    return EvenhandError(
-        f"{source}: {where}, column {name!r} holds {show(cell)} where other rows hold {others}: {cure}."
+    sentence = (
+        f"{source}: {where}, column {name!r} holds {show(cell)} where other rows hold {others}: write only numbers, "
+        "or only text, in the column"
     )
+    if others == "numbers":
+        return EvenhandError(
+            f"{sentence}; if this is an empty cell, name it in ",
+            Argument("na", "TEXTS"),
+            *_or_categories(feature),
+        )
+    return EvenhandError(sentence, *_or_categories(feature))
+
+
+def _or_categories(feature: bool) -> tuple[str | Argument, ...]:
+    if not feature:
+        return (".",)
+    return ("; if its numbers are categories, too, name it in ", Argument("categorical", "NAMES"), ".")
 
 
 def too_many(source: str, name: str, texts: Sequence[str]) -> EvenhandError:

@@ -1,4 +1,7 @@
-"""Tables of text with commas, semicolons, tabs or bars, read block by block: the whole text is never in memory."""
+"""Tables of text with commas, semicolons, tabs or bars, read block by block: the whole text is never in memory.
+
+Files called ``*.data`` may be separated by blanks, and need no header: their columns are then called 1, 2, 3, ...
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,17 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TextIO
 
 from evenhand.data._dataset import FederatedDataset
+from evenhand.data._features import Series
+from evenhand.data._ids import canonical
+from evenhand.data._text import number
 from evenhand.data.loaders._csv_columns import CellColumn, add_block
+from evenhand.data.loaders._files import bare_suffix, open_text
 from evenhand.data.loaders._options import Options
+from evenhand.data.loaders._problems import Problems
 from evenhand.data.loaders._table import Table, choose_columns, table_dataset
 from evenhand.errors import EvenhandError
 
-__all__ = ["header_of", "load_csv", "read_cells"]
+__all__ = ["Layout", "layout_of", "load_csv", "read_cells"]
 
 _SEPARATORS = (",", ";", "\t", "|")
 _ROWS, _CELLS = 8192, 2**19
@@ -38,56 +46,95 @@ class _Block(NamedTuple):
     lines: list[int]
 
 
+class Layout(NamedTuple):
+    """How a file of text is laid out.
+
+    Attributes:
+      names: of the columns.
+      has_header: whether the first line names them.
+    """
+
+    names: list[str]
+    has_header: bool
+
+
 def load_csv(path: Path, options: Options) -> FederatedDataset:
-    """The data set of a UTF-8 table with a header line."""
-    columns = choose_columns(str(path), header_of(path), options)
+    """The data set of a UTF-8 table with a header line; ``*.data`` needs none."""
+    source, problems = str(path), Problems(str(path))
+    layout = layout_of(path, [options.label, *options.together])
+    columns = choose_columns(source, layout.names, options)
     cells = {
         name: CellColumn(name, fixed=name in options.categorical, feature=True) for name in columns.features
     }
     cells |= {name: CellColumn(name, fixed=True) for name in columns.client}
-    cells[columns.label] = CellColumn(columns.label)
-    lines = read_cells(path, list(cells.values()))
-    table = Table(
-        tuple(cells[name].series(str(path), lines) for name in columns.features),
-        cells[columns.label].series(str(path), lines),
-        tuple(cells[name].ids() for name in columns.client),
-        lambda row: f"line {lines[row]}",
-    )
-    return table_dataset(str(path), columns, table, options)
+    cells |= {name: CellColumn(name) for name in columns.read_as_numbers}
+    lines = read_cells(path, layout, list(cells.values()), problems, options.na)
+    features: list[Series] = []
+    label, weight = None, None
+    for name in columns.features:
+        with problems.noted():
+            features.append(cells[name].series(source, lines))
+    with problems.noted():
+        label = cells[columns.label].series(source, lines)
+    with problems.noted():
+        weight = None if columns.weight is None else cells[columns.weight].series(source, lines)
+    client = tuple(cells[name].ids() for name in columns.client)
+    table = Table(tuple(features), label, client, lambda row: f"line {lines[row]}", weight)
+    return table_dataset(source, columns, table, options, problems)
 
 
-def header_of(path: Path) -> list[str]:
-    """The names of the columns."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        for names, _ in _rows(path, file):
-            return [name.strip() for name in names]
+def layout_of(path: Path, wanted: Sequence[str]) -> Layout:
+    """The names of the columns; ``wanted`` are some that a header would hold."""
+    with open_text(path) as file:
+        for cells, _ in _rows(path, file):
+            names = [canonical(name) for name in cells]
+            # A column may well be called 3, but a cell of 3 in the first line makes no header.
+            named = any(name in names and number(name) is None for name in wanted)
+            if bare_suffix(path) != ".data" or named:
+                return Layout(names, has_header=True)
+            return Layout([str(position) for position in range(1, len(names) + 1)], has_header=False)
     raise EvenhandError(f"{path}: the file is empty: write a header line and a line for each row.")
 
 
-def read_cells(path: Path, columns: Sequence[CellColumn]) -> list[int]:
-    """Fills the columns, and returns the line of each row."""
+def read_cells(
+    path: Path, layout: Layout, columns: Sequence[CellColumn], problems: Problems, na: Sequence[str] = ()
+) -> list[int]:
+    """Fills the columns, and returns the line of each row.
+
+    Args:
+      path: the file.
+      layout: its columns.
+      columns: those to read.
+      problems: where lines of another length than the header are noted; they are left out.
+      na: further spellings of an empty cell.
+    """
     lines: list[int] = []
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    at = {name: position for position, name in enumerate(layout.names)}
+    wanted = [at[column.name] for column in columns]
+    with open_text(path) as file:
         rows = _rows(path, file)
-        names = [name.strip() for name in next(rows)[0]]
-        at = {name: position for position, name in enumerate(names)}
-        wanted = [at[column.name] for column in columns]
-        for block in _blocks(path, rows, len(names)):
+        if layout.has_header:
+            next(rows)
+        for block in _blocks(path, rows, len(layout.names), problems):
             by_column = list(zip(*block.cells, strict=True))
-            add_block(str(path), columns, [by_column[j] for j in wanted], block.lines)
+            chosen = [by_column[j] for j in wanted]
+            if na:
+                chosen = [tuple("" if cell.strip() in na else cell for cell in cells) for cells in chosen]
+            add_block(str(path), columns, chosen, block.lines)
             lines += block.lines
     return lines
 
 
-def _blocks(path: Path, rows: Iterator[tuple[list[str], int]], width: int) -> Iterator[_Block]:
+def _blocks(
+    path: Path, rows: Iterator[tuple[list[str], int]], width: int, problems: Problems
+) -> Iterator[_Block]:
     most = max(1, min(_ROWS, _CELLS // width))
     block = _Block([], [])
+    first, ragged = (0, 0), 0
     for row, line in rows:
         if len(row) != width:
-            raise EvenhandError(
-                f"{path}: line {line} has {len(row)} cells but the header {width}: complete the line, or quote "
-                "cells that hold commas."
-            )
+            first, ragged = (first if ragged else (line, len(row))), ragged + 1
+            continue
         block.cells.append(row)
         block.lines.append(line)
         if len(block.lines) == most:
@@ -95,6 +142,13 @@ def _blocks(path: Path, rows: Iterator[tuple[list[str], int]], width: int) -> It
             block = _Block([], [])
     if block.lines:
         yield block
+    with problems.noted():
+        if ragged:
+            others = f", and {ragged - 1:,} more lines differ from it" if ragged > 1 else ""
+            raise EvenhandError(
+                f"{path}: line {first[0]} has {first[1]} cells but the header {width}{others}: complete the line, or "
+                "quote cells that hold commas."
+            )
 
 
 def _rows(path: Path, file: TextIO) -> Iterator[tuple[list[str], int]]:
@@ -103,9 +157,13 @@ def _rows(path: Path, file: TextIO) -> Iterator[tuple[list[str], int]]:
     try:
         lines = enumerate(_lines(path, file))
         before, first = next(((i, text) for i, text in lines if text.strip()), (0, ""))
+        separator = _separator(first, blanks=bare_suffix(path) == ".data")
+        texts = chain([first], (text for _, text in lines))
+        if separator == " ":  # the reader takes several blanks for one
+            texts = (text.replace("\t", " ").strip(" \r\n") for text in texts)
         reader: _Reader = csv.reader(
-            chain([first], (text for _, text in lines)),
-            delimiter=_separator(first),
+            texts,
+            delimiter=separator,
             strict=True,
             skipinitialspace=True,
         )
@@ -135,7 +193,11 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _separator(header: str) -> str:
-    """The separator that is most frequent between the names of a header line; a comma if there is none."""
-    bare = re.sub(r'"[^"]*"', "", header)
-    return max(_SEPARATORS, key=bare.count)
+def _separator(first: str, *, blanks: bool) -> str:
+    """The separator that is most frequent between the cells of the first line; if there is none, blanks or a comma."""
+    bare = re.sub(r'"[^"]*"', "", first)
+    found = max(_SEPARATORS, key=bare.count)
+    # Names in cells may have blanks in them, where commas separate the cells; tabs and blanks may be mixed.
+    if blanks and not any(mark in bare for mark in ",;|") and len(bare.split()) - 1 > bare.count("\t"):
+        return " "
+    return found

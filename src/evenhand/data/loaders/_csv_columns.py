@@ -10,8 +10,10 @@ import numpy as np
 
 from evenhand.data._arrays import NDArray
 from evenhand.data._features import Series
+from evenhand.data._ids import canonical
 from evenhand.data._text import is_missing, number, numbers
 from evenhand.data.loaders._cells import MOST_CATEGORIES, mixed, too_many
+from evenhand.errors import EvenhandError
 
 __all__ = ["CellColumn", "add_block"]
 
@@ -31,6 +33,7 @@ class CellColumn:
       feature: whether it is a feature, so that its texts are categories.
       parts: what was read: numbers, or positions in ``known``.
       known: the distinct texts.
+      fault: why the column cannot be read, once that is known; its further cells are not read.
     """
 
     name: str
@@ -39,13 +42,16 @@ class CellColumn:
     feature: bool = False
     parts: list[NDArray] = field(default_factory=list[NDArray])
     known: dict[str, int] = field(default_factory=dict[str, int])
+    fault: EvenhandError | None = None
 
     def series(self, source: str, lines: Sequence[int]) -> Series:
         """The whole column.
 
         Raises:
-          EvenhandError: a column of text has numbers among its cells.
+          EvenhandError: the column holds numbers and text, or text that cannot be categories.
         """
+        if self.fault is not None:
+            raise self.fault
         if self.kind != _TEXT and not self.fixed:
             return Series(self.name, np.concatenate([np.zeros(0), *self.parts]))
         codes = np.concatenate([np.zeros(0, np.int32), *self.parts])
@@ -77,6 +83,8 @@ def add_block(
     """
     numeric: list[int] = []
     for i, column in enumerate(columns):
+        if column.fault is not None:
+            continue
         if column.fixed or column.kind == _TEXT:
             _add_text(source, column, cells[i])
         else:
@@ -104,7 +112,10 @@ def _add(source: str, column: CellColumn, cells: tuple[str, ...], lines: list[in
         strange = [i for i in np.flatnonzero(np.isnan(values)).tolist() if not is_missing(cells[i])]
         if strange and (column.kind == _NUMBER or not np.isnan(values).all()):
             i = strange[0]
-            raise mixed(source, f"line {lines[i]}", column.name, cells[i], "numbers", feature=column.feature)
+            column.fault = mixed(
+                source, f"line {lines[i]}", column.name, cells[i], "numbers", feature=column.feature
+            )
+            return
         if strange:
             column.kind, column.parts = _TEXT, [np.full(len(part), -1, np.int32) for part in column.parts]
             _add_text(source, column, cells)
@@ -117,7 +128,7 @@ def _add(source: str, column: CellColumn, cells: tuple[str, ...], lines: list[in
 def _add_text(source: str, column: CellColumn, cells: tuple[str, ...]) -> None:
     known = column.known
     column.parts.append(
-        np.array([known.setdefault(cell, len(known)) for cell in map(str.strip, cells)], np.int32)
+        np.array([known.setdefault(cell, len(known)) for cell in map(canonical, cells)], np.int32)
     )
     if column.feature and len(known) > _MOST_READ:
-        raise too_many(source, column.name, list(known))
+        column.fault = too_many(source, column.name, list(known))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import stat
+import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from evenhand.errors import EvenhandError
 
-__all__ = ["check_file", "check_unpacked", "kind_of", "readable"]
+__all__ = ["bare_suffix", "check_file", "check_unpacked", "kind_of", "open_text", "readable"]
 
 _LARGE = 2**28
+_CHUNK = 2**20
 _DENSE = 200
 """More than ``_LARGE`` bytes that compress by more than this factor are not real data."""
 
@@ -60,6 +64,41 @@ def check_unpacked(path: Path, size: int, cure: str) -> None:
         raise EvenhandError(
             f"{path}: {packed / 1e6:.1f} MB unpack to {size / 1e6:.0f} MB: {cure}, if that is meant."
         )
+
+
+def bare_suffix(path: Path) -> str:
+    """The suffix in small letters, without ``.gz``: ``".csv"`` for ``t.CSV.gz``."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+@contextmanager
+def open_text(path: Path) -> Generator[TextIO]:
+    """A file of UTF-8 text, unpacked if it ends in ``.gz``.
+
+    Raises:
+      EvenhandError: it is damaged, or unpacks to implausibly much.
+    """
+    if path.suffix.lower() != ".gz":
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            yield file
+        return
+    _check_packed(path)
+    with gzip.open(path, "rt", newline="", encoding="utf-8-sig") as file:
+        yield file
+
+
+def _check_packed(path: Path) -> None:
+    """Unpacks a file once and keeps nothing: a damaged one, or one that would fill the memory, is found first."""
+    size = 0
+    try:
+        with gzip.open(path) as file:
+            while chunk := file.read(_CHUNK):
+                size += len(chunk)
+                check_unpacked(path, size, "unpack it")
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise EvenhandError(
+            f"{path}: this is not a gzip file, or a damaged one: write or copy it again."
+        ) from None
 
 
 @contextmanager

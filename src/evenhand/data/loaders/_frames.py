@@ -14,11 +14,14 @@ import numpy as np
 
 from evenhand.data._arrays import NDArray
 from evenhand.data._features import Series
+from evenhand.data._ids import canonical, object_ids
 from evenhand.data.loaders._arrow import arrow_ids, arrow_series
-from evenhand.data.loaders._cells import BOOLEANS, as_categories, dates, mixed
+from evenhand.data.loaders._cells import BOOLEANS, Row, as_categories, dates, mixed
+from evenhand.data.loaders._problems import Problems
+from evenhand.data.loaders._table import Columns, Table
 from evenhand.errors import Argument, EvenhandError
 
-__all__ = ["Frame", "library", "open_frame"]
+__all__ = ["Frame", "frame_table", "library", "listed", "listed_ids", "open_frame"]
 
 
 class Frame(NamedTuple):
@@ -37,14 +40,36 @@ class Frame(NamedTuple):
     hidden: tuple[str, ...] = ()
 
 
+def _row(i: int) -> str:
+    return f"row {i}"
+
+
+def frame_table(source: str, frame: Frame, columns: Columns, problems: Problems, row: Row = _row) -> Table:
+    """The chosen columns of ``frame``; those that cannot be read are noted among the ``problems``."""
+    features: list[Series] = []
+    client: list[NDArray] = []
+    label, weight = None, None
+    for name in columns.features:
+        with problems.noted():
+            features.append(frame.series(name))
+    with problems.noted():
+        label = frame.series(columns.label)
+    with problems.noted():
+        weight = None if columns.weight is None else frame.series(columns.weight)
+    for name in columns.client:
+        with problems.noted():
+            client.append(frame.ids(name))
+    return Table(tuple(features), label, tuple(client), row, weight)
+
+
 def library(frame: object) -> str | None:
     """``"pandas"``, ``"polars"``, ``"pyarrow"`` or ``"datasets"``, by where the type or a parent of it comes from."""
     roots = {base.__module__.partition(".")[0] for base in type(frame).__mro__}
     return next((name for name in ("pandas", "polars", "pyarrow", "datasets") if name in roots), None)
 
 
-def open_frame(frame: Any, source: str) -> Frame:
-    """The columns of ``frame``.
+def open_frame(frame: Any, source: str, na: Sequence[str] = ()) -> Frame:
+    """The columns of ``frame``; texts that ``na`` lists are empty cells.
 
     Raises:
       EvenhandError: it is not a table.
@@ -66,9 +91,9 @@ def open_frame(frame: Any, source: str) -> Frame:
         case "pyarrow", "Table":
             return _arrow(frame, source)
         case "polars", "DataFrame":
-            return _polars(frame, source)
+            return _polars(frame, source, na)
         case "pandas", _ if hasattr(frame, "iloc") and getattr(frame, "ndim", 0) == 2:
-            return _pandas(frame, source)
+            return _pandas(frame, source, na)
         case _:
             raise EvenhandError(
                 f"{source}: {title} objects are not tables: give a pandas or polars DataFrame, a pyarrow Table or a "
@@ -95,10 +120,17 @@ def _hugging_face(dataset: Any, source: str) -> Frame:
         codes = np.where(found.missing | (found.values < 0), -1, np.nan_to_num(found.values)).astype(np.int32)
         return Series(name, codes, tuple(names))
 
-    return plain._replace(series=series)
+    def ids(name: str) -> NDArray:
+        column = series(name)
+        has_names = getattr(dataset.features[name], "names", None) is not None
+        return (
+            np.array([*(column.categories or ()), ""], str)[column.values] if has_names else plain.ids(name)
+        )
+
+    return plain._replace(series=series, ids=ids)
 
 
-def _polars(frame: Any, source: str) -> Frame:
+def _polars(frame: Any, source: str, na: Sequence[str]) -> Frame:
     import polars  # pyright: ignore[reportMissingImports]  (not a dependency)
 
     def series(name: str) -> Series:
@@ -114,8 +146,7 @@ def _polars(frame: Any, source: str) -> Frame:
             column = column.cast(polars.String)
         elif kind not in (polars.String, polars.Null, polars.Object):
             raise _neither(source, name, str(kind))
-        values = column.to_list()
-        return _values(source, name, values, [value is None for value in values])
+        return listed(source, name, column.to_list(), na)
 
     def ids(name: str) -> NDArray:
         column = frame[name]
@@ -123,12 +154,12 @@ def _polars(frame: Any, source: str) -> Frame:
             return column.to_numpy()
         if column.dtype.is_float():
             return column.cast(polars.Float64).fill_null(float("nan")).to_numpy()
-        return np.array(["" if value is None else str(value) for value in column.to_list()], str)
+        return listed_ids(source, name, column.to_list(), na)
 
     return Frame(list(frame.columns), series, ids)
 
 
-def _pandas(frame: Any, source: str) -> Frame:
+def _pandas(frame: Any, source: str, na: Sequence[str]) -> Frame:
     import pandas  # pyright: ignore[reportMissingImports]  (not a dependency)
 
     if frame.columns.nlevels > 1:
@@ -139,6 +170,9 @@ def _pandas(frame: Any, source: str) -> Frame:
     names = [str(name) for name in frame.columns]
     at = {name: position for position, name in enumerate(names)}
     is_kind = pandas.api.types
+
+    def objects(column: Any, missing: NDArray) -> list[Any]:
+        return [None if gap else value for value, gap in zip(column.tolist(), missing, strict=True)]
 
     def series(name: str) -> Series:
         column = frame.iloc[:, at[name]]
@@ -156,22 +190,46 @@ def _pandas(frame: Any, source: str) -> Frame:
             return Series(name, np.array(column.to_numpy(dtype=np.float64, na_value=np.nan)))
         if is_kind.is_datetime64_any_dtype(kind) or is_kind.is_timedelta64_dtype(kind):
             raise dates(source, name, f"dates or times ({kind})")
-        return _values(source, name, column.tolist(), missing.tolist())
+        return listed(source, name, objects(column, missing), na)
 
     def ids(name: str) -> NDArray:
         column = frame.iloc[:, at[name]]
         missing = column.isna().to_numpy(bool)
         if is_kind.is_numeric_dtype(column.dtype) and not missing.any():
             return np.array(column.to_numpy())
-        return np.array(
-            ["" if gap else str(value) for value, gap in zip(column.tolist(), missing, strict=True)], str
-        )
+        return listed_ids(source, name, objects(column, missing), na)
 
     index = tuple(str(name) for name in frame.index.names if name is not None and str(name) not in at)
     return Frame(names, series, ids, index)
 
 
-def _values(source: str, name: str, values: Sequence[Any], missing: Sequence[bool]) -> Series:
+def listed(source: str, name: str, values: Sequence[Any], na: Sequence[str] = (), row: Row = _row) -> Series:
+    """A column of Python objects as numbers or as text; None, and texts that ``na`` lists, are empty cells.
+
+    Raises:
+      EvenhandError: it holds dates, numbers beside text, or anything else.
+    """
+    return _values(source, name, values, _gaps(values, na), row)
+
+
+def listed_ids(
+    source: str, name: str, values: Sequence[Any], na: Sequence[str] = (), row: Row = _row
+) -> NDArray:
+    """The ids in a column of Python objects as text, ``(n,)``; ``""`` where a cell is empty.
+
+    Raises:
+      EvenhandError: numbers and text are mixed.
+    """
+    return object_ids(values, _gaps(values, na), source, lambda i: f"{row(i)}, column {name!r}")
+
+
+def _gaps(values: Sequence[Any], na: Sequence[str]) -> list[bool]:
+    return [value is None or (isinstance(value, str) and value.strip() in na) for value in values]
+
+
+def _values(
+    source: str, name: str, values: Sequence[Any], missing: Sequence[bool], row: Row = _row
+) -> Series:
     """A column of Python objects."""
     kinds = {type(value) for value, gap in zip(values, missing, strict=True) if not gap}
     if any(
@@ -192,9 +250,9 @@ def _values(source: str, name: str, values: Sequence[Any], missing: Sequence[boo
         i = next(
             i for i, value in enumerate(values) if not missing[i] and isinstance(value, str) and value.strip()
         )
-        raise mixed(source, f"row {i}", name, values[i], "numbers", feature=False)
+        raise mixed(source, row(i), name, values[i], "numbers", feature=False)
     known: dict[str, int] = {}
-    cells = ("" if gap else str(value).strip() for value, gap in zip(values, missing, strict=True))
+    cells = ("" if gap else canonical(str(value)) for value, gap in zip(values, missing, strict=True))
     codes = [known.setdefault(cell, len(known)) if cell else -1 for cell in cells]
     return Series(name, np.array(codes, np.int32), tuple(known))
 

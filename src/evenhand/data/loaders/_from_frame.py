@@ -9,9 +9,10 @@ from typing import Any
 from evenhand.data._dataset import FederatedDataset
 from evenhand.data._features import Fill
 from evenhand.data._split import check_fractions
-from evenhand.data.loaders._frames import Frame, open_frame
+from evenhand.data.loaders._frames import Frame, frame_table, open_frame
 from evenhand.data.loaders._options import Options, several
-from evenhand.data.loaders._table import Table, choose_columns, table_dataset
+from evenhand.data.loaders._problems import Problems
+from evenhand.data.loaders._table import choose_columns, table_dataset
 from evenhand.errors import EvenhandError
 
 __all__ = ["from_frame"]
@@ -27,6 +28,10 @@ def from_frame(
     categorical: Sequence[str] = (),
     fill: Fill | None = None,
     standardize: bool = True,
+    standardize_target: bool = True,
+    drop_empty: bool = False,
+    na: Sequence[str] = (),
+    weight: str | None = None,
     regression: bool = False,
     test_fraction: float = 0.2,
     valid_fraction: float = 0.0,
@@ -47,9 +52,13 @@ def from_frame(
       label: column of labels.
       features: the columns to learn from; None: all others.
       drop: columns to leave out.
-      categorical: columns whose numbers are categories.
+      categorical: columns whose numbers are categories; or the label, if its numbers are classes.
       fill: what an empty cell of the features counts as, as in :func:`evenhand.data.load`; None: it is refused.
       standardize: whether numbers get mean 0 and deviation 1 over the training rows.
+      standardize_target: whether ``features.target`` keeps the scale of the targets, as in :func:`evenhand.data.load`.
+      drop_empty: whether rows without a label or a client are left out; ``notes`` counts them.
+      na: further spellings of an empty cell.
+      weight: the column that says how many examples a row stands for, as in :func:`evenhand.data.load`.
       regression: labels are real-valued targets.
       test_fraction: share of each client's examples for testing.
       valid_fraction: share of each client's examples for validation.
@@ -95,17 +104,15 @@ def from_frame(
         categorical=categorical,
         fill=fill,
         standardize=standardize,
+        standardize_target=standardize_target,
+        drop_empty=drop_empty,
+        na=several(na),
+        weight=weight,
     )
-    opened = open_frame(frame, name)
+    opened, problems = open_frame(frame, name, options.na), Problems(name)
     _check_index(name, opened, options)
     columns = choose_columns(name, opened.names, options)
-    table = Table(
-        tuple(opened.series(column) for column in columns.features),
-        opened.series(columns.label),
-        tuple(opened.ids(column) for column in columns.client),
-        lambda row: f"row {row}",
-    )
-    return table_dataset(name, columns, table, options)
+    return table_dataset(name, columns, frame_table(name, opened, columns, problems), options, problems)
 
 
 def _check_index(source: str, frame: Frame, options: Options) -> None:

@@ -18,7 +18,7 @@ from evenhand.data.loaders._files import check_file, check_unpacked, kind_of
 from evenhand.data.loaders._options import Options, Pool, listing, pooled
 from evenhand.errors import EvenhandError
 
-__all__ = ["DEFAULT_CLIENTS", "is_idx", "load_idx", "load_idx_folder"]
+__all__ = ["DEFAULT_CLIENTS", "idx_images", "is_idx", "load_idx", "load_idx_folder"]
 
 DEFAULT_CLIENTS = 100
 
@@ -63,6 +63,21 @@ def load_idx_folder(folder: Path, options: Options) -> FederatedDataset:
     return _dataset(folder, train[0], test[0] if test else None, options)
 
 
+def idx_images(path: Path) -> NDArray:
+    """The images in one file, as :func:`load_idx` gives them to a model."""
+
+    def check(shape: tuple[int, ...]) -> None:
+        if len(shape) < 2:
+            raise EvenhandError(f"{path}: its magic number promises 1 axis: give an idx3 file of images.")
+
+    return as_features(_scaled(_read(path, check)), str(path), element("image"))
+
+
+def _scaled(x: NDArray) -> NDArray:
+    """Bytes as numbers from 0 to 1; others as they are."""
+    return np.divide(x, np.float32(255), dtype=np.float32) if x.dtype == np.uint8 else x
+
+
 def _dataset(source: Path, train: Path, test: Path | None, options: Options) -> FederatedDataset:
     pools = [_pool(path, options) for path in (train, test) if path is not None]
     clients = DEFAULT_CLIENTS if options.clients is None else options.clients
@@ -90,9 +105,7 @@ def _pool(images: Path, options: Options) -> Pool:
             raise EvenhandError(f"{images}: there are no images: use a file that has some.")
 
     y = _read(labels, check_labels)
-    x = _read(images, check_images)
-    if x.dtype == np.uint8:
-        x = np.divide(x, np.float32(255), dtype=np.float32)
+    x = _scaled(_read(images, check_images))
     numbers, _ = class_labels(y, str(labels), element("label"), regression=options.regression)
     return Pool(as_features(x, str(images), element("image")), numbers)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from evenhand.data._arrays import NDArray, as_array, as_features
+from evenhand.data._ids import canonical
 from evenhand.data._text import first_repeated, is_missing, name_fault
 from evenhand.data.loaders._files import check_file
 from evenhand.data.loaders._options import Encode
@@ -68,8 +69,8 @@ def _read_user(file: Path, name: str, rows: Any, encode: Encode | None) -> User:
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
         raise EvenhandError(f"{source} has x and y of different lengths: give one label for each row of x.")
     if not y:
-        return User(name, file, np.empty((0,), np.float32), np.empty((0,)))
-    return User(name, file, _features(source, x, encode), as_array(y, source, "y"))
+        return User(canonical(name), file, np.empty((0,), np.float32), np.empty((0,)))
+    return User(canonical(name), file, _features(source, x, encode), as_array(y, source, "y"))
 
 
 def _features(source: str, x: list[Any], encode: Encode | None) -> NDArray:
@@ -110,7 +111,7 @@ def _parse(file: Path) -> Json:
         fault = "is not a client id" if is_missing(name) else name_fault(name)
         if fault is not None:
             raise EvenhandError(f"{file}: user {name[:40]!r} {fault}: give the user another name.")
-    twice = first_repeated(names)
+    twice = first_repeated(map(canonical, names))
     if twice is not None:
         raise EvenhandError(f"{file}: user {twice!r} is listed twice in users: merge the two, or rename one.")
     strangers = data.keys() - set(names)

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from evenhand.data._arrays import NDArray, as_array, as_features, class_labels, client_codes, element
+from evenhand.data._arrays import (
+    NDArray,
+    as_array,
+    as_features,
+    check_class_numbers,
+    class_labels,
+    client_codes,
+    element,
+)
 from evenhand.data._dataset import FederatedDataset
 from evenhand.data._split import Rows
+from evenhand.data.loaders._cells import amounts_or_classes
 from evenhand.data.loaders._npz_file import array_names, read_arrays
 from evenhand.data.loaders._options import (
     DEFAULT_CLIENT,
@@ -21,7 +30,7 @@ from evenhand.data.loaders._options import (
 )
 from evenhand.errors import Argument, EvenhandError
 
-__all__ = ["load_npz"]
+__all__ = ["load_npz", "new_arrays"]
 
 
 def load_npz(path: Path, options: Options) -> FederatedDataset:
@@ -52,6 +61,36 @@ def load_npz(path: Path, options: Options) -> FederatedDataset:
         for name in part:
             _check_array(path, names, name)
     return _dataset(path, parts, read_arrays(path, parts), options)
+
+
+def new_arrays(
+    path: Path, feature: str, client: str, label: str
+) -> tuple[NDArray, NDArray | None, NDArray | None]:
+    """Features, clients' names and labels, the latter two as text, of rows for a model to predict.
+
+    Args:
+      path: the archive.
+      feature: the array of features.
+      client: that of client ids; None in the result where there is none.
+      label: that of labels, likewise; in place of the default, ``y`` will do.
+    """
+    names = array_names(path)
+    if feature not in names:
+        raise EvenhandError(
+            f"{path}: there is no array {feature!r} among {listing(names)}, which the model was trained with: add it."
+        )
+    if label == DEFAULT_LABEL and label not in names:
+        label = "y"
+    roles = [feature, *(name for name in (client, label) if name in names)]
+    arrays = read_arrays(path, [roles])
+    clients = labels = None
+    if client in names:
+        codes, ids = client_codes(arrays[client], str(path), client)
+        clients = np.array(ids)[codes]
+    if label in names:
+        found = as_array(arrays[label], str(path), f"array {label!r}")
+        labels = found.astype(str) if found.ndim == 1 else None
+    return _features(path, arrays[feature], feature), clients, labels
 
 
 def _named(last: str) -> tuple[str | Argument, ...]:
@@ -111,7 +150,12 @@ def _labels(
     def place(row: int) -> str:
         return f"{names[0]}[{row}]" if row < first else f"{names[1]}[{row - first}]"
 
-    labels, classes = class_labels(np.concatenate(columns), str(path), place, regression=options.regression)
+    values = np.concatenate(columns)
+    if names[0] in options.categorical:
+        values = values.astype(str)
+    elif not options.regression:
+        check_class_numbers(values, str(path), f"array {names[0]!r}", *amounts_or_classes(names[0]))
+    labels, classes = class_labels(values, str(path), place, regression=options.regression)
     return np.split(labels, [first])[: len(columns)], classes
 
 

@@ -59,6 +59,10 @@ class Options(NamedTuple):
     categorical: Sequence[str] = ()
     fill: Fill | None = None
     standardize: bool = True
+    standardize_target: bool = True
+    drop_empty: bool = False
+    na: Sequence[str] = ()
+    weight: str | None = None
 
 
 class Pool(NamedTuple):

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenhand.data._dataset import FederatedDataset
-from evenhand.data.loaders._arrow import arrow_table, check_types
+from evenhand.data.loaders._arrow import check_types
+from evenhand.data.loaders._frames import frame_table, open_frame
 from evenhand.data.loaders._options import Options
+from evenhand.data.loaders._problems import Problems
 from evenhand.data.loaders._table import choose_columns, table_dataset
 from evenhand.errors import Argument, EvenhandError
 
@@ -28,8 +30,10 @@ def load_parquet(path: Path, options: Options) -> FederatedDataset:
     """The data set of a Parquet table with plain columns."""
     source = str(path)
     columns = choose_columns(source, parquet_names(path), options)
-    table = read_parquet(path, columns.features, [columns.label, *columns.client])
-    return table_dataset(source, columns, arrow_table(source, columns, table), options)
+    table = read_parquet(path, columns.features, [*columns.read_as_numbers, *columns.client])
+    problems = Problems(source)
+    frame = frame_table(source, open_frame(table, source), columns, problems)
+    return table_dataset(source, columns, frame, options, problems)
 
 
 def parquet_names(path: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
@@ -9,14 +10,31 @@ import numpy as np
 
 from evenhand.data._arrays import NDArray
 from evenhand.data._dataset import FederatedDataset, Split
-from evenhand.data._features import Fill, Series, encode, fit
+from evenhand.data._features import Fill, Series, encode, fit, fit_target
+from evenhand.data._ids import remarks_on_spelling, spelled
 from evenhand.data._split import assign
 from evenhand.data._text import is_missing
-from evenhand.data.loaders._cells import label_classes, prepared, show
+from evenhand.data.loaders._cells import (
+    check_filled,
+    check_labels,
+    label_classes,
+    meant,
+    prepared,
+    show,
+    such,
+    with_na,
+)
 from evenhand.data.loaders._options import DEFAULT_CLIENT, Options, listing, owners
-from evenhand.errors import Argument, EvenhandError, nearest
+from evenhand.data.loaders._problems import Problems
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning, nearest
 
 __all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"]
+
+
+_FEW_ROWS = 20
+"""Rows up to which whole numbers that all differ are no sign of an id."""
+_MOST_EXAMPLES = 20_000_000
+"""Most examples that the rows of a table may stand for; each is a row in memory."""
 
 
 class Columns(NamedTuple):
@@ -25,6 +43,12 @@ class Columns(NamedTuple):
     features: tuple[str, ...]
     label: str
     client: tuple[str, ...]
+    weight: str | None = None
+
+    @property
+    def read_as_numbers(self) -> tuple[str, ...]:
+        """The label, and the weight if there is one."""
+        return (self.label,) if self.weight is None else (self.label, self.weight)
 
 
 class Table(NamedTuple):
@@ -32,83 +56,104 @@ class Table(NamedTuple):
 
     Attributes:
       features: the columns to predict from.
-      label: the column to predict.
+      label: the column to predict; None where it could not be read.
       client: ids ``(n,)`` of any dtype, one array for each client column.
       row: row number -> where it is in the source, ``line 5``.
+      weight: how many examples each row stands for; None: one.
     """
 
     features: tuple[Series, ...]
-    label: Series
+    label: Series | None
     client: tuple[NDArray, ...]
     row: Callable[[int], str]
+    weight: Series | None = None
 
 
 def check_header(source: str, names: Sequence[str]) -> None:
-    """Refuses a nameless column, and two of one name."""
+    """Refuses nameless columns, and two of one name."""
     seen: set[str] = set()
+    problems = Problems(source)
     for position, name in enumerate(names, start=1):
-        if not name:
-            raise EvenhandError(
-                f"{source}: column {position} has no name in the header: name it, or drop it (a row index that "
-                "pandas wrote goes away with index=False)."
-            )
-        if name in seen:
-            raise EvenhandError(f"{source}: the header names column {name!r} twice: rename one of the two.")
+        with problems.noted():
+            if not name:
+                raise EvenhandError(
+                    f"{source}: column {position} has no name in the header: name it, or drop it (a row index that "
+                    "pandas wrote goes away with index=False)."
+                )
+            if name in seen:
+                raise EvenhandError(
+                    f"{source}: the header names column {name!r} twice: rename one of the two."
+                )
         seen.add(name)
+    problems.check()
 
 
 def choose_columns(source: str, names: Sequence[str], options: Options) -> Columns:
     """The role of each column, from the header alone."""
     check_header(source, names)
-    known = frozenset(names)
-    if options.label not in known:
-        raise EvenhandError(
-            f"{source}: there is no label column {options.label!r} {_among(options.label, names)}: say which it is "
-            "with ",
-            Argument("label", "NAME"),
-            ".",
-        )
-    client = _client_columns(source, names, known, options)
+    known, problems = frozenset(names), Problems(source)
+    client: tuple[str, ...] = ()
+    with problems.noted():
+        if options.label not in known:
+            raise EvenhandError(
+                f"{source}: there is no label column {options.label!r} {_among(options.label, names)}: say which it "
+                "is with ",
+                Argument("label", "NAME"),
+                ".",
+            )
+    with problems.noted():
+        client = _client_columns(source, names, known, options)
     taken = {options.label: "label", **dict.fromkeys(client, "client")}
+    with problems.noted():
+        if options.weight is not None:
+            _check_weight_column(source, names, taken, options.weight)
+            taken[options.weight] = "weight"
     for option, given in (("drop", options.drop), ("categorical", options.categorical)):
-        _check_names(source, names, known, option, given)
-        for name in given:
-            if name in taken:
-                raise EvenhandError(
-                    f"{source}: {name!r} is the {taken[name]} column, which is not a feature anyway: leave it out of "
-                    f"{option}=NAMES."
-                )
+        with problems.noted():
+            _check_names(source, names, known, option, given)
+            for name in given:
+                if name in taken and not (option == "categorical" and name == options.label):
+                    raise EvenhandError(
+                        f"{source}: {name!r} is the {taken[name]} column, which is not a feature anyway: leave it out "
+                        "of ",
+                        Argument(option, "NAMES"),
+                        ".",
+                    )
     if options.features is None:
         leave = {*taken, *options.drop}
         features = tuple(name for name in names if name not in leave)
     else:
         features = tuple(options.features)
-        _check_features(source, names, known, features, taken, options)
+        with problems.noted():
+            _check_features(source, names, known, features, taken, options)
+    problems.check()
     if not features:
         raise EvenhandError(
             f"{source}: there are no feature columns beside {listing(names)}: add at least one."
         )
-    return Columns(features, options.label, client)
+    return Columns(features, options.label, client, options.weight)
 
 
-def table_dataset(source: str, columns: Columns, table: Table, options: Options) -> FederatedDataset:
-    """The data set of a table."""
-    rows = len(table.label.values)
-    if not rows:
-        raise EvenhandError(
-            f"{source}: the table has a header but no rows: add at least one for each client."
-        )
+def table_dataset(
+    source: str, columns: Columns, table: Table, options: Options, problems: Problems | None = None
+) -> FederatedDataset:
+    """The data set of a table.
+
+    Args:
+      source: what the table is called in errors.
+      columns: the role of each column.
+      table: the columns; those that could not be read are absent.
+      options: what the caller asked for.
+      problems: what was wrong with the table when it was read.
+    """
+    problems = Problems(source) if problems is None else problems
     if options.fill not in (None, *get_args(Fill)):
         raise EvenhandError(
             Argument("fill", repr(options.fill)), f" is unknown: choose one of {', '.join(get_args(Fill))}."
         )
-    y, classes = label_classes(source, table.label, table.row, regression=options.regression)
-    y.setflags(write=False)
-    columns_of_features = tuple(
-        prepared(source, series, table.row, categorical=series.name in options.categorical, fill=options.fill)
-        for series in table.features
-    )
-    client = _clients(source, columns, table)
+    table, notes = _without_empty(source, columns, _with_na(table, options.na), options)
+    y, classes, features, client = _checked(source, columns, table, options, problems)
+    _ask_about_ids(source, table.features, options)
     if client is None:
         client = owners(source, y, options.clients or 1, options)
     of = assign(
@@ -119,14 +164,149 @@ def table_dataset(source: str, columns: Columns, table: Table, options: Options)
         valid_fraction=options.valid_fraction,
         seed=options.seed,
     )
-    features = fit(
-        columns_of_features, of.parts[0], source, standardize=options.standardize, fill=options.fill
-    )
+    if table.weight is not None:
+        # After the split, so that no example is among the training and among the test examples.
+        counts = table.weight.values.astype(np.int64)
+        train, valid, test = (np.repeat(part, counts[part]) for part in of.parts)
+        of = of._replace(parts=(train, valid, test))
+    fitted = fit(features, of.parts[0], source, standardize=options.standardize, fill=options.fill)
+    scaled = options.regression and options.standardize_target
+    target = fit_target(columns.label, y[of.parts[0]]) if scaled else None
+    fitted = fitted._replace(target=target, na=tuple(options.na))
     train, valid, test = (
-        Split(encode(features, columns_of_features, part, source), y[part], of.offsets(i))
+        Split(encode(fitted, features, part, source), y[part], of.offsets(i))
         for i, part in enumerate(of.parts)
     )
-    return FederatedDataset(train, valid, test, of.ids, source, classes, features)
+    notes += remarks_on_spelling(of.ids)
+    return FederatedDataset(
+        train=train,
+        valid=valid,
+        test=test,
+        client_ids=of.ids,
+        name=source,
+        classes=classes,
+        features=fitted,
+        notes=notes,
+        client_column=" / ".join(columns.client),
+    )
+
+
+def _checked(
+    source: str, columns: Columns, table: Table, options: Options, problems: Problems
+) -> tuple[NDArray, tuple[str, ...] | None, tuple[Series, ...], NDArray | None]:
+    """Labels, the names of their classes, features and the client of each row; all that is wrong is one error."""
+    y, classes, client = np.zeros(0), None, None
+    features: list[Series] = []
+    if table.label is not None:
+        with problems.noted():
+            check_labels(source, table.label, table.row)
+        present = np.flatnonzero(~table.label.missing)
+        with problems.noted():
+            label = table.label.at(present)
+            label = label if options.regression else meant(source, label, options.categorical)
+            y, classes = label_classes(
+                source, label, lambda row: table.row(int(present[row])), regression=options.regression
+            )
+            y.setflags(write=False)
+    with problems.noted():
+        if options.fill is None:
+            check_filled(source, table.features, table.row)
+    for series in table.features:
+        with problems.noted():
+            categorical = series.name in options.categorical
+            features.append(prepared(source, series, table.row, categorical=categorical))
+    with problems.noted():
+        if table.weight is not None:
+            _check_weights(source, table.weight, table.row)
+    for name, ids in zip(columns.client, table.client, strict=False):
+        with problems.noted():
+            _check_ids(source, name, ids, table.row)
+    problems.check()
+    client = _clients(source, table)
+    return y, classes, tuple(features), client
+
+
+def _with_na(table: Table, na: Sequence[str]) -> Table:
+    """The table with the cells that ``na`` lists as empty ones."""
+    if not na:
+        return table
+    return table._replace(
+        features=tuple(with_na(series, na) for series in table.features),
+        label=None if table.label is None else with_na(table.label, na),
+        weight=None if table.weight is None else with_na(table.weight, na),
+        client=tuple(
+            np.where(np.isin(ids.astype(str), list(na)), "", ids.astype(str))
+            if np.isin(ids.astype(str), list(na)).any()
+            else ids
+            for ids in table.client
+        ),
+    )
+
+
+def _without_empty(
+    source: str, columns: Columns, table: Table, options: Options
+) -> tuple[Table, tuple[str, ...]]:
+    """The table without rows that lack a label or a client, if these are to be dropped, and a sentence about it."""
+    if table.label is None or len(table.client) < len(columns.client):
+        return table, ()  # which is refused anyway
+    rows = len(table.label.values)
+    if not rows:
+        raise EvenhandError(
+            f"{source}: the table has a header but no rows: add at least one for each client."
+        )
+    none = np.zeros(rows, bool)
+    absent = {"label": none, "client": none, "weight": none}
+    if options.drop_empty:
+        absent["label"] = table.label.missing
+        absent["client"] = np.any([none, *map(_no_ids, table.client)], axis=0)
+    if table.weight is not None and table.weight.categories is None:
+        absent["weight"] = table.weight.values == 0
+        if options.drop_empty:
+            absent["weight"] = absent["weight"] | table.weight.missing
+    kept = np.flatnonzero(~np.any(list(absent.values()), axis=0))
+    if len(kept) == rows:
+        return table, ()
+    if not len(kept):
+        lacking = "a label or a client" if table.weight is None else "a label, a client or a weight"
+        raise EvenhandError(
+            f"{source}: all {rows:,} rows lack {lacking}: name other columns with ",
+            Argument("label", "NAME"),
+            " and ",
+            Argument("client", "NAME"),
+            ".",
+        )
+    counts = [f"{mask.sum():,} without a {what}" for what, mask in absent.items() if mask.any()]
+    note = f"Dropped {rows - len(kept):,} of {rows:,} rows: {', '.join(counts)}."
+    return Table(
+        tuple(series.at(kept) for series in table.features),
+        table.label.at(kept),
+        tuple(ids[kept] for ids in table.client),
+        lambda row: table.row(int(kept[row])),
+        None if table.weight is None else table.weight.at(kept),
+    ), (note,)
+
+
+def _ask_about_ids(source: str, features: Sequence[Series], options: Options) -> None:
+    """Warns of a column that has another whole number in each row, unless the columns were chosen by name.
+
+    Standardised numbers of patients teach a model nothing but the order in which they were given.
+    """
+    for series in features if options.features is None else ():
+        rows, values = len(series.values), series.values
+        if series.categories is not None or series.name in options.categorical or rows <= _FEW_ROWS:
+            continue
+        if (
+            len(np.unique(values)) == rows
+            and np.all(np.isfinite(values))
+            and np.all(values == np.rint(values))
+        ):
+            warnings.warn(
+                f"{source}: column {series.name!r} has another whole number in each of the {rows:,} rows, as an id "
+                f"does: leave it out with drop={series.name} (--drop), or choose the columns to learn from with "
+                "features=NAMES (--features) if it is an amount.",
+                EvenhandWarning,
+                stacklevel=4,  # the line that called load() or from_frame()
+            )
 
 
 def _client_columns(
@@ -172,7 +352,9 @@ def _check_names(
     for name in given:
         if name not in known:
             raise EvenhandError(
-                f"{source}: there is no column {name!r} {_among(name, names)}: correct {option}=NAMES."
+                f"{source}: there is no column {name!r} {_among(name, names)}: correct ",
+                Argument(option, "NAMES"),
+                ".",
             )
 
 
@@ -208,24 +390,80 @@ def _check_features(
             raise EvenhandError(f"{source}: feature column {name!r} is named twice: name it once.")
 
 
-def _clients(source: str, columns: Columns, table: Table) -> NDArray | None:
+def _check_weight_column(source: str, names: Sequence[str], taken: dict[str, str], weight: str) -> None:
+    if weight not in names:
+        raise EvenhandError(
+            f"{source}: there is no weight column {weight!r} {_among(weight, names)}: say which it is with ",
+            Argument("weight", "NAME"),
+            ".",
+        )
+    if weight in taken:
+        raise EvenhandError(
+            f"{source}: {weight!r} is the {taken[weight]} column and cannot be the weight, too: name another with ",
+            Argument("weight", "NAME"),
+            ".",
+        )
+
+
+def _check_weights(source: str, weight: Series, place: Callable[[int], str]) -> None:
+    """Refuses weights that are not numbers of examples."""
+    where = f"column {weight.name!r}"
+    if weight.categories is not None:
+        raise EvenhandError(
+            f"{source}: {where} holds text, not weights: write how many examples each row stands for."
+        )
+    if weight.missing.any():
+        raise EvenhandError(
+            f"{source}: {place(int(np.argmax(weight.missing)))}, {where} is empty: give the row a weight or drop it",
+            *such(weight.missing),
+        )
+    bad = ~(
+        (weight.values >= 0) & (weight.values == np.rint(weight.values)) & (weight.values <= _MOST_EXAMPLES)
+    )
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise EvenhandError(
+            f"{source}: {place(row)}, {where} holds {weight.values[row]:g}: a weight is the number of examples that a "
+            "row stands for, so round weights to whole numbers, after multiplying all of them if they are small."
+        )
+    if weight.values.sum() > _MOST_EXAMPLES:
+        raise EvenhandError(
+            f"{source}: {where} makes {weight.values.sum():,.0f} examples of {len(weight.values):,} rows: divide all "
+            f"weights by one number, so that they sum to at most {_MOST_EXAMPLES:,}."
+        )
+
+
+def _no_ids(ids: NDArray) -> NDArray:
+    """Which entries are no client ids, ``(n,)``."""
+    if ids.dtype.kind == "f":
+        return np.isnan(ids)
+    if ids.dtype.kind != "U":
+        return np.zeros(len(ids), bool)
+    values, codes = np.unique(ids, return_inverse=True)
+    return np.array([is_missing(value) for value in values.tolist()], bool)[codes]
+
+
+def _check_ids(source: str, name: str, ids: NDArray, place: Callable[[int], str]) -> None:
+    missing = _no_ids(ids)
+    if not missing.any():
+        return
+    row = int(np.argmax(missing))
+    text = str(ids[row])
+    what = f"is {show(text)}, which is not a client id" if text.strip() else "is empty"
+    raise EvenhandError(
+        f"{source}: {place(row)}, column {name!r} {what}: give the row a client id or drop it",
+        *such(missing),
+    )
+
+
+def _clients(source: str, table: Table) -> NDArray | None:
     """The client's name for each row; None where rows name no clients."""
-    if not table.client:
-        return None
+    if len(table.client) < 2:
+        return table.client[0] if table.client else None
     parts: list[tuple[list[str], NDArray]] = []
-    for name, ids in zip(columns.client, table.client, strict=True):
+    for ids in table.client:
         values, codes = np.unique(ids, return_inverse=True)
-        texts = [_spelled(value) for value in values.tolist()]
-        for position, text in enumerate(texts):
-            if is_missing(text):
-                what = "is empty" if not text.strip() else f"is {show(text)}, which is not a client id"
-                where = table.row(int(np.argmax(codes == position)))
-                raise EvenhandError(
-                    f"{source}: {where}, column {name!r} {what}: give the row a client id or drop it."
-                )
-        parts.append((texts, codes))
-    if len(parts) == 1:
-        return table.client[0]
+        parts.append(([spelled(value) for value in values.tolist()], codes))
     combined, codes = np.unique(np.stack([codes for _, codes in parts]), axis=1, return_inverse=True)
     names = [
         " / ".join(texts[code] for (texts, _), code in zip(parts, combination, strict=True))
@@ -237,7 +475,3 @@ def _clients(source: str, columns: Columns, table: Table) -> NDArray | None:
             f"{source}: two different clients would both be called {twice!r}: rename values that have ' / ' in them."
         )
     return np.array(names)[codes.reshape(-1)]
-
-
-def _spelled(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,0 +1,235 @@
+"""Metrics of sets of examples, from the outputs of the model that each client is served.
+
+The outputs of all examples may not fit into memory, so they come to the host in windows of rows, in the order of the
+clients, and are dropped once those of whole clients have been measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from evenhand.data import FederatedDataset
+from evenhand.devices import dealt, everywhere
+from evenhand.errors import EvenhandError
+from evenhand.evaluation import _flat
+from evenhand.evaluation._flat import Prepared
+from evenhand.evaluation._personal import filled
+from evenhand.evaluation.metrics import Metric, check, measure_clients
+from evenhand.lowering import lowered
+from evenhand.models import Margin, hinge, squared_error
+from evenhand.types import Array, Model, Params, PyTree
+
+__all__ = ["check_metrics", "measured_clients"]
+
+NDArray = npt.NDArray[Any]
+
+_NUMBERS = 2**22
+"""About how many outputs, or features where the examples are on the host, are in a call of the program."""
+
+
+def check_metrics(metrics: Sequence[Metric], model: Model, data: FederatedDataset) -> None:
+    """The model and the data have what the metrics need.
+
+    Raises:
+      EvenhandError: they have not; or the model has a metric of that name.
+    """
+    if not metrics:
+        return
+    for metric in metrics:
+        if metric.name in model.metrics:
+            raise EvenhandError(
+                f"metrics: the model already measures {metric.name!r} on each example: leave it out."
+            )
+    x, y = (jax.ShapeDtypeStruct((2, *part.shape[1:]), part.dtype) for part in (data.train.x, data.train.y))
+    given = jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), x)
+    outputs = _array(given)
+    if outputs is None:
+        raise EvenhandError(
+            "metrics: the outputs of this model are several arrays, and metrics need one: use a model that gives one."
+        )
+    kind = _targets(model, np.empty(0, y.dtype)).dtype
+    if kind.kind != "f" and y.size != 2:
+        raise EvenhandError(
+            f"metrics: the labels of {data.name!r} have shape {y.shape[1:]}, and metrics of classes need one class "
+            "number per example."
+        )
+    check(metrics, outputs.shape, kind, margins=isinstance(given, Margin) or model.losses is hinge)
+
+
+def measured_clients(
+    model: Model,
+    states: PyTree,
+    prepared: Prepared,
+    metrics: Sequence[Metric],
+    *,
+    params_of: Callable[[PyTree, Array], Params] | None = None,
+    lanes: int = 1,
+    widest: NDArray | None = None,
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Each metric of each client, ``(K,)``; NaN for a client without examples.
+
+    Args:
+      model: gives the outputs.
+      states: what parameters are made from; without ``params_of`` the parameters that all clients share.
+      prepared: the examples.
+      metrics: what is measured.
+      params_of: as in :func:`evenhand.evaluation.evaluate_personal`.
+      lanes: how many windows go through the model side by side.
+      widest: the sizes of all clients that will ever be measured, so that one program serves them all.
+    """
+    offsets = prepared.offsets - prepared.offsets[0]
+    values = {metric.name: np.full(len(prepared.sizes), np.nan) for metric in metrics}
+    labels = _targets(model, np.asarray(prepared.y))
+    first, waiting, count = 0, list[NDArray](), 0
+    for rows in _outputs(model, states, prepared, params_of, lanes, widest):
+        waiting.append(rows)
+        count += len(rows)
+        last = int(np.searchsorted(offsets, offsets[first] + count, "right")) - 1
+        if last > first:  # some clients are complete
+            whole, ends = np.concatenate(waiting), offsets[first : last + 1] - offsets[first]
+            begin, size = int(prepared.offsets[first]), int(ends[-1])
+            complete = measure_clients(metrics, whole[:size], labels[begin : begin + size], ends)
+            for name, column in complete.items():
+                values[name][first:last] = column
+            first, waiting, count = last, [whole[size:]], len(whole) - size
+    return values
+
+
+def _targets(model: Model, y: NDArray) -> NDArray:
+    """The labels; as numbers, not classes, where the model predicts numbers."""
+    return y.astype(np.float64) if squared_error in (model.losses, *model.metrics.values()) else y
+
+
+def _array(outputs: Any) -> Any:
+    """The array that a model's outputs consist of; None where they are several."""
+    if isinstance(outputs, Margin):
+        return outputs.score
+    leaves = jax.tree.leaves(outputs)
+    return leaves[0] if len(leaves) == 1 else None
+
+
+class _Windows(NamedTuple):
+    """Windows of rows of one client each, in the order of the rows.
+
+    Attributes:
+      ids: whose parameters are used.
+      starts: the first row of each.
+      sizes: how many rows each has.
+    """
+
+    ids: NDArray
+    starts: NDArray
+    sizes: NDArray
+
+    @staticmethod
+    def of(prepared: Prepared, width: int, *, shared: bool) -> _Windows:
+        """Those of each client; of all rows together where clients share the parameters."""
+        offsets = prepared.offsets[[0, -1]] if shared else prepared.offsets
+        counts = -(-np.diff(offsets) // width)
+        client = np.repeat(np.arange(len(counts)), counts)
+        before = np.repeat(np.cumsum(counts) - counts, counts)
+        starts = offsets[client] + width * (np.arange(len(client)) - before)
+        ids = client if shared or prepared.clients is None else prepared.clients[client]
+        return _Windows(ids, starts, np.minimum(width, offsets[client + 1] - starts))
+
+    def batch(self, first: int, count: int) -> _Windows:
+        """``count`` of them from the ``first`` on, the missing ones empty."""
+        parts = (part[first : first + count] for part in self)
+        return _Windows(*(np.pad(part, (0, count - len(part))) for part in parts))
+
+
+def _outputs(
+    model: Model,
+    states: PyTree,
+    prepared: Prepared,
+    params_of: Callable[[PyTree, Array], Params] | None,
+    lanes: int,
+    widest: NDArray | None,
+) -> Iterator[NDArray]:
+    """The outputs of all rows of these clients, ``(rows, outputs)``, some rows at a time."""
+    x, mesh, shared = prepared.x, prepared.mesh, params_of is None
+    if prepared.offsets[-1] == prepared.offsets[0]:
+        return
+    most_rows = x.shape[0] if shared else int((prepared.sizes if widest is None else widest).max())
+    width = min(_flat.chunk_rows(x), most_rows)
+    windows = _Windows.of(prepared, width, shared=shared)
+    host, devices = x if isinstance(x, np.ndarray) else None, 1 if mesh is None else mesh.size
+    serve = _shared if params_of is None else params_of
+    states = everywhere(mesh, states)
+    like = jax.ShapeDtypeStruct((width, *x.shape[1:]), x.dtype)
+    outputs = jax.eval_shape(
+        lambda states, x: _rows(model.apply, serve(states, jnp.int32(0)), x), states, like
+    )
+    numbers = max(outputs.size, 0 if host is None else like.size)
+    most = devices * int(np.clip(_NUMBERS // numbers, 1, -(-len(windows.ids) // devices)))
+    program = _program(model.apply, serve, width, lanes, mesh, host is not None)
+    for first in range(0, len(windows.ids), most):
+        ids, starts, sizes = batch = windows.batch(first, most)
+        if host is not None:
+            # Each window's own rows, cut or padded to the width: its outputs come from row 0 on.
+            sent, at = dealt(mesh, _cut(host, batch, width, devices)), np.zeros_like(starts)
+        else:
+            # A window that would end beyond the last row is moved back.
+            sent, at = x, np.minimum(starts, x.shape[0] - width)
+        skipped = starts - at if host is None else at
+        values = np.asarray(program(states, sent, ids.astype(np.int32), at.astype(np.int32)))
+        row = np.arange(width)
+        yield values[(row >= skipped[:, None]) & (row < (skipped + sizes)[:, None])]
+
+
+def _cut(x: NDArray, windows: _Windows, width: int, devices: int) -> list[NDArray]:
+    """The rows of the windows of each device, ``(windows, width, ...)``."""
+    ends = zip(windows.starts, windows.starts + windows.sizes, strict=True)
+    rows = [filled(x, slice(a, b), width) for a, b in ends]
+    share = len(rows) // devices
+    return [np.stack(rows[i : i + share]) for i in range(0, len(rows), share)]
+
+
+def _shared(params: Params, client: Array) -> Params:
+    return params
+
+
+def _rows(apply: Callable[[Params, Array], PyTree], params: Params, x: Array) -> Array:
+    outputs = _array(apply(params, x))
+    return jnp.reshape(outputs, (x.shape[0], -1)).astype(jnp.float32)
+
+
+# Few at a time, since the key holds functions of the method and thereby all that they have closed over.
+@lru_cache(maxsize=16)
+def _program(
+    apply: Callable[[Params, Array], PyTree],
+    params_of: Callable[[PyTree, Array], Params],
+    width: int,
+    lanes: int,
+    mesh: Mesh | None,
+    on_host: bool,
+) -> Callable[..., Array]:
+    """``(states, x, ids, starts) -> (windows, width, outputs)``; the windows are dealt to the devices.
+
+    ``x`` are all rows, or on the host those of each window.
+    """
+    divided = PartitionSpec(*(() if mesh is None else mesh.axis_names))
+    inside = lowered(apply)
+
+    def on_device(states: PyTree, x: Array, ids: Array, starts: Array) -> Array:
+        def window(part: tuple[Array, Any, Array]) -> Array:
+            client, rows, start = part
+            own = rows if on_host else lax.dynamic_slice_in_dim(x, start, width)
+            return _rows(inside, params_of(states, client), own)
+
+        windows = (ids, x if on_host else (), starts)
+        return lax.map(window, windows, batch_size=lanes if lanes > 1 else None)
+
+    if mesh is None:
+        return jax.jit(on_device)
+    specs = (PartitionSpec(), divided if on_host else PartitionSpec(), divided, divided)
+    return jax.jit(jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=divided, check_vma=False))

@@ -1,0 +1,112 @@
+"""Which mini-batches personal methods look at: against NumPy, on batches whose rows the schedule itself names.
+
+The loops of :mod:`test_personal_loops` have full batches, where each batch is the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from personal_oracle import combine, only, plus, pull, scaled
+from softmax_oracle import DATA, MODEL, gradient
+
+import evenhand as eh
+from evenhand.streams import Purpose, stream
+from evenhand.types import ClientData
+
+P = eh.personalization
+K, LR = 3, 0.2  # a client with 17 examples
+SCHEDULE: dict[str, Any] = {"epochs": 2, "batch_size": 4}
+WORK = eh.local.sgd(MODEL, LR, **SCHEDULE)
+METHOD = eh.algorithms.fedavg(WORK)
+KEY = jax.random.key(11)
+W = {name: np.asarray(leaf, np.float64) for name, leaf in MODEL.init(jax.random.key(1)).items()}
+STEPS = 2 * 5
+
+
+def client() -> ClientData:
+    split, size = DATA.train, int(DATA.train.sizes[K])
+    start = jnp.int32(split.offsets[K])
+    return ClientData(
+        jnp.asarray(split.x), jnp.asarray(split.y), start, jnp.int32(size), jnp.float32(1.0), size
+    )
+
+
+def rows(i: int, key: Any) -> np.ndarray:
+    """The examples of a batch, by their positions at the client."""
+    batch = eh.local.batches(**SCHEDULE).draw(client(), key)(jnp.int32(i))
+    return np.asarray(batch.positions)[np.asarray(batch.inside)]
+
+
+def gap(found: Any, expected: dict[str, np.ndarray]) -> float:
+    return max(float(np.abs(np.asarray(found[name]) - expected[name]).max()) for name in found)
+
+
+def descent(slope: Any, key: Any, begin: dict[str, np.ndarray] = W) -> dict[str, np.ndarray]:
+    v = begin
+    for i in range(STEPS):
+        v = combine(lambda p, g: p - LR * g, v, slope(v, rows(i, key)))
+    return v
+
+
+def test_the_batches_of_a_client_are_not_all_the_same() -> None:
+    assert len({tuple(sorted(rows(i, KEY))) for i in range(STEPS)}) == STEPS
+    assert [len(rows(i, KEY)) for i in range(STEPS)] == [4, 4, 4, 4, 1] * 2
+
+
+def test_ewc_estimates_the_fisher_information_from_several_batches() -> None:
+    """f is the mean of the squared gradients of the first three batches, not of the first one thrice."""
+    method = P.ewc(METHOD, WORK, lam=20.0, batches=3)
+    assert method.adapt is not None
+    found = method.adapt(W, client(), KEY)
+
+    def expected(batches: tuple[int, ...]) -> dict[str, np.ndarray]:
+        squares = [combine(np.square, gradient(W, K, rows(i, KEY))) for i in batches]
+        fisher = scaled(20.0 / len(batches), plus(*squares))
+        return descent(
+            lambda v, of: plus(gradient(v, K, of), combine(np.multiply, fisher, pull(v, W, 1.0))), KEY
+        )
+
+    assert gap(found, expected((0, 1, 2))) < 2e-6
+    assert min(gap(found, expected(other)) for other in ((0, 0, 0), (0, 1), (1, 2, 3))) > 1e-4
+
+
+def test_mapper_uploads_a_step_on_the_last_batch() -> None:
+    """With ``gammas=(0,)``, one step of FedAvg, on the last of ten batches."""
+    method = P.mapper(WORK, gammas=(0.0,))
+    [phase] = method.phases
+    state = method.init(jax.tree.map(jnp.float32, W), len(DATA.train.sizes))
+    delta, _ = phase.work(phase.broadcast(state, jnp.int32(K)), method.init_client(W), client(), KEY)
+
+    def expected(i: int) -> dict[str, np.ndarray]:
+        return scaled(-LR, gradient(W, K, rows(i, KEY)))
+
+    gaps = [gap(delta, expected(i)) for i in range(STEPS)]
+    assert gaps[-1] < 1e-6 and min(gaps[:-1]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "make"), [("fedalt", P.fedalt), ("fedsim", P.fedsim)], ids=["fedalt", "fedsim"]
+)
+def test_the_batches_of_both_parts(name: str, make: Any) -> None:
+    """FedAlt trains the personal part on batches of its own; FedSim trains both parts on the same ones."""
+    method = make(WORK, personal="b")
+    [phase] = method.phases
+    state = method.init(jax.tree.map(jnp.float32, W), len(DATA.train.sizes))
+    _, kept = phase.work(phase.broadcast(state, jnp.int32(K)), method.init_client(W), client(), KEY)
+    [bias] = jax.tree.leaves(kept)
+
+    def expected(key: Any) -> np.ndarray:
+        held = name == "fedalt"  # the shared part, meanwhile
+        return descent(lambda v, of: only("b", g) if (g := gradient(v, K, of)) and held else g, key)["b"]
+
+    gaps = {own: np.abs(bias - expected(key)).max() for own, key in _KEYS.items()}
+    right, wrong = ("own", "shared") if name == "fedalt" else ("shared", "own")
+    assert gaps[right] < 1e-6 and gaps[wrong] > 1e-3
+
+
+_KEYS = {"own": stream(KEY, Purpose.PERSONAL), "shared": KEY}

@@ -1,0 +1,128 @@
+"""Whole numbers that may be amounts or classes are asked about, and so is a feature that looks like an id."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pyarrow
+import pytest
+
+from evenhand.cli import main
+from evenhand.data import from_arrays, from_frame, load
+from evenhand.errors import EvenhandError, EvenhandWarning
+
+ROWS = 60
+A, CLIENT = np.linspace(-1, 1, ROWS), np.arange(ROWS) % 3
+SCORES = 9 + np.arange(ROWS) % 22
+CODES = 1000 + 37 * (np.arange(ROWS) % 40)
+FEW = 100 * (np.arange(ROWS) % 20)
+GAP = np.where(np.arange(ROWS) % 22 == 5, 30, np.arange(ROWS) % 22)
+COUNTED = np.arange(ROWS) % 30
+
+
+def frame(labels, **columns):
+    return pyarrow.table({"client": CLIENT, "a": A, **columns, "label": labels})
+
+
+def from_csv(folder, labels, **options):
+    path = folder / "t.csv"
+    lines = [f"{c},{a},{y}" for c, a, y in zip(CLIENT, A, labels, strict=True)]
+    path.write_text("\n".join(["client,a,label", *lines]))
+    return load(path, **options)
+
+
+def from_npz(folder, labels, **options):
+    np.savez(folder / "t.npz", x=A[:, None], y=labels, client=CLIENT)
+    return load(folder / "t.npz", **options)
+
+
+def in_memory(folder, labels, **options):
+    return from_frame(frame(labels), **options)
+
+
+ASKED = [
+    (SCORES, "22 distinct whole numbers from 9 to 30"),
+    (CODES, "40 distinct whole numbers from 1000 to 2443"),
+    (GAP, "22 distinct whole numbers from 0 to 30"),
+    (SCORES.astype(float), "22 distinct whole numbers from 9 to 30"),
+]
+
+
+@pytest.mark.parametrize("read", [from_csv, from_npz, in_memory])
+@pytest.mark.parametrize(("labels", "sentence"), ASKED)
+def test_whole_numbers_that_may_be_amounts_are_asked_about(tmp_path, read, labels, sentence):
+    name = "y" if read is from_npz else "label"
+    with pytest.raises(EvenhandError, match=sentence) as raised:
+        read(tmp_path, labels)
+    assert f"regression=True to predict amounts, or categorical={name} if each" in str(raised.value)
+    assert np.allclose(
+        np.sort(read(tmp_path, labels, regression=True, test_fraction=0).train.y), np.sort(labels)
+    )
+    data = read(tmp_path, labels, categorical=[name], test_fraction=0)
+    assert data.num_classes == len(np.unique(labels)) == len(data.classes)
+    named = np.array(data.classes, float)[data.train.y]
+    assert sorted(named.tolist()) == sorted(labels.tolist())
+
+
+@pytest.mark.parametrize("read", [from_csv, from_npz, in_memory])
+@pytest.mark.parametrize("labels", [FEW, COUNTED, np.char.add("c", CODES.astype(str))])
+def test_few_numbers_numbers_from_zero_without_gaps_and_texts_are_classes(tmp_path, read, labels):
+    data = read(tmp_path, labels)
+    assert data.train.y.dtype == np.int32
+    kept = data.train.y if data.classes is None else np.array(data.classes)[data.train.y]
+    assert {str(label) for label in kept.tolist()} <= {str(label) for label in labels.tolist()}
+
+
+@pytest.mark.parametrize(("labels", "sentence"), ASKED[:3])
+def test_integers_in_arrays_are_asked_about_and_floats_are_targets(labels, sentence):
+    with pytest.raises(EvenhandError, match=sentence) as raised:
+        from_arrays(A[:, None], labels, CLIENT)
+    assert "floats to predict amounts, or the classes' names with classes=NAMES" in str(raised.value)
+    assert from_arrays(A[:, None], labels.astype(float), CLIENT).num_classes is None
+    names = [f"c{k}" for k in range(labels.max() + 1)]
+    assert from_arrays(A[:, None], labels, CLIENT, classes=names).num_classes == len(names)
+    assert from_arrays(A[:, None], COUNTED, CLIENT).num_classes == 30
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "warned"),
+    [
+        (7000 + np.arange(ROWS), {}, True),
+        ((7000 + np.arange(ROWS)).astype(float), {}, True),
+        (7000 + np.arange(ROWS) // 2, {}, False),  # repeats
+        (7000 + np.arange(ROWS) + 0.5, {}, False),  # not whole
+        (7000 + np.arange(ROWS), {"features": ["a", "patient"]}, False),  # chosen
+        (7000 + np.arange(ROWS), {"drop": ["patient"]}, False),
+        (7000 + np.arange(ROWS), {"categorical": ["patient"]}, False),
+    ],
+)
+def test_a_column_with_another_whole_number_in_each_row_is_asked_about(ids, options, warned):
+    table = frame(np.arange(ROWS) % 2, patient=ids)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        from_frame(table, **options)
+    sentences = [str(w.message) for w in caught if w.category is EvenhandWarning]
+    assert all(w.filename == __file__ for w in caught)
+    assert bool(sentences) == warned
+    if warned:
+        assert "column 'patient' has another whole number in each of the 60 rows" in sentences[0]
+        assert "drop=patient (--drop)" in sentences[0]
+
+
+def test_twenty_rows_are_too_few_to_call_a_column_an_id():
+    few = pyarrow.table({"client": [0] * 20, "n": np.arange(20), "label": np.arange(20) % 2})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_frame(few)
+
+
+def test_the_command_line_asks_in_one_sentence_and_names_its_options(tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    lines = [f"{c},{7000 + i},{y}" for i, (c, y) in enumerate(zip(CLIENT, SCORES, strict=True))]
+    path.write_text("\n".join(["client,patient,score", *lines]))
+    words = ["run", "fedavg", "--data", str(path), "--label-column", "score", "--rounds", "0"]
+    assert main([*words, "--out", str(tmp_path / "a")]) == 2
+    assert "give --regression to predict amounts, or --categorical score if each" in capsys.readouterr().err
+    assert main([*words, "--out", str(tmp_path / "a"), "--categorical", "score"]) == 0
+    assert "column 'patient' has another whole number" in capsys.readouterr().err

@@ -1,0 +1,400 @@
+"""Tables as they are found: empty labels, other spellings of an empty cell, many faults at once, packed files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from evenhand.data import FederatedDataset, encode_table, from_frame, load
+from evenhand.data._features import Features
+from evenhand.errors import EvenhandError
+
+MESSY = """client,v,w,label
+a,1,x,0
+,2,x,1
+a,3,y,
+b,?,y,1
+b,-999,x,0
+null,5,x,
+b,7,-999,1
+"""
+
+
+@pytest.fixture
+def messy(tmp_path: Path) -> Path:
+    path = tmp_path / "messy.csv"
+    path.write_text(MESSY)
+    return path
+
+
+def assert_same(one: FederatedDataset, other: FederatedDataset) -> None:
+    assert (one.client_ids, one.classes) == (other.client_ids, other.classes)
+    assert [c.inputs for c in one.features.columns] == [c.inputs for c in other.features.columns]
+    for first, second in ((one.train, other.train), (one.test, other.test)):
+        np.testing.assert_array_equal(first.x, second.x)
+        np.testing.assert_array_equal(first.y, second.y)
+
+
+def test_rows_without_a_label_or_a_client_are_dropped_and_counted(messy: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"test_fraction": 0.0, "fill": "median", "na": ["?", "-999"]}
+    with pytest.raises(EvenhandError, match="with all 2 such rows"):
+        load(messy, **options)
+    data = load(messy, drop_empty=True, **options)
+    assert data.notes == ("Dropped 3 of 7 rows: 2 without a label, 2 without a client.",)
+    assert data.notes[0] in data.describe()
+    # As if only the other rows were there.
+    kept = [line for i, line in enumerate(MESSY.splitlines()) if i not in (2, 3, 6)]
+    (tmp_path / "kept.csv").write_text("\n".join(kept))
+    clean = load(tmp_path / "kept.csv", **options)
+    assert_same(data, clean)
+    assert clean.notes == ()
+    assert_same(load(tmp_path / "kept.csv", drop_empty=True, **options), clean)
+
+
+def test_places_after_a_dropped_row_are_those_in_the_file(messy: Path) -> None:
+    messy.write_text(MESSY.replace("?", "1").replace("b,7,-999,1", "b,7,,1"))
+    with pytest.raises(EvenhandError, match="line 8, column 'w' is empty"):
+        load(messy, drop_empty=True)
+
+
+def test_a_table_of_which_nothing_is_left_is_refused(messy: Path) -> None:
+    messy.write_text("client,v,label\na,1,\n,2,1\n")
+    with pytest.raises(EvenhandError, match="all 2 rows lack a label or a client"):
+        load(messy, drop_empty=True)
+
+
+def test_other_spellings_of_an_empty_cell_are_empty_everywhere(messy: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"test_fraction": 0.0, "fill": "mean", "drop_empty": True}
+    data = load(messy, na=["?", "-999"], **options)
+    assert data.features.inputs == ("v", "w = x", "w = y", "w = (missing)")
+    expected = MESSY.replace("?", "").replace("-999", "")
+    (tmp_path / "plain.csv").write_text(expected)
+    assert_same(data, load(tmp_path / "plain.csv", **options))
+    # Numbers are compared as numbers, labels and clients count, too, and so do new rows.
+    (tmp_path / "t.csv").write_text("client,v,label\na,1,0\na,-999.0,1\n9,3,1\nb,5,-999\nb,7,0\n")
+    data = load(tmp_path / "t.csv", na=["-999", "9"], **options)
+    assert data.notes == ("Dropped 2 of 5 rows: 1 without a label, 1 without a client.",)
+    assert data.features.columns[0].fill == 4.0
+    (tmp_path / "new.csv").write_text("v\n-999\n4\n-999.0\n")
+    new = encode_table(tmp_path / "new.csv", features=data.features)
+    assert new[0] == new[1] == new[2]
+    assert Features.from_json(json.loads(json.dumps(data.features.to_json()))) == data.features
+
+
+def test_tables_in_memory_take_the_same_options() -> None:
+    columns = {
+        "client": [1, 1, -999, 2, None],
+        "v": [1.0, -999.0, 3.0, 5.0, 7.0],
+        "w": ["x", "?", "y", "x", "x"],
+        "label": ["no", "yes", "no", "?", "no"],
+    }
+    data = from_frame(pa.table(columns), na=["?", "-999"], drop_empty=True, fill="median", test_fraction=0.0)
+    assert data.client_ids == ("1",)
+    assert data.features.inputs == ("v", "w = x", "w = (missing)")
+    assert data.notes == ("Dropped 3 of 5 rows: 1 without a label, 2 without a client.",)
+    with pytest.raises(EvenhandError, match=r"row 4, column 'client' is empty.*as drop_empty=True does\."):
+        from_frame(pa.table(columns))
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_data_frames_take_the_same_options(kind: str) -> None:
+    library = pytest.importorskip(kind)
+    frame = library.DataFrame({"client": [1.0, None, 2.0], "v": [-999, 2, 3], "label": ["no", "yes", "no"]})
+    data = from_frame(frame, na="-999", drop_empty=True, fill="mean", test_fraction=0.0)
+    assert data.client_ids == ("1", "2")
+    assert data.features.columns[0].fill == 3.0
+
+
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "client,v,w,d,label\na,1,,2020-01-31,0\n,oops,3,2020-02-01,1\na,2\nb,4,,2020-02-02,\nb,5\n"
+    )
+    with pytest.raises(EvenhandError) as caught:
+        load(path)
+    words = str(caught.value)
+    assert words.startswith(f"{path} has 6 problems: (1) ") and words.endswith(".") and "\n" not in words
+    assert words.count(str(path)) == 1
+    for problem in (
+        "line 4 has 2 cells but the header 5, and 1 more lines differ from it",
+        "line 3, column 'v' holds 'oops' where other rows hold numbers",
+        "line 5, column 'label' is empty",
+        "line 2, column 'w' is empty or NaN",
+        "in all, 2 cells are empty, in 'w' (2)",
+        "column 'd' holds dates",
+        "line 3, column 'client' is empty",
+    ):
+        assert problem in words
+
+
+def test_ten_faults_are_shown_and_the_others_counted(tmp_path: Path) -> None:
+    names = [f"c{i}" for i in range(13)]
+    rows = ["a,0," + ",".join(["1"] * 13), "a,1," + ",".join(["x"] * 13)]
+    (tmp_path / "t.csv").write_text("\n".join(["client,label," + ",".join(names), *rows]))
+    with pytest.raises(
+        EvenhandError, match=r"has 13 problems: .*\(10\) .*column 'c9'.*; and 3 more\.$"
+    ) as caught:
+        load(tmp_path / "t.csv")
+    assert "'c10'" not in str(caught.value)
+
+
+def test_all_faults_of_the_options_are_reported_at_once(messy: Path) -> None:
+    with pytest.raises(EvenhandError) as caught:
+        load(messy, client="who", label="answer", drop=["x"], categorical=["y"])
+    for words in (
+        "4 problems",
+        "label column 'answer'",
+        "client column 'who'",
+        "correct drop=",
+        "correct categorical=",
+    ):
+        assert words in str(caught.value)
+
+
+def test_faults_of_new_rows_are_reported_at_once(tmp_path: Path) -> None:
+    table = pa.table({"client": ["a", "a"], "v": [1, 2], "w": [1, 3], "u": [0, 1], "label": [0, 1]})
+    features = from_frame(table, test_fraction=0).features
+    (tmp_path / "new.csv").write_text("v,w,u\n1,,1\nx,2,1\n")
+    with pytest.raises(EvenhandError, match="'v' holds 'x' where"):
+        encode_table(tmp_path / "new.csv", features=features)
+    (tmp_path / "new.csv").write_text("v,w,u\n1,,a\n2,2,b\n")
+    with pytest.raises(EvenhandError, match=r"2 problems.*line 2, column 'w' is empty.*'u' holds text"):
+        encode_table(tmp_path / "new.csv", features=features)
+    with pytest.raises(EvenhandError, match=r"2 problems.*no column 'w'.*no column 'u'"):
+        encode_table(pa.table({"v": [1]}), features=features)
+
+
+PLAIN = "client,v,w,label\na,1,x,0\nb,2,y,1\na,3,x,1\nb,4,y,0\n"
+
+
+def test_one_table_in_every_form(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(PLAIN)
+    expected = load(tmp_path / "t.csv", test_fraction=0.5)
+    rows = [line.split(",") for line in PLAIN.splitlines()[1:]]
+    objects = [{"client": a, "v": int(b), "w": c, "label": int(d)} for a, b, c, d in rows]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, objects)) + "\n\n")
+    (tmp_path / "t.tsv").write_text(PLAIN.replace(",", "\t"))
+    (tmp_path / "t.data").write_text(PLAIN.replace(",", "   "))
+    for name in ("t.csv", "t.tsv", "t.jsonl", "t.data"):
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+        for path in (tmp_path / name, tmp_path / f"{name}.gz"):
+            assert_same(load(path, test_fraction=0.5), expected)
+            np.testing.assert_array_equal(
+                encode_table(path, features=expected.features),
+                encode_table(tmp_path / "t.csv", features=expected.features),
+            )
+
+
+@pytest.mark.parametrize("separator", [",", ", ", "\t", "   "])
+def test_data_files_without_a_header_have_numbered_columns(separator: str, tmp_path: Path) -> None:
+    """As in UCI's archive, where ``auto-mpg.data`` has runs of blanks, a tab and quoted names."""
+    rows = [
+        ["18.0", "8", '"chevrolet chevelle"', "1"],
+        ["15.0", "4", '"buick skylark"', "1"],
+        ["9.5", "8", '"x"', "3"],
+    ]
+    text = "".join(separator.join(row) + "\n" for row in rows)
+    if separator == "   ":
+        text = text.replace('   "', ' \t"')
+    (tmp_path / "t.data").write_text(text)
+    data = load(tmp_path / "t.data", client="4", label="1", drop=["3"], regression=True, test_fraction=0)
+    assert data.features.inputs == ("2",)
+    assert data.client_ids == ("1", "3")
+    np.testing.assert_array_equal(data.train.y, np.float32([18, 15, 9.5]))
+    names = load(tmp_path / "t.data", client="3", label="2", features=["1"], test_fraction=0)
+    assert names.client_ids == ("buick skylark", "chevrolet chevelle", "x")
+    with pytest.raises(EvenhandError, match="no label column 'label' among '1', '2', '3', '4'"):
+        load(tmp_path / "t.data", client="4")
+
+
+def test_lines_of_json_may_lack_entries(tmp_path: Path) -> None:
+    lines = [
+        '{"client": "a", "v": 1, "label": true}',
+        '{"label": false, "w": 4, "client": "a", "v": null}',
+        '{"client": "b", "v": 3, "w": NaN, "label": true}',
+        '{"client": "b", "v": 5, "w": 8, "label": true}',
+        '{"client": "b", "v": 7, "label": true}',
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    data = load(tmp_path / "t.jsonl", fill="mean", test_fraction=0.0, standardize=False)
+    np.testing.assert_array_equal(data.train.x, [[1, 6], [4, 4], [3, 6], [5, 8], [7, 6]])
+    assert data.classes == ("False", "True")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("t.jsonl", b'{"client": "a"}\n{"client": \n', "line 2 is not JSON"),
+        ("t.jsonl", b"[1, 2]\n", "line 1 is not a JSON object"),
+        ("t.jsonl", b"{}\n", "line 1 is not a JSON object"),
+        ("t.jsonl", b"\n", "the file is empty"),
+        ("t.jsonl", b'{"client": "a", "client": "b"}\n', "names column 'client' twice"),
+        ("t.jsonl", b'{"client": "\xff"}\n', "not UTF-8"),
+        ("t.jsonl", b'{"client": "a", "v": [1], "label": 1}\n', "column 'v' holds list objects"),
+        ("t.csv.gz", b"client,v,label\n", "not a gzip file"),
+        ("t.csv.gz", gzip.compress(PLAIN.encode(), mtime=0)[:-12], "not a gzip file, or a damaged one"),
+        ("t.parquet.gz", b"", "suffix '.gz' is unknown"),
+        ("t.npz.gz", b"", "suffix '.gz' is unknown"),
+    ],
+)
+def test_damaged_files_are_refused(name: str, content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(EvenhandError, match=words):
+        load(tmp_path / name)
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"client,v,label\n" + b"a,1,0\n" * 50_000_000, 1))
+    with pytest.raises(EvenhandError, match="unpack to"):
+        load(tmp_path / "t.csv.gz")
+
+
+def test_the_scale_of_targets_is_kept_and_they_stay_in_their_units(tmp_path: Path) -> None:
+    rows = [f"a,{i},{1000.0 * i * i}" for i in range(10)]
+    (tmp_path / "t.csv").write_text("\n".join(["client,v,price", *rows]))
+    options: dict[str, Any] = {"label": "price", "regression": True}
+    data = load(tmp_path / "t.csv", **options)
+    y = np.asarray(data.train.y, np.float64)
+    assert len(y) == 8 and y.max() > 10_000
+    assert data.features.target.name == "price"
+    assert data.features.target.mean == pytest.approx(y.mean())
+    assert data.features.target.deviation == pytest.approx(y.std())
+    assert "Training standardises the targets" in data.describe()
+    assert Features.from_json(data.features.to_json()) == data.features
+    assert load(tmp_path / "t.csv", standardize_target=False, **options).features.target is None
+    assert load(tmp_path / "t.csv", label="v").features.target is None
+    table = pa.table({"client": ["a"] * 2, "v": [1, 2], "label": [5.0, 5.0]})
+    assert from_frame(table, regression=True).features.target[1:] == (5.0, 1.0)
+    assert from_frame(table, regression=True, standardize_target=False).features.target is None
+
+
+def test_features_of_earlier_versions_are_read() -> None:
+    entry = {"name": "v", "kind": "number", "mean": 1.0, "deviation": 2.0, "fill": None}
+    features = Features.from_json({"standardized": True, "columns": [entry]})
+    assert (features.target, features.na) == (None, ())
+
+
+def test_options_of_tables_only_are_refused_elsewhere() -> None:
+    for options in ({"standardize_target": False}, {"drop_empty": True}, {"na": ["?"]}, {"weight": "count"}):
+        with pytest.raises(EvenhandError, match=r"digits: .* is for tables"):
+            load("digits", **options)
+
+
+def weighted(folder: Path, weights: list[Any], **options: Any) -> FederatedDataset:
+    """Ten rows of each of two clients with these weights, over and over."""
+    n = 20
+    rows = [f"{'ab'[i % 2]},{i * i % 11},{i % 3},{weights[i % len(weights)]}" for i in range(n)]
+    (folder / "w.csv").write_text("\n".join(["client,v,label,count", *rows]))
+    return load(folder / "w.csv", weight="count", **options)
+
+
+def test_a_row_of_weight_w_is_w_examples(tmp_path: Path) -> None:
+    """The oracle: the split of the table without weights, of which every row is written that many times."""
+    data = weighted(tmp_path, [1, 3, 2], standardize=False)
+    plain = load(tmp_path / "w.csv", features=["v", "count"], standardize=False)
+    assert data.features.inputs == ("v",)
+    for part, whole in ((data.train, plain.train), (data.test, plain.test)):
+        counts = whole.x[:, 1].astype(int)
+        np.testing.assert_array_equal(part.x[:, 0], np.repeat(whole.x[:, 0], counts))
+        np.testing.assert_array_equal(part.y, np.repeat(whole.y, counts))
+        client = np.repeat([0, 1], whole.sizes)
+        np.testing.assert_array_equal(part.sizes, np.bincount(client, counts))
+    x = weighted(tmp_path, [1, 3, 2]).train.x
+    assert abs(x.mean()) < 1e-6 and x.std() == pytest.approx(1.0)
+
+
+def test_a_row_of_weight_0_is_no_example(tmp_path: Path) -> None:
+    data = weighted(tmp_path, [1, 0, 1, 1])
+    assert data.notes == ("Dropped 5 of 20 rows: 5 without a weight.",)
+    assert data.train.rows + data.test.rows == 15
+
+
+def test_a_weight_may_be_missing_by_another_spelling(tmp_path: Path) -> None:
+    data = weighted(tmp_path, [1, "-999.0"], na="-999", drop_empty=True)
+    assert data.notes == ("Dropped 10 of 20 rows: 10 without a weight.",)
+
+
+def test_weights_are_read_from_tables_in_memory(tmp_path: Path) -> None:
+    data = weighted(tmp_path, [1, 3, 2])
+    columns = {
+        "client": ["a", "b"] * 10,
+        "v": [i * i % 11 for i in range(20)],
+        "label": [i % 3 for i in range(20)],
+    }
+    table = pa.table({**columns, "count": [[1, 3, 2][i % 3] for i in range(20)]})
+    assert_same(from_frame(table, weight="count"), data)
+    parquet.write_table(table, tmp_path / "w.parquet")
+    assert_same(load(tmp_path / "w.parquet", weight="count"), data)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([1, 0.5], "line 3, column 'count' holds 0.5: a weight is the number of examples"),
+        ([1, -1], "line 3, column 'count' holds -1"),
+        ([1, "inf"], "line 3, column 'count' holds inf"),
+        ([1, 10**8], r"line 3, column 'count' holds 1e\+08"),
+        ([10**7], "makes 200,000,000 examples of 20 rows"),
+        ([1, ""], "line 3, column 'count' is empty: give the row a weight or drop it, as drop_empty=True"),
+        (["x", "y"], "column 'count' holds text, not weights"),
+        ([0], "all 20 rows lack a label, a client or a weight"),
+    ],
+)
+def test_what_is_no_weight_is_refused(weights: list[Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(EvenhandError, match=words):
+        weighted(tmp_path, weights)
+    if weights == [1, ""]:
+        assert (
+            weighted(tmp_path, weights, drop_empty=True)
+            .notes[0]
+            .startswith("Dropped 10 of 20 rows: 10 without")
+        )
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [("cuont", "perhaps you meant 'count'"), ("label", "is the label column"), ("client", "client")],
+)
+def test_a_weight_column_must_be_another_one(weight: str, words: str, tmp_path: Path) -> None:
+    weighted(tmp_path, [1])
+    with pytest.raises(EvenhandError, match=words):
+        load(tmp_path / "w.csv", weight=weight)
+    with pytest.raises(EvenhandError, match="is the weight column"):
+        load(tmp_path / "w.csv", weight="count", drop=["count"])
+
+
+def test_labels_are_checked_beside_empty_ones(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,v,label\na,1,\na,2,0.5\na,3,1\n")
+    with pytest.raises(
+        EvenhandError, match=r"2 problems.*line 2, column 'label' is empty.*line 3.*regression=True"
+    ):
+        load(tmp_path / "t.csv")
+
+
+def test_faults_of_the_header_are_reported_at_once(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("client,,v,v,label\na,1,2,3,0\n")
+    with pytest.raises(
+        EvenhandError, match=r"2 problems: \(1\) column 2 has no name.*\(2\).*column 'v' twice"
+    ):
+        load(tmp_path / "t.csv")
+
+
+def test_a_text_for_an_empty_cell_may_stand_among_numbers(tmp_path: Path) -> None:
+    rows = [
+        {"client": 1, "v": 1.0, "label": 0},
+        {"client": "?", "v": 2.0, "label": 1},
+        {"client": 1, "v": "?", "label": 1},
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = load(
+        tmp_path / "t.jsonl", na=["?"], drop_empty=True, fill="mean", test_fraction=0, standardize=False
+    )
+    assert data.client_ids == ("1",)
+    np.testing.assert_array_equal(data.train.x, [[1], [1]])

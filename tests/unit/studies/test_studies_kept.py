@@ -1,0 +1,434 @@
+"""What a study's folder keeps: the bits of a study that never stopped, and no number that was changed since."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.checksums import resealed
+from evenhand.errors import StorageError
+from evenhand.report import RunView
+from evenhand.simulation import Job, identify
+from evenhand.studies import Halving, Outcome, Setting, _runs, load, study
+from evenhand.studies._store import Store
+from evenhand.types import Algorithm
+
+DATA = eh.data.load("digits", clients=10, valid_fraction=0.2)
+MODEL = eh.models.softmax_regression(features=64, classes=10)
+HALVED: dict[str, Any] = {"halving": Halving(2, 0.5)}
+
+
+def fedavg(lr: float) -> Algorithm:
+    return eh.algorithms.fedavg(eh.local.sgd(MODEL, lr, epochs=1, batch_size=10))
+
+
+def made(folder: Path, **how: Any) -> dict[str, str]:
+    """The results of six runs, which train in columns, as text without what depends on the clock."""
+    grid = {"lr": [0.01, 0.05, 0.1]}
+    study(
+        {"f": fedavg},
+        DATA,
+        rounds=6,
+        seeds=2,
+        eval_every=2,
+        cohort=5,
+        grid=grid,
+        folder=folder,
+        checkpoint=0,
+        **how,
+    )
+    return results(folder)
+
+
+def results(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(folder.glob("runs/*/*.json")):
+        value = json.loads(path.read_text())
+        del value["sha256"], value["view"]["info"]["seconds"], value["view"]["info"]["examples_per_second"]
+        found[f"{path.parent.name}/{path.name}"] = json.dumps(value)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _two_devices() -> Iterator[None]:
+    """A column of three runs on each; tests have four devices, and use one by default."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evenhand.simulation._many._devices", lambda: 2)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that was not interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    made(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("halved")
+    made(folder, **HALVED)
+    return folder
+
+
+def stopped_at(number: int, monkeypatch: pytest.MonkeyPatch, folder: Path, **how: Any) -> None:
+    """Interrupts a study at one of its evaluations."""
+    iterate: Callable[..., Iterator[Any]] = _runs.iterate_many
+    seen = iter(range(1, 1000))
+
+    def stopped(jobs: list[Job], wanted: list[int]) -> Iterator[Any]:
+        for result in iterate(jobs, wanted):
+            if next(seen) == number:
+                raise KeyboardInterrupt
+            yield result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_runs, "iterate_many", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            made(folder, **how)
+
+
+@pytest.mark.parametrize("number", [4, 9, 16, 20, 23])
+def test_a_study_that_was_interrupted_gives_the_bits_of_one_that_was_not(
+    number: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 24 evaluations: before the first round, between rounds, and when 0, 1 and 4 of the runs have ended."""
+    stopped_at(number, monkeypatch, tmp_path)
+    kept = len(results(tmp_path))
+    assert kept == {20: 1, 23: 4}.get(number, 0)
+    assert made(tmp_path) == results(whole)
+
+
+def without(folder: Path, rng: random.Random, count: int, name: str = "result.json") -> None:
+    for path in rng.sample(sorted(folder.glob(f"runs/*/{name}")), count):
+        path.unlink()
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_result_that_was_deleted_is_repeated_to_the_bit(count: int, whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "a"))
+    without(folder, random.Random(count), count)
+    assert made(folder) == results(whole)
+
+
+def test_beside_others_the_bits_are_others(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only the missing runs train together, as if there were no plan: so the tests above can fail."""
+    folder = Path(shutil.copytree(whole, tmp_path / "a"))
+    without(folder, random.Random(0), 2)
+
+    def by_presence(store: Store, runs: list[tuple[Setting, int]]) -> list[list[int]]:
+        present = [store.has(*run) for run in runs]
+        return [[i for i, is_there in enumerate(present) if is_there is wanted] for wanted in (True, False)]
+
+    monkeypatch.setattr(Store, "plan", by_presence)
+    again, first = made(folder), results(whole)
+    assert sum(again[name] != first[name] for name in first) == 2
+    for name in first:
+        a, b = (json.loads(of[name])["view"]["history"]["train_loss"] for of in (again, first))
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+
+
+@pytest.mark.parametrize("number", [3, 10, 13, 16, 20, 23])
+def test_halving_that_was_interrupted_gives_the_same_bits(
+    number: int, halved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first phase, of six runs; in the second, of four, which continue from their states; and in the last."""
+    stopped_at(number, monkeypatch, tmp_path, **HALVED)
+    assert made(tmp_path, **HALVED) == results(halved)
+
+
+def test_a_survivor_that_is_repeated_makes_each_phase_beside_the_same_runs(
+    halved: Path, tmp_path: Path
+) -> None:
+    """With its state gone it begins anew, and trains beside all runs before the first rung, and fewer afterwards."""
+    folder = Path(shutil.copytree(halved, tmp_path / "a"))
+    done = [
+        path for path in folder.glob("runs/*/result.json") if json.loads(path.read_text())["status"] == "done"
+    ]
+    assert len(done) == 2
+    done[0].unlink()
+    assert made(folder, **HALVED) == results(halved)
+
+
+def test_of_settings_that_are_equally_good_the_first_goes_on_in_whatever_order_they_ended(
+    tmp_path: Path,
+) -> None:
+    """The first of three equal settings is repeated last, and is no worse for it."""
+    data, model = eh.data.hold_out(eh.testing.toy_data(), 0.4), eh.testing.toy_model()
+
+    def same(name: str) -> Algorithm:
+        return eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=4))
+
+    how: dict[str, Any] = {"rounds": 4, "seeds": 1, "eval_every": 2, "grid": {"name": ["a", "b", "c"]}}
+    how |= {"halving": Halving(2), "folder": tmp_path}
+    for _ in range(2):
+        found = study({"f": same}, data, **how)
+        assert [each.status for each in found.outcomes] == ["done", "stopped", "stopped"]
+        for path in tmp_path.glob("runs/f-name=a-*/*.json"):
+            path.unlink()
+
+
+def test_a_plan_grows_and_damage_to_it_is_refused(whole: Path, tmp_path: Path) -> None:
+    """New runs are a batch of their own, so that a value more does not repeat the others; results come first."""
+    folder = Path(shutil.copytree(whole, tmp_path / "a"))
+    runs = [(Setting("f", {"lr": lr}), seed) for lr in (0.01, 0.05, 0.1, 0.2) for seed in (0, 1, 2)]
+    store = Store(folder)
+    assert store.plan(runs) == [[0, 1, 3, 4, 6, 7], [2, 5, 8, 9, 10, 11]]
+    assert store.plan(runs[::-1]) == [[11, 10, 8, 7, 5, 4], [9, 6, 3, 2, 1, 0]]
+    assert store.plan(runs[4:5]) == [[0]]
+    plan = folder / "plan.json"
+    plan.unlink()  # as in a folder of an earlier version: what has ended stays apart
+    assert store.plan(runs) == [[0, 1, 3, 4, 6, 7], [2, 5, 8, 9, 10, 11]]
+    plan.write_text(plan.read_text().replace("seed-2", "seed-1", 1))
+    with pytest.raises(
+        eh.EvenhandError, match=r"plan\.json is damaged \(it does not match its checksum\): delete it"
+    ):
+        store.plan(runs)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("lr", "seed", "words"), [(0.01, 1, "seed is 1, not 0"), (0.05, 0, "setting is f")])
+def test_results_in_the_place_of_others_are_refused(
+    lr: float, seed: int, words: str, whole: Path, tmp_path: Path
+) -> None:
+    """Of another seed, and of another setting; they differ in nothing else that a study knows of its runs."""
+    folder = Path(shutil.copytree(whole, tmp_path / "a"))
+    places = [
+        Store(folder).checkpoint(Setting("f", {"lr": value}), number).parent
+        for value, number in ((0.01, 0), (lr, seed))
+    ]
+    places[0].rename(folder / "x")
+    places[1].rename(places[0])
+    (folder / "x").rename(places[1])
+    with pytest.raises(eh.EvenhandError, match=rf"result\.json is of another run \(its {words}"):
+        load(folder)
+    with pytest.raises(eh.EvenhandError, match=rf"result\.json is of another run \(its {words}"):
+        made(folder)
+
+
+def test_folders_of_runs_can_be_merged(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds 0 and 1 made in one place, 2 and 3 in another: no run is made again."""
+    how: dict[str, Any] = {"rounds": 2, "eval_every": 2, "grid": {"lr": [0.01, 0.1]}}
+    for name, seeds in (("a", [0, 1]), ("b", [2, 3])):
+        study({"f": fedavg}, DATA, seeds=seeds, folder=tmp_path / name, **how)
+    shutil.copytree(tmp_path / "b", tmp_path / "a", dirs_exist_ok=True)
+    merged = results(tmp_path / "a")
+    monkeypatch.setattr(_runs, "iterate_many", None)
+    found = study({"f": fedavg}, DATA, seeds=4, folder=tmp_path / "a", **how)
+    assert len(found.outcomes) == 8 and results(tmp_path / "a") == merged
+    assert [each[:4] for each in load(tmp_path / "a").outcomes] == [each[:4] for each in found.outcomes]
+
+
+def unsealed(folder: Path) -> Path:
+    """Makes the folder one of an earlier version."""
+    (folder / "plan.json").unlink()
+    for path in folder.rglob("*.json"):
+        value = json.loads(path.read_text())
+        del value["sha256"]
+        if "identity" in value:
+            del value["identity"]["attack"], value["identity"]["data (every row, and the clients' names)"]
+        path.write_text(json.dumps(value))
+    return folder
+
+
+def test_a_folder_of_an_earlier_version_is_read_and_reported(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = unsealed(Path(shutil.copytree(whole, tmp_path / "a")))
+    words = "of the study's files have no checksums (an earlier version of Evenhand wrote them)"
+    assert any(f"7 {words}" in remark for remark in load(folder).remarks)
+    assert not any(words in remark for remark in load(whole).remarks)
+    monkeypatch.setattr(_runs, "iterate_many", None)
+    made_of = study(
+        {"f": fedavg}, DATA, rounds=6, seeds=2, eval_every=2, cohort=5, grid={"lr": [0.1]}, folder=folder
+    )
+    assert any(f"2 {words}" in remark for remark in made_of.remarks)
+    path = next(folder.glob("runs/*/result.json"))
+    text = path.read_text()
+    # A file whose checksum has another name is none of an earlier version.
+    path.write_text(json.dumps({**json.loads(text), "sha257": 5}))
+    with pytest.raises(eh.EvenhandError, match="is damaged"):
+        load(folder)
+    path.write_text(text)
+
+
+_ODD: list[Any] = [5, None, [], {}, "x", True, [1, [2]], {"a": 1}, -1, [None], "9" * 30]
+
+
+def test_whatever_is_damaged_in_a_folder_without_checksums_is_one_sentence(
+    whole: Path, tmp_path: Path, thorough: bool
+) -> None:
+    """Another value at any place is refused in a sentence or shown; nothing raises another error."""
+    folder = unsealed(Path(shutil.copytree(whole, tmp_path / "a")))
+    paths = [folder / "study.json", next(folder.glob("runs/*/result.json"))]
+    refused = 0
+    for number in range(400 if thorough else 60):
+        rng = random.Random(number)
+        path = rng.choice(paths)
+        text = path.read_text()
+        path.write_text(json.dumps(_with_another_value(json.loads(text), rng)))
+        refused += _is_refused(lambda: load(folder).table())
+        path.write_text(text)
+    assert refused > 10
+
+
+def _is_refused(read: Callable[[], object]) -> bool:
+    try:
+        read()
+    except eh.EvenhandError:
+        return True
+    return False
+
+
+def _with_another_value(value: Any, rng: random.Random) -> Any:
+    if rng.random() < 0.25 or not isinstance(value, dict | list) or not value:
+        return rng.choice(_ODD)
+    key = rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    value[key] = _with_another_value(value[key], rng)
+    return value
+
+
+@pytest.mark.parametrize("name", ["study.json", "result.json", "plan.json", "rounds-2.json"])
+def test_a_digit_that_changed_is_refused(name: str, halved: Path, tmp_path: Path) -> None:
+    """At any of its digits, also one beyond the precision of a float; the sentence says what to do."""
+    folder = Path(shutil.copytree(halved, tmp_path / "a"))
+    path = next(folder.rglob(name))
+    text = path.read_text()
+    for number in range(8 if name == "rounds-2.json" else 3):  # of these eight, one changes no value
+        rng = random.Random(number)
+        place = rng.choice([i for i, letter in enumerate(text) if letter.isdigit()])
+        digit = str((int(text[place]) + rng.randint(1, 9)) % 10)
+        path.write_text(text[:place] + digit + text[place + 1 :])
+        words = rf"{name} is damaged \(.*\): (delete it|start the study again)"
+        with pytest.raises(eh.EvenhandError, match=words):
+            _ = load(folder) if name == "study.json" else made(folder, **HALVED)
+    path.write_text(text)
+    assert made(folder, **HALVED) == results(halved)
+
+
+def test_what_was_measured_of_another_run_is_refused(tmp_path: Path) -> None:
+    store, (a, b) = Store(tmp_path), (Setting("f", {"lr": lr}) for lr in (0.1, 0.2))
+    store.note(a, 0, {0: {"norm": 1.5}})
+    assert store.notes(a, 0) == {0: {"norm": 1.5}} and store.notes(b, 0) == {}
+    path = next(tmp_path.glob("runs/*/measures.json"))
+    other = store.checkpoint(b, 0).parent
+    other.mkdir(parents=True)
+    shutil.copy(path, other / path.name)
+    with pytest.raises(
+        eh.EvenhandError, match=r"measures.json is damaged \(it is of another run\): delete the folder"
+    ):
+        store.notes(b, 0)
+    path.write_text(path.read_text().replace("1.5", "1.6"))
+    with pytest.raises(eh.EvenhandError, match="is damaged"):
+        store.notes(a, 0)
+    path.write_text('{"0": {"norm": 1.5}, "2": {"norm": 2.5}}')  # of an earlier version
+    assert store.notes(a, 0) == {0: {"norm": 1.5}, 2: {"norm": 2.5}}
+
+
+# --- what distinguishes runs -----------------------------------------------------------------------------------------
+
+
+def rows(count: int, change: int | None = None) -> eh.data.FederatedDataset:
+    """One client with so many examples, one of which may be another."""
+    x = np.linspace(0, 1, 4 * count, dtype=np.float32).reshape(count, 4)
+    if change is not None:
+        x[change, 2] += 0.5
+    split = eh.data.Split(x, np.arange(count) % 3, np.array([0, count]))
+    none = eh.data.Split(x[:0], split.y[:0], np.array([0, 0]))
+    return eh.data.FederatedDataset(split, none, none, ("a",))
+
+
+def test_every_row_distinguishes_data() -> None:
+    """Any one of 9,000 rows, more than the 4,096 that earlier versions looked at; read in blocks, and only once."""
+    whole, method = (
+        rows(9000),
+        eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, steps=1, batch_size=4)),
+    )
+    before = identify(Job(method, whole, rounds=2))
+    assert before == identify(Job(method, rows(9000), rounds=2, seed=3))
+    unnoticed = 0
+    for change in (1, 2, 3, 4501, 8998):
+        after = identify(Job(method, rows(9000, change), rounds=2))
+        names = [name for name in before if before[name] != after[name]]
+        assert "data (every row, and the clients' names)" in names
+        unnoticed += "data" not in names
+    assert unnoticed > 0  # by the sample
+    assert "fingerprint" in vars(whole)  # kept with the object, whose arrays cannot be written to
+
+
+def test_a_fingerprint_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file, too; it is the hash of all bytes at once, and of the clients' names."""
+    expected = rows(100).fingerprint
+    monkeypatch.setattr("evenhand.data._dataset._BLOCK", 48)
+    assert rows(100).fingerprint == expected != rows(100, 99).fingerprint
+    data = rows(100)
+    named = eh.data.FederatedDataset(data.train, data.valid, data.test, ("b",))
+    assert named.fingerprint != expected
+    np.save(tmp_path / "x.npy", data.train.x)
+    split = data.train._replace(x=np.load(tmp_path / "x.npy", mmap_mode="r"))
+    assert eh.data.FederatedDataset(split, data.valid, data.test, ("a",)).fingerprint == expected
+
+
+def test_attacks_distinguish_runs_whatever_the_seed() -> None:
+    data, method = (
+        eh.testing.toy_data(),
+        eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, steps=1)),
+    )
+
+    def of(share: float, seed: int) -> dict[str, Any]:
+        return identify(Job(method, data, 2, seed, attack=eh.attacks.sign_flip(share)))
+
+    assert of(0.34, 0) == of(0.34, 1) != of(0.5, 0)
+
+
+def test_a_checkpoint_of_an_earlier_version_continues_and_other_data_are_refused(tmp_path: Path) -> None:
+    data, method = (
+        rows(9000),
+        eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, steps=1, batch_size=4)),
+    )
+    how: dict[str, Any] = {"eval_every": 2, "checkpoint": tmp_path}
+    [*_, last] = eh.simulation.iterate(method, data, rounds=2, **how)
+    assert last.info["rounds"] == 2
+    with pytest.raises(StorageError, match=r"of another run \(its data \(every row"):
+        list(eh.simulation.iterate(method, rows(9000, 1), rounds=4, **how))
+    [path] = tmp_path.glob("*/about/metadata")
+    about = json.loads(path.read_text())
+    del about["identity"]["data (every row, and the clients' names)"]
+    path.write_text(json.dumps(resealed(about)))
+    assert [run.info["rounds"] for run in eh.simulation.iterate(method, data, rounds=4, **how)] == [2, 4]
+
+
+def test_columns_that_do_not_fit_are_refused_before_they_are_used(tmp_path: Path) -> None:
+    view = RunView("f", {"round": np.array([0])}, {"test": np.array([1, 2])}, ("a",), {}, {}, {})
+    store, setting = Store(tmp_path), Setting("f", {})
+    store.save(Outcome(setting, 0, "done", "", view), {})
+    with pytest.raises(eh.EvenhandError, match="its columns do not fit together"):
+        store.load(setting, 0, {})
+
+
+def test_a_damaged_state_is_no_result_of_its_run(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study stops in a sentence; with that state deleted, it begins the run anew and ends with the same bits."""
+    stopped_at(16, monkeypatch, tmp_path)
+    place = next(tmp_path.glob("runs/*/checkpoint"))
+    for path in place.glob("*/about/metadata"):
+        path.write_text(path.read_text().replace("train_loss", "train_lost"))
+    with pytest.raises(StorageError, match=r"The checkpoint in .* is damaged .*: delete what is in it"):
+        made(tmp_path)
+    assert not results(tmp_path)
+    shutil.rmtree(place)
+    assert made(tmp_path) == results(whole)
