@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +22,36 @@ _config: Any = jax.config  # its attributes are not declared
 
 _MOST_DEVICES = 64
 
+_forked_in = set[int]()
+"""Processes that forked while JAX ran in them: this one or, in a forked process, those that it comes from."""
+
 
 def prepare() -> None:
-    """Applies the settings but keeps the user's; if JAX is already running, it keeps its devices."""
+    """Applies the settings but keeps the user's; if JAX is already running, its devices stay.  Watches for forks."""
     _device_per_core()
     _keep_compiled_programs()
+    if sys.platform != "win32":  # which cannot fork
+        os.register_at_fork(before=_notice_fork)
 
 
 def check_process() -> None:
-    """Refuses a process that was forked from one in which Evenhand had run: JAX's threads are not in it.
+    """Refuses a process that was forked from one in which JAX had started: JAX's threads are not in it.
 
     Raises:
       EvenhandError: this is such a process, in which the first computation would wait for ever.
     """
-    if _first_process() != os.getpid():
+    if _forked_in - {os.getpid()}:
         raise EvenhandError(
-            "This process was forked from one in which Evenhand had already run, and JAX cannot run in both: start it "
+            "This process was forked from one in which JAX had already started, and JAX cannot run in both: start it "
             'with multiprocessing.get_context("spawn"), or fork before the first run.'
         )
 
 
-@cache
-def _first_process() -> int:
-    """The process that asked first: of a forked one, its parent if that had asked before."""
-    return os.getpid()
+def _notice_fork() -> None:
+    """Notes, before this process forks, that JAX runs in it; what is noted is all that its child inherits."""
+    bridge = sys.modules.get("jax._src.xla_bridge")  # private: JAX has no public question that starts nothing
+    if bridge is not None and bridge.backends_are_initialized():
+        _forked_in.add(os.getpid())
 
 
 def _device_per_core() -> None:

@@ -16,7 +16,8 @@ import evenhand as eh
 from evenhand.cli._expression import built
 from evenhand.cli._rooms import factories, parameters, room_of
 from evenhand.devices import everywhere, here, over
-from evenhand.simulation import Checkpoint
+from evenhand.simulation import Checkpoint, engine
+from evenhand.simulation._checkpoint import Checkpoints
 from evenhand.types import Algorithm, Sum
 
 DATA = eh.testing.toy_data()
@@ -96,6 +97,21 @@ def test_a_run_continues_from_two_devices_to_the_same_bits(
     assert any(not np.array_equal(a, b) for a, b in zip(arrays(first), arrays(whole), strict=True))
 
 
+def test_rounds_give_whole_states_as_they_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divided ones would be the input of another program, with other rounding, than those that come from a file."""
+    run_rounds, whole = engine.run_rounds, list[bool]()
+
+    def spy(*arguments: Any) -> Any:
+        results = run_rounds(*arguments)
+        whole.extend(leaf.is_fully_replicated for leaf in jax.tree.leaves(results[0]))
+        return results
+
+    monkeypatch.setattr(engine, "run_rounds", spy)
+    method, how = method_of("centered_clipping(1.0)"), settings("", "alie")
+    eh.simulate(method, DATA, rounds=ROUNDS, devices=2, **how)
+    assert len(whole) > 6 and all(whole)
+
+
 def form_of(method: Algorithm) -> Any:
     """The aggregator's state as the method itself makes it."""
     params = MODEL.init(jax.random.key(0))
@@ -161,6 +177,31 @@ def test_a_checkpoint_that_lacks_half_of_a_state_is_refused_in_a_sentence(
         eh.simulate(method, DATA, rounds=ROUNDS, checkpoint=tmp_path, **HOW)
     fresh = eh.simulate(method, DATA, rounds=ROUNDS, checkpoint=Checkpoint(tmp_path, fresh=True), **HOW)
     assert fresh.info["rounds"] == ROUNDS
+
+
+def test_a_state_that_rounds_leave_divided_is_saved_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it came from rounds once: each device had a part of the kernel's coordinates."""
+    run_rounds, newest = engine.run_rounds, list[Any]()
+
+    def divided(*arguments: Any) -> Any:
+        state, *others = run_rounds(*arguments)
+        if not arguments[-1]:  # no round, but compiled: the next ones get this state
+            return state, *others
+        place = NamedSharding(over(2), PartitionSpec("clients"))
+        parts = jax.tree.map(
+            lambda leaf: jax.device_put(leaf, place) if leaf.ndim == 2 else leaf, state.aggregators
+        )
+        newest[:] = jax.tree.leaves(parts)
+        return state._replace(aggregators=parts), *others
+
+    monkeypatch.setattr(engine, "run_rounds", divided)
+    first = stopped(method_of("geometric_median()"), tmp_path, devices=2, **HOW)
+    saved = Checkpoints(tmp_path, first.state, dict).load()
+    assert saved is not None and not all(leaf.is_fully_replicated for leaf in newest)
+    for home, leaf in zip(jax.tree.leaves(saved.state.aggregators), newest, strict=True):
+        np.testing.assert_array_equal(home, leaf)
 
 
 def test_a_divided_array_comes_home_whole() -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand import tree
+from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
 from evenhand.streams import Purpose, stream
 from evenhand.types import Aggregator, Array, Cohort, Key, PyTree, Report, Sum, Upload
@@ -53,6 +54,7 @@ def aggregate(
       >>> aggregate(mean(), jnp.array([[0.0, 2.0], [4.0, 2.0]]), weights=jnp.array([3.0, 1.0])).tolist()
       [1.0, 2.0]
     """
+    check_process()
     deltas = jax.tree.map(jnp.asarray, deltas)
     sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(deltas)}
     if len(sizes) != 1 or sizes & {(), (0,)}:

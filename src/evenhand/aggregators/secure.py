@@ -48,10 +48,12 @@ def secure(
 
     Robustness: that of ``then`` against false uploads only.  A client that sends false numbers into the sum itself is
     seen by nobody, and no aggregator withstands it: with weights :math:`\beta_k` that it ignores, it can move the
-    direction of a geometric median at will.  What it gains is bounded: the server clips each sum of ``m`` clients to
-    :math:`\pm m R`, which no honest sum exceeds.  Give the smallest ``largest`` that honest numbers need.  In a
-    simulation :func:`evenhand.attacks.false_sum` is such a client.  Nor can a server that sees no upload reject one: in
-    a simulation uploads that are not finite are still left out, which on a real device the client's software does.
+    direction of a geometric median at will.  What it gains is bounded: the server clips each sum to :math:`\pm m R`,
+    which no honest sum exceeds.  But :math:`m` is the count in the same sum, so a client can falsify it, too, to any
+    number from 2 to ``cohort``: each sum is within ``cohort`` times :math:`R` in any case.  Give the smallest
+    ``largest`` and ``cohort`` that honest rounds need.  In a simulation :func:`evenhand.attacks.false_sum` is such a
+    client, with a true count.  Nor can a server that sees no upload reject one: in a simulation uploads that are not
+    finite are still left out, which on a real device the client's software does.
 
     Edge cases: a round with one client is lost, as the sum would be its upload; so is one with more than ``cohort``.
     As that tells how many took part, what ``then`` releases under noise is no longer private.
@@ -97,7 +99,8 @@ def secure(
 
     def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         limbs, count = total
-        # No honest sum is larger, so this changes none; a client that clips nothing can reach half of the modulus.
+        # No honest sum is larger, so this changes none; a client that clips nothing can reach half of the modulus.  The
+        # count comes from the same sum: one that falsifies it, too, gets up to `cohort`, beyond which a round is lost.
         most = carried(count)[0].astype(jnp.float32) * jnp.float32(point.largest)
         bounded = jax.tree.map(lambda leaf: jnp.clip(point.decode(leaf), -most, most), limbs)
         direction, after = then.lower(bounded, state, key)

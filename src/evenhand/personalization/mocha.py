@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, EvenhandWarning, whole_number
 from evenhand.personalization._dual_ascent import ascent, beginning, padded, related, weights_of
 from evenhand.personalization._dual_attack import Examples, check_attack, examples, sending
@@ -110,6 +111,7 @@ def mocha(
 
     Source: Smith et al., *Federated Multi-Task Learning*, NeurIPS 2017; as in Li et al., *Ditto*, ICML 2021, table 7.
     """
+    check_process()
     for name, value, least in (("outer", outer, 0), ("inner", inner, 1), ("seed", seed, 0)):
         whole_number(name, value, least)
     if not 0.0 < lam < float("inf") or not 0.0 < share < float("inf"):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
+from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.privacy.discrete_gaussian import discrete_gaussian
 from evenhand.types import Array, Key
@@ -252,6 +253,7 @@ def quantile(
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, algorithm 2 and section 4.3; the flat histogram is in the authors' slides on it.
     """
+    check_process()
     present = jnp.ones(losses.shape, bool) if present is None else present
     total = counting.add(jax.vmap(counting.encode)(losses, keys), present)
     return counting.decode(total, jnp.sum(present, dtype=jnp.int32), theta=theta)

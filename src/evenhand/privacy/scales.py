@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Model, Params
 
@@ -110,6 +111,7 @@ def _sums(who: str, x: Array) -> np.ndarray:
 
 
 def _on_weights(who: str, model: Model, scales: np.ndarray) -> Params:
+    check_process()
     shapes = jax.eval_shape(model.init, jax.random.key(0))
 
     def is_weight(leaf: Array) -> bool:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from evenhand._platform import check_process
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import (
@@ -276,6 +277,7 @@ class Run:
 
     def _served(self, clients: slice, *, lanes: int = 1, devices: int = 1) -> Iterator[tuple[slice, Params]]:
         """The models that the clients at these positions are served."""
+        check_process()
         return served_models(
             self.algorithm,
             self.kept,
@@ -315,6 +317,7 @@ class Run:
           >>> run.predict(x).shape == run.predict(x, client="3").shape == (len(y), 10)
           True
         """
+        check_process()
         shape, kind = self.data.feature_shape, self.data.train.x.dtype
         examples = unlabelled(x, shape, kind)
         params = self.params if client is None else self.personal_params(self._position(str(client)))
@@ -344,6 +347,7 @@ class Run:
         Raises:
           EvenhandError: the model does not fit the examples.
         """
+        check_process()
         how = (data, self.data, self.seed, self.untrained, self.metrics)
         kept, served = serve_newcomers(self.algorithm, self.kept.server, *how)
         return replace(

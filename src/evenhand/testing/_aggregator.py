@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand import rounds, tree
+from evenhand._platform import check_process
 from evenhand.aggregators import aggregate, reduce_uploads
 from evenhand.types import Aggregator, Cohort, PyTree, Report, Sum, Upload
 
@@ -42,6 +43,7 @@ def check_aggregator(
       >>> import evenhand as eh
       >>> check_aggregator(eh.aggregators.mean())
     """
+    check_process()
     rng = np.random.default_rng(0)
     deltas = {
         "w": rng.normal(size=(uploads, 3, 2)).astype(np.float32),

@@ -11,6 +11,7 @@ import numpy as np
 
 from evenhand import rounds as protocol
 from evenhand import tree
+from evenhand._platform import check_process
 from evenhand.data import FederatedDataset
 from evenhand.devices import everywhere, here, over
 from evenhand.rounds import RoundState
@@ -75,6 +76,7 @@ def check_algorithm(
       >>> method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=4))
       >>> check_algorithm(method)
     """
+    check_process()
     data = toy_data() if data is None else data
     rows, capacity = device_rows(data, attack, 0), int(data.train.sizes.max())
     params = algorithm.model.init(jax.random.key(7))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from evenhand._platform import check_process
 from evenhand.types import Attack, PyTree, Report, Upload
 
 __all__ = ["check_attack"]
@@ -34,6 +35,7 @@ def check_attack(attack: Attack, *, classes: int = 2, is_random: bool = False) -
       >>> import evenhand as eh
       >>> check_attack(eh.attacks.sign_flip(0.2))
     """
+    check_process()
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, classes, 9).astype(np.int32)
     if attack.rows is not None:

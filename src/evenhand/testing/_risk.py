@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from evenhand._platform import check_process
 from evenhand.types import Array, Risk
 
 __all__ = ["check_risk"]
@@ -61,6 +62,7 @@ def check_risk(
       >>> import evenhand as eh
       >>> check_risk(eh.risks.superquantile(0.3))
     """
+    check_process()
     rng = np.random.default_rng(0)
     f = rng.uniform(0.1, 3.0, (_CASES, losses)).astype(np.float32)
     f[0] = f[0, 0]  # all equal
@@ -95,10 +97,8 @@ def check_risk(
     assert np.array_equal(f, copies[0]) and np.array_equal(p, copies[1]), "The risk wrote to its arguments."
     _check_weights(one, translation, tolerance)
     if between:
-        low, high = f.min(axis=1) - tolerance, f.max(axis=1) + tolerance
-        assert np.all((low <= one.value) & (one.value <= high)), (
-            "The value does not lie between the smallest and the largest loss."
-        )
+        inside = (f.min(axis=1) - tolerance <= one.value) & (one.value <= f.max(axis=1) + tolerance)
+        assert np.all(inside), "The value does not lie between the smallest and the largest loss."
     for scale in (1e-3, 1e3):
         assert same(measure(f, scale * p), one), "Weights of another scale change the risk."
     alike = measure(f, np.ones_like(p))

@@ -73,6 +73,13 @@ def test_a_sum_of_m_clients_is_bounded_by_m_times_the_largest_number():
     bounded = np.asarray(rule.lower(total(only_first), state, key)[0])
     np.testing.assert_allclose(np.abs(bounded), M * LARGEST / M, rtol=1e-6)
 
+    # The count is in the same sum: a client that falsifies it, too, reaches the cohort at most.
+    numbers, count = total(only_first)
+    for claimed, most in ((30, 30 * LARGEST), (2, 2 * LARGEST), (101, 0.0)):
+        false = count.at[0].set(jnp.uint32(claimed))
+        moved = np.asarray(rule.lower((numbers, false), state, key)[0])
+        np.testing.assert_allclose(np.abs(moved), most / M, rtol=1e-6)
+
 
 def test_the_bound_changes_no_honest_sum_not_even_the_largest():
     uploads = Upload(jnp.full((M, D), LARGEST), jnp.ones(M), jnp.full(M, jnp.nan))
