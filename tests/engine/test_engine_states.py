@@ -183,13 +183,14 @@ def test_a_state_that_rounds_leave_divided_is_saved_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it came from rounds once: each device had a part of the kernel's coordinates."""
-    run_rounds, newest = engine.run_rounds, list[Any]()
+    run_rounds, newest, mesh = engine.run_rounds, list[Any](), over(2)
+    assert mesh is not None
 
     def divided(*arguments: Any) -> Any:
         state, *others = run_rounds(*arguments)
         if not arguments[-1]:  # no round, but compiled: the next ones get this state
             return state, *others
-        place = NamedSharding(over(2), PartitionSpec("clients"))
+        place = NamedSharding(mesh, PartitionSpec("clients"))
         parts = jax.tree.map(
             lambda leaf: jax.device_put(leaf, place) if leaf.ndim == 2 else leaf, state.aggregators
         )
