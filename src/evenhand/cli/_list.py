@@ -60,7 +60,7 @@ TOPICS: dict[str, tuple[Entry, ...]] = {
 
 @dataclass(frozen=True)
 class List:
-    """Show methods, the parts that they are composed of, metrics, data sets and models."""
+    """Show methods, the parts they are composed of, metrics, data sets and models."""
 
     topic: Positional[
         Literal["all", "methods", "aggregators", "risks", "parts", "attacks", "metrics", "data", "models"]
