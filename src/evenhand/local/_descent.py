@@ -139,7 +139,8 @@ def _has_schedule(optimiser: optax.GradientTransformation, params: Params, state
     counts = _counts(state)
     if not any(jax.tree.leaves(counts)):
         return False
-    program = jax.make_jaxpr(lambda w, state: optimiser.update(w, state, w)[0])(params, state).jaxpr
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes types inside
+        program = jax.make_jaxpr(lambda w, state: optimiser.update(w, state, w)[0])(params, state).jaxpr
     is_count = [*(False for _ in jax.tree.leaves(params)), *jax.tree.leaves(counts)]
     reached = {id(x) for x, chosen in zip(program.invars, is_count, strict=True) if chosen}
     for equation in program.eqns:
