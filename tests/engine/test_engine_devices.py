@@ -21,7 +21,11 @@ COHORT = 11
 
 def _median():
     def apply(uploads, present, state, key):
-        return jax.tree.map(lambda leaf: jnp.median(leaf, axis=0), uploads.delta), state
+        def middle(leaf):
+            filled = present.reshape(-1, *(1,) * (leaf.ndim - 1))
+            return jnp.nanmedian(jnp.where(filled, leaf, jnp.nan), axis=0)
+
+        return jax.tree.map(middle, uploads.delta), state
 
     return Stack(lambda like, clients: (), apply)
 
