@@ -80,7 +80,8 @@ def test_the_terminal_and_the_page_show_them_and_whom_they_cover(
     shown = words(capsys.readouterr().out)
     assert sentence in shown
     assert re.search(
-        rf"more test metrics over clients .* auc 0\.\d+ 0\.\d+ \S+ {12 - undefined} macro_f1, %", shown
+        rf"more test metrics over 12 clients, where defined .* auc 0\.\d+ 0\.\d+ \S+ {12 - undefined} macro_f1, %",
+        shown,
     )
     assert main(["compare", str(root / "a"), str(root / "b"), "--out", str(tmp_path / "x.html")]) == 0
     shown = words(capsys.readouterr().out)
