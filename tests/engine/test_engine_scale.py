@@ -98,8 +98,12 @@ def test_a_round_computes_nothing_that_has_an_entry_per_client(sampling, grows):
     x, y = np.resize(toy.x, (CLIENTS, *toy.x.shape[1:])), np.resize(toy.y, CLIENTS)
     data = eh.data.from_arrays(x, y, np.arange(CLIENTS), test_fraction=0.0)
     function, arguments = _traced(method, data, cohort=5, lanes=2)
+    # When each client trained last is written in place: a scatter of the cohort, carried through the loop of rounds.
+    in_place = {("while", (CLIENTS,)), ("jit", (CLIENTS,)), ("scatter", (CLIENTS,))}
     per_client = [
-        at for at in _computed_shapes(jax.make_jaxpr(function)(*arguments).jaxpr) if CLIENTS in at[1]
+        at
+        for at in _computed_shapes(jax.make_jaxpr(function)(*arguments).jaxpr)
+        if CLIENTS in at[1] and at not in in_place
     ]
     assert bool(per_client) == grows, per_client
 

@@ -77,7 +77,7 @@ def test_the_second_step_compares_runs_that_can_be_compared(
     assert [step[1] for step in steps] == ["run", "compare"]
     for step in steps:
         assert main([*step[1:], *(["--quiet"] if step[1] == "run" else [])]) == 0
-    assert "served best by" in capsys.readouterr().out
+    assert "clients better than fedavg" in capsys.readouterr().out
 
 
 def test_links_to_files_exist() -> None:
