@@ -95,7 +95,7 @@ def feddane(
         correction=correction,
         attach=lambda extra: extra,
     )
-    # The correction is a gradient more, over all examples; it is no step of the work.
+    # The correction takes another gradient, over all examples, which the work's steps do not count.
     gradient = local.in_turn(work.effort, lambda data: Effort(jnp.int32(0), data.size))
     train = train._replace(fresh_cohort=fresh_cohort, effort=gradient)
     return Algorithm(

@@ -119,7 +119,7 @@ def read_index(folder: Path) -> list[Personal]:
         if header != _HEADER:
             raise ValueError
         return [_entry(*line) for line in lines]
-    except (TypeError, ValueError):  # a line of another length, or a row that is no number
+    except (TypeError, ValueError):  # lines of unequal lengths, or rows that are not numbers
         raise EvenhandError(
             f"{path} is not what `evenhand run` writes: restore it or repeat the run."
         ) from None

@@ -18,7 +18,7 @@ def study_in(folder: Path) -> bool:
     """Whether a folder was written by ``evenhand study``, rather than by ``evenhand run``.
 
     Raises:
-      EvenhandError: it is no folder, or a study that has not ended.
+      EvenhandError: there is no such folder, or it is that of a study that has not ended.
     """
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"

@@ -117,7 +117,7 @@ def test_twenty_rows_are_too_few_to_call_a_column_an_id():
     few = pyarrow.table({"client": [0] * 20, "n": np.arange(20), "label": np.arange(20) % 2})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        from_frame(few)
+        assert from_frame(few).num_clients == 1  # and nothing is asked
 
 
 def test_the_command_line_asks_in_one_sentence_and_names_its_options(tmp_path, capsys):
