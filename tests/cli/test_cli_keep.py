@@ -16,12 +16,7 @@ from evenhand.cli._keep import rule_of
 
 ROUNDS = 8
 FILES = ("metrics.jsonl", "clients.csv", "params.npz")
-
-
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips the page, which takes as long as the training."""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,7 @@ from evenhand.errors import EvenhandError
 METHOD = "ditto(fedavg(), lam=0.1)"
 WORDS = ["--eval-every", "2", "--checkpoint", "0", "--batch-size", "5", "--lr", "0.5"]
 NAMES = ("north / A", "north / B", "=1+1", "Zoë")
-
-
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips the page, which takes as long as the training."""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,7 @@ from evenhand.simulation._checkpoint import resealed
 ROUNDS, EVERY = 6, 2
 NAMES = ("config.json", "metrics.jsonl", "clients.csv", "params.npz")
 RESULTS = {*NAMES, "features.json", "summary.json", "report.html", "checksums.json", "checkpoint"}
-
-
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips the page, which takes as long as the training; other tests are about it."""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 @pytest.fixture(scope="module")

@@ -113,8 +113,11 @@ def _hugging_face(dataset: Any, source: str) -> Frame:
     table = dataset.with_format("arrow")[:]
     plain = _arrow(table, source)
 
+    def names_of(name: str) -> Sequence[str] | None:
+        return getattr(dataset.features[name], "names", None)  # only a feature of classes has the attribute
+
     def series(name: str) -> Series:
-        found, names = plain.series(name), getattr(dataset.features[name], "names", None)
+        found, names = plain.series(name), names_of(name)
         if names is None or found.categories is not None:
             return found
         codes = np.where(found.missing | (found.values < 0), -1, np.nan_to_num(found.values)).astype(np.int32)
@@ -122,10 +125,9 @@ def _hugging_face(dataset: Any, source: str) -> Frame:
 
     def ids(name: str) -> NDArray:
         column = series(name)
-        has_names = getattr(dataset.features[name], "names", None) is not None
-        return (
-            np.array([*(column.categories or ()), ""], str)[column.values] if has_names else plain.ids(name)
-        )
+        if names_of(name) is None:
+            return plain.ids(name)
+        return np.array([*(column.categories or ()), ""], str)[column.values]
 
     return plain._replace(series=series, ids=ids)
 
