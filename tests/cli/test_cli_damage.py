@@ -32,10 +32,7 @@ RUN = ["run", "fedavg", "--data", "synthetic:1,1", "--clients", "3", "--cohort",
 RUN += ["--checkpoint", "0", "--quiet"]
 
 
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips the page, which takes as long as the training."""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,7 @@ HEADER = "region,group,age,work,label"
 NAMES = ("north / A", "north / B", "south / A")
 
 
-@pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips the page, which takes as long as the training."""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 def people(count: int) -> list[str]:

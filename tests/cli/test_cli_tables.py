@@ -28,12 +28,6 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips the page, which takes as long as the training, where a test is not about it."""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
-
-
 def train(*words: str, data: str = "people.csv", out: str = "runs/a") -> int:
     return main(
         ["run", "fedavg", "--data", data, "--label-column", "repaid", "--rounds", "1", "--out", out, *words]
