@@ -70,3 +70,9 @@ def _few_programs() -> Iterator[None]:
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > _MOST_MAPS:
         jax.clear_caches()
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips the command line's page, which takes as long as the training; other tests are about it."""
+    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
