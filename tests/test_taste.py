@@ -390,7 +390,7 @@ _INNER_TEXT = (
         (imports_point_down, "local.py", "from evenhand.aggregators import mean"),
         (imports_point_down, "data/_dataset.py", "from evenhand.tree import add"),
         (imports_point_down, "data/_dataset.py", "from ..tree import add"),
-        (imports_point_down, "models/_text.py", "from evenhand.data import load"),
+        (imports_point_down, "models/_linear.py", "from evenhand.data import load"),
         (imports_point_down, "aggregators/mean.py", "from evenhand import algorithms, tree"),
         (imports_point_down, "algorithms/fedavg.py", "from evenhand.simulation import Run"),
         (imports_point_down, "evaluation/_flat.py", "from evenhand.simulation._run import Run"),
