@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from evenhand.data._ids import client_codes, composed
 from evenhand.data._numeric import INT32, NDArray, Place, bad_value, first_bad, float32, int32, out_of_range
-from evenhand.data._text import LONGEST, name_fault, number
+from evenhand.data._text import LONGEST, name_fault
 from evenhand.errors import Argument, EvenhandError
 from evenhand.memory import copied
 
@@ -26,8 +26,6 @@ __all__ = [
     "class_labels",
     "client_codes",
     "element",
-    "number",
-    "numbers_or_names",
     "read_only",
     "whole_numbers",
 ]
@@ -172,22 +170,6 @@ def as_labels(values: npt.ArrayLike, source: str, place: Place | None = None, *,
             "from 0, or give real-valued targets as floats."
         )
     return int32(array, source, place)
-
-
-def numbers_or_names(values: NDArray, source: str, place: Place) -> NDArray:
-    """Cells of a text file: float64 if all spell numbers, unchanged if none does; a mixture is refused."""
-    spelled = [number(text) for text in values.tolist()]
-    numeric = np.array([value is not None for value in spelled], bool)
-    if not numeric.any():
-        return values
-    if not numeric.all():
-        row = first_bad(~numeric)
-        text = values[row].item()
-        what = f"is {text[:40]!r}" if text else "is empty"
-        raise EvenhandError(
-            f"{source}: {place(row)} {what} where other rows hold numbers: write only numbers, or only names."
-        )
-    return np.array(spelled, np.float64)
 
 
 def whole_numbers(values: NDArray, source: str, place: Place) -> NDArray:

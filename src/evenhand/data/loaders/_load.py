@@ -25,7 +25,6 @@ __all__ = ["NAMES", "load"]
 NAMES = ("digits", *SOURCES)
 """The names that :func:`load` knows beside files and folders."""
 
-_TEXTS = (".csv", ".tsv", ".data")
 _TABLES = (".csv", ".tsv", ".data", ".jsonl", ".ndjson", ".parquet", ".pq")
 
 
