@@ -19,10 +19,8 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.checksums import resealed
 from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
-from evenhand.interrupts import uninterrupted
-from evenhand.lock import held
+from evenhand.records import held, resealed, uninterrupted
 from evenhand.rounds import RoundState
 from evenhand.simulation._host_store import HostStore
 from evenhand.simulation._segments import Segments

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.checksums import fits_its_list
 from evenhand.data._features import Column, Features, Series, encode
 from evenhand.data._validation import NDArray, canonical, is_missing, spelled
 from evenhand.data.loaders._arrays import idx_images, is_idx, new_arrays
@@ -21,6 +20,7 @@ from evenhand.data.loaders._frames import Frame, open_frame, parquet_names, read
 from evenhand.data.loaders._source import bare_suffix, check_file, listing, readable, several
 from evenhand.data.loaders._table import check_header
 from evenhand.errors import EvenhandError
+from evenhand.records import fits_its_list
 
 __all__ = ["NewRows", "encode_table", "load_features", "new_rows"]
 
