@@ -45,10 +45,9 @@ from evenhand.memory import aligned, empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._hoist import ByProgram, by_program
 from evenhand.simulation._job import Untrained
-from evenhand.simulation.program import Resident, must_stream, sent
-from evenhand.simulation.setup import Setup
-from evenhand.simulation.store import Kept
-from evenhand.streams import Purpose, client_stream, stream
+from evenhand.simulation.program import Program, Rows, must_stream, sent
+from evenhand.simulation.store import HostStore, Kept
+from evenhand.streams import Keys, Purpose, client_stream, stream
 from evenhand.types import Algorithm, Array, ClientData, Key, Model, Params, PyTree
 
 __all__ = ["Evaluation", "Served", "fitting", "has_own", "honest_among", "served_models"]
@@ -152,6 +151,16 @@ class _Window(NamedTuple):
 class Evaluation:
     """All splits of all clients, or of as many as are drawn once for the whole run.
 
+    Args:
+      program: the run's.
+      keys: the run's roots.
+      data: the clients.
+      seed: of the run.
+      clients: how many are drawn; None: all.
+      untrained: what clients are served that never trained.
+      rows: the training rows, where all of them are on the devices.
+      store: the clients' states, where they are on the host.
+
     Attributes:
       drawn: who is evaluated, ascending; None: all.
       malicious: which clients are, ``(N,)``.
@@ -162,26 +171,29 @@ class Evaluation:
 
     def __init__(
         self,
-        setup: Setup,
+        program: Program,
+        keys: Keys,
         data: FederatedDataset,
         seed: int,
         clients: int | None,
         untrained: Untrained = "global",
+        *,
+        rows: Rows | None = None,
+        store: HostStore | None = None,
     ) -> None:
-        program = setup.program
         self.untrained: Untrained = untrained
         self.algorithm, self.lanes = program.algorithm, program.lanes
-        self.root, self.capacity = setup.keys.shared, program.capacity
+        self.root, self.capacity = keys.shared, program.capacity
         self.drawn = _drawn(data.num_clients, seed, clients)
         self.malicious = malicious_clients(program.attack, data.client_ids, seed)
         mesh = self._mesh = local(program.mesh)
         poisoned = program.attack is not None and program.attack.rows is not None
-        self.store = setup.store
+        self.store = store
         self.splits: dict[str, Prepared] = {}
         self.indices: dict[str, ClassIndex | None] = {}
         classes = data.num_classes
         for name, whole in (("train", data.train), ("valid", data.valid), ("test", data.test)):
-            on_device = setup.source.rows if name == "train" and isinstance(setup.source, Resident) else None
+            on_device = rows if name == "train" else None
             split = whole if self.drawn is None else _some(whole, self.drawn)
             if (
                 on_device is not None and self.drawn is None and not poisoned
@@ -197,11 +209,11 @@ class Evaluation:
                 self.splits[name] = _prepared(split, self.drawn, mesh, host=host)
             self.indices[name] = _index(self.algorithm.model, split, classes)
 
-    def shared_by(self, setup: Setup) -> Evaluation:
+    def shared_by(self, program: Program, keys: Keys, store: HostStore | None) -> Evaluation:
         """The same clients' examples, evaluated with the models of another run."""
         other = copy.copy(self)
-        other.algorithm, other.root = setup.program.algorithm, setup.keys.shared
-        other.store = setup.store
+        other.algorithm, other.root = program.algorithm, keys.shared
+        other.store = store
         return other
 
     @staticmethod

@@ -234,9 +234,18 @@ class _Crew:
         setup = set_up(job.algorithm, job.data, devices=1, lanes=lanes, rows=self._resident, **settings(job))
         same = self._sample(position)
         if same not in self._evaluations:
-            whole = setup._replace(program=setup.program._replace(mesh=self._mesh), source=self._rows)
-            self._evaluations[same] = Evaluation(whole, job.data, job.seed, job.eval_clients, job.untrained)
-        session = Session(setup, job.data, job.seed, self._evaluations[same].shared_by(setup), metrics)
+            self._evaluations[same] = Evaluation(
+                setup.program._replace(mesh=self._mesh),
+                setup.keys,
+                job.data,
+                job.seed,
+                job.eval_clients,
+                job.untrained,
+                rows=self._rows.rows,
+                store=setup.store,
+            )
+        evaluation = self._evaluations[same].shared_by(setup.program, setup.keys, setup.store)
+        session = Session(setup, job.data, job.seed, evaluation, metrics)
         checkpoints = None
         if job.checkpoint is not None:
             who = partial(identity, setup, job.data, job.seed, job.eval_clients, job.untrained)

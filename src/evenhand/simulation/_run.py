@@ -586,6 +586,8 @@ def serve_newcomers(
     one = algorithm.init_client(algorithm.global_params(server))
     never = jnp.zeros(data.num_clients, jnp.int32)
     state = RoundState(server, setup.state.aggregators, stored(one, data.num_clients), never)
-    evaluation = Evaluation(setup, data, seed, None, untrained)
+    evaluation = Evaluation(
+        setup.program, setup.keys, data, seed, None, untrained, rows=setup.on_device, store=setup.store
+    )
     served = evaluation.served(state)
     return Kept(state), served.with_metrics(evaluation.measured(state, metrics)) if metrics else served

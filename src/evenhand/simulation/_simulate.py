@@ -232,7 +232,17 @@ def iterate(
         stream=stream,
         offload=offload,
     )
-    session = Session(setup, data, seed, Evaluation(setup, data, seed, eval_clients, untrained), measured)
+    evaluation = Evaluation(
+        setup.program,
+        setup.keys,
+        data,
+        seed,
+        eval_clients,
+        untrained,
+        rows=setup.on_device,
+        store=setup.store,
+    )
+    session = Session(setup, data, seed, evaluation, measured)
     same, checkpoints = partial(identity, setup, data, seed, eval_clients, untrained), None
     if checkpoint is not None:
         checkpoints = Checkpoints(checkpoint, setup.like, same, setup.store)

@@ -96,6 +96,11 @@ class Setup(NamedTuple):
         return like if self.offloaded is None else like._replace(clients=self.offloaded.store.like)
 
     @property
+    def on_device(self) -> Rows | None:
+        """The training rows, where all of them are on the devices."""
+        return self.source.rows if isinstance(self.source, Resident) else None
+
+    @property
     def rows(self) -> Rows:
         """All rows on the devices; where they are streamed, the shapes of ``x`` and ``y``."""
         return self.source.rows if isinstance(self.source, Resident) else self.source.like
