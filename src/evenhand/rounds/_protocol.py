@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from evenhand import programs, tree
+from evenhand import tree
+from evenhand._jaxpr import programs
 from evenhand.errors import EvenhandError, expect
 from evenhand.local import SCHEDULE
 from evenhand.streams import Keys, Purpose, client_stream, stream

@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from evenhand import tree
+from evenhand._jaxpr.hoist import ByProgram, by_program
 from evenhand.data import FederatedDataset, Split
 from evenhand.devices import everywhere, here, local, over
 from evenhand.evaluation import (
@@ -43,7 +44,6 @@ from evenhand.evaluation import (
 )
 from evenhand.memory import aligned, empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
-from evenhand.simulation._hoist import ByProgram, by_program
 from evenhand.simulation._job import Untrained
 from evenhand.simulation.program import Program, Rows, must_stream, sent
 from evenhand.simulation.store import HostStore, Kept

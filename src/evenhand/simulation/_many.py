@@ -1,9 +1,9 @@
 """Many runs: those of small models that are one program train side by side, the others one after another.
 
-Runs of methods that differ in their numbers only, such as the step size, are one program (:mod:`._hoist`).  With the
-same seed they also draw the same cohorts, batches and shuffles, which :class:`Together` then draws once; it is mapped
-over the numbers and states of a *column* of runs, and each device has a column of its own.  The columns that train at
-the same time are a *crew*.
+Runs of methods that differ in their numbers only, such as the step size, are one program
+(:mod:`evenhand._jaxpr.hoist`).  With the same seed they also draw the same cohorts, batches and shuffles, which
+:class:`Together` then draws once; it is mapped over the numbers and states of a *column* of runs, and each device has
+a column of its own.  The columns that train at the same time are a *crew*.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from evenhand._jaxpr.hoist import Hoisted
 from evenhand._platform import check_process
 from evenhand.devices import everywhere, here, over
 from evenhand.evaluation import check_metrics
 from evenhand.evaluation.metrics import resolved
 from evenhand.simulation._checkpoint import Checkpoints, identity
 from evenhand.simulation._evaluation import Evaluation
-from evenhand.simulation._hoist import Hoisted
 from evenhand.simulation._job import Job, check_model, cohort_of, settings
 from evenhand.simulation._run import Run
 from evenhand.simulation._simulate import Measure, Progress, Request, Session, Steps, Train, Trained, iterate

@@ -22,10 +22,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evenhand import rounds, tree
+from evenhand._jaxpr.hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
 from evenhand.aggregators import in_loop, in_passes, reduce_uploads
 from evenhand.devices import everywhere
 from evenhand.rounds import RoundState
-from evenhand.simulation._hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
 from evenhand.simulation.program import (
     WORK,
     ById,
