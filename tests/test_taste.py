@@ -22,7 +22,7 @@ ROOT = Path(evenhand.__file__).parent
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 # What each package may import, bottom up; each may also import its own modules.
-_BASE = {"_platform", "errors", "naming", "text", "types", "tree", "permutation", "programs", "streams"}
+_BASE = {"_platform", "errors", "naming", "text", "types", "tree", "permutation", "_jaxpr", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "secure", "aggregators", "algorithms"}
 _MEASURED = _METHODS | {"attacks", "centralized", "data", "models", "evaluation", "devices", "rounds"}
@@ -37,11 +37,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tree": {"types"},
     "permutation": {"types"},
     "_owners": {"types"},
-    "programs": {"types"},
+    "_jaxpr": {"types"},
     "streams": {"types"},
     "devices": set(),
     "rounds": _WORK | {"aggregators", "risks", "devices"},
-    "lowering": {"types", "programs"},
+    "lowering": {"_jaxpr"},
     "local": _BASE | {"lowering"},
     "sampling": _BASE | {"_owners"},
     "systems": _BASE,

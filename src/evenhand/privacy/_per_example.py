@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand import tree
+from evenhand._jaxpr.per_example import Account, Rows, full_type, traced
 from evenhand.errors import EvenhandError
-from evenhand.privacy._layers import Account, full_type
-from evenhand.privacy._trace import Rows, traced
 from evenhand.types import Array, Key, Model, Params
 
 __all__ = ["clip_factors", "clipped_sum"]
@@ -45,7 +44,7 @@ def clipped_sum(
     The norm is that of all leaves together.  Adding or removing an example changes the sum by at most ``clip``: this is
     the sensitivity that noise is measured by.  Norms are found by book-keeping: in dense layers, convolutions and
     embeddings from what goes in and the gradients of what comes out; only biases, scales and other leaves, and those
-    layers with several positions per example, have a gradient for each example (:mod:`evenhand.privacy._walk`).
+    layers with several positions per example, have a gradient for each example (:mod:`evenhand._jaxpr.per_example`).
 
     Args:
       model: gives the loss of an example, in training: with dropout, every example has a key of its own.

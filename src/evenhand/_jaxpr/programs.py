@@ -5,8 +5,7 @@ JAX 0.10 a program comes open (a ``Jaxpr``, whose constants are arguments) or cl
 the values of its constants).  Since 0.11 one class is both, and is its own attribute ``jaxpr``.  A scan gives the
 counts of its operands as numbers or, since 0.11, as a tree.
 
-All parameters of each known kind of equation are listed.  One that a later version adds may change what the equation
-means, so :exc:`UnknownForm` is raised, and callers leave the program as it is.
+What is not as listed in :mod:`evenhand._jaxpr` raises :exc:`UnknownForm`, and callers leave the program as it is.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from jax import lax
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from evenhand._jaxpr import BESIDE, CALLS, PROGRAMS, Jaxpr, JaxprEqn, Literal
 from evenhand.types import Array
 
 __all__ = [
-    "CALLS",
     "UnknownForm",
     "again",
     "as_it_is",
@@ -33,39 +31,6 @@ __all__ = [
     "scan_counts",
     "within",
 ]
-
-CALLS = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-}
-"""Primitives that only call a program, once nothing more is to be differentiated -> the parameter that holds it."""
-
-_PROGRAMS = {
-    "cond": ("branches",),
-    "remat2": ("jaxpr",),
-    "scan": ("jaxpr",),
-    "shard_map": ("jaxpr",),
-    "while": ("cond_jaxpr", "body_jaxpr"),
-} | {name: (program,) for name, program in CALLS.items()}
-_BESIDE = {
-    "cond": "branches_platforms",
-    "remat2": "prevent_cse differentiated policy",
-    "scan": "reverse length unroll num_consts num_carry ft_in ft_out",
-    "shard_map": "mesh in_specs out_specs check_vma newly_manual_axes",
-    "while": "cond_nconsts body_nconsts",
-    "jit": "in_shardings out_shardings in_layouts out_layouts donated_invars ctx_mesh name keep_unused inline"
-    " compiler_options_kvs",
-    "closed_call": "",
-    "core_call": "name",
-    "custom_jvp_call": "jvp_jaxpr_fun num_consts symbolic_zeros",
-    "custom_vjp_call": "fwd_jaxpr_thunk num_consts bwd out_trees symbolic_zeros",
-    "custom_vmap_call": "rule in_tree out_tree",
-}
-"""The parameters in which each kind of equation holds its programs, and the others that it may have."""
 
 _Call = Callable[..., Sequence[Any]]
 
@@ -111,13 +76,13 @@ def inner(equation: JaxprEqn) -> list[Any]:
       2
     """
     name, params = equation.primitive.name, equation.params
-    if name not in _PROGRAMS or params.get("branches_platforms"):
+    if name not in PROGRAMS or params.get("branches_platforms"):
         return []
-    unknown = set(beside(equation)) - set(_BESIDE[name].split())
-    if unknown or not set(_PROGRAMS[name]) <= set(params):
+    unknown = set(beside(equation)) - set(BESIDE[name].split())
+    if unknown or not set(PROGRAMS[name]) <= set(params):
         raise UnknownForm(f"an equation {name} of {', '.join(sorted(params))}")
     found: list[Any] = []
-    for key in _PROGRAMS[name]:
+    for key in PROGRAMS[name]:
         found += params[key] if isinstance(params[key], tuple) else [params[key]]
     if not all(map(is_program, found)):
         raise UnknownForm(f"an equation {name} without a program")
@@ -126,7 +91,7 @@ def inner(equation: JaxprEqn) -> list[Any]:
 
 def beside(equation: JaxprEqn) -> dict[str, Any]:
     """The parameters of an equation that are not among its :func:`inner` programs."""
-    programs = _PROGRAMS.get(equation.primitive.name, ())
+    programs = PROGRAMS.get(equation.primitive.name, ())
     return {key: value for key, value in equation.params.items() if key not in programs}
 
 

@@ -1,4 +1,4 @@
-"""Who takes part in a round, with which keys, and what crosses the wire."""
+"""Who takes part in a round, with which keys, what crosses the wire, and what the server does with it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from evenhand import programs
-from evenhand.errors import expect
+from evenhand import tree
+from evenhand._jaxpr import programs
+from evenhand.errors import EvenhandError, expect
 from evenhand.local import SCHEDULE
 from evenhand.streams import Keys, Purpose, client_stream, stream
 from evenhand.systems import Systems
 from evenhand.types import (
+    Aggregator,
     Algorithm,
     Array,
     ClientData,
     Cohort,
+    Info,
     Key,
     Params,
     Phase,
@@ -30,27 +33,24 @@ from evenhand.types import (
 
 __all__ = [
     "RoundState",
+    "Step",
     "Wire",
+    "accepts_delta",
+    "accepts_report",
     "begin",
     "cohort",
+    "effective",
+    "largest_weight",
     "last_rounds",
     "lift_key",
     "phase_stream",
     "roots",
+    "server_step",
     "traffic",
+    "weighed",
     "wires",
     "work_key",
 ]
-
-
-def roots(algorithm: Algorithm, keys: Keys) -> Keys:
-    """The roots of a method's rounds: those of the run, or, where it promises privacy, secret ones only.
-
-    A promise that counts on who was drawn, or which examples, holds only where nobody can compute that.
-    """
-    if algorithm.privacy is None:
-        return keys
-    return keys._replace(shared=stream(keys.secret, Purpose.COHORT))
 
 
 class RoundState(NamedTuple):
@@ -69,24 +69,17 @@ class RoundState(NamedTuple):
     last_round: PyTree = ()
 
 
-class Wire(NamedTuple):
-    """The shapes of what crosses the wire between the server and one client in one phase.
+def roots(algorithm: Algorithm, keys: Keys) -> Keys:
+    """The roots of a method's rounds: those of the run, or, where it promises privacy, secret ones only.
 
-    Attributes:
-      message: the broadcast.
-      report: what the client reports before it works.
-      delta: what its work gives.
-      published: what it gets before each pass of an aggregator that is a sum, ``()`` else.
-      lifted: what it sends in each such pass, ``()`` else.
-      restarts: whether its work begins a schedule of step sizes, which therefore restarts in every round.
+    A promise that counts on who was drawn, or which examples, holds only where nobody can compute that.
     """
+    if algorithm.privacy is None:
+        return keys
+    return keys._replace(shared=stream(keys.secret, Purpose.COHORT))
 
-    message: PyTree
-    report: Report
-    delta: PyTree
-    published: PyTree
-    lifted: PyTree
-    restarts: bool = False
+
+# --- the cohort -------------------------------------------------------------------------------------------------------
 
 
 def phase_stream(algorithm: Algorithm, phase: int) -> int:
@@ -165,6 +158,9 @@ def last_rounds(before: PyTree, cohort: Cohort, accepted: Array, number: Array |
     return jax.tree.map(after, before)  # of (), nothing: the program of a round is then as without this
 
 
+# --- the clients' keys ------------------------------------------------------------------------------------------------
+
+
 def work_key(keys: Keys, number: Array | int, phase: int, client: Array) -> Key:
     """The key of a client's local work; ``phase`` is the number of a :func:`phase_stream`."""
     return client_stream(stream(keys.shared, Purpose.WORK, number, phase), client)
@@ -173,6 +169,29 @@ def work_key(keys: Keys, number: Array | int, phase: int, client: Array) -> Key:
 def lift_key(keys: Keys, number: Array | int, phase: int, client: Array) -> Key:
     """The key of the noise that a client adds to what it sends; of pass ``i``, fold in ``i``."""
     return client_stream(stream(keys.secret, Purpose.NOISE, number, phase), client)
+
+
+# --- what crosses the wire --------------------------------------------------------------------------------------------
+
+
+class Wire(NamedTuple):
+    """The shapes of what crosses the wire between the server and one client in one phase.
+
+    Attributes:
+      message: the broadcast.
+      report: what the client reports before it works.
+      delta: what its work gives.
+      published: what it gets before each pass of an aggregator that is a sum, ``()`` else.
+      lifted: what it sends in each such pass, ``()`` else.
+      restarts: whether its work begins a schedule of step sizes, which therefore restarts in every round.
+    """
+
+    message: PyTree
+    report: Report
+    delta: PyTree
+    published: PyTree
+    lifted: PyTree
+    restarts: bool = False
 
 
 def wires(
@@ -250,3 +269,98 @@ def _numbers(tree: PyTree) -> int:
 
 def _zeros(shapes: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+# --- the server: what it rejects, how it weighs, and its step ---------------------------------------------------------
+
+
+def largest_weight(algorithm: Algorithm, capacity: int) -> Array:
+    """The weight of the largest client, whose ``capacity`` of rows the server knows: no honest client reports more."""
+    return algorithm.sampling.weight(jnp.int32(capacity))
+
+
+def accepts_report(aggregator: Aggregator, report: Report, largest: Array) -> Array:
+    """Whether an honest client can have sent this: a weight from 0 to the largest, and a finite loss if one is due.
+
+    A bool scalar; where a report has several weights and losses, each must pass.
+    """
+    # Up to rounding: the server and the client may compile the weight differently.
+    fits = (report.weight >= 0) & (report.weight <= largest * (1 + 1e-5))
+    return jnp.all(fits & jnp.isfinite(report.loss) if aggregator.needs_loss else fits)
+
+
+def accepts_delta(delta: PyTree) -> Array:
+    """Whether all of an upload is finite, its norm in float32 included; a bool scalar."""
+    return jnp.isfinite(tree.norm(delta))
+
+
+def weighed(
+    aggregator: Aggregator, reports: Report, cohort: Cohort, memory: PyTree
+) -> tuple[Array, PyTree, Info]:
+    """``(weights, memory, info)``: the weights ``(m,)`` that the uploads of a cohort get, given its reports."""
+    if not (isinstance(aggregator, Sum) and aggregator.weigh is not None):
+        return reports.weight, memory, {}
+    weights, memory = aggregator.weigh(tree.among(cohort.present, reports), cohort, memory)
+    weights = tree.among(cohort.present, weights)
+    return weights, memory, {"effective_cohort": effective(weights)}
+
+
+def effective(weights: Array) -> Array:
+    """The number of equally weighted clients that would count as much: ``(sum w)^2 / sum w^2``; 0 for none.
+
+    The mean of that, where several models are trained side by side, and weights are ``(m, models)``.
+    """
+    squares = jnp.sum(jnp.square(weights), axis=0)
+    sums = jnp.square(jnp.sum(weights, axis=0))
+    return jnp.mean(jnp.where(squares > 0, sums / jnp.where(squares > 0, squares, 1.0), 0.0))
+
+
+class Step(NamedTuple):
+    """The result of the server's step: its state, that of the phase's aggregator, and what is reported."""
+
+    server: PyTree
+    memory: PyTree
+    info: Info
+
+
+def server_step(
+    phase: Phase,
+    server: PyTree,
+    memories: tuple[PyTree, PyTree],
+    direction: PyTree,
+    reported: Array,
+    key: Key,
+) -> Step:
+    """The server's step.
+
+    Args:
+      phase: the exchange that ends.
+      server: the algorithm's server state.
+      memories: the aggregator's state, before the exchange and after it.
+      direction: what the uploads were reduced to.
+      reported: how many uploads were accepted.  Without any, nothing changes, unless the phase has ``steps_if_empty``.
+      key: of this phase of this round, from the secret root.
+
+    Raises:
+      EvenhandError: a state has changed its structure, shapes or dtypes.
+    """
+    before, after = memories
+    stepped, info = phase.server(server, direction, reported, key)
+    _check_form("Phase.server", server, stepped)
+    _check_form("the aggregator", before, after)
+    if phase.steps_if_empty:
+        return Step(stepped, after, info)
+    anybody = reported > 0
+    return Step(tree.select(anybody, stepped, server), tree.select(anybody, after, before), info)
+
+
+def _check_form(who: str, before: PyTree, after: PyTree) -> None:
+    def form(state: PyTree) -> Any:
+        leaves, structure = jax.tree.flatten(state)
+        return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+
+    if form(before) != form(after):
+        raise EvenhandError(
+            f"A round changed the structure, shapes or dtypes of a state: {who} must return a state like the one that "
+            "it gets."
+        )

@@ -8,7 +8,7 @@ On the CPU, XLA runs the gradient of a convolution inside a loop ten to fifty ti
   ones too: patches times kernel, one matrix product, or one *batched* product under ``vmap``.  Depthwise ones: a
   sum of shifted images.  A value alone, without derivative and without kernels per client, stays native, for a
   loop does it no harm.  On the CPU, windows of 3 to 5 by 3 to 5 with 16 channels or more become products at
-  interpolation points instead (Winograd; :mod:`evenhand.lowering._winograd` has the figures): twice as fast on a
+  interpolation points instead (Winograd; :mod:`evenhand._jaxpr.convolution` has the figures): twice as fast on a
   core, and off by 1e-5 of the gradient's size instead of 1e-6. ``precision="highest"`` keeps patches.
 * **Max-pooling** with at most nine numbers per window, windows side by side: maxima of strided slices with a
   gradient of their own, the native one also for ties.  Overlapping, padded and larger windows are faster natively,
@@ -74,8 +74,7 @@ product, rows by columns    batch 10         clients
 
 from __future__ import annotations
 
-from evenhand.lowering._apart import Convolution, convolution_apart
-from evenhand.lowering._interpret import as_lowered, lowered
-from evenhand.lowering._product import outer
+from evenhand._jaxpr.convolution import Convolution, convolution_apart
+from evenhand._jaxpr.lowering import as_lowered, lowered, outer
 
 __all__ = ["Convolution", "as_lowered", "convolution_apart", "lowered", "outer"]

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple, TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from evenhand import programs
+from evenhand._jaxpr import CALLS, KEPT_WHOLE, JaxprEqn, Literal, jaxpr_as_fun, programs
 from evenhand.types import Array
 
 __all__ = [
@@ -34,9 +33,6 @@ __all__ = [
     "unchanged",
     "warn_of",
 ]
-
-_KEPT_WHOLE = {"remat2", "custom_linear_solve", "reduce", "reduce_window", "scatter", "select_and_scatter"}
-"""Primitives whose programs are not entered, as JAX has them today: numbers in there compile anew."""
 
 
 class Hoisted(NamedTuple):
@@ -183,7 +179,7 @@ def _is_number(variable: Any) -> TypeGuard[Literal]:
 
 def _entered(equation: JaxprEqn) -> list[Any]:
     """The programs inside an equation whose numbers become arguments."""
-    return [] if equation.primitive.name in _KEPT_WHOLE else programs.inner(equation)
+    return [] if equation.primitive.name in KEPT_WHOLE else programs.inner(equation)
 
 
 def _literals(program: Any) -> Iterator[Literal]:
@@ -199,7 +195,7 @@ def _strangers(program: Any) -> Iterator[str]:
         entered = _entered(equation)
         for inner in entered:
             yield from _strangers(inner)
-        if entered or equation.primitive.name in _KEPT_WHOLE or equation.params.get("branches_platforms"):
+        if entered or equation.primitive.name in KEPT_WHOLE or equation.params.get("branches_platforms"):
             continue
         if any(True for inner in programs.within(equation.params) for _ in _literals(inner)):
             yield equation.primitive.name
@@ -227,7 +223,7 @@ def _described(program: Any, places: Mapping[int, int]) -> Hashable:
     for equation in jaxpr.eqns:
         entered = _entered(equation)
         # What a call keeps beside its program is for differentiation and printing.
-        kept = {} if equation.primitive.name in programs.CALLS else equation.params
+        kept = {} if equation.primitive.name in CALLS else equation.params
         kept = programs.beside(equation) if entered and kept else kept
         beside = tuple((key, _counted(value)) for key, value in sorted(kept.items()))
         operands, results = tuple(map(name, equation.invars)), tuple(map(name, equation.outvars))
