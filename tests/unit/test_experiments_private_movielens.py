@@ -18,7 +18,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.privacy import spent
-from evenhand.privacy._trace import Rows, traced
+from evenhand.privacy.per_example import Rows, traced
 from evenhand.types import Release
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"

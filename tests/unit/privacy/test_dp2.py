@@ -34,7 +34,7 @@ from private_oracle import (
 import evenhand as eh
 from evenhand import local
 from evenhand.errors import EvenhandError
-from evenhand.privacy._delayed import Settings, delayed_rule
+from evenhand.privacy.dp2 import Settings, delayed_rule
 from evenhand.programs import opened, within
 
 SIZES, CLIPS, EPS, BETA = (0.3, 0.1), (2.0, 5.0), 0.1, 0.9
