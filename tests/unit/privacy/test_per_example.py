@@ -20,7 +20,7 @@ from evenhand import models, privacy, testing
 from evenhand._jaxpr import per_example, programs
 from evenhand._jaxpr.per_example import Account, Rows, formed, looked_up, traced
 from evenhand.errors import EvenhandError
-from evenhand.privacy import _per_example, clip_factors, clipped_sum
+from evenhand.privacy import clip_factors, clipped_sum
 from evenhand.types import Array, ClientData, Model, Params
 
 KEY = jax.random.key(7)
@@ -335,7 +335,7 @@ def test_double_precision_is_kept() -> None:
 def test_slices_of_a_batch_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     model, params, x, y = small()
     whole = compiled(model)(params, x, y, INSIDE, KEY, 0.5)
-    monkeypatch.setattr(_per_example, "_MOST_NUMBERS", 400)
+    monkeypatch.setattr("evenhand.privacy.per_example._MOST_NUMBERS", 400)
     call = compiled(model)
     assert "length=3" in str(jax.make_jaxpr(call)(params, x, y, INSIDE, KEY, 0.5))
     for a, b in zip(

@@ -1,4 +1,8 @@
-"""Gradients of single examples, clipped one by one and summed, at about the price of one plain gradient."""
+"""Gradients of single examples, clipped one by one and summed, at about the price of one plain gradient.
+
+:func:`clipped_sum` takes norms and weighted sums from the accounts of a batch, a leaf at a time, which
+:mod:`evenhand._jaxpr.per_example` makes from the loss of one example as a program.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ __all__ = ["clip_factors", "clipped_sum"]
 
 _MOST_NUMBERS = 2**24
 """How many numbers of per-example gradients are held at a time."""
+
+
 _SLACK = 2.0**-18
 """The part by which a squared norm with an offset is overstated: some thirty times what a float32 rounds."""
 

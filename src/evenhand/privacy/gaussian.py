@@ -1,4 +1,4 @@
-"""The mean of clipped uploads under Gaussian noise, whose clip may follow a quantile of their norms."""
+"""The Gaussian mechanism: noise on trees of arrays, and the noisy mean of clipped uploads, whose clip may adapt."""
 
 from __future__ import annotations
 
@@ -11,10 +11,25 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.errors import EvenhandError
 from evenhand.privacy._checks import one_of
-from evenhand.privacy._noise import with_gaussian
 from evenhand.types import Array, Key, PyTree, Release, Sum, Upload
 
-__all__ = ["AdaptiveClip", "adaptive_clip", "noisy_mean"]
+__all__ = [
+    "AdaptiveClip",
+    "adaptive_clip",
+    "noisy_mean",
+    "with_gaussian",
+]
+
+
+def with_gaussian(key: Key, tree: PyTree, deviation: Array | float) -> PyTree:
+    """The tree plus independent normal noise of this standard deviation on every number of it."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(key, len(leaves))
+    noisy = [
+        leaf + (deviation * jax.random.normal(of, jnp.shape(leaf), jnp.float32)).astype(leaf.dtype)
+        for of, leaf in zip(keys, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, noisy)
 
 
 class AdaptiveClip(NamedTuple):
