@@ -22,7 +22,7 @@ ROOT = Path(evenhand.__file__).parent
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 # What each package may import, bottom up; each may also import its own modules.
-_BASE = {"_platform", "errors", "text", "types", "tree", "programs", "streams"}
+_BASE = {"_platform", "errors", "text", "types", "tree", "_jaxpr", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "secure", "aggregators", "algorithms"}
 _MEASURED = _METHODS | {"attacks", "centralized", "data", "models", "evaluation", "devices", "rounds"}
@@ -33,11 +33,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
     "types": {"text"},
     "tree": {"types"},
-    "programs": {"types"},
+    "_jaxpr": {"types"},
     "streams": {"types"},
     "devices": set(),
     "rounds": _WORK | {"aggregators", "risks", "devices"},
-    "lowering": {"types", "programs"},
+    "lowering": {"_jaxpr"},
     "local": _BASE | {"lowering"},
     "sampling": _BASE,
     "systems": _BASE,
