@@ -21,15 +21,7 @@ from evenhand.privacy.renyi import ORDERS_FINE, Spent, amplified, epsilon_of_rdp
 from evenhand.text import counted
 from evenhand.types import Privacy, Release
 
-__all__ = [
-    "ACCOUNTANTS",
-    "Account",
-    "account",
-    "epsilon",
-    "spending",
-    "spent",
-    "usual_delta",
-]
+__all__ = ["ACCOUNTANTS", "Account", "account", "epsilon", "spending", "spent", "usual_delta"]
 
 
 # --- epsilon of releases ---------------------------------------------------------------------------------

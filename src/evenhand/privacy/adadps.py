@@ -36,12 +36,7 @@ from evenhand.privacy.preconditioners import (
 )
 from evenhand.types import Algorithm, Array, Key, Model, Params, PyTree
 
-__all__ = [
-    "adadps",
-    "adadps_fl",
-    "adas",
-    "ideal_adadps",
-]
+__all__ = ["adadps", "adadps_fl", "adas", "ideal_adadps"]
 
 
 def adadps(

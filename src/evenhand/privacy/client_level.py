@@ -27,12 +27,7 @@ from evenhand.types import (
     Sum,
 )
 
-__all__ = [
-    "dp_fedadam",
-    "dp_fedavg",
-    "private",
-    "promise",
-]
+__all__ = ["dp_fedadam", "dp_fedavg", "private", "promise"]
 
 
 _NEIGHBOURS = {

@@ -28,15 +28,7 @@ from evenhand.privacy.preconditioners import (
 )
 from evenhand.types import Array, Key, Model, Params
 
-__all__ = [
-    "Settings",
-    "delayed_rmsprop",
-    "delayed_rule",
-    "delays_of",
-    "dp2",
-    "dp2_extra_query",
-    "pair_of",
-]
+__all__ = ["Settings", "delayed_rmsprop", "delayed_rule", "delays_of", "dp2", "dp2_extra_query", "pair_of"]
 
 
 def dp2(

@@ -21,10 +21,7 @@ from evenhand.privacy.preconditioners import (
 )
 from evenhand.types import Array, Key, Model, Params, PyTree
 
-__all__ = [
-    "dp_sgd",
-    "scale_then_privatize",
-]
+__all__ = ["dp_sgd", "scale_then_privatize"]
 
 
 def dp_sgd(

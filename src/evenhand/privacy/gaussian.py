@@ -13,12 +13,7 @@ from evenhand.errors import EvenhandError
 from evenhand.privacy._checks import one_of
 from evenhand.types import Array, Key, PyTree, Release, Sum, Upload
 
-__all__ = [
-    "AdaptiveClip",
-    "adaptive_clip",
-    "noisy_mean",
-    "with_gaussian",
-]
+__all__ = ["AdaptiveClip", "adaptive_clip", "noisy_mean", "with_gaussian"]
 
 
 def with_gaussian(key: Key, tree: PyTree, deviation: Array | float) -> PyTree:

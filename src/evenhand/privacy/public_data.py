@@ -43,13 +43,7 @@ from evenhand.privacy.preconditioners import (
 from evenhand.streams import Purpose, stream
 from evenhand.types import Array, Key, Model, Params, PyTree
 
-__all__ = [
-    "dp_adam_pub",
-    "dp_r_pub",
-    "pda_dpmd",
-    "projected_adagrad",
-    "warm_start",
-]
+__all__ = ["dp_adam_pub", "dp_r_pub", "pda_dpmd", "projected_adagrad", "warm_start"]
 
 
 def warm_start(

@@ -232,22 +232,12 @@ def iterate(
         stream=stream,
         offload=offload,
     )
-    evaluation = Evaluation(
-        setup.program,
-        setup.keys,
-        data,
-        seed,
-        eval_clients,
-        untrained,
-        rows=setup.on_device,
-        store=setup.store,
-    )
+    evaluated = data, seed, eval_clients, untrained
+    evaluation = Evaluation(setup.program, setup.keys, *evaluated, rows=setup.on_device, store=setup.store)
     session = Session(setup, data, seed, evaluation, measured)
-    same, checkpoints = partial(identity, setup, data, seed, eval_clients, untrained), None
-    if checkpoint is not None:
-        checkpoints = Checkpoints(checkpoint, setup.like, same, setup.store)
-    alone = nullcontext() if checkpoints is None else checkpoints.held()
-    with alone, Progress(rounds, progress) as bar:
+    same = partial(identity, setup, *evaluated)
+    checkpoints = None if checkpoint is None else Checkpoints(checkpoint, setup.like, same, setup.store)
+    with nullcontext() if checkpoints is None else checkpoints.held(), Progress(rounds, progress) as bar:
         runs = session.run(setup.state, rounds, eval_every, checkpoints, bar)
         config = {"rounds": rounds, "seed": seed, "cohort": cohort, "eval_every": eval_every}
         yield from _watched(runs, rounds, trackers, config) if trackers else runs
