@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from evenhand.naming import measured
+from evenhand.text import measured
 
 __all__ = [
     "SPLITS",

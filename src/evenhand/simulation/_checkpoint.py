@@ -26,12 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand._jaxpr.hoist import inner_constants
-from evenhand.checksums import resealed
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
 from evenhand.evaluation.metrics import resolved
-from evenhand.interrupts import uninterrupted
-from evenhand.lock import held
+from evenhand.records import held, resealed, uninterrupted
 from evenhand.rounds import RoundState, malicious_clients, poisoned
 from evenhand.simulation._job import Checkpoint, Job, Untrained, settings
 from evenhand.simulation.engine import one_round
