@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, is_share
@@ -17,41 +17,60 @@ from evenhand.report.numbers import listed, number, plural
 from evenhand.report.page import body, document
 from evenhand.studies._export import as_csv, as_latex, as_markdown, columns, head
 from evenhand.studies._export_methods import methods_csv, methods_latex, methods_markdown
-from evenhand.studies._figures import varied
+from evenhand.studies._figures import Figures, varied
 from evenhand.studies._lines import Line
+from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import shown
+from evenhand.studies._select import Rule
+from evenhand.studies._tried import Tried
 
-if TYPE_CHECKING:
-    from evenhand.studies._study import Study
-
-__all__ = ["page"]
+__all__ = ["Contents", "page"]
 
 _SHOWN = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
 
 
-def page(of: Study) -> str:
+class Contents(NamedTuple):
+    """What the page shows of a study, or of its part under one condition; the fields are those of the study.
+
+    Attributes:
+      lines: the methods side by side.
+    """
+
+    outcomes: Sequence[Outcome]
+    rule: Rule
+    baseline: str
+    metric: str
+    about: Mapping[str, Any]
+    remarks: Sequence[str]
+    lines: Sequence[Line]
+    tried: Sequence[Tried]
+
+
+def page(of: Contents, under: Sequence[tuple[Mapping[str, str], Contents]]) -> str:
     """The whole page; one part for each condition."""
-    heading = f"Study: {listed(of.methods)}" if len(of.methods) < 4 else f"Study: {len(of.methods)} methods"
-    parts = [f"<header>\n<h1>{escape(heading)}</h1>\n{_facts(of)}\n</header>"]
-    several = len(of.cases) > 1
+    methods = list(dict.fromkeys(line.method for line in of.lines))
+    heading = f"Study: {listed(methods)}" if len(methods) < 4 else f"Study: {len(methods)} methods"
+    several = len(under) > 1
+    facts = _facts(of, chooses=len(of.tried) > len(methods) * len(under))
+    parts = [f"<header>\n<h1>{escape(heading)}</h1>\n{facts}\n</header>"]
     if several:
         parts.append(f"<section>\n<h2>Under all conditions</h2>\n{_conditions(of)}\n</section>")
         parts.append(_remarks(of))
-    for i, case in enumerate(of.cases):
+    for i, (case, part) in enumerate(under):
         if several:
             parts.append(f"<h1>{escape(_named(case))}</h1>")
-        text = "\n".join(part for part in _condition(of.under(case), "" if several else _remarks(of)) if part)
+        text = "\n".join(filter(None, _condition(part, "" if several else _remarks(of))))
         parts.append(re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>c{i}-", text) if several else text)
     script = resources.files("evenhand.studies").joinpath("study.js").read_text(encoding="utf-8")
     return document(heading, parts, script)
 
 
-def _condition(of: Study, remarks: str) -> list[str]:
+def _condition(of: Contents, remarks: str) -> list[str]:
     """All about one condition: the report on the chosen settings, and what the study adds to it."""
     runs = {
-        line.method: [_described(run, of) for run in of.views(line.method)]
-        for line in of.table()
-        if line.setting is not None
+        each.setting.method: [_described(run, each.setting.method, of.about) for run in each.views]
+        for each in of.tried
+        if each.chosen
     }
     if not runs:
         split = of.rule.split
@@ -74,29 +93,27 @@ def _condition(of: Study, remarks: str) -> list[str]:
     )
 
 
-def _facts(of: Study) -> str:
+def _facts(of: Contents, *, chooses: bool) -> str:
     rule, seeds = of.rule, len({each.seed for each in of.outcomes})
     by = f"chosen by the {SPLIT_NAMES[rule.split]} {of.metric} ({rule.statistic})"
     if rule.then:
         by += f", within {number(rule.within)} of the best by its {rule.then}"
-    if len(of.tried) == len(of.methods) * len(of.cases):
+    if not chooses:
         by = "one setting each, so that nothing was chosen"
     facts = [plural(len(of.tried), "setting"), plural(seeds, "seed"), plural(len(of.outcomes), "run"), by]
     return f'<p class="facts">{" · ".join(map(escape, facts))}</p>'
 
 
-def _remarks(of: Study) -> str:
+def _remarks(of: Contents) -> str:
     if not of.remarks:
         return ""
     items = "".join(f"<li>{escape(remark)}</li>\n" for remark in of.remarks)
     return f'<aside class="remarks">\n<h2>Before you rely on it</h2>\n<ul>\n{items}</ul>\n</aside>'
 
 
-def _chosen(of: Study) -> str:
-    lines = of.table()
-    links = _links(
-        "methods", methods_csv(lines), methods_markdown(lines, of.metric), methods_latex(lines, of.metric)
-    )
+def _chosen(of: Contents) -> str:
+    files = methods_csv(of.lines), methods_markdown(of.lines, of.metric), methods_latex(of.lines, of.metric)
+    links = _links("methods", *files)
     chosen = [each for each in of.tried if each.chosen and each.setting.numbers]
     named = "; ".join(escape(each.setting._replace(case={})) for each in chosen)
     words = f"Chosen: {named}. " if chosen else ""
@@ -116,9 +133,10 @@ def _links(name: str, comma_separated: str, notes: str, paper: str) -> str:
     )
 
 
-def _figures(of: Study, split: str) -> list[str]:
+def _figures(of: Contents, split: str) -> list[str]:
     """What the report on the chosen settings does not have: all settings, and each hyper-parameter."""
-    made, found = of.figures, list[str]()
+    made = Figures(of.tried, of.metric, of.rule.split, of.rule.statistic)
+    found: list[str] = []
     note = (
         "A mark per setting, arms: one standard deviation over seeds. Ringed: chosen. Dashed: settings that no other "
         "beats in both."
@@ -134,7 +152,7 @@ def _figures(of: Study, split: str) -> list[str]:
     return found
 
 
-def _settings(of: Study) -> str:
+def _settings(of: Contents) -> str:
     """The table of all settings, and the same as files."""
     tried, names = of.tried, columns(of.tried)
     _, axes = head(tried)
@@ -168,7 +186,7 @@ def _settings(of: Study) -> str:
     )
 
 
-def _covers(of: Study, columns: Sequence[str]) -> str:
+def _covers(of: Contents, columns: Sequence[str]) -> str:
     """Which clients the columns of each split cover, where these are not all."""
     views = [each.seen for each in of.outcomes if each.seen is not None]
     found: list[str] = []
@@ -179,10 +197,10 @@ def _covers(of: Study, columns: Sequence[str]) -> str:
     return "".join(found)
 
 
-def _conditions(of: Study) -> str:
+def _conditions(of: Contents) -> str:
     """Each method at its chosen setting under each condition."""
     rows: list[list[str | Cell]] = []
-    for line in of.table():
+    for line in of.lines:
         chosen = "no setting could be chosen" if line.setting is None else str(line.setting._replace(case={}))
         cells = [_over_seeds(line, name, of.metric) for name in _SHOWN]
         rows.append([_named(line.case), chosen, *cells])
@@ -214,13 +232,14 @@ def _named(case: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in case.items())
 
 
-def _described(run: RunView, of: Study) -> RunView:
+def _described(run: RunView, method: str, facts: Mapping[str, Any]) -> RunView:
     """With what all runs have in common; what is wrong with the data is among the remarks, once for all runs."""
-    about, known = dict(of.about), {"method"}
+    about, known = dict(facts), {"method"}
     command = {"command": about.pop("command")} if "command" in about else {}
     left_out = known | {"seed", "data_seed"}
     config = {name: value for name, value in run.config.items() if name not in left_out} | about
     return run._replace(
+        title=method,
         findings=[each for each in run.findings if each.kind not in OF_THE_DATA],
         config={name: run.config[name] for name in known & set(run.config)} | config,
         info={**run.info, **command},

@@ -227,9 +227,25 @@ class Study:
 
         Methods of which each setting diverged or failed are in its tables only.
         """
-        from evenhand.studies._page import page  # matplotlib takes long to load, and only a report needs it
+        from evenhand.studies._page import (
+            Contents,
+            page,
+        )  # matplotlib takes long to load; only a report needs it
 
-        text, path = page(self), Path(path)
+        def contents(of: Study) -> Contents:
+            return Contents(
+                outcomes=of.outcomes,
+                rule=of.rule,
+                baseline=of.baseline,
+                metric=of.metric,
+                about=of.about,
+                remarks=of.remarks,
+                lines=of.table(),
+                tried=of.tried,
+            )
+
+        text = page(contents(self), [(case, contents(self.under(case))) for case in self.cases])
+        path = Path(path)
         write(path, text, "The page")
         return path
 
