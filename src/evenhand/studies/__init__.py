@@ -6,8 +6,7 @@ from evenhand.studies._make import study
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Family, Setting
 from evenhand.studies._select import Rule, direction
-from evenhand.studies._store import load
-from evenhand.studies._study import Study
+from evenhand.studies._study import Study, load
 from evenhand.studies._tried import Tried
 
 __all__ = [

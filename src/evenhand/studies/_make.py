@@ -24,7 +24,7 @@ from evenhand.studies._runs import Planned, run_all
 from evenhand.studies._select import Rule
 from evenhand.studies._shown import Shown
 from evenhand.studies._store import Store
-from evenhand.studies._study import Study
+from evenhand.studies._study import Study, save
 from evenhand.systems import Systems
 from evenhand.types import Attack, Model
 from evenhand.watch import Watch, watchers
@@ -150,7 +150,7 @@ def study(
     notes = (*sources.notes, *_cautions(planned, seeds, by, sources.chooses))
     known = _facts(planned, seeds) | dict(about or {})
     found = Study(tuple(outcomes), by, baseline or names[0], metric, notes, known)
-    return found if store is None else store.describe(found)
+    return found if store is None else save(found, store)
 
 
 def _expect_known(methods: list[str], asked: Mapping[str, str | None]) -> None:

@@ -22,9 +22,10 @@ from evenhand.studies._plan import Setting
 from evenhand.studies._remarks import remarks_on
 from evenhand.studies._rows import alike, row, summed_up
 from evenhand.studies._select import Choice, Rule, choose
+from evenhand.studies._store import Store
 from evenhand.studies._tried import Tried
 
-__all__ = ["Study"]
+__all__ = ["Study", "load", "save"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -298,3 +299,26 @@ class Study:
                 f"This study has {1 + len(others)} conditions: choose one, as in study.under({dict(first)})."
             )
         return str(first)
+
+
+def save(study: Study, store: Store) -> Study:
+    """Lists the study's runs in its folder; returns it with a note on files of an earlier version that were read."""
+    study = _with_remark(study, store)
+    how = {"rule": study.rule, "baseline": study.baseline, "metric": study.metric}
+    store.describe(study.outcomes, {**how, "notes": study.notes, "about": study.about})
+    return study
+
+
+def load(folder: str | Path) -> Study:
+    """The study that ``study(..., folder=...)`` has written; hyper-parameters that are no constants come as text.
+
+    Raises:
+      EvenhandError: there is no study, it has not ended, or a file is damaged.
+    """
+    store = Store(Path(folder))
+    return _with_remark(Study(**store.described()), store)
+
+
+def _with_remark(study: Study, store: Store) -> Study:
+    remark = store.remark()
+    return replace(study, notes=tuple(dict.fromkeys((*study.notes, remark)))) if remark else study
