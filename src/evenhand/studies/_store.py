@@ -1,37 +1,26 @@
-"""The folder of a study: one folder per run, which holds its result or the checkpoint from which it resumes.
-
-* ``study.json``: which runs the study has, with the checksums of their results, and how it chooses.
-* ``plan.json``: which runs train together, so that a study that is continued gives the bits of one that never stopped.
-* ``runs/NAME-seed-S/result.json``: what came of a run; ``rounds-R.json``: what had come of it at a rung of
-  :class:`Halving`; ``measures.json`` and ``checkpoint/``: the state of a run that has not ended.
-
-Each JSON file holds the checksum of what is in it and is replaced in one step; those of a run also name its setting and
-seed.  So the folders of runs can be copied from one study to another, and no damage or mix-up passes for a result.
-Earlier versions wrote no checksums: what they wrote is read, and reported.
-"""
+"""Writing a study's files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import numpy as np
 
 from evenhand.checksums import SHA256, is_sealed, resealed
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, StorageError
 from evenhand.evaluation import Finding
 from evenhand.report import RunView
-from evenhand.studies._files import write
-from evenhand.studies._outcome import Outcome, Status
-from evenhand.studies._plan import Setting, shown
-from evenhand.studies._select import Rule
+from evenhand.studies._selection import Outcome, Rule, Setting, Status, shown
 
-__all__ = ["Store"]
+__all__ = ["Store", "write"]
 
 _STUDY, _PLAN, _RESULT = "study.json", "plan.json", "result.json"
 _CHECKPOINT, _NOTES = "checkpoint", "measures.json"
@@ -43,7 +32,6 @@ _UNSEALED = {
 _LATER = {"attack", "data (every row, and the clients' names)"}
 """What earlier versions did not save of a run's identity."""
 _REPEATED = "delete it, and the run is repeated"
-
 _T = TypeVar("_T")
 
 
@@ -282,6 +270,9 @@ def _constant(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else shown(value)
 
 
+# --- an outcome as JSON ---------------------------------------------------------------------------------------
+
+
 def _plain(outcome: Outcome) -> dict[str, Any]:
     view = outcome.view
     return {
@@ -356,3 +347,31 @@ def _lists(columns: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def _arrays(columns: Mapping[str, list[Any]]) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
     return {name: np.array(values, np.float64) for name, values in columns.items()}
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, text: str, what: str) -> None:
+    """Writes a file in one step, so that none is ever half there.
+
+    Args:
+      path: the file; its folder is made.
+      text: what is written.
+      what: what that is, to begin a sentence with.
+
+    Raises:
+      StorageError: it could not be written, as on a full disk.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, "utf-8", errors="backslashreplace")
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"{what} could not be written in {path.parent} ({error.strerror or error}): make room and start again; "
+            f"finished runs are kept."
+        ) from error
