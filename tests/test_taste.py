@@ -386,7 +386,7 @@ _INNER_TEXT = (
         (imports_point_down, "algorithms/fedavg.py", "from evenhand.simulation import Run"),
         (imports_point_down, "evaluation/_flat.py", "from evenhand.simulation._run import Run"),
         (imports_point_down, "simulation/engine.py", "from evenhand.testing import toy_data"),
-        (imports_point_down, "testing/_toy.py", "from evenhand.cli import main"),
+        (imports_point_down, "testing/_algorithm.py", "from evenhand.cli import main"),
         (imports_point_down, "novel.py", ""),
         (private_names_stay_private, "cli/_run.py", "from evenhand.report._view import RunView"),
         (private_names_stay_private, "cli/_run.py", "from evenhand.simulation import _simulate"),

@@ -277,7 +277,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The folder of a study that has ended, and one that was interrupted in its last rounds."""
     place = tmp_path_factory.mktemp("studies")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evenhand.studies._page.page", lambda study: "page")
+        patch.setattr("evenhand.studies._report.page", lambda *contents: "page")
         assert main([*STUDY, "--out", str(place / "whole")]) == 0
         iterate, seen = _runs.iterate_many, iter(range(1000))
 
@@ -335,7 +335,7 @@ def test_one_changed_digit_in_a_folder_changes_no_number_silently(
     A run is compared and resumed from its checkpoint; a study is loaded, if it has ended, and started again.  What a
     command shows or writes afterwards is what it was, or a sentence says what is damaged or was changed.
     """
-    monkeypatch.setattr("evenhand.studies._page.page", lambda study: "page")
+    monkeypatch.setattr("evenhand.studies._report.page", lambda *contents: "page")
     whole, half = studies
     assert main(["compare", str(finished)]) == 0
     table, numbers, settings = capsys.readouterr().out, of_study(whole), (whole / "settings.csv").read_text()

@@ -10,7 +10,7 @@ import evenhand as eh
 from evenhand import tree
 from evenhand.cli._expression import built
 from evenhand.cli._rooms import factories, parameters, room_of
-from evenhand.testing._aggregator import check_slots
+from evenhand.testing._uploads import check_slots
 from evenhand.types import Algorithm, Stack, Sum, Upload
 
 MODEL = eh.testing.toy_model()

@@ -4,8 +4,6 @@ Solvers are values; :func:`fit` runs them.
 """
 
 from evenhand.centralized._fit import Fit, Solver, fit
-from evenhand.centralized.batch import batch
-from evenhand.centralized.grouped import grouped
-from evenhand.centralized.stochastic import stochastic
+from evenhand.centralized._solvers import batch, grouped, stochastic
 
 __all__ = ["Fit", "Solver", "batch", "fit", "grouped", "stochastic"]

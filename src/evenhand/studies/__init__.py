@@ -1,14 +1,9 @@
 """Many runs as one: grids, seeds, a fair choice of each method's hyper-parameters, and differences one can trust."""
 
-from evenhand.studies._halving import Halving
-from evenhand.studies._lines import Line
-from evenhand.studies._make import study
-from evenhand.studies._outcome import Outcome
-from evenhand.studies._plan import Family, Setting
-from evenhand.studies._select import Rule, direction
-from evenhand.studies._store import load
-from evenhand.studies._study import Study
-from evenhand.studies._tried import Tried
+from evenhand.studies._selection import Halving, Outcome, Rule, Setting, direction
+from evenhand.studies._study import Study, load
+from evenhand.studies._sweep import Family, study
+from evenhand.studies._tables import Line, Tried
 
 __all__ = [
     "Family",

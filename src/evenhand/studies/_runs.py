@@ -1,25 +1,34 @@
-"""Making the runs of a study."""
+"""Making the runs of a study: phase by phase where settings stop early, and from its folder where they ended before.
+
+:func:`run_all` is the whole; :class:`_Runs` trains what is missing.  Each run is measured (:class:`Measured`), and
+shown in a bar and to trackers (:class:`Shown`) while it trains.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from evenhand.errors import StorageError
+from evenhand.live import line
 from evenhand.records import held
-from evenhand.simulation import Checkpoint, Job, identify, iterate_many
-from evenhand.studies._halving import Halving, rungs, survivors
-from evenhand.studies._measured import Measured
-from evenhand.studies._outcome import Outcome
-from evenhand.studies._plan import Setting
-from evenhand.studies._select import Rule
-from evenhand.studies._shown import Shown
+from evenhand.report import statistics
+from evenhand.report.numbers import value
+from evenhand.simulation import Checkpoint, Job, Run, identify, iterate_many
+from evenhand.studies._selection import Halving, NDArray, Outcome, Rule, Setting, direction, rungs, survivors
 from evenhand.studies._store import Store
+from evenhand.watch import Watcher, Watching
 
-__all__ = ["Planned", "run_all"]
+__all__ = ["Bar", "Measure", "Measured", "Planned", "Shown", "run_all"]
 
 
 class Planned(NamedTuple):
@@ -199,3 +208,158 @@ class _Runs:
             place = Checkpoint(self._store.checkpoint(setting, seed), self._seconds, last=rung is not None)
             job = job._replace(checkpoint=place)
         return job if rung is None else job._replace(rounds=rung)
+
+
+# --- what the user's own function measures --------------------------------------------------------------------
+
+
+Measure: TypeAlias = Callable[[Run], Mapping[str, float]]
+"""``run -> {name: number}``, called at each evaluation."""
+
+
+class Measured:
+    """The numbers of all runs, on disk until a run ends where the study has a folder.
+
+    Args:
+      measure: what tells them; None: nothing is told.
+      store: where a run that was interrupted finds those of its earlier evaluations.
+    """
+
+    def __init__(self, measure: Measure | None, store: Store | None) -> None:
+        self._measure, self._store = measure, store
+        self._told: dict[tuple[str, int], dict[int, dict[str, float]]] = {}
+
+    @property
+    def identity(self) -> dict[str, bool]:
+        """What tells runs that were measured from others."""
+        return {} if self._measure is None else {"measured": True}
+
+    def take(self, setting: Setting, seed: int, result: Run | Exception) -> dict[str, NDArray]:
+        """Measures a run at its latest evaluation.
+
+        Returns name -> a number for each evaluation so far, NaN where it was not told.
+        """
+        if self._measure is None or isinstance(result, Exception):
+            return {}
+        key = str(setting), seed
+        if key not in self._told:
+            self._told[key] = {} if self._store is None else self._store.notes(setting, seed)
+        told, rounds = self._told[key], result.history["round"].tolist()
+        told[rounds[-1]] = {name: float(value) for name, value in self._measure(result).items()}
+        if self._store is not None:
+            self._store.note(setting, seed, told)
+        names = dict.fromkeys(name for numbers in told.values() for name in numbers)
+        return {
+            name: np.array([told.get(now, {}).get(name, np.nan) for now in rounds], np.float64)
+            for name in names
+        }
+
+
+# --- how far the study is -------------------------------------------------------------------------------------
+
+
+class Shown:
+    """Tells the bar and the trackers; runs that have not ended on leaving are interrupted.
+
+    Args:
+      bar: the bar.
+      trackers: what follows each run.
+    """
+
+    def __init__(self, bar: Bar, trackers: Sequence[Watcher]) -> None:
+        self._bar, self._trackers = bar, trackers
+        self._watching: dict[int, Watching] = {}
+
+    def __enter__(self) -> Shown:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each in self._watching.values():
+            each.end("interrupted")
+
+    def measured(self, run: int, setting: Setting, job: Job, result: Run | Exception) -> None:
+        """A run has come to an evaluation, or has failed."""
+        if self._trackers and run not in self._watching:
+            numbers = {"method": setting.method, **setting.numbers, **setting.case}
+            how = {"rounds": job.rounds, "seed": job.seed, "cohort": job.cohort, "eval_every": job.eval_every}
+            about = {"data": job.data.name, "clients": job.data.num_clients, **how, **numbers}
+            self._watching[run] = Watching(self._trackers, f"{setting}, seed {job.seed}", about)
+        if isinstance(result, Run):
+            self._bar.move(run, result.info["rounds"])
+            if run in self._watching:
+                self._watching[run].show(result.history)
+
+    def ended(self, run: int, outcome: Outcome) -> None:
+        """A run has ended, now or in an earlier session."""
+        self._bar.ended(run, outcome)
+        if run in self._watching:
+            self._watching.pop(run).end(outcome.status)
+
+
+class Bar:
+    """A live line on stderr; nothing where ``show`` is false.
+
+    Args:
+      runs: the rounds of each run.
+      by: the rule whose best setting is shown.
+      show: whether anything is.
+    """
+
+    def __init__(self, runs: Sequence[int], by: Rule, show: bool) -> None:
+        self._begin, self._new = time.perf_counter(), 0
+        columns = (
+            TextColumn("runs"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[best]}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
+        )
+        self._bar = line(*columns, show=show)
+        self._runs = self._bar.add_task("runs", total=len(runs), rate="", best="")
+        self._rounds, self._by = list(runs), by
+        self._done = [0] * len(runs)
+        self._rate, self._best = "", ""
+        self._values: dict[Setting, list[float]] = {}
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def move(self, run: int, rounds: int) -> None:
+        """A run has come this far.  Parts of runs count, since runs that train together end together."""
+        self._new += rounds - self._done[run]
+        self._done[run] = rounds
+        minutes = (time.perf_counter() - self._begin) / 60
+        rate = self._new / max(float(np.mean(self._rounds)), 1.0) / max(minutes, 1e-9)
+        self._rate = f"{rate:.3g} a minute"
+        self._show()
+
+    def ended(self, run: int, outcome: Outcome) -> None:
+        """A run has ended, now or in an earlier session."""
+        self._done[run] = self._rounds[run]
+        if outcome.status == "done" and outcome.seen is not None:
+            by, view = self._by, outcome.seen
+            metric = by.metric_of([view])
+            sign, found = direction(by.statistic, metric), statistics(view, by.split, metric)
+            self._values.setdefault(outcome.setting, []).append(sign * found[by.statistic])
+            means = {
+                setting: float(np.nan_to_num(np.mean(of), nan=-np.inf))
+                for setting, of in self._values.items()
+            }
+            best = max(means, key=lambda setting: means[setting])
+            if np.isfinite(means[best]):  # without a choice there need not be examples to choose by
+                shown = value(sign * means[best], metric)
+                self._best = f"best so far {best}: {by.split} {by.statistic} {shown}"
+        self._show()
+
+    def _show(self) -> None:
+        shares = [done / max(whole, 1) for done, whole in zip(self._done, self._rounds, strict=True)]
+        self._bar.update(self._runs, completed=int(sum(shares)), rate=self._rate, best=self._best)

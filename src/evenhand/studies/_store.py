@@ -1,39 +1,26 @@
-"""The folder of a study: one folder per run, which holds its result or the checkpoint from which it resumes.
-
-* ``study.json``: which runs the study has, with the checksums of their results, and how it chooses; for :func:`load`.
-* ``plan.json``: which runs train together, so that a study that is continued gives the bits of one that never stopped.
-* ``runs/NAME-seed-S/result.json``: what came of a run; ``rounds-R.json``: what had come of it at a rung of
-  :class:`Halving`; ``measures.json`` and ``checkpoint/``: the state of a run that has not ended.
-
-Each JSON file holds the checksum of what is in it and is replaced in one step; those of a run also name its setting and
-seed.  So the folders of runs can be copied from one study to another, and no damage or mix-up passes for a result.
-Earlier versions wrote no checksums: what they wrote is read, and reported.
-"""
+"""Writing a study's files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import numpy as np
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, StorageError
 from evenhand.evaluation import Finding
 from evenhand.records import SHA256, is_sealed, resealed
 from evenhand.report import RunView
-from evenhand.studies._files import write
-from evenhand.studies._outcome import Outcome, Status
-from evenhand.studies._plan import Setting, shown
-from evenhand.studies._select import Rule
-from evenhand.studies._study import Study
+from evenhand.studies._selection import Outcome, Rule, Setting, Status, shown
 
-__all__ = ["Store", "load"]
+__all__ = ["Store", "write"]
 
 _STUDY, _PLAN, _RESULT = "study.json", "plan.json", "result.json"
 _CHECKPOINT, _NOTES = "checkpoint", "measures.json"
@@ -45,7 +32,6 @@ _UNSEALED = {
 _LATER = {"attack", "data (every row, and the clients' names)"}
 """What earlier versions did not save of a run's identity."""
 _REPEATED = "delete it, and the run is repeated"
-
 _T = TypeVar("_T")
 
 
@@ -163,9 +149,8 @@ class Store:
             batch for names in batches if (batch := [position[name] for name in names if name in position])
         ]
 
-    def describe(self, study: Study) -> Study:
-        """Writes which runs the study has, and how it chooses; returns it with remarks on the files that were read."""
-        study = self._with_remarks(study)
+    def describe(self, outcomes: Sequence[Outcome], how: Mapping[str, Any]) -> None:
+        """Writes which runs the study has, and ``how`` it chooses: its rule, baseline, metric, notes and facts."""
         runs = [
             {
                 "method": each.setting.method,
@@ -175,27 +160,30 @@ class Store:
                 "seed": each.seed,
                 SHA256: self._checksums.get(self._place(each.setting, each.seed).name),
             }
-            for each in study.outcomes
+            for each in outcomes
         ]
-        how = {"baseline": study.baseline, "metric": study.metric, "notes": study.notes}
-        how |= {"about": {name: _constant(value) for name, value in study.about.items()}}
-        value = resealed({"rule": study.rule._asdict(), **how, "runs": runs})
+        about = {name: _constant(value) for name, value in how["about"].items()}
+        value = resealed({**how, "rule": how["rule"]._asdict(), "about": about, "runs": runs})
         write(self.folder / _STUDY, json.dumps(value, indent=1) + "\n", "The list of runs")
-        return study
 
-    def _with_remarks(self, study: Study) -> Study:
-        """With a note on files of an earlier version."""
+    def remark(self) -> str:
+        """A sentence on the files that an earlier version wrote; empty where none was read."""
         if not self._unsealed:
-            return study
+            return ""
         are = "file has no checksum" if self._unsealed == 1 else "files have no checksums"
-        remark = (
+        return (
             f"{self._unsealed} of the study's {are} (an earlier version of Evenhand wrote them), so damage to them "
             "would go unnoticed."
         )
-        return replace(study, notes=tuple(dict.fromkeys((*study.notes, remark))))
 
-    def described(self) -> Study:
-        """The study that :meth:`describe` wrote, with its results."""
+    def described(self) -> dict[str, Any]:
+        """What :meth:`describe` wrote, by name, with the results as ``outcomes``.
+
+        Raises:
+          EvenhandError: there is none, some results are missing, or a file is damaged.
+        """
+        if not (self.folder / _STUDY).is_file():
+            raise EvenhandError(f"{self.folder} has no {_STUDY}: name the folder of a study that has ended.")
 
         def parts(found: Mapping[str, Any]) -> tuple[list[tuple[Setting, int, Any]], dict[str, Any]]:
             runs = [
@@ -226,7 +214,7 @@ class Store:
             raise EvenhandError(
                 f"{self.folder} lacks {lost} of its {len(outcomes)} results: start the study again for them."
             )
-        return self._with_remarks(Study(outcomes=whole, **how))
+        return {"outcomes": whole, **how}
 
     def _listed(self, setting: Setting, seed: int, checksum: object) -> Outcome | None:
         """A result, which must be the one whose checksum the study lists, if it lists any."""
@@ -274,24 +262,15 @@ class Store:
         return self.folder / "runs" / f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}-seed-{seed}"
 
 
-def load(folder: str | Path) -> Study:
-    """The study that ``study(..., folder=...)`` has written; hyper-parameters that are no constants come as text.
-
-    Raises:
-      EvenhandError: there is no study, it has not ended, or a file is damaged.
-    """
-    store = Store(Path(folder))
-    if not (store.folder / _STUDY).is_file():
-        raise EvenhandError(f"{folder} has no {_STUDY}: name the folder of a study that has ended.")
-    return store.described()
-
-
 def _named(rung: int | None) -> str:
     return _RESULT if rung is None else f"rounds-{rung}.json"
 
 
 def _constant(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else shown(value)
+
+
+# --- an outcome as JSON ---------------------------------------------------------------------------------------
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
@@ -368,3 +347,31 @@ def _lists(columns: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def _arrays(columns: Mapping[str, list[Any]]) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
     return {name: np.array(values, np.float64) for name, values in columns.items()}
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, text: str, what: str) -> None:
+    """Writes a file in one step, so that none is ever half there.
+
+    Args:
+      path: the file; its folder is made.
+      text: what is written.
+      what: what that is, to begin a sentence with.
+
+    Raises:
+      StorageError: it could not be written, as on a full disk.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, "utf-8", errors="backslashreplace")
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"{what} could not be written in {path.parent} ({error.strerror or error}): make room and start again; "
+            f"finished runs are kept."
+        ) from error

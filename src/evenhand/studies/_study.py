@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from evenhand.errors import EvenhandError, perhaps
+from evenhand.evaluation import OF_THE_DATA, Finding, least_pairs, unmeasured
 from evenhand.report import RunView, headline_split, undefined_sentence
-from evenhand.studies._export import as_csv, as_latex, as_markdown
-from evenhand.studies._export_methods import methods_csv, methods_latex, methods_markdown
-from evenhand.studies._figures import Figures
-from evenhand.studies._files import write
-from evenhand.studies._lines import Line, lines
-from evenhand.studies._outcome import Outcome
-from evenhand.studies._plan import Setting
-from evenhand.studies._remarks import remarks_on
-from evenhand.studies._rows import alike, row, summed_up
-from evenhand.studies._select import Choice, Rule, choose
-from evenhand.studies._tried import Tried
+from evenhand.studies._selection import Choice, Outcome, Rule, Setting, choose
+from evenhand.studies._store import Store, write
+from evenhand.studies._tables import (
+    Line,
+    Tried,
+    alike,
+    as_csv,
+    as_latex,
+    as_markdown,
+    method_lines,
+    methods_csv,
+    methods_latex,
+    methods_markdown,
+    row,
+    summed_up,
+)
 
-__all__ = ["Study"]
+if TYPE_CHECKING:
+    from evenhand.studies._report import Figures
+
+__all__ = ["Study", "load", "save"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,7 +76,7 @@ class Study:
         return (
             *self.notes,
             *filter(None, [missing]),
-            *remarks_on(self.outcomes, self.baseline, self.choices, self.rule.split),
+            *_remarks(self.outcomes, self.baseline, self.choices, self.rule.split),
         )
 
     def under(self, case: Mapping[str, str]) -> Study:
@@ -134,7 +143,7 @@ class Study:
         return [
             line
             for case in self.cases
-            for line in lines(
+            for line in method_lines(
                 {
                     method: None if choice is None else (choice.setting, self._views(choice.setting))
                     for method in self.methods
@@ -165,6 +174,8 @@ class Study:
         Raises:
           EvenhandError: the study has several conditions.
         """
+        from evenhand.studies._report import Figures  # it loads matplotlib, which takes long
+
         self._condition()
         return Figures(self.tried, self.metric, self.rule.split, self.rule.statistic)
 
@@ -227,9 +238,25 @@ class Study:
 
         Methods of which each setting diverged or failed are in its tables only.
         """
-        from evenhand.studies._page import page  # matplotlib takes long to load, and only a report needs it
+        from evenhand.studies._report import (
+            Contents,
+            page,
+        )  # matplotlib takes long to load; only a report needs it
 
-        text, path = page(self), Path(path)
+        def contents(of: Study) -> Contents:
+            return Contents(
+                outcomes=of.outcomes,
+                rule=of.rule,
+                baseline=of.baseline,
+                metric=of.metric,
+                about=of.about,
+                remarks=of.remarks,
+                lines=of.table(),
+                tried=of.tried,
+            )
+
+        text = page(contents(self), [(case, contents(self.under(case))) for case in self.cases])
+        path = Path(path)
         write(path, text, "The page")
         return path
 
@@ -282,3 +309,105 @@ class Study:
                 f"This study has {1 + len(others)} conditions: choose one, as in study.under({dict(first)})."
             )
         return str(first)
+
+
+# --- what a reader must know ----------------------------------------------------------------------------------
+
+
+def _remarks(
+    outcomes: Sequence[Outcome], baseline: str, choices: Mapping[tuple[str, str], Choice | None], split: str
+) -> Iterator[str]:
+    """Remarks, in sentences.
+
+    Args:
+      outcomes: all runs.
+      baseline: the method that the others are compared with.
+      choices: ``(method, condition)`` -> what was chosen.
+      split: the examples by which settings are chosen.
+    """
+    views = [each.view for each in outcomes if each.view is not None]
+    for kind in OF_THE_DATA:
+        yield from _once([next((x for x in view.findings if x.kind == kind), None) for view in views])
+    if len({str(each.setting) for each in outcomes}) > len(choices):
+        yield from _once([_without_a_say(each, split) for each in outcomes if each.view is not None])
+    if any(view.malicious is not None for view in views):
+        yield "Under attack, clients are the honest ones, also for the choice and in curves by round."
+    yield from _on_the_comparison(outcomes, baseline, choices)
+    for choice in choices.values():
+        yield from () if choice is None else choice.remarks
+    for words in ("diverged", "failed"):
+        if bad := [each for each in outcomes if each.status == words]:
+            yield f"{len(bad)} of {len(outcomes)} runs {words}; the first is {_first(bad)}"
+    if bad := [each for each in outcomes if each.status == "done" and each.reason]:
+        runs = f"{len(bad)} of {len(outcomes)} runs have test numbers that are not finite"
+        yield f"{runs}, which has no say in the choice; the first is {_first(bad)}"
+    if stopped := sum(each.status == "stopped" for each in outcomes):
+        yield f"{stopped} of {len(outcomes)} runs were stopped early, as asked; none of them can be chosen."
+
+
+def _once(findings: Sequence[Finding | None]) -> Iterator[str]:
+    """What several runs have found, in one sentence: the first, and how many have it where not all of them do."""
+    sentences = [finding.sentence for finding in findings if finding is not None]
+    if sentences:
+        is_same = len(set(sentences)) == 1 and len(sentences) == len(findings)
+        runs = (
+            f"{len(sentences)} of {len(findings)}"
+            if len(sentences) < len(findings)
+            else f"all {len(findings)}"
+        )
+        yield sentences[0] + ("" if is_same else f" (In {runs} runs; the numbers are those of the first.)")
+
+
+def _without_a_say(outcome: Outcome, split: str) -> Finding | None:
+    """The clients that have no examples by which settings are chosen."""
+    seen = outcome.seen
+    if split != "valid" or seen is None:
+        return None
+    return unmeasured(seen.sizes, split=split, noun="client" if seen.whole is None else "honest client")
+
+
+def _first(outcomes: Sequence[Outcome]) -> str:
+    return f"{outcomes[0].setting}, seed {outcomes[0].seed}: {outcomes[0].reason}"
+
+
+def _on_the_comparison(
+    outcomes: Sequence[Outcome], baseline: str, choices: Mapping[tuple[str, str], Choice | None]
+) -> Iterator[str]:
+    """Where it is less than it seems."""
+    tried: dict[str, set[str]] = {}
+    for each in outcomes:
+        tried.setdefault(each.setting.method, set()).add(str(each.setting))
+    if len(set(map(len, tried.values()))) > 1:
+        counts = ", ".join(f"{method} {len(of)}" for method, of in tried.items())
+        yield f"The methods were not tuned equally: settings tried were {counts}."
+    sound = {method for (method, _), choice in choices.items() if choice is not None}
+    if sound and baseline in tried and baseline not in sound:
+        yield f"{baseline}, which the others are compared with, has no sound setting: name another baseline."
+    if len(tried) > 1 and len({each.seed for each in outcomes}) == 1:
+        yield f"One seed each proves little: give at least {least_pairs()}."
+
+
+# --- its folder -----------------------------------------------------------------------------------------------
+
+
+def save(study: Study, store: Store) -> Study:
+    """Lists the study's runs in its folder; returns it with a note on files of an earlier version that were read."""
+    study = _with_remark(study, store)
+    how = {"rule": study.rule, "baseline": study.baseline, "metric": study.metric}
+    store.describe(study.outcomes, {**how, "notes": study.notes, "about": study.about})
+    return study
+
+
+def load(folder: str | Path) -> Study:
+    """The study that ``study(..., folder=...)`` has written; hyper-parameters that are no constants come as text.
+
+    Raises:
+      EvenhandError: there is no study, it has not ended, or a file is damaged.
+    """
+    store = Store(Path(folder))
+    return _with_remark(Study(**store.described()), store)
+
+
+def _with_remark(study: Study, store: Store) -> Study:
+    remark = store.remark()
+    return replace(study, notes=tuple(dict.fromkeys((*study.notes, remark)))) if remark else study

@@ -6,10 +6,8 @@ slot of a cohort has no vote (:func:`check_aggregator`, and :func:`check_algorit
 client uploads how the parameters changed, not the parameters (:func:`check_algorithm`).
 """
 
-from evenhand.testing._aggregator import check_aggregator
-from evenhand.testing._algorithm import check_algorithm
-from evenhand.testing._attack import check_attack
+from evenhand.testing._algorithm import check_algorithm, toy_data, toy_model
 from evenhand.testing._risk import check_risk
-from evenhand.testing._toy import toy_data, toy_model
+from evenhand.testing._uploads import check_aggregator, check_attack
 
 __all__ = ["check_aggregator", "check_algorithm", "check_attack", "check_risk", "toy_data", "toy_model"]

@@ -1,4 +1,4 @@
-"""The laws of an :class:`evenhand.types.Algorithm`, each as a check."""
+"""The laws of an :class:`evenhand.types.Algorithm`, each as a check, and the toy problem on which they are checked."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from evenhand import rounds as protocol
 from evenhand import tree
 from evenhand._platform import check_process
-from evenhand.data import FederatedDataset
+from evenhand.data import FederatedDataset, Split
 from evenhand.devices import everywhere, here, over
 from evenhand.rounds import RoundState
 from evenhand.simulation import engine, twin
@@ -21,11 +22,14 @@ from evenhand.simulation.setup import device_rows
 from evenhand.simulation.store import stored
 from evenhand.streams import keys_of
 from evenhand.systems import Systems
-from evenhand.testing._aggregator import check_slots
-from evenhand.testing._toy import toy_data
-from evenhand.types import Algorithm, Attack, ClientData, PyTree, Report, Upload
+from evenhand.testing._uploads import check_slots
+from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Model, Params, PyTree, Report, Upload
 
-__all__ = ["check_algorithm"]
+__all__ = ["check_algorithm", "toy_data", "toy_model"]
+
+
+# --- the laws -------------------------------------------------------------------------------------------------
+
 
 _SHIFT = 2.0**-6
 """What is added to all parameters; a softmax does not change where all of its inputs grow by the same."""
@@ -232,3 +236,48 @@ def _close(a: PyTree, b: PyTree, tolerance: float, what: str) -> None:
 def _equal(a: PyTree, b: PyTree) -> bool:
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return all(np.array_equal(np.array(x), np.array(y), equal_nan=True) for x, y in pairs)
+
+
+# --- a toy problem, small enough for seconds and uneven enough to break careless code -------------------------
+
+
+_SIZES = (1, 3, 8, 17, 5, 12)
+_FEATURES = 4
+_CLASSES = 3
+
+
+def toy_model() -> Model:
+    """Softmax regression from 4 features to 3 classes, as pure functions; all calls give the same ones."""
+    losses = optax.losses.softmax_cross_entropy_with_integer_labels
+    return Model(_init, _apply, losses, {"accuracy": _accuracy})
+
+
+def toy_data(seed: int = 0) -> FederatedDataset:
+    """Six heterogeneous clients with 1 to 17 training examples and 2 test examples each, for :func:`toy_model`."""
+    rng = np.random.default_rng(seed)
+    train = _split(rng, np.array(_SIZES))
+    return FederatedDataset(
+        train=train,
+        valid=_split(rng, np.zeros(len(_SIZES), np.int64)),
+        test=_split(rng, np.full(len(_SIZES), 2)),
+        client_ids=tuple("abcdef"),
+    )
+
+
+def _split(rng: np.random.Generator, sizes: np.ndarray) -> Split:
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    x = rng.normal(size=(len(client), _FEATURES)) + 0.3 * client[:, None]
+    y = (np.argmax(x[:, :_CLASSES], axis=1) + client) % _CLASSES
+    return Split(x.astype(np.float32), y.astype(np.int32), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def _init(key: Key) -> Params:
+    return {"w": 0.3 * jax.random.normal(key, (_FEATURES, _CLASSES)), "b": jnp.zeros(_CLASSES)}
+
+
+def _apply(params: Params, x: Array) -> Array:
+    return x @ params["w"] + params["b"][None]
+
+
+def _accuracy(outputs: Array, y: Array) -> Array:
+    return (jnp.argmax(outputs, axis=-1) == y).astype(jnp.float32)

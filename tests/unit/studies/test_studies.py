@@ -18,7 +18,7 @@ from evenhand.evaluation import paired_difference
 from evenhand.report import RunView, compare
 from evenhand.report._difference_table import difference_table
 from evenhand.simulation import Job
-from evenhand.studies import Outcome, Rule, Setting, Study, _halving, _runs, study
+from evenhand.studies import Outcome, Rule, Setting, Study, _runs, _selection, study
 from evenhand.types import Algorithm
 
 MODEL = eh.testing.toy_model()
@@ -476,9 +476,9 @@ def test_halving_needs_no_folder_and_shows_how_far_it_is(
 )
 def test_the_rungs_are_evaluated_rounds(halving: Any, rounds: int, expected: list[int]) -> None:
     """Factors of 1 / keep from ``first`` on, each raised to a multiple of two, and none that is the last round."""
-    assert _halving.rungs(eh.studies.Halving(*halving), rounds, 2) == expected
-    assert _halving.rungs(None, rounds, 2) == []
-    assert _halving.rungs(eh.studies.Halving(1, 1 / 3), 82, 1) == [1, 3, 9, 27, 81]
+    assert _selection.rungs(eh.studies.Halving(*halving), rounds, 2) == expected
+    assert _selection.rungs(None, rounds, 2) == []
+    assert _selection.rungs(eh.studies.Halving(1, 1 / 3), 82, 1) == [1, 3, 9, 27, 81]
 
 
 @pytest.mark.parametrize("halving", [(0, 0.5), (1, 0.0), (1, 1.0), (1.5, 0.5)])

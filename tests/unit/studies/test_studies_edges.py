@@ -17,10 +17,9 @@ from evenhand.evaluation.metrics import from_function
 from evenhand.report import RunView, compare, differences, undefined_sentence
 from evenhand.report.differences import shown
 from evenhand.studies import Halving, Outcome, Rule, Setting, Study, _runs, study
-from evenhand.studies._halving import rungs, survivors
-from evenhand.studies._rows import alike
-from evenhand.studies._select import choose, direction
+from evenhand.studies._selection import choose, direction, rungs, survivors
 from evenhand.studies._store import Store
+from evenhand.studies._tables import alike
 from evenhand.types import Algorithm
 
 MODEL = eh.testing.toy_model()

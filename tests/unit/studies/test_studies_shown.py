@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 import evenhand as eh
 from evenhand.report import RunView, panels
 from evenhand.studies import Outcome, Rule, Setting, Study, Tried
-from evenhand.studies._export import as_csv
-from evenhand.studies._export_methods import methods_csv
-from evenhand.studies._tried import frontier
+from evenhand.studies._report import frontier
+from evenhand.studies._tables import as_csv, methods_csv
 
 CLIENTS, SEEDS = 12, (3, 5, 8)
 

@@ -1,12 +1,18 @@
-"""Running a study."""
+"""Planning and running a study: every method with every choice of its hyper-parameters, for every seed.
+
+:func:`study` reads top to bottom; below it are its parts: the settings that methods and grids make, the data and the
+conditions, checks, and what is noted about the data.
+"""
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,24 +22,34 @@ from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, pe
 from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.simulation import Job, cohort_of
-from evenhand.studies._bar import Bar
-from evenhand.studies._halving import Halving
-from evenhand.studies._measured import Measure, Measured
-from evenhand.studies._plan import Grid, Methods, Setting, check_seeds, settings
-from evenhand.studies._runs import Planned, run_all
-from evenhand.studies._select import Rule
-from evenhand.studies._shown import Shown
+from evenhand.studies._runs import Bar, Measure, Measured, Planned, Shown, run_all
+from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
-from evenhand.studies._study import Study
+from evenhand.studies._study import Study, save
 from evenhand.systems import Systems
-from evenhand.types import Attack, Model
+from evenhand.types import Algorithm, Attack, Model
 from evenhand.watch import Watch, watchers
 
-__all__ = ["study"]
+__all__ = ["Family", "study"]
 
 _FEW = 30
 """Validation examples of a client, below which an accuracy is known to no better than 10 points."""
 
+
+class Family(NamedTuple):
+    """Methods that differ in hyper-parameters whose names are known only when the program runs.
+
+    Attributes:
+      arguments: the hyper-parameters.
+      make: hyper-parameter -> value, to the method.
+    """
+
+    arguments: tuple[str, ...]
+    make: Callable[[Mapping[str, Any]], Algorithm]
+
+
+Methods: TypeAlias = Mapping[str, Algorithm | Callable[..., Algorithm] | Family]
+Grid: TypeAlias = Mapping[str, Sequence[Any] | Mapping[str, Sequence[Any]]]
 Source: TypeAlias = FederatedDataset | Callable[[int], FederatedDataset]
 
 
@@ -150,7 +166,125 @@ def study(
     notes = (*sources.notes, *_cautions(planned, seeds, by, sources.chooses))
     known = _facts(planned, seeds) | dict(about or {})
     found = Study(tuple(outcomes), by, baseline or names[0], metric, notes, known)
-    return found if store is None else store.describe(found)
+    return found if store is None else save(found, store)
+
+
+# --- methods and grids ----------------------------------------------------------------------------------------
+
+
+_MOST = 100_000
+_COLUMNS = {"method", "seed", "status", "data", "attack", "systems"}
+
+
+def settings(
+    methods: Methods, grid: Grid | None
+) -> tuple[dict[str, list[Setting]], dict[str, Callable[[Setting], Algorithm]]]:
+    """The settings of each method, and what makes a method from one of them.
+
+    Raises:
+      EvenhandError: a method's argument has no values, or values are for no argument.
+    """
+    expect("methods", methods, Mapping, '{"fedavg": fedavg(work), "fedprox": lambda lr, mu: ...}')
+    if not methods:
+        raise EvenhandError("study(methods={}): give at least one method, by name.")
+    expect("grid", grid, Mapping | None, '{"lr": [0.01, 0.1]}')
+    axes = {name: values for name, values in (grid or {}).items() if not isinstance(values, Mapping)}
+    own = {name: values for name, values in (grid or {}).items() if isinstance(values, Mapping)}
+    for name in own:
+        if name not in methods:
+            raise EvenhandError(
+                f"study(grid): there is no method {name!r}{perhaps(name, methods)}: its own grid needs its name."
+            )
+    found: dict[str, list[Setting]] = {}
+    makers: dict[str, Callable[[Setting], Algorithm]] = {}
+    used = set[str]()
+    for name, method in methods.items():
+        arguments = _arguments(name, method)
+        given = {**axes, **own.get(name, {})}
+        for extra in own.get(name, {}):
+            if extra not in arguments:
+                raise EvenhandError(
+                    f"study(grid): {name} has no argument {extra!r}{perhaps(extra, arguments)}."
+                )
+        needed = [argument for argument, has_default in arguments.items() if not has_default]
+        if missing := [argument for argument in needed if argument not in given]:
+            raise EvenhandError(
+                f"study(grid): {name} needs values of {missing[0]!r}, such as grid={{{missing[0]!r}: [0.01, 0.1]}}."
+            )
+        taken = {argument: _values(argument, given[argument]) for argument in arguments if argument in given}
+        used |= set(taken)
+        found[name] = [
+            Setting(name, dict(zip(taken, choice, strict=True)))
+            for choice in itertools.product(*taken.values())
+        ]
+        makers[name] = _maker(name, method)
+    if unused := [axis for axis in axes if axis not in used]:
+        known = {argument for name, method in methods.items() for argument in _arguments(name, method)}
+        raise EvenhandError(
+            f"study(grid): no method has an argument {unused[0]!r}{perhaps(unused[0], known)}: leave it out."
+        )
+    if sum(map(len, found.values())) > _MOST:
+        raise EvenhandError(f"study(grid): that makes more than {_MOST:,} settings: give fewer values.")
+    _expect_distinct([setting for each in found.values() for setting in each])
+    return found, makers
+
+
+def _expect_distinct(wanted: Sequence[Setting]) -> None:
+    known = dict[str, Setting]()
+    for setting in wanted:
+        if (other := known.setdefault(str(setting), setting)) is not setting:
+            raise EvenhandError(
+                f"study has {str(setting)!r:.60} twice, under {other.method!r:.40} and {setting.method!r:.40}: leave "
+                "one of them out, or give it another name."
+            )
+
+
+def _arguments(name: str, method: Any) -> dict[str, bool]:
+    """Argument of a factory -> whether it has a default."""
+    if isinstance(method, Algorithm):
+        return {}
+    if isinstance(method, Family):
+        return dict.fromkeys(method.arguments, False)
+    if not callable(method):
+        raise EvenhandError(
+            f"study(methods): {name} is {method!r:.60}: give a method, or a function that makes one."
+        )
+    parameters = inspect.signature(method).parameters.values()
+    return {
+        each.name: each.default is not each.empty
+        for each in parameters
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    }
+
+
+def _values(argument: str, values: Any) -> list[Any]:
+    found = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
+    found = [value.item() if isinstance(value, np.generic) else value for value in found]
+    if argument in _COLUMNS:
+        raise EvenhandError(
+            f"study(grid): {argument!r} is a column of the results: call the argument otherwise."
+        )
+    if not found or len({shown(value) for value in found}) < len(found):
+        raise EvenhandError(f"study(grid): {argument}={values!r:.60}: give a list of distinct values.")
+    for value in found:
+        if " at 0x" in shown(value):  # which differs from process to process
+            raise EvenhandError(
+                f"study(grid): {argument} has a value of type {type(value).__name__}, which has no name to be found "
+                "again by: give names, and let the method's function choose by them."
+            )
+    return found
+
+
+def _maker(name: str, method: Any) -> Callable[[Setting], Algorithm]:
+    def make(setting: Setting) -> Algorithm:
+        if isinstance(method, Family):
+            made = method.make(setting.numbers)
+        else:
+            made = method if isinstance(method, Algorithm) else method(**setting.numbers)
+        expect(name, made, Algorithm, "eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))")
+        return made
+
+    return make
 
 
 def _expect_known(methods: list[str], asked: Mapping[str, str | None]) -> None:
@@ -159,6 +293,23 @@ def _expect_known(methods: list[str], asked: Mapping[str, str | None]) -> None:
             raise EvenhandError(
                 Argument(what, f"{name:.60}"), f": there is no such method{perhaps(name, methods)}."
             )
+
+
+def check_seeds(seeds: int | Iterable[int]) -> list[int]:
+    """The seeds, distinct; a number ``n`` stands for ``0, ..., n - 1``."""
+    if isinstance(seeds, Iterable):
+        found = [whole_number("seeds", seed, 0, 2**32 - 1) for seed in seeds]
+    else:
+        found = list(range(whole_number("seeds", seeds, 1, 10_000)))
+    if not found or len(set(found)) < len(found):
+        shown = ",".join(map(str, found))
+        raise EvenhandError(
+            Argument("seeds", f"{shown:.60}"), ": give at least one seed, and none of them twice."
+        )
+    return found
+
+
+# --- data and conditions --------------------------------------------------------------------------------------
 
 
 class _Sources:
@@ -191,6 +342,31 @@ class _Sources:
         return self._known[key]
 
 
+def _cases(
+    data: Any, attack: Any, systems: Any
+) -> list[tuple[dict[str, str], Any, Attack | None, Systems | None]]:
+    """Every condition: its names where there are several, then its data, attack and systems."""
+
+    def named(axis: str, value: Any) -> list[tuple[dict[str, str], Any]]:
+        if not isinstance(value, Mapping):
+            return [({}, value)]
+        if not value:
+            raise EvenhandError(f"study({axis}={{}}): give at least one.")
+        if len({str(name) for name in value}) < len(value):
+            raise EvenhandError(f"study({axis}): two of its names are the same text: give others.")
+        return [({axis: str(name)}, each) for name, each in value.items()]
+
+    return [
+        ({**a, **b, **c}, source, lies, slow)
+        for a, source in named("data", data)
+        for b, lies in named("attack", attack)
+        for c, slow in named("systems", systems)
+    ]
+
+
+# --- metrics, and what would make every run fail --------------------------------------------------------------
+
+
 def _measured_by(by: Rule, metrics: tuple[Metric, ...], model: Model) -> tuple[Metric, ...]:
     """The metrics, with the one that settings are chosen by where the model does not measure it by itself."""
     name = by.metric
@@ -219,6 +395,9 @@ def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> No
         raise EvenhandError(
             f"There is no metric {by.metric!r:.40} to select by{perhaps(by.metric, known)}: choose from {names}."
         )
+
+
+# --- what a reader must know ----------------------------------------------------------------------------------
 
 
 def _cautions(planned: Sequence[Planned], seeds: Sequence[int], by: Rule, chooses: bool) -> list[str]:
@@ -258,25 +437,3 @@ def _facts(planned: Sequence[Planned], seeds: Sequence[int]) -> dict[str, Any]:
     cohort = "all" if job.cohort is None else job.cohort
     found |= {"rounds": job.rounds, "cohort": cohort, "eval_every": job.eval_every}
     return found | {"seeds": ", ".join(map(str, seeds))}
-
-
-def _cases(
-    data: Any, attack: Any, systems: Any
-) -> list[tuple[dict[str, str], Any, Attack | None, Systems | None]]:
-    """Every condition: its names where there are several, then its data, attack and systems."""
-
-    def named(axis: str, value: Any) -> list[tuple[dict[str, str], Any]]:
-        if not isinstance(value, Mapping):
-            return [({}, value)]
-        if not value:
-            raise EvenhandError(f"study({axis}={{}}): give at least one.")
-        if len({str(name) for name in value}) < len(value):
-            raise EvenhandError(f"study({axis}): two of its names are the same text: give others.")
-        return [({axis: str(name)}, each) for name, each in value.items()]
-
-    return [
-        ({**a, **b, **c}, source, lies, slow)
-        for a, source in named("data", data)
-        for b, lies in named("attack", attack)
-        for c, slow in named("systems", systems)
-    ]

@@ -1,0 +1,458 @@
+"""The figures of a study, and its page in HTML.
+
+The page shows the report on the methods at their chosen settings, to which it adds what was tried: figures and a table
+of all settings, with the tables as files inside.  This module loads matplotlib, so it is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from evenhand.errors import EvenhandError, perhaps
+from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, column, is_higher_better, is_share
+from evenhand.report import RunView, compare, covered, draw, figures, panels
+from evenhand.report.differences import factor
+from evenhand.report.html import Cell, escape, svg, table
+from evenhand.report.numbers import listed, number, plural
+from evenhand.report.page import body, document
+from evenhand.studies._selection import NDArray, Outcome, Rule, direction, shown
+from evenhand.studies._tables import (
+    Line,
+    Tried,
+    as_csv,
+    as_latex,
+    as_markdown,
+    columns,
+    head,
+    methods_csv,
+    methods_latex,
+    methods_markdown,
+)
+
+__all__ = ["Contents", "Figures", "frontier", "page", "varied"]
+
+
+# --- figures --------------------------------------------------------------------------------------------------
+
+
+class Figures(NamedTuple):
+    """The figures of a study under one condition; each returns a ``matplotlib.figure.Figure``.
+
+    Attributes:
+      tried: all settings.
+      metric: what the statistics are of.
+      split: the examples by which settings were chosen.
+      statistic: the statistic by which they were.
+    """
+
+    tried: Sequence[Tried]
+    metric: str
+    split: str
+    statistic: str
+
+    def learning_curve(self) -> Figure:
+        """The chosen settings: the metric by round, its mean over clients and (dashed) that of the worst tenth."""
+        return figures.learning_curve(self._chosen(), metric=self.metric)
+
+    def client_curve(self) -> Figure:
+        """The chosen settings: every client, worst served first."""
+        return figures.client_curve(self._chosen(), metric=self.metric)
+
+    def client_histogram(self) -> Figure:
+        """The chosen settings: how many clients get how much."""
+        return figures.client_histogram(self._chosen(), metric=self.metric)
+
+    def size_scatter(self) -> Figure:
+        """The chosen settings: what each client gets, by its number of training examples."""
+        return figures.size_scatter(self._chosen(), metric=self.metric)
+
+    def plane(self, split: str = "test") -> Figure:
+        """All settings: the worst tenth of the clients against their mean, with the frontier that none surpasses.
+
+        A mark is a setting's mean over the seeds, its arms one standard deviation; the chosen settings are ringed.
+        Settings with a run that diverged or failed have no mark.
+        """
+        x, y, metric = column(split, "mean"), column(split, "worst10"), self.metric
+        unit = " (%)" if is_share(metric) else ""
+        figure, axes = panels.one(f"{draw.label(metric, split)}, mean over clients", f"worst tenth{unit}")
+        sound = [each for each in self.tried if np.isfinite(each.mean(x)) and np.isfinite(each.mean(y))]
+        sign = 1 if is_higher_better(metric) else -1
+        at = np.array([[each.mean(x), each.mean(y)] for each in sound]).reshape(-1, 2)
+        edge = at[frontier(sign * at)]
+        axes.plot(
+            *draw.scaled(edge, metric).T, color=draw.MUTED, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1
+        )
+        for i, method in enumerate(_methods(self.tried)):
+            colour, name = draw.look(i)[0], draw.short(method)
+            for k in [k for k, each in enumerate(sound) if each.setting.method == method]:
+                arms = [draw.scaled(np.nan_to_num(sound[k].std(key)), metric) for key in (x, y)]
+                axes.errorbar(
+                    *draw.scaled(at[k], metric),
+                    xerr=arms[0],
+                    yerr=arms[1],
+                    color=colour,
+                    elinewidth=0.6,
+                    alpha=1.0 if sound[k].chosen else 0.45,
+                    marker=draw.MARKERS[i % len(draw.MARKERS)],
+                    markersize=5,
+                    markeredgewidth=0,
+                    linestyle="none",
+                )
+                if sound[k].chosen:
+                    axes.plot(
+                        *draw.scaled(at[k], metric),
+                        "o",
+                        color=draw.INK,
+                        markersize=11,
+                        markerfacecolor="none",
+                    )
+            axes.plot([], [], draw.MARKERS[i % len(draw.MARKERS)], color=colour, markersize=5, label=name)
+        panels.legend(figure, axes)
+        return figure
+
+    def sensitivity(self, name: str) -> Figure:
+        """A hyper-parameter: what each of its values gave, with the best choice of the other hyper-parameters.
+
+        By the statistic and on the examples that chose; a band spans the lowest to the highest seed.
+
+        Args:
+          name: the hyper-parameter.
+
+        Raises:
+          EvenhandError: no method was tried with several values of it.
+        """
+        known = varied(self.tried)
+        if name not in known:
+            raise EvenhandError(
+                f"sensitivity({name!r}): no method has several values of it{perhaps(name, known)}."
+            )
+        values, key = known[name], column(self.split, self.statistic)
+        plain = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        places: NDArray = np.asarray(values if plain else range(len(values)), np.float64)
+        metric = self.metric if self.statistic not in _OTHER_UNITS else ""
+        unit = " (%)" if is_share(metric) else ""
+        figure, axes = panels.one(draw.short(name), f"{SPLIT_NAMES[self.split]} {self.statistic}{unit}")
+        sign = direction(self.statistic, self.metric)
+        for i, method in enumerate(_methods(self.tried)):
+            at = [_best(self.tried, method, name, value, key, sign) for value in values]
+            if sum(each is not None for each in at) < 2:
+                continue
+            found = [np.full(1, np.nan) if each is None else each.values[key] for each in at]
+            low, mean, high = (np.array([of(each) for each in found]) for of in (np.min, np.mean, np.max))
+            colour, style = draw.look(i)
+            draw.band(axes, places, low, high, metric, colour)
+            marker = draw.MARKERS[i % len(draw.MARKERS)]
+            draw.line(axes, places, mean, metric, colour, style, method, marker=marker)
+        _ticks(axes, values, places, plain=plain)
+        panels.legend(figure, axes)
+        return figure
+
+    def all(self) -> dict[str, Figure]:
+        """File name without its ending -> figure."""
+        return {
+            "learning_curve": self.learning_curve(),
+            "client_curve": self.client_curve(),
+            "client_histogram": self.client_histogram(),
+            "size_scatter": self.size_scatter(),
+            "plane": self.plane(),
+            **{f"sensitivity_{name}": self.sensitivity(name) for name in varied(self.tried)},
+        }
+
+    def _chosen(self) -> Mapping[str, list[RunView]]:
+        return {each.setting.method: list(each.views) for each in self.tried if each.chosen}
+
+
+_OTHER_UNITS = ("variance", "angle", "kl", "entropy", "jain")
+
+
+def varied(tried: Sequence[Tried]) -> dict[str, list[Any]]:
+    """Hyper-parameter -> its values, sorted, where some method has several."""
+    found: dict[str, list[Any]] = {}
+    for method in _methods(tried):
+        of = [each.setting.numbers for each in tried if each.setting.method == method]
+        for name in dict.fromkeys(name for numbers in of for name in numbers):
+            values = {shown(numbers[name]): numbers[name] for numbers in of if name in numbers}
+            if len(values) > 1:
+                both = {shown(value): value for value in found.get(name, [])} | values
+                found[name] = list(both.values())
+    return {name: _sorted(values) for name, values in found.items()}
+
+
+def frontier(points: npt.ArrayLike) -> list[int]:
+    """Which of the points ``(n, 2)`` no other one beats in both coordinates, by the first one; more is better.
+
+    Example:
+      >>> frontier([[1, 3], [2, 2], [1, 1], [3, 0]])
+      [0, 1, 3]
+    """
+    at: npt.NDArray[Any] = np.asarray(points, np.float64)
+    best, found = -np.inf, list[int]()
+    for i in np.lexsort((-at[:, 1], -at[:, 0])):
+        if at[i, 1] > best:
+            found.append(int(i))
+            best = at[i, 1]
+    return found[::-1]
+
+
+def _sorted(values: list[Any]) -> list[Any]:
+    try:
+        return sorted(values)
+    except TypeError:  # such as numbers beside None
+        return values
+
+
+def _methods(tried: Sequence[Tried]) -> list[str]:
+    return list(dict.fromkeys(each.setting.method for each in tried))
+
+
+def _best(tried: Sequence[Tried], method: str, name: str, value: Any, key: str, sign: int) -> Tried | None:
+    of = [
+        each
+        for each in tried
+        if each.setting.method == method
+        and name in each.setting.numbers
+        and shown(each.setting.numbers[name]) == shown(value)
+        and np.isfinite(each.mean(key))
+    ]
+    return max(of, key=lambda each: sign * each.mean(key), default=None)
+
+
+def _ticks(axes: Axes, values: Sequence[Any], places: NDArray, *, plain: bool) -> None:
+    """A tick at each value that was tried; a logarithmic axis where they span more than a decade."""
+    if plain and places.min() > 0 and places.max() / places.min() >= 10:
+        axes.set_xscale("log")
+    axes.set_xticks(places, [shown(value) for value in values])
+    axes.minorticks_off()
+
+
+# --- the page -------------------------------------------------------------------------------------------------
+
+
+class Contents(NamedTuple):
+    """What the page shows of a study, or of its part under one condition; the fields are those of the study.
+
+    Attributes:
+      lines: the methods side by side.
+    """
+
+    outcomes: Sequence[Outcome]
+    rule: Rule
+    baseline: str
+    metric: str
+    about: Mapping[str, Any]
+    remarks: Sequence[str]
+    lines: Sequence[Line]
+    tried: Sequence[Tried]
+
+
+def page(of: Contents, under: Sequence[tuple[Mapping[str, str], Contents]]) -> str:
+    """The whole page; one part for each condition."""
+    methods = list(dict.fromkeys(line.method for line in of.lines))
+    heading = f"Study: {listed(methods)}" if len(methods) < 4 else f"Study: {len(methods)} methods"
+    several = len(under) > 1
+    facts = _facts(of, chooses=len(of.tried) > len(methods) * len(under))
+    parts = [f"<header>\n<h1>{escape(heading)}</h1>\n{facts}\n</header>"]
+    if several:
+        parts.append(f"<section>\n<h2>Under all conditions</h2>\n{_conditions(of)}\n</section>")
+        parts.append(_remarks(of))
+    for i, (case, part) in enumerate(under):
+        if several:
+            parts.append(f"<h1>{escape(_named(case))}</h1>")
+        text = "\n".join(filter(None, _condition(part, "" if several else _remarks(of))))
+        parts.append(re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>c{i}-", text) if several else text)
+    script = resources.files("evenhand.studies").joinpath("study.js").read_text(encoding="utf-8")
+    return document(heading, parts, script)
+
+
+def _condition(of: Contents, remarks: str) -> list[str]:
+    """All about one condition: the report on the chosen settings, and what the study adds to it."""
+    runs = {
+        each.setting.method: [_described(run, each.setting.method, of.about) for run in each.views]
+        for each in of.tried
+        if each.chosen
+    }
+    if not runs:
+        split = of.rule.split
+        seen = [each.seen for each in of.outcomes if each.seen is not None]
+        lost = (
+            f"No client has {SPLIT_NAMES[split]} examples to choose settings by, so there is nothing to compare."
+            if seen and not any(split in view.sizes for view in seen)
+            else f"Each setting of each method diverged or failed in some run, or has no {SPLIT_NAMES[of.rule.split]} "
+            f"{of.metric} to be chosen by, so there is nothing to compare."
+        )
+        return [f'<p class="lead">{lost}</p>', remarks, _settings(of)]
+    subject = compare(runs, of.metric)
+    return body(
+        subject,
+        baseline=of.baseline,
+        results=_chosen(of),
+        remarks=remarks,
+        figures=_figures(of, subject.split),
+        tables=_settings(of),
+    )
+
+
+def _facts(of: Contents, *, chooses: bool) -> str:
+    rule, seeds = of.rule, len({each.seed for each in of.outcomes})
+    by = f"chosen by the {SPLIT_NAMES[rule.split]} {of.metric} ({rule.statistic})"
+    if rule.then:
+        by += f", within {number(rule.within)} of the best by its {rule.then}"
+    if not chooses:
+        by = "one setting each, so that nothing was chosen"
+    facts = [plural(len(of.tried), "setting"), plural(seeds, "seed"), plural(len(of.outcomes), "run"), by]
+    return f'<p class="facts">{" · ".join(map(escape, facts))}</p>'
+
+
+def _remarks(of: Contents) -> str:
+    if not of.remarks:
+        return ""
+    items = "".join(f"<li>{escape(remark)}</li>\n" for remark in of.remarks)
+    return f'<aside class="remarks">\n<h2>Before you rely on it</h2>\n<ul>\n{items}</ul>\n</aside>'
+
+
+def _chosen(of: Contents) -> str:
+    files = methods_csv(of.lines), methods_markdown(of.lines, of.metric), methods_latex(of.lines, of.metric)
+    links = _links("methods", *files)
+    chosen = [each for each in of.tried if each.chosen and each.setting.numbers]
+    named = "; ".join(escape(each.setting._replace(case={})) for each in chosen)
+    words = f"Chosen: {named}. " if chosen else ""
+    return f'<p class="note">{words}These results with their differences as {links}.</p>'
+
+
+def _figures(of: Contents, split: str) -> list[str]:
+    """What the report on the chosen settings does not have: all settings, and each hyper-parameter."""
+    made = Figures(of.tried, of.metric, of.rule.split, of.rule.statistic)
+    found: list[str] = []
+    note = (
+        "A mark per setting, arms: one standard deviation over seeds. Ringed: chosen. Dashed: settings that no other "
+        "beats in both."
+    )
+    if len(of.tried) > 1:
+        title = "All settings: the worst served against the average"
+        found.append(svg(made.plane(split), "plane", title, note, f"{title}. {note}"))
+    for i, name in enumerate(varied(of.tried)):
+        title = f"How much {name} matters"
+        by = f"{SPLIT_NAMES[of.rule.split]} {of.metric} ({of.rule.statistic})"
+        note = f"At each {name}, the setting with the best {by}. Bands: lowest to highest seed."
+        found.append(svg(made.sensitivity(name), f"sensitivity{i}", title, note, f"{title}. {note}"))
+    return found
+
+
+def _settings(of: Contents) -> str:
+    """The table of all settings, and the same as files."""
+    tried, names = of.tried, columns(of.tried)
+    _, axes = head(tried)
+    share = is_share(of.metric)
+    units = [" (%²)" if share and "variance" in name else " (%)" if share else "" for name in names]
+    top = [
+        "Setting",
+        *axes,
+        "Runs lost",
+        *(name.replace("_", " ") + unit for name, unit in zip(names, units, strict=True)),
+    ]
+    rows: list[list[str | Cell]] = []
+    for each in tried:
+        mark = "best" if each.chosen else ""
+        words = escape(each.setting.method) + (" (chosen)" if each.chosen else "")
+        cells = [
+            _axis(each.setting.numbers[name]) if name in each.setting.numbers else Cell("") for name in axes
+        ]
+        cells.append(_data(each.lost, f"{each.lost} of {each.runs}"))
+        for name in names:
+            scale, std = factor(name, of.metric), each.std(name)
+            spread = "" if math.isnan(std) else f" ± {number(scale * std, 2)}"
+            cells.append(_data(each.mean(name), number(scale * each.mean(name)) + spread))
+        rows.append([Cell(words, mark), *(cell._replace(classes=f"{cell.classes} {mark}") for cell in cells)])
+    links = _links("settings", as_csv(tried), as_markdown(tried, of.metric), as_latex(tried, of.metric))
+    caption = f"{of.metric} per client: means over the seeds ± their standard deviation; bold: chosen"
+    caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, names)}"
+    return (
+        f"<section>\n<h2>All settings</h2>\n{table(caption, top, rows, 'numbers sortable')}\n"
+        f'<p class="note">The table as {links}.</p>\n</section>'
+    )
+
+
+def _conditions(of: Contents) -> str:
+    """Each method at its chosen setting under each condition."""
+    rows: list[list[str | Cell]] = []
+    for line in of.lines:
+        chosen = "no setting could be chosen" if line.setting is None else str(line.setting._replace(case={}))
+        cells = [_over_seeds(line, name, of.metric) for name in _SHOWN]
+        rows.append([_named(line.case), chosen, *cells])
+    unit = " in percent" if is_share(of.metric) else ""
+    caption = f"{of.metric} per client{unit}, at the setting that was chosen under each condition"
+    caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, ['test_'])}"
+    return table(caption, ["Condition", "Chosen", *_SHOWN.values()], rows, "numbers sortable")
+
+
+_SHOWN = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
+
+
+def _covers(of: Contents, columns: Sequence[str]) -> str:
+    """Which clients the columns of each split cover, where these are not all."""
+    views = [each.seen for each in of.outcomes if each.seen is not None]
+    found: list[str] = []
+    for split in SPLITS:
+        if views and any(name.startswith(f"{split}_") for name in columns):
+            whose = covered(views, split, of.metric)
+            found += [] if whose.is_complete else [f"; {SPLIT_NAMES[split]}: {whose.text}"]
+    return "".join(found)
+
+
+def _links(name: str, comma_separated: str, notes: str, paper: str) -> str:
+    """Files that are inside the page."""
+    files = {
+        "CSV": ("csv", "text/csv", comma_separated),
+        "Markdown": ("md", "text/markdown", notes),
+        "LaTeX": ("tex", "text/plain", paper),
+    }
+    return ", ".join(
+        f'<a download="{name}.{end}" href="data:{kind};charset=utf-8,{quote(text)}">{word}</a>'
+        for word, (end, kind, text) in files.items()
+    )
+
+
+def _over_seeds(line: Line, name: str, metric: str) -> Cell:
+    if name not in line.values:
+        return Cell("–", "number")
+    scale, values = factor(name, metric), line.values[name]
+    spread = f" ± {number(scale * float(values.std(ddof=1)), 2)}" if values.size > 1 else ""
+    return _data(float(values.mean()), number(scale * float(values.mean())) + spread)
+
+
+def _axis(value: object) -> Cell:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _data(float(value), shown(value))
+    return Cell(escape(shown(value)), "number")
+
+
+def _data(value: float, text: str) -> Cell:
+    return Cell(f'<data value="{value!r}">{escape(text)}</data>', "number")
+
+
+def _named(case: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in case.items())
+
+
+def _described(run: RunView, method: str, facts: Mapping[str, Any]) -> RunView:
+    """With what all runs have in common; what is wrong with the data is among the remarks, once for all runs."""
+    about, known = dict(facts), {"method"}
+    command = {"command": about.pop("command")} if "command" in about else {}
+    left_out = known | {"seed", "data_seed"}
+    config = {name: value for name, value in run.config.items() if name not in left_out} | about
+    return run._replace(
+        title=method,
+        findings=[each for each in run.findings if each.kind not in OF_THE_DATA],
+        config={name: run.config[name] for name in known & set(run.config)} | config,
+        info={**run.info, **command},
+    )

@@ -1,0 +1,349 @@
+"""What ran in a study, and which setting of each method is chosen.
+
+A :class:`Setting` is a method with its hyper-parameters, an :class:`Outcome` is one run of it.  A :class:`Rule` chooses
+among the settings of a method (:func:`choose`), and among those that :class:`Halving` lets continue
+(:func:`survivors`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
+from evenhand.evaluation import SPLIT_NAMES, is_higher_better, primary_metric, summarize
+from evenhand.report import RunView, honest, may_win, statistics
+from evenhand.simulation import Run
+
+__all__ = [
+    "Choice",
+    "Halving",
+    "NDArray",
+    "Outcome",
+    "Rule",
+    "Setting",
+    "Status",
+    "choose",
+    "direction",
+    "rungs",
+    "shown",
+    "survivors",
+]
+
+NDArray = npt.NDArray[np.float64]
+
+
+# --- what ran -------------------------------------------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """A method with one choice of its hyper-parameters, under one condition.
+
+    Attributes:
+      method: its name in the study.
+      numbers: hyper-parameter -> value, in the order of the factory's arguments.
+      case: what else is varied, ``"data"``, ``"attack"`` or ``"systems"`` -> name; empty where nothing is.
+    """
+
+    method: str
+    numbers: Mapping[str, Any]
+    case: Mapping[str, str] = {}
+
+    def __str__(self) -> str:
+        """As an expression, followed by the condition: ``fedprox(lr=0.1, mu=1) [data=digits]``."""
+        given = ", ".join(f"{name}={shown(value)}" for name, value in self.numbers.items())
+        within = ", ".join(f"{name}={value}" for name, value in self.case.items())
+        if not self.method.endswith(")"):
+            given = f"({given})"
+        elif given:  # its name is an expression already
+            given = f", {given}"
+        return f"{self.method}{given}" + (f" [{within}]" if within else "")
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+def shown(value: Any) -> str:
+    """A hyper-parameter as a person writes it."""
+    return format(value, ".6g") if isinstance(value, float) else str(value)
+
+
+Status: TypeAlias = Literal["done", "diverged", "failed", "stopped"]
+
+
+class Outcome(NamedTuple):
+    """One run of a study.
+
+    Attributes:
+      setting: the method and its hyper-parameters.
+      seed: the run's seed.
+      status: ``"done"``, ``"diverged"`` (on training or validation examples, so that it cannot be chosen),
+        ``"failed"``, or ``"stopped"`` before its last round, by :class:`Halving`.
+      reason: why it is not done, in a sentence; of a run that is done, what is wrong with its test numbers, which
+        choose nothing; empty otherwise.
+      view: what reports show of it; None where it failed.
+      measures: name -> a number for each evaluation, from the study's ``measure``.
+    """
+
+    setting: Setting
+    seed: int
+    status: Status
+    reason: str
+    view: RunView | None
+    measures: Mapping[str, NDArray] = MappingProxyType({})
+
+    @property
+    def seen(self) -> RunView | None:
+        """The run as the study's statistics see it: under attack, its honest clients only, where there are any."""
+        return None if self.view is None else honest(self.view)
+
+    def is_sound(self, splits: Collection[str]) -> bool:
+        """Whether the run ended, or came to a rung, with finite numbers on these splits and did not diverge on them."""
+        return (
+            self.status not in ("failed", "stopped") and self.view is not None and may_win(self.view, splits)
+        )
+
+    @staticmethod
+    def of(
+        setting: Setting,
+        seed: int,
+        result: Run | Exception,
+        measures: Mapping[str, NDArray] = MappingProxyType({}),
+        *,
+        new_data: bool = False,
+    ) -> Outcome:
+        """From the last evaluation of a run, or from what ended it before; ``new_data``: each seed has its own data."""
+        if isinstance(result, Exception):
+            reason = str(result) or type(result).__name__
+            return Outcome(setting, seed, "failed", reason, None)
+        numbers = {
+            name: value
+            for name, value in setting.numbers.items()
+            if isinstance(value, bool | int | float | str)
+        }
+        config = {"method": setting.method, **numbers, **setting.case, "seed": seed}
+        config |= {"data_seed": seed} if new_data else {}
+        view = result.view(str(setting), config)
+        if may_win(view):
+            return Outcome(setting, seed, "done", "", view, measures)
+        sentences = [finding.sentence for finding in view.findings if finding.kind == "diverged"]
+        reason = (*sentences, "A loss or metric is not finite.")[0]
+        status = "done" if may_win(view, ("train", "valid")) else "diverged"
+        return Outcome(setting, seed, status, reason, view, measures)
+
+
+# --- which setting is chosen ----------------------------------------------------------------------------------
+
+
+class Rule(NamedTuple):
+    """How a setting is chosen: by the mean over the seeds of a statistic over the clients.
+
+    Attributes:
+      split: ``"valid"`` or ``"train"``; the test examples choose nothing.
+      statistic: a name from :func:`evenhand.evaluation.summarize`, such as ``"mean"`` or ``"worst10"``.
+      within: settings whose statistic is this close to the best one are all good enough, and ``then`` decides.
+      then: another statistic, such as ``"variance"``: among settings good enough, the best in it is chosen.
+      metric: e.g. ``"auc"``, a metric of the model or of :mod:`evenhand.evaluation.metrics`; None: the accuracy, or the
+        loss where the model has none.
+      near: a method, such as ``"fedavg"``: settings no worse than its chosen one by more than ``within`` are good
+        enough, and the closest where there is none; None: what is close to the best setting of the same method.
+    """
+
+    split: str = "valid"
+    statistic: str = "mean"
+    within: float = 0.0
+    then: str | None = None
+    metric: str | None = None
+    near: str | None = None
+
+    @property
+    def splits(self) -> tuple[str, str]:
+        """The splits that may drop a run; the test examples have no say, not even by being too much for a setting."""
+        return "train", self.split
+
+    def metric_of(self, views: Iterable[RunView | None]) -> str:
+        """What the statistic is of: the rule's metric, else the accuracy where all runs have one, else the loss."""
+        everywhere = all("accuracy" in view.clients["train"] for view in views if view is not None)
+        return self.metric or primary_metric(["accuracy"] if everywhere else [])
+
+    def checked(self) -> Rule:
+        """The rule itself.
+
+        Raises:
+          EvenhandError: it names the test split, or no known split or statistic.
+        """
+        if self.split == "test":
+            raise EvenhandError(
+                "The test examples must not choose the settings that they judge: select by 'valid' or 'train'."
+            )
+        if self.split not in SPLIT_NAMES:
+            raise EvenhandError(
+                f"There is no split {self.split!r:.40} to select by: give 'valid' or 'train'."
+            )
+        known = set(summarize([0.5, 1.0]))
+        for name in (self.statistic, self.then):
+            if name is not None and name not in known:
+                raise EvenhandError(f"There is no statistic {name!r:.40} to select by{perhaps(name, known)}.")
+        if not self.within >= 0:
+            raise EvenhandError(Argument("within", str(self.within)), ": give a number of at least 0.")
+        return self
+
+
+class Choice(NamedTuple):
+    """The setting that was chosen, and remarks on the choice, in sentences."""
+
+    setting: Setting
+    remarks: tuple[str, ...]
+
+
+def choose(
+    of: Mapping[Setting, Sequence[RunView]], by: Rule, metric: str, near: Sequence[RunView] = ()
+) -> Choice | None:
+    """The best setting, or None if each of them diverged or failed in some run.
+
+    Args:
+      of: the runs of each setting, one per seed; none for a setting of which a run failed or was stopped.
+      by: how it is chosen.
+      metric: what the statistic is of.
+      near: the runs of the setting that the others must be close to; none: the best of them.
+    """
+    sound = {
+        setting: runs for setting, runs in of.items() if runs and all(may_win(run, by.splits) for run in runs)
+    }
+    first = _scores(sound, by.split, by.statistic, metric)
+    if not first:  # without a choice there need not be examples to choose by
+        return Choice(next(iter(sound)), ()) if sound and len(of) == 1 else None
+    top = max(first.values())
+    goal = _mean(near, by.split, by.statistic, metric) if near else top
+    least = min(goal - max(by.within, _SAME * abs(goal)), top)
+    good = [setting for setting, value in first.items() if value >= least]
+    if by.then is not None:
+        second = _scores({setting: sound[setting] for setting in good}, by.split, by.then, metric)
+        most = max(second.values())
+        good = [setting for setting, value in second.items() if value >= most - _SAME * abs(most)]
+    best = good[0]
+    remarks = (
+        [f"{_place(best)}: {len(good)} settings are equally good; {best} is the first."] if good[1:] else []
+    )
+    if top < goal - by.within:
+        remarks += [f"{_place(best)}: no setting is as close to {by.near} as asked; {best} is the closest."]
+    return Choice(best, (*remarks, *_at_edges(best, list(of), good[1:])))
+
+
+def _scores(
+    of: Mapping[Setting, Sequence[RunView]], split: str, statistic: str, metric: str
+) -> dict[Setting, float]:
+    """Setting -> mean over its runs; more is better."""
+    means = {setting: _mean(runs, split, statistic, metric) for setting, runs in of.items()}
+    return {setting: mean for setting, mean in means.items() if np.isfinite(mean)}
+
+
+def direction(statistic: str, metric: str) -> int:
+    """1 where more of a statistic is better, -1 where less is."""
+    fewer = statistic in _LESS_IS_BETTER or "error" in statistic
+    return -1 if fewer or (statistic not in _MORE_IS_BETTER and not is_higher_better(metric)) else 1
+
+
+_LESS_IS_BETTER = {"variance", "std", "angle", "kl"}
+_MORE_IS_BETTER = {"entropy", "jain"}
+"""Statistics of which less, or more, is better, whatever the metric."""
+_SAME = 1e-12
+_FEWEST = 3
+"""Values of a grid that has an inside: of two, the best is always at the edge."""
+
+
+def _mean(runs: Sequence[RunView], split: str, statistic: str, metric: str) -> float:
+    """More is better."""
+    _scores = [statistics(run, split, metric)[statistic] for run in runs]
+    return direction(statistic, metric) * float(np.mean(_scores))
+
+
+def _place(best: Setting) -> str:
+    """The method and the condition that a remark is about."""
+    under = ", ".join(f"{name} {value}" for name, value in best.case.items())
+    return f"{best.method} under {under}" if under else best.method
+
+
+def _at_edges(best: Setting, settings: Sequence[Setting], tied: Sequence[Setting]) -> list[str]:
+    """A sentence about hyper-parameters whose chosen value is the largest or smallest, but for tied settings."""
+    found: list[tuple[str, str, str]] = []
+    for name, value in best.numbers.items():
+        grid = {other.numbers[name] for other in settings if name in other.numbers}
+        tried = {other.numbers[name] for other in settings if name in other.numbers and other not in tied}
+        plain = all(isinstance(number, int | float) and not isinstance(number, bool) for number in grid)
+        if len(grid) < _FEWEST or len(tried) < 2 or not plain:
+            continue
+        if value in (min(tried), max(tried)):
+            found.append((name, shown(value), f"{shown(min(tried))} to {shown(max(tried))}"))
+    if not found:
+        return []
+    if len(found) == 1:
+        [(name, value, grid)] = found
+        return [f"{_place(best)}: the best {name}, {value}, is at the edge of its grid ({grid}): widen it."]
+    each = [f"{name}, {value} (of {grid})" for name, value, grid in found]
+    return [f"{_place(best)}: the best {' and '.join(each)} are at the edges of their grids: widen them."]
+
+
+# --- which settings stop early --------------------------------------------------------------------------------
+
+
+class Halving(NamedTuple):
+    """After ``first`` rounds only a share of each method's settings goes on; after ``1 / keep`` times as many, again.
+
+    Every method keeps the same share of its settings, at all of its seeds, so that each is tuned with the same effort.
+    A setting that needs many rounds to show its worth may be stopped: ``first`` must be long enough to tell.
+
+    Source: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS
+    2016, figure 3 (with equal times between the choices replaced by equal factors, as in Hyperband).
+
+    Attributes:
+      first: rounds before the first choice; raised to a multiple of ``eval_every``.
+      keep: the share of the settings that goes on, rounded up.
+    """
+
+    first: int
+    keep: float = 1 / 3
+
+
+def rungs(halving: Halving | None, rounds: int, eval_every: int) -> list[int]:
+    """After how many rounds settings are stopped, all below ``rounds``.
+
+    Example:
+      >>> rungs(Halving(first=10, keep=0.5), rounds=100, eval_every=5)
+      [10, 20, 40, 80]
+    """
+    if halving is None:
+        return []
+    whole_number("first", halving.first, 1)
+    if not 0 < halving.keep < 1:
+        raise EvenhandError(f"Halving(keep={halving.keep}): give a share between 0 and 1.")
+    found, reached = list[int](), float(halving.first)
+    while (rung := eval_every * math.ceil(round(reached / eval_every, 6))) < rounds:
+        found += [rung] if rung not in found else []
+        reached /= halving.keep
+    return found
+
+
+def survivors(outcomes: Sequence[Outcome], by: Rule, keep: float) -> set[Setting]:
+    """The settings that go on: of each method under each condition, the share that is best by the rule's statistic."""
+    metric = by.metric_of(each.view for each in outcomes)
+    groups: dict[tuple[str, str], dict[Setting, list[Outcome]]] = {}
+    for each in outcomes:
+        key = (each.setting.method, str(each.setting.case))
+        groups.setdefault(key, {}).setdefault(each.setting, []).append(each)
+    found = set[Setting]()
+    for group in groups.values():
+        sound: dict[Setting, list[RunView]] = {
+            setting: [each.seen for each in of if each.seen is not None]
+            for setting, of in group.items()
+            if all(each.is_sound(by.splits) for each in of)
+        }
+        scores = _scores(sound, by.split, by.statistic, metric)
+        best = sorted(scores, key=lambda setting: -scores[setting])  # of equal ones, the first
+        found.update(best[: math.ceil(keep * len(group))] if len(group) > 1 else group)
+    return found
