@@ -10,7 +10,6 @@ import optax
 from evenhand import local, tree
 from evenhand.aggregators import mean
 from evenhand.algorithms import _rounds
-from evenhand.algorithms._checks import check_parts
 from evenhand.sampling import uniform
 from evenhand.types import (
     Aggregator,
@@ -92,7 +91,7 @@ def scaffold(
     Source: Karimireddy et al., *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*, ICML 2020,
     algorithm 1.
     """
-    check_parts(work, aggregator, sampling, server_opt)
+    _rounds.check_parts(work, aggregator, sampling, server_opt)
 
     def broadcast(state: _rounds.ServerState, client: Array) -> _rounds.Message:
         return _rounds.Message(state.params, state.extra.variate)
