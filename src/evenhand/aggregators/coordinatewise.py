@@ -20,16 +20,7 @@ from jax import lax
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
-__all__ = [
-    "around_median",
-    "coordinate_median",
-    "meamed",
-    "median",
-    "middle",
-    "nearest",
-    "over_coordinates",
-    "trimmed_mean",
-]
+__all__ = ["around_median", "coordinate_median", "meamed", "trimmed_mean"]
 
 
 def coordinate_median(*, weighted: bool = False) -> Stack:
@@ -68,7 +59,7 @@ def coordinate_median(*, weighted: bool = False) -> Stack:
 
 @jax.jit
 def _medians(deltas: PyTree, weights: Array) -> PyTree:
-    return over_coordinates(median, deltas, weights)
+    return _over_coordinates(_median, deltas, weights)
 
 
 def trimmed_mean(fraction: float, *, weighted: bool = False) -> Stack:
@@ -127,7 +118,7 @@ def trimmed_mean(fraction: float, *, weighted: bool = False) -> Stack:
 
 @jax.jit
 def _middles(deltas: PyTree, present: Array, weights: Array, cut: Array) -> PyTree:
-    return over_coordinates(middle, deltas, present, weights, cut)
+    return _over_coordinates(_middle, deltas, present, weights, cut)
 
 
 def meamed(malicious: int, *, weighted: bool = False) -> Stack:
@@ -178,9 +169,9 @@ def around_median(deltas: PyTree, present: Array, weights: Array, count: Array) 
     """The weighted mean of each coordinate over the ``count`` values nearest to the median of the present ones."""
 
     def of_columns(values: Array, present: Array, weights: Array, count: Array) -> Array:
-        return nearest(values, present, weights, median(values, present), count)
+        return _nearest(values, present, weights, _median(values, present), count)
 
-    return over_coordinates(of_columns, deltas, present, weights, count)
+    return _over_coordinates(of_columns, deltas, present, weights, count)
 
 
 # --- order statistics of each coordinate -------------------------------------------------------------------------
@@ -188,11 +179,11 @@ def around_median(deltas: PyTree, present: Array, weights: Array, count: Array) 
 _BLOCK = 128
 """Coordinates that a device works on at a time: with a hundred uploads, they fit into its first caches."""
 
-OfColumns: TypeAlias = Callable[..., Array]
+_OfColumns: TypeAlias = Callable[..., Array]
 """``(values (m, devices, block), *arguments) -> (devices, block)``."""
 
 
-def over_coordinates(function: OfColumns, deltas: PyTree, *arguments: Array) -> PyTree:
+def _over_coordinates(function: _OfColumns, deltas: PyTree, *arguments: Array) -> PyTree:
     """A function of each coordinate's values over the uploads, in blocks, on all devices that hold coordinates."""
 
     def of_leaf(leaf: Array) -> Array:
@@ -213,7 +204,7 @@ def over_coordinates(function: OfColumns, deltas: PyTree, *arguments: Array) -> 
     return jax.tree.map(of_leaf, deltas)
 
 
-def median(values: Array, weights: Array) -> Array:
+def _median(values: Array, weights: Array) -> Array:
     """The middle of the weighted values; the mean of the middle two where exactly half of the weight is below."""
     half, about = 0.5 * jnp.sum(weights), 1e-6  # sums of weights such as 0.1 are not exact
     lower = _first(values, weights, lambda below: below < (1.0 - about) * half)
@@ -222,7 +213,7 @@ def median(values: Array, weights: Array) -> Array:
     return jnp.where(half > 0, 0.5 * lower + 0.5 * jnp.where(jnp.isfinite(upper), upper, lower), 0.0)
 
 
-def middle(values: Array, present: Array, weights: Array, cut: Array) -> Array:
+def _middle(values: Array, present: Array, weights: Array, cut: Array) -> Array:
     """The weighted mean of the present values without the ``cut`` smallest and the ``cut`` largest."""
     count = jnp.sum(present)
     low = _first(values, present, lambda below: below <= cut)
@@ -235,7 +226,7 @@ def middle(values: Array, present: Array, weights: Array, cut: Array) -> Array:
     return jnp.where(low == high, low, _mean(values, shares * _column(weights)))
 
 
-def nearest(values: Array, present: Array, weights: Array, center: Array, count: Array) -> Array:
+def _nearest(values: Array, present: Array, weights: Array, center: Array, count: Array) -> Array:
     """The weighted mean of the ``count`` present values nearest to ``center``; equally near ones share a place."""
     apart = jnp.abs(values - center[None])
     edge = _first(apart, present, lambda below: below <= count - 1)[None]

@@ -11,7 +11,7 @@ from evenhand.aggregators.coordinatewise import around_median
 from evenhand.errors import whole_number
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
-__all__ = ["bulyan", "krum", "multi_krum", "ranks"]
+__all__ = ["bulyan", "krum", "multi_krum"]
 
 
 def krum(malicious: int) -> Stack:
@@ -48,7 +48,7 @@ def krum(malicious: int) -> Stack:
     whole_number("krum(malicious=)", malicious, 0)
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        rank = ranks(distances(uploads.delta, present, key), present, malicious)
+        rank = _ranks(distances(uploads.delta, present, key), present, malicious)
         return tree.take(uploads.delta, jnp.argmin(rank)), state
 
     return Stack(
@@ -91,7 +91,7 @@ def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = Fals
         whole_number("multi_krum(keep=)", keep, 1)
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        rank = ranks(distances(uploads.delta, present, key), present, malicious)
+        rank = _ranks(distances(uploads.delta, present, key), present, malicious)
         best = jnp.sum(present) - malicious if keep is None else keep
         kept = present & (rank < jnp.maximum(best, 1))
         return mean_of(uploads, kept, weighted), state
@@ -145,7 +145,7 @@ def bulyan(malicious: int) -> Stack:
 
         def choose(i: Array, left: Array) -> Array:
             among = jnp.where(left[:, None] & left[None, :], squares, jnp.inf)
-            best = jnp.argmin(ranks(among, left, malicious))
+            best = jnp.argmin(_ranks(among, left, malicious))
             return left.at[best].set(left[best] & (i >= wanted))
 
         chosen = present & ~lax.fori_loop(0, max(m - 2 * malicious, 1), choose, present)
@@ -160,7 +160,7 @@ def bulyan(malicious: int) -> Stack:
     )
 
 
-def ranks(distances: Array, present: Array, malicious: int) -> Array:
+def _ranks(distances: Array, present: Array, malicious: int) -> Array:
     """The place of each upload by its score, ``(m,)``, from squared distances ``(m, m)``; empty slots come last.
 
     Two uploads that are each other's only neighbour have the same score: the sum of all distances then decides, so that

@@ -1,6 +1,6 @@
 """Coalitions: malicious clients that know all uploads of their cohort, and agree on what they send.
 
-What they know of the honest uploads is :class:`Honest`.  Some set the mean, send one value or copy an honest client;
+What they know of the honest uploads is :class:`_Honest`.  Some set the mean, send one value or copy an honest client;
 ALIE and inner-product manipulation stay near the honest mean; min-max and min-sum go as far from it as the distances
 between honest uploads allow.
 """
@@ -21,22 +21,10 @@ from evenhand.aggregators import reduce_uploads
 from evenhand.errors import EvenhandError
 from evenhand.types import Aggregator, Array, Attack, Key, PyTree, Sum, Upload
 
-__all__ = [
-    "Honest",
-    "alie",
-    "check_against",
-    "everyone",
-    "inner_product",
-    "mimic",
-    "min_max",
-    "min_sum",
-    "omniscient",
-    "same_value",
-    "strongest",
-]
+__all__ = ["alie", "inner_product", "mimic", "min_max", "min_sum", "omniscient", "same_value"]
 
 
-class Honest(NamedTuple):
+class _Honest(NamedTuple):
     """The honest uploads of a cohort.
 
     Attributes:
@@ -50,10 +38,10 @@ class Honest(NamedTuple):
     mean: PyTree
 
     @staticmethod
-    def of(uploads: Upload, malicious: Array, present: Array) -> Honest:
+    def of(uploads: Upload, malicious: Array, present: Array) -> _Honest:
         """Those among the present uploads whose clients are not malicious."""
         weights = (present & ~malicious).astype(jnp.float32)
-        return Honest(uploads.delta, weights, tree.weighted_mean(uploads.delta, weights))
+        return _Honest(uploads.delta, weights, tree.weighted_mean(uploads.delta, weights))
 
     def distances(self) -> Array:
         """The distance of each upload to the mean of the honest ones, ``(m,)``."""
@@ -66,7 +54,7 @@ class Honest(NamedTuple):
         return jax.tree.map(jnp.sqrt, tree.weighted_mean(squares, self.weights))
 
 
-def everyone(delta: PyTree, like: PyTree) -> PyTree:
+def _everyone(delta: PyTree, like: PyTree) -> PyTree:
     """One update as that of each client."""
     return jax.tree.map(lambda one, many: jnp.broadcast_to(one, many.shape).astype(many.dtype), delta, like)
 
@@ -96,7 +84,7 @@ def omniscient(fraction: float = 0.0) -> Attack:
         part = jnp.sum(theirs)
         ratio = jnp.where(part > 0, 2.0 * jnp.sum(weights) / jnp.where(part > 0, part, 1.0), 0.0)
         mean, own = (tree.weighted_mean(uploads.delta, of) for of in (weights, theirs))
-        return everyone(tree.subtract(own, tree.scale(ratio, mean)), uploads.delta)
+        return _everyone(tree.subtract(own, tree.scale(ratio, mean)), uploads.delta)
 
     return Attack(fraction, collude=collude)
 
@@ -145,10 +133,10 @@ def mimic(fraction: float = 0.0) -> Attack:
     """
 
     def collude(uploads: Upload, malicious: Array, present: Array, key: Key) -> PyTree:
-        honest = Honest.of(uploads, malicious, present)
+        honest = _Honest.of(uploads, malicious, present)
         apart = honest.distances()
         chosen = jnp.argmax(jnp.where(honest.weights > 0, apart, -1.0))
-        return everyone(tree.take(uploads.delta, chosen), uploads.delta)
+        return _everyone(tree.take(uploads.delta, chosen), uploads.delta)
 
     return Attack(fraction, collude=collude)
 
@@ -187,17 +175,17 @@ def alie(fraction: float = 0.0, *, z: float | None = None, against: Aggregator |
     Source: Baruch, Baruch and Goldberg, *A Little Is Enough: Circumventing Defenses for Distributed Learning*, NeurIPS
     2019, algorithm 3; against a named aggregator: Shejwalkar and Houmansadr, *Manipulating the Byzantine*, NDSS 2021.
     """
-    check_against("alie", "z", z, against)
+    _check_against("alie", "z", z, against)
 
     def collude(uploads: Upload, malicious: Array, present: Array, key: Key) -> PyTree:
-        honest = Honest.of(uploads, malicious, present)
+        honest = _Honest.of(uploads, malicious, present)
         direction = tree.scale(-1.0, honest.deviation())
         if against is not None:
             tried = jnp.asarray(np.geomspace(1 / 16, 16, 16), jnp.float32)
-            factor = strongest(against, honest, direction, uploads, present, key, tried)
+            factor = _strongest(against, honest, direction, uploads, present, key, tried)
         else:
             factor = _usual_z(present, malicious) if z is None else jnp.float32(z)
-        return everyone(tree.add(honest.mean, tree.scale(factor, direction)), uploads.delta)
+        return _everyone(tree.add(honest.mean, tree.scale(factor, direction)), uploads.delta)
 
     return Attack(fraction, collude=collude)
 
@@ -236,21 +224,21 @@ def inner_product(
     Source: Xie, Koyejo and Gupta, *Fall of Empires: Breaking Byzantine-Tolerant SGD by Inner Product Manipulation*, UAI
     2019, section 4.
     """
-    check_against("inner_product", "epsilon", epsilon, against)
+    _check_against("inner_product", "epsilon", epsilon, against)
 
     def collude(uploads: Upload, malicious: Array, present: Array, key: Key) -> PyTree:
-        honest = Honest.of(uploads, malicious, present)
+        honest = _Honest.of(uploads, malicious, present)
         direction = tree.scale(-1.0, honest.mean)
         factor = jnp.float32(1.0 + (0.5 if epsilon is None else epsilon))
         if against is not None:
             tried = jnp.asarray(np.geomspace(1 / 16, 16, 16), jnp.float32)
-            factor = strongest(against, honest, direction, uploads, present, key, tried)
-        return everyone(tree.add(honest.mean, tree.scale(factor, direction)), uploads.delta)
+            factor = _strongest(against, honest, direction, uploads, present, key, tried)
+        return _everyone(tree.add(honest.mean, tree.scale(factor, direction)), uploads.delta)
 
     return Attack(fraction, collude=collude)
 
 
-def check_against(name: str, argument: str, value: float | None, against: Aggregator | None) -> None:
+def _check_against(name: str, argument: str, value: float | None, against: Aggregator | None) -> None:
     """One of the two at most, and an aggregator that can be tried on uploads alone."""
     if value is not None and against is not None:
         raise EvenhandError(f"{name}() got both {argument}= and against=: give one of them.")
@@ -260,9 +248,9 @@ def check_against(name: str, argument: str, value: float | None, against: Aggreg
         )
 
 
-def strongest(
+def _strongest(
     against: Aggregator,
-    honest: Honest,
+    honest: _Honest,
     direction: PyTree,
     uploads: Upload,
     present: Array,
@@ -285,7 +273,7 @@ def strongest(
 
     def moved(factor: Array) -> Array:
         sent = tree.add(honest.mean, tree.scale(factor, direction))
-        deltas = tree.among(honest.weights > 0, uploads.delta, everyone(sent, uploads.delta))
+        deltas = tree.among(honest.weights > 0, uploads.delta, _everyone(sent, uploads.delta))
         found, _ = reduce_uploads(against, uploads._replace(delta=deltas), present, state, key, noise)
         return tree.norm(tree.subtract(found, honest.mean))
 
@@ -367,7 +355,7 @@ def _distance_bounded(name: str, fraction: float, direction: str, largest: _Boun
         raise EvenhandError(f"{name}(direction={direction!r}): give 'unit', 'std' or 'sign'.")
 
     def collude(uploads: Upload, malicious: Array, present: Array, key: Key) -> PyTree:
-        honest = Honest.of(uploads, malicious, present)
+        honest = _Honest.of(uploads, malicious, present)
         p, here = _direction(honest, direction), honest.weights > 0
         flat = _flat(jax.tree.map(lambda leaf, mean: leaf - mean[None], uploads.delta, honest.mean))
         inner = flat @ flat.T
@@ -376,12 +364,12 @@ def _distance_bounded(name: str, fraction: float, direction: str, largest: _Boun
         line = jnp.concatenate([leaf.astype(jnp.float32).ravel() for leaf in jax.tree.leaves(p)])
         factor = largest(apart, -(flat @ line), jnp.dot(line, line), pairs, here)
         factor = jnp.where(jnp.isfinite(factor), factor, 0.0)
-        return everyone(tree.add(honest.mean, tree.scale(factor, p)), uploads.delta)
+        return _everyone(tree.add(honest.mean, tree.scale(factor, p)), uploads.delta)
 
     return Attack(fraction, collude=collude)
 
 
-def _direction(honest: Honest, name: str) -> PyTree:
+def _direction(honest: _Honest, name: str) -> PyTree:
     if name == "std":
         return tree.scale(-1.0, honest.deviation())
     if name == "sign":
