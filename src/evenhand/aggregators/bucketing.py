@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand.aggregators._reduce import before
-from evenhand.aggregators._stacked import combined
+from evenhand.aggregators.stacked import combined
 from evenhand.errors import whole_number
 from evenhand.types import Aggregator, Array, Key, Need, PyTree, Stack, Upload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from evenhand.aggregators._stacked import least, mean_of, norms
+from evenhand.aggregators.stacked import least, mean_of, norms
 from evenhand.errors import whole_number
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 

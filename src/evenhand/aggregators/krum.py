@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand import tree
-from evenhand.aggregators._stacked import distances, mean_of
 from evenhand.aggregators.coordinatewise import around_median
+from evenhand.aggregators.stacked import distances, mean_of
 from evenhand.errors import whole_number
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 

@@ -9,7 +9,7 @@ import optax
 
 from evenhand import local
 from evenhand.aggregators import mean
-from evenhand.algorithms import _rounds
+from evenhand.algorithms import averaging
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, Info, Key, Params, Sampling
@@ -63,7 +63,7 @@ def fedprox(
     """
     if not (mu >= 0.0 and mu < float("inf")):
         raise EvenhandError(f"fedprox(mu={mu}): the proximal weight must be a finite number >= 0.")
-    phase = _rounds.training(
+    phase = averaging.training(
         work,
         server_opt=server_opt,
         aggregator=aggregator,
@@ -72,9 +72,9 @@ def fedprox(
     )
     return Algorithm(
         model=work.model,
-        init=lambda params, clients: _rounds.server_init(server_opt, params),
+        init=lambda params, clients: averaging.server_init(server_opt, params),
         phases=(phase,),
-        global_params=_rounds.global_params,
+        global_params=averaging.global_params,
         sampling=sampling,
         partial_work=keep_partial,
         name=f"fedprox(mu={mu:g})",
@@ -141,7 +141,7 @@ def fedprox_adaptive(
     tenths = round(10 * mu0) if 0.0 <= mu0 < float("inf") else -1
     if tenths < 0 or abs(10 * mu0 - tenths) > 1e-6:
         raise EvenhandError(f"fedprox_adaptive(mu0={mu0}): start from a multiple of 0.1 that is >= 0.")
-    train = _rounds.training(
+    train = averaging.training(
         work,
         server_opt=server_opt,
         aggregator=aggregator,
@@ -150,16 +150,16 @@ def fedprox_adaptive(
         attach=_value,
     )
 
-    def init(params: Params, clients: int) -> _rounds.ServerState:
+    def init(params: Params, clients: int) -> averaging.ServerState:
         first = _Mu(jnp.int32(tenths), jnp.int32(0), jnp.float32(jnp.nan))
-        return _rounds.server_init(server_opt, params, first)
+        return averaging.server_init(server_opt, params, first)
 
-    def observe(state: _rounds.ServerState, loss: Array) -> _rounds.ServerState:
+    def observe(state: averaging.ServerState, loss: Array) -> averaging.ServerState:
         return state._replace(extra=_adapt(state.extra, loss))
 
     def server(
-        state: _rounds.ServerState, direction: Params, reported: Array, key: Key
-    ) -> tuple[_rounds.ServerState, Info]:
+        state: averaging.ServerState, direction: Params, reported: Array, key: Key
+    ) -> tuple[averaging.ServerState, Info]:
         state, info = train.server(state, direction, reported, key)
         return state, {**info, "mu": _value(state.extra)}
 
@@ -167,7 +167,7 @@ def fedprox_adaptive(
         model=work.model,
         init=init,
         phases=(train._replace(server=server),),
-        global_params=_rounds.global_params,
+        global_params=averaging.global_params,
         sampling=sampling,
         partial_work=keep_partial,
         observe=observe,

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
+from evenhand.algorithms.beside import beside, check_method, non_negative
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.personalization._beside import beside, check_method, non_negative
 from evenhand.streams import Purpose, stream
 from evenhand.types import Algorithm, Array, ClientData, Effort, Key, Params
 

@@ -8,8 +8,8 @@ import optax
 from evenhand import local
 from evenhand.aggregators import mean
 from evenhand.algorithms import fedavg
+from evenhand.algorithms.beside import non_negative
 from evenhand.errors import EvenhandError
-from evenhand.personalization._beside import non_negative
 from evenhand.personalization._partial import Division, Named, Personal, division, partial, restricted, shown
 from evenhand.sampling import uniform
 from evenhand.streams import Purpose, stream

@@ -14,8 +14,8 @@ import optax
 from jax import lax
 
 from evenhand import local, tree
+from evenhand.algorithms.beside import check_method, non_negative, uncovered
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.personalization._beside import check_method, non_negative, uncovered
 from evenhand.personalization._partial import Personal, division, restricted
 from evenhand.streams import Purpose, stream
 from evenhand.types import Algorithm, Array, ClientData, Key, Params

@@ -11,8 +11,8 @@ import optax
 from evenhand import local, tree
 from evenhand.aggregators import mean
 from evenhand.algorithms import fedavg
+from evenhand.algorithms.beside import non_negative
 from evenhand.errors import EvenhandError
-from evenhand.personalization._beside import non_negative
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Info, Key, Model, Params, PyTree
 
