@@ -11,17 +11,6 @@ import optax
 
 from evenhand import tree
 from evenhand.local import Work, descent, parts_of
-from evenhand.privacy._work import (
-    Look,
-    LookingRule,
-    Query,
-    Rule,
-    check_clip,
-    clean_work,
-    looking_work,
-    optimiser_of,
-    private_work,
-)
 from evenhand.privacy.client_level import dp_fedavg
 from evenhand.privacy.gaussian import AdaptiveClip
 from evenhand.privacy.preconditioners import (
@@ -33,6 +22,17 @@ from evenhand.privacy.preconditioners import (
     second_moment,
     side_information,
     squares,
+)
+from evenhand.privacy.private_work import (
+    Look,
+    LookingRule,
+    Query,
+    Rule,
+    check_clip,
+    clean_work,
+    looking_work,
+    optimiser_of,
+    private_work,
 )
 from evenhand.types import Algorithm, Array, Key, Model, Params, PyTree
 

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
-from evenhand.privacy._work import Query, Rule, check_clip, check_step, clean_work, private_work
 from evenhand.privacy.preconditioners import (
     Kind,
     check_moments,
@@ -26,6 +25,7 @@ from evenhand.privacy.preconditioners import (
     second_moment,
     squares,
 )
+from evenhand.privacy.private_work import Query, Rule, check_clip, check_step, clean_work, private_work
 from evenhand.types import Array, Key, Model, Params
 
 __all__ = ["Settings", "delayed_rmsprop", "delayed_rule", "delays_of", "dp2", "dp2_extra_query", "pair_of"]

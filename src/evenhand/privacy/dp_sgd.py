@@ -10,7 +10,6 @@ import optax
 
 from evenhand import tree
 from evenhand.local import Work
-from evenhand.privacy._work import Query, Rule, check_clip, check_step, optimiser_of, private_work
 from evenhand.privacy.preconditioners import (
     adam_direction,
     check_moments,
@@ -19,6 +18,7 @@ from evenhand.privacy.preconditioners import (
     second_moment,
     squares,
 )
+from evenhand.privacy.private_work import Query, Rule, check_clip, check_step, optimiser_of, private_work
 from evenhand.types import Array, Key, Model, Params, PyTree
 
 __all__ = ["dp_sgd", "scale_then_privatize"]

@@ -17,17 +17,6 @@ from jax.flatten_util import ravel_pytree
 from evenhand import local, tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
-from evenhand.privacy._work import (
-    Look,
-    LookingRule,
-    Query,
-    Rule,
-    check_clip,
-    check_step,
-    looking_work,
-    optimiser_of,
-    private_work,
-)
 from evenhand.privacy.gaussian import with_gaussian
 from evenhand.privacy.preconditioners import (
     Public,
@@ -39,6 +28,17 @@ from evenhand.privacy.preconditioners import (
     second_moment,
     side_information,
     squares,
+)
+from evenhand.privacy.private_work import (
+    Look,
+    LookingRule,
+    Query,
+    Rule,
+    check_clip,
+    check_step,
+    looking_work,
+    optimiser_of,
+    private_work,
 )
 from evenhand.streams import Purpose, stream
 from evenhand.types import Array, Key, Model, Params, PyTree

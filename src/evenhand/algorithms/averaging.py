@@ -1,4 +1,4 @@
-"""What the averaging methods share: the server's state, its step, and the phase in which clients train."""
+"""What the averaging methods share: the server's state and step, the report, and the phase in which clients train."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
-from evenhand.algorithms._checks import check_parts
+from evenhand.errors import expect
+from evenhand.local import check_work
 from evenhand.types import (
     Aggregator,
     Array,
@@ -22,11 +23,14 @@ from evenhand.types import (
     PyTree,
     Report,
     Sampling,
+    Stack,
+    Sum,
 )
 
 __all__ = [
     "Message",
     "ServerState",
+    "check_parts",
     "global_params",
     "report",
     "server_init",
@@ -117,3 +121,17 @@ def training(
         return server_step(server_opt, state, direction)
 
     return Phase(broadcast, client_report, train, aggregator, server, effort=work.effort)
+
+
+def check_parts(
+    work: object, aggregator: object, sampling: object, server_opt: object, *, private: bool = False
+) -> None:
+    """Checks that each part of a method is of the kind that its argument takes.
+
+    ``private``: the method keeps the promise of work that promises privacy.
+    """
+    reports = isinstance(aggregator, Sum | Stack) and aggregator.needs_loss
+    check_work(work, private=private and not reports)
+    expect("aggregator", aggregator, Sum | Stack, "eh.aggregators.mean()")
+    expect("sampling", sampling, Sampling, "eh.sampling.uniform()")
+    expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")

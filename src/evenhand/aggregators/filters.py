@@ -1,14 +1,58 @@
-"""k-loss: the uploads of the clients with the largest losses are dropped."""
+"""Filters: k-norm drops the longest uploads, k-loss those of the clients with the largest losses."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 
-from evenhand.aggregators._stacked import least, mean_of
+from evenhand.aggregators.stacked import least, mean_of, norms
 from evenhand.errors import whole_number
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
-__all__ = ["loss_filter"]
+__all__ = ["loss_filter", "norm_filter"]
+
+
+def norm_filter(malicious: int, *, weighted: bool = False) -> Stack:
+    r"""The mean of the uploads without the longest: k-norm.
+
+    .. math:: \Delta = \frac{1}{m - f} \sum_{k \in S} \Delta_k, \qquad
+        S \text{ without the } f \text{ uploads of largest } \|\Delta_k\|
+
+    Args:
+      malicious: :math:`f`, how many uploads of a cohort are dropped.
+      weighted: whether the mean has the reported weights.
+
+    Raises:
+      EvenhandError: ``malicious`` below 0.
+
+    Robustness: only against long uploads: malicious ones that are no longer than the honest are all kept, and honest
+    clients that are unlike the others are the first to go.  Without ``weighted`` each client counts alike, whatever it
+    reports: one with 0.6 % of the examples as much as one with 30 %.  With it, one that reports the largest admissible
+    weight has that weight's share: see :func:`evenhand.aggregators.bounded_weights`.
+
+    Edge cases: ``malicious=0`` gives the mean; of equally long uploads the last are dropped; with at most ``malicious``
+    accepted uploads, zeros.  :math:`m` counts the accepted uploads.
+
+    Cost: each upload is read twice.
+
+    Example:
+      >>> import evenhand as eh, jax.numpy as jnp
+      >>> eh.aggregators.aggregate(norm_filter(1), jnp.array([[1.0, 0.0], [0.0, 2.0], [9.0, 9.0]])).tolist()
+      [0.5, 1.0]
+
+    Source: Li, Hu, Beirami and Smith, *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021,
+    appendix D.4.
+    """
+    whole_number("norm_filter(malicious=)", malicious, 0)
+
+    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        kept = least(norms(uploads.delta), present, jnp.sum(present) - malicious)
+        return mean_of(uploads, kept, weighted), state
+
+    return Stack(
+        lambda like, clients: (),
+        apply,
+        needs=(Need.over(f"norm_filter({malicious})", malicious, lambda m: m > malicious),),
+    )
 
 
 def loss_filter(malicious: int, *, several: bool = False, weighted: bool = False) -> Stack:

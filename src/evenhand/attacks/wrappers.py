@@ -1,4 +1,4 @@
-"""Who is malicious, and when; and several attacks by the same clients."""
+"""What goes around an attack: whose it is, in which rounds, and a second attack by the same clients."""
 
 from __future__ import annotations
 

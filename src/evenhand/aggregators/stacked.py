@@ -10,6 +10,7 @@ from evenhand.types import Array, Key, PyTree, Upload
 
 __all__ = ["combined", "distances", "least", "mean_of", "norms", "products", "scaled"]
 
+
 _SIGNS = 8
 """Sums with random signs, of all numbers of an upload, by which the one near the middle is found."""
 
