@@ -170,12 +170,14 @@ class _Losses(NamedTuple):
         powers = t[:, None] * self.above[None]
         if self.at_floor == 0.0:
             return (logsumexp(powers, b=self.p[None], axis=1) - math.log(self.theta)) / t
-        whole, sign = logsumexp(
+        # Typed by hand: SciPy's annotations do not say that a sign comes back.
+        logarithms: Any = logsumexp(
             np.pad(powers, ((0, 0), (0, 1))),
             b=np.append(self.p, self.at_floor)[None],
             axis=1,
             return_sign=True,
         )
+        whole, sign = logarithms
         bracket = whole - math.log(self.theta)
         sure = (sign > 0) & (bracket > math.log(_SURE))
         return np.where(sure, np.where(sure, bracket, 0.0) / t, math.inf)
