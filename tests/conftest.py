@@ -44,6 +44,10 @@ hypothesis.settings.register_profile("evenhand", deadline=None, max_examples=50,
 hypothesis.settings.load_profile("evenhand")
 
 
+# The experiments are not part of the package: where they are missing, there is nothing to test.
+collect_ignore = [] if (Path(__file__).parent.parent / "experiments").is_dir() else ["experiments"]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough",

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 from experiments.private.tuned import earlier, save, wanted
 
 

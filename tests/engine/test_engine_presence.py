@@ -1,4 +1,4 @@
-"""Empty slots, rejected uploads, noise, coalitions and several passes, with no change to the engine for any of them."""
+"""Who is there and what counts: empty slots, noise, rejected uploads, coalitions and several passes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import small_methods
-import small_types
 from sklearn.datasets import load_digits
 
 import evenhand as eh
 from evenhand import rounds, tree
 from evenhand.streams import Purpose, keys_of, stream
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Attack, Cohort, Report, Stack
+from evenhand.types import Algorithm, Attack, Cohort, Report, Stack, Sum
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 CLIENTS = DATA.num_clients
@@ -34,40 +32,50 @@ def flat(params: Any) -> np.ndarray:
 # --- Poisson cohorts, noise and rounds without anybody -----------------------------------------------------------
 
 
-def _private(rate: float, *, noise: float = 0.5, steps: bool = True, on_client: float = 0.0) -> Algorithm:
-    summed = small_types.noisy_sum(1.0, noise, expected=2.0, on_client=on_client)
-    method = eh.algorithms.fedavg(WORK, aggregator=summed, sampling=small_types.poisson(rate))
+NOBODY = 1e-10
+"""A rate at which no client is ever drawn."""
+NOISY = eh.privacy.noisy_mean(1.0, noise_multiplier=0.5, rate=2.0 / CLIENTS)
+"""With two clients expected, its noise has a deviation of 1/4."""
+
+
+def _private(rate: float, *, aggregator: Sum = NOISY, steps: bool = True) -> Algorithm:
+    method = eh.algorithms.fedavg(WORK, aggregator=aggregator, sampling=eh.sampling.poisson(rate))
     (phase,) = method.phases
     return method._replace(phases=(phase._replace(steps_if_empty=steps),))
 
 
-def test_poisson_cohorts_with_noise_keep_the_contract() -> None:
-    eh.testing.check_algorithm(_private(0.5, on_client=0.1), lanes=(3,), devices=(1, 2))
-    eh.testing.check_aggregator(small_types.noisy_sum(1.0, 0.0, 2.0), keeps_consensus=False)
+def test_poisson_cohorts_with_noise_of_clients_and_server_keep_the_contract() -> None:
+    def lift(upload: Any, clip: Any, key: Any) -> Any:
+        lifted = NOISY.lift(upload, clip, key)
+        return jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(key, leaf.shape), lifted)
+
+    method = _private(0.5, aggregator=NOISY._replace(lift=lift))
+    eh.testing.check_algorithm(method, lanes=(3,), devices=(1, 2))
 
 
 def test_the_noise_of_an_empty_round_is_drawn_as_ever_and_moves_the_model() -> None:
     """The server's first direction is clip * noise / expected of the draws that its key gives."""
-    run = eh.simulate(_private(0.0), DATA, rounds=1, seed=3)
+    run = eh.simulate(_private(NOBODY), DATA, rounds=1, seed=3)
     key = jax.random.fold_in(stream(keys_of(3).secret, Purpose.AGGREGATOR, 0, 0), 0)
-    start = eh.simulate(_private(0.0), DATA, rounds=0, seed=3).params
-    keys = jax.random.split(key, len(jax.tree.leaves(start)))
+    start = eh.simulate(_private(NOBODY), DATA, rounds=0, seed=3).params
+    of_mean, _ = jax.random.split(key)
+    keys = jax.random.split(of_mean, len(jax.tree.leaves(start)))
     noise = [jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, jax.tree.leaves(start), strict=True)]
     np.testing.assert_allclose(flat(run.params) - flat(start), 0.25 * flat(noise), atol=1e-6)
     assert run.per_round["reported"].tolist() == run.per_round["rejected"].tolist() == [0.0]
 
 
 def test_a_round_without_anybody_changes_nothing_where_the_method_does_not_ask_for_it() -> None:
-    first, *others = eh.simulation.iterate(_private(0.0, steps=False), DATA, rounds=3, eval_every=1)
+    first, *others = eh.simulation.iterate(_private(NOBODY, steps=False), DATA, rounds=3, eval_every=1)
     momentum = eh.algorithms.fedavg(
-        WORK, server_opt=eh.server_opt.fedadam(0.1), sampling=small_types.poisson(0.0)
+        WORK, server_opt=eh.server_opt.fedadam(0.1), sampling=eh.sampling.poisson(NOBODY)
     )
     begin, *empty = eh.simulation.iterate(momentum, DATA, rounds=2, eval_every=1)
     for before, runs in ((first, others), (begin, empty)):
         for run in runs:
             pairs = zip(jax.tree.leaves(before.state), jax.tree.leaves(run.state), strict=True)
             assert all(np.array_equal(a, b) for a, b in pairs)
-    assert not np.array_equal(flat(eh.simulate(_private(0.0), DATA, rounds=1).params), flat(first.params))
+    assert not np.array_equal(flat(eh.simulate(_private(NOBODY), DATA, rounds=1).params), flat(first.params))
 
 
 def test_reported_counts_who_is_there() -> None:
@@ -108,14 +116,14 @@ def test_noise_comes_from_the_secret_root_alone() -> None:
 
 def test_client_noise_differs_by_client_round_and_pass() -> None:
     """Uploads are 0: what two clients add in two rounds of two passes is all that the sums hold."""
-    base = small_types.noisy_sum(1.0, 0.0, 1.0, on_client=1.0)
+
+    def lift(upload: Any, public: Any, key: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf + jax.random.normal(key, leaf.shape), upload.delta)
 
     def lower(total: Any, state: Any, key: Any) -> Any:
         return total, (state[1], total)
 
-    noted = base._replace(
-        init=lambda like, clients: (like, like), lower=lower, passes=2, publish=lambda state: ()
-    )
+    noted = Sum(lambda like, clients: (like, like), lift, lower, passes=2)
     still = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.0, steps=1), aggregator=noted)
     runs = list(eh.simulation.iterate(still, DATA, rounds=2, eval_every=1, cohort=2))[1:]
     sums = [flat(one) for run in runs for one in run.state.aggregators[0]]
@@ -145,8 +153,10 @@ METHODS: dict[str, Algorithm] = {
     "term, running": eh.algorithms.term(WORK, t=1.0, running=0.5),
     "fedmgda": eh.algorithms.fedmgda(WORK),
     "fedtilt": eh.algorithms.fedtilt(WORK, classes=3, tilt_server=0.5),
-    "geometric median": eh.algorithms.fedavg(WORK, aggregator=small_methods.geometric_median(3)),
-    "krum": eh.algorithms.fedavg(WORK, aggregator=small_methods.krum(1)),
+    "geometric median": eh.algorithms.fedavg(
+        WORK, aggregator=eh.aggregators.geometric_median(3, start="mean")
+    ),
+    "krum": eh.algorithms.fedavg(WORK, aggregator=eh.aggregators.krum(0)),
     "side by side": eh.algorithms.side_by_side(
         {name: eh.algorithms.delta_fl(WORK, theta=theta) for name, theta in (("a", 0.5), ("b", 1.0))}
     ),
@@ -247,12 +257,12 @@ def test_each_kind_is_rejected_alone(what: str) -> None:
 @pytest.mark.parametrize("aggregator", ["mean", "krum"])
 def test_a_little_is_enough_for_a_coalition_to_do_harm(aggregator: str) -> None:
     """ALIE hides within the honest uploads' deviation: Krum, which survives uploads far away, chooses it."""
-    reduce = {"mean": eh.aggregators.mean(), "krum": small_methods.krum(9)}[aggregator]
+    reduce = {"mean": eh.aggregators.mean(), "krum": eh.aggregators.krum(9)}[aggregator]
     x, y = load_digits(return_X_y=True)
     data = eh.data.from_arrays((x / 16).astype(np.float32), y, np.arange(len(y)) % 20, seed=0)
     work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, steps=5, batch_size=1)
     method = eh.algorithms.fedavg(work, aggregator=reduce, sampling=eh.sampling.uniform(weighted=False))
-    attack = small_types.alie(tuple(range(0, 18, 2)), cohort=20)
+    attack = eh.attacks.by_clients(eh.attacks.alie(0.45), tuple(range(0, 18, 2)))
     settings: dict[str, Any] = {"rounds": 40, "seed": 1, "eval_every": 40}
     honest, attacked = (eh.simulate(method, data, attack=each, **settings) for each in (None, attack))
     loss = [float(run.history["train_loss"][-1]) for run in (honest, attacked)]
@@ -379,7 +389,9 @@ def test_a_median_of_three_passes_is_one_in_a_stream_a_stack_and_on_two_devices(
     eh.testing.check_algorithm(method, lanes=(1, 3), devices=(1, 2), rounds=2)
     three, one = (
         eh.simulate(
-            eh.algorithms.fedavg(WORK, aggregator=small_methods.geometric_median(passes)), DATA, rounds=1
+            eh.algorithms.fedavg(WORK, aggregator=eh.aggregators.geometric_median(passes, start="mean")),
+            DATA,
+            rounds=1,
         )
         for passes in (3, 1)
     )
@@ -410,7 +422,7 @@ def test_a_sampling_that_draws_bare_ids_is_told_what_to_return() -> None:
 
 
 def test_methods_side_by_side_step_without_anybody_where_all_of_them_ask_for_it() -> None:
-    noisy = _private(0.0)
+    noisy = _private(NOBODY)
     quiet = noisy._replace(phases=(noisy.phases[0]._replace(steps_if_empty=False),))
     both = eh.simulate(eh.algorithms.side_by_side({"a": noisy, "b": noisy}), DATA, rounds=2, seed=3)
     start = eh.simulate(noisy, DATA, rounds=0, seed=3)

@@ -35,8 +35,6 @@ LABELS = {
     "DP2, noise first": "DP2, noise first (variant 2)",
 }
 
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:

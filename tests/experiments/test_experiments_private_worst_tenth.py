@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 from experiments.private import clients
 from experiments.private.budgets import over_budgets
 

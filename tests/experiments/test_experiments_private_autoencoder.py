@@ -19,8 +19,6 @@ from evenhand.types import Release
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
 
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 
 SIZES = {"train": 120, "test": 20}
 

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
 SAVED = json.loads((FOLDER / "results" / "end_to_end.json").read_text(encoding="utf-8"))["methods"]
 PAGE = (FOLDER / "README.md").read_text(encoding="utf-8").split("## Delta-FL end to end")[1]

@@ -12,9 +12,6 @@ from tiny_reviews import tiny_reviews
 
 from evenhand.privacy import spent
 from evenhand.types import Release
-
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 from experiments.private import imdb_more
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from tiny_reviews import tiny_reviews
 
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 from evenhand.privacy import spent
 from evenhand.types import Release
 from experiments.private import imdb, imdb_sweeps, movielens, movielens_sweeps, sweeps

@@ -13,8 +13,6 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "fedprox"
 
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 
 def _runs(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     content = json.loads(path.read_text())

@@ -14,8 +14,6 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
 
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 
 def test_the_experiment_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = ["--rows", "40", "--features", "10", "--frequent", "2", "--batch", "4", "--steps", "20"]

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import small_methods
 
 import evenhand as eh
 from evenhand import rounds
@@ -23,8 +22,10 @@ from evenhand.types import Algorithm, ClientData, Key, Phase, Sum, Upload
 SEED = 4
 DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
 _WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
-METHOD: Algorithm = small_methods.ditto(
-    eh.algorithms.feddane(_WORK, mu=0.1, aggregator=small_methods.geometric_median(3), fresh_cohort=False),
+METHOD: Algorithm = eh.personalization.ditto(
+    eh.algorithms.feddane(
+        _WORK, mu=0.1, aggregator=eh.aggregators.geometric_median(3, start="mean"), fresh_cohort=False
+    ),
     _WORK,
     lam=0.5,
 )

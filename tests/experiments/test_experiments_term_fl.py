@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 from evenhand.report import RunView
 from evenhand.studies import Outcome, Rule, Setting, Study
 from experiments.term_fl import data

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 FOLDER = Path(__file__).parents[2] / "experiments" / "qffl"
 
 

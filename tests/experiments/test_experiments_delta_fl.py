@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 from experiments.delta_fl import data
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "delta_fl"

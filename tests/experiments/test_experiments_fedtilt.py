@@ -16,9 +16,6 @@ import pytest
 import evenhand as eh
 from evenhand.attacks import persistent_outliers
 from evenhand.types import Algorithm, ClientData, Key, PyTree
-
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 from experiments.fedtilt import data as clients
 from experiments.fedtilt import measures, outliers
 

@@ -12,8 +12,6 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"
 
-pytest.importorskip("experiments", reason="experiments are not part of the package")
-
 
 def test_the_experiment_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = ["--clients", "16", "--bins", "8", "--repetitions", "2", "--bits", "6", "16", "--more-bins", "4"]
