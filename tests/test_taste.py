@@ -82,10 +82,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "watch",
     },
     "testing": _MEASURED | {"report", "simulation"},
+    "expressions": _METHODS | {"attacks", "personalization", "privacy"},
     "cli": _MEASURED
     | {
         *(
             "checksums",
+            "expressions",
             "interrupts",
             "lock",
             "memory",

@@ -22,14 +22,13 @@ from evenhand import aggregators, algorithms, personalization, risks, server_opt
 from evenhand.aggregators import reduce_uploads
 from evenhand.cli import main
 from evenhand.cli._docs import _arguments, plain
-from evenhand.cli._expression import built
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._main import parse
 from evenhand.cli._methods import METHODS, Composed
-from evenhand.cli._rooms import ROOMS, arms, factories, parameters, room_for, room_of
-from evenhand.cli._rooms import example as simplest
 from evenhand.cli._run import Run
 from evenhand.cli._spelling import options_of
+from evenhand.expressions import ROOMS, arms, built, factories, parameters, room_for, room_of
+from evenhand.expressions import example as simplest
 from evenhand.local import Work
 from evenhand.rounds import weighed
 from evenhand.types import Algorithm, ClientData, Cohort, Key, Model, Params, Phase, Report, Upload

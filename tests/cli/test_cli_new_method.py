@@ -12,7 +12,7 @@ import pytest
 
 import evenhand
 from evenhand.cli._docs import argument_lines
-from evenhand.cli._rooms import ROOMS, factories, parameters
+from evenhand.expressions import ROOMS, factories, parameters
 
 METHOD = '''
 import contextlib, io, json, sys

@@ -15,8 +15,8 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import _forecast, _study, main
-from evenhand.cli._braces import braced
 from evenhand.cli._main import parse
+from evenhand.expressions import braced
 from evenhand.studies import Family, Halving, Rule
 from evenhand.systems import Systems
 

@@ -8,10 +8,9 @@ import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
-from evenhand.cli._expression import canonical
-from evenhand.cli._rooms import ROOMS, factories, parameters
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, EvenhandWarning
+from evenhand.expressions import ROOMS, canonical, factories, parameters
 from evenhand.privacy import account, spent, usual_delta
 from evenhand.types import Algorithm, Privacy
 

@@ -17,8 +17,8 @@ from tyro.conf import Positional
 from evenhand.cli._data import SOURCES
 from evenhand.cli._docs import first_line
 from evenhand.cli._models import MODELS
-from evenhand.cli._rooms import factories, room_of, signature
 from evenhand.evaluation.metrics import BUILT_IN
+from evenhand.expressions import factories, room_of, signature
 from evenhand.local import Work
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack, Risk, Sampling, Sum

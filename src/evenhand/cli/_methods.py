@@ -30,12 +30,11 @@ from tyro.conf import arg, subcommand
 from evenhand.cli._budget import NOISE
 from evenhand.cli._data import DataOptions
 from evenhand.cli._docs import argument_lines, first_line
-from evenhand.cli._expression import called, canonical
 from evenhand.cli._local import LocalOptions
 from evenhand.cli._models import ModelOptions
-from evenhand.cli._rooms import arms, factories, parameters, room_for, room_of
 from evenhand.cli._training import TrainingOptions
 from evenhand.errors import EvenhandError
+from evenhand.expressions import arms, called, canonical, factories, parameters, room_for, room_of
 from evenhand.types import Algorithm
 
 __all__ = ["METHODS", "Choice", "Composed", "Method"]

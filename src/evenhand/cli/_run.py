@@ -15,7 +15,6 @@ from tyro.conf import arg
 from evenhand.cli._budget import Budget, budget, with_noise
 from evenhand.cli._config import Recorded, changes, configuration, flat, naming
 from evenhand.cli._data import DataOptions, remarks
-from evenhand.cli._expression import built
 from evenhand.cli._folder import CHECKPOINT, free
 from evenhand.cli._idle import check_labels, idle, without_effect
 from evenhand.cli._keep import rule_of
@@ -30,6 +29,7 @@ from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales
 from evenhand.evaluation.metrics import resolved
+from evenhand.expressions import built
 from evenhand.local import Work
 from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import Systems, stragglers

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_ar
 from tyro.conf import Positional
 
 from evenhand.cli._methods import METHODS, Composed, Method
-from evenhand.cli._rooms import ROOMS, a, factories, only_in_python
 from evenhand.errors import EvenhandError, nearest, perhaps
+from evenhand.expressions import ROOMS, a, factories, only_in_python
 
 __all__ = ["HELP", "Takes", "named", "options_of", "ordered"]
 

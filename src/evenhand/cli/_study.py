@@ -15,11 +15,9 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from evenhand import studies
-from evenhand.cli._braces import Braced, braced
 from evenhand.cli._budget import budget, with_noise
 from evenhand.cli._command import command
 from evenhand.cli._data import DataOptions, remarks
-from evenhand.cli._expression import built
 from evenhand.cli._forecast import announce
 from evenhand.cli._grid import GridOptions, several
 from evenhand.cli._idle import check_labels
@@ -32,6 +30,7 @@ from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number
 from evenhand.evaluation import least_pairs
 from evenhand.evaluation.metrics import resolved
+from evenhand.expressions import Braced, braced, built
 from evenhand.local import Work
 from evenhand.studies import Family, Halving, Rule, study
 from evenhand.systems import Systems, stragglers
