@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import evenhand
-from evenhand.cli._docs import argument_lines
+from evenhand.cli._arguments import argument_lines
 from evenhand.expressions import ROOMS, factories, parameters
 
 METHOD = '''

@@ -13,10 +13,9 @@ import jax
 import numpy
 
 from evenhand._version import __version__
+from evenhand.cli._arguments import METHODS, Composed, options_of
 from evenhand.cli._folder import CONFIG, dict_in, read_json
-from evenhand.cli._methods import METHODS, Composed
-from evenhand.cli._models import Form
-from evenhand.cli._spelling import options_of
+from evenhand.cli._options import Form
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.expressions import ExpressionError, called, canonical

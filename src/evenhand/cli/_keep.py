@@ -14,16 +14,17 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evenhand.cli._checksums import is_whole, seal_part
 from evenhand.cli._folder import (
     BEST,
     CLIENTS,
     PARAMS,
     PERSONAL,
     SUMMARY,
+    is_whole,
     json_text,
     read_json,
     replacing,
+    seal_part,
     write_text,
 )
 from evenhand.cli._params import damaged_model

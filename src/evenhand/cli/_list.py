@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
+from evenhand.cli._arguments import first_line
 from evenhand.cli._data import SOURCES
-from evenhand.cli._docs import first_line
-from evenhand.cli._models import MODELS
+from evenhand.cli._options import MODELS
 from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.expressions import factories, room_of, signature
 from evenhand.local import Work

@@ -144,7 +144,7 @@ def personal_models(
     for entry in sorted(chosen, key=lambda entry: entry.file):
         path = folder / PERSONAL / entry.file
         if entry.file != name:
-            if not _is_whole(path, entry):
+            if not _matches(path, entry):
                 raise EvenhandError(
                     f"{path} is damaged (it does not match {PERSONAL}/{INDEX}): `evenhand resume {folder}` rebuilds "
                     "the results from the checkpoint."
@@ -158,7 +158,7 @@ def personal_models(
 def damaged_model(folder: Path) -> str | None:
     """The first file of ``personal/`` that is not as the run wrote it; None if all are whole."""
     entries = {entry.file: entry for entry in read_index(folder)}
-    files = (name for name, entry in entries.items() if not _is_whole(folder / PERSONAL / name, entry))
+    files = (name for name, entry in entries.items() if not _matches(folder / PERSONAL / name, entry))
     name = next(files, None)
     return None if name is None else f"{PERSONAL}/{name}"
 
@@ -213,7 +213,7 @@ def _load(path: Path) -> dict[str, NDArray]:
         raise EvenhandError(f"{path} cannot be read ({error}): restore it or repeat the run.") from None
 
 
-def _is_whole(path: Path, entry: Personal) -> bool:
+def _matches(path: Path, entry: Personal) -> bool:
     return path.is_file() and _digest(path) == entry.sha256
 
 

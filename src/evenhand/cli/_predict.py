@@ -16,11 +16,19 @@ import numpy.typing as npt
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from evenhand.cli._checksums import sound
+from evenhand.cli._arguments import Composed
 from evenhand.cli._config import filled, naming, recorded
-from evenhand.cli._folder import CONFIG, FEATURES, PARAMS, PERSONAL, dict_in, read_json, replacing
-from evenhand.cli._methods import Composed
-from evenhand.cli._models import Choice, Form
+from evenhand.cli._folder import (
+    CONFIG,
+    FEATURES,
+    PARAMS,
+    PERSONAL,
+    dict_in,
+    read_json,
+    replacing,
+    sound_condition,
+)
+from evenhand.cli._options import Form, ModelChoice
 from evenhand.cli._params import Personal, personal_models, read_index, read_params
 from evenhand.cli._run import Run
 from evenhand.cli._terminal import remark, say
@@ -58,7 +66,7 @@ class _Trained(NamedTuple):
     folder: Path
     run: Run
     form: Form
-    choice: Choice
+    choice: ModelChoice
     model: Model
     params: Params
     personal: Mapping[str, Personal]
@@ -149,7 +157,7 @@ def _trained(folder: Path, *, quiet: bool) -> _Trained:
         study = (folder / "runs").is_dir()
         what = "is the folder of a study: name a run folder" if study else "is not a run folder: name one"
         raise EvenhandError(f"{folder} {what} that `evenhand run` wrote.")
-    condition = sound(folder)
+    condition = sound_condition(folder)
     for sentence in [] if quiet else condition.remarks(folder):
         remark(sentence)
     before = recorded(path)
@@ -242,7 +250,7 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
     return _Predicted(scores, is_personal, measures)
 
 
-def _scores(found: Any, choice: Choice) -> NDArray:
+def _scores(found: Any, choice: ModelChoice) -> NDArray:
     """The outputs as ``(rows, outputs)``; of a margin, without the penalty that its model has beside it."""
     array = np.asarray(found.score if choice.gives == "margin" else found)
     return array.reshape(len(array), -1)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 from rich.console import Console
 
-from evenhand.cli import _checksums, _folder
+from evenhand.cli import _folder
 from evenhand.cli._keep import BestRound, Results, Rule, best_so_far, copied, rule_of, with_best
 from evenhand.cli._params import write_params, write_personal
 from evenhand.cli._saved import load_run
@@ -90,7 +90,7 @@ class Place(NamedTuple):
         if not self.resumed:
             _folder.claim(self.folder, checkpoint=self.is_resumable)
         config, metrics = _folder.json_text(self.config), _folder.metrics_text(run.history)
-        _checksums.begin(self.folder, config=config, metrics=metrics)
+        _folder.begin_checksums(self.folder, config=config, metrics=metrics)
         _folder.write_text(self.folder / _folder.CONFIG, config)
         if run.data.features is not None:
             features = _folder.json_text(run.data.features.to_json())
@@ -170,7 +170,7 @@ def _tenth(run: Run | None, rounds: int) -> int:
 def _finish(folder: Path, run: Run, rounds: int, results: Results, *, interrupted: bool) -> None:
     """Completes the run folder; ``results`` writes the files that describe the round that is kept."""
     (folder / _folder.REPORT).unlink(missing_ok=True)
-    _checksums.reopen(folder)
+    _folder.reopen_checksums(folder)
     _folder.write_text(folder / _folder.METRICS, _folder.metrics_text(run.history))
     summary = {
         "rounds": int(run.history["round"][-1]),
@@ -186,7 +186,7 @@ def _finish(folder: Path, run: Run, rounds: int, results: Results, *, interrupte
         **results(folder),
     }
     _folder.write_text(folder / _folder.SUMMARY, _folder.json_text(summary))
-    _checksums.seal(folder)
+    _folder.seal(folder)
     with _folder.replacing(folder / _folder.REPORT) as temporary:
         write_report(temporary, [load_run(folder).view])
 

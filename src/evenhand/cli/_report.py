@@ -8,10 +8,9 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from evenhand.cli._folder import REPORT, replacing
+from evenhand.cli._folder import PAGE, REPORT, replacing
 from evenhand.cli._results import study_in
 from evenhand.cli._saved import load_run
-from evenhand.cli._study import PAGE
 from evenhand.cli._terminal import remark
 from evenhand.report import write_report
 from evenhand.studies import load

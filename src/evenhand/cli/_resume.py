@@ -12,7 +12,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from evenhand.cli._checksums import Condition, check
+from evenhand.cli._arguments import Composed
 from evenhand.cli._config import changes, filled, recorded
 from evenhand.cli._folder import (
     CHECKPOINT,
@@ -20,11 +20,12 @@ from evenhand.cli._folder import (
     CONFIG,
     REPORT,
     SUMMARY,
+    Condition,
+    condition_of,
     dict_in,
     last_round,
     read_json,
 )
-from evenhand.cli._methods import Composed
 from evenhand.cli._params import damaged_model
 from evenhand.cli._record import Place
 from evenhand.cli._run import Run
@@ -66,7 +67,7 @@ class Resume:
             # Evaluated as often as before, whatever the new number of rounds would have led to.
             options = replace(options, rounds=self.rounds, eval_every=options.every)
         run = replace(before, training=options)
-        condition = check(self.run)
+        condition = condition_of(self.run)
         if not condition.damaged and (name := damaged_model(self.run)) is not None:
             condition = condition._replace(damaged=(name,))
         ended = _ended(self.run, condition)

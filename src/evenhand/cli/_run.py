@@ -12,19 +12,24 @@ from typing import Annotated, Any
 from rich.console import Console
 from tyro.conf import arg
 
-from evenhand.cli._budget import Budget, budget, with_noise
+from evenhand.cli._arguments import Composed, MethodChoice
 from evenhand.cli._config import Recorded, changes, configuration, flat, naming
-from evenhand.cli._data import DataOptions, remarks
+from evenhand.cli._data import DataOptions, check_labels, idle, remarks, without_effect
 from evenhand.cli._folder import CHECKPOINT, free
-from evenhand.cli._idle import check_labels, idle, without_effect
 from evenhand.cli._keep import rule_of
-from evenhand.cli._local import LocalOptions
-from evenhand.cli._methods import Choice, Composed
-from evenhand.cli._models import ModelOptions
+from evenhand.cli._options import (
+    Budget,
+    LocalOptions,
+    ModelOptions,
+    TrainingOptions,
+    budget,
+    check_trackers,
+    of_run,
+    trackers,
+    with_noise,
+)
 from evenhand.cli._record import Place, record
 from evenhand.cli._terminal import remark, say
-from evenhand.cli._training import TrainingOptions
-from evenhand.cli._watch import check_trackers, of_run, trackers
 from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales
@@ -43,7 +48,7 @@ __all__ = ["Run"]
 class Run:
     """Train METHOD on data spread over clients; `run METHOD --help` shows all options."""
 
-    method: Annotated[Choice, arg(name="")]
+    method: Annotated[MethodChoice, arg(name="")]
     training: TrainingOptions = field(default_factory=TrainingOptions)
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=ModelOptions)

@@ -7,8 +7,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from evenhand.cli._checksums import sound
-from evenhand.cli._folder import CLIENTS, CONFIG, SUMMARY, dict_in, read_json, read_metrics
+from evenhand.cli._folder import CLIENTS, CONFIG, SUMMARY, dict_in, read_json, read_metrics, sound_condition
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding
 from evenhand.report import RunView, read_clients_csv
@@ -41,7 +40,7 @@ def load_run(folder: Path) -> SavedRun:
       EvenhandError: there are no results yet, or a file is missing or damaged.
     """
     config = _known(folder / CONFIG, read_json(folder / CONFIG), _CONFIG)
-    condition = sound(folder)
+    condition = sound_condition(folder)
     summary = _known(folder / SUMMARY, read_json(folder / SUMMARY), _SUMMARY)
     history = read_metrics(folder, condition.length)
     table, unseen = read_clients_csv(folder / CLIENTS), None

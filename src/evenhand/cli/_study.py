@@ -15,17 +15,22 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from evenhand import studies
-from evenhand.cli._budget import budget, with_noise
+from evenhand.cli._arguments import METHODS
 from evenhand.cli._command import command
-from evenhand.cli._data import DataOptions, remarks
+from evenhand.cli._data import DataOptions, check_labels, remarks
+from evenhand.cli._folder import PAGE
 from evenhand.cli._forecast import announce
-from evenhand.cli._grid import GridOptions, several
-from evenhand.cli._idle import check_labels
-from evenhand.cli._methods import METHODS
-from evenhand.cli._models import ModelOptions
+from evenhand.cli._options import (
+    GridOptions,
+    ModelOptions,
+    budget,
+    check_trackers,
+    several,
+    trackers,
+    with_noise,
+)
 from evenhand.cli._study_tables import show_study
 from evenhand.cli._terminal import say
-from evenhand.cli._watch import check_trackers, trackers
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number
 from evenhand.evaluation import least_pairs
@@ -38,9 +43,7 @@ from evenhand.testing import toy_model
 from evenhand.text import counted
 from evenhand.types import Algorithm, Attack, Model
 
-__all__ = ["PAGE", "Study"]
-
-PAGE = "study.html"
+__all__ = ["Study"]
 
 
 @dataclass(frozen=True)

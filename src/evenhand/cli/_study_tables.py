@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from evenhand import studies
 from evenhand.cli._tables import difference_table, metric_table, overview
 from evenhand.cli._terminal import say
 from evenhand.evaluation import OF_THE_DATA
 from evenhand.report import caution, compare, metric_remarks, verdict
-from evenhand.studies import Study
 
 __all__ = ["show_study"]
 
 
-def show_study(found: Study, console: Console) -> None:
+def show_study(found: studies.Study, console: Console) -> None:
     """Prints the methods at their chosen settings under one condition, and how far they differ."""
     case = ", ".join(f"{name} {value}" for name, value in found.cases[0].items())
     chosen = [line.setting for line in found.table() if line.setting is not None]
