@@ -302,7 +302,7 @@ def test_old_results_stay_readable_until_the_new_ones_are_complete(
     def killed(*whatever: object, **named: object) -> None:
         raise SystemExit(9)
 
-    monkeypatch.setattr("evenhand.cli._record._finish", killed)
+    monkeypatch.setattr("evenhand.cli._run._finish", killed)
     with pytest.raises(SystemExit):
         main(["resume", str(folder), "--rounds", "10", "--quiet"])
     monkeypatch.undo()
@@ -312,7 +312,7 @@ def test_old_results_stay_readable_until_the_new_ones_are_complete(
     after = capsys.readouterr()
     assert after.out == before.out
     assert "was stopped while it was: these are its last complete results" in after.err and before.err == ""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+    monkeypatch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
     assert main(["resume", str(folder), "--quiet"]) == 0
     assert_same_folder(folder, longer)
 

@@ -613,7 +613,7 @@ _STYLE = (CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes)
 
 
 def read(kind: Any, words: Sequence[str], *, prog: str, description: str) -> Any:
-    """The dataclass that ``words`` spell, once :func:`evenhand.cli._arguments.ordered` has checked them.
+    """The dataclass that ``words`` spell, once :func:`ordered` has checked them.
 
     Raises:
       SystemExit: the words ask for help, which is printed.

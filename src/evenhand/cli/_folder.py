@@ -9,10 +9,10 @@
 * ``params.npz``: the parameters of the global model, by names such as ``dense/kernel``;
   ``flax.traverse_util.unflatten_dict(dict(numpy.load(path)), sep="/")`` is what ``Model.apply`` takes.
 * ``personal/``: the models of clients, where the method gives them models of their own; see
-  :mod:`evenhand.cli._params`.
-* ``best/``: the best round so far, under ``--keep best:SPLIT:STATISTIC``; see :mod:`evenhand.cli._keep`.
+  :mod:`evenhand.cli._saved`.
+* ``best/``: the best round so far, under ``--keep best:SPLIT:STATISTIC``; see :mod:`evenhand.cli._saved`.
 * ``summary.json``: how the run ended, and the summary over clients of each metric.
-* ``checksums.json``: length and SHA-256 of each file above, see :mod:`evenhand.cli._folder`.
+* ``checksums.json``: length and SHA-256 of each file above.
 * ``report.html``: the figures; it is written last, so that a folder which has it is complete.  (The page of a study is
   ``study.html``.)
 * ``checkpoint/``: the latest states, with their own checksums, from which ``evenhand resume`` continues; empty or
