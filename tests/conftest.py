@@ -79,4 +79,4 @@ def _few_programs() -> Iterator[None]:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips the command line's page, which takes as long as the training; other tests are about it."""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+    monkeypatch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))

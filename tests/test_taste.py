@@ -75,9 +75,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "watch",
     },
     "testing": _MEASURED | {"report", "simulation"},
+    "expressions": _METHODS | {"attacks", "personalization", "privacy"},
     "cli": _MEASURED
     | {
         *(
+            "expressions",
             "memory",
             "personalization",
             "privacy",

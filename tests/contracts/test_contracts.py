@@ -8,8 +8,7 @@ import pytest
 
 import evenhand as eh
 from evenhand import tree
-from evenhand.cli._expression import built
-from evenhand.cli._rooms import factories, parameters, room_of
+from evenhand.expressions import built, factories, parameters, room_of
 from evenhand.testing._uploads import check_slots
 from evenhand.types import Algorithm, Stack, Sum, Upload
 

@@ -4,35 +4,67 @@
 of the kind that is expected in its place: where an aggregator belongs, an aggregator.  What a factory takes is read off
 its signature, so that a new factory needs nothing here.  The model is filled in, and so is the clients' local work,
 unless the expression has some.
+
+From top to bottom: reading an expression (:func:`built`, :func:`canonical`, :func:`called`); the kinds of values that
+one can make, each with the public factories that return it (``ROOMS``); and expressions with several values in braces,
+which a study tries one by one (:func:`braced`).
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from evenhand.cli._rooms import (
-    ROOMS,
-    Room,
-    a,
-    arms,
-    constant,
-    example,
-    factories,
-    only_in_python,
-    parameters,
-    room_for,
-    room_of,
-    signature,
+import optax
+
+from evenhand import (
+    aggregators,
+    algorithms,
+    attacks,
+    local,
+    personalization,
+    privacy,
+    risks,
+    sampling,
+    server_opt,
+    systems,
 )
 from evenhand.errors import EvenhandError, ModelError, perhaps
 from evenhand.local import Work
-from evenhand.types import Model
+from evenhand.privacy import AdaptiveClip
+from evenhand.systems import Systems
+from evenhand.types import Algorithm, Attack, Model, Risk, Sampling, Stack, Sum
 
-__all__ = ["ExpressionError", "built", "called", "canonical"]
+__all__ = [
+    "ROOMS",
+    "Braced",
+    "ExpressionError",
+    "Room",
+    "a",
+    "arms",
+    "braced",
+    "built",
+    "called",
+    "canonical",
+    "constant",
+    "example",
+    "factories",
+    "only_in_python",
+    "parameters",
+    "room_for",
+    "room_of",
+    "signature",
+]
+
+
+# --- reading an expression ----------------------------------------------------------------------------------
+
 
 _LONGEST = 10_000
 """Most characters of an expression."""
@@ -280,3 +312,270 @@ def _excerpt(text: str, column: int = 1) -> str:
     begin = max(0, min(column - _SHOWN // 2, len(text) - _SHOWN))
     before, after = "..." if begin else "", "..." if begin + _SHOWN < len(text) else ""
     return repr(before + text[begin : begin + _SHOWN] + after)
+
+
+# --- what an expression can call: for each kind of value a "room", the factories that return it -------------
+
+
+class Room(NamedTuple):
+    """A kind of value, and the modules of its factories.
+
+    Attributes:
+      what: what such a value is called.
+      kinds: its types.
+      modules: whose ``__all__`` have the factories' names.
+    """
+
+    what: str
+    kinds: tuple[type, ...]
+    modules: tuple[ModuleType, ...]
+
+
+ROOMS = (
+    Room("method", (Algorithm,), (algorithms, personalization, privacy)),
+    Room("aggregator", (Sum, Stack), (aggregators, privacy)),
+    Room("risk", (Risk,), (risks,)),
+    Room("server optimiser", (optax.GradientTransformation,), (server_opt,)),
+    Room("sampling", (Sampling,), (sampling,)),
+    Room("systems", (Systems,), (systems,)),
+    Room("attack", (Attack,), (attacks,)),
+    Room("local work", (Work,), (local, privacy)),
+    Room("clip", (AdaptiveClip,), (privacy,)),
+)
+
+
+_CONSTANTS: Mapping[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    tuple: "a tuple",
+    NoneType: "None",
+}
+
+
+def constant(kind: Any) -> str:
+    """What a sentence calls the constants of this type; empty if an expression cannot hold any."""
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    return _CONSTANTS.get(get_origin(kind) or kind, "")
+
+
+@cache
+def factories(room: Room) -> Mapping[str, Callable[..., Any]]:
+    """The public functions of a room that return its kind of value and that an expression can call."""
+    return {name: made for name, made in _public(room).items() if not _inexpressible(made)}
+
+
+def only_in_python(name: str) -> str:
+    """Why an expression cannot call this public factory, as a clause; empty if it can, or if there is none."""
+    for room in ROOMS:
+        needed = _inexpressible(_public(room)[name]) if name in _public(room) else []
+        if needed:
+            return (
+                f"{name} needs {' and '.join(needed)}, which an expression cannot give: call it from Python"
+            )
+    return ""
+
+
+@cache
+def _public(room: Room) -> Mapping[str, Callable[..., Any]]:
+    """The public functions of a room that return its kind of value."""
+    values = ((name, vars(module)[name]) for module in room.modules for name in module.__all__)
+    return {
+        name: value
+        for name, value in values
+        if inspect.isfunction(value) and _is_of(get_type_hints(value).get("return"), room.kinds)
+    }
+
+
+def _inexpressible(factory: Callable[..., Any]) -> list[str]:
+    """The arguments that a call must give and an expression cannot."""
+    hints = get_type_hints(factory)
+    return [
+        name
+        for name, parameter in parameters(factory).items()
+        if parameter.default is parameter.empty and not _is_expressible(hints[name])
+    ]
+
+
+def _is_expressible(hint: Any) -> bool:
+    kinds = list(arms(hint))
+    return room_for(kinds) is not None or any(map(constant, kinds))
+
+
+def signature(name: str, factory: Callable[..., Any]) -> str:
+    """``fedprox(mu=, keep_partial=True, ...)``: the arguments that an expression can give; of parts, only the names."""
+    shown: list[str] = []
+    for parameter in parameters(factory).values():
+        default = parameter.default
+        plain = isinstance(default, bool | int | float | str | NoneType)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            shown.append(f"*{parameter.name}")
+        elif default is parameter.empty:
+            shown.append(f"{parameter.name}=")
+        else:
+            shown.append(f"{parameter.name}={repr(default) if plain else '...'}")
+    return f"{name}({', '.join(shown)})"
+
+
+def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a factory that an expression can give: not the model, nor local work that is filled in."""
+    hints = get_type_hints(factory)
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if Model not in (types := list(arms(hints[name])))
+        and not (Work in types and parameter.default is parameter.empty)
+    }
+
+
+def arms(hint: Any) -> Iterator[Any]:
+    """The types of a union, or the one type that the hint is."""
+    if get_origin(hint) in (Union, UnionType):
+        for arm in get_args(hint):
+            yield from arms(arm)
+    else:
+        yield hint
+
+
+def _is_of(hint: Any, kinds: tuple[type, ...]) -> bool:
+    return hint is not None and all(arm in kinds for arm in arms(hint))
+
+
+def room_for(kinds: Sequence[Any]) -> Room | None:
+    """The room of the first of these types that has one."""
+    return next((room for room in ROOMS for kind in kinds if kind in room.kinds), None)
+
+
+def room_of(kind: type) -> Room:
+    """The room of a type that has one."""
+    room = room_for((kind,))
+    assert room is not None
+    return room
+
+
+def example(room: Room) -> str:
+    """The signature to begin with: of the method that everybody knows, or that needs and takes the fewest arguments."""
+
+    def arguments(name: str) -> tuple[int, int]:
+        taken = parameters(factories(room)[name]).values()
+        return sum(each.default is each.empty for each in taken), len(taken)
+
+    simplest = "fedavg" if Algorithm in room.kinds else min(factories(room), key=arguments)
+    return signature(simplest, factories(room)[simplest])
+
+
+def a(what: str) -> str:
+    """``a method``, ``an aggregator``, ``local work``."""
+    if what in ("local work", "systems"):
+        return what
+    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
+
+
+# --- several values in one expression: fedprox(mu={0.1, 1}) is fedprox(mu=0.1) and fedprox(mu=1) ------------
+
+
+class Braced(NamedTuple):
+    """An expression with values in braces.
+
+    Attributes:
+      text: the expression as it was given.
+      axes: argument -> the values in its braces: constants, or the texts of other expressions.
+    """
+
+    text: str
+    axes: Mapping[str, list[Any]]
+
+    @property
+    def name(self) -> str:
+        """The expression without what varies: ``fedprox``, ``fedprox(server_opt=fedadam(0.1))``."""
+        tree = ast.parse(self.text, mode="eval").body
+        return ast.unparse(_Without().visit(tree)).removesuffix("()")
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        """The expression with one value in the place of each pair of braces."""
+        return canonical(
+            ast.unparse(_Filled(self.axes, values).visit(ast.parse(self.text, mode="eval").body))
+        )
+
+
+def braced(text: str) -> Braced:
+    """An expression, or the plain name of a method, with the values in its braces.
+
+    Raises:
+      ExpressionError: it is not an expression, or braces are where no value of an argument belongs.
+
+    Example:
+      >>> several = braced("fedprox(mu={0.1, 1}, server_opt={fedadam(0.1), fedavgm(0.5, 0.9)})")
+      >>> several.name, several.axes["mu"], several.axes["server_opt"][0]
+      ('fedprox', [0.1, 1], 'fedadam(0.1)')
+      >>> several.fill({"mu": 1, "server_opt": "fedadam(0.1)"})
+      'fedprox(mu=1, server_opt=fedadam(0.1))'
+    """
+    text = canonical(text)
+    tree = ast.parse(text, mode="eval").body
+    if isinstance(tree, ast.Name):
+        return braced(f"{text}()")
+    finder = _Finder()
+    finder.visit(tree)
+    if isinstance(tree, ast.Set) or finder.nested:
+        raise ExpressionError(
+            f"{text!r:.80}: braces hold the values of one argument, such as fedprox(mu={{0.1, 1}})."
+        )
+    return Braced(text, finder.axes)
+
+
+class _Finder(ast.NodeVisitor):
+    """The values in braces, by the argument that they are for."""
+
+    def __init__(self) -> None:
+        self.axes: dict[str, list[Any]] = {}
+        self.nested = False
+
+    def visit_Call(self, node: ast.Call) -> None:
+        factory = ast.unparse(node.func)
+        for i, value in enumerate(node.args):
+            self._argument(value, factory, factory if i == 0 else f"{factory}_{i + 1}")
+        for keyword in node.keywords:
+            self._argument(keyword.value, factory, keyword.arg or "")
+
+    def _argument(self, node: ast.expr, factory: str, name: str) -> None:
+        if not isinstance(node, ast.Set):
+            self.visit(node)
+            return
+        name = name if name not in self.axes else f"{factory}_{name}"
+        while name in self.axes:
+            name += "_"
+        self.axes[name] = [_choice(each) for each in node.elts]
+        self.nested |= any(isinstance(part, ast.Set) for each in node.elts for part in ast.walk(each))
+
+
+class _Filled(ast.NodeTransformer):
+    """Values in the places of braces, in the order in which :class:`_Finder` meets them."""
+
+    def __init__(self, axes: Mapping[str, list[Any]], values: Mapping[str, Any]) -> None:
+        self._left = [values[name] for name in axes]
+
+    def visit_Set(self, node: ast.Set) -> ast.expr:
+        value = self._left.pop(0)
+        for each in node.elts:
+            if _choice(each) == value and type(_choice(each)) is type(value):
+                return copy.deepcopy(each)
+        raise KeyError(value)
+
+
+class _Without(ast.NodeTransformer):
+    """Arguments with braces are left out."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        node.args = [self.visit(each) for each in node.args if not isinstance(each, ast.Set)]
+        node.keywords = [self.visit(each) for each in node.keywords if not isinstance(each.value, ast.Set)]
+        return node
+
+
+def _choice(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:  # a call
+        return ast.unparse(node)

@@ -1,13 +1,20 @@
-"""``evenhand predict``: the trained model of a run folder, applied to new rows."""
+"""A run restored from its ``config.json``, to be trained further or applied to new rows.
+
+From top to bottom: the configuration of an earlier run, in the options of a new one (``run --config``); ``evenhand
+resume``, where a stopped run continues, and ends as if it had never been stopped: it never replaces more rounds by
+fewer, and it rebuilds damaged results from the checkpoint; ``evenhand predict``, the trained model of a run folder,
+applied to new rows.
+"""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TextIO
+from typing import Annotated, Any, NamedTuple, TextIO, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +23,236 @@ import numpy.typing as npt
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from evenhand.cli._checksums import sound
-from evenhand.cli._config import filled, naming, recorded
-from evenhand.cli._folder import CONFIG, FEATURES, PARAMS, PERSONAL, dict_in, read_json, replacing
-from evenhand.cli._methods import Composed
-from evenhand.cli._models import Choice, Form
-from evenhand.cli._params import Personal, personal_models, read_index, read_params
-from evenhand.cli._run import Run
+from evenhand.cli._arguments import METHODS, Composed, options_of
+from evenhand.cli._folder import (
+    CHECKPOINT,
+    CHECKSUMS,
+    CONFIG,
+    FEATURES,
+    PARAMS,
+    PERSONAL,
+    REPORT,
+    SUMMARY,
+    Condition,
+    condition_of,
+    dict_in,
+    last_round,
+    read_json,
+    replacing,
+    sound_condition,
+)
+from evenhand.cli._options import Form, ModelChoice
+from evenhand.cli._run import ELSEWHERE, Place, Recorded, Run, changes, config_file, is_group, naming
+from evenhand.cli._saved import Personal, damaged_model, personal_models, read_index, read_params
 from evenhand.cli._terminal import remark, say
 from evenhand.data import Features, load_features
 from evenhand.data.loaders import NewRows
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import is_share, outputs, unlabelled
 from evenhand.evaluation.metrics import check, measure, resolved
+from evenhand.expressions import called, canonical
+from evenhand.records import held
+from evenhand.simulation import Checkpoint
 from evenhand.text import counted, spreadsheet_cell, visible
 from evenhand.types import Model, Params
 
-__all__ = ["Predict"]
+__all__ = [
+    "Predict",
+    "Resume",
+    "continued",
+    "filled",
+    "recorded",
+    "with_method",
+]
+
+
+# --- config.json, read back into options --------------------------------------------------------------------
+
+
+_T = TypeVar("_T")
+
+_EITHER = {"epochs": "steps", "steps": "epochs", "stragglers": "systems", "systems": "stragglers"}
+
+
+def recorded(path: Path) -> Recorded:
+    """What a run folder or its ``config.json`` says.
+
+    Raises:
+      EvenhandError: the file is missing, not JSON, or not the configuration of a run.
+    """
+    path = config_file(path)
+    config = read_json(path)
+    method, options = config.get("method"), config.get("options")
+    if not isinstance(method, str) or not isinstance(options, dict):
+        raise EvenhandError(
+            f"{path} is not the configuration of a run: name the config.json of a run folder."
+        )
+    with naming(path):
+        return Recorded(path, canonical(method), options)
+
+
+def with_method(words: Sequence[str], before: Recorded) -> list[str]:
+    """``run --config FILE --mu 1`` with the method of the file, whose options these are."""
+    name = called(before.method)[0].replace("_", "-")
+    method = [name] if name in METHODS else [Composed.name, f"--expression={before.method}"]
+    return ["run", *method, *words[1:]]
+
+
+def continued(run: _T, given: Collection[str], before: Recorded) -> _T:
+    """``run``, with the options that were not ``given`` as they were ``before``.
+
+    Raises:
+      EvenhandError: the file has a setting that no run has, or a value of another kind.
+    """
+    dropped = {other for name, other in _EITHER.items() if name in given}.union(given)
+    kept = {name: value for name, value in before.options.items() if name not in dropped}
+    return filled(run, before._replace(options=kept))
+
+
+def filled(run: _T, before: Recorded) -> _T:
+    """``run``, with the options that a file records.
+
+    Raises:
+      EvenhandError: there is no such option, or the value is of another kind.
+    """
+    known = options_of(type(run))
+    for name, value in before.options.items():
+        option = f"--{name.replace('_', '-')}"
+        if option not in known or "-" in name:
+            raise EvenhandError(f"{before.path}: run has no option {option}: leave {name!r:.40} out.")
+        if known[option].inverts:
+            switch = name.removeprefix("no_")
+            raise EvenhandError(f"{before.path}: write {switch!r}, true or false, in place of {name!r}.")
+        if not known[option].holds(value):
+            takes = known[option] if known[option].kinds else "true or false"
+            raise EvenhandError(f"{before.path}: {option} takes {takes}, not {value!r:.40}.")
+    return _filled(run, before.options)
+
+
+def _filled(options: _T, values: Mapping[str, Any]) -> _T:
+    changed = {
+        name: _filled(value, values) if is_group(name, value) else values[name]
+        for name, value in vars(options).items()
+        if is_group(name, value) or (name in values and name not in ELSEWHERE)
+    }
+    return dataclasses.replace(options, **changed)  # pyright: ignore[reportArgumentType]  (it is a dataclass)
+
+
+# --- evenhand resume ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue a run that was stopped or killed; it ends with the same numbers."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """a folder written by `evenhand run`"""
+    rounds: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as before)")] = None
+    """rounds in total, including those done; more than before trains further"""
+    quiet: bool = False
+    """print nothing but errors"""
+
+    def execute(self) -> int:
+        """Trains on, completes the run folder and returns the exit code."""
+        if (self.run / "runs").is_dir() and not (self.run / CONFIG).is_file():
+            raise EvenhandError(
+                f"{self.run} is a study: run the `evenhand study` command that made it again to finish it."
+            )
+        if not (self.run / CONFIG).is_file():
+            raise EvenhandError(f"{self.run} is not a run folder: name one that `evenhand run` wrote.")
+        with held(self.run):
+            return self._resume()
+
+    def _resume(self) -> int:
+        path = self.run / CONFIG
+        before = _restored(path)
+        options = replace(before.training, quiet=self.quiet)
+        if self.rounds is not None and self.rounds != options.rounds:
+            # Evaluated as often as before, whatever the new number of rounds would have led to.
+            options = replace(options, rounds=self.rounds, eval_every=options.every)
+        run = replace(before, training=options)
+        condition = condition_of(self.run)
+        if not condition.damaged and (name := damaged_model(self.run)) is not None:
+            condition = condition._replace(damaged=(name,))
+        ended = _ended(self.run, condition)
+        # A run that has not ended has done no more rounds than were asked for, whatever a damaged line says; an edited
+        # configuration no longer says how many that were.
+        limit = before.training.rounds if not condition.is_edited else sys.maxsize
+        most = max(ended or 0, min(last_round(self.run), limit))
+        if options.rounds < most:
+            raise EvenhandError(
+                f"{self.run} has already done {most} rounds, more than the {options.rounds} asked for: ask for more, "
+                f"or train fewer in another folder with "
+                f"`evenhand run --config {self.run} --rounds {options.rounds} --out NEW`."
+            )
+        if (
+            ended is not None
+            and ended == options.rounds
+            and (self.run / REPORT).exists()
+            and not condition.damaged
+        ):
+            if not self.quiet:
+                print(
+                    f"{visible(self.run)} is finished after {ended} rounds: --rounds {2 * ended} trains further."
+                )
+            return 0
+        saved = Checkpoint(self.run / CHECKPOINT).saved()
+        if options.checkpoint == "off" or (not saved and (ended is not None or condition.damaged)):
+            raise EvenhandError(
+                f"{self.run} has no checkpoint to continue from: repeat the run with "
+                f"`evenhand run --config {self.run} --rounds {options.rounds} --out NEW`."
+            )
+        remarks = self._remarks(condition)
+        if not (saved or self.quiet):
+            remarks.append(f"{self.run} was stopped before its first state was saved: the run starts over.")
+        return self._train(path, run, remarks)
+
+    def _remarks(self, condition: Condition) -> list[str]:
+        path, remarks = self.run / CONFIG, list[str]()
+        if condition.is_edited and not self.quiet:
+            remarks.append(f"{path} was changed since it was written: the new settings apply.")
+        for name in condition.damaged[:1]:
+            remarks.append(f"{self.run / name} is damaged: the results are rebuilt from the checkpoint.")
+        return remarks
+
+    def _train(self, path: Path, run: Run, remarks: list[str]) -> int:
+        data = run.data.load()
+        if dict_in(read_json(path), "data").get("fingerprint") != data.fingerprint:
+            raise EvenhandError(
+                f"The data {run.data.data} are not those that {self.run} was trained on: restore them, or start "
+                f"over with `evenhand run --config {self.run} --out NEW`."
+            )
+        config = run.recorded(data)
+        if not self.quiet:
+            remarks = [*remarks, *changes(path, config)]
+        return run.train(data, Place(self.run, config, resumed=True, remarks=tuple(remarks)))
+
+
+def _restored(path: Path) -> Run:
+    """The command that a ``config.json`` records."""
+    try:
+        before = recorded(path)
+        run = filled(Run(Composed(before.method)), before)
+        run.check()
+    except EvenhandError as error:
+        raise EvenhandError(f"{path} is damaged: {str(error).removeprefix(f'{path}: ')}") from None
+    return run
+
+
+def _ended(folder: Path, condition: Condition) -> int | None:
+    """How many rounds the run finished with, or None if it did not finish."""
+    if condition.results == "none" or {SUMMARY, CHECKSUMS} & set(condition.damaged):
+        return None
+    try:
+        summary = read_json(folder / SUMMARY)
+    except EvenhandError:
+        return None  # it will be written again
+    rounds = summary.get("rounds")
+    return None if summary.get("interrupted") or not isinstance(rounds, int) else rounds
+
+
+# --- evenhand predict ---------------------------------------------------------------------------------------
+
 
 NDArray = npt.NDArray[Any]
 
@@ -58,7 +278,7 @@ class _Trained(NamedTuple):
     folder: Path
     run: Run
     form: Form
-    choice: Choice
+    choice: ModelChoice
     model: Model
     params: Params
     personal: Mapping[str, Personal]
@@ -149,7 +369,7 @@ def _trained(folder: Path, *, quiet: bool) -> _Trained:
         study = (folder / "runs").is_dir()
         what = "is the folder of a study: name a run folder" if study else "is not a run folder: name one"
         raise EvenhandError(f"{folder} {what} that `evenhand run` wrote.")
-    condition = sound(folder)
+    condition = sound_condition(folder)
     for sentence in [] if quiet else condition.remarks(folder):
         remark(sentence)
     before = recorded(path)
@@ -242,7 +462,7 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
     return _Predicted(scores, is_personal, measures)
 
 
-def _scores(found: Any, choice: Choice) -> NDArray:
+def _scores(found: Any, choice: ModelChoice) -> NDArray:
     """The outputs as ``(rows, outputs)``; of a margin, without the penalty that its model has beside it."""
     array = np.asarray(found.score if choice.gives == "margin" else found)
     return array.reshape(len(array), -1)
