@@ -12,7 +12,7 @@ from rich.table import Column
 
 from evenhand.live import line
 from evenhand.report import statistics
-from evenhand.report.numbers import value
+from evenhand.report.formatting import value
 from evenhand.studies._outcome import Outcome
 from evenhand.studies._plan import Setting
 from evenhand.studies._select import Rule, direction

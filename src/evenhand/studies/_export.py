@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 from evenhand.evaluation import column
 from evenhand.report import STATISTICS
-from evenhand.report.differences import factor
-from evenhand.report.numbers import number
+from evenhand.report.formatting import factor, number
 from evenhand.studies._plan import shown
 from evenhand.studies._rows import FURTHER
 from evenhand.studies._tried import Tried

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from evenhand.report import STATISTICS
-from evenhand.report.differences import factor, shown
-from evenhand.report.numbers import number
+from evenhand.report.formatting import factor, number
+from evenhand.report.tables import difference_text
 from evenhand.studies._export import latex, markdown, tex
 from evenhand.studies._lines import Line
 from evenhand.studies._tried import NDArray
@@ -69,7 +69,7 @@ def _cells(
         for row, line in zip(rows, lines, strict=True):
             values, by = line.values.get(key), line.differences.get(key)
             row.append("" if values is None else _over_seeds(values * factor(key, metric), plus, text))
-            found = "" if by is None else text(shown(by, key, metric))
+            found = "" if by is None else text(difference_text(by, key, metric))
             marked = by is not None and by.may_be_marked(compared[str(line.case)])
             row += [sure.format(found) if marked else found]
             row.append("" if by is None else text(number(line.p[key], 2)))

@@ -58,11 +58,13 @@ class Figures(NamedTuple):
         A mark is a setting's mean over the seeds, its arms one standard deviation; the chosen settings are ringed.
         Settings with a run that diverged or failed have no mark.
         """
-        from evenhand.report import draw, panels
+        from evenhand.report import draw
 
         x, y, metric = column(split, "mean"), column(split, "worst10"), self.metric
         unit = " (%)" if is_share(metric) else ""
-        figure, axes = panels.one(f"{draw.label(metric, split)}, mean over clients", f"worst tenth{unit}")
+        figure, axes = draw.single_panel(
+            f"{draw.label(metric, split)}, mean over clients", f"worst tenth{unit}"
+        )
         sound = [each for each in self.tried if np.isfinite(each.mean(x)) and np.isfinite(each.mean(y))]
         sign = 1 if is_higher_better(metric) else -1
         at = np.array([[each.mean(x), each.mean(y)] for each in sound]).reshape(-1, 2)
@@ -95,7 +97,7 @@ class Figures(NamedTuple):
                         markerfacecolor="none",
                     )
             axes.plot([], [], draw.MARKERS[i % len(draw.MARKERS)], color=colour, markersize=5, label=name)
-        panels.legend(figure, axes)
+        draw.legend(figure, axes)
         return figure
 
     def sensitivity(self, name: str) -> Figure:
@@ -109,7 +111,7 @@ class Figures(NamedTuple):
         Raises:
           EvenhandError: no method was tried with several values of it.
         """
-        from evenhand.report import draw, panels
+        from evenhand.report import draw
 
         known = varied(self.tried)
         if name not in known:
@@ -121,7 +123,9 @@ class Figures(NamedTuple):
         places: NDArray = np.asarray(values if plain else range(len(values)), np.float64)
         metric = self.metric if self.statistic not in _OTHER_UNITS else ""
         unit = " (%)" if is_share(metric) else ""
-        figure, axes = panels.one(draw.short(name), f"{SPLIT_NAMES[self.split]} {self.statistic}{unit}")
+        figure, axes = draw.single_panel(
+            draw.short(name), f"{SPLIT_NAMES[self.split]} {self.statistic}{unit}"
+        )
         sign = direction(self.statistic, self.metric)
         for i, method in enumerate(_methods(self.tried)):
             at = [_best(self.tried, method, name, value, key, sign) for value in values]
@@ -134,7 +138,7 @@ class Figures(NamedTuple):
             marker = draw.MARKERS[i % len(draw.MARKERS)]
             draw.line(axes, places, mean, metric, colour, style, method, marker=marker)
         _ticks(axes, values, places, plain=plain)
-        panels.legend(figure, axes)
+        draw.legend(figure, axes)
         return figure
 
     def all(self) -> dict[str, Figure]:

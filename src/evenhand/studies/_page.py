@@ -11,9 +11,7 @@ from urllib.parse import quote
 
 from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, is_share
 from evenhand.report import RunView, compare, covered
-from evenhand.report.differences import factor
-from evenhand.report.html import Cell, escape, svg, table
-from evenhand.report.numbers import listed, number, plural
+from evenhand.report.formatting import Cell, escape, factor, listed, number, plural, svg, table
 from evenhand.report.page import body, document
 from evenhand.studies._export import as_csv, as_latex, as_markdown, columns, head
 from evenhand.studies._export_methods import methods_csv, methods_latex, methods_markdown

@@ -29,7 +29,7 @@ from evenhand.evaluation import (
 from evenhand.evaluation._classes import ClassIndex, index_classes
 from evenhand.evaluation._evaluate import _personal_program, per_class, personal_per_class
 from evenhand.report import write_clients_csv, write_report
-from evenhand.report._tables import spread
+from evenhand.report.formatting import spread
 from evenhand.types import Algorithm
 
 MODEL = eh.testing.toy_model()
