@@ -49,7 +49,6 @@ __all__ = [
     "difference_table",
     "difference_text",
     "differences",
-    "factor",
     "metric_section",
     "ranking",
     "statistic_rows",
