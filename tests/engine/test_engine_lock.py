@@ -17,14 +17,14 @@ import pytest
 import evenhand as eh
 from evenhand.cli import main
 from evenhand.cli._checksums import check
-from evenhand.lock import LOCK, held
+from evenhand.records import LOCK, held
 from nursery import Child, Nursery
 
 CACHE = Path(__file__).parents[2] / ".jax_cache" / "nursery"
 SETTINGS = "--clients 4 --cohort 2 --seed 3 --eval-every 1 --checkpoint 0 --rounds"
 HOLDER = """
 import sys
-from evenhand.lock import held
+from evenhand.records import held
 with held(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

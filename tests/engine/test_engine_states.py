@@ -157,7 +157,7 @@ def test_a_checkpoint_that_lacks_half_of_a_state_is_refused_in_a_sentence(
 ) -> None:
     """As the first version wrote it: the kernel's part on the first of two devices, with a checksum that fits."""
     method = method_of("geometric_median()")
-    name = "evenhand.simulation._session.here"
+    name = "evenhand.simulation._simulate.here"
 
     def halved(state: Any) -> Any:
         whole = here(state)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import evenhand as eh
+from evenhand._jaxpr.per_example import Rows, traced
 from evenhand.privacy import spent
-from evenhand.privacy._trace import Rows, traced
 from evenhand.types import Release
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "private"

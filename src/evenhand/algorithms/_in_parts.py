@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from evenhand.aggregators import in_parts
 from evenhand.local import in_turn, step_per_row
-from evenhand.naming import of_model
+from evenhand.text import of_model
 from evenhand.types import Array, ClientData, Info, Key, Model, Phase, PyTree, Report, Sum
 
 __all__ = ["each_part", "model_in_parts", "phase_in_parts"]

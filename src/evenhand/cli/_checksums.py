@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from evenhand.checksums import Sum, sum_of, sum_of_file
 from evenhand.cli._folder import (
     CHECKSUMS,
     CLIENTS,
@@ -31,6 +30,7 @@ from evenhand.cli._folder import (
     write_text,
 )
 from evenhand.errors import EvenhandError
+from evenhand.records import Sum, sum_of, sum_of_file
 
 __all__ = ["Condition", "begin", "check", "is_whole", "reopen", "seal", "seal_part", "sound"]
 

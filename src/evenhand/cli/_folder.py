@@ -37,7 +37,7 @@ from typing import Any, cast
 import numpy as np
 
 from evenhand.errors import EvenhandError
-from evenhand.lock import LOCK, held
+from evenhand.records import LOCK, held
 from evenhand.simulation import Checkpoint
 
 __all__ = [

@@ -18,7 +18,7 @@ from evenhand.cli._saved import load_run
 from evenhand.cli._tables import metric_table, overview
 from evenhand.cli._terminal import remark, say
 from evenhand.data import FederatedDataset
-from evenhand.interrupts import uninterrupted
+from evenhand.records import uninterrupted
 from evenhand.report import (
     among,
     compare,

@@ -29,7 +29,7 @@ from evenhand.cli._params import damaged_model
 from evenhand.cli._record import Place
 from evenhand.cli._run import Run
 from evenhand.errors import EvenhandError
-from evenhand.lock import held
+from evenhand.records import held
 from evenhand.simulation import Checkpoint
 from evenhand.text import visible
 

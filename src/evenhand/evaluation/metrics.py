@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation._classes import CLASS_COLUMNS
-from evenhand.naming import measured
+from evenhand.text import measured
 
 __all__ = [
     "BUILT_IN",

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evenhand import permutation
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local._passes import rows_at
-from evenhand.naming import short
+from evenhand.streams import permutation_words, permute
+from evenhand.text import short
 from evenhand.types import Array, ClientData, Effort, Key
 
 __all__ = [
@@ -96,11 +96,11 @@ def batches(*, epochs: int | None = None, steps: int | None = None, batch_size: 
     def draw(data: ClientData, key: Key) -> Callable[[Array], Batch]:
         if (rows := batch_size) is None:
             return lambda i: Batch(data)
-        word, epoch = permutation.words(key), per_epoch(data)
+        word, epoch = permutation_words(key), per_epoch(data)
 
         def batch(i: Array) -> Batch:
             positions = (i % epoch) * rows + jnp.arange(min(rows, data.capacity), dtype=jnp.int32)
-            order = permutation.permute(positions, data.size, word, i // epoch)
+            order = permute(positions, data.size, word, i // epoch)
             return Batch(data, order, positions < data.size)
 
         return batch

@@ -19,7 +19,7 @@ from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 __all__ = ["SCHEDULE", "continued", "descent", "marked", "sgd"]
 
 SCHEDULE = "start_of_a_schedule"
-"""What the call is named in which an optimiser with a schedule begins, for :func:`evenhand.programs.has_call`."""
+"""What the call is named in which an optimiser with a schedule begins, for ``programs.has_call``."""
 
 
 def sgd(

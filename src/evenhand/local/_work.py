@@ -10,7 +10,7 @@ import optax
 from evenhand.errors import EvenhandError, expect
 from evenhand.local._batches import Batches, step_per_row
 from evenhand.local._estimator import Estimator, RowRisk
-from evenhand.naming import short
+from evenhand.text import short
 from evenhand.types import ClientData, Effort, Key, Model, Params, Privacy, PyTree
 
 __all__ = ["Continued", "Parts", "Solver", "Work", "check_model", "check_work", "parts_of"]

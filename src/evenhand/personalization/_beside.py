@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from evenhand.errors import EvenhandError, expect
 from evenhand.local import Work, check_work, in_turn, step_per_row
-from evenhand.naming import measured
+from evenhand.text import measured
 from evenhand.types import Algorithm, ClientData, Effort, Key, Params, Phase, Privacy, PyTree, Report
 
 __all__ = ["beside", "check_method", "non_negative", "uncovered"]

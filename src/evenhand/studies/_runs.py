@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from evenhand.errors import StorageError
-from evenhand.lock import held
+from evenhand.records import held
 from evenhand.simulation import Checkpoint, Job, identify, iterate_many
 from evenhand.studies._halving import Halving, rungs, survivors
 from evenhand.studies._measured import Measured

@@ -23,9 +23,9 @@ from typing import Any, TypeVar, get_args
 
 import numpy as np
 
-from evenhand.checksums import SHA256, is_sealed, resealed
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Finding
+from evenhand.records import SHA256, is_sealed, resealed
 from evenhand.report import RunView
 from evenhand.studies._files import write
 from evenhand.studies._outcome import Outcome, Status

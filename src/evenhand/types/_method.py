@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from evenhand.naming import short
+from evenhand.text import short
 from evenhand.types._client import (
     Array,
     ClientData,

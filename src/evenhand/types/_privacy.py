@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from evenhand.naming import short
+from evenhand.text import short
 
 __all__ = ["Privacy", "Release"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeAlias
 
-from evenhand.naming import short
+from evenhand.text import short
 from evenhand.types._client import Array, Cohort, Key, PyTree, Report, State, Upload
 from evenhand.types._privacy import Release
 

@@ -7,7 +7,7 @@ from scipy import stats
 import evenhand as eh
 from evenhand import tree
 from evenhand.privacy import audit_mean, audit_scores, audit_work, dp_sgd, epsilon, least_epsilon, noisy_mean
-from evenhand.privacy._per_example import clipped_sum
+from evenhand.privacy.per_example import clipped_sum
 
 DELTA, NOISE = 1e-7, 2 / 0.3
 CLAIMED = epsilon(noise_multiplier=NOISE, rate=1.0, steps=4, delta=DELTA)

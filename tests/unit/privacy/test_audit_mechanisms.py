@@ -23,8 +23,8 @@ from evenhand.privacy import (
     scale_then_privatize,
     spent,
 )
-from evenhand.privacy._noise import with_gaussian
-from evenhand.privacy._per_example import clipped_sum
+from evenhand.privacy.gaussian import with_gaussian
+from evenhand.privacy.per_example import clipped_sum
 from evenhand.types import Upload
 
 DELTA, NOISE = 1e-7, 2 / 0.2
