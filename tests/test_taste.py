@@ -386,7 +386,7 @@ _INNER_TEXT = (
         (imports_point_down, "models/_linear.py", "from evenhand.data import load"),
         (imports_point_down, "aggregators/mean.py", "from evenhand import algorithms, tree"),
         (imports_point_down, "algorithms/fedavg.py", "from evenhand.simulation import Run"),
-        (imports_point_down, "evaluation/_flat.py", "from evenhand.simulation._run import Run"),
+        (imports_point_down, "evaluation/_evaluate.py", "from evenhand.simulation._run import Run"),
         (imports_point_down, "simulation/engine.py", "from evenhand.testing import toy_data"),
         (imports_point_down, "testing/_algorithm.py", "from evenhand.cli import main"),
         (imports_point_down, "novel.py", ""),

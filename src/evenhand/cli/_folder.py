@@ -48,9 +48,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from evenhand.records import Sum, sum_of, sum_of_file
 from evenhand.errors import EvenhandError
-from evenhand.records import LOCK, held
+from evenhand.records import LOCK, Sum, held, sum_of, sum_of_file
 from evenhand.simulation import Checkpoint
 
 __all__ = [

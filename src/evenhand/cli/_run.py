@@ -81,8 +81,8 @@ from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales
 from evenhand.evaluation.metrics import resolved
 from evenhand.expressions import ExpressionError, built
-from evenhand.records import uninterrupted
 from evenhand.local import Work
+from evenhand.records import uninterrupted
 from evenhand.report import (
     among,
     compare,

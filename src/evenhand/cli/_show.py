@@ -161,7 +161,7 @@ class Figures:
         if not _NARROWEST <= self.width <= _WIDEST:
             raise EvenhandError(f"--width {self.width}: give inches, from {_NARROWEST:g} to {_WIDEST:g}.")
         out = self.runs[0] / "figures" if self.out is None else self.out
-        from evenhand.report.panels import fit  # matplotlib takes long to load
+        from evenhand.report.draw import fit  # matplotlib takes long to load
 
         drawn = self._drawn()
         out.mkdir(parents=True, exist_ok=True)

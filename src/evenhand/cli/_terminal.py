@@ -17,7 +17,7 @@ from rich.text import Text
 
 from evenhand.evaluation import is_higher_better
 from evenhand.report import Comparison, differences, further
-from evenhand.report.differences import shown
+from evenhand.report.tables import difference_text
 from evenhand.text import counted, visible
 
 __all__ = [
@@ -159,7 +159,8 @@ def difference_table(of: Comparison, baseline: str | None = None) -> Group | Non
         gains = "–" if each.gains is None else f"{each.gains[0]} / {each.gains[1]}"
         texts = [
             Text(
-                shown(each.by[key], key, of.metric), "bold" if each.by[key].may_be_marked(len(found)) else ""
+                difference_text(each.by[key], key, of.metric),
+                "bold" if each.by[key].may_be_marked(len(found)) else "",
             )
             for key in ("mean", "worst10")
         ]

@@ -169,8 +169,9 @@ class _Losses(NamedTuple):
 
         powers = t[:, None] * self.above[None]
         if self.at_floor == 0.0:
-            return (logsumexp(powers, b=self.p[None], axis=1) - math.log(self.theta)) / t
-        # Typed by hand: SciPy's annotations do not say that a sign comes back.
+            total: Any = logsumexp(powers, b=self.p[None], axis=1)
+            return (total - math.log(self.theta)) / t
+        # Typed by hand: SciPy's annotations do not say when a sign comes back.
         logarithms: Any = logsumexp(
             np.pad(powers, ((0, 0), (0, 1))),
             b=np.append(self.p, self.at_floor)[None],

@@ -1,4 +1,4 @@
-"""The parts of an HTML page: text made safe, numbers made readable, tables and figures."""
+"""How a report writes: numbers and lists as text, and text, tables and figures as parts of an HTML page."""
 
 from __future__ import annotations
 
@@ -8,21 +8,97 @@ import math
 import re
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
-from evenhand.report import draw
+from evenhand.evaluation import is_share
 from evenhand.text import visible
 
-__all__ = ["Cell", "bar", "details", "escape", "svg", "swatch", "table"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "GRID",
+    "INK",
+    "MUTED",
+    "PALETTE",
+    "Cell",
+    "bar",
+    "details",
+    "escape",
+    "factor",
+    "listed",
+    "number",
+    "percent",
+    "plural",
+    "spread",
+    "svg",
+    "swatch",
+    "table",
+    "value",
+]
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
+def number(x: float, digits: int = 4) -> str:
+    """A number to some significant digits; a dash for NaN."""
+    if math.isnan(x):
+        return "–"
+    if math.isinf(x):
+        return "∞" if x > 0 else "−∞"
+    if x == 0:
+        return "0"
+    if 1e-4 <= abs(x) < 1e6:
+        places = max(0, digits - 1 - math.floor(math.log10(abs(x))))
+        return f"{x:,.{min(places, 6)}f}".replace("-", "−")
+    return f"{x:.{digits - 1}e}".replace("-", "−")
+
+
+def percent(x: float) -> str:
+    """A share in percent."""
+    return f"{100 * x:.1f}\u202f%" if math.isfinite(x) else "–"
+
+
+def value(x: float, metric: str) -> str:
+    """A value of a metric."""
+    return percent(x) if is_share(metric) else number(x)
+
+
+def spread(x: float, metric: str) -> str:
+    """A standard deviation; that of shares in percentage points."""
+    return f"{number(100 * x, 3)} points" if is_share(metric) else number(x)
+
+
+def factor(statistic: str, metric: str) -> float:
+    """What a statistic is multiplied with to be shown: accuracies are shown in percent."""
+    if not is_share(metric):
+        return 1.0
+    return 1e4 if statistic.endswith("variance") else 100.0
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun, in the plural unless the count is 1."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Texts listed in a sentence: ``"a, b and c"``."""
+    *first, last = texts or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+# --- HTML ---------------------------------------------------------------------------------------------------------
+
+INK, MUTED, GRID = "#1f2430", "#667080", "#e2e5ea"
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b8609a", "#a87800", "#4a4a6a")
 
 _VARIABLES = {
-    draw.INK: "var(--ink)",
-    draw.MUTED: "var(--muted)",
-    draw.GRID: "var(--grid)",
-    **{colour: f"var(--c{i})" for i, colour in enumerate(draw.PALETTE)},
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    GRID: "var(--grid)",
+    **{colour: f"var(--c{i})" for i, colour in enumerate(PALETTE)},
 }
 
 
@@ -43,13 +119,13 @@ def escape(text: object) -> str:
 def bar(text: str, share: float, colour: int = 0) -> Cell:
     """A number with a bar that fills a share of the cell."""
     width = 100 * min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
-    style = f"--w:{width:.1f}%;--c:var(--c{colour % len(draw.PALETTE)})"
+    style = f"--w:{width:.1f}%;--c:var(--c{colour % len(PALETTE)})"
     return Cell(f'<span class="bar" style="{style}">{escape(text)}</span>', "number")
 
 
 def swatch(colour: int) -> str:
     """A dot in a run's colour."""
-    return f'<span class="swatch" style="--c:var(--c{colour % len(draw.PALETTE)})"></span>'
+    return f'<span class="swatch" style="--c:var(--c{colour % len(PALETTE)})"></span>'
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str | Cell]], classes: str = "") -> str:
@@ -79,6 +155,9 @@ def details(summary: str, body: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>\n{body}\n</details>"
 
 
+# --- figures in HTML ----------------------------------------------------------------------------------------------
+
+
 def svg(figure: Figure, name: str, title: str, note: str, alt: str) -> str:
     """A figure as inline SVG whose colours follow the page's and whose ids are unique.
 
@@ -89,6 +168,8 @@ def svg(figure: Figure, name: str, title: str, note: str, alt: str) -> str:
       note: how to read it.
       alt: what it shows, in words.
     """
+    from matplotlib import rc_context  # matplotlib takes long to load
+
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
         # The reader's browser draws the text with its own fonts, so that a glyph missing here does not matter.
