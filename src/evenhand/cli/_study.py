@@ -51,10 +51,7 @@ from evenhand.types import Algorithm, Attack, Model
 
 __all__ = [
     "Study",
-    "announce",
-    "command",
     "planned",
-    "show_study",
 ]
 
 
