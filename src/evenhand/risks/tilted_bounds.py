@@ -81,9 +81,9 @@ def entropic_value_at_risk(theta: float) -> Risk:
 
     def value(losses: Array, p: Array) -> Array:
         t = tilt(losses, p)
-        found = tilted(t).value(losses, p) - math.log(theta) / t
+        bound = tilted(t).value(losses, p) - math.log(theta) / t
         largest = tilted(math.inf).value(losses, p)  # the limit of large t
-        return at(jnp.minimum(found, largest), tilted(t).weights(losses, p), losses)
+        return at(jnp.minimum(bound, largest), tilted(t).weights(losses, p), losses)
 
     return risk(value, weigh)
 
