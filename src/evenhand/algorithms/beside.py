@@ -101,7 +101,7 @@ def uncovered(promise: Privacy | None) -> Privacy | None:
     return promise._replace(unprotected=(own, *promise.unprotected))
 
 
-def check_method(who: str, method: object, work: object) -> None:
+def check_method(factory: str, method: object, work: object) -> None:
     """Checks that ``method`` is a method and ``work`` local work on the same model."""
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
     assert isinstance(method, Algorithm)
@@ -111,14 +111,16 @@ def check_method(who: str, method: object, work: object) -> None:
         return
     if any(metric != measured(metric) for metric in method.model.metrics):  # of several models side by side
         raise EvenhandError(
-            f"{who}() takes a method with one model, and side_by_side() trains several: put {who}() around each of its "
-            "methods instead."
+            f"{factory}() takes a method with one model, and side_by_side() trains several: put {factory}() around "
+            "each of its methods instead."
         )
-    raise EvenhandError(f"{who}() got a method and work with different models: make both with the same one.")
+    raise EvenhandError(
+        f"{factory}() got a method and work with different models: make both with the same one."
+    )
 
 
-def non_negative(who: str, name: str, value: float, *, infinite: bool = False) -> None:
+def non_negative(factory: str, name: str, value: float, *, infinite: bool = False) -> None:
     """Checks that a weight is a number >= 0."""
     if not (value >= 0.0 and (infinite or value < float("inf"))):
         kind = "a number >= 0, or infinite" if infinite else "a finite number >= 0"
-        raise EvenhandError(f"{who}({name}={value}): give {kind}.")
+        raise EvenhandError(f"{factory}({name}={value}): give {kind}.")
