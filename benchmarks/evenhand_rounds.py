@@ -19,7 +19,7 @@ import numpy as np
 from tasks import TASKS, Task, rows, with_real_sizes
 
 import evenhand as eh
-from evenhand import permutation, rounds
+from evenhand import rounds, streams
 from evenhand.data import FederatedDataset, Split
 from evenhand.simulation import engine, setup, twin
 from evenhand.streams import Keys
@@ -117,13 +117,13 @@ class Rounds:
     def batches(self, k: int, size: int, keys: Keys) -> np.ndarray:
         """Positions of each local batch of the first round; -1 where a batch is short."""
         task = self.task
-        word = permutation.words(rounds.work_key(keys, 0, 0, jnp.int32(k)))
+        word = streams.permutation_words(rounds.work_key(keys, 0, 0, jnp.int32(k)))
         per_epoch = -(-size // task.batch)
         plan = []
         for step in range(task.steps or per_epoch):
             positions = step % per_epoch * task.batch + np.arange(task.batch, dtype=np.int32)
             inside = positions < size
-            order = permutation.permute(
+            order = streams.permute(
                 np.where(inside, positions, 0), jnp.int32(size), word, jnp.int32(step // per_epoch)
             )
             plan.append(np.where(inside, order, -1))

@@ -22,35 +22,30 @@ ROOT = Path(evenhand.__file__).parent
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 # What each package may import, bottom up; each may also import its own modules.
-_BASE = {"_platform", "errors", "naming", "text", "types", "tree", "permutation", "programs", "streams"}
+_BASE = {"_platform", "errors", "text", "types", "tree", "_jaxpr", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "secure", "aggregators", "algorithms"}
 _MEASURED = _METHODS | {"attacks", "centralized", "data", "models", "evaluation", "devices", "rounds"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "checksums": set(),
     "errors": set(),
     "text": set(),
     "_platform": {"errors"},
     "_version": set(),
-    "naming": set(),
-    "types": {"naming"},
+    "types": {"text"},
     "tree": {"types"},
-    "permutation": {"types"},
-    "_owners": {"types"},
-    "programs": {"types"},
+    "_jaxpr": {"types"},
     "streams": {"types"},
     "devices": set(),
     "rounds": _WORK | {"aggregators", "risks", "devices"},
-    "lowering": {"types", "programs"},
+    "lowering": {"_jaxpr"},
     "local": _BASE | {"lowering"},
-    "sampling": _BASE | {"_owners"},
+    "sampling": _BASE,
     "systems": _BASE,
     "server_opt": _BASE,
     "live": set(),
-    "lock": {"errors"},
-    "interrupts": set(),
+    "records": {"errors"},
     "memory": set(),
-    "data": {"checksums", "errors", "memory", "text", "types"},
+    "data": {"errors", "memory", "records", "text", "types"},
     "models": {"_platform", "errors", "types"},
     "risks": {"errors", "types"},
     "secure": {"errors", "types"},
@@ -64,16 +59,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": _METHODS | {"data", "devices", "models"},
     "report": {"errors", "evaluation", "text", "_version"},
     "watch": {"errors"},
-    "simulation": _MEASURED
-    | {"checksums", "privacy", "interrupts", "live", "lock", "memory", "report", "watch"},
+    "simulation": _MEASURED | {"live", "memory", "privacy", "records", "report", "watch"},
     "studies": {
-        "checksums",
         "_platform",
         "data",
         "errors",
         "evaluation",
         "live",
-        "lock",
+        "records",
         "report",
         "simulation",
         "systems",
@@ -82,15 +75,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "watch",
     },
     "testing": _MEASURED | {"report", "simulation"},
+    "expressions": _METHODS | {"attacks", "personalization", "privacy"},
     "cli": _MEASURED
     | {
         *(
-            "checksums",
-            "interrupts",
-            "lock",
+            "expressions",
             "memory",
             "personalization",
             "privacy",
+            "records",
             "report",
             "simulation",
             "studies",
@@ -390,10 +383,10 @@ _INNER_TEXT = (
         (imports_point_down, "local.py", "from evenhand.aggregators import mean"),
         (imports_point_down, "data/_dataset.py", "from evenhand.tree import add"),
         (imports_point_down, "data/_dataset.py", "from ..tree import add"),
-        (imports_point_down, "models/_text.py", "from evenhand.data import load"),
+        (imports_point_down, "models/_linear.py", "from evenhand.data import load"),
         (imports_point_down, "aggregators/mean.py", "from evenhand import algorithms, tree"),
         (imports_point_down, "algorithms/fedavg.py", "from evenhand.simulation import Run"),
-        (imports_point_down, "evaluation/_flat.py", "from evenhand.simulation._run import Run"),
+        (imports_point_down, "evaluation/_evaluate.py", "from evenhand.simulation._run import Run"),
         (imports_point_down, "simulation/engine.py", "from evenhand.testing import toy_data"),
         (imports_point_down, "testing/_algorithm.py", "from evenhand.cli import main"),
         (imports_point_down, "novel.py", ""),

@@ -18,17 +18,25 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evenhand import permutation
-from evenhand._owners import MANY, Table, distinct_owners, owners, tabulate
 from evenhand.errors import EvenhandError, whole_number
+from evenhand.streams import permutation_words, permute
 from evenhand.types import Array, Cohort, Key, Sampling
 
-__all__ = ["cyclic", "fixed", "included", "poisson", "proportional", "slots_for", "uniform"]
+__all__ = [
+    "cyclic",
+    "fixed",
+    "included",
+    "poisson",
+    "proportional",
+    "slots_for",
+    "uniform",
+]
 
 
 def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
@@ -59,7 +67,7 @@ def _uniform(replace: bool) -> Callable[[Key, Array, int], Cohort]:
         slots = jnp.arange(m, dtype=jnp.int32)
         if m == clients:
             return slots
-        return permutation.permute(slots, jnp.int32(clients), permutation.words(key), jnp.int32(0))
+        return permute(slots, jnp.int32(clients), permutation_words(key), jnp.int32(0))
 
     def draw(key: Key, sizes: Array, m: int) -> Cohort:
         return Cohort.of(ids(key, sizes, m))
@@ -86,29 +94,29 @@ def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
       True
     """
     draw, look_up = _proportional(replace)
-    return Sampling(draw, _rows if weighted else _one, replace, tabulate, look_up)
+    return Sampling(draw, _rows if weighted else _one, replace, _tabulate, look_up)
 
 
 @cache
 def _proportional(
     replace: bool,
-) -> tuple[Callable[[Key, Array, int], Cohort], Callable[[Key, Table, int], Cohort]]:
-    def ids(key: Key, table: Table, m: int) -> Array:
+) -> tuple[Callable[[Key, Array, int], Cohort], Callable[[Key, _Table, int], Cohort]]:
+    def ids(key: Key, table: _Table, m: int) -> Array:
         if replace:
-            return owners(key, table.last, m)
+            return _owners(key, table.last, m)
         clients = table.sizes.shape[0]
         if m == clients:
             return jnp.arange(m, dtype=jnp.int32)
-        if clients >= MANY and m <= clients // 4:
-            return distinct_owners(key, table.last, m)
+        if clients >= _MANY and m <= clients // 4:
+            return _distinct_owners(key, table.last, m)
         race = jnp.log(table.sizes.astype(jnp.float32)) + jax.random.gumbel(key, (clients,), jnp.float32)
         return jax.lax.top_k(race, m)[1].astype(jnp.int32)
 
-    def look_up(key: Key, table: Table, m: int) -> Cohort:
+    def look_up(key: Key, table: _Table, m: int) -> Cohort:
         return Cohort.of(ids(key, table, m))
 
     def draw(key: Key, sizes: Array, m: int) -> Cohort:
-        return look_up(key, tabulate(sizes), m)
+        return look_up(key, _tabulate(sizes), m)
 
     return draw, look_up
 
@@ -216,8 +224,8 @@ def cyclic(cohort: int | None = None) -> Sampling:
             )
         rounds = -(-clients // m)
         place = number % rounds * m + jnp.arange(m, dtype=jnp.int32)
-        words = permutation.words(jax.random.fold_in(key, number // rounds))
-        ids = permutation.permute(jnp.minimum(place, clients - 1), jnp.int32(clients), words, jnp.int32(0))
+        words = permutation_words(jax.random.fold_in(key, number // rounds))
+        ids = permute(jnp.minimum(place, clients - 1), jnp.int32(clients), words, jnp.int32(0))
         return Cohort.of(ids, place < clients)
 
     def draw(key: Key, sizes: Array, m: int) -> Cohort:
@@ -272,3 +280,49 @@ def _rows(size: Array) -> Array:
 
 def _one(size: Array) -> Array:
     return jnp.ones_like(size, jnp.float32)
+
+
+# --- clients drawn in proportion to their sizes, as the owners of examples drawn uniformly ------------------
+
+
+_MANY = 4096
+"""The number of clients from which a draw without replacement does not look at all of them."""
+
+
+class _Table(NamedTuple):
+    """The sizes of the clients and their cumulative sums, ``(N,)`` each."""
+
+    sizes: Array
+    last: Array
+
+
+def _tabulate(sizes: Array) -> _Table:
+    """The table of these sizes."""
+    return _Table(sizes, jnp.cumsum(sizes))
+
+
+def _owners(key: Key, last: Array, m: int) -> Array:
+    """Those of ``m`` examples drawn uniformly, int32 ``(m,)``."""
+    # Exact in integers, unlike a float32 sum of a million sizes.
+    row = jax.random.randint(key, (m,), 0, last[-1], dtype=jnp.int32)
+    return jnp.searchsorted(last, row, side="right").astype(jnp.int32)
+
+
+def _distinct_owners(key: Key, last: Array, m: int) -> Array:
+    """The first ``m`` distinct clients of a sequence drawn with replacement: successive draws without it."""
+    vacant = jnp.int32(last.shape[0])
+
+    def more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        found, _, batch = carry
+        new = jnp.concatenate([found, _owners(jax.random.fold_in(key, batch), last, m)])
+        order = jnp.argsort(new, stable=True)
+        ranked = new[order]
+        fresh = (ranked != jnp.roll(ranked, 1)) & (ranked < vacant)
+        fresh = fresh.at[0].set(ranked[0] < vacant)
+        kept = jnp.zeros(2 * m, bool).at[order].set(fresh)
+        place = jnp.where(kept, jnp.cumsum(kept.astype(jnp.int32)) - 1, m)
+        found = jnp.full(m, vacant).at[place].set(new, mode="drop")
+        return found, jnp.minimum(jnp.sum(kept.astype(jnp.int32)), m), batch + 1
+
+    begin = (jnp.full(m, vacant), jnp.int32(0), jnp.int32(0))
+    return jax.lax.while_loop(lambda carry: carry[1] < m, more, begin)[0]

@@ -10,10 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from evenhand import permutation
 from evenhand.errors import EvenhandError, expect
-from evenhand.naming import short
-from evenhand.streams import Purpose, client_stream, stream
+from evenhand.streams import Purpose, client_stream, permutation_words, permute, stream
+from evenhand.text import short
 from evenhand.types import Array, Cohort, Key
 
 __all__ = ["Systems", "chain", "dropouts", "stragglers"]
@@ -103,8 +102,8 @@ def _stragglers(fraction: float) -> Systems:
     def draw(key: Key, cohort: Cohort, keep_partial: bool) -> Cohort:
         m = cohort.ids.shape[0]
         slots = jnp.arange(m, dtype=jnp.int32)
-        words = permutation.words(stream(key, Purpose.COHORT))
-        fast = permutation.permute(slots, jnp.int32(m), words, jnp.int32(0))[: round(m * (1.0 - fraction))]
+        words = permutation_words(stream(key, Purpose.COHORT))
+        fast = permute(slots, jnp.int32(m), words, jnp.int32(0))[: round(m * (1.0 - fraction))]
         if not keep_partial:
             return jax.tree.map(lambda leaf: leaf[jnp.sort(fast)], cohort)
         share = _uniform(stream(key, Purpose.WORK), cohort.ids)

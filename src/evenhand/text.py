@@ -1,22 +1,45 @@
-"""Names chosen by others, made safe to show in a terminal, a page or a figure, and to keep in a spreadsheet."""
+"""Text to show: names chosen by others made safe, counts in words, and the names of metrics and of values.
+
+What others have chosen is safe in a terminal, a page or a figure, and in a spreadsheet.
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
-__all__ = ["counted", "isolated", "spreadsheet_cell", "spreadsheet_name", "visible"]
+__all__ = [
+    "counted",
+    "isolated",
+    "measured",
+    "of_model",
+    "short",
+    "spreadsheet_cell",
+    "spreadsheet_name",
+    "visible",
+]
 
 _JOINERS = "\u200c\u200d"  # a part of emoji, and of words in Persian and Hindi
+
 _ISOLATES = "\u2068\u2069"
+
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
 _RIGHT_TO_LEFT = frozenset({"R", "AL", "AN"})
 
 _BACKSLASHES = re.compile(r"\\+")
+
 _CODE = re.compile(r"x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}")
+
 _CODED = re.compile(rf"(\\+)({_CODE.pattern})")
+
 _FORMULA = r"(?:[=@\t\r\n]|[+-](?!\d+(?:\.\d+)?\Z))"
+
 _QUOTE = re.compile(rf"'*{_FORMULA}")
+
 _QUOTED = re.compile(rf"'+{_FORMULA}")
 
 
@@ -127,3 +150,50 @@ def _character(code: str) -> str:
     """What a code without its backslash stands for; code points beyond Unicode stand for nothing hidden."""
     number = int(code[1:], 16)
     return chr(number) if number <= 0x10FFFF else "?"
+
+
+# --- metrics and values made of functions -------------------------------------------------------------------
+
+
+def of_model(metric: str, model: str) -> str:
+    """The name of one model's metric where several models have it: ``"accuracy (level)"``."""
+    return f"{metric} ({model})"
+
+
+def measured(metric: str) -> str:
+    """The metric's name without that of the model, which :func:`of_model` added."""
+    return metric.split(" (", 1)[0]
+
+
+def short(self: Any) -> str:
+    """A short ``repr`` of a NamedTuple of functions: its name if it has one, else the names of its functions.
+
+    Parts that have their default value are left out.
+
+    Example:
+      >>> import evenhand as eh
+      >>> eh.aggregators.mean()
+      Sum(init=mean.init, lift=mean.lift, lower=mean.lower)
+      >>> eh.models.softmax_regression(features=64, classes=10)
+      <Model softmax_regression(features=64, classes=10)>
+    """
+    kind, parts, defaults = type(self).__name__, self._asdict(), self._field_defaults
+    if parts.get("name"):
+        return f"<{kind} {parts['name']}>"
+    shown = [
+        f"{name}={_text(part)}"
+        for name, part in parts.items()
+        if not (name in defaults and defaults[name] is part)
+    ]
+    return f"{kind}({', '.join(shown)})"
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, partial):
+        return _text(part.func)
+    if isinstance(part, tuple) and hasattr(part, "_asdict"):
+        return short(part)
+    if isinstance(part, Mapping):
+        return f"{{{', '.join(map(str, part))}}}"
+    name = getattr(part, "__qualname__", None)
+    return repr(part) if name is None else str(name).replace("<locals>.", "")

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+        patch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
         out = tmp_path_factory.mktemp("finished") / "run"
         assert main([*RUN, "--rounds", "4", "--out", str(out)]) == 0
     return out

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.cli import _forecast, _study, main
-from evenhand.cli._braces import braced
+from evenhand.cli import _study, main
 from evenhand.cli._main import parse
+from evenhand.expressions import braced
 from evenhand.studies import Family, Halving, Rule
 from evenhand.systems import Systems
 
@@ -321,16 +321,16 @@ def test_a_dry_run_counts_and_trains_nothing_to_the_end(capsys: pytest.CaptureFi
     assert shown[0].startswith("fedavg: 12 runs of 2 rounds, about ")
     assert shown[1].startswith("fedprox: 24 runs of 2 rounds, about ")
     assert shown[2].startswith("36 runs, about ") and not list(Path().iterdir())
-    assert [_forecast._time(seconds) for seconds in (3.14, 90, 7200)] == ["3.1 s", "1.5 min", "2 h"]
+    assert [_study._duration(seconds) for seconds in (3.14, 90, 7200)] == ["3.1 s", "1.5 min", "2 h"]
 
 
 def test_a_forecast_is_of_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that moves 1 s before the first round, and 1 s for every five rounds: 21 s for a hundred."""
     now = itertools.count()
-    monkeypatch.setattr(_forecast.time, "perf_counter", lambda: next(now))
-    monkeypatch.setattr(_forecast, "iterate", lambda *given, **how: range(3))
+    monkeypatch.setattr(_study.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(_study, "iterate", lambda *given, **how: range(3))
     method: Any = None
-    assert _forecast._seconds(method, method, 100, {"eval_every": 10, "cohort": None}) == 21
+    assert _study._seconds_per_run(method, method, 100, {"eval_every": 10, "cohort": None}) == 21
 
 
 def test_methods_of_one_name_are_both_kept_and_a_short_run_is_evaluated_each_round(

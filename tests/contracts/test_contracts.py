@@ -8,8 +8,7 @@ import pytest
 
 import evenhand as eh
 from evenhand import tree
-from evenhand.cli._expression import built
-from evenhand.cli._rooms import factories, parameters, room_of
+from evenhand.expressions import built, factories, parameters, room_of
 from evenhand.testing._uploads import check_slots
 from evenhand.types import Algorithm, Stack, Sum, Upload
 
@@ -24,6 +23,9 @@ METHODS = {
     ),
     "fedprox": eh.algorithms.fedprox(eh.local.sgd(MODEL, 0.1, steps=7, batch_size=4), mu=0.5),
     "fedprox_adaptive": eh.algorithms.fedprox_adaptive(WORK, mu0=0.5),
+    "qfedavg": eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=10.0),
+    "scaffold": eh.algorithms.scaffold(WORK),
+    "feddane": eh.algorithms.feddane(WORK, mu=0.1),
 }
 FAIR = {
     "delta_fl": eh.algorithms.delta_fl(WORK, theta=0.5, nu=0.1),
@@ -38,14 +40,21 @@ FAIR = {
 SLOW = {
     "fedavg": METHODS["fedavg"],
     "fedprox": METHODS["fedprox"],
-    "scaffold": eh.algorithms.scaffold(WORK),
-    "feddane": eh.algorithms.feddane(WORK, mu=0.1),
+    "scaffold": METHODS["scaffold"],
+    "feddane": METHODS["feddane"],
+}
+_MEDIAN = eh.aggregators.geometric_median(3, start="mean")
+AROUND = {
+    "qfedavg": METHODS["qfedavg"],
+    "scaffold": METHODS["scaffold"],
+    "feddane, a median in passes": eh.algorithms.feddane(WORK, mu=0.1, aggregator=_MEDIAN),
+    "fedavg, krum": eh.algorithms.fedavg(WORK, aggregator=eh.aggregators.krum(1)),
 }
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_obey_the_contract(name):
-    """SCAFFOLD and FedDane are checked without stragglers in tests/shape, numbers of lanes in tests/engine."""
+    """Numbers of lanes are checked in tests/engine."""
     eh.testing.check_algorithm(METHODS[name], lanes=(3,))
 
 
@@ -60,6 +69,13 @@ def test_methods_obey_the_contract_under_stragglers(name):
     eh.testing.check_algorithm(SLOW[name], systems=eh.systems.stragglers(0.5), lanes=(3,), rounds=2)
 
 
+@pytest.mark.parametrize("name", AROUND)
+def test_ditto_obeys_the_contract_around_methods_that_differ_most(name):
+    """They weigh by losses, keep states at clients, have two exchanges of several passes each, and need all uploads."""
+    method = eh.personalization.ditto(AROUND[name], WORK, lam=0.5)
+    eh.testing.check_algorithm(method, lanes=(2,), rounds=2)
+
+
 NOISY = "fedavg(aggregator=noisy_mean(0.5, noise_multiplier=0.5, rate=0.5), sampling=poisson(0.5))"
 
 
@@ -71,9 +87,7 @@ def one_client(data):
     )
 
 
-_LISTED = {name.partition(",")[0] for name in (*METHODS, *FAIR, *SLOW)} | {
-    "qfedavg"
-}  # that one is in tests/shape
+_LISTED = {name.partition(",")[0] for name in (*METHODS, *FAIR, *SLOW)}
 _OTHERS = [name for name in factories(room_of(Algorithm)) if name not in _LISTED]
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import evenhand as eh
+from evenhand._jaxpr.hoist import hoist
 from evenhand.simulation import engine, setup
-from evenhand.simulation._hoist import hoist
 from evenhand.types import Model
 
 MODEL = eh.testing.toy_model()

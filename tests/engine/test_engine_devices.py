@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand.simulation._groups import deal
+from evenhand.simulation.program import deal
 from evenhand.streams import Purpose, stream
 from evenhand.types import Stack
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import evenhand as eh
 from evenhand.errors import EvenhandWarning
-from evenhand.simulation._progress import Progress
+from evenhand.simulation._simulate import Progress
 from evenhand.types import Attack
 
 MODEL = eh.testing.toy_model()

@@ -16,15 +16,15 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._checksums import check
-from evenhand.lock import LOCK, held
+from evenhand.cli._folder import condition_of
+from evenhand.records import LOCK, held
 from nursery import Child, Nursery
 
 CACHE = Path(__file__).parents[2] / ".jax_cache" / "nursery"
 SETTINGS = "--clients 4 --cohort 2 --seed 3 --eval-every 1 --checkpoint 0 --rounds"
 HOLDER = """
 import sys
-from evenhand.lock import held
+from evenhand.records import held
 with held(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
@@ -181,7 +181,7 @@ def test_one_of_two_processes_works_and_the_other_is_refused(
         rounds = int((winner + " --rounds 6").split("--rounds ")[1].split()[0])
         lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
         assert len(lines) == rounds + 1 == len(set(lines))
-        condition = check(folder / "run")
+        condition = condition_of(folder / "run")
         assert condition.results == "sealed" and not condition.damaged and not condition.is_edited
         assert not list(folder.rglob(LOCK))
         assert eh.simulation.Checkpoint(folder / "run" / "checkpoint").saved() == [rounds - 1, rounds]

@@ -13,7 +13,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.simulation import Job, Run, iterate_many
-from evenhand.simulation._together import Together
+from evenhand.simulation._many import Together
 from evenhand.types import Algorithm
 
 DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
@@ -221,14 +221,14 @@ def test_a_run_that_fails_halfway_leaves_its_place(
     jobs = [Job(A.fedavg(work(step)), DATA, 4, cohort=4, eval_every=2) for step in STEPS]
     found: dict[int, Any]
     runs = iterate_many(jobs)
-    columns_of = eh.simulation._session.Session._keep
+    columns_of = eh.simulation._simulate.Session._keep
 
     def keep(self: Any, new: Any) -> None:
         if self.setup.program.algorithm is jobs[1].algorithm and len(next(iter(new.values()))):
             raise RuntimeError("a device is gone")
         columns_of(self, new)
 
-    monkeypatch.setattr(eh.simulation._session.Session, "_keep", keep)
+    monkeypatch.setattr(eh.simulation._simulate.Session, "_keep", keep)
     found = dict(runs)
     assert repr(found[1]) == "RuntimeError('a device is gone')"
     assert columns == [[2, 1], [2, 1]]  # its place stays, so that the bits of the others do

@@ -10,9 +10,9 @@ import pytest
 import evenhand as eh
 from evenhand.errors import EvenhandWarning
 from evenhand.simulation import setup as setting_up
-from evenhand.simulation._host_store import HostStore
-from evenhand.simulation._segments import Segments
+from evenhand.simulation._checkpoint import Segments
 from evenhand.simulation.setup import set_up
+from evenhand.simulation.store import HostStore
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
@@ -69,9 +69,7 @@ def test_they_go_with_all_else(how):
 
 
 def test_few_rounds_at_a_time_and_states_gathered_ahead_are_the_same(resident, monkeypatch):
-    from evenhand.simulation import _offloaded
-
-    monkeypatch.setattr(_offloaded, "_BLOCK", 1)  # one round a block, whose clients the next may share
+    monkeypatch.setattr(setting_up, "_STATE_BLOCK", 1)  # one round a block, whose clients the next may share
     assert_same_run(eh.simulate(DITTO, DATA, offload=True, **SETTINGS), resident["ditto"])
 
 
@@ -217,16 +215,14 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
 
 
 def test_a_client_whose_state_is_missing_is_rejected_rather_than_given_anothers(monkeypatch):
-    from evenhand.simulation import _offloaded
-
-    original = _offloaded.cohorts
+    original = setting_up.cohorts
 
     def other_rounds(program, rounds):
         draw = original(program, rounds)
         return lambda sizes, table, keys, first: draw(sizes, table, keys, np.int32(first + 1))
 
-    monkeypatch.setattr(_offloaded, "cohorts", other_rounds)
-    monkeypatch.setattr(_offloaded, "_BLOCK", 1)
+    monkeypatch.setattr(setting_up, "cohorts", other_rounds)
+    monkeypatch.setattr(setting_up, "_STATE_BLOCK", 1)
     with pytest.warns(EvenhandWarning, match="reject"):
         spoilt = eh.simulate(METHODS["scaffold"], DATA, offload=True, **SETTINGS)
     assert spoilt.per_round["rejected"].any()

@@ -13,11 +13,11 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 
 import evenhand as eh
-from evenhand import programs
-from evenhand.evaluation import _personal
+from evenhand._jaxpr import programs
+from evenhand._jaxpr.hoist import ByProgram, _by_program, hoist
+from evenhand.evaluation import _evaluate
 from evenhand.lowering import lowered
-from evenhand.simulation import _adapted, _hoist, engine, setup
-from evenhand.simulation._hoist import hoist
+from evenhand.simulation import _evaluation, engine, setup
 
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
@@ -222,7 +222,7 @@ def test_a_run_with_numbers_in_an_unknown_primitive_warns_once_and_continues(fre
 
 
 def test_what_cannot_be_hashed_leaves_the_program_as_it_is(fresh, trained, monkeypatch):
-    monkeypatch.setattr("evenhand.simulation._hoist._counted", lambda value: [value])
+    monkeypatch.setattr("evenhand._jaxpr.hoist._counted", lambda value: [value])
     with pytest.warns(UserWarning, match="unhashable.*compiles the rounds again") as warned:
         _, params = train()
     assert len(warned) == 1
@@ -232,7 +232,7 @@ def test_what_cannot_be_hashed_leaves_the_program_as_it_is(fresh, trained, monke
 @pytest.mark.parametrize("kind", ["scan", "while", "jit"])
 def test_a_run_on_an_unknown_form_of_program_warns_once_and_gives_the_same(fresh, trained, monkeypatch, kind):
     """As if a later JAX had given this kind of equation a parameter that is unknown today."""
-    monkeypatch.setitem(programs._BESIDE, kind, "")
+    monkeypatch.setitem(programs.BESIDE, kind, "")
     with pytest.warns(UserWarning, match=f"UnknownForm.*{kind}.*compiles the rounds again") as warned:
         _, params = train()
     assert len(warned) == 1
@@ -306,7 +306,7 @@ def looped():
 @pytest.mark.parametrize(
     "breaking",
     [
-        lambda patch: patch.setitem(programs._BESIDE, "scan", ""),
+        lambda patch: patch.setitem(programs.BESIDE, "scan", ""),
         lambda patch: patch.setattr(programs, "evaluate", None),
     ],
     ids=["unknown form", "a walk that fails"],
@@ -333,19 +333,19 @@ def fresh_runs():
 @pytest.mark.filterwarnings("ignore:The model is no better than a guess")  # after one round
 def test_a_method_that_is_built_anew_compiles_and_keeps_nothing_more():
     """Else a process that builds methods in a loop would take more memory with each of them."""
-    by_program = (_personal._personal, _adapted._adapt, engine._compiled)
+    by_program = (_evaluate._personal_program, _evaluation._adapt, engine._compiled)
     fresh_runs()
     before = [cache.cache_info().misses for cache in by_program]
     fresh_runs()
     assert [cache.cache_info().misses for cache in by_program] == before
     # Those that hold a method's own functions hold few of them.
-    by_method = (engine._traced, engine._prepared, setup._beginning, _hoist._by_program)
+    by_method = (engine._traced, engine._prepared, setup._beginning, _by_program)
     assert all(cache.cache_info().maxsize <= 16 for cache in by_method)
 
 
 def test_functions_that_are_one_program_are_one_key():
     def key(function, *arguments):
-        return _hoist.ByProgram(function, arguments or (jnp.ones(3),))
+        return ByProgram(function, arguments or (jnp.ones(3),))
 
     def times(factor):
         return lambda x: {"w": factor * x}

@@ -13,9 +13,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import evenhand as eh
-from evenhand.cli._expression import built
-from evenhand.cli._rooms import factories, parameters, room_of
 from evenhand.devices import everywhere, here, over
+from evenhand.expressions import built, factories, parameters, room_of
 from evenhand.simulation import Checkpoint, engine
 from evenhand.simulation._checkpoint import Checkpoints
 from evenhand.types import Algorithm, Sum
@@ -157,7 +156,7 @@ def test_a_checkpoint_that_lacks_half_of_a_state_is_refused_in_a_sentence(
 ) -> None:
     """As the first version wrote it: the kernel's part on the first of two devices, with a checksum that fits."""
     method = method_of("geometric_median()")
-    name = "evenhand.simulation._session.here"
+    name = "evenhand.simulation._simulate.here"
 
     def halved(state: Any) -> Any:
         whole = here(state)

@@ -9,7 +9,7 @@ import evenhand as eh
 from evenhand.data import FederatedDataset, Split, _numeric
 from evenhand.devices import over
 from evenhand.evaluation import Prepared, evaluate_personal, per_client, prepare
-from evenhand.simulation import _ahead, _rows, _streamed
+from evenhand.simulation import program, setup
 from evenhand.simulation.setup import set_up
 from evenhand.types import Attack
 
@@ -50,7 +50,7 @@ def mapped(tmp_path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(_ahead, "_BLOCK", 2**13)  # 409 rows: about three rounds
+    monkeypatch.setattr(setup, "_ROW_BLOCK", 2**13)  # 409 rows: about three rounds
 
 
 def leaves(run):
@@ -96,12 +96,12 @@ def test_streamed_rows_give_the_bits_of_resident_ones(mapped, name):
 @pytest.mark.filterwarnings("ignore::evenhand.errors.EvenhandWarning")  # whatever rows it trains on
 @pytest.mark.usefixtures("small_blocks")
 def test_the_comparison_notices_rows_in_a_wrong_place(mapped, monkeypatch):
-    original = _streamed._moved
+    original = setup._moved
 
     def shifted(starts, old, new, places, absent):
         return original(starts, old, new, (places + 1).astype(np.int32), absent)
 
-    monkeypatch.setattr(_streamed, "_moved", shifted)
+    monkeypatch.setattr(setup, "_moved", shifted)
     with pytest.raises(AssertionError):
         assert_same_bits(run(MEMORY), run(mapped))
 
@@ -110,20 +110,20 @@ def test_the_comparison_notices_rows_in_a_wrong_place(mapped, monkeypatch):
 @pytest.mark.usefixtures("small_blocks")
 def test_a_client_whose_rows_are_missing_is_rejected_rather_than_given_anothers_rows(mapped, monkeypatch):
     """Its upload is not a number, so that the server rejects it, and the run says so."""
-    original = _ahead.cohorts
+    original = setup.cohorts
 
     def other_rounds(program, rounds):
         draw = original(program, rounds)
         return lambda sizes, table, keys, first: draw(sizes, table, keys, np.int32(first + 1))
 
-    monkeypatch.setattr(_ahead, "cohorts", other_rounds)
+    monkeypatch.setattr(setup, "cohorts", other_rounds)
     spoilt = run(mapped)
     assert spoilt.per_round["rejected"].any()
     assert [finding.kind for finding in spoilt.findings] == ["rejected", "unmeasured"]
 
 
 def test_blocks_hold_what_their_rounds_need_and_nothing_stale(mapped, monkeypatch):
-    monkeypatch.setattr(_ahead, "_BLOCK", 2**13)
+    monkeypatch.setattr(setup, "_ROW_BLOCK", 2**13)
     source = set_up(FEDAVG, mapped, cohort=8, seed=1).source
     number, ends = 0, []
     while number < 40:
@@ -143,7 +143,7 @@ def test_blocks_hold_what_their_rounds_need_and_nothing_stale(mapped, monkeypatc
 
 
 def test_a_round_that_needs_more_than_the_block_has_makes_it_grow(monkeypatch):
-    monkeypatch.setattr(_ahead, "_BLOCK", 1)
+    monkeypatch.setattr(setup, "_ROW_BLOCK", 1)
     sizes = np.array([1] * 50 + [600])
     data = dataset(arrays(sizes, 0), arrays(sizes % 3, 1))
     options = {"cohort": 3, "rounds": 40}
@@ -175,7 +175,7 @@ def assert_same_bits_of_state(one, other):
 
 
 def test_a_memory_map_is_never_copied(mapped):
-    assert _rows.must_stream(mapped.train) and not _rows.must_stream(MEMORY.train)
+    assert program.must_stream(mapped.train) and not program.must_stream(MEMORY.train)
     x = mapped.train.x
     assert isinstance(x, np.ndarray) and not x.flags.writeable and isinstance(x.base, np.memmap)
     resident = set_up(FEDAVG, MEMORY, cohort=8, seed=0).rows.x
@@ -205,10 +205,10 @@ def stacked():
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("block", [2**23, 256])
 def test_rows_on_the_host_and_on_devices_are_evaluated_alike(monkeypatch, devices, block):
-    from evenhand.evaluation import _flat, _personal
+    from evenhand.evaluation import _evaluate
 
-    monkeypatch.setattr(_flat, "_CHUNK_ROWS", (32, 32))
-    monkeypatch.setattr(_personal, "_BLOCK_NUMBERS", block)
+    monkeypatch.setattr(_evaluate, "_CHUNK_ROWS", (32, 32))
+    monkeypatch.setattr(_evaluate, "_BLOCK_NUMBERS", block)
     params, mesh, split = MODEL.init(jax.random.key(0)), over(devices), MEMORY.train
     host = Prepared(split.x, split.y, split.offsets, None, mesh)
     on_device = prepare(split)

@@ -23,6 +23,7 @@ GLOBAL = {
     "feddane": eh.algorithms.feddane(WORK, mu=0.1),
     "median": eh.algorithms.fedavg(WORK, aggregator=eh.aggregators.coordinate_median()),
     "fedadam": eh.algorithms.fedavg(WORK, server_opt=eh.server_opt.fedadam(0.1)),
+    "qfedavg": eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=10.0),
 }
 
 
@@ -282,10 +283,10 @@ def test_pfedme_descends_the_envelope():
 
 def test_the_value_of_the_symmetrised_divergence():
     """Of (.7, .2, .1) and (.5, .3, .2): half the sum of .08512283 and .09203285 both ways is not the sum."""
-    skl = importlib.import_module("evenhand.personalization.skl")
+    finetuning = importlib.import_module("evenhand.personalization.finetune")
     p, q = jnp.array([[0.7, 0.2, 0.1]]), jnp.array([[0.5, 0.3, 0.2]])
-    np.testing.assert_allclose(skl.divergence(jnp.log(p), jnp.log(q)), [0.17715568], atol=1e-6)
-    gradient = jax.grad(lambda z: skl.divergence(z, jnp.log(q))[0])
+    np.testing.assert_allclose(finetuning.divergence(jnp.log(p), jnp.log(q)), [0.17715568], atol=1e-6)
+    gradient = jax.grad(lambda z: finetuning.divergence(z, jnp.log(q))[0])
     assert np.abs(gradient(jnp.log(q))).max() < 1e-6 < np.abs(gradient(jnp.log(p))).max()
 
 

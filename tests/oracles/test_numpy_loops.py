@@ -13,7 +13,7 @@ import pytest
 from softmax_oracle import DATA, MODEL, SIZES, average, combine, gradient
 
 import evenhand as eh
-from evenhand import permutation
+from evenhand import streams
 from evenhand.rounds import cohort, work_key
 from evenhand.streams import keys_of
 
@@ -162,8 +162,8 @@ def test_mini_batches_with_a_partial_last_one_equal_a_numpy_loop():
     )
     start, models = begin(3), []
     for k, n in enumerate(SIZES):
-        word = permutation.words(work_key(keys_of(3), 0, 0, jnp.int32(k)))
-        order = np.array(permutation.permute(jnp.arange(n), jnp.int32(n), word, jnp.int32(0)))
+        word = streams.permutation_words(work_key(keys_of(3), 0, 0, jnp.int32(k)))
+        order = np.array(streams.permute(jnp.arange(n), jnp.int32(n), word, jnp.int32(0)))
         x, y = DATA.train.client(k)
         w = start
         for first in range(0, n, 4):

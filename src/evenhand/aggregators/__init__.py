@@ -1,31 +1,30 @@
 """Aggregators: they reduce a cohort's uploads to one direction."""
 
-from evenhand.aggregators._in_parts import in_parts
-from evenhand.aggregators._reduce import aggregate, in_loop, in_passes, reduce_uploads
-from evenhand.aggregators.ascending_mixture import ascending_mixture
+from evenhand.aggregators._reduce import aggregate, in_loop, in_parts, in_passes, reduce_uploads
 from evenhand.aggregators.bounded_weights import bounded_weights
 from evenhand.aggregators.bucketing import bucketing
-from evenhand.aggregators.bulyan import bulyan
 from evenhand.aggregators.caf import caf
 from evenhand.aggregators.centered_clipping import centered_clipping
 from evenhand.aggregators.clip import arc, clip, normalize
-from evenhand.aggregators.coordinate_median import coordinate_median
+from evenhand.aggregators.coordinatewise import coordinate_median, meamed, trimmed_mean
 from evenhand.aggregators.drift_tilted import drift_tilted
+from evenhand.aggregators.filters import loss_filter, norm_filter
 from evenhand.aggregators.geometric_median import geometric_median
-from evenhand.aggregators.krum import krum, multi_krum
-from evenhand.aggregators.loss_filter import loss_filter
+from evenhand.aggregators.krum import bulyan, krum, multi_krum
+from evenhand.aggregators.loss_weighted import (
+    ascending_mixture,
+    loss_powers,
+    qfedavg,
+    reference_tilt,
+    risk_weighted,
+    running_tilt,
+)
 from evenhand.aggregators.mda import mda
-from evenhand.aggregators.meamed import meamed
 from evenhand.aggregators.mean import mean
 from evenhand.aggregators.min_norm import min_norm
 from evenhand.aggregators.nnm import nnm
-from evenhand.aggregators.norm_filter import norm_filter
-from evenhand.aggregators.powered import loss_powers, qfedavg
 from evenhand.aggregators.reject import reject
-from evenhand.aggregators.risk_weighted import risk_weighted
-from evenhand.aggregators.running_tilt import reference_tilt, running_tilt
 from evenhand.aggregators.secure import secure
-from evenhand.aggregators.trimmed_mean import trimmed_mean
 
 __all__ = [
     "aggregate",

@@ -1,8 +1,13 @@
-"""Running an aggregator on a whole cohort's uploads, in as many passes as it needs."""
+"""Aggregators at work: on a whole cohort's uploads, after something that changes these, and several as one.
+
+:func:`aggregate` is for use outside training; :func:`reduce_uploads`, :func:`in_passes` and :func:`in_loop` run an
+aggregator in a round.  :func:`before` and :func:`each` put a change of the uploads in front of another aggregator, and
+:func:`in_parts` makes one sum of several.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import jax
@@ -13,10 +18,12 @@ from evenhand import tree
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
 from evenhand.streams import Purpose, stream
-from evenhand.types import Aggregator, Array, Cohort, Key, PyTree, Report, Sum, Upload
+from evenhand.types import Aggregator, Array, Cohort, Key, Need, PyTree, Report, Stack, Sum, Upload
 
-__all__ = ["aggregate", "in_loop", "in_passes", "reduce_uploads"]
+__all__ = ["Change", "aggregate", "before", "each", "in_loop", "in_parts", "in_passes", "reduce_uploads"]
 
+
+# --- on a whole cohort's uploads, in as many passes as it needs --------------------------------------------------
 
 Lift: TypeAlias = Callable[[Array, Upload, PyTree, Key], PyTree]
 """``(slot, upload, public, key) -> lifted``."""
@@ -81,44 +88,6 @@ def aggregate(
     return reduce_uploads(aggregator, uploads, present, state, stream(root, Purpose.AGGREGATOR), noise)[0]
 
 
-def in_passes(
-    aggregator: Sum, state: PyTree, key: Key, sum_of: Callable[[PyTree, int], PyTree]
-) -> tuple[PyTree, PyTree]:
-    """``(direction, state)`` in as many passes as the aggregator takes.
-
-    Args:
-      aggregator: a sum.
-      state: its state.
-      key: the server's, for all passes.
-      sum_of: ``(public, number) -> total``, the sum over the accepted uploads of what is lifted in pass ``number``.
-    """
-    direction: PyTree = ()
-    for number in range(aggregator.passes):
-        total = sum_of(aggregator.publish(state), number)
-        direction, state = aggregator.lower(total, state, jax.random.fold_in(key, number))
-    return direction, state
-
-
-def in_loop(
-    aggregator: Sum, state: PyTree, key: Key, sum_of: Callable[[PyTree, Array], PyTree]
-) -> tuple[PyTree, PyTree]:
-    """As :func:`in_passes`, in a compiled loop, so that a hundred passes are no larger a program than one."""
-
-    @jax.jit  # traced once, for the shapes and for the loop
-    def one(number: Array, state: PyTree) -> tuple[PyTree, PyTree]:
-        total = sum_of(aggregator.publish(state), number)
-        return aggregator.lower(total, state, jax.random.fold_in(key, number))
-
-    def step(number: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        return one(number, carry[1])
-
-    if aggregator.passes == 1:
-        return one(jnp.int32(0), state)
-    direction = jax.eval_shape(one, jnp.int32(0), state)[0]
-    begin = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), direction)
-    return lax.fori_loop(jnp.int32(0), jnp.int32(aggregator.passes), step, (begin, state))
-
-
 def reduce_uploads(
     aggregator: Aggregator,
     uploads: Upload,
@@ -164,3 +133,144 @@ def reduce_uploads(
         return lax.scan(lambda total, of: (tree.add(total, lifted_by(*of)), None), zeros, slots)[0]
 
     return in_loop(aggregator, state, key, sum_of)
+
+
+def in_passes(
+    aggregator: Sum, state: PyTree, key: Key, sum_of: Callable[[PyTree, int], PyTree]
+) -> tuple[PyTree, PyTree]:
+    """``(direction, state)`` in as many passes as the aggregator takes.
+
+    Args:
+      aggregator: a sum.
+      state: its state.
+      key: the server's, for all passes.
+      sum_of: ``(public, number) -> total``, the sum over the accepted uploads of what is lifted in pass ``number``.
+    """
+    direction: PyTree = ()
+    for number in range(aggregator.passes):
+        total = sum_of(aggregator.publish(state), number)
+        direction, state = aggregator.lower(total, state, jax.random.fold_in(key, number))
+    return direction, state
+
+
+def in_loop(
+    aggregator: Sum, state: PyTree, key: Key, sum_of: Callable[[PyTree, Array], PyTree]
+) -> tuple[PyTree, PyTree]:
+    """As :func:`in_passes`, in a compiled loop, so that a hundred passes are no larger a program than one."""
+
+    @jax.jit  # traced once, for the shapes and for the loop
+    def one(number: Array, state: PyTree) -> tuple[PyTree, PyTree]:
+        total = sum_of(aggregator.publish(state), number)
+        return aggregator.lower(total, state, jax.random.fold_in(key, number))
+
+    def step(number: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        return one(number, carry[1])
+
+    if aggregator.passes == 1:
+        return one(jnp.int32(0), state)
+    direction = jax.eval_shape(one, jnp.int32(0), state)[0]
+    begin = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), direction)
+    return lax.fori_loop(jnp.int32(0), jnp.int32(aggregator.passes), step, (begin, state))
+
+
+# --- after a change of the uploads -------------------------------------------------------------------------------
+
+Change: TypeAlias = Callable[[Upload, Array, Key], tuple[Upload, Array]]
+"""``(uploads, present, key) -> (uploads, present)``, with the same or another number of slots."""
+
+
+def before(then: Aggregator, change: Change, name: str, needs: tuple[Need, ...] | None = None) -> Stack:
+    """``then`` on what ``change`` makes of the uploads.
+
+    Args:
+      then: reduces the changed uploads.
+      change: what comes before.
+      name: that of the factory, for errors.
+      needs: how many uploads the two of them need; None: as many as ``then``.
+
+    Raises:
+      EvenhandError: ``then`` weighs clients by their reports, which it would have to do before it sees an upload.
+    """
+    if isinstance(then, Sum) and then.weigh is not None:
+        raise EvenhandError(
+            f"{name}(then=): this aggregator weighs clients by their reports before they train, and cannot come after "
+            "one that changes their uploads: give mean(), geometric_median() or another that takes uploads as they are."
+        )
+
+    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        first, second, noise = jax.random.split(key, 3)
+        changed, present = change(uploads, present, first)
+        return reduce_uploads(
+            then, changed, present, state, second, jax.random.split(noise, present.shape[0])
+        )
+
+    return Stack(then.init, apply, then.needs_loss, then.needs if needs is None else needs)
+
+
+def each(then: Aggregator, change: Callable[[Upload], Upload], name: str) -> Aggregator:
+    """``then`` on what ``change`` makes of each upload by itself: a sum stays a sum, and clients do it."""
+    if not isinstance(then, Sum):
+        return before(then, lambda uploads, present, key: (jax.vmap(change)(uploads), present), name)
+
+    def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
+        return then.lift(change(upload), public, key)
+
+    return then._replace(lift=lift, sensitivity=None)
+
+
+# --- several as one ----------------------------------------------------------------------------------------------
+
+
+def in_parts(parts: Sequence[Sum]) -> Sum:
+    """Several sums as one: a delta is a tuple with an entry for each, and so are weights and losses.
+
+    Args:
+      parts: the sums, each of one pass, that stream.
+
+    Raises:
+      EvenhandError: some of them add whole numbers under :func:`evenhand.aggregators.secure`, and others do not.
+    """
+    summations = [part.summation for part in parts]
+    if len({each is not None and each.bits for each in summations}) > 1:
+        raise EvenhandError(
+            "Methods side by side share their uploads: give secure(...) to all of them, or to none."
+        )
+
+    def weigh(reports: Report, cohort: Cohort, states: PyTree) -> tuple[Array, PyTree]:
+        weights, after = list[Array](), list[PyTree]()
+        for j, (part, state) in enumerate(zip(parts, states, strict=True)):
+            weight = reports.weight[:, j]
+            if part.weigh is not None:
+                weight, state = part.weigh(Report(weight, reports.loss[:, j]), cohort, state)
+            weights.append(weight)
+            after.append(state)
+        return jnp.stack(weights, axis=1), tuple(after)
+
+    def uploads(upload: Upload) -> Iterator[Upload]:
+        return (Upload(delta, upload.weight[j], upload.loss[j]) for j, delta in enumerate(upload.delta))
+
+    def lift(upload: Upload, publics: PyTree, key: Key) -> PyTree:
+        return tuple(
+            part.lift(one, public, jax.random.fold_in(key, j))
+            for j, (part, one, public) in enumerate(zip(parts, uploads(upload), publics, strict=True))
+        )
+
+    def lower(totals: PyTree, states: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        done = [
+            part.lower(total, one, jax.random.fold_in(key, j))
+            for j, (part, total, one) in enumerate(zip(parts, totals, states, strict=True))
+        ]
+        return tuple(direction for direction, _ in done), tuple(state for _, state in done)
+
+    return Sum(
+        init=lambda likes, clients: tuple(
+            part.init(like, clients) for part, like in zip(parts, likes, strict=True)
+        ),
+        lift=lift,
+        lower=lower,
+        publish=lambda states: tuple(part.publish(one) for part, one in zip(parts, states, strict=True)),
+        weigh=weigh if any(part.weigh for part in parts) else None,
+        needs_loss=any(part.needs_loss for part in parts),
+        summation=None if summations[0] is None else summations[0]._replace(numbers=None, anything=None),
+        needs=tuple(dict.fromkeys(need for part in parts for need in part.needs)),
+    )

@@ -6,7 +6,7 @@ import math
 
 import jax.numpy as jnp
 
-from evenhand.aggregators._before import before
+from evenhand.aggregators._reduce import before
 from evenhand.errors import EvenhandError
 from evenhand.types import Aggregator, Array, Cohort, Key, PyTree, Report, Sum, Upload
 

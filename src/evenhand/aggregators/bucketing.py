@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evenhand.aggregators._before import before
-from evenhand.aggregators._stacked import combined
+from evenhand.aggregators._reduce import before
+from evenhand.aggregators.stacked import combined
 from evenhand.errors import whole_number
 from evenhand.types import Aggregator, Array, Key, Need, PyTree, Stack, Upload
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from evenhand.aggregators._stacked import mean_of, products
+from evenhand.aggregators.stacked import mean_of, products
 from evenhand.errors import whole_number
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 

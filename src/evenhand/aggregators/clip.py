@@ -7,9 +7,9 @@ import math
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.aggregators._before import before, each
-from evenhand.aggregators._stacked import norms, scaled
+from evenhand.aggregators._reduce import before, each
 from evenhand.aggregators.mean import mean
+from evenhand.aggregators.stacked import norms, scaled
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.types import Aggregator, Array, Key, Need, Stack, Upload
 

@@ -1,15 +1,17 @@
-"""Krum and multi-Krum: the uploads that have the closest neighbours."""
+"""Krum, multi-Krum and Bulyan: the uploads that have the closest neighbours."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
+from jax import lax
 
 from evenhand import tree
-from evenhand.aggregators._stacked import distances, mean_of
+from evenhand.aggregators.coordinatewise import around_median
+from evenhand.aggregators.stacked import distances, mean_of
 from evenhand.errors import whole_number
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
-__all__ = ["krum", "multi_krum", "ranks"]
+__all__ = ["bulyan", "krum", "multi_krum"]
 
 
 def krum(malicious: int) -> Stack:
@@ -46,7 +48,7 @@ def krum(malicious: int) -> Stack:
     whole_number("krum(malicious=)", malicious, 0)
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        rank = ranks(distances(uploads.delta, present, key), present, malicious)
+        rank = _ranks(distances(uploads.delta, present, key), present, malicious)
         return tree.take(uploads.delta, jnp.argmin(rank)), state
 
     return Stack(
@@ -89,7 +91,7 @@ def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = Fals
         whole_number("multi_krum(keep=)", keep, 1)
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        rank = ranks(distances(uploads.delta, present, key), present, malicious)
+        rank = _ranks(distances(uploads.delta, present, key), present, malicious)
         best = jnp.sum(present) - malicious if keep is None else keep
         kept = present & (rank < jnp.maximum(best, 1))
         return mean_of(uploads, kept, weighted), state
@@ -101,7 +103,64 @@ def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = Fals
     )
 
 
-def ranks(distances: Array, present: Array, malicious: int) -> Array:
+def bulyan(malicious: int) -> Stack:
+    r"""The mean around the median of the uploads that Krum chooses one after another.
+
+    .. math::
+        S \leftarrow S \cup \{\arg\min_{i \notin S} s_i\} \text{ until } |S| = \theta = m - 2f, \qquad
+        [\Delta]_j = \frac1\beta \sum_{k \in S_j} [\Delta_k]_j, \quad \beta = \theta - 2f
+
+    with :math:`s_i` the scores of :func:`krum` among the uploads that are left, and :math:`S_j` the :math:`\beta`
+    chosen uploads nearest to their median in coordinate :math:`j`.
+
+    Args:
+      malicious: :math:`f`, how many uploads of a cohort may be malicious.
+
+    Raises:
+      EvenhandError: ``malicious`` below 0.
+
+    Robustness: withstands :math:`f \le (m - 3) / 4`, in every coordinate.  Reported weights are ignored, so that none
+    can be gained by lying; the price is that a client with 0.6 % of the examples counts as much as one with 30 %.
+
+    Edge cases: ``malicious=0`` is the mean; with fewer than :math:`4 f + 3` accepted uploads, at least one is chosen
+    and one value averaged; without any, zeros.
+
+    Cost: the distances, :math:`m^2 d`, a sort of them in each of :math:`\theta` choices, and 64 comparisons of each
+    number.
+
+    Example:
+      >>> import evenhand as eh, jax.numpy as jnp
+      >>> deltas = jnp.array([[0.0], [1.0], [2.0], [3.0], [4.0], [5.0], [90.0]])
+      >>> eh.aggregators.aggregate(bulyan(1), deltas).tolist()
+      [3.0]
+
+    Source: El Mhamdi, Guerraoui and Rouault, *The Hidden Vulnerability of Distributed Learning in Byzantium*, ICML
+    2018, section 4.
+    """
+    whole_number("bulyan(malicious=)", malicious, 0)
+
+    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        squares, m = distances(uploads.delta, present, key), present.shape[0]
+        wanted = jnp.maximum(jnp.sum(present) - 2 * malicious, jnp.minimum(jnp.sum(present), 1))
+
+        def choose(i: Array, left: Array) -> Array:
+            among = jnp.where(left[:, None] & left[None, :], squares, jnp.inf)
+            best = jnp.argmin(_ranks(among, left, malicious))
+            return left.at[best].set(left[best] & (i >= wanted))
+
+        chosen = present & ~lax.fori_loop(0, max(m - 2 * malicious, 1), choose, present)
+        one = chosen.astype(jnp.float32)
+        count = jnp.maximum(jnp.sum(one) - 2.0 * malicious, 1.0)
+        return around_median(uploads.delta, one, one, count), state
+
+    return Stack(
+        lambda like, clients: (),
+        apply,
+        needs=(Need.over(f"bulyan({malicious})", malicious, lambda m: m >= 4 * malicious + 3),),
+    )
+
+
+def _ranks(distances: Array, present: Array, malicious: int) -> Array:
     """The place of each upload by its score, ``(m,)``, from squared distances ``(m, m)``; empty slots come last.
 
     Two uploads that are each other's only neighbour have the same score: the sum of all distances then decides, so that

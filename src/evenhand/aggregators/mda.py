@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from evenhand.aggregators._stacked import distances, mean_of
+from evenhand.aggregators.stacked import distances, mean_of
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from evenhand.aggregators._before import before
-from evenhand.aggregators._stacked import combined, distances, least
+from evenhand.aggregators._reduce import before
+from evenhand.aggregators.stacked import combined, distances, least
 from evenhand.errors import whole_number
 from evenhand.types import Aggregator, Array, Key, Need, Stack, Upload
 

@@ -7,8 +7,7 @@ from evenhand.algorithms.delta_fl import delta_fl
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.algorithms.feddane import feddane
 from evenhand.algorithms.fedmgda import fedmgda
-from evenhand.algorithms.fedprox import fedprox
-from evenhand.algorithms.fedprox_adaptive import fedprox_adaptive
+from evenhand.algorithms.fedprox import fedprox, fedprox_adaptive
 from evenhand.algorithms.fedtilt import fedtilt
 from evenhand.algorithms.qfedavg import qfedavg, qfedsgd
 from evenhand.algorithms.qmaml import qmaml

@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 
 from evenhand.aggregators import mean
-from evenhand.algorithms import _rounds
+from evenhand.algorithms import averaging
 from evenhand.local import Work
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Sampling
@@ -56,7 +56,7 @@ def fedavg(
     Source: McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, AISTATS
     2017, algorithm 1; the server optimiser: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021.
     """
-    phase = _rounds.training(
+    phase = averaging.training(
         work,
         server_opt=server_opt,
         aggregator=aggregator,
@@ -66,9 +66,9 @@ def fedavg(
     )
     return Algorithm(
         model=work.model,
-        init=lambda params, clients: _rounds.server_init(server_opt, params),
+        init=lambda params, clients: averaging.server_init(server_opt, params),
         phases=(phase,),
-        global_params=_rounds.global_params,
+        global_params=averaging.global_params,
         sampling=sampling,
         partial_work=keep_partial,
         privacy=work.privacy,

@@ -7,7 +7,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.aggregators import mean
-from evenhand.algorithms import _rounds
+from evenhand.algorithms import averaging
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
 from evenhand.types import (
@@ -81,13 +81,13 @@ def feddane(
     if not (mu >= 0.0 and mu < float("inf")):
         raise EvenhandError(f"feddane(mu={mu}): the proximal weight must be a finite number >= 0.")
 
-    def correction(message: _rounds.Message, data: ClientData) -> optax.GradientTransformation:
+    def correction(message: averaging.Message, data: ClientData) -> optax.GradientTransformation:
         gradient, known = message.extra
         client_gradient = local.full_gradient(work.model, message.params, data)
         towards = local.shift(tree.scale(known, tree.subtract(gradient, client_gradient)))
         return optax.chain(towards, local.proximal(mu, message.params))
 
-    train = _rounds.training(
+    train = averaging.training(
         work,
         server_opt=server_opt,
         aggregator=aggregator,
@@ -100,11 +100,11 @@ def feddane(
     train = train._replace(fresh_cohort=fresh_cohort, effort=gradient)
     return Algorithm(
         model=work.model,
-        init=lambda params, clients: _rounds.server_init(
+        init=lambda params, clients: averaging.server_init(
             server_opt, params, (tree.zeros_like(params), jnp.float32(0.0))
         ),
         phases=(_collect(work.model, aggregator, sampling), train),
-        global_params=_rounds.global_params,
+        global_params=averaging.global_params,
         sampling=sampling,
         partial_work=keep_partial,
         name=f"feddane(mu={mu:g})",
@@ -114,20 +114,20 @@ def feddane(
 def _collect(model: Model, aggregator: Aggregator, sampling: Sampling) -> Phase:
     """The first exchange: full gradients at the broadcast model."""
 
-    def broadcast(state: _rounds.ServerState, client: Array) -> _rounds.Message:
-        return _rounds.Message(state.params, ())
+    def broadcast(state: averaging.ServerState, client: Array) -> averaging.Message:
+        return averaging.Message(state.params, ())
 
-    def report(message: _rounds.Message, client_state: PyTree, data: ClientData) -> Report:
-        return _rounds.report(model, message.params, data, sampling, aggregator)
+    def report(message: averaging.Message, client_state: PyTree, data: ClientData) -> Report:
+        return averaging.report(model, message.params, data, sampling, aggregator)
 
     def gradient(
-        message: _rounds.Message, client_state: PyTree, data: ClientData, key: Key
+        message: averaging.Message, client_state: PyTree, data: ClientData, key: Key
     ) -> tuple[Params, PyTree]:
         return local.full_gradient(model, message.params, data), client_state
 
     def server(
-        state: _rounds.ServerState, direction: Params, reported: Array, key: Key
-    ) -> tuple[_rounds.ServerState, Info]:
+        state: averaging.ServerState, direction: Params, reported: Array, key: Key
+    ) -> tuple[averaging.ServerState, Info]:
         known = (reported > 0).astype(jnp.float32)
         return state._replace(extra=(direction, known)), {"gradient_norm": tree.norm(direction)}
 

@@ -9,8 +9,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.aggregators import mean
-from evenhand.algorithms import _rounds
-from evenhand.algorithms._checks import check_parts
+from evenhand.algorithms import averaging
 from evenhand.sampling import uniform
 from evenhand.types import (
     Aggregator,
@@ -92,16 +91,16 @@ def scaffold(
     Source: Karimireddy et al., *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*, ICML 2020,
     algorithm 1.
     """
-    check_parts(work, aggregator, sampling, server_opt)
+    averaging.check_parts(work, aggregator, sampling, server_opt)
 
-    def broadcast(state: _rounds.ServerState, client: Array) -> _rounds.Message:
-        return _rounds.Message(state.params, state.extra.variate)
+    def broadcast(state: averaging.ServerState, client: Array) -> averaging.Message:
+        return averaging.Message(state.params, state.extra.variate)
 
-    def report(message: _rounds.Message, variate: Params, data: ClientData) -> Report:
-        return _rounds.report(work.model, message.params, data, sampling, aggregator)
+    def report(message: averaging.Message, variate: Params, data: ClientData) -> Report:
+        return averaging.report(work.model, message.params, data, sampling, aggregator)
 
     def train(
-        message: _rounds.Message, variate: Params, data: ClientData, key: Key
+        message: averaging.Message, variate: Params, data: ClientData, key: Key
     ) -> tuple[_Change, Params]:
         shift = local.shift(tree.subtract(message.extra, variate))
         correction = optax.chain(local.mean_gradient(), shift)
@@ -110,23 +109,23 @@ def scaffold(
         return change, gradients.mean
 
     def server(
-        state: _rounds.ServerState, direction: _Change, reported: Array, key: Key
-    ) -> tuple[_rounds.ServerState, Info]:
-        state, info = _rounds.server_step(server_opt, state, direction.params)
+        state: averaging.ServerState, direction: _Change, reported: Array, key: Key
+    ) -> tuple[averaging.ServerState, Info]:
+        state, info = averaging.server_step(server_opt, state, direction.params)
         share = reported.astype(jnp.float32) / state.extra.clients
         variate = tree.add(state.extra.variate, tree.scale(share, direction.variate))
         extra = state.extra._replace(variate=variate)
         return state._replace(extra=extra), {**info, "control_norm": tree.norm(variate)}
 
-    def init(params: Params, clients: int) -> _rounds.ServerState:
+    def init(params: Params, clients: int) -> averaging.ServerState:
         control = _Control(tree.zeros_like(params), jnp.float32(clients))
-        return _rounds.server_init(server_opt, params, control)
+        return averaging.server_init(server_opt, params, control)
 
     return Algorithm(
         model=work.model,
         init=init,
         phases=(Phase(broadcast, report, train, aggregator, server, effort=work.effort),),
-        global_params=_rounds.global_params,
+        global_params=averaging.global_params,
         sampling=sampling,
         init_client=tree.zeros_like,
         partial_work=keep_partial,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from evenhand.algorithms._in_parts import each_part, model_in_parts, phase_in_parts
+import jax.numpy as jnp
+
+from evenhand.aggregators import in_parts
 from evenhand.errors import EvenhandError, expect
-from evenhand.types import Algorithm, ClientData, Key, PyTree, Sum
+from evenhand.local import in_turn, step_per_row
+from evenhand.text import of_model
+from evenhand.types import Algorithm, Array, ClientData, Info, Key, Model, Phase, PyTree, Report, Sum
 
 __all__ = ["side_by_side"]
 
@@ -50,7 +55,7 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
     first = _check(members)
 
     def personal_params(states: PyTree, client_states: PyTree) -> PyTree:
-        return each_part(
+        return _each_part(
             lambda method, state, client_state: (
                 method.global_params(state)
                 if method.personal_params is None
@@ -62,22 +67,22 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
         )
 
     def adapt(params: PyTree, data: ClientData, key: Key) -> PyTree:
-        return each_part(
+        return _each_part(
             lambda method, one: one if method.adapt is None else method.adapt(one, data, key), members, params
         )
 
     return first._replace(
         name=f"side_by_side({', '.join(names)})",
-        model=model_in_parts(first.model, names),
-        init=lambda params, n: each_part(lambda method, one: method.init(one, n), members, params),
-        phases=each_part(lambda *phases: phase_in_parts(phases, names), *(m.phases for m in members)),
-        global_params=lambda states: each_part(
+        model=_model_in_parts(first.model, names),
+        init=lambda params, n: _each_part(lambda method, one: method.init(one, n), members, params),
+        phases=_each_part(lambda *phases: _phase_in_parts(phases, names), *(m.phases for m in members)),
+        global_params=lambda states: _each_part(
             lambda method, state: method.global_params(state), members, states
         ),
-        init_client=lambda params: each_part(lambda method, one: method.init_client(one), members, params),
+        init_client=lambda params: _each_part(lambda method, one: method.init_client(one), members, params),
         personal_params=personal_params if any(method.personal_params for method in members) else None,
         adapt=adapt if any(method.adapt for method in members) else None,
-        received=lambda messages: each_part(lambda method, one: method.received(one), members, messages),
+        received=lambda messages: _each_part(lambda method, one: method.received(one), members, messages),
     )
 
 
@@ -109,3 +114,71 @@ def _check(methods: Sequence[Algorithm]) -> Algorithm:
             "stragglers alike, aggregate by sums in one pass without masks, and not adapt to the global loss."
         )
     return methods[0]
+
+
+# --- one method made of several: its states, messages and updates are tuples with an entry for each --------------
+
+_Measure: TypeAlias = Callable[[PyTree, Array], Array]
+
+
+def _each_part(function: Callable[..., Any], *parts: Iterable[Any]) -> tuple[Any, ...]:
+    """``map`` over parts, as a tuple."""
+    return tuple(function(*entries) for entries in zip(*parts, strict=True))
+
+
+def _model_in_parts(model: Model, names: Sequence[str]) -> Model:
+    """A copy of ``model`` for each name; metrics are the first copy's, and each copy's under its name."""
+
+    def of(j: int, measure: _Measure) -> _Measure:
+        return lambda outputs, y: measure(outputs[j], y)
+
+    measures = {"loss": model.losses, **model.metrics}
+    named = {
+        of_model(name, level): of(j, one) for j, level in enumerate(names) for name, one in measures.items()
+    }
+    return Model(
+        init=lambda key: tuple(model.init(key) for _ in names),
+        apply=lambda params, x: tuple(model.apply(one, x) for one in params),
+        losses=of(0, model.losses),
+        metrics={name: of(0, one) for name, one in model.metrics.items()} | named,
+    )
+
+
+def _phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
+    """One exchange that runs all ``phases``; what each records is recorded under its name."""
+
+    def report(messages: PyTree, client_states: PyTree, data: ClientData) -> Report:
+        reports = _each_part(lambda phase, *both: phase.report(*both, data), phases, messages, client_states)
+        # A loss that one phase does not need must not invalidate the report of the others.
+        losses = [
+            one.loss if phase.aggregator.needs_loss else jnp.zeros_like(one.loss)
+            for phase, one in zip(phases, reports, strict=True)
+        ]
+        return Report(jnp.stack([one.weight for one in reports]), jnp.stack(losses))
+
+    def work(messages: PyTree, client_states: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
+        # All share the key that the client would have in this round if each method ran alone.
+        done = _each_part(lambda phase, *both: phase.work(*both, data, key), phases, messages, client_states)
+        return _each_part(lambda one: one[0], done), _each_part(lambda one: one[1], done)
+
+    def server(states: PyTree, directions: PyTree, reported: Array, key: Key) -> tuple[PyTree, Info]:
+        done = _each_part(lambda phase, *both: phase.server(*both, reported, key), phases, states, directions)
+        infos = {
+            of_model(what, name): value
+            for name, (_, info) in zip(names, done, strict=True)
+            for what, value in info.items()
+        }
+        return _each_part(lambda one: one[0], done), infos
+
+    return Phase(
+        broadcast=lambda states, client: _each_part(
+            lambda phase, one: phase.broadcast(one, client), phases, states
+        ),
+        report=report,
+        work=work,
+        aggregator=in_parts([phase.aggregator for phase in phases if isinstance(phase.aggregator, Sum)]),
+        server=server,
+        fresh_cohort=phases[0].fresh_cohort,
+        effort=in_turn(*(phase.effort or step_per_row for phase in phases)),
+        steps_if_empty=phases[0].steps_if_empty,
+    )

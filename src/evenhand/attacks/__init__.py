@@ -5,16 +5,18 @@ Each is a value for ``eh.simulate(..., attack=...)``.  A ``fraction`` of the cli
 another.  Attacks act before anything that the server does against them.
 """
 
-from evenhand.attacks.alie import alie
-from evenhand.attacks.distance_bounded import min_max, min_sum
-from evenhand.attacks.features import feature_noise, negative
-from evenhand.attacks.inner_product import inner_product
-from evenhand.attacks.labels import label_flip, random_labels, relabel, uniform_labels
-from evenhand.attacks.mimic import mimic
-from evenhand.attacks.omniscient import omniscient, same_value
-from evenhand.attacks.outliers import persistent_outliers
+from evenhand.attacks.coalitions import alie, inner_product, mimic, min_max, min_sum, omniscient, same_value
+from evenhand.attacks.examples import (
+    feature_noise,
+    label_flip,
+    negative,
+    persistent_outliers,
+    random_labels,
+    relabel,
+    uniform_labels,
+)
 from evenhand.attacks.uploads import false_sum, gaussian, model_replacement, non_finite, sign_flip, zero
-from evenhand.attacks.who import both, by_clients, during
+from evenhand.attacks.wrappers import both, by_clients, during
 
 __all__ = [
     "alie",

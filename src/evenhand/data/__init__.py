@@ -1,14 +1,11 @@
 """Federated data sets: made, loaded, partitioned."""
 
 from evenhand.data import loaders, partition
-from evenhand.data._characters import encode_characters
-from evenhand.data._dataset import FederatedDataset, Split
+from evenhand.data._dataset import FederatedDataset, Split, from_arrays, hold_out, hold_out_clients
 from evenhand.data._features import Column, Features, Fill, Target
-from evenhand.data._hold_out import hold_out
-from evenhand.data._split import from_arrays
 from evenhand.data._synthetic import synthetic
-from evenhand.data._unseen import hold_out_clients
 from evenhand.data.loaders import encode_table, from_frame, load, load_features, load_leaf
+from evenhand.data.loaders._leaf import encode_characters
 
 __all__ = [
     "Column",

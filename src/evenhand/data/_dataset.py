@@ -1,23 +1,60 @@
-"""Federated data: flat rows plus offsets, no padding stored."""
+"""Federated data: flat rows plus offsets, no padding stored.
+
+The type comes first, then how arrays become a data set (:func:`from_arrays`), then how examples or whole clients are
+held out of one.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import html
-from dataclasses import dataclass
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from evenhand.data._arrays import NDArray, as_features, as_labels, read_only
 from evenhand.data._features import Features
-from evenhand.data._ids import canonical
-from evenhand.data._text import first_repeated, name_fault
-from evenhand.errors import EvenhandError
+from evenhand.data._validation import (
+    NDArray,
+    as_array,
+    as_features,
+    as_labels,
+    canonical,
+    check_class_numbers,
+    class_labels,
+    client_codes,
+    element,
+    first_repeated,
+    generator,
+    id_array,
+    name_fault,
+    read_only,
+)
+from evenhand.errors import Argument, EvenhandError
 from evenhand.text import counted
 
-__all__ = ["FederatedDataset", "Split"]
+__all__ = [
+    "FederatedDataset",
+    "Rows",
+    "Split",
+    "assign",
+    "build",
+    "check_fractions",
+    "from_arrays",
+    "hold_out",
+    "hold_out_clients",
+    "remarks_on_spelling",
+]
+
+
+# --- the type -----------------------------------------------------------------------------------------------
+
 
 _BLOCK = 2**24
 """Bytes that are read at a time."""
@@ -250,3 +287,343 @@ def _check_together(data: FederatedDataset) -> None:
             raise EvenhandError(
                 f"{data.name}: label {largest} is out of range: there are {len(data.classes)} class names."
             )
+
+
+# --- from arrays: examples grouped by client and split ------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """Checked examples in any order, each with the id of its client.
+
+    Attributes:
+      x: float32 or int32 ``(n, ...)``.
+      y: int32 or float32 ``(n, ...)``.
+      client: ``(n,)`` ids of any dtype.
+    """
+
+    x: NDArray
+    y: NDArray
+    client: NDArray
+
+
+class Assignment(NamedTuple):
+    """Which client each row belongs to, and which split.
+
+    Attributes:
+      ids: the clients.
+      codes: each row's client, ``(n,)``.
+      parts: row numbers of training, validation and test, each grouped by client.
+    """
+
+    ids: tuple[str, ...]
+    codes: NDArray
+    parts: tuple[NDArray, NDArray, NDArray]
+
+    def offsets(self, part: int) -> NDArray:
+        """Where each client's rows begin in a part, and where the last end, ``(K + 1,)``."""
+        sizes = np.bincount(self.codes[self.parts[part]], minlength=len(self.ids))
+        return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def from_arrays(
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    client: npt.ArrayLike,
+    *,
+    test_fraction: float = 0.2,
+    valid_fraction: float = 0.0,
+    seed: int = 0,
+    name: str = "arrays",
+    classes: Sequence[str] | None = None,
+) -> FederatedDataset:
+    r"""Group examples by client and split each client's at random into training, validation and test.
+
+    A client with :math:`n` examples, shuffled, gives its first :math:`\max(1, \lfloor(1-t-v)n\rfloor)` to
+    training, those up to :math:`\lfloor(1-t)n\rfloor` to validation and the rest to test, where :math:`t` is
+    ``test_fraction`` and :math:`v` ``valid_fraction``.  So no client is left without training examples, and
+    the only example of a client is one of them.
+
+    Args:
+      x: ``(n, ...)`` features.  Floats and booleans become float32; integers become int32 and count as
+        tokens, so scale pixels to floats first.
+      y: ``(n, ...)`` labels: integers >= 0 are class numbers, floats are real-valued targets, and text is
+        numbered in sorted order and kept in ``classes``.
+      client: ``(n,)`` client ids, all text, all numbers or all booleans.  Ids are compared as text, in Unicode's NFC
+        and without blanks around them; ``1`` and ``1.0`` are ``"1"``.  Clients are ordered by id, numbers as numbers.
+        Ids that differ only in how they are written, such as ``"7"`` and ``"07"``, get a sentence in ``notes``.
+      test_fraction: share of each client's examples for testing, in [0, 1).
+      valid_fraction: share for validation, in [0, 1); the two together stay below 1.
+      seed: of the shuffle.
+      name: what the data set is called.
+      classes: the names of the class numbers in ``y``, if they have any.  Without names, more than 20 distinct integers
+        that do not start at 0 or leave gaps are refused: they may be amounts.
+
+    Raises:
+      EvenhandError: lengths differ, there are no examples, a number is not finite, a label is negative, a client
+        id is missing, ids are of several types, or a fraction is out of range.
+
+    Example:
+      >>> import numpy as np
+      >>> from evenhand.data import from_arrays
+      >>> x, y, client = np.zeros((10, 3)), np.arange(10) % 2, ["b", "a"] * 5
+      >>> data = from_arrays(x, y, client, test_fraction=0.4)
+      >>> data.client_ids, data.train.sizes, data.test.sizes
+      (('a', 'b'), array([3, 3]), array([2, 2]))
+    """
+    if isinstance(getattr(x, "columns", getattr(x, "column_names", None)), Sized):
+        raise EvenhandError(
+            f"{name}: x is a table, a {type(x).__name__}: give the whole table to evenhand.data.from_frame, or its "
+            "numbers alone, x.to_numpy(float)."
+        )
+    features = as_features(x, name)
+    labels = as_array(_plain(y), name, "y")
+    if labels.dtype.kind == "U" and classes is None:
+        labels, found = class_labels(labels, name, element("y"), regression=False)
+    else:
+        if classes is None and labels.dtype.kind in "iu":
+            cures = (
+                "give them as floats to predict amounts, or the classes' names with ",
+                Argument("classes", "NAMES"),
+            )
+            check_class_numbers(labels, name, "y", *cures, " if each number is a class.")
+        labels, found = as_labels(labels, name), None if classes is None else tuple(classes)
+    return build(
+        Rows(features, labels, id_array(client, name)),
+        None,
+        name=name,
+        classes=found,
+        test_fraction=test_fraction,
+        valid_fraction=valid_fraction,
+        seed=seed,
+    )
+
+
+def build(
+    train: Rows,
+    test: Rows | None,
+    *,
+    name: str,
+    classes: tuple[str, ...] | None,
+    test_fraction: float,
+    valid_fraction: float,
+    seed: int,
+) -> FederatedDataset:
+    """The data set of ``train``'s clients; ``test`` None: ``test_fraction`` of their examples is for testing."""
+    check_fractions(test_fraction if test is None else 0.0, valid_fraction)
+    codes, ids = _codes(train, name, "client")
+    parts = _parts(codes, len(ids), test_fraction if test is None else 0.0, valid_fraction, seed)
+    splits = [_gather(train, codes, rows, len(ids)) for rows in parts]
+    if test is not None:
+        test_codes, test_ids = _codes(test, name, "the test part's client")
+        position = {client: k for k, client in enumerate(ids)}
+        strangers = [client for client in test_ids if client not in position]
+        if strangers:
+            raise EvenhandError(
+                f"{name}: client {strangers[0]!r} has test examples but no training examples: drop "
+                "it or give it some."
+            )
+        test_codes = np.array([position[client] for client in test_ids], np.int64)[test_codes]
+        splits[2] = _gather(test, test_codes, np.argsort(test_codes, kind="stable"), len(ids))
+    notes = remarks_on_spelling(ids)
+    return FederatedDataset(splits[0], splits[1], splits[2], ids, name, classes, notes=notes)
+
+
+def assign(
+    client: NDArray, *, name: str, what: str, test_fraction: float, valid_fraction: float, seed: int
+) -> Assignment:
+    """Splits each client's rows, given only the client ids.
+
+    Args:
+      client: ``(n,)`` ids of any dtype.
+      name: what the data set is called.
+      what: what the ids are called in errors.
+      test_fraction: as in :func:`from_arrays`; so are the others.
+    """
+    check_fractions(test_fraction, valid_fraction)
+    codes, ids = client_codes(client, name, what)
+    return Assignment(ids, codes, _parts(codes, len(ids), test_fraction, valid_fraction, seed))
+
+
+def check_fractions(test_fraction: float, valid_fraction: float) -> None:
+    """Checks that both are in [0, 1) and leave something for training."""
+    for title, value in (("test_fraction", test_fraction), ("valid_fraction", valid_fraction)):
+        if not (math.isfinite(value) and 0 <= value < 1):
+            raise EvenhandError(f"{title} must be at least 0 and below 1, not {value}.")
+    if test_fraction + valid_fraction >= 1:
+        raise EvenhandError(
+            f"test_fraction {test_fraction} and valid_fraction {valid_fraction} leave nothing for training: "
+            "make their sum less than 1."
+        )
+
+
+def _plain(values: npt.ArrayLike) -> npt.ArrayLike:
+    """Objects that are all text, as a column of pandas gives them, as an array of text."""
+    array = np.asarray(values) if hasattr(values, "__array__") else values
+    if isinstance(array, np.ndarray) and array.dtype.kind == "O" and array.size:
+        return array.astype(str) if all(isinstance(value, str) for value in array.flat) else array
+    return array
+
+
+def _codes(rows: Rows, name: str, what: str) -> tuple[NDArray, tuple[str, ...]]:
+    if not len(rows.x) == len(rows.y) == len(rows.client):
+        raise EvenhandError(
+            f"{name}: x has {len(rows.x)} rows, y {len(rows.y)} and {what} {len(rows.client)}: give one "
+            "label and one client id for each row of x."
+        )
+    if not len(rows.x):
+        raise EvenhandError(f"{name}: there are no examples: give at least one for each client.")
+    return client_codes(rows.client, name, what)
+
+
+def _parts(
+    codes: NDArray, clients: int, test_fraction: float, valid_fraction: float, seed: int
+) -> tuple[NDArray, NDArray, NDArray]:
+    """Row numbers of the three splits, each grouped by client."""
+    sizes = np.bincount(codes, minlength=clients)
+    order = np.argsort(codes, kind="stable")
+    if test_fraction + valid_fraction > 0:
+        # Drawn after grouping, so that the split does not depend on how the clients' rows were interleaved.
+        order = order[np.lexsort((generator(seed, "split").random(len(codes)), codes[order]))]
+    rank = np.arange(len(codes)) - (np.cumsum(sizes) - sizes)[codes[order]]
+    train = np.maximum(1, _floor((1 - test_fraction - valid_fraction) * sizes))
+    valid = np.maximum(train, _floor((1 - test_fraction) * sizes))
+    in_train, in_valid = rank < train[codes[order]], rank < valid[codes[order]]
+    return order[in_train], order[in_valid & ~in_train], order[~in_valid]
+
+
+def _floor(values: NDArray) -> NDArray:
+    # 0.1 * 30 is 2.9999999999999996 in floating point when it comes as (1 - 0.9) * 30.
+    return np.floor(np.round(values, 6)).astype(np.int64)
+
+
+def _gather(rows: Rows, codes: NDArray, order: NDArray, clients: int) -> Split:
+    sizes = np.bincount(codes[order], minlength=clients)
+    split = Split(rows.x[order], rows.y[order], np.concatenate([[0], np.cumsum(sizes)]))
+    for array in split:
+        array.setflags(write=False)
+    return split
+
+
+_PADDED = re.compile(r"(?<![\d.])0+(?=\d)")
+
+_WHOLE = re.compile(r"(?<=\d)\.0+(?!\d)")
+
+
+def remarks_on_spelling(ids: Iterable[str]) -> tuple[str, ...]:
+    """The sentence about clients whose ids differ only in how they are written, with examples; none without any.
+
+    That is in capitals, blanks, zeros in front or after a point, or compatible characters (Unicode's NFKC).
+
+    Example:
+      >>> remarks_on_spelling(["7", "07", "8"])
+      ("Clients '7' and '07' differ only in how they are written: they count as different clients, ...",)
+      >>> remarks_on_spelling(["7", "70"])
+      ()
+    """
+    spellings: dict[str, list[str]] = {}
+    for name in ids:
+        spellings.setdefault(_bare(name), []).append(name)
+    pairs = [f"{names[0]!r} and {names[1]!r}" for names in spellings.values() if len(names) > 1]
+    if not pairs:
+        return ()
+    more = counted(len(pairs) - 1, "other group")
+    others = f" (and {more}, such as {pairs[1]})" if len(pairs) > 1 else ""
+    sentence = (
+        f"Clients {pairs[0]}{others} differ only in how they are written: they count as different clients, so "
+        "write their ids in one way if they are the same."
+    )
+    return (sentence,)
+
+
+def _bare(name: str) -> str:
+    """``name`` without what often differs between two spellings of one id."""
+    text = name if name.isascii() else unicodedata.normalize("NFKC", name)
+    return _WHOLE.sub("", _PADDED.sub("", "".join(text.casefold().split())))
+
+
+# --- examples and clients held out --------------------------------------------------------------------------
+
+
+def hold_out(data: FederatedDataset, fraction: float = 0.2, *, seed: int = 0) -> FederatedDataset:
+    """The data with a share of each client's training examples, drawn at random, as validation examples.
+
+    Each client keeps at least one training example; a client with few may get no validation example.
+
+    Args:
+      data: clients without validation examples.
+      fraction: the share, in (0, 1).
+      seed: decides which examples are taken.
+
+    Raises:
+      EvenhandError: there are validation examples already, or the fraction is out of range.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.load("digits", clients=4)
+      >>> hold_out(data, 0.25)
+      <FederatedDataset 'digits': 4 clients, 1078 + 359 + 360 rows, x float32 (64,), 10 classes>
+    """
+    if data.valid.rows:
+        raise EvenhandError(f"{data.name} has {data.valid.rows:,} validation examples already: use those.")
+    if not 0 < fraction < 1:
+        raise EvenhandError(f"hold_out(fraction={fraction}): give a number between 0 and 1, such as 0.2.")
+    sizes, offsets = data.train.sizes, data.train.offsets
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((generator(seed, "hold out").random(len(client)), client))
+    rank = np.arange(len(client)) - offsets[:-1][client]
+    kept = np.maximum(1, sizes - np.floor(np.round(fraction * sizes, 6)).astype(np.int64))
+    stays = rank < kept[client]
+
+    def part(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Split:
+        rows = np.sort(order[chosen])  # in the order of the data
+        counts = np.bincount(client[rows], minlength=len(sizes))
+        return Split(data.train.x[rows], data.train.y[rows], np.concatenate([[0], np.cumsum(counts)]))
+
+    return replace(data, train=part(stays), valid=part(~stays))
+
+
+def hold_out_clients(
+    data: FederatedDataset, fraction: float = 0.2, *, seed: int = 0
+) -> tuple[FederatedDataset, FederatedDataset]:
+    """``(seen, unseen)``: the data of the clients to train on, and of a share of all clients, drawn at random.
+
+    Args:
+      data: all clients.
+      fraction: the share that is set aside, in (0, 1), rounded to whole clients; at least one client is on each side.
+      seed: decides which clients these are.
+
+    Raises:
+      EvenhandError: the fraction is out of range, or there is one client only.
+
+    Example:
+      >>> import evenhand as eh
+      >>> seen, unseen = hold_out_clients(eh.data.load("digits", clients=10), 0.3)
+      >>> seen.num_clients, unseen.num_clients
+      (7, 3)
+      >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
+      >>> run = eh.simulate(eh.algorithms.fedavg(work), seen, rounds=5)
+      >>> run.serve(unseen).client_metrics("test")["accuracy"].shape
+      (3,)
+    """
+    if not 0 < fraction < 1:
+        raise EvenhandError(
+            f"hold_out_clients(fraction={fraction}): give a number between 0 and 1, such as 0.2."
+        )
+    if data.num_clients < 2:
+        raise EvenhandError(
+            f"{data.name} has one client only, which cannot be trained on and set aside, too."
+        )
+    count = int(np.clip(round(fraction * data.num_clients), 1, data.num_clients - 1))
+    order = generator(seed, "hold out clients").permutation(data.num_clients)
+    return _of_clients(data, np.sort(order[count:])), _of_clients(data, np.sort(order[:count]))
+
+
+def _of_clients(data: FederatedDataset, clients: NDArray) -> FederatedDataset:
+    def part(split: Split) -> Split:
+        rows = np.concatenate([np.arange(*split.offsets[k : k + 2]) for k in clients])
+        offsets = np.concatenate([[0], np.cumsum(split.sizes[clients])])
+        return Split(split.x[rows], split.y[rows], offsets)
+
+    train, valid, test = (part(split) for split in (data.train, data.valid, data.test))
+    names = tuple(data.client_ids[k] for k in clients)
+    return replace(data, train=train, valid=valid, test=test, client_ids=names)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from evenhand.data._arrays import NDArray
 from evenhand.errors import EvenhandError, named
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "fit_target",
 ]
 
+NDArray: TypeAlias = npt.NDArray[Any]
 Fill: TypeAlias = Literal["mean", "median", "most-frequent"]
 
 MISSING_CATEGORY = "(missing)"

@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.data._arrays import NDArray
-from evenhand.data._dataset import FederatedDataset
-from evenhand.data._random import generator
-from evenhand.data._split import Rows, build
+from evenhand.data._dataset import FederatedDataset, Rows, build
+from evenhand.data._validation import NDArray, generator
 from evenhand.errors import EvenhandError
 
 __all__ = ["synthetic"]

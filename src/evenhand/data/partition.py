@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
+
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.data._arrays import NDArray, as_array, client_codes
-from evenhand.data._deal import (
-    check_clients,
-    classes,
-    deal,
-    no_empty_client,
-    row_count,
-    rows_of_classes,
-    shard_counts,
-    spread,
-)
-from evenhand.data._random import generator
-from evenhand.errors import EvenhandError
+from evenhand.data._validation import NDArray, as_array, client_codes, generator
+from evenhand.errors import EvenhandError, whole_number
 
-__all__ = ["by_column", "dirichlet", "iid", "matching", "quantity", "shards"]
+__all__ = [
+    "by_column",
+    "dirichlet",
+    "iid",
+    "matching",
+    "quantity",
+    "shards",
+]
 
 _WIDEST = 1e6
 """Standard deviation of log sizes; one client has all the rows long before that."""
@@ -44,8 +42,8 @@ def iid(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
       >>> np.bincount(iid(10, clients=4))
       array([3, 3, 2, 2])
     """
-    n = row_count(rows)
-    check_clients(n, clients)
+    n = _row_count(rows)
+    _check_clients(n, clients)
     return generator(seed, "partition.iid").permutation(np.arange(n) % clients)
 
 
@@ -81,17 +79,17 @@ def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> ND
       >>> spread[0] < spread[1]
       True
     """
-    codes = classes(y)
-    check_clients(len(codes), clients)
+    codes = _classes(y)
+    _check_clients(len(codes), clients)
     if not 0 < alpha <= 1e9:
         raise EvenhandError(f"alpha must be positive and at most 1e9, not {alpha}.")
     random = generator(seed, "partition.dirichlet")
     client = np.empty(len(codes), np.int64)
-    for members in rows_of_classes(codes):
+    for members in _rows_of_classes(codes):
         rows = random.permutation(members)
         shares = random.dirichlet(np.full(clients, float(alpha)))
-        client[rows] = spread(len(rows), shares)
-    return no_empty_client(client, clients, random)
+        client[rows] = _spread(len(rows), shares)
+    return _no_empty_client(client, clients, random)
 
 
 def shards(y: npt.ArrayLike, clients: int, classes_per_client: int, seed: int = 0) -> NDArray:
@@ -125,14 +123,14 @@ def shards(y: npt.ArrayLike, clients: int, classes_per_client: int, seed: int = 
       >>> {len(set(y[client == k])) for k in range(20)}
       {2}
     """
-    codes = classes(y)
-    check_clients(len(codes), clients)
+    codes = _classes(y)
+    _check_clients(len(codes), clients)
     counts = np.bincount(codes)
-    pieces = shard_counts(counts, clients, classes_per_client)
+    pieces = _shard_counts(counts, clients, classes_per_client)
     random = generator(seed, "partition.shards")
-    holders = deal(pieces, clients, classes_per_client, random)
+    holders = _deal(pieces, clients, classes_per_client, random)
     client = np.empty(len(codes), np.int64)
-    for members, owners in zip(rows_of_classes(codes), holders, strict=True):
+    for members, owners in zip(_rows_of_classes(codes), holders, strict=True):
         rows = random.permutation(members)
         for owner, piece in zip(owners, np.array_split(rows, len(owners)), strict=True):
             client[piece] = owner
@@ -162,14 +160,14 @@ def quantity(rows: int | npt.ArrayLike, clients: int, sigma: float, seed: int = 
       >>> int(sizes.sum()), bool(sizes.max() > 5 * np.median(sizes))
       (1000, True)
     """
-    n = row_count(rows)
-    check_clients(n, clients)
+    n = _row_count(rows)
+    _check_clients(n, clients)
     if not 0 <= sigma <= _WIDEST:
         raise EvenhandError(f"sigma must be finite and at least 0, and at most {_WIDEST:g}, not {sigma}.")
     random = generator(seed, "partition.quantity")
     logs = sigma * random.standard_normal(clients)
     weights = np.exp(logs - logs.max())
-    client = np.concatenate([np.arange(clients), spread(n - clients, weights / weights.sum())])
+    client = np.concatenate([np.arange(clients), _spread(n - clients, weights / weights.sum())])
     return random.permutation(client)
 
 
@@ -226,5 +224,99 @@ def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed
         owners = owner[labels == label]
         shares = np.bincount(owners if len(owners) else owner, minlength=clients)
         rows = random.permutation(np.flatnonzero(fresh == label))
-        result[rows] = spread(len(rows), shares / shares.sum())
+        result[rows] = _spread(len(rows), shares / shares.sum())
     return result
+
+
+# --- the arithmetic -----------------------------------------------------------------------------------------
+
+
+def _row_count(rows: int | npt.ArrayLike) -> int:
+    """The length of an array, or the number given in its place."""
+    try:
+        return len(rows)  # pyright: ignore[reportArgumentType]  (the point is to try)
+    except TypeError:
+        return whole_number("rows", rows, 0)
+
+
+def _classes(y: npt.ArrayLike, what: str = "y") -> NDArray:
+    """``(n,)`` labels of any kind as positions among the sorted distinct ones."""
+    labels = as_array(y, "partition", what)
+    if labels.ndim != 1:
+        raise EvenhandError(
+            f"{what} has {labels.ndim} axes: give one class label per example to partition by label."
+        )
+    return np.unique(labels, return_inverse=True)[1]
+
+
+def _check_clients(rows: int, clients: int) -> None:
+    """Refuses a number of clients that is not a whole number from 1, or is larger than that of the examples."""
+    if whole_number("clients", clients, 1) > rows:
+        raise EvenhandError(f"{rows} examples are too few for {clients} clients: give each at least one.")
+
+
+def _rows_of_classes(codes: NDArray) -> list[NDArray]:
+    """The rows of each class in ascending order."""
+    order = np.argsort(codes, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(codes))[:-1])
+
+
+def _spread(rows: int, shares: NDArray) -> NDArray:
+    """``(rows,)`` client numbers in ascending order, client ``k`` about ``shares[k] * rows`` times."""
+    ends = np.rint(np.cumsum(shares) * rows).astype(np.int64)
+    ends[-1] = rows
+    return np.repeat(np.arange(len(shares)), np.diff(ends, prepend=0))
+
+
+def _no_empty_client(client: NDArray, clients: int, random: np.random.Generator) -> NDArray:
+    """Gives each client without examples a random one of the client that has most, the first of several."""
+    members = [rows.tolist() for rows in _rows_of_classes(client)]
+    members += [[] for _ in range(clients - len(members))]
+    heap = [(-len(rows), k) for k, rows in enumerate(members) if rows]
+    heapq.heapify(heap)
+    for k in [k for k, rows in enumerate(members) if not rows]:
+        donor = heap[0][1]
+        client[members[donor].pop(int(random.integers(len(members[donor]))))] = k
+        heapq.heapreplace(heap, (-len(members[donor]), donor))
+    return client
+
+
+def _shard_counts(counts: NDArray, clients: int, each: int) -> NDArray:
+    """Shards per class: about equal ones, at most one per client, ``clients * each`` in all."""
+    if not 1 <= whole_number("classes_per_client", each, 1) <= len(counts):
+        raise EvenhandError(
+            f"classes_per_client must be between 1 and the {len(counts)} classes, not {each}."
+        )
+    total = clients * each
+    most = np.minimum(counts, clients)
+    if total < len(counts):
+        raise EvenhandError(
+            f"{clients} clients with {each} classes each cannot hold {len(counts)} classes: use more clients "
+            "or more classes per client."
+        )
+    if total > most.sum():
+        raise EvenhandError(
+            f"there are too few examples to give {clients} clients {each} classes each: use fewer clients or fewer "
+            "classes per client."
+        )
+    pieces = np.ones(len(counts), np.int64)
+    heap = [(-count / 2, label) for label, count in enumerate(counts.tolist()) if most[label] > 1]
+    heapq.heapify(heap)
+    for _ in range(total - len(counts)):
+        _, label = heapq.heappop(heap)
+        pieces[label] += 1
+        if pieces[label] < most[label]:
+            heapq.heappush(heap, (-counts[label].item() / (pieces[label].item() + 1), label))
+    return pieces
+
+
+def _deal(pieces: NDArray, clients: int, each: int, random: np.random.Generator) -> list[list[int]]:
+    """For each class, the clients that get a shard; taking the classes with most shards left always succeeds."""
+    left = pieces.astype(np.float64)
+    holders: list[list[int]] = [[] for _ in pieces]
+    for k in random.permutation(clients).tolist():
+        chosen = np.argsort(left + random.random(len(left)) / 2)[-each:]
+        left[chosen] -= 1
+        for label in chosen.tolist():
+            holders[label].append(k)
+    return holders

@@ -18,11 +18,30 @@ from evenhand.local._batches import (
     step_per_row,
     with_gradients,
 )
-from evenhand.local._corrections import MeanGradient, mean_gradient, proximal, shift
-from evenhand.local._descent import SCHEDULE, descent, marked, sgd
-from evenhand.local._estimator import Estimator, RowRisk, batch_gradient
-from evenhand.local._passes import full_gradient, full_loss
-from evenhand.local._work import Continued, Parts, Solver, Work, check_model, check_work, parts_of
+from evenhand.local._gradients import (
+    Estimator,
+    MeanGradient,
+    RowRisk,
+    batch_gradient,
+    full_gradient,
+    full_loss,
+    mean_gradient,
+    proximal,
+    shift,
+)
+from evenhand.local._work import (
+    SCHEDULE,
+    Continued,
+    Parts,
+    Solver,
+    Work,
+    check_model,
+    check_work,
+    descent,
+    marked,
+    parts_of,
+    sgd,
+)
 
 __all__ = [
     "SCHEDULE",

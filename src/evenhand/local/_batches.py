@@ -1,4 +1,4 @@
-"""Which of its examples a client trains on in each step."""
+"""Which of its examples a client trains on in each step, and how many steps and examples that makes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evenhand import permutation
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.local._passes import rows_at
-from evenhand.naming import short
+from evenhand.streams import permutation_words, permute
+from evenhand.text import short
 from evenhand.types import Array, ClientData, Effort, Key
 
 __all__ = [
@@ -22,6 +21,7 @@ __all__ = [
     "every_row",
     "in_turn",
     "over_batches",
+    "rows_at",
     "step_per_row",
     "with_gradients",
 ]
@@ -50,6 +50,23 @@ class Batch(NamedTuple):
             positions = jnp.arange(self.data.capacity, dtype=jnp.int32)
             inside = positions < self.data.size
         return *rows_at(self.data, jnp.where(inside, positions, 0)), inside
+
+
+def rows_at(data: ClientData, positions: Array) -> tuple[Array, Array]:
+    """The inputs and labels of the client's examples at these positions."""
+    if jax.default_backend() != "cpu":
+        return data.x[data.start + positions], data.y[data.start + positions]
+    # XLA:CPU gathers number by number and recomputes the index for each; a slice per row is a plain copy of memory.
+    index = lax.optimization_barrier(data.start + positions)
+
+    def copy(row: Array, batch: Array) -> Array:
+        return lax.dynamic_update_slice_in_dim(batch, lax.dynamic_slice_in_dim(data.x, index[row], 1), row, 0)
+
+    batch = jnp.zeros((*index.shape, *data.x.shape[1:]), data.x.dtype)
+    return lax.fori_loop(0, index.shape[0], copy, batch), data.y[index]
+
+
+# --- the schedule of a round -------------------------------------------------------------------------------------
 
 
 class Batches(NamedTuple):
@@ -96,16 +113,40 @@ def batches(*, epochs: int | None = None, steps: int | None = None, batch_size: 
     def draw(data: ClientData, key: Key) -> Callable[[Array], Batch]:
         if (rows := batch_size) is None:
             return lambda i: Batch(data)
-        word, epoch = permutation.words(key), per_epoch(data)
+        word, epoch = permutation_words(key), per_epoch(data)
 
         def batch(i: Array) -> Batch:
             positions = (i % epoch) * rows + jnp.arange(min(rows, data.capacity), dtype=jnp.int32)
-            order = permutation.permute(positions, data.size, word, i // epoch)
+            order = permute(positions, data.size, word, i // epoch)
             return Batch(data, order, positions < data.size)
 
         return batch
 
     return Batches(effort, draw)
+
+
+def _num_steps(data: ClientData, per_epoch: Array, epochs: int | None, steps: int | None) -> Array:
+    """Local steps of this client in this round: all, or the part that a straggler completes."""
+
+    def part(whole: Array) -> Array:
+        done = 1 + jnp.floor(data.progress * whole.astype(jnp.float32)).astype(jnp.int32)
+        return jnp.where(data.progress < 1, jnp.minimum(done, whole), whole)
+
+    if steps is not None:
+        total = part(jnp.int32(steps))
+    elif epochs == 1:
+        total = part(per_epoch)
+    else:
+        total = part(jnp.int32(epochs or 0)) * per_epoch
+    return jnp.where(data.size > 0, total, 0)
+
+
+def _check(epochs: int | None, steps: int | None, batch_size: int | None) -> None:
+    if (epochs is None) == (steps is None):
+        raise EvenhandError("Local work needs exactly one of epochs= and steps=: give one of them.")
+    for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
+        if value is not None:
+            whole_number(name, value, 1, _MOST)
 
 
 def over_batches(
@@ -122,6 +163,9 @@ def over_batches(
         return i + 1, step(kept, batch(i), jax.random.fold_in(key, i))
 
     return lax.while_loop(lambda carry: carry[0] < total, body, (jnp.int32(0), begin))[1]
+
+
+# --- effort: steps and examples, so that clients of similar effort train at the same time ------------------------
 
 
 def step_per_row(data: ClientData) -> Effort:
@@ -153,27 +197,3 @@ def with_gradients(effort: Callable[[ClientData], Effort], count: int) -> Callab
         return found._replace(rows=count * found.rows)
 
     return more
-
-
-def _num_steps(data: ClientData, per_epoch: Array, epochs: int | None, steps: int | None) -> Array:
-    """Local steps of this client in this round: all, or the part that a straggler completes."""
-
-    def part(whole: Array) -> Array:
-        done = 1 + jnp.floor(data.progress * whole.astype(jnp.float32)).astype(jnp.int32)
-        return jnp.where(data.progress < 1, jnp.minimum(done, whole), whole)
-
-    if steps is not None:
-        total = part(jnp.int32(steps))
-    elif epochs == 1:
-        total = part(per_epoch)
-    else:
-        total = part(jnp.int32(epochs or 0)) * per_epoch
-    return jnp.where(data.size > 0, total, 0)
-
-
-def _check(epochs: int | None, steps: int | None, batch_size: int | None) -> None:
-    if (epochs is None) == (steps is None):
-        raise EvenhandError("Local work needs exactly one of epochs= and steps=: give one of them.")
-    for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
-        if value is not None:
-            whole_number(name, value, 1, _MOST)

@@ -6,9 +6,8 @@ both.
 
 from __future__ import annotations
 
-from evenhand.models._adapters import from_flax, from_functions
-from evenhand.models._image import cnn_cifar, cnn_femnist, cnn_femnist_dropout
-from evenhand.models._linear import Margin, linear_regression, mlp, softmax_regression, svm
+from evenhand.models._adapters import from_flax, from_functions, standardized
+from evenhand.models._linear import Margin, linear_regression, softmax_regression, svm
 from evenhand.models._losses import (
     absolute_error,
     accuracy,
@@ -18,8 +17,7 @@ from evenhand.models._losses import (
     logistic,
     squared_error,
 )
-from evenhand.models._standardized import standardized
-from evenhand.models._text import lstm
+from evenhand.models._networks import cnn_cifar, cnn_femnist, cnn_femnist_dropout, lstm, mlp
 
 __all__ = [
     "Margin",

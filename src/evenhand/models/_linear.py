@@ -1,22 +1,34 @@
-"""Models that see an example as a vector: linear and softmax regression, support vector machine, perceptrons."""
+"""Linear models: linear and softmax regression, the support vector machine, and the affine layer that they share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.models._adapters import from_flax, from_functions
-from evenhand.models._layers import Affine, check_sizes, glorot_uniform, vector_rows, zeros
 from evenhand.models._losses import binary_accuracy, hinge
-from evenhand.types import Array, Model, Params
+from evenhand.types import Array, Key, Model, Params
 
-__all__ = ["Margin", "linear_regression", "mlp", "softmax_regression", "svm"]
+__all__ = [
+    "Affine",
+    "Margin",
+    "check_sizes",
+    "glorot_uniform",
+    "linear_regression",
+    "sample_row",
+    "softmax_regression",
+    "svm",
+    "vector_rows",
+    "zeros",
+]
 
 
 def linear_regression(features: int, *, outputs: int = 1) -> Model:
@@ -41,7 +53,7 @@ def linear_regression(features: int, *, outputs: int = 1) -> Model:
       Array([1., 9.], dtype=float32)
     """
     check_sizes({"features": features, "outputs": outputs})
-    model = from_flax(Affine(features, outputs, zeros), loss="squared_error", sample=_vector(features))
+    model = from_flax(Affine(features, outputs, zeros), loss="squared_error", sample=sample_row(features))
     return model._replace(name=f"linear_regression(features={features}, outputs={outputs})")
 
 
@@ -66,7 +78,7 @@ def softmax_regression(features: int, *, classes: int) -> Model:
     """
     check_sizes({"features": features, "classes": classes})
     module = Affine(features, classes, glorot_uniform)
-    model = from_flax(module, loss="cross_entropy", sample=_vector(features))
+    model = from_flax(module, loss="cross_entropy", sample=sample_row(features))
     return model._replace(name=f"softmax_regression(features={features}, classes={classes})")
 
 
@@ -116,7 +128,7 @@ def svm(features: int, *, regularization: float = 0.01) -> Model:
     if regularization < 0:
         raise EvenhandError(f"regularization must be at least 0, but it is {regularization}.")
     check_sizes({"features": features})
-    linear = from_flax(Affine(features, 1, zeros), loss="hinge", sample=_vector(features))
+    linear = from_flax(Affine(features, 1, zeros), loss="hinge", sample=sample_row(features))
 
     def apply(params: Params, x: Array) -> Margin:
         score = linear.apply(params, x)[:, 0]
@@ -133,51 +145,63 @@ def svm(features: int, *, regularization: float = 0.01) -> Model:
     return model._replace(name=f"svm(features={features}, regularization={regularization:g})")
 
 
-def mlp(features: int, *, classes: int, hidden: Sequence[int] = (128,)) -> Model:
-    r"""Multilayer perceptron with ReLUs, ``z = relu(... relu(x W_0 + b_0) ...) W + b``, and cross-entropy.
+# --- the affine layer ---------------------------------------------------------------------------------------
 
-    Kernels Glorot uniform, biases 0; metric ``"accuracy"``.
 
-    Args:
-      features: numbers per example; examples of any shape are flattened.
-      classes: labels are integers ``0 .. classes - 1``.
-      hidden: widths of the hidden layers; empty: softmax regression.
+Initializer: TypeAlias = Callable[..., Array]
 
-    Params:
-      ``dense_0``, ``dense_1``, ..., ``output``, each with ``kernel`` and ``bias``.
+zeros: Initializer = nn.initializers.zeros_init()
 
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from evenhand import models
-      >>> model = models.mlp(784, hidden=(300, 100), classes=10)
-      >>> sorted(jax.eval_shape(model.init, jax.random.key(0)))
-      ['dense_0', 'dense_1', 'output']
+
+def glorot_uniform(key: Key, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    """``U(-a, a)``, ``a^2 = 6 / (fan_in + fan_out)``, the same numbers as from flax's initialiser of that name."""
+    limit = math.sqrt(6.0 / (math.prod(shape[:-2]) * (shape[-2] + shape[-1])))
+    # Drawn flat: on the CPU, XLA takes six times longer to compile the draw of a small matrix.
+    draw = jax.random.uniform(key, (math.prod(shape),), dtype, -limit, limit)
+    return draw.reshape(tuple(shape))
+
+
+class Affine(nn.Module):
+    """``x @ kernel + bias`` of rows flattened to ``features`` numbers; parameters ``kernel`` and ``bias``.
+
+    Attributes:
+      features: numbers per example.
+      outputs: outputs per example.
+      kernel_init: initialiser of the kernel ``(features, outputs)``; the bias starts at 0.
     """
-    if isinstance(hidden, int):
-        raise EvenhandError(
-            f"hidden={hidden}: give the widths of all hidden layers, e.g. hidden=({hidden},)."
-        )
-    check_sizes(
-        {"features": features, "classes": classes, **{f"hidden[{i}]": w for i, w in enumerate(hidden)}}
-    )
-    model = from_flax(
-        _Perceptron(features, tuple(hidden), classes), loss="cross_entropy", sample=_vector(features)
-    )
-    return model._replace(name=f"mlp(features={features}, classes={classes}, hidden={tuple(hidden)})")
 
-
-class _Perceptron(nn.Module):
     features: int
-    hidden: tuple[int, ...]
-    classes: int
+    outputs: int
+    kernel_init: Initializer
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        x = vector_rows(x, self.features)
-        for layer, width in enumerate(self.hidden):
-            x = nn.relu(nn.Dense(width, kernel_init=glorot_uniform, name=f"dense_{layer}")(x))
-        return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(x)
+        kernel = self.param("kernel", self.kernel_init, (self.features, self.outputs), jnp.float32)
+        bias = self.param("bias", zeros, (self.outputs,), jnp.float32)
+        return vector_rows(x, self.features) @ kernel + bias[None, :]
 
 
-def _vector(features: int) -> npt.NDArray[np.float32]:
+def vector_rows(x: Array, features: int) -> Array:
+    """Rows of any shape as float32 vectors, ``(n, features)``."""
+    x = jnp.asarray(x)
+    if x.ndim == 0 or math.prod(x.shape[1:]) != features:
+        raise EvenhandError(
+            f"The model was made for {features} features per row, but a row has shape {x.shape[1:]}; "
+            f"give it features={math.prod(x.shape[1:])} or other data."
+        )
+    return x.reshape(x.shape[0], features).astype(jnp.float32)
+
+
+def sample_row(features: int) -> npt.NDArray[np.float32]:
+    """One example of zeros, from which flax learns the shapes of a model's parameters."""
     return np.zeros((1, features), np.float32)
+
+
+def check_sizes(sizes: Mapping[str, int]) -> None:
+    """Checks that the widths of a model, by argument name, are whole numbers in range.
+
+    Raises:
+      EvenhandError: one of them is not.
+    """
+    for name, size in sizes.items():
+        whole_number(name, size, 1)

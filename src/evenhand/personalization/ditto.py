@@ -7,8 +7,8 @@ import math
 import optax
 
 from evenhand import local
+from evenhand.algorithms.beside import beside, check_method, non_negative
 from evenhand.errors import EvenhandError
-from evenhand.personalization._beside import beside, check_method, non_negative
 from evenhand.streams import Purpose, stream
 from evenhand.types import Algorithm, ClientData, Key, Params
 

@@ -9,16 +9,15 @@ import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
-from evenhand.errors import EvenhandError
-from evenhand.personalization._beside import beside, check_method
-from evenhand.personalization._candidates import candidates, held_apart
+from evenhand.algorithms.beside import beside, check_method, non_negative
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.streams import Purpose, stream
 from evenhand.types import Algorithm, Array, ClientData, Effort, Key, Params
 
 __all__ = ["dynamic_ditto"]
 
 
-class _Candidates(NamedTuple):
+class _Models(NamedTuple):
     """A model for each lambda, with a leading axis, and which one the client uses."""
 
     models: Params
@@ -80,7 +79,7 @@ def dynamic_ditto(
     appendix D.2.
     """
     check_method("dynamic_ditto", method, work)
-    given = candidates(strong_attack=strong_attack, lams=lams, few_lam=few_lam, few=few, held_out=held_out)
+    given = _penalties(strong_attack=strong_attack, lams=lams, few_lam=few_lam, few=few, held_out=held_out)
     if not per_run and work.step_size is None:
         raise EvenhandError(
             "dynamic_ditto() needs work with a plain step size, e.g. eh.local.sgd(model, 0.1, ...), or per_run=True."
@@ -88,13 +87,13 @@ def dynamic_ditto(
     model, name = method.model, f"dynamic_ditto({method.name or 'method'})"
 
     def by_step(personal: Params, received: Params, data: ClientData, key: Key) -> Params:
-        rest, valid, own = held_apart(given, data)
+        rest, valid, own = _held_apart(given, data)
         return work.solve(
             personal, rest, stream(key, Purpose.PERSONAL), _choosing(work, received, valid, own)
         )[0]
 
-    def by_run(personal: _Candidates, received: Params, data: ClientData, key: Key) -> _Candidates:
-        rest, valid, own = held_apart(given, data)
+    def by_run(personal: _Models, received: Params, data: ClientData, key: Key) -> _Models:
+        rest, valid, own = _held_apart(given, data)
         key, better = stream(key, Purpose.PERSONAL), model.metrics.get("accuracy")
 
         def candidate(each: tuple[Params, Array]) -> tuple[Params, Array, Array]:
@@ -104,16 +103,14 @@ def dynamic_ditto(
             return params, score, jnp.where(jnp.isfinite(loss), loss, jnp.inf)
 
         models, scores, losses = jax.lax.map(candidate, (personal.models, own))
-        return _Candidates(models, jnp.lexsort((losses, -scores))[0].astype(jnp.int32))
+        return _Models(models, jnp.lexsort((losses, -scores))[0].astype(jnp.int32))
 
     def effort(data: ClientData) -> Effort:
-        each = work.effort(held_apart(given, data)[0])
+        each = work.effort(_held_apart(given, data)[0])
         return jax.tree.map(lambda count: len(given.lams) * count, each) if per_run else each
 
-    def begin(params: Params) -> _Candidates:
-        return _Candidates(
-            jax.tree.map(lambda leaf: jnp.stack([leaf] * len(given.lams)), params), jnp.int32(0)
-        )
+    def begin(params: Params) -> _Models:
+        return _Models(jax.tree.map(lambda leaf: jnp.stack([leaf] * len(given.lams)), params), jnp.int32(0))
 
     return beside(
         method,
@@ -142,3 +139,42 @@ def _choosing(
         return tree.select(jnp.min(losses) < jnp.inf, best, tree.zeros_like(best))
 
     return optax.stateless(pull)
+
+
+# --- the penalties that clients may choose from, and the examples that they hold out -----------------------------
+
+
+class _Penalties(NamedTuple):
+    """The penalties in rising order, the one of clients with ``few`` held-out examples, and the share held out."""
+
+    lams: tuple[float, ...]
+    few_lam: float
+    few: int
+    held_out: float
+
+
+def _penalties(
+    *, strong_attack: bool, lams: tuple[float, ...] | None, few_lam: float | None, few: int, held_out: float
+) -> _Penalties:
+    """The arguments of :func:`evenhand.personalization.dynamic_ditto`, checked, with the paper's defaults."""
+    usual, rare = ((0.05, 0.1, 0.2), 0.1) if strong_attack else ((0.1, 1.0, 2.0), 1.0)
+    lams = usual if lams is None else tuple(sorted(lams))
+    for lam in lams:
+        non_negative("dynamic_ditto", "lams", lam)
+    if few_lam is not None:
+        non_negative("dynamic_ditto", "few_lam", few_lam)
+    whole_number("few", few, 0)
+    if not lams or not 0.0 <= held_out < 1.0:
+        what = f"lams={lams}, held_out={held_out}"
+        raise EvenhandError(f"dynamic_ditto({what}): give at least one candidate, and a share in [0, 1).")
+    return _Penalties(lams, rare if few_lam is None else few_lam, few, held_out)
+
+
+def _held_apart(given: _Penalties, data: ClientData) -> tuple[ClientData, ClientData, Array]:
+    """The examples to train on, those held out (a client keeps at least one to train on), and the penalties."""
+    # Less 1e-4: float32 has 0.1 * 30 a little above 3.
+    count = jnp.ceil(given.held_out * data.size.astype(jnp.float32) - 1e-4).astype(jnp.int32)
+    rest = data.size - jnp.minimum(count, jnp.maximum(data.size - 1, 0))
+    valid = data._replace(start=data.start + rest, size=data.size - rest)
+    lams = jnp.where(valid.size < given.few, jnp.float32(given.few_lam), jnp.asarray(given.lams, jnp.float32))
+    return data._replace(size=rest), valid, lams

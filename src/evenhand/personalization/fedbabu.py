@@ -7,8 +7,7 @@ import optax
 from evenhand import local
 from evenhand.aggregators import mean
 from evenhand.algorithms import fedavg
-from evenhand.personalization._division import Named, Personal, division, shown
-from evenhand.personalization._partial import partial, restricted
+from evenhand.personalization._partial import Named, Personal, division, partial, restricted, shown
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, ClientData, Key, Sampling
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evenhand import local
-from evenhand.personalization.fedsim import fedsim
+from evenhand.personalization.fedalt import fedsim
 from evenhand.types import Algorithm
 
 __all__ = ["local_only"]

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from evenhand import tree
 from evenhand._platform import check_process
-from evenhand.errors import EvenhandError, EvenhandWarning, whole_number
-from evenhand.personalization._dual_ascent import ascent, beginning, padded, related, weights_of
-from evenhand.personalization._dual_attack import Examples, check_attack, examples, sending
-from evenhand.rounds import malicious_clients
-from evenhand.types import Attack
+from evenhand.errors import EvenhandError, EvenhandWarning, expect, whole_number
+from evenhand.personalization._dual_ascent import Send, ascent, beginning, padded, related, weights_of
+from evenhand.rounds import accepts_delta, colluding, false_delta, malicious_clients, poisoned
+from evenhand.streams import keys_of
+from evenhand.types import Array, Attack, Cohort, Key, Upload
 
 __all__ = ["Mocha", "mocha"]
 
 NDArray = npt.NDArray[Any]
+
+
+class Examples(Protocol):
+    """The examples of all clients, such as a split of a data set: client ``k`` has rows ``offsets[k]`` to the next."""
+
+    @property
+    def x(self) -> NDArray:
+        """Features, ``(rows, ...)``."""
+        ...
+
+    @property
+    def y(self) -> NDArray:
+        """Labels 0 and 1, ``(rows,)``."""
+        ...
+
+    @property
+    def offsets(self) -> NDArray:
+        """``(K + 1,)``."""
+        ...
 
 
 class Mocha(NamedTuple):
@@ -121,12 +141,12 @@ def mocha(
         raise EvenhandError(
             f"mocha(): client {int(np.argmin(sizes))} has no examples: leave such clients out."
         )
-    check_attack(attack)
+    _check_attack(attack)
     malicious = malicious_clients(attack, len(sizes), seed)
-    x, y = examples(train, attack, malicious, seed)
+    x, y = _examples(train, attack, malicious, seed)
     if y.ndim != 1 or not set(np.unique(y)) <= {0, 1}:
         raise EvenhandError("mocha() is for two classes: give one label per example, 0 or 1.")
-    rows, send = padded(x, y, train.offsets), sending(attack, malicious, seed)
+    rows, send = padded(x, y, train.offsets), _sending(attack, malicious, seed)
     steps = max(1, int(share * int(sizes.max())))
     relations = jnp.eye(len(sizes), dtype=jnp.float32) / len(sizes)
     now, found, rejected = beginning(rows), list[NDArray](), list[NDArray]()
@@ -146,3 +166,52 @@ def mocha(
             stacklevel=2,
         )
     return Mocha(weights, np.asarray(relations), primal, dual, malicious, np.concatenate(rejected))
+
+
+# --- malicious clients -------------------------------------------------------------------------------------------
+
+
+def _check_attack(attack: object) -> None:
+    """Checks that it is an attack on what MOCHA's clients have and send."""
+    expect("attack", attack, Attack | None, "eh.attacks.model_replacement(0.2, boost=10.0)")
+    assert isinstance(attack, Attack | None)
+    if attack is not None and (attack.fresh is not None or attack.report is not None):
+        raise EvenhandError(
+            "mocha(attack=): its clients have the same examples in every round and report nothing: give an attack "
+            "that does not poison them anew or make false reports."
+        )
+
+
+def _examples(
+    train: Examples, attack: Attack | None, malicious: NDArray, seed: int
+) -> tuple[NDArray, NDArray]:
+    """Features and labels, those of malicious clients as they have poisoned them."""
+    x, y = train.x, train.y
+    if attack is None or attack.rows is None:
+        return x, y
+    x, y = x.copy(), y.copy()
+    for k in np.flatnonzero(malicious):
+        window = slice(train.offsets[k], train.offsets[k + 1])
+        x[window], y[window] = poisoned(attack.rows, x[window], y[window], seed, int(k))
+    return x, y
+
+
+def _sending(attack: Attack | None, malicious: NDArray, seed: int) -> Send | None:
+    """What the clients send instead of what changed, and which of it is accepted; None: just that."""
+    if attack is None:
+        return None
+    keys, who = keys_of(seed), jnp.asarray(malicious)
+    accepts = jax.vmap(accepts_delta)
+
+    def send(change: Array, number: Array, own: Key) -> tuple[Array, Array]:
+        sent = jax.vmap(lambda one, bad, key: false_delta(attack, one, bad, number, key))(change, who, own)
+        accepted = accepts(sent)
+        if attack.collude is not None:
+            ones = jnp.ones(who.shape, jnp.float32)
+            uploads = tree.among(accepted, Upload(sent, ones, ones))
+            cohort = Cohort.of(jnp.arange(len(malicious)), accepted)
+            sent = colluding(attack, uploads, who, cohort, keys, number, 0).delta
+            accepted &= accepts(sent)
+        return sent, accepted
+
+    return send

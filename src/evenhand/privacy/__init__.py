@@ -6,53 +6,48 @@ says how much noise a budget calls for.  ``accountant="pld"`` needs the package 
 them; :func:`private` makes the promise for a whole method, or says why it cannot.
 """
 
-from evenhand.privacy._per_example import clip_factors, clipped_sum
-from evenhand.privacy.account import Account, account, usual_delta
-from evenhand.privacy.accounting import epsilon, spent
-from evenhand.privacy.adadps import adadps
-from evenhand.privacy.adadps_fl import adadps_fl
-from evenhand.privacy.adas import adas
+from evenhand.privacy.accounting import Account, account, epsilon, spent, usual_delta
+from evenhand.privacy.adadps import adadps, adadps_fl, adas, ideal_adadps
 from evenhand.privacy.audit import Audit, audit_mean, audit_scores, audit_work, least_epsilon
 from evenhand.privacy.calibration import clients_for, noise_for, steps_for
-from evenhand.privacy.concentrated import epsilon_of_zcdp, joint
-from evenhand.privacy.correlated import (
-    CorrelatedNoise,
-    Correlation,
-    StreamingMatrix,
-    streamed_noise,
-    toeplitz_noise,
-    tree_noise,
-)
+from evenhand.privacy.client_level import dp_fedadam, dp_fedavg, private, promise
 from evenhand.privacy.discrete_gaussian import (
     Law,
     discrete_gaussian,
     discrete_gaussian_error,
     discrete_gaussian_law,
+    discrete_mean,
     psi,
 )
-from evenhand.privacy.discrete_mean import discrete_mean
-from evenhand.privacy.dp2 import delayed_rmsprop, dp2
-from evenhand.privacy.dp2_extra_query import dp2_extra_query
-from evenhand.privacy.dp_adam_pub import dp_adam_pub
+from evenhand.privacy.dp2 import delayed_rmsprop, dp2, dp2_extra_query
 from evenhand.privacy.dp_delta_fl import dp_delta_fl
-from evenhand.privacy.dp_fedavg import dp_fedadam, dp_fedavg
-from evenhand.privacy.dp_ftrl import dp_ftrl
-from evenhand.privacy.dp_r_pub import dp_r_pub
-from evenhand.privacy.dp_sgd import dp_sgd
-from evenhand.privacy.histogram_privacy import (
+from evenhand.privacy.dp_ftrl import (
+    CorrelatedNoise,
+    Correlation,
+    StreamingMatrix,
+    dp_ftrl,
+    streamed_noise,
+    toeplitz_noise,
+    tree_noise,
+)
+from evenhand.privacy.dp_sgd import dp_sgd, scale_then_privatize
+from evenhand.privacy.gaussian import AdaptiveClip, adaptive_clip, noisy_mean
+from evenhand.privacy.per_example import clip_factors, clipped_sum
+from evenhand.privacy.preconditioners import tfidf_scales, token_frequencies
+from evenhand.privacy.public_data import dp_adam_pub, dp_r_pub, pda_dpmd, projected_adagrad, warm_start
+from evenhand.privacy.quantile import (
+    Histogram,
+    Sensitivity,
     concentrated,
     concentrated_epsilon,
+    dyadic_partition,
+    histogram,
     histogram_for,
     no_wrap_modulus,
+    quantile,
     quantile_error,
+    quantile_sum,
 )
-from evenhand.privacy.ideal import ideal_adadps
-from evenhand.privacy.noisy_mean import AdaptiveClip, adaptive_clip, noisy_mean
-from evenhand.privacy.pda_dpmd import pda_dpmd
-from evenhand.privacy.private import private, promise
-from evenhand.privacy.projected_adagrad import projected_adagrad
-from evenhand.privacy.quantile import Histogram, Sensitivity, dyadic_partition, histogram, quantile
-from evenhand.privacy.quantile_sum import quantile_sum
 from evenhand.privacy.renyi import (
     ORDERS,
     ORDERS_FEDERATED,
@@ -60,11 +55,10 @@ from evenhand.privacy.renyi import (
     Spent,
     amplified,
     epsilon_of_rdp,
+    epsilon_of_zcdp,
+    joint,
     rdp,
 )
-from evenhand.privacy.scale_then_privatize import scale_then_privatize
-from evenhand.privacy.scales import tfidf_scales, token_frequencies
-from evenhand.privacy.warm_start import warm_start
 
 __all__ = [
     "ORDERS",

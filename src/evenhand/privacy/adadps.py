@@ -1,15 +1,42 @@
-"""AdaDPS: gradients are divided by what is known of their geometry before they are clipped."""
+"""AdaDPS: gradients are divided by what is known of their geometry before they are clipped.
+
+:func:`adadps` for examples, :func:`adadps_fl` for clients; and what it is compared with: :func:`adas`, without privacy,
+and :func:`ideal_adadps`, with the moments of the private gradients themselves.
+"""
 
 from __future__ import annotations
 
+import jax
 import optax
 
-from evenhand.local import Work
-from evenhand.privacy._side import PublicKind, preconditioned, side_information
-from evenhand.privacy._work import check_clip, optimiser_of, private_work
-from evenhand.types import Array, Model, Params
+from evenhand import tree
+from evenhand.local import Work, descent, parts_of
+from evenhand.privacy.client_level import dp_fedavg
+from evenhand.privacy.gaussian import AdaptiveClip
+from evenhand.privacy.preconditioners import (
+    PublicKind,
+    Side,
+    check_moments,
+    fitting_scales,
+    root,
+    second_moment,
+    side_information,
+    squares,
+)
+from evenhand.privacy.private_work import (
+    Look,
+    LookingRule,
+    Query,
+    Rule,
+    check_clip,
+    clean_work,
+    looking_work,
+    optimiser_of,
+    private_work,
+)
+from evenhand.types import Algorithm, Array, Key, Model, Params, PyTree
 
-__all__ = ["adadps"]
+__all__ = ["adadps", "adadps_fl", "adas", "ideal_adadps"]
 
 
 def adadps(
@@ -99,3 +126,184 @@ def adadps(
     )
     rule = preconditioned(optimiser_of("adadps", optimiser), side, check_clip("adadps", clip))
     return private_work(model, rule, who="adadps", noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+
+
+def preconditioned(chosen: optax.GradientTransformation, side: Side, clip: float) -> Rule:
+    """One query per step, of gradients that are divided before they are clipped."""
+
+    def init(params: Params) -> PyTree:
+        return chosen.init(params), side.init(params)
+
+    def step(params: Params, state: PyTree, query: Query, key: Key) -> tuple[Params, PyTree]:
+        known = side.refresh(params, state[1], key)
+        gradient = query(params, clip=clip, divided_by=side.divisor(known), plus=side.plus(known))
+        updates, after = chosen.update(gradient, state[0], params)
+        return optax.apply_updates(params, updates), (after, known)
+
+    return Rule(init, step)
+
+
+def adadps_fl(
+    work: Work,
+    *,
+    divided_by: Params,
+    clip: float | AdaptiveClip,
+    noise_multiplier: float,
+    rate: float = 0.1,
+    server_opt: optax.GradientTransformation = optax.sgd(1.0),
+) -> Algorithm:
+    r"""AdaDPS-FL: DP-FedAvg whose clients divide each gradient by known scales before they step along it.
+
+    .. math::
+        w_k \leftarrow w_k - \eta \frac{\nabla F_k(w_k; b)}{A} \quad \text{in each local step from } w^t, \qquad
+        w^{t+1} = w^t + \frac1{q N} \Big( \sum_{k \in S_t} \mathrm{clip}(w_k - w^t, C)
+        + \mathcal N(0, z^2 C^2 I) \Big).
+
+    An update then is long where gradients are known to be small, such as those of rare tokens, and less of it is lost
+    in noise that is the same everywhere.  The promise is that of :func:`evenhand.privacy.dp_fedavg`.
+
+    Args:
+      work: mini-batch descent, from :func:`evenhand.local.sgd`; its optimiser gets the divided gradients.
+      divided_by: :math:`A`, a tree like the parameters that no client has a part in, such as
+        :func:`evenhand.privacy.token_frequencies` of public texts.
+      clip: :math:`C`, in the units of an update, or :func:`evenhand.privacy.adaptive_clip`.
+      noise_multiplier: :math:`z`.
+      rate: :math:`q`, the chance with which each client is drawn in a round.
+      server_opt: the server's optimiser on the noisy pseudo-gradient; ``sgd(1.0)`` is plain averaging.
+
+    Raises:
+      EvenhandError: a number out of range; scales that are not above 0 or do not fit the parameters; work that is not
+        mini-batch descent, or promises privacy by itself.
+
+    Edge cases: :math:`A = 1` is DP-FedAvg, bit for bit.  A client without examples sends zeros.
+
+    Differs from the paper: algorithm 10 prints noise at each device, and its code adds it once to the sum, as here; a
+    cohort is a Poisson sample, which the paper's accountant assumes; the norm of an update is that of all its numbers,
+    where the code takes the largest singular value of a matrix, which bounds nothing.
+
+    Example:
+      >>> import evenhand as eh
+      >>> model = eh.models.softmax_regression(features=3, classes=2)
+      >>> work = eh.local.sgd(model, 0.1, epochs=1, batch_size=10)
+      >>> scales = eh.privacy.token_frequencies(model, [[8, 1, 0], [8, 0, 0]])
+      >>> adadps_fl(work, divided_by=scales, clip=0.5, noise_multiplier=1.0).name
+      'adadps_fl(noise_multiplier=1, rate=0.1)'
+
+    Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, algorithm 10.
+    """
+    parts = parts_of(work, "adadps_fl")
+    scales = fitting_scales("adadps_fl", work.model, divided_by)
+    divided = optax.stateless(lambda gradient, params: _quotient(gradient, scales))
+    parts = parts._replace(client_opt=optax.chain(divided, parts.client_opt))
+    work = work._replace(solve=descent(*parts), step_size=None, of_risk=None, parts=parts, continued=None)
+    method = dp_fedavg(work, clip=clip, noise_multiplier=noise_multiplier, rate=rate, server_opt=server_opt)
+    return method._replace(name=f"adadps_fl(noise_multiplier={noise_multiplier:g}, rate={rate:g})")
+
+
+def _quotient(gradient: PyTree, scales: Params) -> PyTree:
+    return jax.tree.map(lambda g, a: g / a, gradient, scales)
+
+
+def adas(
+    model: Model,
+    optimiser: optax.GradientTransformation | float,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    divided_by: Params | None = None,
+    public: tuple[Array, Array] | None = None,
+    public_batch_size: int | None = None,
+    kind: PublicKind = "rmsprop",
+    decay: float = 0.9,
+    eps: float = 1e-3,
+    refresh_every: int | None = None,
+) -> Work:
+    r"""AdaS: AdaDPS on ordinary mini-batches, without clipping and noise.  It promises no privacy.
+
+    .. math:: w^{t+1} = w^t + \text{optimiser}\Big(\frac1{|B|} \sum_{i \in B} \frac{g_i}{A^t}\Big)
+
+    Args:
+      model, optimiser: as in :func:`evenhand.privacy.adadps`.
+      epochs, steps, batch_size: as in :func:`evenhand.local.sgd`.
+      divided_by, public, public_batch_size, kind, decay, eps, refresh_every: as in :func:`evenhand.privacy.adadps`.
+
+    Raises:
+      EvenhandError: as :func:`evenhand.privacy.adadps` and :func:`evenhand.local.sgd`.
+
+    Example:
+      >>> import evenhand as eh, jax, jax.numpy as jnp
+      >>> model = eh.models.softmax_regression(features=64, classes=10)
+      >>> halves = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.5), model.init(jax.random.key(0)))
+      >>> adas(model, 0.05, divided_by=halves, epochs=1, batch_size=10).privacy is None
+      True
+
+    Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, section 4.
+    """
+    side = side_information(
+        "adas",
+        model,
+        divided_by=divided_by,
+        public=public,
+        public_batch_size=public_batch_size,
+        kind=kind,
+        decay=decay,
+        eps=eps,
+        refresh_every=refresh_every,
+    )
+    rule = preconditioned(optimiser_of("adas", optimiser), side, clip=1.0)
+    return clean_work(model, rule, epochs=epochs, steps=steps, batch_size=batch_size)
+
+
+def ideal_adadps(
+    model: Model,
+    optimiser: optax.GradientTransformation | float,
+    *,
+    clip: float,
+    noise_multiplier: float,
+    rate: float,
+    steps: int,
+    decay: float = 0.9,
+    eps: float = 1e-3,
+) -> Work:
+    r"""AdaDPS-RMSProp whose second moment is that of clean private gradients.  **It is not private**, noise or not.
+
+    .. math::
+        v^t = \beta v^{t-1} + (1 - \beta) \Big(\frac1{|B|} \sum_{i \in B} g_i\Big)^2, \qquad
+        \tilde g^t = \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}\Big(\frac{g_i}{\sqrt{v^t} + \epsilon}, C\Big)
+        + \mathcal N(0, z^2 C^2 I) \Big), \qquad w^{t+1} = w^t + \text{optimiser}(\tilde g^t)
+
+    It is the upper bound, "ideal", that :func:`evenhand.privacy.adadps` is compared with, and makes no promise.
+
+    Args:
+      model, optimiser, clip, noise_multiplier, rate, steps, decay, eps: as in :func:`evenhand.privacy.adadps`.
+
+    Raises:
+      EvenhandError: a number out of range, or a method other than :func:`evenhand.algorithms.alone`.
+
+    Edge cases: an empty batch has a gradient of 0.
+
+    Example:
+      >>> import evenhand as eh
+      >>> model = eh.models.softmax_regression(features=64, classes=10)
+      >>> ideal_adadps(model, 0.1, clip=1.0, noise_multiplier=1.0, rate=0.05, steps=20).privacy is None
+      True
+
+    Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, table 3.
+    """
+    chosen, clip = optimiser_of("ideal_adadps", optimiser), check_clip("ideal_adadps", clip)
+    check_moments("ideal_adadps", "rmsprop", ("rmsprop",), decay, eps)
+
+    def init(params: Params) -> PyTree:
+        return chosen.init(params), tree.zeros_like(params)
+
+    def step(params: Params, state: PyTree, look: Look) -> tuple[Params, PyTree]:
+        moment = second_moment("rmsprop", decay, state[1], squares(look.clean(params)))
+        gradient = look.query(params, clip=clip, divided_by=root(moment, eps))
+        updates, after = chosen.update(gradient, state[0], params)
+        return optax.apply_updates(params, updates), (after, moment)
+
+    rule = LookingRule(init, step)
+    return looking_work(
+        model, rule, who="ideal_adadps", noise_multiplier=noise_multiplier, rate=rate, steps=steps
+    )

@@ -8,8 +8,7 @@ from typing import Literal
 
 from evenhand.errors import Argument, EvenhandError
 from evenhand.privacy._checks import checked_orders, checked_rate, count, noise, one_of, positive, probability
-from evenhand.privacy._spending import ACCOUNTANTS, spending
-from evenhand.privacy.accounting import warn_at_edge
+from evenhand.privacy.accounting import ACCOUNTANTS, spending, warn_at_edge
 from evenhand.privacy.renyi import ORDERS_FINE, Spent
 from evenhand.types import Release
 

@@ -1,17 +1,34 @@
-"""DP^2: preconditioners from noisy gradients of the past, whose noise averages out."""
+"""DP^2: preconditioners from noisy gradients of the past, whose noise averages out.
+
+:func:`dp2`, the same steps without privacy (:func:`delayed_rmsprop`), the rule of both (:func:`delayed_rule`), and an
+ablation that queries every gradient twice (:func:`dp2_extra_query`).
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from evenhand import tree
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
-from evenhand.privacy._clean import clean_work
-from evenhand.privacy._delayed import Settings, delayed_rule, delays_of, pair_of
-from evenhand.privacy._moments import check_moments
-from evenhand.privacy._work import check_clip, private_work
-from evenhand.types import Model
+from evenhand.privacy.preconditioners import (
+    Kind,
+    check_moments,
+    descend,
+    divide,
+    ones,
+    root,
+    second_moment,
+    squares,
+)
+from evenhand.privacy.private_work import Query, Rule, check_clip, check_step, clean_work, private_work
+from evenhand.types import Array, Key, Model, Params
 
-__all__ = ["delayed_rmsprop", "dp2"]
+__all__ = ["Settings", "delayed_rmsprop", "delayed_rule", "delays_of", "dp2", "dp2_extra_query", "pair_of"]
 
 
 def dp2(
@@ -135,3 +152,177 @@ def delayed_rmsprop(
     sizes = pair_of("delayed_rmsprop", step_sizes)
     settings = Settings(sizes, (1.0, 1.0), delays_of(delay), "rmsprop", decay, eps)
     return clean_work(model, delayed_rule(settings), epochs=epochs, steps=steps, batch_size=batch_size)
+
+
+class Settings(NamedTuple):
+    """What the two phases do; pairs are of the SGD phase and of the adaptive one.
+
+    Attributes:
+      step_sizes, clips, delays: of each phase.
+      kind, decay, eps: of the second moment.
+      unbiased: whether the noise's part is subtracted from it.
+      noise_first: whether gradients are divided after the noise.
+      adaptive_first: whether the cycle begins with the adaptive phase.
+    """
+
+    step_sizes: tuple[float, float]
+    clips: tuple[float, float]
+    delays: tuple[int, int]
+    kind: Kind
+    decay: float
+    eps: float
+    unbiased: bool = False
+    noise_first: bool = False
+    adaptive_first: bool = False
+
+
+class _DelayedState(NamedTuple):
+    """Steps so far; the sum of the cycle's noisy gradients, read where its SGD phase ends; the second moment."""
+
+    step: Array
+    total: Params
+    moment: Params
+
+
+def delayed_rule(of: Settings) -> Rule:
+    """One query per step, whose answers in the SGD phase make the preconditioner of the next adaptive phase."""
+    plain_steps, adaptive_steps = of.delays
+    cycle = plain_steps + adaptive_steps
+    ahead, early = (plain_steps, adaptive_steps) if of.adaptive_first else (0, 0)
+
+    def init(params: Params) -> _DelayedState:
+        return _DelayedState(jnp.int32(0), tree.zeros_like(params), tree.zeros_like(params))
+
+    def learnt(state: _DelayedState, noise: Array) -> Params:
+        square = squares(tree.scale(1.0 / plain_steps, state.total))
+        if of.unbiased:
+            bias = jnp.square(noise) / plain_steps
+            square = jax.tree.map(lambda v: jnp.maximum(v - bias.astype(v.dtype), 0.0), square)
+        return second_moment(of.kind, of.decay, state.moment, square)
+
+    def step(params: Params, state: _DelayedState, query: Query, key: Key) -> tuple[Params, _DelayedState]:
+        place = (state.step + ahead) % cycle
+        total = tree.select(place == 0, tree.zeros_like(state.total), state.total)
+        moment = tree.select(place == plain_steps, learnt(state, query.deviation(of.clips[0])), state.moment)
+        # There is nothing to divide by before the first SGD phase has ended.
+        plain = (place < plain_steps) | (state.step < early)
+        scales = tree.select(plain, ones(params), root(moment, of.eps))
+        clip, step_size = jnp.where(plain, *of.clips), jnp.where(plain, *of.step_sizes)
+        if of.noise_first:
+            direction = divide(query(params, clip=clip), scales)
+        else:
+            direction = query(params, clip=clip, divided_by=scales)
+        after = _DelayedState(state.step + 1, tree.add(total, direction), moment)
+        return descend(params, direction, step_size), after
+
+    return Rule(init, step)
+
+
+class _TwoQueryState(NamedTuple):
+    """Steps so far; the sum of the noisy gradients since the last update, and their number; the second moment."""
+
+    step: Array
+    total: Params
+    summed: Array
+    moment: Params
+
+
+def dp2_extra_query(
+    model: Model,
+    step_sizes: tuple[float, float],
+    *,
+    clips: tuple[float, float],
+    noise_multiplier: float,
+    rate: float,
+    steps: int,
+    delay: int,
+    decay: float = 0.9,
+    eps: float = 1e-3,
+) -> Work:
+    r"""An ablation of DP^2: every step's gradient is asked for twice, for the moment and preconditioned.
+
+    .. math::
+        \tilde g^t = \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}(g_i, C_1) + \mathcal N(0, z^2 C_1^2 I) \Big), \qquad
+        \hat g^t = \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}\Big(\frac{g_i}{\sqrt v + \epsilon}, C_2\Big)
+        + \mathcal N(0, z^2 C_2^2 I) \Big)
+
+    In steps :math:`t = 0, s, 2 s, \dots` there is no :math:`\hat g^t`:
+    :math:`v \leftarrow \beta v + (1 - \beta) (\text{mean of the } \tilde g \text{ since the last such step})^2`, and
+    :math:`w \leftarrow w - \alpha_1 \tilde g^t`.  In all others :math:`w \leftarrow w - \alpha_2 \hat g^t`.
+
+    Args:
+      model: what is trained.
+      step_sizes: :math:`(\alpha_1, \alpha_2)`.
+      clips: :math:`(C_1, C_2)`.
+      noise_multiplier: :math:`z`, of each query.
+      rate: :math:`q`.
+      steps: in one round; with :func:`evenhand.algorithms.alone`, :math:`t` runs on from round to round.
+      delay: :math:`s`.
+      decay: :math:`\beta`.
+      eps: :math:`\epsilon`.
+
+    Raises:
+      EvenhandError: a number out of range.
+
+    Edge cases: of :math:`T` steps, :math:`\lceil T / s \rceil` cost what a step of DP-SGD costs, and each of the
+    others what one with a noise multiplier of :math:`z / \sqrt 2` costs, as two queries of one sample do.
+
+    Differs from the paper: the sum of gradients is divided by their number, which is 1 and not :math:`s` at
+    :math:`t = 0`, as in the authors' code.  The paper has one step size; it tunes two.
+
+    Example:
+      >>> import evenhand as eh
+      >>> model = eh.models.softmax_regression(features=64, classes=10)
+      >>> work = dp2_extra_query(
+      ...     model, (0.5, 0.05), clips=(1.0, 5.0), noise_multiplier=1.0, rate=0.05, steps=20, delay=10)
+      >>> [(round(each.noise_multiplier, 3), each.times) for each in work.privacy.releases(5)]
+      [(1.0, 10), (0.707, 90)]
+
+    Source: Li et al., *Differentially Private Adaptive Optimization with Delayed Preconditioners*, ICLR 2023, appendix,
+    the first variant.
+    """
+    check_moments("dp2_extra_query", "rmsprop", ("rmsprop",), decay, eps)
+    plain, adaptive = pair_of("dp2_extra_query", step_sizes)
+    first, second = (check_clip("dp2_extra_query", clip, "clips") for clip in clips)
+    whole_number("delay", delay, 1, 10**6)
+
+    def init(params: Params) -> _TwoQueryState:
+        zeros = tree.zeros_like(params)
+        return _TwoQueryState(jnp.int32(0), zeros, jnp.int32(0), zeros)
+
+    def step(params: Params, state: _TwoQueryState, query: Query, key: Key) -> tuple[Params, _TwoQueryState]:
+        learns = state.step % delay == 0
+        noisy = query(params, clip=first)
+        total, summed = tree.add(state.total, noisy), state.summed + 1
+        mean = tree.scale(1.0 / summed.astype(jnp.float32), total)
+        learnt = second_moment("rmsprop", decay, state.moment, squares(mean))
+        # Asked in each step and seldom in vain: runs side by side would each get a copy of the data for a branch.
+        divided = query(params, clip=second, divided_by=root(state.moment, eps), number=1)
+        moved = tree.select(learns, descend(params, noisy, plain), descend(params, divided, adaptive))
+        fresh = _TwoQueryState(state.step + 1, tree.zeros_like(total), jnp.zeros_like(summed), learnt)
+        older = _TwoQueryState(state.step + 1, total, summed, state.moment)
+        return moved, tree.select(learns, fresh, older)
+
+    def queries(steps: int) -> Mapping[int, int]:
+        single = -(-steps // delay)
+        return {1: single, 2: steps - single}
+
+    rule = Rule(init, step, queries)
+    return private_work(
+        model, rule, who="dp2_extra_query", noise_multiplier=noise_multiplier, rate=rate, steps=steps
+    )
+
+
+def delays_of(delay: int | tuple[int, int]) -> tuple[int, int]:
+    """The steps of each phase, checked."""
+    first, second = delay if isinstance(delay, tuple) else (delay, delay)
+    return whole_number("delay", first, 1, 10**6), whole_number("delay", second, 1, 10**6)
+
+
+def pair_of(who: str, step_sizes: tuple[float, float]) -> tuple[float, float]:
+    """The step size of each phase, checked."""
+    if len(step_sizes) != 2:
+        raise EvenhandError(
+            f"{who}(step_sizes={step_sizes!r:.40}): give two, of SGD and of the adaptive phase."
+        )
+    return check_step(who, step_sizes[0]), check_step(who, step_sizes[1])

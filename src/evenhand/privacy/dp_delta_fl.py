@@ -9,10 +9,9 @@ import optax
 
 from evenhand import local, tree
 from evenhand.errors import EvenhandError
-from evenhand.privacy.noisy_mean import noisy_mean
-from evenhand.privacy.private import private
-from evenhand.privacy.quantile import Histogram, histogram
-from evenhand.privacy.quantile_sum import quantile_sum
+from evenhand.privacy.client_level import private
+from evenhand.privacy.gaussian import noisy_mean
+from evenhand.privacy.quantile import Histogram, histogram, quantile_sum
 from evenhand.sampling import poisson
 from evenhand.types import (
     Algorithm,

@@ -1,16 +1,20 @@
-"""Renyi differential privacy: what one use of a mechanism costs, with sampling, and what costs amount to."""
+"""Renyi divergences: what one use of a mechanism costs, with sampling, and what costs amount to.
+
+Renyi differential privacy first, and epsilon of it; then concentrated differential privacy, whose costs are one number,
+added over what is given away; last the moments of likelihood ratios that divergences after sampling come from.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
-from evenhand.privacy import _renyi_moments
 from evenhand.privacy._checks import checked_orders, checked_rate, noise, one_of, positive, probability
 
 __all__ = [
@@ -20,10 +24,17 @@ __all__ = [
     "Spent",
     "amplified",
     "epsilon_of_rdp",
+    "epsilon_of_zcdp",
+    "joint",
     "rdp",
 ]
 
+
 NDArray = npt.NDArray[np.float64]
+
+
+# --- Renyi differential privacy --------------------------------------------------------------------------
+
 
 ORDERS: tuple[float, ...] = (
     *(1.1, 1.2, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.25, 3.5, 3.75, 4.0, 4.25, 4.5, 4.75),
@@ -32,8 +43,10 @@ ORDERS: tuple[float, ...] = (
 )
 """The orders with which the papers on AdaDPS and DP2 computed their epsilons."""
 
+
 ORDERS_FEDERATED: tuple[float, ...] = (1.02, 1.06, *ORDERS)
 """The same for federated learning, where little noise makes the least orders the best."""
+
 
 ORDERS_FINE: tuple[float, ...] = tuple(
     sorted(
@@ -124,22 +137,20 @@ def rdp(
     if q == 1.0:
         return unsampled
     if sampling == "fixed":
-        moments = _renyi_moments.at_any_order(
-            lambda whole: _renyi_moments.fixed_gaussian(sigma, q, whole), alpha
-        )
+        moments = at_any_order(lambda whole: fixed_gaussian_moments(sigma, q, whole), alpha)
     else:
         moments = np.empty_like(alpha)
         is_whole = alpha == np.floor(alpha)
         if is_whole.any():
             whole = tuple(int(order) for order in alpha[is_whole])
-            moments[is_whole] = _renyi_moments.poisson(lambda power: power / (2.0 * sigma**2), q, 1.0, whole)
+            moments[is_whole] = poisson_moments(lambda power: power / (2.0 * sigma**2), q, 1.0, whole)
         if not is_whole.all():
-            moments[~is_whole] = _renyi_moments.poisson_gaussian(sigma, q, alpha[~is_whole])
+            moments[~is_whole] = poisson_gaussian_moments(sigma, q, alpha[~is_whole])
     return np.clip(moments / (alpha - 1.0), 0.0, unsampled)
 
 
 def amplified(
-    curve: _renyi_moments.Curve,
+    curve: Curve,
     *,
     rate: float,
     kappa: float = 3.0,
@@ -195,10 +206,10 @@ def amplified(
 
     def whole(orders: tuple[int, ...]) -> NDArray:
         if sampling == "fixed":
-            return _renyi_moments.fixed(curve, q, orders)
-        return _renyi_moments.poisson(curve, q, float(kappa), orders)
+            return fixed_moments(curve, q, orders)
+        return poisson_moments(curve, q, float(kappa), orders)
 
-    return np.minimum(_renyi_moments.at_any_order(whole, alpha) / (alpha - 1.0), curve(alpha))
+    return np.minimum(at_any_order(whole, alpha) / (alpha - 1.0), curve(alpha))
 
 
 def epsilon_of_rdp(
@@ -246,3 +257,238 @@ def epsilon_of_rdp(
         return Spent(0.0, None, False)
     order = float(alpha[best])
     return Spent(float(epsilons[best]), order, order in (float(alpha.min()), float(alpha.max())))
+
+
+# --- concentrated differential privacy -------------------------------------------------------------------
+
+
+def epsilon_of_zcdp(rho: float, *, delta: float, classic: bool = False) -> float:
+    r"""Epsilon at some delta of zero-concentrated differential privacy, whose divergences are at most rho times alpha.
+
+    .. math::
+        \varepsilon = \min_{\alpha > 1} \Big[\rho \alpha + \frac{\log (1 / (\alpha \delta))}{\alpha - 1}
+        + \log \big(1 - \tfrac1\alpha\big)\Big], \qquad
+        \text{classic: } \rho + 2 \sqrt{\rho \log (1 / \delta)}.
+
+    Args:
+      rho: :math:`\rho \ge 0`; :math:`1 / (2 \sigma^2)` for Gaussian noise, and :math:`\varepsilon_c^2 / 2` for what the
+        paper on Delta-FL calls :math:`\tfrac12 \varepsilon_c^2`-concentrated.
+      delta: :math:`\delta`.
+      classic: the older rule, which is looser.
+
+    Raises:
+      EvenhandError: an argument out of range.
+
+    Example:
+      >>> [round(epsilon_of_zcdp(c**2 / 2, delta=1e-5, classic=True), 5) for c in (0.1, 0.5, 1.0, 2.0)]
+      [0.48485, 2.52426, 5.29853, 11.59705]
+      >>> round(epsilon_of_zcdp(0.5, delta=1e-5), 5)
+      4.72839
+
+    Source: Bun and Steinke, *Concentrated Differential Privacy*, TCC 2016, proposition 1.3; Canonne, Kamath and
+    Steinke, NeurIPS 2020, corollary 13.
+    """
+    delta = probability("delta", delta)
+    if not rho >= 0.0:
+        raise EvenhandError(
+            f"rho={rho}: give a number of at least 0, 1 / (2 noise_multiplier^2) for Gaussian noise."
+        )
+    if rho == 0.0 or rho == math.inf:
+        return rho
+    if classic:
+        return rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta))
+    from scipy.optimize import minimize_scalar
+
+    def at(log_excess: float) -> float:
+        excess = math.exp(log_excess)
+        return rho * (1.0 + excess) - math.log((1.0 + excess) * delta) / excess - math.log1p(1.0 / excess)
+
+    centre = 0.5 * math.log(math.log(1.0 / delta) / rho)  # where the classic rule has its minimum
+    best: Any = minimize_scalar(
+        at, bounds=(centre - 5.0, centre + 5.0), method="bounded", options={"xatol": 1e-10}
+    )
+    return max(0.0, float(best.fun))
+
+
+def joint(noise_multipliers: Sequence[float]) -> float:
+    r"""The noise multiplier of one release that gives away as much as several of the same sample.
+
+    .. math::
+        \sigma = \Big(\sum_i \sigma_i^{-2}\Big)^{-1/2}
+
+    What is computed from one sample is sampled once: its costs are added first, and the sum is amplified.  Two queries
+    with the same noise are one with :math:`\sigma / \sqrt2`; a quantile with :math:`\rho_q` and an update with
+    :math:`\rho_w = 1 / (2 \sigma_w^2)` are one with :math:`\rho_q + \rho_w`.
+
+    Args:
+      noise_multipliers: :math:`\sigma_i`, each over the sensitivity of what it hides; infinite: nothing is given away.
+
+    Returns:
+      :math:`\sigma`; 0 if one of them is, infinite if all are or there are none.
+
+    Raises:
+      EvenhandError: one is negative or not a number.
+
+    Example:
+      >>> round(joint([1.0, 1.0]), 6)
+      0.707107
+      >>> joint([3.0, 4.0])
+      2.4
+
+    Source: Li et al., *Differentially Private Adaptive Optimization with Delayed Preconditioners*, ICLR 2023, the
+    first ablation (one sample, two queries); Dong, Roth and Su, *Gaussian Differential Privacy*, 2022, corollary 3.3.
+    """
+    total = 0.0
+    for multiplier in noise_multipliers:
+        if multiplier == 0.0:
+            return 0.0
+        if multiplier != math.inf:
+            total += noise("noise_multipliers", multiplier) ** -2
+    return math.inf if total == 0.0 else total**-0.5
+
+
+# --- moments of likelihood ratios ------------------------------------------------------------------------
+# Logarithms of moments of likelihood ratios between a mechanism's outputs on neighbouring data, after sampling.  What a
+# mechanism of Renyi divergence D(alpha) says about a unit is in log E Z^alpha = (alpha - 1) D(alpha), with Z the
+# likelihood ratio; all of this part is in terms of that logarithm, which is convex in alpha and 0 at 1.
+
+
+Curve = Callable[[NDArray], NDArray]
+"""``orders -> Renyi divergences``."""
+
+
+_LARGEST_EXACT = 256
+"""Least differences between a fixed cohort's bounds are told apart up to this power."""
+
+
+_AVERAGED = 48
+"""Partial sums of an alternating series that are averaged: each halves what is left of its error."""
+
+
+_TINY = 1e-12
+"""Below it, the logarithm of a sum near 1 is mostly rounding."""
+
+
+def poisson_moments(curve: Curve, rate: float, kappa: float, orders: tuple[int, ...]) -> NDArray:
+    """Of a mechanism on a Poisson sample, at whole orders; ``kappa`` multiplies the terms from the third power on.
+
+    Its binomial weights add up to 1 with those of the powers 0 and 1, so that all terms less their weights are what is
+    above 1.
+    """
+    power = _powers(orders)
+    moments = (power - 1.0) * curve(power)
+    excess = _log_less_one(moments + np.where(power > 2.0, math.log(kappa), 0.0))
+    alpha = np.asarray(orders, np.float64)[:, None]
+    weights = _log_binomials(orders) + power * math.log(rate) + (alpha - power) * math.log1p(-rate)
+    return _log_one_plus_sum(weights + excess)
+
+
+def fixed_moments(curve: Curve, rate: float, orders: tuple[int, ...]) -> NDArray:
+    """Of any mechanism on a sample of a fixed size, at whole orders, where one unit is replaced by another."""
+    power = _powers(orders)
+    bounds = math.log(2.0) + (power - 1.0) * curve(power)
+    bounds[0] = min(bounds[0], math.log(4.0) + float(_log_less_one(curve(power[:1]))[0]))
+    return _log_one_plus_sum(_log_binomials(orders) + power * math.log(rate) + bounds)
+
+
+def fixed_gaussian_moments(noise_multiplier: float, rate: float, orders: tuple[int, ...]) -> NDArray:
+    """As :func:`fixed`, of Gaussian noise, of which central moments are known, too."""
+    power = _powers(orders)
+    bounds = math.log(2.0) + power * (power - 1.0) / (2.0 * noise_multiplier**2)
+    central = _log_central_moments(noise_multiplier, min(int(power[-1]), _LARGEST_EXACT))
+    for index in range(min(len(power), _LARGEST_EXACT - 1)):
+        below, above = central[index // 2], central[min((index + 1) // 2, len(central) - 1)]
+        bounds[index] = min(bounds[index], math.log(4.0) + 0.5 * (below + above))
+    return _log_one_plus_sum(_log_binomials(orders) + power * math.log(rate) + bounds)
+
+
+def poisson_gaussian_moments(noise_multiplier: float, rate: float, orders: NDArray) -> NDArray:
+    """Of Gaussian noise on a Poisson sample, at orders that are not whole: a series on each half of the line.
+
+    From the order on its terms change their sign each time and shrink slowly, so that partial sums are averaged
+    (Euler's transformation).  Where the sum is 1 but for rounding, the bound of :func:`at_any_order` takes its place.
+    """
+    from scipy.special import bdtrc, gammaln, gammasgn, log_ndtr, logsumexp
+
+    direct = math.ceil(orders.max()) + 32
+    i = np.arange(direct + _AVERAGED, dtype=np.float64)
+    weight = np.ones_like(i)
+    weight[direct:] = bdtrc(np.arange(_AVERAGED), _AVERAGED, 0.5)
+    alpha = orders[:, None]
+    j, variance = alpha - i, noise_multiplier**2
+    log_odds = math.log(rate) - math.log1p(-rate)
+    z = 0.5 - variance * log_odds
+    log_binomial = gammaln(alpha + 1.0) - gammaln(i + 1.0) - gammaln(j + 1.0)
+    sign = gammasgn(j + 1.0) * weight
+    log_q, log_p = math.log(rate), math.log1p(-rate)
+    left = i * log_q + j * log_p + (i**2 - i) / (2.0 * variance) + log_ndtr((z - i) / noise_multiplier)
+    right = j * log_q + i * log_p + (j**2 - j) / (2.0 * variance) + log_ndtr((j - z) / noise_multiplier)
+    terms = log_binomial[:, :, None] + np.stack([left, right], axis=2)
+    moments = np.asarray(logsumexp(terms, axis=(1, 2), b=np.stack([sign, sign], axis=2)))
+    tiny = moments < _TINY
+    if tiny.any():
+        moments[tiny] = at_any_order(
+            lambda whole: poisson_moments(lambda power: power / (2.0 * variance), rate, 1.0, whole),
+            orders[tiny],
+        )
+    return moments
+
+
+def at_any_order(whole: Callable[[tuple[int, ...]], NDArray], orders: NDArray) -> NDArray:
+    """Between whole orders on the line that joins them: an upper bound, since logarithms of moments are convex."""
+    below, above = np.floor(orders).astype(int), np.ceil(orders).astype(int)
+    needed = tuple(sorted({*below.tolist(), *above.tolist()} - {1}))
+    moments = dict(zip(needed, whole(needed).tolist(), strict=True)) | {1: 0.0}
+    low = np.array([moments[order] for order in below.tolist()])
+    high = np.array([moments[order] for order in above.tolist()])
+    part = orders - below
+    with np.errstate(invalid="ignore"):
+        return np.where(part > 0.0, (1.0 - part) * low + part * high, low)
+
+
+@lru_cache(maxsize=8)
+def _log_central_moments(noise_multiplier: float, largest: int) -> NDArray:
+    """``log E (Z - 1)^power`` for powers 2, 4, ... up to ``largest`` and one more, ``Z`` of Gaussian noise.
+
+    Differences of moments would cancel; the integrand is positive, and the trapezoidal rule exact to rounding.
+    """
+    from scipy.special import logsumexp
+
+    powers = np.arange(2.0, largest + 3.0, 2.0)
+    if noise_multiplier < 0.25:  # far above the other bound, and costly
+        return np.full(len(powers), math.inf)
+    step = 0.1
+    x = np.arange(-14.0, powers[-1] / noise_multiplier + 14.0, step)
+    log_ratio = x / noise_multiplier - 0.5 / noise_multiplier**2
+    with np.errstate(divide="ignore"):
+        distance = np.where(log_ratio > 0.0, log_ratio, 0.0) + np.log(-np.expm1(-np.abs(log_ratio)))
+    density = -0.5 * x**2 + math.log(step) - 0.5 * math.log(2.0 * math.pi)
+    log_moments: list[Any] = [logsumexp(power * distance + density) for power in powers]
+    return np.array(log_moments, np.float64)
+
+
+@lru_cache(maxsize=8)
+def _log_binomials(orders: tuple[int, ...]) -> NDArray:
+    """``log C(order, power)``, one row an order and one column a power from 2; -inf beyond the order."""
+    from scipy.special import gammaln
+
+    alpha, power = np.asarray(orders, np.float64)[:, None], _powers(orders)
+    return gammaln(alpha + 1.0) - gammaln(power + 1.0) - gammaln(alpha - power + 1.0)
+
+
+def _powers(orders: tuple[int, ...]) -> NDArray:
+    return np.arange(2.0, max((2, *orders)) + 1.0)
+
+
+def _log_one_plus_sum(log_terms: NDArray) -> NDArray:
+    """``log(1 + sum of exp(terms))`` of each row, exact also where the sum is far below 1."""
+    from scipy.special import logsumexp
+
+    log_sum: Any = logsumexp(log_terms, axis=1)
+    return np.logaddexp(0.0, log_sum)
+
+
+def _log_less_one(log_value: NDArray) -> NDArray:
+    """``log(exp(x) - 1)``, for ``x`` of at least 0."""
+    with np.errstate(divide="ignore"):
+        return log_value + np.log(-np.expm1(-log_value))

@@ -4,17 +4,18 @@ Every risk is a :class:`evenhand.types.Risk`.  Its ``value`` is an objective for
 that a server gives to clients; both ignore a loss of weight 0.
 """
 
-from evenhand.risks.entropic_value_at_risk import entropic_value_at_risk
 from evenhand.risks.hierarchical import hierarchical
-from evenhand.risks.mean import mean
-from evenhand.risks.mixture import mixture, project_simplex
+from evenhand.risks.mean import mean, mixture, project_simplex
 from evenhand.risks.power import power
-from evenhand.risks.smoothed_superquantile import smoothed_superquantile, squared_superquantile
-from evenhand.risks.superquantile import inverse_superquantile, superquantile
-from evenhand.risks.tail_mean import tail_mean
+from evenhand.risks.superquantile import (
+    inverse_superquantile,
+    smoothed_superquantile,
+    squared_superquantile,
+    superquantile,
+)
 from evenhand.risks.tilted import tilted
-from evenhand.risks.tilted_value_at_risk import tilted_value_at_risk
-from evenhand.risks.value_at_risk import kth_smallest, value_at_risk
+from evenhand.risks.tilted_bounds import entropic_value_at_risk, tilted_value_at_risk
+from evenhand.risks.value_at_risk import kth_smallest, tail_mean, value_at_risk
 
 __all__ = [
     "entropic_value_at_risk",

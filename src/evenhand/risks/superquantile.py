@@ -1,14 +1,24 @@
-"""The superquantile (CVaR): the mean of the worst losses; and the mean of the others."""
+"""The superquantile (CVaR), the mean of the worst losses; the mean of the others; and two smoothed superquantiles."""
 
 from __future__ import annotations
 
+import math
+
+import jax
 import jax.numpy as jnp
 
 from evenhand.errors import EvenhandError
-from evenhand.risks._population import check_tail, linear, pinned
+from evenhand.risks._population import at, check_tail, linear, pinned, risk
+from evenhand.risks.value_at_risk import quantile
 from evenhand.types import Array, Risk
 
-__all__ = ["capped_weights", "inverse_superquantile", "superquantile"]
+__all__ = [
+    "capped_weights",
+    "inverse_superquantile",
+    "smoothed_superquantile",
+    "squared_superquantile",
+    "superquantile",
+]
 
 
 def superquantile(theta: float) -> Risk:
@@ -86,4 +96,154 @@ def capped_weights(losses: Array, p: Array, theta: float) -> Array:
     # Where the boundary falls between two losses, the remainder is only the rounding error of the sum.
     share = jnp.where(left > 8 * jnp.finfo(p.dtype).eps, left, 0.0) / jnp.where(tied > 0, tied, 1.0)
     weights = p / theta * jnp.clip(share, 0.0, 1.0)
+    return weights / jnp.where(jnp.any(p > 0), jnp.sum(weights), 1.0)
+
+
+# --- smoothed by a penalty on weights that differ from the base weights ------------------------------------------
+
+_STEEPEST = 1e30
+"""The steepest slope of a weight in its loss; a steeper one would overflow a float32."""
+_STEPS = 60
+"""Halvings of an interval: more than the bits of a float32, or of a float64 of ordinary size."""
+
+
+def smoothed_superquantile(theta: float, nu: float) -> Risk:
+    r"""The superquantile smoothed by relative entropy, between the mean, the superquantile and the entropic risk.
+
+    .. math::
+        \mathbb S_\theta^\nu(f; p) = \max_\pi\Big\{ \sum_i \pi_i f_i - \nu \sum_i \pi_i \log\frac{\pi_i}{p_i} \Big\},
+        \quad \pi_i = \min\Big\{\frac{p_i}{\theta},\ p_i e^{(f_i - \mu)/\nu}\Big\},\quad \sum_i \pi_i = 1
+
+    with :math:`\pi` in the capped simplex of :func:`evenhand.risks.superquantile`.  The threshold :math:`\mu` is exact:
+    capped losses are the largest ones, and for each number of them it has a closed form.
+
+    Args:
+      theta: the tail fraction in (0, 1]; once ``theta <= min p`` no cap binds and this is ``tilted(1 / nu)``.
+      nu: the strength of the penalty, > 0, in units of loss; near 0 this is the superquantile, towards infinity the
+        mean.
+
+    Raises:
+      EvenhandError: ``theta`` outside (0, 1], or ``nu`` not a finite number above 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> soft = smoothed_superquantile(0.4, nu=1.0)
+      >>> [round(w, 4) for w in soft.weights(jnp.arange(1.0, 6.0)).tolist()]
+      [0.016, 0.0436, 0.1184, 0.322, 0.5]
+
+    Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
+    Learning 2023, equations 14 and 15.
+    """
+    check_tail(theta, "smoothed_superquantile")
+    _check_strength(nu, "smoothed_superquantile")
+
+    def weigh(losses: Array, p: Array) -> Array:
+        return _entropic_weights(losses, p, theta, nu)
+
+    def value(losses: Array, p: Array) -> Array:
+        weights = weigh(losses, p)
+        ratio = jnp.where(weights > 0, weights / jnp.where(p > 0, p, 1.0), 1.0)
+        return at(jnp.sum(weights * (losses - nu * jnp.log(ratio))), weights, losses)
+
+    return risk(value, weigh)
+
+
+def squared_superquantile(theta: float, nu: float) -> Risk:
+    r"""The superquantile smoothed by a squared distance; its weights are piecewise linear in the losses.
+
+    .. math::
+        \max_\pi\Big\{ \sum_i \pi_i f_i - \frac{\nu}{2 n^2} \sum_i \frac{(\pi_i - p_i)^2}{p_i} \Big\}, \quad
+        \pi_i = p_i \operatorname{clip}\Big(1 + \frac{n^2}{\nu} (f_i - \eta),\ 0,\ \frac1\theta\Big)
+
+    for ``n`` losses; with equal :math:`p_i = 1/n` the penalty is :math:`\frac{\nu}{2n} \|\pi - p\|^2`.
+
+    Args:
+      theta: the tail fraction in (0, 1].
+      nu: the strength of the penalty, > 0.
+
+    Raises:
+      EvenhandError: ``theta`` outside (0, 1], or ``nu`` not a finite number above 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> soft = squared_superquantile(0.4, nu=50.0)
+      >>> [round(w, 4) for w in soft.weights(jnp.arange(1.0, 6.0)).tolist()]
+      [0.0, 0.1, 0.2, 0.3, 0.4]
+
+    Source: K. Pillutla, *SQwash*, 2022; Laguel et al., *Superquantiles at Work*, 2021.
+    """
+    check_tail(theta, "squared_superquantile")
+    _check_strength(nu, "squared_superquantile")
+
+    def weigh(losses: Array, p: Array) -> Array:
+        slope = jnp.minimum(jnp.maximum(jnp.sum(p > 0), 1).astype(p.dtype) ** 2 / nu, _STEEPEST)
+        return _squared_weights(losses, p, theta, slope)
+
+    def value(losses: Array, p: Array) -> Array:
+        weights = weigh(losses, p)
+        strength = nu / jnp.maximum(jnp.sum(p > 0), 1).astype(p.dtype) ** 2
+        distance = jnp.sum(jnp.square(weights - p) / jnp.where(p > 0, p, 1.0))
+        return at(jnp.sum(weights * losses) - 0.5 * strength * distance, weights, losses)
+
+    return risk(value, weigh)
+
+
+def _check_strength(nu: float, name: str) -> None:
+    if not 1e-37 < nu < math.inf:
+        raise EvenhandError(
+            f"{name}(nu={nu}): the strength of smoothing must be a finite number above 1e-37."
+        )
+
+
+def _entropic_weights(losses: Array, p: Array, theta: float, nu: float) -> Array:
+    if theta == 1.0:
+        return p
+    losses = pinned(losses)
+    order = jnp.argsort(-losses)
+    ranked, base = losses[order], p[order]
+    # For each loss, the weight of it and the smaller ones relative to its own: from differences of neighbours, since
+    # relative to a distant loss the differences of the others would be rounded away.
+    fall = jnp.exp((jnp.append(ranked[1:], ranked[-1]) - ranked) / nu)
+
+    def add(smaller: Array, terms: tuple[Array, Array]) -> tuple[Array, Array]:
+        total = terms[0] + terms[1] * smaller
+        return total, total
+
+    _, below = jax.lax.scan(add, jnp.zeros((), p.dtype), (base, fall), reverse=True)
+    # With the first k capped, the others share what is left.
+    left = 1.0 - jnp.concatenate([jnp.zeros(1, p.dtype), jnp.cumsum(base)[:-1]]) / theta
+    possible = (left > 8 * jnp.finfo(p.dtype).eps) & (below > 0)
+    fits = possible & (left <= below / theta)
+    first = jnp.argmax(fits)
+    free = losses <= ranked[first]
+    shares = jnp.where(free, p * jnp.exp(jnp.where(free, losses - ranked[first], 0.0) / nu), 0.0)
+    total = jnp.sum(shares)
+    weights = jnp.where(free, left[first] * shares / jnp.where(total > 0, total, 1.0), p / theta)
+    return jnp.where(jnp.any(fits), weights, capped_weights(losses, p, theta))
+
+
+def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Array:
+    losses = pinned(losses)
+
+    def of(eta: Array) -> Array:
+        return p * jnp.clip(1.0 + slope * (losses - eta), 0.0, 1.0 / theta)
+
+    # Relative to the quantile, whose weight is neither 0 nor capped: relative to a distant loss the differences of the
+    # others would be rounded away.
+    losses = jnp.where(p > 0, losses - jnp.where(jnp.any(p > 0), quantile(losses, p, theta), 0.0), 0.0)
+    # At the upper end only losses above the quantile have weight; at the lower end all from the quantile up are capped.
+    low, high = -(1.0 / theta - 1.0) / slope, 1.0 / slope
+
+    def halve(_: Array, interval: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = interval
+        middle = 0.5 * (low + high)
+        heavy = jnp.sum(of(middle)) > 1.0
+        return jnp.where(heavy, middle, low), jnp.where(heavy, high, middle)
+
+    low, high = jax.lax.fori_loop(0, _STEPS, halve, (low, high))
+    # Interpolated linearly: where nu is small, the weights at two neighbouring floats may be far apart.
+    heavy, light = of(low), of(high)
+    more, less = jnp.sum(heavy), jnp.sum(light)
+    share = jnp.clip((1.0 - less) / jnp.where(more > less, more - less, 1.0), 0.0, 1.0)
+    weights = share * heavy + (1.0 - share) * light
     return weights / jnp.where(jnp.any(p > 0), jnp.sum(weights), 1.0)

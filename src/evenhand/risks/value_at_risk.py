@@ -1,4 +1,4 @@
-"""Quantiles of losses: the value at risk and the k-th smallest loss."""
+"""Quantiles of losses: the value at risk, the k-th smallest loss, and the mean of the losses from a quantile up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from evenhand.errors import whole_number
 from evenhand.risks._population import among, check_tail, linear, pinned
 from evenhand.types import Array, Risk
 
-__all__ = ["kth_smallest", "quantile", "value_at_risk"]
+__all__ = ["kth_smallest", "quantile", "tail_mean", "value_at_risk"]
 
 
 def value_at_risk(theta: float) -> Risk:
@@ -44,16 +44,6 @@ def value_at_risk(theta: float) -> Risk:
     return linear(weigh)
 
 
-def quantile(losses: Array, p: Array, theta: float) -> Array:
-    """The value of :func:`value_at_risk`, for pinned losses and weights ``p`` that sum to 1."""
-    order = jnp.argsort(losses)
-    ranked, mass = losses[order], jnp.cumsum(p[order][::-1])[::-1]
-    above = jnp.concatenate([mass, jnp.zeros(1, p.dtype)])[jnp.searchsorted(ranked, losses, side="right")]
-    # A sum of n roundings may pass theta by a little.
-    fits = (above <= theta + 8 * jnp.finfo(p.dtype).eps) & (p > 0)
-    return jnp.min(jnp.where(fits, losses, jnp.inf))
-
-
 def kth_smallest(k: int) -> Risk:
     r"""The ``k``-th smallest of the losses with a weight, :math:`R_{(k)}`; the largest if there are fewer than ``k``.
 
@@ -79,3 +69,53 @@ def kth_smallest(k: int) -> Risk:
         return among(losses == ranked[rank], p)
 
     return linear(weigh)
+
+
+def tail_mean(theta: float, *, strict: bool = False) -> Risk:
+    r"""The mean of the losses at or above the (1 - theta)-quantile: a superquantile that counts no loss in part.
+
+    .. math::
+        \hat F_\theta = \sum_i \hat\pi_i f_i, \qquad \hat\pi_i \propto p_i \mathbb 1\{ f_i \ge Q_\theta(f; p) \}
+
+    Args:
+      theta: the tail fraction in (0, 1]; 1 is the mean.
+      strict: only the losses above the quantile.  Where ``theta n`` is a whole number and no losses tie, that is
+        the exact superquantile, while ``>=`` takes one loss more.
+
+    Raises:
+      EvenhandError: ``theta`` outside (0, 1].
+
+    Edge cases: where no loss is above the quantile, ``strict`` takes those that equal it.  For nonnegative losses the
+    value is at most :math:`\max f / (\theta n)` below the superquantile.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> losses = jnp.arange(1.0, 5.0)
+      >>> [float(tail_mean(0.5, strict=strict).value(losses)) for strict in (False, True)]
+      [3.0, 3.5]
+
+    Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
+    Learning 2023, algorithm 1 and equation 10.
+    """
+    check_tail(theta, "tail_mean")
+
+    def weigh(losses: Array, p: Array) -> Array:
+        if theta == 1.0:
+            return p
+        losses = pinned(losses)
+        edge = quantile(losses, p, theta)
+        above = losses > edge
+        none_above = ~jnp.any(above & (p > 0))
+        return among((above | ((losses == edge) & none_above)) if strict else losses >= edge, p)
+
+    return linear(weigh)
+
+
+def quantile(losses: Array, p: Array, theta: float) -> Array:
+    """The value of :func:`value_at_risk`, for pinned losses and weights ``p`` that sum to 1."""
+    order = jnp.argsort(losses)
+    ranked, mass = losses[order], jnp.cumsum(p[order][::-1])[::-1]
+    above = jnp.concatenate([mass, jnp.zeros(1, p.dtype)])[jnp.searchsorted(ranked, losses, side="right")]
+    # A sum of n roundings may pass theta by a little.
+    fits = (above <= theta + 8 * jnp.finfo(p.dtype).eps) & (p > 0)
+    return jnp.min(jnp.where(fits, losses, jnp.inf))

@@ -13,19 +13,6 @@ each phase of the method:
 4. *The server.*  It steps (:func:`server_step`).
 """
 
-from evenhand.rounds._clients import (
-    RoundState,
-    Wire,
-    begin,
-    cohort,
-    last_rounds,
-    lift_key,
-    phase_stream,
-    roots,
-    traffic,
-    wires,
-    work_key,
-)
 from evenhand.rounds._malicious import (
     colluding,
     false_delta,
@@ -36,14 +23,25 @@ from evenhand.rounds._malicious import (
     own_rows,
     poisoned,
 )
-from evenhand.rounds._server import (
+from evenhand.rounds._protocol import (
+    RoundState,
     Step,
+    Wire,
     accepts_delta,
     accepts_report,
+    begin,
+    cohort,
     effective,
     largest_weight,
+    last_rounds,
+    lift_key,
+    phase_stream,
+    roots,
     server_step,
+    traffic,
     weighed,
+    wires,
+    work_key,
 )
 
 __all__ = [

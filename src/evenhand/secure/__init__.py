@@ -4,23 +4,32 @@
 package ``cryptography``, which ``pip install 'evenhand[secure]'`` brings.
 """
 
-from evenhand.secure.checks import TooFewError
-from evenhand.secure.fixed_point import FixedPoint, fixed_point
-from evenhand.secure.limbs import LIMB_BITS, from_limbs, to_limbs
-from evenhand.secure.masked import masked_sum, masked_uploads, masked_words
-from evenhand.secure.plan import Cost, Plan, plan
+from evenhand.secure.fixed_point import (
+    LIMB_BITS,
+    FixedPoint,
+    fixed_point,
+    from_limbs,
+    masked_sum,
+    masked_uploads,
+    masked_words,
+    to_limbs,
+)
+from evenhand.secure.primitives import join, split
 from evenhand.secure.protocol import (
+    Cost,
     Offer,
+    Plan,
     Revealed,
     Secret,
+    TooFewError,
     advertise,
     mask,
+    plan,
     recover,
     reveal,
     share,
 )
 from evenhand.secure.secure_sum import Transcript, run_protocol, secure_sum
-from evenhand.secure.shamir import join, split
 
 __all__ = [
     "LIMB_BITS",

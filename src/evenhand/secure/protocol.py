@@ -1,5 +1,6 @@
 """The messages of one secure sum, as functions of what each side knows.
 
+0. The server announces a :class:`Plan`: who is masked with whom, and how many may be lost (:func:`plan`).
 1. Each client sends an :class:`Offer` of two public keys (:func:`advertise`).
 2. Each splits the seed of a mask of its own and its private key into shares, sealed for its neighbours (:func:`share`);
    it keeps one itself.
@@ -15,32 +16,162 @@ authenticate the offers and compare, among themselves, whom they were told of; n
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.errors import EvenhandError
-from evenhand.secure import masks
-from evenhand.secure.checks import TooFewError, check_members, check_plan, check_present, check_survivors
-from evenhand.secure.masks import NDArray, Random
-from evenhand.secure.plan import Plan
-from evenhand.secure.shamir import SHARE_BYTES, join, split
+from evenhand.errors import EvenhandError, whole_number
+from evenhand.secure.primitives import (
+    SEED_BYTES,
+    SHARE_BYTES,
+    NDArray,
+    Random,
+    add_masks,
+    agreed_secret,
+    join,
+    public_key,
+    seal,
+    split,
+    unseal,
+)
 
 __all__ = [
+    "Cost",
     "Offer",
+    "Plan",
     "Revealed",
     "Secret",
     "TooFewError",
     "advertise",
+    "check_members",
+    "check_plan",
+    "check_present",
+    "check_survivors",
     "mask",
+    "plan",
     "recover",
     "reveal",
     "share",
 ]
 
+
+_COMPLETE = 16
+"""Clients up to which each is masked with every other."""
+
+
 _KEY_BYTES = 32
+
+
+_SEALED_BYTES = 12 + 2 * SHARE_BYTES + 16
+"""A nonce, two shares and a tag."""
+
+
+# --- the plan --------------------------------------------------------------------------------------------
+
+
+class Cost(NamedTuple):
+    """Bytes that cross the wire for one client in one sum.
+
+    Attributes:
+      up: from the client to the server.
+      down: from the server to the client.
+      plain: what the numbers alone would take without any protection, either way: 32 bits each.
+    """
+
+    up: int
+    down: int
+    plain: int
+
+
+class Plan(NamedTuple):
+    """One secure sum, as the server announces it.
+
+    Attributes:
+      clients: ids of those that are asked.
+      neighbours: client -> those with whom it shares masks; they keep its shares, and it keeps one of its own.
+      threshold: how many of those who keep a client's shares must answer at the end.
+      bits: sums are modulo ``2**bits``, 32 or 64.
+    """
+
+    clients: tuple[int, ...]
+    neighbours: Mapping[int, tuple[int, ...]]
+    threshold: int
+    bits: int
+
+    def cost(self, numbers: int) -> Cost:
+        """What a client sends and gets in a sum of so many numbers, with as many neighbours as most have."""
+        degree = max(len(near) for near in self.neighbours.values())
+        shares = degree * _SEALED_BYTES
+        up = 2 * _KEY_BYTES + shares + numbers * self.bits // 8 + (degree + 1) * SHARE_BYTES
+        return Cost(up, degree * 2 * _KEY_BYTES + shares, numbers * 4)
+
+
+def plan(
+    clients: Iterable[int],
+    *,
+    bits: int = 64,
+    neighbours: int | None = None,
+    threshold: int | None = None,
+    order: Sequence[int] | None = None,
+) -> Plan:
+    """A plan in which clients stand in a circle, and each is masked with as many on either side.
+
+    Args:
+      clients: their ids, at least two.
+      bits: 32 or 64.
+      neighbours: of each client; an even number, or all others.  None: all others up to 16 clients, then about
+        ``3 log2(clients)``, so that the cost grows with ``m log m`` and not with ``m^2``.  Fewer make it likelier that
+        lost clients cut the others into groups, where the sum is lost.
+      threshold: how many must answer of a client and its neighbours; more than half of them, so that the mask and the
+        key of one client are never both found.  None: just more than half.
+      order: the clients' places in the circle, as indices; best drawn at random by the server in each round, so that
+        nobody can choose their neighbours.
+
+    Raises:
+      EvenhandError: fewer than two clients, equal ids, or numbers that do not fit.
+
+    Example:
+      >>> plan(range(4)).neighbours[0], plan(range(4)).threshold
+      ((1, 2, 3), 3)
+
+    Source: Bell, Bonawitz, Gascón, Lepoint and Raykova, *Secure Single-Server Aggregation with (Poly)Logarithmic
+    Overhead*, CCS 2020, for graphs; Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving Machine
+    Learning*, CCS 2017, for the protocol.
+    """
+    ids = tuple(clients)
+    m = len(ids)
+    if bits not in (32, 64):
+        raise EvenhandError(f"plan(bits={bits}): give 32 or 64.")
+    if m < 2 or len(set(ids)) < m:
+        raise EvenhandError(f"A secure sum needs at least two different clients; there are {len(set(ids))}.")
+    if neighbours is None:
+        neighbours = m - 1 if m <= _COMPLETE else min(m - 1, 2 * math.ceil(1.5 * math.log2(m)))
+    whole_number("plan(neighbours=)", neighbours, 1)
+    if threshold is not None:
+        whole_number("plan(threshold=)", threshold, 1)
+    if neighbours > m - 1 or (neighbours % 2 and neighbours != m - 1):
+        raise EvenhandError(f"plan(neighbours={neighbours}): give an even number below {m}, or {m - 1}.")
+    keepers = neighbours + 1
+    threshold = keepers // 2 + 1 if threshold is None else threshold
+    if not keepers / 2 < threshold <= keepers:
+        raise EvenhandError(
+            f"plan(threshold={threshold}): give more than half of the {keepers} who keep a client's shares, and no "
+            "more than all."
+        )
+    circle = [ids[i] for i in (range(m) if order is None else order)]
+    if sorted(circle) != sorted(ids):
+        raise EvenhandError(f"plan(order=): give each of 0 to {m - 1} once.")
+    if neighbours == m - 1:
+        return Plan(ids, {one: tuple(other for other in ids if other != one) for one in ids}, threshold, bits)
+    steps = [*range(1, neighbours // 2 + 1), *range(-(neighbours // 2), 0)]
+    near = {one: tuple(sorted(circle[(i + step) % m] for step in steps)) for i, one in enumerate(circle)}
+    return Plan(ids, near, threshold, bits)
+
+
+# --- the messages, in turn -------------------------------------------------------------------------------
 
 
 class Secret(NamedTuple):
@@ -76,8 +207,8 @@ def advertise(random: Random) -> tuple[Secret, Offer]:
     Args:
       random: ``secrets.token_bytes`` on a real device.
     """
-    secret = Secret(random(_KEY_BYTES), random(_KEY_BYTES), random(masks.SEED_BYTES))
-    return secret, Offer(masks.public(secret.mask_key), masks.public(secret.seal_key))
+    secret = Secret(random(_KEY_BYTES), random(_KEY_BYTES), random(SEED_BYTES))
+    return secret, Offer(public_key(secret.mask_key), public_key(secret.seal_key))
 
 
 def share(
@@ -96,8 +227,8 @@ def share(
         split(each, list(points.values()), plan.threshold, random) for each in (secret.seed, secret.mask_key)
     )
     return {
-        other: masks.seal(
-            masks.agreed(secret.seal_key, offers[other].seal_key, _sealing(me, other)),
+        other: seal(
+            agreed_secret(secret.seal_key, offers[other].seal_key, _sealing(me, other)),
             seeds[point] + keys[point],
             random,
         )
@@ -126,7 +257,7 @@ def mask(plan: Plan, me: int, secret: Secret, offers: Mapping[int, Offer], numbe
     near = _near(plan, me, offers)
     seeds = {other: _pair(secret.mask_key, offers[other].mask_key) for other in near}
     plus = [secret.seed, *(seed for other, seed in seeds.items() if other > me)]
-    masks.add(total, plus, [seed for other, seed in seeds.items() if other < me])
+    add_masks(total, plus, [seed for other, seed in seeds.items() if other < me])
     return total
 
 
@@ -163,8 +294,8 @@ def reveal(
             raise EvenhandError(
                 f"Client {me} got no share from client {other}, which made an offer: start the round again."
             )
-        key = masks.agreed(secret.seal_key, offers[other].seal_key, _sealing(other, me))
-        both = masks.unseal(key, sealed[other])
+        key = agreed_secret(secret.seal_key, offers[other].seal_key, _sealing(other, me))
+        both = unseal(key, sealed[other])
         if other in alive:
             seeds[other] = both[:SHARE_BYTES]
         else:
@@ -200,7 +331,7 @@ def recover(
             shares = {
                 _point(plan, by): each.seeds[client] for by, each in revealed.items() if client in each.seeds
             }
-            minus.append(_joined(plan, client, shares, masks.SEED_BYTES))
+            minus.append(_joined(plan, client, shares, SEED_BYTES))
             continue
         left = [other for other in _near(plan, client, offers) if other in masked]
         if left:
@@ -208,14 +339,14 @@ def recover(
                 _point(plan, by): each.keys[client] for by, each in revealed.items() if client in each.keys
             }
             key = _joined(plan, client, shares, _KEY_BYTES)
-            if masks.public(key) != offer.mask_key:
+            if public_key(key) != offer.mask_key:
                 raise EvenhandError(f"Shares of the key of client {client} are false: the sum is lost.")
             for other in left:
                 (minus if client > other else plus).append(_pair(key, offers[other].mask_key))
     total = np.zeros_like(next(iter(masked.values())))
     for client, numbers in masked.items():
         total += _checked(plan, client, numbers)
-    masks.add(total, plus, minus, threads=os.cpu_count() or 1)
+    add_masks(total, plus, minus, threads=os.cpu_count() or 1)
     return total
 
 
@@ -232,7 +363,7 @@ def _point(plan: Plan, client: int) -> int:
 
 
 def _pair(private: bytes, other: bytes) -> bytes:
-    return masks.agreed(private, other, b"mask")
+    return agreed_secret(private, other, b"mask")
 
 
 def _sealing(sender: int, receiver: int) -> bytes:
@@ -255,3 +386,99 @@ def _checked(plan: Plan, client: int, numbers: NDArray) -> NDArray:
             f"The numbers of client {client} are {numbers.dtype} of shape {numbers.shape}: give {np.dtype(kind)} (n,)."
         )
     return numbers
+
+
+# --- what a client checks before it gives anything away --------------------------------------------------
+
+
+class TooFewError(EvenhandError):
+    """Too few clients are left for the sum to be found."""
+
+
+def check_members(plan: Plan, clients: Collection[int]) -> None:
+    """Checks that messages are from, or for, clients that the sum's plan names.
+
+    Raises:
+      EvenhandError: a client is not in the plan.
+    """
+    if strange := sorted(set(clients) - (set(plan.clients) & set(plan.neighbours))):
+        raise EvenhandError(
+            f"Client {strange[0]} is not in the plan of this sum: leave its messages out, and start the round again."
+        )
+
+
+def check_plan(plan: Plan, me: int) -> None:
+    """Checks that a plan, which comes from the server, asks for enough shares of this client's secrets.
+
+    Raises:
+      EvenhandError: half of those who keep them could find them, or a neighbour has another view of the plan.
+    """
+    check_members(plan, [me])
+    near = plan.neighbours[me]
+    check_members(plan, near)
+    mutual = me not in near and all(me in plan.neighbours[other] for other in near)
+    if not (mutual and (len(near) + 1) / 2 < plan.threshold <= len(near) + 1):
+        raise EvenhandError(
+            f"The plan of this sum does not protect client {me}: give neighbours that are mutual, and a threshold of "
+            f"more than half of the {len(near) + 1} who keep its shares, not {plan.threshold}."
+        )
+
+
+def check_present(plan: Plan, me: int, offers: Collection[int]) -> None:
+    """Checks that enough of a client and its neighbours made an offer.
+
+    Raises:
+      TooFewError: they are fewer than the threshold.
+      EvenhandError: a client is not in the plan, or made no offer itself.
+    """
+    check_members(plan, [me, *offers])
+    if me not in offers:
+        raise EvenhandError(f"Client {me} has made no offer, so it cannot take part in this sum.")
+    there = _left(plan, me, offers)
+    if there < plan.threshold:
+        raise TooFewError(
+            f"Of client {me} and its {len(plan.neighbours[me])} neighbours, {there} are there, and "
+            f"{plan.threshold} are needed: start the round again with other clients."
+        )
+
+
+def check_survivors(plan: Plan, offers: Collection[int], alive: Collection[int]) -> None:
+    """Checks that the sum of all survivors can be found, and none of only some of them.
+
+    Masks between survivors stay unknown to the server.  Where these masks link all survivors to each other, they cancel
+    in the sum of all and in no other.
+
+    Args:
+      plan: of this sum.
+      offers: who has sent their shares.
+      alive: who has sent their numbers.
+
+    Raises:
+      TooFewError: too few are left around some client, or there is a group that no mask links to the others.
+      EvenhandError: a survivor has made no offer, or a client is not in the plan.
+    """
+    check_members(plan, offers)
+    if strange := sorted(set(alive) - set(offers)):
+        raise EvenhandError(f"Client {strange[0]} has sent numbers, but no shares before: the sum is lost.")
+    for client in offers:
+        left = _left(plan, client, alive)
+        if left and left < plan.threshold:
+            raise TooFewError(
+                f"Of client {client} and its neighbours, {left} have sent their numbers, and {plan.threshold} are "
+                "needed: nobody reveals anything."
+            )
+    waiting = set(alive)
+    linked = [waiting.pop()] if waiting else []
+    while linked:
+        found = waiting.intersection(plan.neighbours[linked.pop()])
+        waiting -= found
+        linked += found
+    if waiting:
+        raise TooFewError(
+            "So many are lost that the others fall into groups without masks between them: as the server would learn "
+            "each group's sum, nobody reveals anything."
+        )
+
+
+def _left(plan: Plan, client: int, among: Collection[int]) -> int:
+    return sum(other in among for other in (*plan.neighbours[client], client))

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, expect
 from evenhand.secure import protocol
-from evenhand.secure.masks import Random
-from evenhand.secure.plan import Plan, plan
-from evenhand.secure.protocol import Offer, Revealed
+from evenhand.secure.primitives import Random
+from evenhand.secure.protocol import Offer, Plan, Revealed, plan
 
 __all__ = ["Transcript", "run_protocol", "secure_sum"]
 

@@ -1,7 +1,7 @@
 """Federated runs on one machine, at the speed of the chip."""
 
-from evenhand.simulation._checkpoint import Checkpoint
-from evenhand.simulation._job import Job, cohort_of, identify
+from evenhand.simulation._checkpoint import identify
+from evenhand.simulation._job import Checkpoint, Job, cohort_of
 from evenhand.simulation._many import iterate_many
 from evenhand.simulation._run import Run
 from evenhand.simulation._simulate import iterate, simulate

@@ -1,4 +1,9 @@
-"""Keeping a run on disk, so that it can continue after the process died."""
+"""Keeping a run on disk, so that it can continue after the process died.
+
+:class:`Checkpoints` writes the latest states of one run; clients' states that are on the host are written in
+:class:`Segments` of those that changed.  :func:`identity` distinguishes runs, so that none continues from the
+checkpoint of another.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +15,38 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.checksums import resealed
+from evenhand._jaxpr.hoist import inner_constants
+from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
-from evenhand.interrupts import uninterrupted
-from evenhand.lock import held
-from evenhand.rounds import RoundState
-from evenhand.simulation._host_store import HostStore
-from evenhand.simulation._segments import Segments
-from evenhand.types import PyTree
+from evenhand.evaluation.metrics import resolved
+from evenhand.records import held, resealed, uninterrupted
+from evenhand.rounds import RoundState, malicious_clients, poisoned
+from evenhand.simulation._job import Checkpoint, Job, Untrained, settings
+from evenhand.simulation.engine import one_round
+from evenhand.simulation.program import ById, Rows
+from evenhand.simulation.setup import Setup, set_up
+from evenhand.simulation.store import HostStore, chunks
+from evenhand.types import Attack, ClientData, Key, Params, PyTree
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
 
-__all__ = ["Checkpoint", "Checkpoints", "Snapshot", "resealed"]
+__all__ = ["Checkpoints", "Segments", "Snapshot", "identify", "identity", "resealed"]
 
 NDArray = npt.NDArray[Any]
+
+
+# --- the latest states of one run -------------------------------------------------------------------------------------
 
 _ABOUT = {"identity", "done", "history", "per_round", "dtypes", "seconds"}
 """What is saved beside the arrays."""
@@ -63,46 +76,6 @@ class Snapshot(NamedTuple):
     per_round: dict[str, NDArray]
     seconds: dict[str, float]
     last_round: NDArray | None = None
-
-
-class Checkpoint(NamedTuple):
-    """Where a run keeps its latest state, and how often it is saved.
-
-    The last two states are kept, each with a checksum of all that is in it.  Where the newest is damaged, the run
-    continues from the one before it, to the same numbers in the end, and a warning says so; where both are, it is
-    refused.  Only one process at a time may run in a folder; a second one is refused.
-
-    Attributes:
-      folder: where; it is made when the run begins.
-      seconds: time between two saves, longer in proportion where a save takes more than one second, so that saving
-        stays below a share ``1 / seconds`` of the time.  A state is saved at an evaluation, and after the last round,
-        however short the run was, so that more rounds can be added to it.  0: at each evaluation.
-      fresh: begin anew, replacing the checkpoint of an earlier run, rather than continue from it.
-      last: whether the state after the last round is saved, too, so that more rounds can be added to it.
-
-    Example:
-      >>> import tempfile, evenhand as eh
-      >>> data, model = eh.testing.toy_data(), eh.testing.toy_model()
-      >>> method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=5))
-      >>> place = Checkpoint(tempfile.mkdtemp())
-      >>> run = eh.simulate(method, data, rounds=2, eval_every=1, checkpoint=place)
-      >>> place.saved()
-      [2]
-      >>> longer = eh.simulation.iterate(method, data, rounds=4, eval_every=1, checkpoint=place)
-      >>> [run.info["rounds"] for run in longer]
-      [2, 3, 4]
-    """
-
-    folder: str | Path
-    seconds: float = 10.0
-    fresh: bool = False
-    last: bool = True
-
-    def saved(self) -> list[int]:
-        """The number of rounds done in each saved state, ascending."""
-        folder = Path(self.folder)
-        found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        return sorted(int(name) for name in found if re.fullmatch("0|[1-9][0-9]{0,9}", name))
 
 
 class Checkpoints:
@@ -316,3 +289,209 @@ def _check_writable(folder: Path) -> None:
         raise EvenhandError(
             f"No checkpoint can be kept in {folder}: {nearest} is not a folder that can be written to."
         )
+
+
+# --- clients' states, in segments of those that changed between two saves ---------------------------------------------
+
+_MOST_SAVED = 2
+"""Saved states for each client that has one, before they are written anew."""
+
+
+class Segments:
+    """A folder of segments; the states at a save are those of its segments, in order, the later ones over the earlier.
+
+    A save writes the states that have changed since the last one.  Where segments hold more than twice as many states
+    as there are clients with one, it writes a single new one.  The two latest saves keep their segments.
+
+    Args:
+      folder: for the segments only.
+      store: the states; None: they are on the device, and saved with everything else.
+    """
+
+    def __init__(self, folder: Path, store: HostStore | None) -> None:
+        self._folder, self._store = folder, store
+        self._listed: list[dict[str, Any]] = []
+        found = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+        self._kept = [found]
+
+    def save(self, done: int) -> list[dict[str, Any]] | None:
+        """Writes what has changed; all segments that now make the states, to be given to :meth:`restored`."""
+        if (store := self._store) is None:
+            return None
+        listed, ids, touched = self._listed, np.flatnonzero(store.changed), np.flatnonzero(store.touched)
+        if sum(each["clients"] for each in listed) + len(ids) > _MOST_SAVED * len(touched):
+            listed, ids = [], touched
+        return [*listed, self._write(store, f"{done:010d}", ids)] if len(ids) else listed
+
+    def saved(self, listed: list[dict[str, Any]] | None) -> None:
+        """These segments are those of a whole checkpoint; others that no checkpoint needs are deleted."""
+        self._listed = listed or []
+        if self._store is not None:
+            self._store.settle()
+        self._kept = [self._kept[-1], {each["name"] for each in self._listed}]
+        needed = set[str]().union(*self._kept)
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def restored(self, listed: list[dict[str, Any]] | None, clients: PyTree, one: PyTree) -> PyTree:
+        """The clients' states of a checkpoint, where this run keeps them: in the store, or on the device.
+
+        Args:
+          listed: its segments; None: all states are in ``clients``.
+          clients: leaves ``(N, ...)``, or the shapes of these.
+          one: the state of a new client.
+
+        Raises:
+          ValueError: a segment is damaged.
+          OSError: it cannot be read.
+        """
+        store = self._store
+        if listed is not None:
+            if store is None:
+                store = HostStore(one, jax.tree.leaves(clients)[0].shape[0])
+            store.reset()
+            for each in listed:
+                self._read(store, each)
+            store.settle()
+            self._listed = listed if self._store is not None else []
+            return store.whole() if self._store is None else ()
+        if store is None:
+            return clients
+        store.reset()
+        store.put(np.arange(store.clients), clients)
+        return ()
+
+    def _write(self, store: HostStore, name: str, ids: NDArray) -> dict[str, Any]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        first = jax.process_index() == 0  # it writes for all processes of the run
+        digest, part = hashlib.sha256(), self._folder / f"{name}.part" if first else Path(os.devnull)
+        with part.open("wb") as file:
+
+            def put(values: NDArray) -> None:
+                piece = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+                digest.update(piece)
+                file.write(piece)
+
+            put(ids.astype("<i8"))
+            for some in chunks(store, ids):
+                for array in store.arrays:
+                    put(array[some])
+            file.flush()
+            if first:
+                os.fsync(file.fileno())
+        if first:
+            part.replace(self._folder / name)
+        return {"name": name, "clients": len(ids), "sha256": digest.hexdigest()}
+
+    def _read(self, store: HostStore, segment: Mapping[str, Any]) -> None:
+        digest, path = hashlib.sha256(), self._folder / segment["name"]
+        with path.open("rb") as file:
+
+            def get(shape: tuple[int, ...], dtype: Any) -> NDArray:
+                values = np.empty(shape, dtype)
+                piece = values.reshape(-1).view(np.uint8).data
+                if file.readinto(piece) != len(piece):
+                    raise ValueError(f"{path.name} of the clients' states is cut off")
+                digest.update(piece)
+                return values
+
+            ids = get((segment["clients"],), "<i8")
+            if len(ids) and not 0 <= ids.min() <= ids.max() < store.clients:
+                raise ValueError(f"{path.name} of the clients' states has clients that do not exist")
+            for some in chunks(store, ids):
+                for array, one in zip(store.arrays, store.one, strict=True):
+                    array[some] = get((len(some), *one.shape), one.dtype)
+            store.touched[ids] = True
+        if digest.hexdigest() != segment["sha256"]:
+            raise ValueError(f"{path.name} of the clients' states does not match its checksum")
+
+
+# --- what distinguishes runs ------------------------------------------------------------------------------------------
+
+_SAMPLED_ROWS = 2**12
+"""Rows under ``"data"``, all that earlier versions saved: theirs are still compared by these."""
+_SAMPLED_CLIENTS = 4
+"""Malicious clients by whose rows attacks are distinguished."""
+
+
+def identify(job: Job) -> dict[str, Any]:
+    """What must be equal for two jobs to be the same run, except the seed, under which a result is kept."""
+    setup = set_up(job.algorithm, job.data, devices=1, lanes=1, **settings(job))
+    # Which clients are malicious depends on the seed: attacks are distinguished by what they do at seed 0.
+    same = identity(setup, job.data, 0, job.eval_clients, job.untrained)
+    del same["seed"]
+    if metrics := resolved(job.metrics):  # no part of what is trained, but of what is kept of it
+        same["metrics"] = [metric.name for metric in metrics]
+    return same | {"rounds": job.rounds, "eval_every": job.eval_every}
+
+
+def identity(
+    setup: Setup, data: FederatedDataset, seed: int, eval_clients: int | None, untrained: Untrained
+) -> dict[str, Any]:
+    """What must be equal for a run to continue from a checkpoint."""
+    digest = hashlib.sha256()
+    for split in (data.train, data.valid, data.test):
+        rows = np.linspace(0, split.rows - 1, min(split.rows, _SAMPLED_ROWS)).astype(np.int64)
+        for part in (split.offsets, split.y, split.x[rows]):
+            digest.update(np.ascontiguousarray(part).tobytes())
+    return {
+        "seed": seed,
+        "cohort": setup.program.cohort,
+        "eval_clients": eval_clients,
+        "untrained": untrained,
+        "data": digest.hexdigest()[:16],
+        "data (every row, and the clients' names)": data.fingerprint,
+        "attack": _attack(setup.program.attack, data, seed),
+        "method (with its settings, systems and attack)": _fingerprint(setup),
+    }
+
+
+def _fingerprint(setup: Setup) -> str:
+    """Of the computation of one round, with every constant in it, but without addresses in memory.
+
+    The lanes and devices are left out too: they change rounding only, and a run may move to another machine.
+    """
+    program = setup.program._replace(lanes=1, mesh=None)
+    # Of shapes: the arrays may be gone, and runs whose data are of one form are one computation.
+    like = jax.eval_shape(lambda *values: values, setup.like, setup.rows, setup.keys)
+    leaves, structure = jax.tree.flatten(like)
+    return _of_computation(ById(program), structure, tuple(leaves))
+
+
+@lru_cache(maxsize=512)
+def _of_computation(of: ById, structure: Any, form: tuple[jax.ShapeDtypeStruct, ...]) -> str:
+    program, (state, rows, keys) = of.program, jax.tree.unflatten(structure, form)
+    digest, adapt = hashlib.sha256(), program.algorithm.adapt
+    traced = [jax.make_jaxpr(partial(one_round, program))(state, rows, keys, jnp.int32(0))]
+    if adapt is not None:
+
+        def adapted(state: RoundState, rows: Rows, key: Key) -> Params:
+            data = ClientData(
+                rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), program.capacity
+            )
+            return adapt(program.algorithm.global_params(state.server), data, key)
+
+        traced.append(jax.make_jaxpr(adapted)(state, rows, keys.shared))
+    for each in traced:
+        # Not str(), which has colours where the standard output is a terminal or a notebook.
+        text = each.pretty_print(use_color=False, width=80)
+        digest.update(re.sub(r"0x[0-9a-f]+", "", text).encode())
+        for constant in inner_constants(each):
+            digest.update(constant)
+    return digest.hexdigest()[:16]
+
+
+def _attack(attack: Attack | None, data: FederatedDataset, seed: int) -> str:
+    """Of the malicious clients and the poisoned rows of some; uploads and reports are part of the computation."""
+    if attack is None:
+        return "none"
+    malicious = malicious_clients(attack, data.client_ids, seed)
+    digest = hashlib.sha256(malicious.tobytes())
+    if attack.rows is None:
+        return digest.hexdigest()[:16]
+    for client in np.flatnonzero(malicious)[:_SAMPLED_CLIENTS]:
+        rows = slice(*data.train.offsets[client : client + 2])
+        for part in poisoned(attack.rows, data.train.x[rows], data.train.y[rows], seed, int(client)):
+            digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()[:16]

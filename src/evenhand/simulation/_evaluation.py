@@ -1,28 +1,36 @@
-"""Losses and metrics of each client, or of a sample of them, with the model that it is served."""
+"""Losses and metrics of each client, or of a sample of them, with the model that it is served.
+
+:class:`Serve` says which model that is, :class:`Served` is what an evaluation finds, and :class:`Evaluation` finds it.
+Where the method does that, each client adapts its model to its rows first (:func:`adapt_all`).
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 from evenhand import tree
+from evenhand._jaxpr.hoist import ByProgram, by_program
 from evenhand.data import FederatedDataset, Split
-from evenhand.devices import everywhere, here, local
+from evenhand.devices import everywhere, here, local, over
 from evenhand.evaluation import (
     ClassIndex,
+    ClassMetrics,
     Metric,
     Prepared,
     class_spread,
     column,
     evenness,
+    filled,
     index_classes,
     is_higher_better,
     measured_clients,
@@ -36,19 +44,98 @@ from evenhand.evaluation import (
 )
 from evenhand.memory import aligned, empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
-from evenhand.simulation._adapted import adapt_all, fitting
-from evenhand.simulation._hoist import ByProgram, by_program
-from evenhand.simulation._rows import Resident, must_stream, sent
-from evenhand.simulation._served import Serve, Served, Untrained, has_own
-from evenhand.simulation.setup import Setup
-from evenhand.streams import Purpose
-from evenhand.types import Algorithm, Array, Model, Params, PyTree
+from evenhand.simulation._job import Untrained
+from evenhand.simulation.program import Program, Rows, must_stream, sent
+from evenhand.simulation.store import HostStore, Kept
+from evenhand.streams import Keys, Purpose, client_stream, stream
+from evenhand.types import Algorithm, Array, ClientData, Key, Model, Params, PyTree
 
-__all__ = ["Evaluation", "honest_among"]
+__all__ = ["Evaluation", "Served", "fitting", "has_own", "honest_among", "served_models"]
 
 NDArray = npt.NDArray[Any]
-Parts: TypeAlias = Mapping[str, tuple[Prepared, ClassIndex | None]]
 
+
+# --- which model a client is served, and what an evaluation finds -----------------------------------------------------
+
+
+class Serve(NamedTuple):
+    """``(states, k) -> params`` that client ``k`` is served, for ``states`` of the server, the clients and
+    :func:`has_own`.
+
+    It holds no data, since compiled functions keep what they are keyed with.
+    """
+
+    global_params: Callable[[PyTree], Params]
+    personal_params: Callable[[PyTree, PyTree], Params] | None
+
+    def __call__(self, states: PyTree, k: Array) -> Params:
+        server, clients, own = states
+        shared = self.global_params(server)
+        if self.personal_params is None:
+            return shared
+        # What a client has kept since the start is no model of its own, and may be far behind the global one.
+        return tree.select(own[k], self.personal_params(server, tree.take(clients, k)), shared)
+
+
+def has_own(last_round: NDArray, untrained: Untrained) -> NDArray:
+    """Which clients are served their personal models, bool like ``last_round``."""
+    return np.ones(last_round.shape, bool) if untrained == "initial" else last_round > 0
+
+
+class Served(NamedTuple):
+    """What one evaluation finds.
+
+    Attributes:
+      clients: split -> metric -> a number for each client that is evaluated; where clients have models of their own,
+        also ``"global_<metric>"``, with the global model.
+      classes: split -> the accuracy of each class at each client, clients as positions among those evaluated; only
+        for splits whose rows have classes.
+    """
+
+    clients: dict[str, dict[str, NDArray]]
+    classes: dict[str, ClassMetrics]
+
+    @staticmethod
+    def of(found: Mapping[str, tuple[dict[str, NDArray], ClassMetrics | None]]) -> Served:
+        """From what is found of each split."""
+        clients = {name: metrics for name, (metrics, _) in found.items()}
+        return Served(clients, {name: classes for name, (_, classes) in found.items() if classes is not None})
+
+    @staticmethod
+    def joined(parts: Mapping[int, Served]) -> Served:
+        """From some clients after the others, by the position of the first of them."""
+        clients, classes = next(iter(parts.values()))
+        return Served(
+            {
+                split: {
+                    name: np.concatenate([part.clients[split][name] for part in parts.values()])
+                    for name in metrics
+                }
+                for split, metrics in clients.items()
+            },
+            {
+                split: ClassMetrics.joined({first: part.classes[split] for first, part in parts.items()})
+                for split in classes
+            },
+        )
+
+    def with_metrics(self, measured: Mapping[str, Mapping[str, NDArray]]) -> Served:
+        """With further metrics of the clients, of each split."""
+        clients = {split: {**metrics, **measured[split]} for split, metrics in self.clients.items()}
+        return self._replace(clients=clients)
+
+    def beside(self, alone: Mapping[str, Mapping[str, NDArray]]) -> Served:
+        """With the metrics ``alone`` of the global model, of each split, beside those of personal models."""
+        clients = {
+            split: metrics | {of_global(name): values for name, values in alone[split].items()}
+            for split, metrics in self.clients.items()
+        }
+        return self._replace(clients=clients)
+
+
+# --- an evaluation ----------------------------------------------------------------------------------------------------
+
+Parts: TypeAlias = Mapping[str, tuple[Prepared, ClassIndex | None]]
 _MOST_ROWS = 2**25
 """Examples, times models, that are evaluated at once: the values of all of them are in memory."""
 
@@ -64,6 +151,16 @@ class _Window(NamedTuple):
 class Evaluation:
     """All splits of all clients, or of as many as are drawn once for the whole run.
 
+    Args:
+      program: the run's.
+      keys: the run's roots.
+      data: the clients.
+      seed: of the run.
+      clients: how many are drawn; None: all.
+      untrained: what clients are served that never trained.
+      rows: the training rows, where all of them are on the devices.
+      store: the clients' states, where they are on the host.
+
     Attributes:
       drawn: who is evaluated, ascending; None: all.
       malicious: which clients are, ``(N,)``.
@@ -74,26 +171,29 @@ class Evaluation:
 
     def __init__(
         self,
-        setup: Setup,
+        program: Program,
+        keys: Keys,
         data: FederatedDataset,
         seed: int,
         clients: int | None,
         untrained: Untrained = "global",
+        *,
+        rows: Rows | None = None,
+        store: HostStore | None = None,
     ) -> None:
-        program = setup.program
         self.untrained: Untrained = untrained
         self.algorithm, self.lanes = program.algorithm, program.lanes
-        self.root, self.capacity = setup.keys.shared, program.capacity
+        self.root, self.capacity = keys.shared, program.capacity
         self.drawn = _drawn(data.num_clients, seed, clients)
         self.malicious = malicious_clients(program.attack, data.client_ids, seed)
         mesh = self._mesh = local(program.mesh)
         poisoned = program.attack is not None and program.attack.rows is not None
-        self.store = setup.store
+        self.store = store
         self.splits: dict[str, Prepared] = {}
         self.indices: dict[str, ClassIndex | None] = {}
         classes = data.num_classes
         for name, whole in (("train", data.train), ("valid", data.valid), ("test", data.test)):
-            on_device = setup.source.rows if name == "train" and isinstance(setup.source, Resident) else None
+            on_device = rows if name == "train" else None
             split = whole if self.drawn is None else _some(whole, self.drawn)
             if (
                 on_device is not None and self.drawn is None and not poisoned
@@ -109,11 +209,11 @@ class Evaluation:
                 self.splits[name] = _prepared(split, self.drawn, mesh, host=host)
             self.indices[name] = _index(self.algorithm.model, split, classes)
 
-    def shared_by(self, setup: Setup) -> Evaluation:
+    def shared_by(self, program: Program, keys: Keys, store: HostStore | None) -> Evaluation:
         """The same clients' examples, evaluated with the models of another run."""
         other = copy.copy(self)
-        other.algorithm, other.root = setup.program.algorithm, setup.keys.shared
-        other.store = setup.store
+        other.algorithm, other.root = program.algorithm, keys.shared
+        other.store = store
         return other
 
     @staticmethod
@@ -316,3 +416,150 @@ def _some(split: Split, clients: NDArray) -> Split:
             np.take(np.asarray(part), index, axis=0, out=taken, mode="clip") if len(index) else taken
         )
     return Split(parts[0], parts[1], offsets)
+
+
+# --- models that clients adapt to their rows --------------------------------------------------------------------------
+
+Adapt: TypeAlias = Callable[[Params, ClientData, Key], Params]
+_ROOM = 2**25
+"""Numbers in the models of the clients that adapt together, and in their rows where these are not on the device."""
+
+
+def served_models(
+    algorithm: Algorithm,
+    kept: Kept,
+    train: Split,
+    clients: slice,
+    *,
+    root: Key,
+    last_round: NDArray,
+    untrained: Untrained,
+    lanes: int = 1,
+    devices: int = 1,
+) -> Iterator[tuple[slice, Params]]:
+    """The models that the clients at these positions are served, some of them at a time.
+
+    Args:
+      algorithm: the method.
+      kept: the states that its run has reached.
+      train: the clients' training rows, to which a method may adapt the models.
+      clients: positions, ``slice(first, last + 1)``.
+      root: the run's key.
+      last_round: the last round in which each client trained, ``(num_clients,)``; 0: it never did.
+      untrained: what clients that never trained are served.
+      lanes: how many clients adapt side by side.
+      devices: over how many devices they are spread.
+
+    Yields:
+      Positions, and the parameters of these clients as NumPy arrays with a leading axis.
+    """
+    server, adapt = kept.server, algorithm.adapt
+    shared = algorithm.global_params(server)
+    mesh = local(over(devices))
+    rows = Prepared(np.asarray(train.x), np.asarray(train.y), train.offsets, None, mesh)
+    together = min(
+        fitting(rows, sum(leaf.size for leaf in jax.tree.leaves(shared))), clients.stop - clients.start
+    )
+    for first in range(clients.start, clients.stop, together):
+        window = slice(first, min(first + together, clients.stop))
+        ids = np.arange(window.start, window.stop)
+        params = _unadapted(algorithm, kept, shared, window, has_own(last_round[window], untrained))
+        if adapt is not None:
+            how = (together, root, int(train.sizes.max()), lanes)
+            params = adapt_all(adapt, tree.take, params, rows.some(window), ids, ids - first, *how)
+        yield window, jax.tree.map(np.asarray, params)
+
+
+def _unadapted(algorithm: Algorithm, kept: Kept, shared: Params, window: slice, own: NDArray) -> Params:
+    """The models of some clients before they adapt, with a leading axis: their ``own`` ones, or the global one."""
+    states = kept.some(window) if algorithm.personal_params is not None and own.any() else None
+    count = window.stop - window.start
+    everyone = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (count, *np.shape(leaf))), shared)
+    if algorithm.personal_params is None or states is None:
+        return everyone
+    # The size is given since states may be empty: nothing is personal.
+    personal = jax.vmap(algorithm.personal_params, in_axes=(None, 0), axis_size=count)
+    made = personal(kept.server, jax.tree.map(jnp.asarray, states))
+    return jax.vmap(tree.select)(jnp.asarray(own), made, everyone)
+
+
+def adapt_all(
+    adapt: Adapt,
+    params_of: Callable[[PyTree, Array], Params],
+    states: PyTree,
+    train: Prepared,
+    ids: NDArray,
+    places: NDArray,
+    together: int,
+    root: Key,
+    capacity: int,
+    lanes: int,
+) -> Params:
+    """The models of the clients whose training rows these are, with a leading axis.
+
+    Args:
+      adapt: what each of them does.
+      params_of: ``(states, place) -> params``, what each of them is served.
+      states: what those parameters are computed from.
+      train: the rows of these clients.
+      ids: which clients these are.
+      places: where ``params_of`` finds them.
+      together: the most clients in one call: the program is compiled for that many.
+      root: the run's key.
+      capacity: the most training rows of any client of the run.
+      lanes: how many clients adapt side by side.
+    """
+    mesh, x, y, starts = train.mesh, train.x, train.y, train.offsets[:-1]
+    if isinstance(x, np.ndarray):
+        rows, room = slice(train.offsets[0], train.offsets[-1]), together * capacity
+        x, y, starts = filled(x, rows, room), filled(y, rows, room), starts - rows.start
+    devices = 1 if mesh is None else mesh.size
+    missing = -(-together // devices) * devices - len(ids)
+    parts = (ids, places, starts, train.sizes)
+    windows = tuple(np.pad(part.astype(np.int32), (0, missing)) for part in parts)
+    sent = everywhere(mesh, (states, root, x, y))
+    client = by_program(_AdaptedClient(adapt, params_of, capacity), *sent, (np.int32(0),) * 4)
+    found = _adapt(client, lanes, mesh)(*sent, windows)
+    return jax.tree.map(lambda leaf: leaf[: len(ids)], found)
+
+
+class _AdaptedClient(NamedTuple):
+    """``(states, root, x, y, window) -> params`` of one client, adapted."""
+
+    adapt: Adapt
+    params_of: Callable[[PyTree, Array], Params]
+    capacity: int
+
+    def __call__(self, states: PyTree, root: Key, x: Array, y: Array, window: tuple[Array, ...]) -> Params:
+        k, place, start, size = window
+        data = ClientData(x, y, start, size, jnp.float32(1.0), self.capacity)
+        return self.adapt(self.params_of(states, place), data, _adapting_key(root, k))
+
+
+@lru_cache(maxsize=64)  # a cache of JAX's would keep every method that ever adapted
+def _adapt(client: ByProgram, lanes: int, mesh: Mesh | None) -> Callable[..., Params]:
+    """``(states, root, x, y, windows)`` -> the adapted models, with a leading axis."""
+
+    def on_device(
+        states: PyTree, root: Key, x: Array, y: Array, windows: tuple[Array, Array, Array, Array]
+    ) -> Params:
+        mine = partial(client, states, root, x, y)
+        return lax.map(mine, windows, batch_size=lanes if lanes > 1 else None)
+
+    if mesh is not None:
+        everything, each = PartitionSpec(), PartitionSpec(*mesh.axis_names)
+        specs = (everything, everything, everything, everything, each)
+        on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
+    return jax.jit(on_device)
+
+
+def _adapting_key(root: Key, client: Array | int) -> Key:
+    """The same at every evaluation, so that evaluations differ by the model alone."""
+    return client_stream(stream(root, Purpose.PERSONAL, 0, 1), client)
+
+
+def fitting(train: Prepared, params: int) -> int:
+    """How many clients adapt at a time; ``params`` are the numbers of a model."""
+    streamed = isinstance(train.x, np.ndarray)
+    row = int(np.prod(train.x.shape[1:])) if streamed else 0
+    return int(np.clip(_ROOM // (params + row * int(train.sizes.max())), 1, len(train.sizes)))

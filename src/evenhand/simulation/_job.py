@@ -1,22 +1,78 @@
-"""A run as a value: what to simulate, before anything is set up."""
+"""A run as a value: what to simulate, before anything is set up, and what can be wrong with it."""
 
 from __future__ import annotations
 
+import math
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from evenhand.data import FederatedDataset
+from evenhand.errors import Argument, EvenhandError, expect, whole_number
 from evenhand.evaluation import Metrics
-from evenhand.evaluation.metrics import resolved
-from evenhand.simulation._checkpoint import Checkpoint
-from evenhand.simulation._checks import check_numbers
-from evenhand.simulation._identity import identity
-from evenhand.simulation._served import Untrained
-from evenhand.simulation.setup import set_up
+from evenhand.streams import MAX_ROUNDS
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Attack
+from evenhand.types import Algorithm, Array, Attack, Model, Sampling
 
-__all__ = ["Job", "cohort_of", "identify", "settings"]
+__all__ = [
+    "Checkpoint",
+    "Job",
+    "Untrained",
+    "check_first_losses",
+    "check_model",
+    "check_numbers",
+    "cohort_of",
+    "settings",
+]
+
+Untrained: TypeAlias = Literal["global", "initial"]
+"""What clients are served that never trained: the current global model, or what they have kept since the start."""
+
+
+class Checkpoint(NamedTuple):
+    """Where a run keeps its latest state, and how often it is saved.
+
+    The last two states are kept, each with a checksum of all that is in it.  Where the newest is damaged, the run
+    continues from the one before it, to the same numbers in the end, and a warning says so; where both are, it is
+    refused.  Only one process at a time may run in a folder; a second one is refused.
+
+    Attributes:
+      folder: where; it is made when the run begins.
+      seconds: time between two saves, longer in proportion where a save takes more than one second, so that saving
+        stays below a share ``1 / seconds`` of the time.  A state is saved at an evaluation, and after the last round,
+        however short the run was, so that more rounds can be added to it.  0: at each evaluation.
+      fresh: begin anew, replacing the checkpoint of an earlier run, rather than continue from it.
+      last: whether the state after the last round is saved, too, so that more rounds can be added to it.
+
+    Example:
+      >>> import tempfile, evenhand as eh
+      >>> data, model = eh.testing.toy_data(), eh.testing.toy_model()
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=5))
+      >>> place = Checkpoint(tempfile.mkdtemp())
+      >>> run = eh.simulate(method, data, rounds=2, eval_every=1, checkpoint=place)
+      >>> place.saved()
+      [2]
+      >>> longer = eh.simulation.iterate(method, data, rounds=4, eval_every=1, checkpoint=place)
+      >>> [run.info["rounds"] for run in longer]
+      [2, 3, 4]
+    """
+
+    folder: str | Path
+    seconds: float = 10.0
+    fresh: bool = False
+    last: bool = True
+
+    def saved(self) -> list[int]:
+        """The number of rounds done in each saved state, ascending."""
+        folder = Path(self.folder)
+        found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        return sorted(int(name) for name in found if re.fullmatch("0|[1-9][0-9]{0,9}", name))
 
 
 class Job(NamedTuple):
@@ -34,17 +90,6 @@ class Job(NamedTuple):
     eval_clients: int | None = None
     metrics: Metrics = ()
     untrained: Untrained = "global"
-
-
-def identify(job: Job) -> dict[str, Any]:
-    """What must be equal for two jobs to be the same run, except the seed, under which a result is kept."""
-    setup = set_up(job.algorithm, job.data, devices=1, lanes=1, **settings(job))
-    # Which clients are malicious depends on the seed: attacks are distinguished by what they do at seed 0.
-    same = identity(setup, job.data, 0, job.eval_clients, job.untrained)
-    del same["seed"]
-    if metrics := resolved(job.metrics):  # no part of what is trained, but of what is kept of it
-        same["metrics"] = [metric.name for metric in metrics]
-    return same | {"rounds": job.rounds, "eval_every": job.eval_every}
 
 
 def cohort_of(job: Job) -> int:
@@ -67,3 +112,162 @@ def cohort_of(job: Job) -> int:
 def settings(job: Job) -> dict[str, Any]:
     """Of what is set up: keyword arguments of ``set_up``."""
     return {"cohort": cohort_of(job), "seed": job.seed, "attack": job.attack, "systems": job.systems}
+
+
+# --- what can be wrong before it starts -------------------------------------------------------------------------------
+
+
+def check_numbers(
+    algorithm: Algorithm,
+    data: FederatedDataset,
+    rounds: int,
+    seed: int,
+    cohort: int | None,
+    eval_every: int,
+    lanes: int | None,
+    devices: int | None,
+    eval_clients: int | None,
+    systems: Systems | None,
+    attack: Attack | None,
+    untrained: str,
+) -> int:
+    """The slots of a cohort, no more than there are clients."""
+    check_parts(algorithm, data, systems, attack)
+    if untrained not in get_args(Untrained):
+        raise EvenhandError(Argument("untrained", repr(untrained)), ": give 'global' or 'initial'.")
+    whole_number("rounds", rounds, 0, MAX_ROUNDS - 1)
+    whole_number("seed", seed, 0, 2**32 - 1)
+    for name, value in (
+        ("cohort", cohort),
+        ("eval_every", eval_every),
+        ("lanes", lanes),
+        ("devices", devices),
+        ("eval_clients", eval_clients),
+    ):
+        if value is not None:
+            whole_number(name, value, 1)
+    params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
+    stateful = bool(jax.tree.leaves(jax.eval_shape(algorithm.init_client, params)))
+    if algorithm.sampling.repeats and stateful:
+        raise EvenhandError(
+            "This method keeps a state at each client, and its sampling can draw a client twice in one round: "
+            "sample without replacement, e.g. sampling=eh.sampling.uniform()."
+        )
+    slots = _slots(algorithm.sampling, data.num_clients, cohort)
+    for need in (need for phase in algorithm.phases for need in phase.aggregator.needs):
+        if not need.works(slots):
+            raise EvenhandError(
+                f"{need.name} needs {need.least(slots)} uploads, the cohort has {slots}: as many malicious clients as "
+                "it is to expect would leave no honest upload. Draw a larger cohort, or let it expect fewer of them."
+            )
+    return slots
+
+
+def _slots(sampling: Sampling, clients: int, cohort: int | None) -> int:
+    if sampling.slots is None:
+        return clients if cohort is None else min(cohort, clients)
+    slots = sampling.slots(clients)
+    if cohort is not None and sampling.rate is not None:
+        raise EvenhandError(
+            Argument("cohort", str(cohort)),
+            f": this method draws its cohorts by itself, at a rate of {sampling.rate:g}: "
+            "leave the cohort out, and give the method another rate.",
+        )
+    if cohort is not None and min(cohort, clients) != slots:
+        raise EvenhandError(
+            Argument("cohort", str(cohort)),
+            f": this method rests on cohorts of {slots}: leave the cohort out, or give the method another one.",
+        )
+    return slots
+
+
+def check_parts(algorithm: object, data: object, systems: object, attack: object) -> None:
+    """Each part is what its argument's name says; the likeliest slips get their cure."""
+    expect("algorithm", algorithm, Algorithm, "eh.algorithms.fedavg(work)")
+    expect(
+        "data", data, FederatedDataset, "eh.data.load(...), or eh.data.from_arrays(x, y, client) of arrays"
+    )
+    expect("systems", systems, Systems | None, "eh.systems.stragglers(0.5)")
+    expect("attack", attack, Attack | None, "eh.types.Attack(fraction=0.2, ...)")
+
+
+def check_model(model: Model, data: FederatedDataset) -> None:
+    """The model fits the machine, takes the data's rows and gives one loss per row."""
+    check_size(model, data)
+    x, y = jnp.asarray(data.train.x[:2]), jnp.asarray(data.train.y[:2])
+
+    def losses(x: Array, y: Array) -> Array:
+        return model.losses(model.apply(model.init(jax.random.key(0)), x), y)
+
+    try:
+        shape = jax.eval_shape(losses, x, y).shape
+    except (TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise EvenhandError(
+            f"The model does not fit the data {data.name!r}, whose rows are {x.dtype}{list(x.shape[1:])} with labels "
+            f"{y.dtype}{list(y.shape[1:])}: give a model for such rows ({reason})."
+        ) from error
+    if shape != (x.shape[0],):
+        raise EvenhandError(
+            f"The model's losses have shape {shape} for {x.shape[0]} rows: they must be one number per row, unreduced."
+        )
+
+
+# --- models that are too large for this machine -----------------------------------------------------------------------
+
+_COPIES = 3
+"""The server's model, a client's and the sum of the changes exist at the same time, whatever the method."""
+
+
+def check_size(model: Model, data: FederatedDataset) -> None:
+    """Checks by size alone that the machine can train the model; allocates nothing.
+
+    Raises:
+      EvenhandError: it cannot.
+    """
+    leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    needed = _COPIES * sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    if needed <= (memory := _memory()):
+        return
+    classes = data.num_classes or 0
+    # One odd label makes as many classes as it is large.
+    cure = (
+        f"its {classes:,} classes are the highest label and those below it, so number the labels from 0"
+        if classes > data.train.rows
+        else "give a smaller one"
+    )
+    raise EvenhandError(
+        f"The model has {sum(math.prod(leaf.shape) for leaf in leaves):,} parameters, and training it takes "
+        f"{needed / 2**30:,.0f} GiB at least, of which the machine has {memory / 2**30:,.0f}: {cure}."
+    )
+
+
+def _memory() -> float:
+    """Bytes that the device has, or else the machine; infinite where neither is known."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    if limit:
+        return float(limit)
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not on every system
+        return math.inf
+
+
+# --- what the first evaluation shows ----------------------------------------------------------------------------------
+
+
+def check_first_losses(
+    clients: Mapping[str, Mapping[str, Any]], data: FederatedDataset, drawn: Any = None, adapted: bool = False
+) -> None:
+    """The initial model has a finite loss at every client: labels out of the model's range show here."""
+    what = ", adapted to its own rows," if adapted else ""
+    cure = "; or let the adaptation take smaller steps" if adapted else ""
+    who = np.arange(data.num_clients) if drawn is None else drawn
+    for split, sizes in (("train", data.train.sizes), ("valid", data.valid.sizes), ("test", data.test.sizes)):
+        bad = np.flatnonzero(~np.isfinite(clients[split]["loss"]) & (sizes[who] > 0))
+        if len(bad):
+            name, count = data.client_ids[who[bad[0]]], f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            raise EvenhandError(
+                f"Client {name!r}{count} has {split} rows on which the loss of the initial model{what} is not finite: "
+                f"check that its labels lie in the model's range and its features are of ordinary size{cure}."
+            )

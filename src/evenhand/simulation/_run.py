@@ -1,8 +1,8 @@
-"""The result of a simulation."""
+"""The result of a simulation, and how it serves clients that took no part in the training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -44,19 +44,17 @@ from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.privacy import Account, account
 from evenhand.report import RunView, Summary, covered, honest, run_html, write_report
 from evenhand.rounds import RoundState
-from evenhand.simulation._adapted import served_models
-from evenhand.simulation._evaluation import honest_among
-from evenhand.simulation._newcomers import serve_newcomers
-from evenhand.simulation._served import Untrained, has_own
-from evenhand.simulation.store import Kept
+from evenhand.simulation._evaluation import Evaluation, Served, has_own, honest_among, served_models
+from evenhand.simulation._job import Untrained, check_model
+from evenhand.simulation.setup import set_up
+from evenhand.simulation.store import Kept, stored
 from evenhand.text import counted
-from evenhand.types import Algorithm, Params
+from evenhand.types import Algorithm, Params, PyTree
 
 __all__ = ["Run"]
 
 NDArray = npt.NDArray[Any]
 Who: TypeAlias = Literal["all", "honest", "malicious"]
-
 _SHOWN = 24
 """Numbers of the latest evaluation that fit on a screen."""
 _COMPARED = 20_000
@@ -550,3 +548,46 @@ def split_sizes(data: FederatedDataset, who: NDArray | None = None) -> dict[str,
     """Rows per client of each split, of all clients or of some."""
     sizes = {"train": data.train.sizes, "valid": data.valid.sizes, "test": data.test.sizes}
     return sizes if who is None else {name: rows[who] for name, rows in sizes.items()}
+
+
+# --- clients that took no part in the training ------------------------------------------------------------------------
+
+
+def serve_newcomers(
+    algorithm: Algorithm,
+    server: PyTree,
+    data: FederatedDataset,
+    like: FederatedDataset,
+    seed: int,
+    untrained: Untrained,
+    metrics: Sequence[Metric] = (),
+) -> tuple[Kept, Served]:
+    """The states of new clients, each what a client begins with from the present global model, and their metrics.
+
+    Args:
+      algorithm: the method.
+      server: its state.
+      data: the new clients.
+      like: the clients that it was trained on.
+      seed: of the run.
+      untrained: as in :func:`evenhand.simulate`; the initial personal state is the one of the present global model.
+      metrics: what is measured besides the model's own metrics.
+    """
+    for what, old, new in (
+        ("examples of shape", like.feature_shape, data.feature_shape),
+        ("features of type", like.train.x.dtype, data.train.x.dtype),
+    ):
+        if old != new:
+            raise EvenhandError(
+                f"serve({data.name!r}): it has {what} {new}, but the model was trained on {old}."
+            )
+    check_model(algorithm.model, data)
+    setup = set_up(algorithm, data, cohort=1, seed=seed)
+    one = algorithm.init_client(algorithm.global_params(server))
+    never = jnp.zeros(data.num_clients, jnp.int32)
+    state = RoundState(server, setup.state.aggregators, stored(one, data.num_clients), never)
+    evaluation = Evaluation(
+        setup.program, setup.keys, data, seed, None, untrained, rows=setup.on_device, store=setup.store
+    )
+    served = evaluation.served(state)
+    return Kept(state), served.with_metrics(evaluation.measured(state, metrics)) if metrics else served

@@ -1,34 +1,50 @@
-"""Running a method on data: ``simulate`` and the generator under it."""
+"""Running a method on data: ``simulate``, the generator under it, and the session that it drives.
+
+A session asks for rounds and for evaluations, and whoever drives it answers: :meth:`Session.run` does so for a run
+alone, :mod:`evenhand.simulation._many` for several at once.
+"""
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from evenhand._platform import check_process
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandWarning
-from evenhand.evaluation import Metrics, check_metrics
+from evenhand.devices import everywhere, here
+from evenhand.errors import EvenhandError, EvenhandWarning
+from evenhand.evaluation import Metric, Metrics, check_metrics, of_global
 from evenhand.evaluation.metrics import resolved
-from evenhand.report import may_win
-from evenhand.simulation._checkpoint import Checkpoint, Checkpoints
-from evenhand.simulation._checks import check_model, check_numbers
-from evenhand.simulation._evaluation import Evaluation
-from evenhand.simulation._identity import identity
-from evenhand.simulation._progress import Progress
+from evenhand.live import line
+from evenhand.report import latest, may_win
+from evenhand.rounds import RoundState
+from evenhand.simulation import engine
+from evenhand.simulation._checkpoint import Checkpoints, Snapshot, identity
+from evenhand.simulation._evaluation import Evaluation, Served
+from evenhand.simulation._job import Checkpoint, Untrained, check_first_losses, check_model, check_numbers
 from evenhand.simulation._run import Run
-from evenhand.simulation._served import Untrained
-from evenhand.simulation._session import Session
-from evenhand.simulation.setup import set_up
+from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK
+from evenhand.simulation.setup import Setup, drawn_last, set_up
+from evenhand.simulation.store import Kept
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Attack
+from evenhand.types import Algorithm, Attack, Sampling
 from evenhand.watch import Watch, Watcher, Watching, watchers
 
-__all__ = ["iterate", "simulate"]
+__all__ = ["Measure", "Progress", "Request", "Session", "Steps", "Train", "Trained", "iterate", "simulate"]
+
+NDArray = npt.NDArray[Any]
 
 
 def simulate(
@@ -216,12 +232,12 @@ def iterate(
         stream=stream,
         offload=offload,
     )
-    session = Session(setup, data, seed, Evaluation(setup, data, seed, eval_clients, untrained), measured)
-    same, checkpoints = partial(identity, setup, data, seed, eval_clients, untrained), None
-    if checkpoint is not None:
-        checkpoints = Checkpoints(checkpoint, setup.like, same, setup.store)
-    alone = nullcontext() if checkpoints is None else checkpoints.held()
-    with alone, Progress(rounds, progress) as bar:
+    evaluated = data, seed, eval_clients, untrained
+    evaluation = Evaluation(setup.program, setup.keys, *evaluated, rows=setup.on_device, store=setup.store)
+    session = Session(setup, data, seed, evaluation, measured)
+    same = partial(identity, setup, *evaluated)
+    checkpoints = None if checkpoint is None else Checkpoints(checkpoint, setup.like, same, setup.store)
+    with nullcontext() if checkpoints is None else checkpoints.held(), Progress(rounds, progress) as bar:
         runs = session.run(setup.state, rounds, eval_every, checkpoints, bar)
         config = {"rounds": rounds, "seed": seed, "cohort": cohort, "eval_every": eval_every}
         yield from _watched(runs, rounds, trackers, config) if trackers else runs
@@ -251,3 +267,320 @@ def _watched(
     finally:
         if watching is not None:
             watching.end(status)
+
+
+# --- one run in progress: its rounds, its evaluations, its checkpoints ------------------------------------------------
+
+
+class Train(NamedTuple):
+    """A request for rounds ``first .. first + rounds - 1``; it is answered by :class:`Trained`.
+
+    The memory of ``state`` may go to the result.
+    """
+
+    state: RoundState
+    first: int
+    rounds: int
+
+
+class Trained(NamedTuple):
+    """Rounds done, at most as many as were asked for.
+
+    Attributes:
+      state: after them.
+      infos: what they report, ``(rounds,)`` each.
+      rounds: how many they are.
+      seconds: spent waiting for rows (``"data"``) and training (``"train"``).
+    """
+
+    state: RoundState
+    infos: Mapping[str, NDArray]
+    rounds: int
+    seconds: Mapping[str, float]
+
+
+class Measure(NamedTuple):
+    """A request for an evaluation; it is answered by :class:`Served`."""
+
+    state: RoundState
+
+
+Request: TypeAlias = Train | Measure
+Steps: TypeAlias = Generator[Request | Run, Any, None]
+
+
+class Session:
+    """A program with its data, and what has been measured so far; ``metrics`` are measured after the last round."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        data: FederatedDataset,
+        seed: int,
+        evaluation: Evaluation,
+        metrics: Sequence[Metric] = (),
+    ) -> None:
+        self.setup, self.program, self.data, self.seed = setup, setup.program, data, seed
+        self.evaluation, self.metrics = evaluation, tuple(metrics)
+        self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
+        self.history: list[dict[str, float]] = []
+        self.per_round: dict[str, NDArray] = {}
+        self.initial_loss: NDArray = np.zeros(0)
+        self._handed_out: weakref.ref[Kept] | None = None
+
+    def run(
+        self,
+        state: RoundState,
+        rounds: int,
+        eval_every: int,
+        checkpoints: Checkpoints | None,
+        progress: Progress,
+    ) -> Iterator[Run]:
+        """Yields the run so far at each evaluation, after saving it where that is due."""
+        steps, answer = self.steps(state, rounds, eval_every, checkpoints, progress), None
+        del state
+        while True:
+            try:
+                found = steps.send(answer)
+            except StopIteration:
+                return
+            answer = None
+            if isinstance(found, Run):
+                yield found
+            else:
+                answer = self.answer(found)
+            del found
+
+    def answer(self, request: Request) -> Trained | Served:
+        """What is asked for, for this run alone."""
+        if isinstance(request, Measure):
+            return self.evaluation.served(request.state)
+        begin = time.perf_counter()
+        rows, count = self.setup.source.block(request.first, request.rounds)
+        state, offloaded, block = request.state, self.setup.offloaded, None
+        if offloaded is not None:
+            block = offloaded.block(request.first, count)
+            count, rows = block.rounds, rows._replace(slots=block.slots)
+            state = state._replace(clients=block.states)
+        received = time.perf_counter()
+        state, infos = engine.run_rounds(self.program, state, rows, self.setup.keys, request.first, count)
+        jax.block_until_ready(state)
+        if offloaded is not None and block is not None:
+            offloaded.take_back(block, state.clients)
+            state = state._replace(clients=())
+        found = {name: np.asarray(info)[:count] for name, info in infos.items()}
+        seconds = {"data": received - begin, "train": time.perf_counter() - received}
+        return Trained(state, found, count, seconds)
+
+    def steps(
+        self,
+        state: RoundState,
+        rounds: int,
+        eval_every: int,
+        checkpoints: Checkpoints | None,
+        progress: Progress,
+    ) -> Steps:
+        """Yields requests, to be answered by ``send``, and the run so far at each evaluation."""
+        done, found = 0, None
+        if checkpoints is not None:
+            # Before the first round all clients' states are equal.
+            found = checkpoints.load(jax.tree.map(lambda leaf: np.asarray(leaf[0]), here(state).clients))
+        is_new = found is None
+        if found is not None:
+            if found.done > rounds:
+                raise EvenhandError(
+                    f"The checkpoint has {found.done} rounds done, more than rounds={rounds}: "
+                    f"ask for at least as many, or give another folder."
+                )
+            self.initial_loss = self.evaluation.initial_loss(state)
+            last, done = found.last_round, found.done
+            self.history, self.per_round, self.seconds = found.history, found.per_round, found.seconds
+            if last is None:
+                last = drawn_last(self.program, self.setup.rows, self.setup.keys, done)
+            state = everywhere(self.program.mesh, found.state._replace(last_round=last))
+        del found  # its clients' states may be most of the memory
+        served = yield from self._evaluate(state, done, record=is_new, last=done == rounds)
+        progress.update(done, self._latest())
+        yield self._snapshot(state, done, served, None)
+        if done < rounds:
+            state = yield from self._train("compile", state, done, 0)
+        while done < rounds:
+            until = min(rounds, (done // eval_every + 1) * eval_every)
+            while done < until:
+                count = min(until - done, progress.next_count(), self.program.buffer)
+                state = yield from self._train("train", state, done, count)
+                done += count
+                progress.update(done, self._latest())
+            served = yield from self._evaluate(state, done, record=True, last=done == rounds)
+            progress.update(done, self._latest())
+            due = checkpoints is not None and checkpoints.due(last=done == rounds)
+            yield self._snapshot(state, done, served, checkpoints if due else None)
+
+    def _train(
+        self, activity: str, state: RoundState, first: int, count: int
+    ) -> Generator[Train, Trained, RoundState]:
+        """Rounds ``first .. first + count - 1``, as many at a time as there are rows for."""
+        if self._handed_out is not None and (kept := self._handed_out()) is not None:
+            kept.move_on()
+        self._handed_out, done = None, 0
+        while True:
+            state, infos, some, seconds = yield Train(state, first + done, count - done)
+            self._keep(infos)
+            done += some
+            self.seconds["data"] = self.seconds.get("data", 0.0) + seconds["data"]
+            self.seconds[activity] += seconds["train"]
+            if done >= count:
+                return state
+
+    def _keep(self, new: Mapping[str, NDArray]) -> None:
+        before = self.per_round
+        self.per_round = {
+            name: np.concatenate([before[name], values]) if name in before else values
+            for name, values in new.items()
+        }
+
+    def _evaluate(
+        self, state: RoundState, done: int, *, record: bool, last: bool
+    ) -> Generator[Measure, Served, Served]:
+        begin = time.perf_counter()
+        served = yield Measure(state)
+        if done == 0:
+            adapted = self.program.algorithm.adapt is not None
+            check_first_losses(served.clients, self.data, self.evaluation.drawn, adapted)
+            self.initial_loss = served.clients["train"].get(of_global("loss"), self.initial_loss)
+        if record:
+            reported = {
+                name: float(info[-1])
+                for name, info in self.per_round.items()
+                if len(info) and name not in WORK
+            }
+            self.history.append({"round": done, **self.evaluation.columns(served), **reported})
+        if last and self.metrics:  # after the history, whose columns have a value for each evaluation
+            served = served.with_metrics(self.evaluation.measured(state, self.metrics))
+        self.seconds["evaluate"] += time.perf_counter() - begin
+        return served
+
+    def _snapshot(
+        self,
+        state: RoundState,
+        done: int,
+        served: Served,
+        checkpoints: Checkpoints | None,
+    ) -> Run:
+        if checkpoints is not None:
+            begin = time.perf_counter()
+            whole = here(state)
+            last = np.asarray(whole.last_round)
+            others = self.history, self.per_round, self.seconds, last
+            checkpoints.save(Snapshot(whole._replace(last_round=()), done, *others))
+            self.seconds["checkpoint"] = self.seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
+        info = {
+            "rounds": done,
+            "cohort": _cohort(self.program.algorithm.sampling, self.data.num_clients, self.program.cohort),
+            "lanes": self.program.lanes,
+            "devices": self.program.devices.size,
+            "floats": dict(self.setup.traffic),
+            "restarts": self.setup.restarts,
+            "seconds": dict(self.seconds),
+            **self._work(),
+        }
+        per_round = {
+            name: values for name, values in self.per_round.items() if len(values) and name not in WORK
+        }
+        kept = Kept(state, self.setup.store)
+        self._handed_out = weakref.ref(kept)
+        return Run(
+            algorithm=self.program.algorithm,
+            data=self.data,
+            seed=self.seed,
+            history=self._columns(),
+            per_round=per_round,
+            info=info,
+            kept=kept,
+            clients=served.clients,
+            evaluated=self.evaluation.drawn,
+            classes=served.classes,
+            malicious=self.evaluation.malicious,
+            metrics=self.metrics,
+            last_round=np.asarray(here(state.last_round), np.int64),
+            untrained=self.evaluation.untrained,
+            initial_loss=self.initial_loss,
+        )
+
+    def _work(self) -> dict[str, Any]:
+        """How much was trained, how fast, and which share of the executed steps was padding."""
+        sums = {name: float(np.sum(self.per_round.get(name, 0.0), dtype=np.float64)) for name in WORK}
+        return {
+            "steps": {"useful": sums[USEFUL], "executed": sums[EXECUTED]},
+            "padded": 1.0 - sums[USEFUL] / sums[EXECUTED] if sums[EXECUTED] else 0.0,
+            "examples": sums[ROWS],
+            "examples_per_second": sums[ROWS] / self.seconds["train"] if self.seconds["train"] else 0.0,
+        }
+
+    def _latest(self) -> str:
+        malicious = self.evaluation.malicious
+        return latest(self.history[-1], honest=bool(0 < malicious.sum() < len(malicious)))
+
+    def _columns(self) -> dict[str, NDArray]:
+        names = dict.fromkeys(name for row in self.history for name in row)
+        columns = {name: np.array([row.get(name, np.nan) for row in self.history]) for name in names}
+        return columns | {"round": columns["round"].astype(np.int64)}
+
+
+def _cohort(sampling: Sampling, clients: int, slots: int) -> int:
+    """How many clients are drawn, where their number is random on average: it has more slots than that."""
+    return round((sampling.rate or 0.0) * clients) if sampling.independent else slots
+
+
+# --- the live bar, and how many rounds to run before it moves again ---------------------------------------------------
+
+_BAR_SECONDS = 0.5
+
+
+class Progress:
+    """Shows round, rate, time left and the latest loss and accuracy; does nothing where ``show`` is false."""
+
+    def __init__(self, rounds: int, show: bool) -> None:
+        columns = (
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[rate]:.1f} rounds/s"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[latest]}", markup=False),
+        )
+        self._bar = line(*columns, show=show)
+        self._task = self._bar.add_task("rounds", total=rounds, rate=0.0, latest="")
+        self._show = not self._bar.disable
+        self._begin = time.perf_counter()
+        self._first: int | None = None
+        self._done = 0
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        self._begin = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def next_count(self) -> int:
+        """Rounds worth about half a second, so that the bar lives; without a bar, as many as can be."""
+        if not self._show:
+            return 2**31
+        return max(1, int(self._rate() * _BAR_SECONDS))
+
+    def update(self, done: int, latest: str) -> None:
+        """Moves the bar; the first call says where the run begins, and ``latest`` what was last measured."""
+        if self._first is None:
+            self._first, self._begin = done, time.perf_counter()
+        self._done = done
+        self._bar.update(self._task, completed=done, rate=self._rate(), latest=latest)
+
+    def _rate(self) -> float:
+        return (self._done - (self._first or 0)) / max(time.perf_counter() - self._begin, 1e-9)

@@ -5,10 +5,13 @@ the clients of a group are ``vmap``ped and run until the longest of them is done
 Aggregators of the sum form are accumulated along the scan and then over the devices, which keeps memory at O(lanes)
 models; the others get the cohort's stacked uploads, of which each device holds a part of the coordinates.  Everything
 else is done by every device.
+
+From top to bottom: rounds as one compiled program, one round, the reduction of a cohort's uploads, one client.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -18,22 +21,34 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from evenhand import rounds
+from evenhand import rounds, tree
+from evenhand._jaxpr.hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
+from evenhand.aggregators import in_loop, in_passes, reduce_uploads
 from evenhand.devices import everywhere
 from evenhand.rounds import RoundState
-from evenhand.simulation import _client
-from evenhand.simulation._client import Client, Shared
-from evenhand.simulation._groups import Groups, Members, side_by_side
-from evenhand.simulation._hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
-from evenhand.simulation._reduced import reduced, stacked
-from evenhand.simulation.program import WORK, ById, Program, Rows, observe
+from evenhand.simulation.program import (
+    WORK,
+    ById,
+    Groups,
+    Members,
+    Program,
+    Rows,
+    client_data,
+    efforts,
+    observe,
+    side_by_side,
+    sum_of,
+)
 from evenhand.simulation.store import States
 from evenhand.streams import Keys, Purpose, stream
-from evenhand.types import Array, Cohort, Report, Sum, Upload
+from evenhand.types import Aggregator, Array, ClientData, Cohort, Key, PyTree, Report, Sum, Upload
 
-__all__ = ["one_round", "run_rounds"]
+__all__ = ["Hoistable", "hoist_rounds", "one_round", "run_rounds"]
 
 _Infos = dict[str, Array]
+
+
+# --- rounds as one compiled program -----------------------------------------------------------------------------------
 
 
 def run_rounds(
@@ -155,6 +170,9 @@ def _run_rounds(
     return lax.fori_loop(0, count, body, (state, infos))
 
 
+# --- one round --------------------------------------------------------------------------------------------------------
+
+
 def one_round(
     program: Program, state: RoundState, rows: Rows, keys: Keys, number: Array
 ) -> tuple[RoundState, _Infos]:
@@ -168,7 +186,7 @@ def one_round(
         cohort = rounds.cohort(
             algorithm, program.systems, rows.sizes, program.cohort, keys, number, index, rows.table
         )
-        effort = _client.effort(algorithm.phases[index].effort, program.capacity, rows, cohort)
+        effort = efforts(algorithm.phases[index].effort, program.capacity, rows, cohort)
         groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices)
         state, info, accepted = _one_phase(program, index, state, rows, keys, number, cohort, groups)
         reported, drawn = (jnp.sum(slots.astype(jnp.float32)) for slots in (accepted, cohort.present))
@@ -179,12 +197,6 @@ def one_round(
             last = rounds.last_rounds(state.last_round, cohort, accepted, number)
             state = state._replace(last_round=last)
     return state, {**infos, "reported": reported}
-
-
-def _reports(client: Client, group: Members, fixed: tuple[Shared, States]) -> tuple[Report, Array]:
-    """What a group's clients report before they work, and which of them an honest client could have sent."""
-    shared, states = fixed
-    return side_by_side(lambda member: client.report(shared, member, states.of(member.ids)), group)
 
 
 def _one_phase(
@@ -235,3 +247,259 @@ def _one_phase(
     clients = states.after(*groups.slots(found.accepted), found.states)
     state = state._replace(server=step.server, aggregators=aggregators, clients=clients)
     return state, {**info, **step.info}, found.accepted
+
+
+def _reports(client: Client, group: Members, fixed: tuple[Shared, States]) -> tuple[Report, Array]:
+    """What a group's clients report before they work, and which of them an honest client could have sent."""
+    shared, states = fixed
+    return side_by_side(lambda member: client.report(shared, member, states.of(member.ids)), group)
+
+
+# --- a cohort's work, and the reduction of its uploads, streamed where the aggregator allows it -----------------------
+
+
+class Reduced(NamedTuple):
+    """The result of a cohort's work.
+
+    Attributes:
+      direction: what the uploads are reduced to.
+      memory: the aggregator's state.
+      states: the new states, one per slot of the groups, as :meth:`Groups.as_dealt` gives them.
+      accepted: which uploads were accepted, bool ``(m,)``.
+    """
+
+    direction: PyTree
+    memory: PyTree
+    states: PyTree
+    accepted: Array
+
+
+def reduced(
+    aggregator: Aggregator,
+    memory: PyTree,
+    client: Client,
+    shared: Shared,
+    groups: Groups,
+    states: States,
+    key: Key,
+    noise: Key,
+    ids: Array,
+) -> Reduced:
+    """Trains the cohort and reduces what it sends, in the least memory that the aggregator allows.
+
+    A sum in one pass keeps no upload.  A sum in several passes keeps the uploads on the device that made them, and
+    reduces them pass by pass.  Any other aggregator gets all of them at once.
+    """
+    if not isinstance(aggregator, Sum) or not aggregator.streams:
+        return stacked(aggregator, memory, client, shared, groups, states, key, noise, ids)
+    if aggregator.passes > 1:
+        return _in_passes(aggregator, memory, client, shared, groups, states, key)
+
+    def on_device(
+        members: Members, fixed: tuple[Shared, States, PyTree]
+    ) -> tuple[PyTree, tuple[PyTree, Array]]:
+        shared, states, public = fixed
+
+        def lifted(group: Members, done: Trained) -> PyTree:
+            return _lifted(public, 0, client, shared, group, done.upload, done.accepted)
+
+        def step(total: PyTree, group: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
+            done = _train(client, group, (shared, states))
+            return tree.add(total, lifted(group, done)), (done.state, done.accepted)
+
+        first = tree.take(members, jnp.int32(0))
+        like = jax.eval_shape(lambda: lifted(first, _train(client, first, (shared, states))))
+        return lax.scan(step, _zeros(like), members)
+
+    fixed = shared, states, aggregator.publish(memory)
+    totals, (states_after, accepted) = groups.devices.each(on_device, groups.members, fixed)
+    direction, memory = in_passes(aggregator, memory, key, lambda public, number: groups.total(totals))
+    return Reduced(direction, memory, groups.as_dealt(states_after), groups.ungroup(accepted))
+
+
+def _in_passes(
+    aggregator: Sum,
+    memory: PyTree,
+    client: Client,
+    shared: Shared,
+    groups: Groups,
+    states: States,
+    key: Key,
+) -> Reduced:
+    done = groups.map_groups(partial(_train, client), (shared, states))
+
+    def total_of(public: PyTree, number: Array) -> PyTree:
+        def on_device(kept: tuple[Members, Upload, Array], fixed: tuple[PyTree, Array, Shared]) -> PyTree:
+            public, number, shared = fixed
+
+            def lifted(group: tuple[Members, Upload, Array]) -> PyTree:
+                members, uploads, accepted = group
+                return _lifted(public, number, client, shared, members, uploads, accepted)
+
+            def step(total: PyTree, group: tuple[Members, Upload, Array]) -> tuple[PyTree, None]:
+                return tree.add(total, lifted(group)), None
+
+            like = jax.eval_shape(lambda: lifted(tree.take(kept, jnp.int32(0))))
+            return lax.scan(step, _zeros(like), kept)[0]
+
+        kept = groups.members, done.upload, done.accepted
+        return groups.total(groups.devices.each(on_device, kept, (public, number, shared)))
+
+    direction, memory = in_loop(aggregator, memory, key, total_of)
+    return Reduced(direction, memory, groups.as_dealt(done.state), groups.ungroup(done.accepted))
+
+
+def stacked(
+    aggregator: Aggregator,
+    memory: PyTree,
+    client: Client,
+    shared: Shared,
+    groups: Groups,
+    states: States,
+    key: Key,
+    noise: Key,
+    ids: Array,
+    agreed: Callable[[Upload, Array], Upload] | None = None,
+) -> Reduced:
+    """As :func:`reduced`, with all uploads at once; ``agreed`` has colluding clients replace theirs.
+
+    ``noise`` has the key of each client of the cohort, ``(m,)``, and ``ids`` the clients.
+    """
+    done = groups.map_groups(partial(_train, client), (shared, states))
+    delta = groups.by_coordinate(done.upload.delta)
+    (weight, loss), accepted = groups.ungroup((done.upload[1:], done.accepted))
+    uploads = Upload(delta, weight, loss)
+    if agreed is not None:
+        uploads = agreed(tree.among(accepted, uploads), accepted)
+        accepted = accepted & jax.vmap(rounds.accepts_delta, axis_size=len(accepted))(uploads.delta)
+
+    def lift(slot: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
+        return client.lift(shared, ids[slot], upload, public, key)
+
+    direction, memory = groups.devices.whole(
+        reduce_uploads(aggregator, uploads, accepted, memory, key, noise, lift)
+    )
+    return Reduced(direction, memory, groups.as_dealt(done.state), accepted)
+
+
+def _train(client: Client, members: Members, fixed: tuple[Shared, States]) -> Trained:
+    """One group's local work, clients side by side."""
+    shared, states = fixed
+    return side_by_side(partial(client.train, shared), members, states.of(members.ids))
+
+
+def _lifted(
+    public: PyTree,
+    number: Array | int,
+    client: Client,
+    shared: Shared,
+    members: Members,
+    uploads: Upload,
+    accepted: Array,
+) -> PyTree:
+    """What one group adds to the sum of pass ``number``."""
+
+    def lift(member: Members, upload: Upload) -> PyTree:
+        key = jax.random.fold_in(client.noise(shared, member), number)
+        return client.lift(shared, member.ids, upload, public, key)
+
+    return sum_of(accepted, side_by_side(lift, members, uploads))
+
+
+def _zeros(like: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+
+
+# --- one client in one phase ------------------------------------------------------------------------------------------
+
+
+class Shared(NamedTuple):
+    """What all clients of an exchange share.
+
+    Attributes:
+      server: the method's state, from which each broadcast is made.
+      rows: of all clients.
+      keys: the roots.
+      number: of the round.
+    """
+
+    server: PyTree
+    rows: Rows
+    keys: Keys
+    number: Array
+
+
+class Trained(NamedTuple):
+    """What a client's local work leaves behind.
+
+    Attributes:
+      upload: what it sends.
+      accepted: whether there is a client, and an honest one can have sent this.
+      state: what it keeps.
+    """
+
+    upload: Upload
+    accepted: Array
+    state: PyTree
+
+
+class Client(NamedTuple):
+    """A client's part, as functions of who it is.
+
+    Attributes:
+      report: ``(shared, member, state) -> (Report, accepted)``.
+      train: ``(shared, member, state) -> Trained``; a member without a report makes one.
+      noise: ``(shared, member) -> key`` of what it adds to what it sends.
+      lift: ``(shared, client, upload, public, key) -> lifted``, what it adds to a sum in a pass, with its key for that
+        pass.
+    """
+
+    report: Callable[[Shared, Members, PyTree], tuple[Report, Array]]
+    train: Callable[[Shared, Members, PyTree], Trained]
+    noise: Callable[[Shared, Members], Key]
+    lift: Callable[[Shared, Array, Upload, PyTree, Key], PyTree]
+
+    @staticmethod
+    def of(program: Program, index: int) -> Client:
+        """The client's part in phase ``index``."""
+        algorithm, attack = program.algorithm, program.attack
+        phase, streams = algorithm.phases[index], rounds.phase_stream(algorithm, index)
+        largest = rounds.largest_weight(algorithm, program.capacity)
+
+        def data(rows: Rows, member: Members, number: Array, key: Key) -> ClientData:
+            clean = client_data(program.capacity, rows, member)
+            return rounds.fresh_data(attack, clean, rows.malicious, member.ids, number, key)
+
+        def reported(
+            member: Members, message: PyTree, state: PyTree, rows: Rows, number: Array, key: Key
+        ) -> tuple[Report, Array]:
+            report = phase.report(message, state, data(rows, member, number, key))
+            report = rounds.false_report(attack, report, rows.malicious[member.ids], number, key)
+            return report, member.present & rounds.accepts_report(phase.aggregator, report, largest)
+
+        def report(shared: Shared, member: Members, state: PyTree) -> tuple[Report, Array]:
+            server, rows, keys, number = shared
+            key = rounds.work_key(keys, number, streams, member.ids)
+            return reported(member, phase.broadcast(server, member.ids), state, rows, number, key)
+
+        @jax.jit  # traced once, for the shapes and for the loop
+        def train(shared: Shared, member: Members, state: PyTree) -> Trained:
+            server, rows, keys, number = shared
+            message = phase.broadcast(server, member.ids)
+            key = rounds.work_key(keys, number, streams, member.ids)
+            report, accepted = member.report, member.present
+            if report is None:
+                report, accepted = reported(member, message, state, rows, number, key)
+            delta, state = phase.work(message, state, data(rows, member, number, key), key)
+            delta = rounds.false_delta(attack, delta, rows.malicious[member.ids], number, key)
+            return Trained(Upload(delta, *report), accepted & rounds.accepts_delta(delta), state)
+
+        def noise(shared: Shared, member: Members) -> Key:
+            return rounds.lift_key(shared.keys, shared.number, streams, member.ids)
+
+        def lift(shared: Shared, client: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
+            assert isinstance(phase.aggregator, Sum)
+            malicious, number = shared.rows.malicious[client], shared.number
+            return rounds.lifted(attack, phase.aggregator, upload, public, malicious, number, key)
+
+        return Client(report, train, noise, lift)

@@ -1,19 +1,56 @@
-"""What is fixed when a round is compiled, and the rows on which it trains."""
+"""What a round is made of: the program that is compiled, the rows on which it trains, and a cohort cut into groups.
+
+* :class:`Program` is all that is fixed when a round is compiled; :class:`Rows` are the clients' training rows.
+* :class:`Resident` has all rows on the devices, where they fit; :mod:`evenhand.simulation.setup` streams them else.
+* :class:`Groups` are the clients of a cohort that are trained side by side, dealt to the devices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
+from jax import lax
 from jax.sharding import Mesh
 
-from evenhand.devices import Devices
+from evenhand.data import FederatedDataset, Split
+from evenhand.devices import Devices, everywhere
 from evenhand.evaluation import Prepared, mean_loss
+from evenhand.local import step_per_row
+from evenhand.memory import aligned, is_aligned, is_mapped
+from evenhand.rounds import malicious_clients, poisoned
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Array, Attack, PyTree
+from evenhand.types import Algorithm, Array, Attack, ClientData, Cohort, Effort, PyTree, Report, Sampling
 
-__all__ = ["EXECUTED", "ROWS", "USEFUL", "WORK", "ById", "Program", "Rows", "observe"]
+__all__ = [
+    "EXECUTED",
+    "ROWS",
+    "USEFUL",
+    "WORK",
+    "ById",
+    "Groups",
+    "Members",
+    "Program",
+    "Resident",
+    "Rows",
+    "client_data",
+    "deal",
+    "efforts",
+    "must_stream",
+    "observe",
+    "poison",
+    "resident",
+    "sent",
+    "side_by_side",
+    "sum_of",
+    "tabulated",
+]
+
+NDArray = npt.NDArray[Any]
 
 USEFUL, EXECUTED, ROWS = WORK = ("steps.useful", "steps.executed", "rows")
 """Names among a round's infos: local steps that were asked for, those that the lanes went through, rows trained on."""
@@ -92,3 +129,227 @@ def observe(algorithm: Algorithm, server: PyTree, rows: Rows) -> PyTree:
     assert algorithm.observe is not None
     everything = Prepared(rows.x, rows.y, np.array([0, rows.x.shape[0]]))
     return algorithm.observe(server, mean_loss(algorithm.model, algorithm.global_params(server), everything))
+
+
+# --- all rows on the devices ------------------------------------------------------------------------------------------
+
+_ROW_SHARE = 3
+"""One part in so many of an accelerator's memory may be filled with rows."""
+_ROW_COPY = 2**30
+"""Bytes that may be copied to where a CPU can use them in place; rows beyond, not aligned, are streamed."""
+
+
+class Resident(NamedTuple):
+    """All rows on every device."""
+
+    rows: Rows
+
+    def block(self, first: int, count: int) -> tuple[Rows, int]:
+        """Rows for rounds from ``first`` on, and for how many of the ``count`` rounds asked for they serve."""
+        return self.rows, count
+
+
+def resident(
+    data: FederatedDataset,
+    attack: Attack | None,
+    seed: int,
+    mesh: Mesh | None = None,
+    sampling: Sampling | None = None,
+) -> Resident:
+    """All training rows on the devices, those of malicious clients poisoned."""
+    x, y = data.train.x, data.train.y
+    malicious = malicious_clients(attack, data.client_ids, seed)
+    if attack is not None and attack.rows is not None:
+        x, y = x.copy(), y.copy()
+        ids, offsets = np.flatnonzero(malicious), data.train.offsets
+        poison(attack, seed, x, y, zip(ids, offsets[ids], offsets[ids + 1], strict=True))
+    starts, sizes = data.train.offsets[:-1].astype(np.int32), data.train.sizes.astype(np.int32)
+    if jax.default_backend() == "cpu":
+        x, y = aligned(x), aligned(y)  # else each device would make a copy of its own
+    table = tabulated(sampling, sizes)
+    return Resident(Rows(*sent(mesh, (x, y)), *everywhere(mesh, (starts, sizes, malicious, table))))
+
+
+def poison(
+    attack: Attack, seed: int, x: NDArray, y: NDArray, windows: Iterable[tuple[Any, Any, Any]]
+) -> None:
+    """Overwrites the rows of some clients; ``windows`` are ``(client, first row, row after the last)``."""
+    assert attack.rows is not None
+    for client, first, end in windows:
+        window = slice(int(first), int(end))
+        x[window], y[window] = poisoned(attack.rows, x[window], y[window], seed, int(client))
+
+
+def tabulated(sampling: Sampling | None, sizes: NDArray) -> PyTree:
+    """What the sampling scheme makes of the clients' sizes once for all rounds."""
+    if sampling is None or sampling.tabulate is None:
+        return None
+    return jax.tree.map(np.asarray, sampling.tabulate(jnp.asarray(sizes)))
+
+
+def sent(mesh: Mesh | None, rows: tuple[NDArray, NDArray]) -> tuple[Array, Array]:
+    """On the devices; a CPU uses them where they are."""
+    return jax.device_put(rows) if mesh is None else everywhere(mesh, rows)
+
+
+def must_stream(*splits: Split) -> bool:
+    """Whether rows had better stay on the host: in a file, or too many for the device."""
+    parts = [part for split in splits for part in (split.x, split.y)]
+    if any(is_mapped(part) for part in parts):
+        return True
+    if jax.default_backend() == "cpu":
+        return sum(part.nbytes for part in parts if not is_aligned(part)) > _ROW_COPY
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return limit is not None and sum(part.nbytes for part in parts) > limit / _ROW_SHARE
+
+
+# --- a cohort, cut into groups of clients -----------------------------------------------------------------------------
+
+
+class Members(NamedTuple):
+    """The clients of a group, or of all groups.
+
+    Attributes:
+      ids: client ids.
+      progress: share of the work that gets done.
+      present: False for an empty slot.
+      report: what was reported before the training, where the aggregator had to know.
+    """
+
+    ids: Array
+    progress: Array
+    present: Array
+    report: Report | None
+
+    @staticmethod
+    def of(cohort: Cohort) -> Members:
+        """Those of a cohort, before any report."""
+        return Members(cohort.ids, cohort.progress, cohort.present, None)
+
+
+class Groups(NamedTuple):
+    """A cohort cut into groups of equal size, longest work first.
+
+    Attributes:
+      devices: among whom the groups are dealt.
+      members: of all groups, leaves ``(devices, groups, lanes)``.
+      order: ``(m,)``, which member of the cohort has each rank.
+      ranks: ``(devices, groups, lanes)``, from :func:`deal`.
+      useful: local steps of the cohort.
+      executed: the steps that the devices run for them: in every lane of a group as many as in its longest.
+    """
+
+    devices: Devices
+    members: Members
+    order: Array
+    ranks: npt.NDArray[np.int64]
+    useful: Array
+    executed: Array
+
+    @staticmethod
+    def cut(cohort: Cohort, steps: Array, lanes: int, devices: Devices) -> Groups:
+        """Groups of clients of like ``steps``, ``(m,)``."""
+        m = cohort.ids.shape[0]
+        ranks = deal(m, lanes, devices.size)
+        order = jnp.arange(m)
+        if ranks.shape[0] * ranks.shape[2] > 1:
+            order = jnp.argsort(-steps, stable=True)
+        live = ranks < m
+        # Else XLA divides what follows, too, and adding up a few numbers takes another exchange between the devices.
+        place = devices.whole(order[np.minimum(ranks, m - 1)])
+        members = jax.tree.map(lambda leaf: leaf[place], Members.of(cohort))
+        members = members._replace(present=members.present & live)
+        slots = jnp.where(live, steps[place], 0).astype(jnp.float32)
+        executed = jnp.sum(jnp.max(slots, axis=-1)) * ranks.shape[2]
+        useful = jnp.sum(steps.astype(jnp.float32))
+        return Groups(devices, members, order, ranks, useful, executed)
+
+    def with_reports(self, report: Report, present: Array) -> Groups:
+        """The same groups with what their members reported, and who is left: fields ``(m,)`` in the cohort's order."""
+        place = self.order[np.minimum(self.ranks, self.order.shape[0] - 1)]
+        report, present = jax.tree.map(lambda leaf: leaf[place], (report, present))
+        return self._replace(
+            members=self.members._replace(report=report, present=self.members.present & present)
+        )
+
+    def map_groups(self, function: Callable[[Members, PyTree], PyTree], shared: PyTree) -> PyTree:
+        """``function(group, shared)`` of every group, ``(devices, groups, lanes, ...)``: a part stays on its device."""
+
+        def on_device(members: Members, shared: PyTree) -> PyTree:
+            return lax.map(lambda group: function(group, shared), members)
+
+        return self.devices.each(on_device, self.members, shared)
+
+    def total(self, parts: PyTree) -> PyTree:
+        """The sum of leaves ``(devices, ...)``, on all devices."""
+        return self.devices.whole(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts))
+
+    def ungroup(self, grouped: PyTree) -> PyTree:
+        """From ``(devices, groups, lanes, ...)`` to ``(m, ...)`` in the cohort's order, on all devices."""
+        return self._in_order(self.devices.whole(grouped))
+
+    def as_dealt(self, grouped: PyTree) -> PyTree:
+        """From ``(devices, groups, lanes, ...)`` to one entry per slot, in the order of the slots, on all devices."""
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), self.devices.whole(grouped))
+
+    def slots(self, chosen: Array) -> tuple[Array, Array]:
+        """The client of each slot, and whether it is there and ``chosen``, ``(m,)`` in the cohort's order."""
+        place = self.order[np.minimum(self.ranks, self.order.shape[0] - 1)]
+        return self.as_dealt((self.members.ids, chosen[place] & self.members.present))
+
+    def by_coordinate(self, grouped: PyTree) -> PyTree:
+        """As :meth:`ungroup`, with a part of the coordinates on each device."""
+        return self._in_order(self.devices.by_coordinate(grouped, 3))
+
+    def _in_order(self, grouped: PyTree) -> PyTree:
+        m = self.order.shape[0]
+        slot = np.argsort(self.ranks, axis=None, kind="stable")[:m]
+        back = jnp.asarray(slot)[jnp.argsort(self.order)]
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:])[back], grouped)
+
+
+def deal(m: int, lanes: int, devices: int) -> npt.NDArray[Any]:
+    """Which ranks a device trains side by side, ``(devices, groups, lanes)``; ranks from ``m`` on are padding.
+
+    Groups are as even as possible, and are dealt back and forth, so that no device gets all the longest.
+
+    Example:
+      >>> deal(7, 2, 2).tolist()
+      [[[0, 1], [6, 7]], [[2, 3], [4, 5]]]
+    """
+    groups = -(-m // (lanes * devices))
+    lanes = -(-m // (groups * devices))
+    ranks = np.arange(groups * devices * lanes).reshape(groups, devices, lanes)
+    ranks[1::2] = ranks[1::2, ::-1].copy()
+    return np.ascontiguousarray(ranks.swapaxes(0, 1))
+
+
+def side_by_side(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
+    """``vmap``, except that a single lane is not batched: a batch of one costs XLA:CPU its fast paths."""
+    if jax.tree.leaves(batched)[0].shape[0] > 1:
+        return jax.vmap(function)(*batched)
+    out = function(*(jax.tree.map(lambda leaf: leaf[0], argument) for argument in batched))
+    return jax.tree.map(lambda leaf: leaf[None], out)
+
+
+def sum_of(present: Array, uploads: PyTree) -> PyTree:
+    """The sum over a group, leading axis of each leaf; what an empty slot holds does not matter."""
+
+    def total(leaf: Array) -> Array:
+        mask = present.reshape(present.shape + (1,) * (leaf.ndim - 1))
+        return jnp.sum(jnp.where(mask, leaf, jnp.zeros((), leaf.dtype)), axis=0)
+
+    return jax.tree.map(total, uploads)
+
+
+def efforts(of: Callable[[ClientData], Effort] | None, capacity: int, rows: Rows, cohort: Cohort) -> Effort:
+    """What a phase whose effort is ``of`` costs each client of a cohort, fields ``(m,)``; nothing in an empty slot."""
+    of = step_per_row if of is None else of
+    return jax.vmap(lambda member: of(client_data(capacity, rows, member)))(Members.of(cohort))
+
+
+def client_data(capacity: int, rows: Rows, member: Members) -> ClientData:
+    """The rows that a member of a cohort works on, and how much of its work it gets done."""
+    # An empty slot has no rows, so that its local work is done at once.
+    size = jnp.where(member.present, rows.sizes[member.ids], 0)
+    return ClientData(rows.x, rows.y, rows.starts[member.ids], size, member.progress, capacity)

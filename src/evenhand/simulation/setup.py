@@ -1,41 +1,57 @@
-"""From a method and its data to a program that can run: rows on the devices, and the number of clients side by side."""
+"""From a method and its data to a program that can run, with rows and states where its rounds find them.
+
+:func:`set_up` chooses the devices, the number of clients side by side, and whether rows and clients' states are on the
+devices or stay on the host.  Which clients take part in a round depends on the seed and not on the training, so cohorts
+are drawn ahead (:func:`cohorts`), and what the next rounds need is gathered while the rounds before them train: rows by
+:class:`Streamed`, clients' states by :class:`Offloaded`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax import lax
 from jax.sharding import Mesh
 
 from evenhand import rounds
-from evenhand.data import FederatedDataset
+from evenhand.data import FederatedDataset, Split
 from evenhand.devices import copies, everywhere, here, over
 from evenhand.errors import EvenhandError
-from evenhand.rounds import RoundState
-from evenhand.simulation import _client
-from evenhand.simulation._groups import deal
-from evenhand.simulation._host_store import HostStore
-from evenhand.simulation._offloaded import Offloaded
-from evenhand.simulation._rows import Resident, must_stream, resident
-from evenhand.simulation._streamed import Source, Streamed
-from evenhand.simulation.program import ById, Program, Rows
-from evenhand.simulation.store import stored
+from evenhand.memory import empty_aligned
+from evenhand.rounds import RoundState, malicious_clients
+from evenhand.simulation.program import (
+    ById,
+    Program,
+    Resident,
+    Rows,
+    deal,
+    efforts,
+    must_stream,
+    poison,
+    resident,
+    sent,
+    tabulated,
+)
+from evenhand.simulation.store import HostStore, stored
 from evenhand.streams import Keys, Purpose, keys_of
 from evenhand.streams import stream as stream_of
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, Cohort, Params, PyTree
 
-__all__ = ["SMALL_MODEL", "Setup", "device_rows", "set_up"]
+__all__ = ["SMALL_MODEL", "Offloaded", "Setup", "Source", "Streamed", "device_rows", "drawn_last", "set_up"]
+
+NDArray = npt.NDArray[Any]
 
 _BUFFER = 4096
 """Most rounds in one call: fixed, so that no number of rounds compiles anything."""
-
 SMALL_MODEL = 2**15
 """Parameters up to which clients train side by side on a CPU; beyond, a batch of products is slower than a loop."""
 _MOST_LANES = {"cpu": 32, "gpu": 128, "tpu": 128}
@@ -78,6 +94,11 @@ class Setup(NamedTuple):
         """The shapes of what training depends on: of the state with those of all clients, wherever they are."""
         like = jax.eval_shape(lambda state: state, self.state)._replace(last_round=())
         return like if self.offloaded is None else like._replace(clients=self.offloaded.store.like)
+
+    @property
+    def on_device(self) -> Rows | None:
+        """The training rows, where all of them are on the devices."""
+        return self.source.rows if isinstance(self.source, Resident) else None
 
     @property
     def rows(self) -> Rows:
@@ -176,6 +197,9 @@ def _devices(cohort: int, asked: int | None) -> int:
     return min(found, cohort, found if asked is None else asked)
 
 
+# --- how many clients train side by side ------------------------------------------------------------------------------
+
+
 def _default_lanes(program: Program, params: Params, source: Source) -> int:
     """How many clients train side by side on a device: on a CPU a few if the model is small, else as many as fit."""
     numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -202,7 +226,7 @@ def _steps(program: Program, rows: Rows) -> npt.NDArray[Any]:
     @jax.jit  # one program, where each operation would be one
     def effort(rows: Rows, ids: Array) -> Array:
         of = program.algorithm.phases[-1].effort
-        return _client.effort(of, program.capacity, rows, Cohort.of(ids)).steps
+        return efforts(of, program.capacity, rows, Cohort.of(ids)).steps
 
     steps = effort(rows, jnp.asarray(chosen.ravel()))
     steps = np.asarray(steps, np.float64).reshape(chosen.shape)
@@ -214,3 +238,339 @@ def _waste(program: Program, steps: npt.NDArray[Any], lanes: int) -> float:
     ranks = np.minimum(deal(program.cohort, lanes, program.devices.size), program.cohort)
     executed = steps[:, ranks].max(axis=-1).sum() * ranks.shape[-1]
     return float(executed / max(steps.sum(), 1.0))
+
+
+# --- the cohorts of rounds to come ------------------------------------------------------------------------------------
+
+
+def cohorts(program: Program, count: int) -> Callable[[Array, PyTree, Keys, Any], Array]:
+    """``(sizes, table, keys, first) -> (rounds, draws)``: the client ids of some rounds, -1 for empty slots."""
+    algorithm = program.algorithm
+
+    def one(sizes: Array, table: PyTree, keys: Keys, number: Array) -> Array:
+        draw = partial(rounds.cohort, algorithm, program.systems, sizes, program.cohort, keys, number)
+        cohorts = [draw(phase, table) for phase in range(len(algorithm.phases))]
+        return jnp.concatenate([jnp.where(one.present, one.ids, -1) for one in cohorts])
+
+    def all_of(sizes: Array, table: PyTree, keys: Keys, first: Array) -> Array:
+        return lax.map(lambda i: one(sizes, table, keys, first + i), jnp.arange(count, dtype=jnp.int32))
+
+    return jax.jit(all_of)
+
+
+def drawn_last(program: Program, rows: Rows, keys: Keys, count: int) -> NDArray:
+    """The last round, counted from 1, for which each client was drawn, of the first ``count``: int32 ``(N,)``.
+
+    It is when the client last trained, unless its upload was rejected then.
+    """
+    sizes, table = here((rows.sizes, rows.table)) if program.mesh is not None else (rows.sizes, rows.table)
+    draw = partial(rounds.cohort, program.algorithm, program.systems, sizes, program.cohort, keys)
+    phase = len(program.algorithm.phases) - 1
+
+    def after(number: Array, before: Array) -> Array:
+        drawn = draw(number, phase, table)
+        return rounds.last_rounds(before, drawn, drawn.present, number)
+
+    begin = jnp.zeros(sizes.shape, jnp.int32)
+    return np.asarray(jax.jit(lambda: lax.fori_loop(0, count, after, begin))())
+
+
+# --- rows that are sent for some rounds at a time ---------------------------------------------------------------------
+
+_ROW_BLOCK = 2**24
+"""Bytes of rows in a block, about: some rounds of a small cohort, that a processor's cache may hold."""
+_ROW_BLOCK_ROUNDS = 2**8
+"""Most rounds in a block."""
+
+
+class RowBlock(NamedTuple):
+    """The rows of the clients of some rounds.
+
+    Attributes:
+      first: the first of the rounds.
+      until: the round after the last.
+      clients: ids of the clients that take part, ascending.
+      starts: their first rows in the block.
+      x: on the devices; the last row is NaN, or the largest integer.
+      y: likewise.
+    """
+
+    first: int
+    until: int
+    clients: NDArray
+    starts: NDArray
+    x: Array
+    y: Array
+
+
+class Streamed:
+    """Where each client's rows are in the block that is on the devices.
+
+    A client without rows in the block is placed at its end, where there are only NaN: if a round ever drew another
+    cohort than the one drawn ahead, the loss would be NaN, and never that of another client's rows.
+
+    Attributes:
+      like: the shapes of all rows.
+    """
+
+    def __init__(self, program: Program, data: FederatedDataset, seed: int, keys: Keys) -> None:
+        if program.algorithm.observe is not None:
+            raise EvenhandError(
+                "This method looks at the training loss over all clients before each round, so all rows must be on the "
+                "device: give stream=False, and rows that fit there."
+            )
+        train = data.train
+        self._mesh, self._clients = program.mesh, data.num_clients
+        sizes, malicious = (
+            train.sizes.astype(np.int32),
+            malicious_clients(program.attack, data.client_ids, seed),
+        )
+        table = tabulated(program.algorithm.sampling, sizes)
+        self._shared: tuple[Array, Array, PyTree] = everywhere(self._mesh, (sizes, malicious, table))
+        x, y = (_shape(part) for part in (train.x, train.y))
+        starts: Any = jax.ShapeDtypeStruct((self._clients,), np.int32)
+        self.like = Rows(x, y, starts, *self._shared)
+        self._ahead = Ahead(program, train, malicious, self._shared, seed, keys)
+        self._now: RowBlock | None = None
+        self._resize(room_for(program, train))
+
+    def block(self, first: int, count: int) -> tuple[Rows, int]:
+        """As :meth:`Resident.block`; the rows that it gave before may be gone."""
+        now = self._now
+        if now is None or not now.first <= first < now.until:
+            now = self._now = self._ahead.block(first, self._room)
+            self._place(now)
+            self._ahead.prepare(now.until, self._room)
+        return Rows(now.x, now.y, self._starts, *self._shared), min(count, now.until - first)
+
+    def _resize(self, room: int) -> None:
+        """Makes room for so many rows; another size compiles the round again."""
+        self._room = room
+        self._starts = everywhere(self._mesh, np.full(self._clients, room, np.int32))
+        self._placed = np.zeros(0, np.int64)
+
+    def _place(self, block: RowBlock) -> None:
+        """Records where the rows of the block's clients are, and that those of the block before are gone."""
+        room = block.x.shape[0] - 1
+        if room > self._room:
+            self._resize(room)
+        count = 2 ** max(len(block.clients) - 1, len(self._placed) - 1, 1).bit_length()
+
+        def padded(values: NDArray, value: int) -> NDArray:
+            return np.pad(values, (0, count - len(values)), constant_values=value).astype(np.int32)
+
+        old, new = padded(self._placed, self._clients), padded(block.clients, self._clients)
+        self._starts = _moved(self._starts, old, new, padded(block.starts, 0), np.int32(self._room))
+        self._placed = block.clients
+
+
+Source: TypeAlias = Resident | Streamed
+
+
+def _shape(part: NDArray) -> Any:
+    return jax.ShapeDtypeStruct(part.shape, part.dtype)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _moved(starts: Array, old: Array, new: Array, places: Array, absent: Array) -> Array:
+    """``starts`` with the old clients absent and the new ones in their places; ids from ``N`` on are padding."""
+    return starts.at[old].set(absent, mode="drop").at[new].set(places, mode="drop")
+
+
+class Ahead:
+    """Draws the cohorts of a block of rounds, gathers the rows of their clients and sends these to the devices.
+
+    Args:
+      program: has the sampling scheme and the attack.
+      train: all training rows, on the host or in a file.
+      malicious: which clients are, ``(N,)``.
+      shared: ``(sizes, malicious, table)`` on the devices.
+      seed: of the attack on rows.
+      keys: of the cohorts.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        train: Split,
+        malicious: NDArray,
+        shared: tuple[Array, Array, PyTree],
+        seed: int,
+        keys: Keys,
+    ) -> None:
+        self._attack, self._mesh = program.attack, program.mesh
+        self._train, self._sizes, self._malicious, self._shared = train, train.sizes, malicious, shared
+        self._seed, self._keys = seed, keys
+        rows, need = _block_rows(program, train)
+        self._draw = cohorts(program, int(np.clip(rows // need, 1, _ROW_BLOCK_ROUNDS)))
+        self._worker = ThreadPoolExecutor(1, "evenhand-rows")
+        self._next: tuple[int, Future[RowBlock]] | None = None
+
+    def block(self, first: int, room: int) -> RowBlock:
+        """The block that begins with round ``first``, of ``room`` rows or, where one cohort has more, of as many."""
+        ahead, self._next = self._next, None
+        if ahead is not None:
+            gathered = ahead[1].result()
+            if ahead[0] == first:
+                return gathered
+        return self._gather(first, self._drawn(first), room)
+
+    def prepare(self, first: int, room: int) -> None:
+        """Gathers the block that begins with round ``first`` in the background; its cohorts are drawn at once.
+
+        A device does things in turn, and would draw them after the rounds that it is given next.
+        """
+        ids = self._drawn(first)
+        self._next = first, self._worker.submit(self._gather, first, ids, room)
+
+    def _drawn(self, first: int) -> Array:
+        sizes, _, table = self._shared if self._mesh is None else here(self._shared)
+        return self._draw(sizes, table, self._keys, np.int32(first))
+
+    def _gather(self, first: int, ids: Array, room: int) -> RowBlock:
+        drawn = np.asarray(ids)
+        until, clients = _fitting(drawn, self._sizes, room)
+        if until == 0:
+            until, clients = 1, np.unique(drawn[0][drawn[0] >= 0])
+        sizes = self._sizes[clients]
+        ends = np.cumsum(sizes)
+        starts, total = ends - sizes, int(sizes.sum())
+        index = np.repeat(self._train.offsets[clients] - starts, sizes) + np.arange(total)
+        room = max(room, _round_up(total, self._train.rows))
+        x, y = (_taken(part, index, room) for part in (self._train.x, self._train.y))
+        if self._attack is not None and self._attack.rows is not None:
+            bad = self._malicious[clients]
+            poison(self._attack, self._seed, x, y, zip(clients[bad], starts[bad], ends[bad], strict=True))
+        return RowBlock(first, first + until, clients, starts, *sent(self._mesh, (x, y)))
+
+
+def room_for(program: Program, train: Split) -> int:
+    """Rows of a block: about as many as a processor's cache holds, and enough for two rounds."""
+    rows, need = _block_rows(program, train)
+    return _round_up(max(rows, 2 * need), train.rows)
+
+
+def _block_rows(program: Program, train: Split) -> tuple[int, int]:
+    """Rows of a block, and of an average round."""
+    draws = program.cohort * len(program.algorithm.phases)
+    rows = _ROW_BLOCK // max(1, (train.x.nbytes + train.y.nbytes) // train.rows)
+    return rows, max(1, int(draws * train.sizes.mean()))
+
+
+def _fitting(drawn: NDArray, sizes: NDArray, room: int) -> tuple[int, NDArray]:
+    """How many of the rounds there is room for, and the clients that take part; ids are ``(rounds, draws)``, or -1."""
+    clients, seen = np.unique(drawn, return_index=True)
+    clients, seen = clients[clients >= 0], seen[clients >= 0]
+    order = np.argsort(seen)
+    count = int(np.searchsorted(np.cumsum(sizes[clients[order]]), room, "right"))
+    if count == len(clients):
+        return len(drawn), clients
+    until = int(seen[order[count]]) // drawn.shape[1]
+    return until, clients[seen < until * drawn.shape[1]]
+
+
+def _taken(part: NDArray, index: NDArray, room: int) -> NDArray:
+    """Rows of ``part``, room for more, and a last one of NaN, or of the largest integer."""
+    whole = empty_aligned((room + 1, *part.shape[1:]), part.dtype)
+    np.take(np.asarray(part), index, axis=0, out=whole[: len(index)], mode="clip")
+    whole[-1] = np.nan if part.dtype.kind == "f" else np.iinfo(part.dtype).max
+    return whole
+
+
+def _round_up(rows: int, most: int) -> int:
+    """A power of two, so that few sizes occur, but no more than there are rows."""
+    return min(2 ** (max(rows, 1) - 1).bit_length(), most)
+
+
+# --- clients' states that are sent for some rounds at a time ----------------------------------------------------------
+
+_STATE_BLOCK = 2**26
+"""Bytes of states in a block, about."""
+_STATE_BLOCK_ROUNDS = 2**6
+
+
+class StateBlock(NamedTuple):
+    """The states of the clients of some rounds.
+
+    Attributes:
+      ids: who takes part, ascending.
+      rounds: how many rounds these are.
+      states: on the devices, ``(room, ...)``; the last ones belong to nobody.
+      slots: where each client's state is in them, int32 ``(N,)``; that of others is the last.
+    """
+
+    ids: NDArray
+    rounds: int
+    states: PyTree
+    slots: Array
+
+
+class Offloaded:
+    """Sends the states of the clients of some rounds to the devices, and takes them back afterwards.
+
+    Which clients take part does not depend on the training, so that the next states are gathered while these rounds
+    train; only those of clients in both are gathered again.
+
+    Args:
+      store: all states.
+      program: has the sampling scheme.
+      sizes: of the clients, int32 ``(N,)``, on the devices.
+      table: of the sampling scheme, likewise.
+      keys: of the cohorts.
+    """
+
+    def __init__(self, store: HostStore, program: Program, sizes: Array, table: PyTree, keys: Keys) -> None:
+        self.store, self._mesh, self._keys = store, program.mesh, keys
+        self._sizes, self._table = (sizes, table) if self._mesh is None else here((sizes, table))
+        draws = program.cohort * len(program.algorithm.phases)
+        most = int(np.clip(_STATE_BLOCK // max(1, draws * store.bytes_each), 1, _STATE_BLOCK_ROUNDS))
+        self._most, self._room = most, min(store.clients, most * draws) + 1
+        self._draw = cohorts(program, most)
+        self._worker = ThreadPoolExecutor(1, "evenhand-states")
+        self._next: tuple[int, NDArray, Future[PyTree]] | None = None
+        self._stale = np.zeros(0, np.int64)
+
+    def block(self, first: int, count: int) -> StateBlock:
+        """The states for rounds from ``first`` on: for at most ``count`` rounds, of which the block says how many."""
+        rounds = min(count, self._most)
+        ids, states = self._gathered(first, rounds)
+        _spoil(states)
+        slots = np.full(self.store.clients, self._room - 1, np.int32)
+        slots[ids] = np.arange(len(ids), dtype=np.int32)
+        block = StateBlock(ids, rounds, *everywhere(self._mesh, (states, slots)))
+        if rounds:
+            self._prepare(first + rounds, rounds)
+        return block
+
+    def take_back(self, block: StateBlock, states: PyTree) -> None:
+        """Stores what has become of a block's states."""
+        self.store.put(block.ids, here(states))
+        self._stale = block.ids
+
+    def _gathered(self, first: int, rounds: int) -> tuple[NDArray, PyTree]:
+        ahead, self._next = self._next, None
+        ids = self._drawn(first, rounds)
+        if ahead is None or ahead[0] != first or not np.array_equal(ahead[1], ids):
+            return ids, self.store.of(ids, self._room)
+        states = ahead[2].result()
+        both = np.flatnonzero(np.isin(ids, self._stale))
+        for leaf, new in zip(jax.tree.leaves(states), jax.tree.leaves(self.store.of(ids[both])), strict=True):
+            leaf[both] = new
+        return ids, states
+
+    def _prepare(self, first: int, rounds: int) -> None:
+        """Gathers in the background; the cohorts are drawn at once, before the device is given other work."""
+        ids = self._drawn(first, rounds)
+        self._next = first, ids, self._worker.submit(self.store.of, ids, self._room)
+
+    def _drawn(self, first: int, rounds: int) -> NDArray:
+        drawn = np.asarray(self._draw(self._sizes, self._table, self._keys, np.int32(first)))[:rounds]
+        found = np.unique(drawn)
+        return found[found >= 0].astype(np.int64)
+
+
+def _spoil(states: PyTree) -> None:
+    """Puts NaN into the last state: if a round ever drew another client than those drawn ahead, it would show."""
+    for leaf in jax.tree.leaves(states):
+        if leaf.dtype.kind == "f":
+            leaf[-1] = np.nan

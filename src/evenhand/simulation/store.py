@@ -1,23 +1,163 @@
-"""The states that clients keep between rounds, all of them in one store."""
+"""The states that clients keep between rounds, all of them in one store.
+
+They are on the devices (:class:`States`), or, where they are far more than a device could hold, in the host's memory or
+in files (:class:`HostStore`); a result of a run hands them out (:class:`Kept`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax import lax
 
 from evenhand import tree
 from evenhand.devices import copies, here
 from evenhand.errors import EvenhandError
 from evenhand.rounds import RoundState
-from evenhand.simulation._host_store import HostStore
 from evenhand.types import Array, PyTree
 
-__all__ = ["Kept", "States", "stored"]
+__all__ = ["HostStore", "Kept", "States", "chunks", "stored"]
 
+NDArray = npt.NDArray[Any]
+
+
+# --- on the devices ---------------------------------------------------------------------------------------------------
+
+
+def stored(one: PyTree, clients: int) -> PyTree:
+    """A store of so many states like ``one``, leaves ``(clients, ...)``, on the same device.
+
+    Not made on the host first: a million clients' states may be most of the memory.
+    """
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), one)
+
+
+class States(NamedTuple):
+    """The clients' states on the device.
+
+    Attributes:
+      all: leaves ``(N, ...)``, or those of some clients.
+      slots: int32 ``(N,)``, where each client's state is in them; None: at its id.
+    """
+
+    all: PyTree
+    slots: Array | None = None
+
+    def of(self, ids: Array) -> PyTree:
+        """The states of some clients, or of one."""
+        places = ids if self.slots is None else self.slots[ids]
+        # Not leaf[places], which checks for negative places.
+        return jax.tree.map(lambda leaf: jnp.take(leaf, places, axis=0, mode="clip"), self.all)
+
+    def after(self, ids: Array, chosen: Array, states: PyTree) -> PyTree:
+        """All states, with new ones of the chosen clients, among ``ids``; the others keep theirs."""
+        places = ids if self.slots is None else self.slots[ids]
+
+        def put(old: Array, new: Array) -> Array:
+            # As XLA:CPU wants it, each update with an axis of length 1: else it copies all of them into this form.
+            window = lax.ScatterDimensionNumbers(tuple(range(1, old.ndim + 1)), (), (0,))
+            where = jnp.where(chosen, places, old.shape[0])[:, None]
+            return lax.scatter(old, where, jnp.asarray(new, old.dtype)[:, None], window, mode="drop")
+
+        return jax.tree.map(put, self.all, states)
+
+
+# --- in host memory or in files ---------------------------------------------------------------------------------------
+
+_CHUNK = 2**24
+"""Bytes that are handled at a time, about."""
+
+
+class HostStore:
+    """The states of all clients, of which only those that have ever changed take memory, or room on the disk.
+
+    Args:
+      one: the state of a new client.
+      clients: how many there are.
+      folder: where they are mapped from files, which are made anew and are of no use after the run; None: in memory.
+
+    Attributes:
+      touched: who has another state than a new client's, bool ``(clients,)``.
+      changed: who has got a state since :meth:`settle`, bool ``(clients,)``.
+    """
+
+    def __init__(self, one: PyTree, clients: int, folder: Path | None = None) -> None:
+        leaves, self._structure = jax.tree.flatten(one)
+        self.one: list[NDArray] = [np.asarray(leaf) for leaf in leaves]
+        self.clients, self.folder = clients, folder
+        self.touched, self.changed = np.zeros(clients, bool), np.zeros(clients, bool)
+        self.arrays: list[NDArray] = [
+            _room(None if folder is None else folder / f"states-{i}", (clients, *leaf.shape), leaf.dtype)
+            for i, leaf in enumerate(self.one)
+        ]
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of one client's state."""
+        return sum(leaf.nbytes for leaf in self.one)
+
+    @property
+    def like(self) -> PyTree:
+        """The shapes of all states."""
+        shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in self.arrays]
+        return jax.tree.unflatten(self._structure, shapes)
+
+    def of(self, ids: NDArray, room: int | None = None) -> PyTree:
+        """The states of some clients, leaves ``(ids, ...)``; with ``room``, as many, the last of new clients."""
+        count, known = len(ids), self.touched[ids]
+        found: list[NDArray] = []
+        for array, one in zip(self.arrays, self.one, strict=True):
+            taken = np.empty((count if room is None else room, *one.shape), one.dtype)
+            np.take(array, ids, axis=0, out=taken[:count], mode="clip")
+            taken[:count][~known] = one
+            taken[count:] = one
+            found.append(taken)
+        return jax.tree.unflatten(self._structure, found)
+
+    def put(self, ids: NDArray, states: PyTree) -> None:
+        """New states of some clients: of leaves ``(at least ids, ...)`` the first."""
+        for array, new in zip(self.arrays, jax.tree.leaves(states), strict=True):
+            array[ids] = np.asarray(new)[: len(ids)]
+        self.touched[ids] = self.changed[ids] = True
+
+    def settle(self) -> None:
+        """What has changed is saved elsewhere."""
+        self.changed[:] = False
+
+    def reset(self) -> None:
+        """All clients are new."""
+        self.touched[:] = self.changed[:] = False
+
+    def whole(self) -> PyTree:
+        """The states of all clients, as arrays of their own."""
+        return self.of(np.arange(self.clients))
+
+
+def chunks(store: HostStore, ids: NDArray) -> Iterator[NDArray]:
+    """These clients, as many at a time as make some megabytes."""
+    step = max(1, _CHUNK // max(1, store.bytes_each))
+    for first in range(0, len(ids), step):
+        yield ids[first : first + step]
+
+
+def _room(path: Path | None, shape: tuple[int, ...], dtype: Any) -> NDArray:
+    if path is None:
+        return np.zeros(shape, dtype)  # which takes no memory before it is written to
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        return np.memmap(path, dtype, "w+", shape=shape)
+    except OSError as error:
+        raise EvenhandError(f"Clients' states cannot be kept in {path.parent}: {error.strerror}.") from error
+
+
+# --- handed out with a result -----------------------------------------------------------------------------------------
 
 _LIGHT = 2**26
 """Bytes of all clients' states that may be copied at every evaluation."""
@@ -93,41 +233,3 @@ class Kept:
         if self._gone:
             raise EvenhandError(self._gone)
         return store
-
-
-def stored(one: PyTree, clients: int) -> PyTree:
-    """A store of so many states like ``one``, leaves ``(clients, ...)``, on the same device.
-
-    Not made on the host first: a million clients' states may be most of the memory.
-    """
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), one)
-
-
-class States(NamedTuple):
-    """The clients' states on the device.
-
-    Attributes:
-      all: leaves ``(N, ...)``, or those of some clients.
-      slots: int32 ``(N,)``, where each client's state is in them; None: at its id.
-    """
-
-    all: PyTree
-    slots: Array | None = None
-
-    def of(self, ids: Array) -> PyTree:
-        """The states of some clients, or of one."""
-        places = ids if self.slots is None else self.slots[ids]
-        # Not leaf[places], which checks for negative places.
-        return jax.tree.map(lambda leaf: jnp.take(leaf, places, axis=0, mode="clip"), self.all)
-
-    def after(self, ids: Array, chosen: Array, states: PyTree) -> PyTree:
-        """All states, with new ones of the chosen clients, among ``ids``; the others keep theirs."""
-        places = ids if self.slots is None else self.slots[ids]
-
-        def put(old: Array, new: Array) -> Array:
-            # As XLA:CPU wants it, each update with an axis of length 1: else it copies all of them into this form.
-            window = lax.ScatterDimensionNumbers(tuple(range(1, old.ndim + 1)), (), (0,))
-            where = jnp.where(chosen, places, old.shape[0])[:, None]
-            return lax.scatter(old, where, jnp.asarray(new, old.dtype)[:, None], window, mode="drop")
-
-        return jax.tree.map(put, self.all, states)

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from evenhand import rounds, tree
 from evenhand.aggregators import reduce_uploads
 from evenhand.rounds import RoundState, Step
-from evenhand.simulation._client import effort
-from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK, Program, Rows, observe
+from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK, Program, Rows, efforts, observe
 from evenhand.simulation.store import States
 from evenhand.streams import Keys, Purpose, stream
 from evenhand.types import Array, ClientData, Cohort, Key, PyTree, Report, Sum, Upload
@@ -160,7 +159,7 @@ def _counted(
     program: Program, index: int, rows: Rows, cohort: Cohort, accepted: Array, before: dict[str, Array]
 ) -> dict[str, Array]:
     """How much work that was, and how many uploads came of it."""
-    steps, passed = effort(program.algorithm.phases[index].effort, program.capacity, rows, cohort)
+    steps, passed = efforts(program.algorithm.phases[index].effort, program.capacity, rows, cohort)
     counts = {USEFUL: steps, EXECUTED: steps, ROWS: passed, "rejected": cohort.present & ~accepted}
     more = {name: before[name] + jnp.sum(count.astype(jnp.float32)) for name, count in counts.items()}
     return {**more, "reported": jnp.sum(accepted.astype(jnp.float32))}

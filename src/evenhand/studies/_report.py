@@ -20,10 +20,8 @@ from matplotlib.figure import Figure
 
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, column, is_higher_better, is_share
-from evenhand.report import RunView, compare, covered, draw, figures, panels
-from evenhand.report.differences import factor
-from evenhand.report.html import Cell, escape, svg, table
-from evenhand.report.numbers import listed, number, plural
+from evenhand.report import RunView, compare, covered, draw, figures
+from evenhand.report.formatting import Cell, escape, factor, listed, number, plural, svg, table
 from evenhand.report.page import body, document
 from evenhand.studies._selection import NDArray, Outcome, Rule, direction, shown
 from evenhand.studies._tables import (
@@ -86,7 +84,9 @@ class Figures(NamedTuple):
         """
         x, y, metric = column(split, "mean"), column(split, "worst10"), self.metric
         unit = " (%)" if is_share(metric) else ""
-        figure, axes = panels.one(f"{draw.label(metric, split)}, mean over clients", f"worst tenth{unit}")
+        figure, axes = draw.single_panel(
+            f"{draw.label(metric, split)}, mean over clients", f"worst tenth{unit}"
+        )
         sound = [each for each in self.tried if np.isfinite(each.mean(x)) and np.isfinite(each.mean(y))]
         sign = 1 if is_higher_better(metric) else -1
         at = np.array([[each.mean(x), each.mean(y)] for each in sound]).reshape(-1, 2)
@@ -119,7 +119,7 @@ class Figures(NamedTuple):
                         markerfacecolor="none",
                     )
             axes.plot([], [], draw.MARKERS[i % len(draw.MARKERS)], color=colour, markersize=5, label=name)
-        panels.legend(figure, axes)
+        draw.legend(figure, axes)
         return figure
 
     def sensitivity(self, name: str) -> Figure:
@@ -143,7 +143,9 @@ class Figures(NamedTuple):
         places: NDArray = np.asarray(values if plain else range(len(values)), np.float64)
         metric = self.metric if self.statistic not in _OTHER_UNITS else ""
         unit = " (%)" if is_share(metric) else ""
-        figure, axes = panels.one(draw.short(name), f"{SPLIT_NAMES[self.split]} {self.statistic}{unit}")
+        figure, axes = draw.single_panel(
+            draw.short(name), f"{SPLIT_NAMES[self.split]} {self.statistic}{unit}"
+        )
         sign = direction(self.statistic, self.metric)
         for i, method in enumerate(_methods(self.tried)):
             at = [_best(self.tried, method, name, value, key, sign) for value in values]
@@ -156,7 +158,7 @@ class Figures(NamedTuple):
             marker = draw.MARKERS[i % len(draw.MARKERS)]
             draw.line(axes, places, mean, metric, colour, style, method, marker=marker)
         _ticks(axes, values, places, plain=plain)
-        panels.legend(figure, axes)
+        draw.legend(figure, axes)
         return figure
 
     def all(self) -> dict[str, Figure]:

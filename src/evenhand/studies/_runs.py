@@ -21,7 +21,7 @@ from rich.table import Column
 from evenhand.errors import StorageError
 from evenhand.live import line
 from evenhand.report import statistics
-from evenhand.report.numbers import value
+from evenhand.report.formatting import value
 from evenhand.simulation import Checkpoint, Job, Run, identify, iterate_many
 from evenhand.studies._selection import Halving, NDArray, Outcome, Rule, Setting, direction, rungs, survivors
 from evenhand.studies._store import Store

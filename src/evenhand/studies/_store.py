@@ -14,9 +14,9 @@ from typing import Any, TypeVar, get_args
 
 import numpy as np
 
-from evenhand.checksums import SHA256, is_sealed, resealed
 from evenhand.errors import EvenhandError, StorageError
 from evenhand.evaluation import Finding
+from evenhand.records import SHA256, is_sealed, resealed
 from evenhand.report import RunView
 from evenhand.studies._selection import Outcome, Rule, Setting, Status, shown
 

@@ -23,8 +23,8 @@ from evenhand.data import FederatedDataset, hold_out
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps, whole_number
 from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
-from evenhand.lock import held
-from evenhand.report.numbers import listed
+from evenhand.records import held
+from evenhand.report.formatting import listed
 from evenhand.simulation import Job, cohort_of
 from evenhand.studies._runs import Bar, Measure, Measured, Planned, Shown, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown

@@ -30,9 +30,17 @@ from evenhand.types._client import (
     Report,
     Upload,
 )
-from evenhand.types._method import Algorithm, Attack, Phase, Sampling
-from evenhand.types._privacy import Privacy, Release
-from evenhand.types._reduction import Aggregator, Need, OfLosses, Risk, Stack, Sum, Summation
+from evenhand.types._method import Algorithm, Attack, Phase, Privacy, Sampling
+from evenhand.types._reduction import (
+    Aggregator,
+    Need,
+    OfLosses,
+    Release,
+    Risk,
+    Stack,
+    Sum,
+    Summation,
+)
 
 __all__ = [
     "Aggregator",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from evenhand.naming import short
+from evenhand.text import short
 
 __all__ = [
     "Array",

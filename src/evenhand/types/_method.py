@@ -1,11 +1,11 @@
-"""A federated method, how it draws its cohorts, and attacks on it."""
+"""A federated method: how it draws its cohorts, its exchanges, its promise of privacy; and attacks on it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from evenhand.naming import short
+from evenhand.text import short
 from evenhand.types._client import (
     Array,
     ClientData,
@@ -20,13 +20,13 @@ from evenhand.types._client import (
     State,
     Upload,
 )
-from evenhand.types._privacy import Privacy
-from evenhand.types._reduction import Aggregator
+from evenhand.types._reduction import Aggregator, Release
 
 __all__ = [
     "Algorithm",
     "Attack",
     "Phase",
+    "Privacy",
     "Sampling",
 ]
 
@@ -85,6 +85,29 @@ class Phase(NamedTuple):
     fresh_cohort: bool = False
     effort: Callable[[ClientData], Effort] | None = None
     steps_if_empty: bool = False
+    __repr__ = short
+
+
+class Privacy(NamedTuple):
+    """A promise of differential privacy, which travels with the method that makes it.
+
+    Attributes:
+      unit: what is protected: all of one client's examples together, or each example by itself.
+      releases: ``rounds -> releases``, all that so many rounds give away; a sequence of :class:`Release`.
+      neighbours: the relation between data sets that must not be told apart, such as "one client added or removed".
+      released: what is given away, such as "the global model after each round".
+      public: what is taken to be known already, such as "the number of clients".
+      unprotected: what the promise does not cover, such as "personal models".
+      delta: the probability that its epsilon is told for; None: the usual one for the number of units.
+    """
+
+    unit: Literal["client", "example"]
+    releases: Callable[[int], tuple[Release, ...]]
+    neighbours: str
+    released: tuple[str, ...]
+    public: tuple[str, ...] = ()
+    unprotected: tuple[str, ...] = ()
+    delta: float | None = None
     __repr__ = short
 
 

@@ -1,18 +1,22 @@
-"""Reductions of many losses to one number, and of many uploads to one direction."""
+"""Reductions of many losses to one number, and of many uploads to one direction.
+
+A :class:`Risk` reduces losses, a :class:`Sum` or a :class:`Stack` reduces uploads.  An aggregator also says how many
+uploads its guarantee needs (:class:`Need`) and what a round gives away under noise (:class:`Release`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from evenhand.naming import short
+from evenhand.text import short
 from evenhand.types._client import Array, Cohort, Key, PyTree, Report, State, Upload
-from evenhand.types._privacy import Release
 
 __all__ = [
     "Aggregator",
     "Need",
     "OfLosses",
+    "Release",
     "Risk",
     "Stack",
     "Sum",
@@ -68,6 +72,26 @@ class Need(NamedTuple):
     def least(self, m: int, most: int = 10**5) -> int | None:
         """The smallest number from ``m`` to ``most`` with which it holds; None: there is none."""
         return next((count for count in range(m, most + 1) if self.holds(count)), None)
+
+
+class Release(NamedTuple):
+    """Something computed from private data and given away under noise, so many times.
+
+    Attributes:
+      noise_multiplier: the noise's standard deviation over the sensitivity: how far one unit can move what is released.
+      rate: the chance with which a unit takes part; 1: all do.
+      sampling: whether units take part independently of each other (``"poisson"``), or a fixed number of them does,
+        drawn without replacement (``"fixed"``).
+      times: how often, each time with a new sample and new noise.
+      mechanism: ``"gaussian"``, or ``"concentrated"`` where all that is known is that Renyi divergences of order
+        ``alpha`` are at most ``alpha / (2 noise_multiplier^2)``, as for discrete noise.
+    """
+
+    noise_multiplier: float
+    rate: float = 1.0
+    sampling: Literal["poisson", "fixed"] = "poisson"
+    times: int = 1
+    mechanism: Literal["gaussian", "concentrated"] = "gaussian"
 
 
 class Summation(NamedTuple):

@@ -12,7 +12,7 @@ from robust_rules import CASES, CLIENTS, RULES, F, X, agree, caf, directions, ex
 
 import evenhand as eh
 from evenhand import aggregators as agg
-from evenhand.aggregators._before import before
+from evenhand.aggregators._reduce import before
 from evenhand.types import Report, Stack, Sum, Upload
 
 KEY = jax.random.key(0)

@@ -12,10 +12,9 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand import permutation
 from evenhand.centralized import Solver, grouped, stochastic
 from evenhand.rounds import cohort
-from evenhand.streams import Purpose, client_stream, keys_of, stream
+from evenhand.streams import Purpose, client_stream, keys_of, permutation_words, stream
 from evenhand.systems import Systems, stragglers
 from evenhand.types import Algorithm, Cohort, Model, Sampling
 
@@ -105,9 +104,10 @@ def test_which_clients_are_slow_and_how_slow_have_different_keys(
     drawn: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, ids = [], jnp.array([4, 7])
-    whole = permutation.words
+    whole = permutation_words
     monkeypatch.setattr(
-        permutation, "words", lambda key: (words.append(jax.random.key_data(key)), whole(key))[1]
+        "evenhand.systems.permutation_words",
+        lambda key: (words.append(jax.random.key_data(key)), whole(key))[1],
     )
     monkeypatch.setattr(jax, "vmap", lambda f: lambda xs: jnp.stack([f(x) for x in xs]))
     key = jax.random.key(3)

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand import local, permutation
+from evenhand import local, streams
 from evenhand.types import Array, ClientData, Key, Model
 
 _SIZES = (1, 3, 8, 17, 5, 12)
@@ -206,9 +206,9 @@ def _solved(work: local.Work) -> Array:
 
 def _batches(epochs: int, batch_size: int) -> list[np.ndarray]:
     """The rows of each step, by the documented shuffle."""
-    word = permutation.words(jax.random.key(6))
+    word = streams.permutation_words(jax.random.key(6))
     orders = [
-        np.asarray(permutation.permute(jnp.arange(17), jnp.int32(17), word, jnp.int32(epoch)))
+        np.asarray(streams.permute(jnp.arange(17), jnp.int32(17), word, jnp.int32(epoch)))
         for epoch in range(epochs)
     ]
     return [order[i : i + batch_size] for order in orders for i in range(0, 17, batch_size)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evenhand import permutation
+from evenhand import streams
 from evenhand.streams import Purpose, client_stream, stream
 from evenhand.types import Array
 
@@ -26,10 +26,10 @@ def _keys(count: int) -> Array:
 def _orders(count: int, size: int, epoch: int = 0) -> np.ndarray:
     """The permutations ``(count, size)`` of as many clients' keys."""
     # Not the compiled ``permute``: it would remember the number of rounds that a test changes.
-    body = permutation.permute.__wrapped__
+    body = streams.permute.__wrapped__
 
     def order(key: Array) -> Array:
-        return body(jnp.arange(size), jnp.int32(size), permutation.words(key), jnp.int32(epoch))
+        return body(jnp.arange(size), jnp.int32(size), streams.permutation_words(key), jnp.int32(epoch))
 
     return np.asarray(jax.jit(jax.vmap(order))(_keys(count)))
 
@@ -45,8 +45,8 @@ def _p_value(codes: np.ndarray, cells: int) -> float:
 
 
 def test_bijection_for_small_sizes() -> None:
-    positions, word = jnp.arange(40), permutation.words(jax.random.key(0))
-    orders = jax.vmap(lambda n: permutation.permute(positions, n, word, jnp.int32(3)))(jnp.arange(1, 41))
+    positions, word = jnp.arange(40), streams.permutation_words(jax.random.key(0))
+    orders = jax.vmap(lambda n: streams.permute(positions, n, word, jnp.int32(3)))(jnp.arange(1, 41))
     for n, order in enumerate(np.asarray(orders), start=1):
         assert sorted(order[:n].tolist()) == list(range(n))
 
@@ -69,18 +69,18 @@ def test_positions_are_those_of_a_loop_over_rounds_in_whole_numbers() -> None:
         return i
 
     for word in _keys(3):
-        words = permutation.words(word)
+        words = streams.permutation_words(word)
         for n, epoch in ((1, 0), (7, 0), (7, 3), (1000, 1), (2**31 - 1, 2)):
             positions = np.unique(np.linspace(0, n - 1, 9).astype(np.int32))
-            found = permutation.permute(jnp.asarray(positions), jnp.int32(n), words, jnp.int32(epoch))
+            found = streams.permute(jnp.asarray(positions), jnp.int32(n), words, jnp.int32(epoch))
             assert found.tolist() == [place(int(i), n, np.asarray(words).tolist(), epoch) for i in positions]
 
 
 @pytest.fixture(scope="module")
 def many() -> Callable[[int], np.ndarray]:
     def order(size: int) -> np.ndarray:
-        word = permutation.words(jax.random.key(1))
-        return np.asarray(permutation.permute(jnp.arange(_LARGE), jnp.int32(size), word, jnp.int32(0)))
+        word = streams.permutation_words(jax.random.key(1))
+        return np.asarray(streams.permute(jnp.arange(_LARGE), jnp.int32(size), word, jnp.int32(0)))
 
     return order
 
@@ -110,13 +110,13 @@ def test_all_permutations_of_four_are_equally_likely() -> None:
 
 
 def test_fewer_rounds_are_not_fair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permutation, "_ROUNDS", 3)
+    monkeypatch.setattr(streams, "_SHUFFLE_ROUNDS", 3)
     assert _p_value(_codes(_orders(24_000, 4)), 24) < 1e-9
 
 
 def test_all_epochs_of_one_word_are_equally_likely() -> None:
-    word = permutation.words(jax.random.key(2))
-    orders = jax.vmap(lambda epoch: permutation.permute(jnp.arange(4), jnp.int32(4), word, epoch))
+    word = streams.permutation_words(jax.random.key(2))
+    orders = jax.vmap(lambda epoch: streams.permute(jnp.arange(4), jnp.int32(4), word, epoch))
     codes = _codes(np.asarray(orders(jnp.arange(24_000))))
     assert _p_value(codes, 24) > 1e-3
     successive = codes[:-1] * 24 + codes[1:]
@@ -140,11 +140,11 @@ def _low_ids_in_low_slots(rotated: bool, cohorts: int = 10**6, clients: int = 10
     size = jnp.int32(clients)
 
     def hits(key: Array) -> Array:
-        word, slots = permutation.words(key), jnp.arange(m)
+        word, slots = streams.permutation_words(key), jnp.arange(m)
         if not rotated:  # what the rounds alone do: the first rotation is undone beforehand
-            shift = permutation._hash(permutation._hash(word[0]) ^ word[1]) % jnp.uint32(clients)
+            shift = streams._hash(streams._hash(word[0]) ^ word[1]) % jnp.uint32(clients)
             slots = (slots + size - shift.astype(jnp.int32)) % size
-        return jnp.sum(permutation.permute(slots, size, word, jnp.int32(0)) < m)
+        return jnp.sum(streams.permute(slots, size, word, jnp.int32(0)) < m)
 
     root = stream(jax.random.key(7), Purpose.COHORT)
     chunk = 10**4  # small enough for the caches
@@ -167,34 +167,34 @@ def test_low_ids_of_very_many_are_not_favoured() -> None:
 
 
 def test_epochs_and_words_give_different_orders() -> None:
-    words = jax.vmap(permutation.words)(_keys(4))
-    order = jax.vmap(lambda word, epoch: permutation.permute(jnp.arange(40), jnp.int32(40), word, epoch))
+    words = jax.vmap(streams.permutation_words)(_keys(4))
+    order = jax.vmap(lambda word, epoch: streams.permute(jnp.arange(40), jnp.int32(40), word, epoch))
     orders = np.asarray(order(jnp.repeat(words, 4, axis=0), jnp.tile(jnp.arange(4), 4)))
     assert len(np.unique(orders, axis=0)) == 16
-    again = permutation.permute(jnp.arange(40), jnp.int32(40), words[1], jnp.int32(1))
+    again = streams.permute(jnp.arange(40), jnp.int32(40), words[1], jnp.int32(1))
     assert again.tolist() == orders[5].tolist(), "the same word and epoch give the same order"
 
 
 def test_both_words_count() -> None:
     word = jnp.array([7, 9], jnp.uint32)
     orders = {
-        tuple(np.asarray(permutation.permute(jnp.arange(40), jnp.int32(40), w, jnp.int32(0))).tolist())
+        tuple(np.asarray(streams.permute(jnp.arange(40), jnp.int32(40), w, jnp.int32(0))).tolist())
         for w in (word, word + jnp.array([1, 0], jnp.uint32), word + jnp.array([0, 1], jnp.uint32))
     }
     assert len(orders) == 3
 
 
 def test_words_of_different_keys_differ() -> None:
-    words = np.asarray(jax.vmap(permutation.words)(_keys(1000)))
+    words = np.asarray(jax.vmap(streams.permutation_words)(_keys(1000)))
     assert words.shape == (1000, 2)
     assert words.dtype == np.uint32
     assert len(np.unique(words, axis=0)) == 1000
 
 
 def test_positions_are_mapped_one_by_one() -> None:
-    word, size = permutation.words(jax.random.key(3)), jnp.int32(40)
-    whole = permutation.permute(jnp.arange(40), size, word, jnp.int32(1))
-    one = permutation.permute(jnp.int32(17), size, word, jnp.int32(1))
+    word, size = streams.permutation_words(jax.random.key(3)), jnp.int32(40)
+    whole = streams.permute(jnp.arange(40), size, word, jnp.int32(1))
+    one = streams.permute(jnp.int32(17), size, word, jnp.int32(1))
     assert one.shape == ()
     assert one.dtype == jnp.int32
     assert int(one) == int(whole[17])

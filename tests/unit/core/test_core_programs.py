@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from evenhand import programs
+from evenhand._jaxpr import programs
 
 
 def test_what_nothing_needs_is_left_out_and_effects_are_not() -> None:

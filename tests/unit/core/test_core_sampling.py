@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evenhand._owners import distinct_owners
 from evenhand.aggregators import aggregate, mean
-from evenhand.sampling import proportional, uniform
+from evenhand.sampling import _distinct_owners, proportional, uniform
 from evenhand.streams import Purpose, stream
 from evenhand.types import Sampling
 
@@ -232,7 +231,7 @@ def test_distinct_draws_of_many_clients_are_successive_draws() -> None:
     """With few clients the two ways to draw without replacement have the same exact probabilities."""
     last, p = jnp.cumsum(jnp.asarray(_SIZES, jnp.int32)), _P
     keys = jax.random.split(jax.random.key(4), _ROUNDS)
-    cohorts = np.asarray(jax.jit(jax.vmap(lambda key: distinct_owners(key, last, 2)))(keys))
+    cohorts = np.asarray(jax.jit(jax.vmap(lambda key: _distinct_owners(key, last, 2)))(keys))
     exact = _ordered_draws(p, 2)
     assert len(exact) == 30
     for order, chance in exact.items():

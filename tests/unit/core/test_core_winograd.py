@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from evenhand.lowering import _winograd, lowered
+from evenhand._jaxpr.convolution import _transforms, suits_winograd, winograd
+from evenhand.lowering import lowered
 
 RNG = np.random.default_rng(3)
 
@@ -38,7 +39,7 @@ def error(one: Any, other: Any) -> float:
 @pytest.mark.parametrize("window", [3, 4, 5])
 def test_one_axis_is_a_correlation(window: int) -> None:
     """``np.correlate`` of a stretch with a window, from products at the points."""
-    to_outputs, of_window, of_inputs = _winograd._transforms(window)
+    to_outputs, of_window, of_inputs = _transforms(window)
     d, g = RNG.normal(size=window + 3), RNG.normal(size=window)
     np.testing.assert_allclose(
         to_outputs.T @ ((of_window @ g) * (of_inputs @ d)),
@@ -54,7 +55,7 @@ def test_any_size_equals_the_native_one(high: int, wide: int, height: int, width
     """Also sizes that fill the last tile in part, and no rows at all."""
     x, kernel = normal(rows, height, width, 2), normal(high, wide, 2, 3)
     close = partial(np.testing.assert_allclose, rtol=0, atol=1e-4)
-    close(jax.jit(_winograd.convolve)(x, kernel), conv(x, kernel))
+    close(jax.jit(winograd)(x, kernel), conv(x, kernel))
 
 
 @pytest.mark.parametrize(("size", "window"), [(28, 3), (14, 5)])
@@ -108,9 +109,9 @@ def test_clients_with_different_kernels_equal_the_native_form() -> None:
 def test_it_is_used_only_where_it_saves_work(
     x: tuple[int, ...], kernel: tuple[int, ...], suits: bool
 ) -> None:
-    assert _winograd.suits(jnp.zeros(x), jnp.zeros(kernel)) == suits
+    assert suits_winograd(jnp.zeros(x), jnp.zeros(kernel)) == suits
     with jax.enable_x64(True):
-        assert not _winograd.suits(jnp.zeros(x, jnp.float64), jnp.zeros(kernel, jnp.float64))
+        assert not suits_winograd(jnp.zeros(x, jnp.float64), jnp.zeros(kernel, jnp.float64))
 
 
 def test_strides_and_dilation_equal_the_native_form() -> None:

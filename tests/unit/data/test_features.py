@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from evenhand.checksums import sum_of
 from evenhand.data import FederatedDataset, encode_table, from_frame, load, load_features
 from evenhand.data._features import Features, Series, encode, fit
 from evenhand.errors import EvenhandError
+from evenhand.records import sum_of
 
 
 def numbers(*values: float) -> Series:

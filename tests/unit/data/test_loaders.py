@@ -11,7 +11,7 @@ import pytest
 
 import malformed
 from evenhand.data import FederatedDataset, from_arrays, load, loaders
-from evenhand.data.loaders import _download
+from evenhand.data.loaders._load import Source, download
 from evenhand.errors import EvenhandError
 
 
@@ -215,38 +215,38 @@ class TestLoad:
 
 class TestDownload:
     @pytest.fixture
-    def source(self, tmp_path: Path) -> _download.Source:
+    def source(self, tmp_path: Path) -> Source:
         server = tmp_path / "server"
         server.mkdir()
         malformed.write_idx(server)
         files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in server.iterdir()}
-        return _download.Source(server.as_uri(), files)
+        return Source(server.as_uri(), files)
 
     def test_files_are_fetched_once(
-        self, tmp_path: Path, source: _download.Source, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        folder = _download.download("tiny", source)
+        folder = download("tiny", source)
         assert folder == tmp_path / "cache/evenhand/tiny"
         assert load(folder, clients=3).num_clients == 3
-        gone = _download.Source((tmp_path / "gone").as_uri(), source.files)
-        assert _download.download("tiny", gone) == folder
+        gone = Source((tmp_path / "gone").as_uri(), source.files)
+        assert download("tiny", gone) == folder
 
     def test_a_wrong_checksum_leaves_nothing(
-        self, tmp_path: Path, source: _download.Source, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         wrong = source._replace(files=dict.fromkeys(source.files, "0" * 64))
         with pytest.raises(EvenhandError, match="SHA-256"):
-            _download.download("tiny", wrong)
+            download("tiny", wrong)
         assert not any((tmp_path / "cache/evenhand/tiny").iterdir())
 
     def test_no_network_gives_one_sentence(
-        self, tmp_path: Path, source: _download.Source, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         with pytest.raises(EvenhandError, match="put the file there yourself") as caught:
-            _download.download("tiny", source._replace(url=(tmp_path / "gone").as_uri()))
+            download("tiny", source._replace(url=(tmp_path / "gone").as_uri()))
         assert "\n" not in str(caught.value)
 
     def test_names_lead_to_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenhand.data import partition
-from evenhand.data._deal import no_empty_client
+from evenhand.data.partition import _no_empty_client
 from evenhand.errors import EvenhandError
 
 
@@ -159,7 +159,7 @@ def test_a_client_left_empty_gets_a_row_of_the_largest() -> None:
         if k not in expected:
             rows = np.flatnonzero(expected == np.bincount(expected).argmax())
             expected[rows[same.integers(len(rows))]] = k
-    np.testing.assert_array_equal(no_empty_client(client, 30, random), expected)
+    np.testing.assert_array_equal(_no_empty_client(client, 30, random), expected)
 
 
 def test_labels_may_be_names() -> None:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from evenhand.data._text import is_missing, name_fault, number, numbers
+from evenhand.data._validation import is_missing, name_fault, number, numbers
 
 ODD = [
     "1_000",

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from evenhand.errors import EvenhandError
-from evenhand.models._layers import glorot_uniform, image_rows, vector_rows
+from evenhand.models._linear import glorot_uniform, vector_rows
+from evenhand.models._networks import image_rows
 
 
 @pytest.mark.parametrize("shape", [(6, 64), (3, 2, 2, 48)])

@@ -13,7 +13,7 @@ import pytest
 
 from evenhand import models
 from evenhand.errors import EvenhandError
-from evenhand.models._image import _Dropout, _DropoutCNN  # pyright: ignore[reportPrivateUsage]
+from evenhand.models._networks import _Dropout, _DropoutCNN  # pyright: ignore[reportPrivateUsage]
 from evenhand.types import Model
 
 KEY = jax.random.key(0)

@@ -13,7 +13,7 @@ import numpy as np
 
 import evenhand as eh
 from evenhand import local, sampling
-from evenhand.privacy._noise import with_gaussian
+from evenhand.privacy.gaussian import with_gaussian
 from evenhand.streams import Purpose, stream
 from evenhand.types import ClientData
 

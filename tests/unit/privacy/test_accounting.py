@@ -564,7 +564,7 @@ def test_noise_for_a_budget_spends_it(budget, q, count):
 
 
 def test_noise_by_losses_and_for_fixed_cohorts(monkeypatch):
-    monkeypatch.setattr("evenhand.privacy._spending._INTERVAL", 2e-3)  # a tenth of the time
+    monkeypatch.setattr("evenhand.privacy.accounting._INTERVAL", 2e-3)  # a tenth of the time
     plain = {"rate": 0.2, "steps": 4, "delta": 1e-5}
     usual = noise_for(epsilon=2.0, **plain)
     by_losses = noise_for(epsilon=2.0, accountant="pld", **plain)

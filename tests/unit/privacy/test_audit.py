@@ -7,7 +7,7 @@ from scipy import stats
 import evenhand as eh
 from evenhand import tree
 from evenhand.privacy import audit_mean, audit_scores, audit_work, dp_sgd, epsilon, least_epsilon, noisy_mean
-from evenhand.privacy._per_example import clipped_sum
+from evenhand.privacy.per_example import clipped_sum
 
 DELTA, NOISE = 1e-7, 2 / 0.3
 CLAIMED = epsilon(noise_multiplier=NOISE, rate=1.0, steps=4, delta=DELTA)
@@ -72,7 +72,7 @@ def test_dp_sgd_is_caught_where_a_layer_is_not_clipped(monkeypatch):
         whole, _ = clipped_sum(model, params, x, y, inside, key, clip=np.inf)
         return {"a": clipped["a"], "b": whole["b"]}, norms
 
-    monkeypatch.setattr("evenhand.privacy._work.clipped_sum", leaky)
+    monkeypatch.setattr("evenhand.privacy.private_work.clipped_sum", leaky)
     assert of_work(sgd(NOISE)).epsilon > CLAIMED
 
 

@@ -23,8 +23,8 @@ from evenhand.privacy import (
     scale_then_privatize,
     spent,
 )
-from evenhand.privacy._noise import with_gaussian
-from evenhand.privacy._per_example import clipped_sum
+from evenhand.privacy.gaussian import with_gaussian
+from evenhand.privacy.per_example import clipped_sum
 from evenhand.types import Upload
 
 DELTA, NOISE = 1e-7, 2 / 0.2
@@ -102,7 +102,7 @@ def test_scales_that_divide_after_the_clip_are_caught(monkeypatch):
         total, norms = clipped_sum(model, params, x, y, inside, key, clip=clip)
         return (total if divided_by is None else jax.tree.map(jnp.divide, total, divided_by)), norms
 
-    monkeypatch.setattr("evenhand.privacy._work.clipped_sum", late)
+    monkeypatch.setattr("evenhand.privacy.private_work.clipped_sum", late)
     says = epsilon(noise_multiplier=NOISE, rate=1.0, steps=STEPS, delta=DELTA)
     assert audited(MAKERS["adadps, scales"], NOISE, runs=200) > says
 
@@ -119,7 +119,7 @@ def test_noise_of_the_other_phase_is_caught(monkeypatch):
     assert 0.3 < audited(make, NOISE) < says
     plain = with_gaussian
     monkeypatch.setattr(
-        "evenhand.privacy._work.with_gaussian", lambda key, tree, _: plain(key, tree, NOISE / 3)
+        "evenhand.privacy.private_work.with_gaussian", lambda key, tree, _: plain(key, tree, NOISE / 3)
     )
     assert audited(make, NOISE) > says
 

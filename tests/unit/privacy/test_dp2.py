@@ -33,9 +33,9 @@ from private_oracle import (
 
 import evenhand as eh
 from evenhand import local
+from evenhand._jaxpr.programs import opened, within
 from evenhand.errors import EvenhandError
-from evenhand.privacy._delayed import Settings, delayed_rule
-from evenhand.programs import opened, within
+from evenhand.privacy.dp2 import Settings, delayed_rule
 
 SIZES, CLIPS, EPS, BETA = (0.3, 0.1), (2.0, 5.0), 0.1, 0.9
 

@@ -40,8 +40,8 @@ from private_oracle import (
 import evenhand as eh
 from evenhand import local
 from evenhand.errors import EvenhandError
-from evenhand.privacy._noise import with_gaussian
-from evenhand.privacy._work import Query
+from evenhand.privacy.gaussian import with_gaussian
+from evenhand.privacy.private_work import Query
 from evenhand.streams import Purpose, stream
 
 P = eh.privacy

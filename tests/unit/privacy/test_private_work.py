@@ -32,7 +32,7 @@ from scipy import stats
 
 import evenhand as eh
 from evenhand.errors import EvenhandError
-from evenhand.privacy._work import Rule, private_work
+from evenhand.privacy.private_work import Rule, private_work
 
 LR = 0.3
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.checksums import resealed
 from evenhand.errors import StorageError
+from evenhand.records import resealed
 from evenhand.report import RunView
 from evenhand.simulation import Job, identify
 from evenhand.studies import Halving, Outcome, Setting, _runs, load, study

@@ -1,9 +1,8 @@
 """Readers of files, folders, tables in memory and built-in data sets."""
 
 from evenhand.data.loaders._encode import NewRows, encode_table, load_features, new_rows
-from evenhand.data.loaders._from_frame import from_frame
 from evenhand.data.loaders._leaf import load_leaf
-from evenhand.data.loaders._load import NAMES, load
+from evenhand.data.loaders._load import NAMES, from_frame, load
 
 __all__ = [
     "NAMES",

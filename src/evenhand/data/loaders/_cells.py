@@ -1,29 +1,35 @@
-"""What the cells of one column mean: numbers, categories, classes, or something that is refused."""
+"""What the cells of one column mean: numbers, categories, classes, or something that is refused.
+
+All that is wrong with a table is collected (:class:`Problems`) and raised as one error.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
 
-from evenhand.data._arrays import NDArray, check_class_numbers, class_labels
 from evenhand.data._features import Series
-from evenhand.data._text import number
+from evenhand.data._validation import NDArray, check_class_numbers, class_labels, number
 from evenhand.errors import Argument, EvenhandError, named
 
 __all__ = [
     "BOOLEANS",
     "MOST_CATEGORIES",
     "MOST_LISTED",
+    "Problems",
     "Row",
     "also",
+    "amounts_or_classes",
     "as_categories",
     "check_filled",
     "check_labels",
     "dates",
     "label_classes",
+    "meant",
     "mixed",
     "prepared",
     "show",
@@ -32,19 +38,82 @@ __all__ = [
     "with_na",
 ]
 
+
+# --- all problems in one error ------------------------------------------------------------------------------
+
+
+_SHOWN = 10
+
+
+class Problems:
+    """What is wrong with one source, collected while it is read.
+
+    A file is repaired in one go if all of its problems are known; with one error per run, each repair only leads to
+    the next.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._sentences: list[tuple[str | Argument, ...]] = []
+
+    @contextmanager
+    def noted(self) -> Generator[None]:
+        """Keeps an error for :meth:`check` instead of raising it."""
+        try:
+            yield
+        except EvenhandError as error:
+            if error.parts not in self._sentences:
+                self._sentences.append(error.parts)
+
+    def check(self) -> None:
+        """Raises what was noted.
+
+        Raises:
+          EvenhandError: one problem as it was; of several, the first ten, numbered, and how many more there are.
+        """
+        if not self._sentences:
+            return
+        if len(self._sentences) == 1:
+            raise EvenhandError(*self._sentences[0])
+        parts: list[str | Argument] = [f"{self.source} has {len(self._sentences):,} problems:"]
+        for position, sentence in enumerate(self._sentences[:_SHOWN], start=1):
+            parts += [f" ({position}) ", *self._bare(sentence), ";"]
+        rest = len(self._sentences) - _SHOWN
+        parts[-1] = "." if rest <= 0 else f"; and {rest:,} more."
+        raise EvenhandError(*parts)
+
+    def _bare(self, sentence: tuple[str | Argument, ...]) -> list[str | Argument]:
+        """A sentence without the name of the source and the full stop."""
+        parts = list(sentence)
+        if isinstance(parts[0], str):
+            parts[0] = parts[0].removeprefix(f"{self.source}: ")
+        if isinstance(parts[-1], str):
+            parts[-1] = parts[-1].removesuffix(".")
+        return parts
+
+
+# --- columns ------------------------------------------------------------------------------------------------
+
+
 Row: TypeAlias = Callable[[int], str]
 
 BOOLEANS = ("False", "True")
 """The categories of a column of booleans."""
+
 MOST_CATEGORIES = 1000
 """Most distinct texts of a feature column; with more, a model would learn ids."""
+
 MOST_LISTED = 10
 """Most faulty cells of a column whose places are listed."""
 
 _FEW = 20
+
 _LARGEST_CLASS = 10_000
+
 _DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}([T ].*)?")
+
 _COMMA = re.compile(r"[+-]?\d[\d.]*(,\d+)+")
+
 _LARGEST = float(np.finfo(np.float32).max)
 
 

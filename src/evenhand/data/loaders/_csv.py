@@ -1,6 +1,7 @@
 """Tables of text with commas, semicolons, tabs or bars, read block by block: the whole text is never in memory.
 
 Files called ``*.data`` may be separated by blanks, and need no header: their columns are then called 1, 2, 3, ...
+A column holds numbers where all of its cells spell numbers, else categories.
 """
 
 from __future__ import annotations
@@ -8,26 +9,35 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol, TextIO
 
-from evenhand.data._dataset import FederatedDataset
+import numpy as np
+
 from evenhand.data._features import Series
-from evenhand.data._ids import canonical
-from evenhand.data._text import number
-from evenhand.data.loaders._csv_columns import CellColumn, add_block
-from evenhand.data.loaders._files import bare_suffix, open_text
-from evenhand.data.loaders._options import Options
-from evenhand.data.loaders._problems import Problems
-from evenhand.data.loaders._table import Table, choose_columns, table_dataset
+from evenhand.data._validation import NDArray, canonical, is_missing, number, numbers
+from evenhand.data.loaders._cells import MOST_CATEGORIES, MOST_LISTED, Problems, mixed, too_many
+from evenhand.data.loaders._source import bare_suffix, open_text
 from evenhand.errors import EvenhandError
 
-__all__ = ["Layout", "layout_of", "load_csv", "read_cells"]
+__all__ = [
+    "CellColumn",
+    "add_block",
+    "layout_of",
+    "read_cells",
+]
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
 
 _SEPARATORS = (",", ";", "\t", "|")
+
 _ROWS, _CELLS = 8192, 2**19
 """Most rows, and about the most cells, that are held as text at a time."""
+
 _LONGEST = 2**26
 """Most characters of a line; a longer one means a file of another kind."""
 
@@ -56,31 +66,6 @@ class Layout(NamedTuple):
 
     names: list[str]
     has_header: bool
-
-
-def load_csv(path: Path, options: Options) -> FederatedDataset:
-    """The data set of a UTF-8 table with a header line; ``*.data`` needs none."""
-    source, problems = str(path), Problems(str(path))
-    layout = layout_of(path, [options.label, *options.together])
-    columns = choose_columns(source, layout.names, options)
-    cells = {
-        name: CellColumn(name, fixed=name in options.categorical, feature=True) for name in columns.features
-    }
-    cells |= {name: CellColumn(name, fixed=True) for name in columns.client}
-    cells |= {name: CellColumn(name) for name in columns.read_as_numbers}
-    lines = read_cells(path, layout, list(cells.values()), problems, options.na)
-    features: list[Series] = []
-    label, weight = None, None
-    for name in columns.features:
-        with problems.noted():
-            features.append(cells[name].series(source, lines))
-    with problems.noted():
-        label = cells[columns.label].series(source, lines)
-    with problems.noted():
-        weight = None if columns.weight is None else cells[columns.weight].series(source, lines)
-    client = tuple(cells[name].ids() for name in columns.client)
-    table = Table(tuple(features), label, client, lambda row: f"line {lines[row]}", weight)
-    return table_dataset(source, columns, table, options, problems)
 
 
 def layout_of(path: Path, wanted: Sequence[str]) -> Layout:
@@ -201,3 +186,128 @@ def _separator(first: str, *, blanks: bool) -> str:
     if blanks and not any(mark in bare for mark in ",;|") and len(bare.split()) - 1 > bare.count("\t"):
         return " "
     return found
+
+
+# --- columns, put together block by block -------------------------------------------------------------------
+
+
+_NUMBER, _TEXT = "number", "text"
+
+_MOST_READ = 2 * MOST_CATEGORIES
+"""Distinct texts after which a feature column is refused without reading on."""
+
+
+@dataclass
+class CellColumn:
+    """One column as far as it has been read.
+
+    Attributes:
+      name: the column's name.
+      kind: ``"number"``, ``"text"``, or None as long as all cells are empty.
+      fixed: whether it is text, whatever its cells spell: client ids, and numbers that are categories.
+      feature: whether it is a feature, so that its texts are categories.
+      parts: what was read: numbers, or positions in ``known``.
+      known: the distinct texts.
+      strange: where cells of text among numbers are, and what they hold: the first ones.
+      count: how many there are.
+      fault: why the column cannot be read, once that is known; its further cells are not read.
+    """
+
+    name: str
+    kind: str | None = None
+    fixed: bool = False
+    feature: bool = False
+    parts: list[NDArray] = field(default_factory=list[NDArray])
+    known: dict[str, int] = field(default_factory=dict[str, int])
+    strange: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    count: int = 0
+    fault: EvenhandError | None = None
+
+    def series(self, source: str, lines: Sequence[int]) -> Series:
+        """The whole column.
+
+        Raises:
+          EvenhandError: the column holds numbers and text, or text that cannot be categories.
+        """
+        if self.fault is not None:
+            raise self.fault
+        if self.strange:
+            raise mixed(source, self.name, self.strange, self.count, "numbers", feature=self.feature)
+        if self.kind != _TEXT and not self.fixed:
+            return Series(self.name, np.concatenate([np.zeros(0), *self.parts]))
+        codes = np.concatenate([np.zeros(0, np.int32), *self.parts])
+        if not self.fixed:
+            spelled = [code for cell, code in self.known.items() if number(cell) is not None]
+            if spelled:
+                rows, texts = np.flatnonzero(np.isin(codes, spelled)).tolist(), list(self.known)
+                cells = [(f"line {lines[i]}", texts[codes[i]]) for i in rows[:MOST_LISTED]]
+                raise mixed(source, self.name, cells, len(rows), "text", feature=self.feature)
+        # Whether a text means an empty cell is checked once for each distinct text, not for each row.
+        empty = np.array([is_missing(cell) for cell in self.known], bool)
+        return Series(self.name, np.where(empty[codes], -1, codes), tuple(self.known))
+
+    def ids(self) -> NDArray:
+        """The cells themselves, ``(n,)``, of a fixed column."""
+        return np.array([*self.known, ""], str)[np.concatenate([np.zeros(0, np.int32), *self.parts])]
+
+
+def add_block(
+    source: str, columns: Sequence[CellColumn], cells: Sequence[tuple[str, ...]], lines: list[int]
+) -> None:
+    """Reads some rows.
+
+    Args:
+      source: the file.
+      columns: what has been read so far.
+      cells: the cells of each of them.
+      lines: where each row is in the file.
+    """
+    numeric: list[int] = []
+    for i, column in enumerate(columns):
+        if column.fault is not None:
+            continue
+        if column.fixed or column.kind == _TEXT:
+            _add_text(source, column, cells[i])
+        else:
+            numeric.append(i)
+    # All at once, because a table may have many columns and few rows.
+    block = numbers(list(chain.from_iterable(cells[i] for i in numeric)))
+    if block is None:
+        for i in numeric:
+            _add(source, columns[i], cells[i], lines)
+        return
+    block = block.reshape(len(numeric), len(lines))
+    seen = np.count_nonzero(~np.isnan(block), axis=1)
+    for position, i in enumerate(numeric):
+        columns[i].parts.append(block[position])
+        if seen[position]:
+            columns[i].kind = _NUMBER
+
+
+def _add(source: str, column: CellColumn, cells: tuple[str, ...], lines: list[int]) -> None:
+    """The cells of a column that is not text so far."""
+    values = numbers(cells)
+    if values is None:
+        spelled = [number(cell) for cell in cells]
+        values = np.array(spelled, np.float64)  # None becomes NaN
+        strange = [i for i in np.flatnonzero(np.isnan(values)).tolist() if not is_missing(cells[i])]
+        if strange and (column.kind == _NUMBER or not np.isnan(values).all()):
+            listed = strange[: MOST_LISTED - len(column.strange)]
+            column.strange += [(f"line {lines[i]}", cells[i]) for i in listed]
+            column.count += len(strange)
+        elif strange:
+            column.kind, column.parts = _TEXT, [np.full(len(part), -1, np.int32) for part in column.parts]
+            _add_text(source, column, cells)
+            return
+    column.parts.append(values)
+    if not np.isnan(values).all():
+        column.kind = _NUMBER
+
+
+def _add_text(source: str, column: CellColumn, cells: tuple[str, ...]) -> None:
+    known = column.known
+    column.parts.append(
+        np.array([known.setdefault(cell, len(known)) for cell in map(canonical, cells)], np.int32)
+    )
+    if column.feature and len(known) > _MOST_READ:
+        column.fault = too_many(source, column.name, list(known))

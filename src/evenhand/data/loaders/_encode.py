@@ -11,24 +11,16 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.checksums import fits_its_list
-from evenhand.data._arrays import NDArray
 from evenhand.data._features import Column, Features, Series, encode
-from evenhand.data._ids import canonical, spelled
-from evenhand.data._text import is_missing
-from evenhand.data.loaders._cells import Row, as_categories, check_filled, prepared, with_na
-from evenhand.data.loaders._csv import layout_of, read_cells
-from evenhand.data.loaders._csv_columns import CellColumn
-from evenhand.data.loaders._files import bare_suffix, check_file, readable
-from evenhand.data.loaders._frames import Frame, open_frame
-from evenhand.data.loaders._idx import idx_images, is_idx
-from evenhand.data.loaders._jsonl import read_jsonl
-from evenhand.data.loaders._npz import new_arrays
-from evenhand.data.loaders._options import listing, several
-from evenhand.data.loaders._parquet import parquet_names, read_parquet
-from evenhand.data.loaders._problems import Problems
+from evenhand.data._validation import NDArray, canonical, is_missing, spelled
+from evenhand.data.loaders._arrays import idx_images, is_idx, new_arrays
+from evenhand.data.loaders._cells import Problems, Row, as_categories, check_filled, prepared, with_na
+from evenhand.data.loaders._csv import CellColumn, layout_of, read_cells
+from evenhand.data.loaders._frames import Frame, open_frame, parquet_names, read_jsonl, read_parquet
+from evenhand.data.loaders._source import bare_suffix, check_file, listing, readable, several
 from evenhand.data.loaders._table import check_header
 from evenhand.errors import EvenhandError
+from evenhand.records import fits_its_list
 
 __all__ = ["NewRows", "encode_table", "load_features", "new_rows"]
 

@@ -1,4 +1,4 @@
-"""Tables in memory, of any library, as columns of numbers and of text.
+"""Tables whose cells have types, as columns of numbers and of text: in memory, in Parquet, or as lines of JSON.
 
 A library is imported only for a table of that library.
 """
@@ -6,22 +6,39 @@ A library is imported only for a table of that library.
 from __future__ import annotations
 
 import datetime
+import json
 import numbers
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from evenhand.data._arrays import NDArray
 from evenhand.data._features import Series
-from evenhand.data._ids import canonical, object_ids
-from evenhand.data.loaders._arrow import arrow_ids, arrow_series
+from evenhand.data._validation import NDArray, canonical, object_ids
 from evenhand.data.loaders._cells import BOOLEANS, MOST_LISTED, Row, as_categories, dates, mixed
-from evenhand.data.loaders._problems import Problems
-from evenhand.data.loaders._table import Columns, Table
+from evenhand.data.loaders._source import open_text
 from evenhand.errors import Argument, EvenhandError
 
-__all__ = ["Frame", "frame_table", "library", "listed", "listed_ids", "open_frame"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+__all__ = [
+    "Frame",
+    "arrow_ids",
+    "arrow_series",
+    "check_types",
+    "listed",
+    "listed_ids",
+    "open_frame",
+    "parquet_names",
+    "read_jsonl",
+    "read_parquet",
+    "row_place",
+]
 
 
 class Frame(NamedTuple):
@@ -40,26 +57,12 @@ class Frame(NamedTuple):
     hidden: tuple[str, ...] = ()
 
 
-def _row(i: int) -> str:
+def row_place(i: int) -> str:
+    """Where a row of a table in memory is."""
     return f"row {i}"
 
 
-def frame_table(source: str, frame: Frame, columns: Columns, problems: Problems, row: Row = _row) -> Table:
-    """The chosen columns of ``frame``; those that cannot be read are noted among the ``problems``."""
-    features: list[Series] = []
-    client: list[NDArray] = []
-    label, weight = None, None
-    for name in columns.features:
-        with problems.noted():
-            features.append(frame.series(name))
-    with problems.noted():
-        label = frame.series(columns.label)
-    with problems.noted():
-        weight = None if columns.weight is None else frame.series(columns.weight)
-    for name in columns.client:
-        with problems.noted():
-            client.append(frame.ids(name))
-    return Table(tuple(features), label, tuple(client), row, weight)
+# --- tables in memory ---------------------------------------------------------------------------------------
 
 
 def library(frame: object) -> str | None:
@@ -205,7 +208,12 @@ def _pandas(frame: Any, source: str, na: Sequence[str]) -> Frame:
     return Frame(names, series, ids, index)
 
 
-def listed(source: str, name: str, values: Sequence[Any], na: Sequence[str] = (), row: Row = _row) -> Series:
+# --- columns of Python objects ------------------------------------------------------------------------------
+
+
+def listed(
+    source: str, name: str, values: Sequence[Any], na: Sequence[str] = (), row: Row = row_place
+) -> Series:
     """A column of Python objects as numbers or as text; None, and texts that ``na`` lists, are empty cells.
 
     Raises:
@@ -215,7 +223,7 @@ def listed(source: str, name: str, values: Sequence[Any], na: Sequence[str] = ()
 
 
 def listed_ids(
-    source: str, name: str, values: Sequence[Any], na: Sequence[str] = (), row: Row = _row
+    source: str, name: str, values: Sequence[Any], na: Sequence[str] = (), row: Row = row_place
 ) -> NDArray:
     """The ids in a column of Python objects as text, ``(n,)``; ``""`` where a cell is empty.
 
@@ -230,7 +238,7 @@ def _gaps(values: Sequence[Any], na: Sequence[str]) -> list[bool]:
 
 
 def _values(
-    source: str, name: str, values: Sequence[Any], missing: Sequence[bool], row: Row = _row
+    source: str, name: str, values: Sequence[Any], missing: Sequence[bool], row: Row = row_place
 ) -> Series:
     """A column of Python objects."""
     kinds = {type(value) for value, gap in zip(values, missing, strict=True) if not gap}
@@ -273,3 +281,201 @@ def _neither(source: str, name: str, what: str) -> EvenhandError:
         Argument("drop", "NAMES"),
         ", or turn it into plain columns.",
     )
+
+
+# --- columns of Arrow tables --------------------------------------------------------------------------------
+
+
+def check_types(source: str, names: Sequence[str], schema: pa.Schema) -> None:
+    """Refuses columns that :func:`arrow_series` would refuse, before any of their cells are read."""
+    import pyarrow as pa
+
+    for name in names:
+        arrow_series(source, name, pa.chunked_array([], schema.field(name).type))
+
+
+def arrow_series(source: str, name: str, column: pa.ChunkedArray) -> Series:
+    """A column as numbers or as text.
+
+    Raises:
+      EvenhandError: it holds dates, lists or anything else.
+    """
+    from pyarrow import types
+
+    kind = column.type
+    if types.is_integer(kind) or types.is_floating(kind):
+        return Series(name, column.cast("float64", safe=False).to_numpy().astype(np.float64))
+    if types.is_decimal(kind):
+        values = [np.nan if value is None else float(value) for value in column.to_pylist()]
+        return Series(name, np.array(values, np.float64))
+    if types.is_null(kind):
+        return Series(name, np.full(len(column), np.nan))
+    if types.is_boolean(kind):
+        return Series(name, column.cast("int32").fill_null(-1).to_numpy(), BOOLEANS)
+    if types.is_temporal(kind):
+        raise dates(source, name, f"dates or times ({kind})")
+    if types.is_dictionary(kind):
+        return as_categories(arrow_series(source, name, column.cast(kind.value_type)))
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise EvenhandError(
+            f"{source}: column {name!r} holds {kind}, neither numbers nor text: leave it out with ",
+            Argument("drop", "NAMES"),
+            ", or make plain columns of it.",
+        )
+    return _text(name, column)
+
+
+def arrow_ids(source: str, name: str, column: pa.ChunkedArray) -> NDArray:
+    """A client column as ``(n,)`` integers, floats, booleans or text; an empty cell is ``""`` or NaN."""
+    from pyarrow import types
+
+    kind = column.type
+    if (types.is_integer(kind) or types.is_boolean(kind)) and not column.null_count:
+        return column.to_numpy()
+    if types.is_temporal(kind) or types.is_integer(kind) or types.is_boolean(kind):
+        return np.array(["" if value is None else str(value) for value in column.to_pylist()], str)
+    series = arrow_series(source, name, column)
+    return (
+        series.values if series.categories is None else np.array([*series.categories, ""], str)[series.values]
+    )
+
+
+def _text(name: str, column: pa.ChunkedArray) -> Series:
+    chunks = column.dictionary_encode().unify_dictionaries().chunks
+    if not chunks:
+        return Series(name, np.zeros(0, np.int32), ())
+    texts = [canonical(str(text)) for text in chunks[0].dictionary.to_pylist()]
+    # An empty text is an empty cell, and texts that differ only in the blanks around them are one.
+    known = {text: position for position, text in enumerate(dict.fromkeys(text for text in texts if text))}
+    positions = np.array([*(known.get(text, -1) for text in texts), -1], np.int32)
+    codes = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
+    return Series(name, positions[np.concatenate(codes)], tuple(known))
+
+
+# --- Parquet ------------------------------------------------------------------------------------------------
+
+
+_CELL = 16
+"""Bytes of memory that a cell needs at least, as read and as an input of the model."""
+
+
+def parquet_names(path: Path) -> list[str]:
+    """The names of the columns."""
+    with _opened(path) as file:
+        return list(file.schema_arrow.names)
+
+
+def read_parquet(path: Path, features: Sequence[str], others: Sequence[str] = ()) -> pa.Table:
+    """Some columns, those of features checked for their types before they are read.
+
+    Raises:
+      EvenhandError: the file is damaged, holds another number of rows than it says, or more than fit into memory.
+    """
+    import pyarrow as pa
+
+    with _opened(path) as file:
+        check_types(str(path), features, file.schema_arrow)
+        names = [*features, *others]
+        rows = file.metadata.num_rows
+        if rows * len(names) * _CELL > _memory():
+            raise EvenhandError(
+                f"{path}: {rows:,} rows of {len(names):,} columns do not fit into the memory of this machine: write "
+                "fewer rows, or name fewer columns with ",
+                Argument("features", "NAMES"),
+                ".",
+            )
+        # Read in batches, because space for all rows that the file claims to hold might not exist.
+        schema = pa.schema([file.schema_arrow.field(name) for name in names])
+        table = pa.Table.from_batches(list(file.iter_batches(columns=names)), schema)
+        if table.num_rows != rows:
+            raise EvenhandError(
+                f"{path}: the file promises {rows:,} rows and holds {table.num_rows:,}: write or copy it again."
+            )
+        return table
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[parquet.ParquetFile]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise EvenhandError(f"{path}: Parquet needs pyarrow: pip install 'evenhand[parquet]'.") from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        raise EvenhandError(
+            f"{path}: this is not a Parquet file, or a damaged one: write or copy it again."
+        ) from None
+
+
+def _memory() -> int:
+    """Bytes of memory of the machine, where the system says."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 2**63
+
+
+# --- one JSON object per line -------------------------------------------------------------------------------
+
+
+def read_jsonl(path: Path, na: Sequence[str] = ()) -> tuple[Frame, Row]:
+    """The columns, in the order in which their names occur, and where a row is.
+
+    Raises:
+      EvenhandError: a line is not a JSON object, or there is none.
+    """
+    source = str(path)
+    columns: dict[str, list[Any]] = {}
+    lines: list[int] = []
+    try:
+        with open_text(path) as file:
+            for line, text in enumerate(file, start=1):
+                if text.strip():
+                    _add(source, columns, _object(source, line, text), len(lines), line)
+                    lines.append(line)
+    except UnicodeDecodeError:
+        raise EvenhandError(f"{path}: the file is not UTF-8 text: save it as JSON in UTF-8.") from None
+    if not lines:
+        raise EvenhandError(f"{path}: the file is empty: write one JSON object per line.")
+    for cells in columns.values():
+        cells += [None] * (len(lines) - len(cells))
+
+    def row(i: int) -> str:
+        return f"line {lines[i]}"
+
+    return Frame(
+        list(columns),
+        lambda name: listed(source, name, columns[name], na, row),
+        lambda name: listed_ids(source, name, columns[name], na, row),
+    ), row
+
+
+def _add(
+    source: str, columns: dict[str, list[Any]], entries: list[tuple[str, Any]], row: int, line: int
+) -> None:
+    for name, value in entries:
+        cells = columns.setdefault(canonical(name), [])
+        if len(cells) > row:
+            raise EvenhandError(f"{source}: line {line} names column {name!r} twice: rename one of the two.")
+        cells += [None] * (row - len(cells))
+        is_nan = isinstance(value, float) and value != value
+        cells.append(None if is_nan or value == "" else value)
+
+
+def _object(source: str, line: int, text: str) -> list[tuple[str, Any]]:
+    """The entries of a line's object."""
+    try:
+        entries = json.loads(text, object_pairs_hook=lambda pairs: pairs)
+    except (ValueError, RecursionError):
+        raise EvenhandError(
+            f"{source}: line {line} is not JSON, or the file is truncated: write one object per line, or call a file "
+            "in LEAF's layout .json."
+        ) from None
+    if not text.lstrip().startswith("{") or not entries:
+        raise EvenhandError(
+            f'{source}: line {line} is not a JSON object: write one per line, such as {{"client": "a", "label": 1}}.'
+        )
+    return entries

@@ -1,31 +1,56 @@
-"""One entry point for all sources of data."""
+"""One entry point for all sources of data, and one for tables in memory.
+
+:func:`load` looks at what it is given: a built-in name, a folder, or a file, which its suffix leads to a reader.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from evenhand.data._dataset import FederatedDataset
-from evenhand.data._features import Fill
-from evenhand.data._split import check_fractions
-from evenhand.data.loaders._csv import load_csv
-from evenhand.data.loaders._digits import load_digits
-from evenhand.data.loaders._download import SOURCES, download
-from evenhand.data.loaders._files import bare_suffix, check_file, kind_of, readable
-from evenhand.data.loaders._idx import is_idx, load_idx, load_idx_folder
-from evenhand.data.loaders._jsonl import load_jsonl
+import numpy as np
+
+from evenhand.data._dataset import FederatedDataset, check_fractions
+from evenhand.data._features import Fill, Series
+from evenhand.data._validation import NDArray
+from evenhand.data.loaders._arrays import is_idx, load_idx, load_idx_folder, load_npz
+from evenhand.data.loaders._cells import Problems, Row
+from evenhand.data.loaders._csv import CellColumn, layout_of, read_cells
+from evenhand.data.loaders._frames import (
+    Frame,
+    open_frame,
+    parquet_names,
+    read_jsonl,
+    read_parquet,
+    row_place,
+)
 from evenhand.data.loaders._leaf import holds_leaf, leaf_dataset
-from evenhand.data.loaders._npz import load_npz
-from evenhand.data.loaders._options import Encode, Options, several
-from evenhand.data.loaders._parquet import load_parquet
+from evenhand.data.loaders._source import (
+    Encode,
+    Options,
+    Pool,
+    bare_suffix,
+    check_file,
+    kind_of,
+    pooled,
+    readable,
+    several,
+)
+from evenhand.data.loaders._table import Columns, Table, choose_columns, table_dataset
 from evenhand.errors import EvenhandError, nearest, whole_number
 
-__all__ = ["NAMES", "load"]
+__all__ = [
+    "NAMES",
+    "Source",
+    "download",
+    "from_frame",
+    "load",
+]
 
-NAMES = ("digits", *SOURCES)
-"""The names that :func:`load` knows beside files and folders."""
-
-_TEXTS = (".csv", ".tsv", ".data")
 _TABLES = (".csv", ".tsv", ".data", ".jsonl", ".ndjson", ".parquet", ".pq")
 
 
@@ -243,3 +268,258 @@ def _folder(path: Path, options: Options) -> FederatedDataset:
         f"{path}: the folder holds neither LEAF .json files (in it, or in train/ and test/) nor IDX files: "
         "name a file in it."
     )
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+def from_frame(
+    frame: Any,
+    *,
+    client: str | Sequence[str] = "client",
+    label: str = "label",
+    features: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    fill: Fill | None = None,
+    standardize: bool = True,
+    standardize_target: bool = True,
+    drop_empty: bool = False,
+    na: Sequence[str] = (),
+    weight: str | None = None,
+    regression: bool = False,
+    test_fraction: float = 0.2,
+    valid_fraction: float = 0.0,
+    seed: int = 0,
+    clients: int | None = None,
+    alpha: float = 0.5,
+    name: str = "frame",
+) -> FederatedDataset:
+    """A federated data set from a pandas, polars or pyarrow table, or from a Hugging Face data set.
+
+    The table is read as :func:`evenhand.data.load` reads a file: one row per example, columns of client ids, a
+    column with the label, and features in the others.  The types of its columns decide what is text and what
+    is a number; categories are text.  Names of columns are turned into text.  The index of a pandas table is not read.
+
+    Args:
+      frame: a ``pandas.DataFrame``, ``polars.DataFrame``, ``pyarrow.Table`` or ``datasets.Dataset``.
+      client: column of client ids; for several, each combination is a client, called ``"north / A"``.
+      label: column of labels.
+      features: the columns to learn from; None: all others.
+      drop: columns to leave out.
+      categorical: columns whose numbers are categories; or the label, if its numbers are classes.
+      fill: what an empty cell of the features counts as, as in :func:`evenhand.data.load`; None: it is refused.
+      standardize: whether numbers get mean 0 and deviation 1 over the training rows.
+      standardize_target: whether ``features.target`` keeps the scale of the targets, as in :func:`evenhand.data.load`.
+      drop_empty: whether rows without a label or a client are left out; ``notes`` counts them.
+      na: further spellings of an empty cell.
+      weight: the column that says how many examples a row stands for, as in :func:`evenhand.data.load`.
+      regression: labels are real-valued targets.
+      test_fraction: share of each client's examples for testing.
+      valid_fraction: share of each client's examples for validation.
+      seed: of the split and the partition.
+      clients: how many clients to spread the rows of a table without a client column over.
+      alpha: concentration of that partition.
+      name: what the data set is called.
+
+    Raises:
+      EvenhandError: ``frame`` is not such a table, a column is missing, or cells are empty, dates, lists or a mixture.
+
+    Example:
+      >>> import pyarrow
+      >>> from evenhand.data import from_frame
+      >>> table = pyarrow.table(
+      ...     {
+      ...         "ward": ["A", "A", "B", "B"],
+      ...         "age": [70, 50, 60, 40],
+      ...         "sex": ["f", "m", "f", "f"],
+      ...         "ill": ["no", "yes", "no", "no"],
+      ...     }
+      ... )
+      >>> data = from_frame(table, client="ward", label="ill", test_fraction=0.0)
+      >>> data.features.inputs, data.classes
+      (('age', 'sex = f', 'sex = m'), ('no', 'yes'))
+    """
+    check_fractions(test_fraction, valid_fraction)
+    if isinstance(frame, str | Path):
+        raise EvenhandError(f"{frame}: from_frame reads tables in memory: give a file to evenhand.data.load.")
+    if clients is not None and clients < 1:
+        raise EvenhandError(f"clients must be at least 1, not {clients}.")
+    options = Options(
+        label=label,
+        features=features,
+        regression=regression,
+        test_fraction=test_fraction,
+        valid_fraction=valid_fraction,
+        seed=seed,
+        clients=clients,
+        alpha=alpha,
+        together=several(client),
+        drop=drop,
+        categorical=categorical,
+        fill=fill,
+        standardize=standardize,
+        standardize_target=standardize_target,
+        drop_empty=drop_empty,
+        na=several(na),
+        weight=weight,
+    )
+    opened, problems = open_frame(frame, name, options.na), Problems(name)
+    _check_index(name, opened, options)
+    columns = choose_columns(name, opened.names, options)
+    return table_dataset(name, columns, frame_table(name, opened, columns, problems), options, problems)
+
+
+def _check_index(source: str, frame: Frame, options: Options) -> None:
+    for column in (options.label, *options.together):
+        if column in frame.hidden:
+            raise EvenhandError(
+                f"{source}: {column!r} is in the index and not a column: give frame.reset_index() instead."
+            )
+
+
+def load_csv(path: Path, options: Options) -> FederatedDataset:
+    """The data set of a UTF-8 table with a header line; ``*.data`` needs none."""
+    source, problems = str(path), Problems(str(path))
+    layout = layout_of(path, [options.label, *options.together])
+    columns = choose_columns(source, layout.names, options)
+    cells = {
+        name: CellColumn(name, fixed=name in options.categorical, feature=True) for name in columns.features
+    }
+    cells |= {name: CellColumn(name, fixed=True) for name in columns.client}
+    cells |= {name: CellColumn(name) for name in columns.read_as_numbers}
+    lines = read_cells(path, layout, list(cells.values()), problems, options.na)
+    features: list[Series] = []
+    label, weight = None, None
+    for name in columns.features:
+        with problems.noted():
+            features.append(cells[name].series(source, lines))
+    with problems.noted():
+        label = cells[columns.label].series(source, lines)
+    with problems.noted():
+        weight = None if columns.weight is None else cells[columns.weight].series(source, lines)
+    client = tuple(cells[name].ids() for name in columns.client)
+    table = Table(tuple(features), label, client, lambda row: f"line {lines[row]}", weight)
+    return table_dataset(source, columns, table, options, problems)
+
+
+def load_jsonl(path: Path, options: Options) -> FederatedDataset:
+    """The data set of a file with one JSON object per line; a key that an object lacks is an empty cell."""
+    source, problems = str(path), Problems(str(path))
+    frame, row = read_jsonl(path, options.na)
+    columns = choose_columns(source, frame.names, options)
+    return table_dataset(
+        source, columns, frame_table(source, frame, columns, problems, row), options, problems
+    )
+
+
+def load_parquet(path: Path, options: Options) -> FederatedDataset:
+    """The data set of a Parquet table with plain columns."""
+    source = str(path)
+    columns = choose_columns(source, parquet_names(path), options)
+    table = read_parquet(path, columns.features, [*columns.read_as_numbers, *columns.client])
+    problems = Problems(source)
+    frame = frame_table(source, open_frame(table, source), columns, problems)
+    return table_dataset(source, columns, frame, options, problems)
+
+
+def frame_table(
+    source: str, frame: Frame, columns: Columns, problems: Problems, row: Row = row_place
+) -> Table:
+    """The chosen columns of ``frame``; those that cannot be read are noted among the ``problems``."""
+    features: list[Series] = []
+    client: list[NDArray] = []
+    label, weight = None, None
+    for name in columns.features:
+        with problems.noted():
+            features.append(frame.series(name))
+    with problems.noted():
+        label = frame.series(columns.label)
+    with problems.noted():
+        weight = None if columns.weight is None else frame.series(columns.weight)
+    for name in columns.client:
+        with problems.noted():
+            client.append(frame.ids(name))
+    return Table(tuple(features), label, tuple(client), row, weight)
+
+
+# --- built-in data ------------------------------------------------------------------------------------------
+
+
+class Source(NamedTuple):
+    """Where files are, and the SHA-256 that each must have."""
+
+    url: str
+    files: dict[str, str]
+
+
+SOURCES = {
+    "mnist": Source(
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        {
+            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        },
+    ),
+    "fashion-mnist": Source(
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        {
+            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        },
+    ),
+}
+
+NAMES = ("digits", *SOURCES)
+"""The names that :func:`load` knows beside files and folders."""
+
+_DIGITS_CLIENTS = 30
+
+
+def load_digits(options: Options) -> FederatedDataset:
+    """1,797 digits of 8 x 8 pixels in [0, 1], flattened, spread over clients."""
+    # Imported late: it takes a second that no other data set should wait for.
+    from sklearn import datasets
+
+    x, y = datasets.load_digits(return_X_y=True)
+    pool = Pool((np.asarray(x) / 16).astype(np.float32), np.asarray(y).astype(np.int32))
+    clients = _DIGITS_CLIENTS if options.clients is None else options.clients
+    return pooled("digits", pool, None, tuple("0123456789"), options, clients)
+
+
+def download(name: str, source: Source) -> Path:
+    """The folder with ``source``'s files, downloaded if they are missing.
+
+    They are kept under ``$XDG_CACHE_HOME/evenhand`` (``~/.cache/evenhand``).  A file gets its name only after
+    its checksum was right, so an interrupted download leaves nothing behind that looks complete.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(cache) if cache else Path.home() / ".cache") / "evenhand" / name
+    for file, checksum in source.files.items():
+        if not (folder / file).is_file():
+            _fetch(f"{source.url}/{file}", folder / file, checksum)
+    return folder
+
+
+def _fetch(url: str, path: Path, checksum: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            content = answer.read()
+        if hashlib.sha256(content).hexdigest() != checksum:
+            raise EvenhandError(
+                f"{url}: the file is not the published one (SHA-256 differs): try again later."
+            )
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise EvenhandError(
+            f"{url}: cannot be fetched to {path.parent} ({reason}): connect to the internet, or put the file "
+            "there yourself."
+        ) from None

@@ -8,14 +8,12 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from evenhand.data._arrays import NDArray
-from evenhand.data._dataset import FederatedDataset, Split
+from evenhand.data._dataset import FederatedDataset, Split, assign, remarks_on_spelling
 from evenhand.data._features import Fill, Series, encode, fit, fit_target
-from evenhand.data._ids import remarks_on_spelling, spelled
-from evenhand.data._split import assign
-from evenhand.data._text import is_missing
+from evenhand.data._validation import NDArray, is_missing, spelled
 from evenhand.data.loaders._cells import (
     MOST_LISTED,
+    Problems,
     also,
     check_filled,
     check_labels,
@@ -26,8 +24,7 @@ from evenhand.data.loaders._cells import (
     such,
     with_na,
 )
-from evenhand.data.loaders._options import DEFAULT_CLIENT, Options, listing, owners
-from evenhand.data.loaders._problems import Problems
+from evenhand.data.loaders._source import DEFAULT_CLIENT, Options, listing, owners
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, named, nearest
 
 __all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"]

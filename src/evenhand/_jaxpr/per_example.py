@@ -1,0 +1,482 @@
+r"""Gradients of single examples, from one traced program of the loss and one pass through it.
+
+A leaf that a program uses once, in a product, a convolution or a look-up, belongs to a *layer*, also if it is reshaped
+or transposed before.  All others are *copied*, which means that there is a gradient of each for every example: biases
+and scales, kernels of convolutions in groups, leaves used twice, in slices, in loops or branches, or in functions that
+bring derivatives of their own.
+
+A layer that multiplies :math:`A_i`, ``(positions, inputs)``, by a matrix of parameters has the gradient
+:math:`G_i = A_i^\top B_i` for example ``i``, where :math:`B_i`, ``(positions, outputs)``, is the loss's gradient in the
+layer's outputs.  With one position, :math:`G_i = a_i b_i^\top` need not be formed: its norm is
+:math:`\|a_i\| \|b_i\|`, and a weighted sum of all is one product.  With more, the :math:`G_i` are formed once, for both
+norms and sum: norms from :math:`\langle A_i A_i^\top, B_i B_i^\top \rangle` would lose their digits where what the
+positions add cancels, and a norm that is too small breaks the promise of privacy.
+
+From top to bottom: the accounts of a batch, which leaves belong to layers, and the accounts of single layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from evenhand._jaxpr import JaxprEqn, closed_call_p, jit_p, programs, remat_p
+from evenhand._jaxpr.convolution import convolution_apart
+from evenhand._jaxpr.lowering import as_lowered, outer
+from evenhand.types import Array, Key, Model, Params
+
+__all__ = ["Account", "Rows", "formed", "full_type", "looked_up", "traced"]
+
+
+# --- the loss of one example as a program, and the accounts of a batch ------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """Examples: inputs, labels, and a key for each."""
+
+    x: Array
+    y: Array
+    keys: Key
+
+
+class Traced(NamedTuple):
+    """The loss of one example.
+
+    Attributes:
+      program: of all leaves of the parameters, and an example's input, label and key.
+      plan: which leaves belong to layers.
+      numbers: how many numbers per example the accounts hold.
+    """
+
+    program: Any
+    plan: Plan
+    numbers: int
+
+    def accounts(
+        self, leaves: Sequence[Array], rows: Rows, divisors: Sequence[Array | None]
+    ) -> list[Account | None]:
+        """For each leaf, what the examples' gradients come to; None for one on which the loss does not depend."""
+        layers, copied = self.plan.layers, {number: leaves[number] for number in self.plan.copied}
+        taps = {number: jnp.zeros(layer.output.shape, layer.output.dtype) for number, layer in layers.items()}
+
+        def loss(
+            taps: dict[int, Array], copied: dict[int, Array], row: Rows
+        ) -> tuple[Array, dict[int, Array]]:
+            used = [copied.get(number, leaf) for number, leaf in enumerate(leaves)]
+            return run(self.program, self.plan, used, row, taps)
+
+        slope = jax.vmap(jax.grad(loss, (0, 1), has_aux=True), (None, None, 0))
+        (slopes, gradients), others = slope(taps, copied, rows)
+        found: list[Account | None] = [None] * len(leaves)
+        for number, layer in layers.items():
+            found[number] = layer.account(others[number], slopes[number], divisors[number])
+        for number, gradient in gradients.items():
+            found[number] = formed(gradient, divisors[number])
+        return found
+
+
+def traced(model: Model, params: Params, rows: Rows) -> Traced:
+    """The loss of an example like those in ``rows``, in training.
+
+    All leaves are copied where JAX stores the program in a way that is not known.
+    """
+
+    def loss(params: Params, row: Rows) -> Array:
+        if model.apply_train is None:
+            outputs = model.apply(params, row.x[None])
+        else:
+            outputs = model.apply_train(params, row.x[None], row.keys)
+        return model.losses(outputs, row.y[None])[0]
+
+    leaves, row = jax.tree.map(_shape, jax.tree.leaves(params)), jax.tree.map(_one, rows)
+    program = jax.make_jaxpr(loss)(jax.tree.map(_shape, params), row)
+    try:
+        plan = plan_of(program, leaves)
+        taps = {number: layer.output for number, layer in plan.layers.items()}
+        jax.eval_shape(lambda leaves, row, taps: run(program, plan, leaves, row, taps), leaves, row, taps)
+    except programs.UnknownForm:
+        plan = Plan({}, range(len(leaves)))
+    sizes = [math.prod(leaves[number].shape) for number in plan.copied]
+    return Traced(program, plan, sum(sizes) + sum(layer.numbers for layer in plan.layers.values()))
+
+
+def _shape(leaf: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _one(rows: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
+
+
+# --- which leaves of the parameters are used in a layer of a known kind -----------------------------------------------
+
+_ENTERED = {jit_p, closed_call_p, remat_p}
+_RESHAPING = {lax.reshape_p, lax.transpose_p, lax.squeeze_p, lax.convert_element_type_p}
+
+
+class Plan(NamedTuple):
+    """What becomes of each leaf, by its number.
+
+    Attributes:
+      layers: the leaves that belong to a layer.
+      copied: the other leaves on which the loss depends.
+    """
+
+    layers: Mapping[int, Layer]
+    copied: Sequence[int]
+
+
+class _Leaf(NamedTuple):
+    """A leaf of the parameters on its way through a program.
+
+    Attributes:
+      number: which one.
+      value: the leaf, reshaped so far.
+      views: the equations that reshaped it.
+    """
+
+    number: int
+    value: Any
+    views: tuple[JaxprEqn, ...] = ()
+
+
+def plan_of(program: Any, shapes: Sequence[jax.ShapeDtypeStruct]) -> Plan:
+    """The plan for a program whose first arguments are leaves of these shapes; nothing is computed.
+
+    Raises:
+      UnknownForm: JAX stores the program in a way that is not known.
+    """
+    uses: dict[int, list[Layer | None]] = {}
+
+    def step(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+        found = [operand for operand in operands if isinstance(operand, _Leaf)]
+        if found and equation.primitive in _RESHAPING and _is_floating(equation.outvars[0]):
+            return [found[0]._replace(views=(*found[0].views, equation))]
+        for leaf in found:
+            layer = _layer(equation, operands, leaf, shapes[leaf.number]) if len(found) == 1 else None
+            uses.setdefault(leaf.number, []).append(layer)
+        return [object() for _ in equation.outvars]
+
+    jaxpr = programs.opened(program)[0]
+    leaves = [_Leaf(number, None) for number in range(len(shapes))]
+    others = [object() for _ in jaxpr.invars[len(shapes) :]]
+    results = _run(step, program, *leaves, *others)
+    for leaf in results:
+        if isinstance(leaf, _Leaf):
+            uses.setdefault(leaf.number, []).append(None)
+    layers = {number: found[0] for number, found in uses.items() if len(found) == 1 and found[0] is not None}
+    return Plan(layers, sorted(set(uses) - set(layers)))
+
+
+def run(
+    program: Any, plan: Plan, leaves: Sequence[Array], others: Sequence[Array], taps: Mapping[int, Array]
+) -> tuple[Array, dict[int, Array]]:
+    """The program's result, with a tap added to the output of each layer, and the other operand of each layer."""
+    operands_of: dict[int, Array] = {}
+
+    def step(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+        values = [operand.value if isinstance(operand, _Leaf) else operand for operand in operands]
+        found = next((operand for operand in operands if isinstance(operand, _Leaf)), None)
+        if found is None or found.number not in plan.layers:
+            return as_lowered(equation, values)
+        if equation.primitive in _RESHAPING:
+            return [found._replace(value=programs.as_it_is(equation, values)[0])]
+        number = found.number
+        other = next(value for value, operand in zip(values, operands, strict=True) if operand is not found)
+        operands_of[number] = other
+        return [plan.layers[number].apply(other, found.value) + taps[number]]
+
+    marked = [_Leaf(number, leaf) for number, leaf in enumerate(leaves)]
+    (loss,) = _run(step, program, *marked, *others)
+    return loss, operands_of
+
+
+def _run(step: Callable[[JaxprEqn, list[Any]], Sequence[Any]], program: Any, *operands: Any) -> list[Any]:
+    def entering(equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        if equation.primitive is remat_p:
+            return _run(step, equation.params["jaxpr"], *operands)
+        if equation.primitive in _ENTERED:
+            return programs.again(equation, operands, partial(_run, step))
+        return step(equation, operands)
+
+    return programs.evaluate(*programs.opened(program), operands, entering)
+
+
+def _layer(
+    equation: JaxprEqn, operands: Sequence[Any], leaf: _Leaf, shape: jax.ShapeDtypeStruct
+) -> Layer | None:
+    """The layer that an equation is for the leaf among its operands."""
+    make = _MAKERS.get(equation.primitive)
+    place = next(i for i, operand in enumerate(operands) if operand is leaf)
+    known = make is not None and _is_floating(equation.outvars[0])
+    return make(equation, place, _Views(leaf.views, shape.shape)) if make and known else None
+
+
+class _Views(NamedTuple):
+    """The shape that a leaf is used in, and its own."""
+
+    equations: tuple[JaxprEqn, ...]
+    shape: tuple[int, ...]
+
+    def used(self, leaf: Array) -> Array:
+        """A leaf in the shape that it is used in."""
+        for equation in self.equations:
+            if equation.primitive is not lax.convert_element_type_p:
+                (leaf,) = programs.as_it_is(equation, [leaf])
+        return leaf
+
+    def stored(self, used: Array) -> Array:
+        """The reverse of :meth:`used`."""
+        if not self.equations:
+            return used
+        return jax.linear_transpose(self.used, jax.ShapeDtypeStruct(self.shape, used.dtype))(used)[0]
+
+    def account(self, account: Account) -> Account:
+        """The same account, of the leaf as it is stored."""
+        return account._replace(
+            summed=lambda weights: self.stored(account.summed(weights)),
+            along=lambda direction: account.along(self.used(direction)),
+        )
+
+
+def _product(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
+    """``dot_general`` without axes of a batch."""
+    contracted, batch = equation.params["dimension_numbers"]
+    if batch[0] or batch[1]:
+        return None
+    leaf, other = (_aval(equation.invars[i]) for i in (place, 1 - place))
+    inner, taken = contracted[place], contracted[1 - place]
+    free = [axis for axis in range(leaf.ndim) if axis not in inner]
+    kept = [axis for axis in range(other.ndim) if axis not in taken]
+    order = (*inner, *free)
+    inputs, outputs = (math.prod(leaf.shape[axis] for axis in axes) for axes in (inner, free))
+    positions = math.prod(other.shape[axis] for axis in kept)
+
+    def apply(other: Array, leaf: Array) -> Array:
+        return programs.as_it_is(equation, [leaf, other] if place == 0 else [other, leaf])[0]
+
+    def account(others: Array, slopes: Array, divided_by: Array | None) -> Account:
+        examples = len(others)
+        a = others.transpose(0, *(axis + 1 for axis in (*kept, *taken)))
+        # What comes first in the result is what is left of the first operand.
+        b = slopes.reshape(examples, outputs, positions).swapaxes(1, 2) if place == 0 else slopes
+
+        def matrix(leaf: Array) -> Array:
+            return leaf.transpose(order).reshape(inputs, outputs)
+
+        divisor = None if divided_by is None else matrix(views.used(divided_by))
+        shapes = (examples, positions, inputs), (examples, positions, outputs)
+        found = multiplied(a.reshape(shapes[0]), b.reshape(shapes[1]), divisor)
+
+        def stored(weights: Array) -> Array:
+            total = found.summed(weights).reshape([leaf.shape[axis] for axis in order])
+            return total.transpose([order.index(axis) for axis in range(leaf.ndim)])
+
+        return views.account(found._replace(summed=stored, along=lambda leaf: found.along(matrix(leaf))))
+
+    held = inputs * outputs if positions != 1 else 0
+    return Layer(apply, _output(equation), held, account)
+
+
+def _convolution(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
+    layer = convolution_apart(equation) if place == 1 else None
+    if layer is None:
+        return None
+
+    def account(others: Array, slopes: Array, divided_by: Array | None) -> Account:
+        matrix = None if divided_by is None else layer.matrix(views.used(divided_by))
+        found = multiplied(jax.vmap(layer.patches)(others), jax.vmap(layer.outputs)(slopes), matrix)
+        return views.account(
+            found._replace(
+                summed=lambda weights: layer.kernel(found.summed(weights)),
+                along=lambda leaf: found.along(layer.matrix(leaf)),
+            )
+        )
+
+    patches = jax.eval_shape(layer.patches, _aval(equation.invars[0]))
+    return Layer(layer.apply, _output(equation), math.prod(views.shape) + patches.size, account)
+
+
+def _look_up(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
+    """``gather`` of whole rows of a table, if there are more rows than positions squared."""
+    params, table, ids = equation.params, _aval(equation.invars[0]), _aval(equation.invars[1])
+    numbers, rows = params["dimension_numbers"], table.shape[0]
+    whole = (1, *table.shape[1:])
+    index_only = numbers.start_index_map == numbers.collapsed_slice_dims == (0,)
+    leading = numbers.offset_dims == tuple(range(ids.ndim - 1, ids.ndim + table.ndim - 2))
+    plain = not numbers.operand_batching_dims and params["slice_sizes"] == whole and ids.shape[-1] == 1
+    positions, width = math.prod(ids.shape), math.prod(table.shape[1:])
+    if place or not (index_only and leading and plain) or positions**2 > rows * width:
+        return None
+    clipped = params["mode"] == lax.GatherScatterMode.CLIP
+
+    def account(others: Array, slopes: Array, divided_by: Array | None) -> Account:
+        ids = others.reshape(len(others), positions).astype(jnp.int32)
+        ids = jnp.clip(ids, 0, rows - 1) if clipped else ids
+        divisor = None if divided_by is None else views.used(divided_by).reshape(rows, width)
+        found = looked_up(ids, slopes.reshape(len(others), positions, width), divisor, rows)
+        return views.account(
+            found._replace(
+                summed=lambda weights: found.summed(weights).reshape(table.shape),
+                along=lambda leaf: found.along(leaf.reshape(rows, width)),
+            )
+        )
+
+    def apply(ids: Array, table: Array) -> Array:
+        return programs.as_it_is(equation, [table, ids])[0]
+
+    return Layer(apply, _output(equation), positions * (positions + width), account)
+
+
+_MAKERS: dict[Any, Callable[[JaxprEqn, int, _Views], Layer | None]] = {
+    lax.dot_general_p: _product,
+    lax.conv_general_dilated_p: _convolution,
+    lax.gather_p: _look_up,
+}
+
+
+def _aval(atom: Any) -> Any:
+    return atom.aval
+
+
+def _is_floating(atom: Any) -> bool:
+    return jnp.issubdtype(atom.aval.dtype, jnp.floating)
+
+
+def _output(equation: JaxprEqn) -> jax.ShapeDtypeStruct:
+    aval = _aval(equation.outvars[0])
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+# --- the gradients of one layer, from what went in and the gradient of what came out ----------------------------------
+
+Sum = Callable[[Array], Array]
+"""``weights (b,) -> sum_i weights_i * g_i``; examples of weight 0 add nothing, be they infinite or not a number."""
+Along = Callable[[Array], Array]
+"""``direction -> (b,)``: the inner products of the ``g_i`` with it."""
+
+
+class Account(NamedTuple):
+    """What the gradients of ``b`` examples with respect to one leaf come to, divided by ``divided_by``.
+
+    Attributes:
+      squares: ``(b,)``, their squared norms.
+      summed: their weighted sum.
+      along: their inner products with a direction.
+    """
+
+    squares: Array
+    summed: Sum
+    along: Along
+
+
+class Layer(NamedTuple):
+    """An equation in which a leaf of the parameters is used, and nothing else of them.
+
+    Attributes:
+      apply: ``(other operand, leaf) -> output`` for one example; not to be differentiated in the leaf.
+      output: the shape and type of the output.
+      numbers: how many numbers per example :attr:`account` holds at a time.
+      account: ``(other operands, gradients of the outputs, divisor or None) -> Account``, examples first.
+    """
+
+    apply: Callable[[Array, Array], Array]
+    output: jax.ShapeDtypeStruct
+    numbers: int
+    account: Callable[[Array, Array, Array | None], Account]
+
+
+def formed(gradients: Array, divided_by: Array | None) -> Account:
+    """The account of gradients ``(b, ...)`` that there are."""
+    each = _full(gradients).reshape(len(gradients), -1)
+    if divided_by is not None:
+        each = each / divided_by.reshape(1, -1).astype(each.dtype)
+
+    def summed(weights: Array) -> Array:
+        used = jnp.where(weights[:, None] > 0, each, 0.0)
+        total = jnp.matmul(weights.astype(each.dtype), used, precision=lax.Precision.HIGHEST)
+        return total.reshape(gradients.shape[1:])
+
+    def along(direction: Array) -> Array:
+        return jnp.matmul(each, direction.reshape(-1).astype(each.dtype), precision=lax.Precision.HIGHEST)
+
+    return Account(_squares(each), summed, along)
+
+
+def multiplied(inputs: Array, slopes: Array, divided_by: Array | None) -> Account:
+    """The account of a matrix ``(in, out)``: inputs ``(b, positions, in)`` and slopes ``(b, positions, out)``."""
+    inputs, slopes = _full(inputs), _full(slopes)
+    if inputs.shape[1] != 1:
+        products = jnp.einsum("bti,bto->bio", inputs, slopes, precision=lax.Precision.HIGHEST)
+        return formed(products, divided_by)
+    a, b = inputs[:, 0], slopes[:, 0]
+    if divided_by is None:
+        squares = _squares(a) * _squares(b)
+    else:
+        shares = jnp.matmul(jnp.square(a), divided_by**-2, precision=lax.Precision.HIGHEST)
+        squares = jnp.sum(shares * jnp.square(b), axis=1)
+
+    def summed(weights: Array) -> Array:
+        factors = weights[:, None].astype(b.dtype)
+        total = outer(jnp.where(factors > 0, a, 0.0), jnp.where(factors > 0, factors * b, 0.0))
+        return total if divided_by is None else quotient(total, divided_by)
+
+    def along(direction: Array) -> Array:
+        once = direction if divided_by is None else direction / divided_by
+        return jnp.sum(jnp.matmul(a, once.astype(a.dtype), precision=lax.Precision.HIGHEST) * b, axis=1)
+
+    return Account(squares, summed, along)
+
+
+def looked_up(ids: Array, slopes: Array, divided_by: Array | None, rows: int) -> Account:
+    """The account of a table ``(rows, width)`` of which ``ids (b, positions)`` were read; ids beyond it are left out.
+
+    The gradient's row for an id is the sum of the slopes ``(b, positions, width)`` where it was read.  Every position
+    gets this sum, and its square counts once for each id.
+    """
+    inside = (ids >= 0) & (ids < rows)
+    ids = jnp.where(inside, ids, 0)
+    slopes = jnp.where(inside[:, :, None], _full(slopes), 0.0)
+    if divided_by is not None:
+        slopes = slopes / divided_by[ids]
+    pairs = inside[:, :, None] & inside[:, None, :]
+    same = (pairs & (ids[:, :, None] == ids[:, None, :])).astype(slopes.dtype)
+    sums = jnp.einsum("bts,bsw->btw", same, slopes, precision=lax.Precision.HIGHEST)
+    times = jnp.maximum(jnp.sum(same, axis=2), 1.0)
+    squares = jnp.sum(jnp.sum(jnp.square(sums), axis=2) / times, axis=1)
+
+    def summed(weights: Array) -> Array:
+        factors = weights[:, None, None].astype(slopes.dtype)
+        used = jnp.where(factors > 0, factors * slopes, 0.0)
+        width = slopes.shape[2]
+        table = jnp.zeros((rows, width), slopes.dtype)
+        return table.at[ids.reshape(-1)].add(used.reshape(-1, width))
+
+    def along(direction: Array) -> Array:
+        return jnp.sum(slopes * direction.astype(slopes.dtype)[ids], axis=(1, 2))
+
+    return Account(squares, summed, along)
+
+
+def full_type(*arrays: Array) -> Any:
+    """float32, or float64 if one of the arrays has it."""
+    return jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
+
+
+def quotient(total: Array, divided_by: Array) -> Array:
+    """``total / divided_by``, and 0 where nothing came together, even over a divisor of 0."""
+    return jnp.where(total == 0, 0.0, total / divided_by)
+
+
+def _full(numbers: Array) -> Array:
+    return numbers.astype(full_type(numbers))
+
+
+def _squares(each: Array) -> Array:
+    return jnp.einsum("bn,bn->b", each, each, precision=lax.Precision.HIGHEST)

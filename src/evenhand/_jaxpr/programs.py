@@ -1,0 +1,234 @@
+"""How JAX stores traced programs: all differences between its versions are handled here and nowhere else.
+
+A traced program is a list of equations, and some equations hold programs themselves: loops, branches, calls.  Up to
+JAX 0.10 a program comes open (a ``Jaxpr``, whose constants are arguments) or closed (a ``ClosedJaxpr``: an open one and
+the values of its constants).  Since 0.11 one class is both, and is its own attribute ``jaxpr``.  A scan gives the
+counts of its operands as numbers or, since 0.11, as a tree.
+
+What is not as listed in :mod:`evenhand._jaxpr` raises :exc:`UnknownForm`, and callers leave the program as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from jax import lax
+
+from evenhand._jaxpr import BESIDE, CALLS, PROGRAMS, Jaxpr, JaxprEqn, Literal
+from evenhand.types import Array
+
+__all__ = [
+    "UnknownForm",
+    "again",
+    "as_it_is",
+    "beside",
+    "evaluate",
+    "has_call",
+    "inner",
+    "is_program",
+    "opened",
+    "scan_counts",
+    "within",
+]
+
+_Call = Callable[..., Sequence[Any]]
+
+
+class UnknownForm(Exception):
+    """JAX stores this in a way that is not known here."""
+
+
+def is_program(value: Any) -> TypeGuard[Jaxpr]:
+    """Whether this is a program, open or closed."""
+    return hasattr(value, "eqns") and hasattr(value, "invars")
+
+
+def opened(program: Any) -> tuple[Jaxpr, Sequence[Any]]:
+    """A program and the values of its constants.
+
+    Raises:
+      UnknownForm: the constants and their values do not match.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> rows = jnp.arange(3.0)
+      >>> jaxpr, values = opened(jax.make_jaxpr(lambda x: x + rows)(1.0))
+      >>> len(jaxpr.constvars), [value.shape for value in values]
+      (1, [(3,)])
+    """
+    jaxpr, values = getattr(program, "jaxpr", program), getattr(program, "consts", ())
+    if not is_program(jaxpr) or len(jaxpr.constvars) != len(values):
+        raise UnknownForm(f"a program of type {type(program).__name__}")
+    return jaxpr, values
+
+
+def inner(equation: JaxprEqn) -> list[Any]:
+    """The programs in an equation of a known kind, open or closed; none for other kinds, nor for one per platform.
+
+    Raises:
+      UnknownForm: the equation is of a known kind, but not of the known form.
+
+    Example:
+      >>> import jax
+      >>> [equation] = opened(jax.make_jaxpr(lambda n, x: lax.switch(n, [abs, lax.neg], x))(0, 1.0))[0].eqns[-1:]
+      >>> len(inner(equation))
+      2
+    """
+    name, params = equation.primitive.name, equation.params
+    if name not in PROGRAMS or params.get("branches_platforms"):
+        return []
+    unknown = set(beside(equation)) - set(BESIDE[name].split())
+    if unknown or not set(PROGRAMS[name]) <= set(params):
+        raise UnknownForm(f"an equation {name} of {', '.join(sorted(params))}")
+    found: list[Any] = []
+    for key in PROGRAMS[name]:
+        found += params[key] if isinstance(params[key], tuple) else [params[key]]
+    if not all(map(is_program, found)):
+        raise UnknownForm(f"an equation {name} without a program")
+    return found
+
+
+def beside(equation: JaxprEqn) -> dict[str, Any]:
+    """The parameters of an equation that are not among its :func:`inner` programs."""
+    programs = PROGRAMS.get(equation.primitive.name, ())
+    return {key: value for key, value in equation.params.items() if key not in programs}
+
+
+def within(value: Any) -> Iterator[Jaxpr]:
+    """The outermost programs in a value, or in nested tuples, lists and mappings of values."""
+    if is_program(value):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from within(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from within(item)
+
+
+def has_call(program: Any, name: str) -> bool:
+    """Whether a program, or one inside it, calls a jitted function of this name.
+
+    Example:
+      >>> import jax
+      >>> @jax.jit
+      ... def here(x):
+      ...     return x + 1
+      >>> has_call(jax.make_jaxpr(jax.vmap(here))(jax.numpy.ones(3)), "here"), has_call(jax.make_jaxpr(abs)(1), "here")
+      (True, False)
+    """
+    return any(
+        equation.params.get("name") == name or any(has_call(part, name) for part in within(equation.params))
+        for equation in opened(program)[0].eqns
+    )
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of a scan's operands are constants, and how many are carried.
+
+    Raises:
+      UnknownForm: its counts are in no known form.
+    """
+    if "num_consts" in params and "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    try:
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(consts), len(carry)
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise UnknownForm("a scan without counts of its operands") from error
+
+
+def evaluate(
+    jaxpr: Jaxpr,
+    values: Sequence[Any],
+    arguments: Sequence[Any],
+    step: Callable[[JaxprEqn, list[Any]], Sequence[Any]],
+    literal: Callable[[Literal], Any] = lambda literal: literal.val,
+) -> list[Any]:
+    """The results of a program, evaluated equation by equation; those that nothing needs are left out.
+
+    Args:
+      jaxpr: the program, open.
+      values: the values of its constants.
+      arguments: its arguments, flat.
+      step: ``(equation, operands) -> results``; :func:`as_it_is`, or a replacement of it.
+      literal: the value of a literal.
+
+    Example:
+      >>> import jax
+      >>> program = jax.make_jaxpr(lambda x: x * 2.0 + 1.0)(3.0)
+      >>> def doubled(equation, operands):
+      ...     return [2 * result for result in as_it_is(equation, operands)]
+      >>> [float(evaluate(*opened(program), [3.0], step)[0]) for step in (as_it_is, doubled)]
+      [7.0, 26.0]
+    """
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, values, strict=True))
+    known.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return literal(atom) if isinstance(atom, Literal) else known[atom]
+
+    for equation in _needed(jaxpr):
+        operands = [read(atom) for atom in equation.invars]
+        with equation.ctx.manager:
+            results = step(equation, operands)
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    """The equations that have an effect, or that a result or such an equation needs."""
+    used, needed = set[Any](), list[JaxprEqn]()
+
+    def use(atoms: Sequence[Any]) -> None:
+        used.update(atom for atom in atoms if not isinstance(atom, Literal))
+
+    use(jaxpr.outvars)
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not used.isdisjoint(equation.outvars):
+            use(equation.invars)
+            needed.append(equation)
+    return needed[::-1]
+
+
+def as_it_is(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of an equation."""
+    primitive: Any = equation.primitive
+    results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
+    return results if primitive.multiple_results else [results]
+
+
+def again(equation: JaxprEqn, operands: Sequence[Any], call: _Call) -> Sequence[Any]:
+    """The results of a call, a branch or a scan whose programs are run by ``call(program, *operands)``.
+
+    Raises:
+      UnknownForm: the equation is of another kind.
+    """
+    name, params = equation.primitive.name, equation.params
+    if name in CALLS:
+        return call(params[CALLS[name]], *operands)
+    if name == "cond":
+        branches = [lambda *given, branch=branch: call(branch, *given) for branch in params["branches"]]
+        return lax.switch(operands[0], branches, *operands[1:])
+    if name == "scan":
+        return _scan(params, operands, call)
+    raise UnknownForm(f"{name} in place of a call, a branch or a scan")
+
+
+def _scan(params: Mapping[str, Any], operands: Sequence[Any], call: _Call) -> Sequence[Any]:
+    consts, carried = scan_counts(params)
+    fixed, begin, rows = operands[:consts], operands[consts : consts + carried], operands[consts + carried :]
+
+    def body(carry: Sequence[Array], row: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
+        outputs = call(params["jaxpr"], *fixed, *carry, *row)
+        return outputs[:carried], outputs[carried:]
+
+    end, out = lax.scan(
+        body,
+        begin,
+        rows,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*end, *out]

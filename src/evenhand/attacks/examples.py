@@ -1,0 +1,275 @@
+"""Poisoned training examples of malicious clients: wrong labels, spoilt features, and outliers anew in each round."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evenhand.errors import EvenhandError, whole_number
+from evenhand.types import Array, Attack, Key
+
+__all__ = [
+    "feature_noise",
+    "label_flip",
+    "negative",
+    "persistent_outliers",
+    "random_labels",
+    "relabel",
+    "uniform_labels",
+]
+
+
+# --- labels ------------------------------------------------------------------------------------------------------
+
+
+def label_flip(fraction: float = 0.0, *, classes: int = 2) -> Attack:
+    r"""Reverses the order of the classes: :math:`y \leftarrow C - 1 - y`.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      classes: :math:`C`.
+
+    Raises:
+      EvenhandError: fewer than two classes; when a run begins, a label that is none of them.
+
+    Example:
+      >>> import numpy as np
+      >>> label_flip(0.2, classes=10).rows(np.zeros(3), np.array([0, 4, 9]), None)[1].tolist()
+      [9, 5, 0]
+
+    Source: Li, Hu, Beirami and Smith, *Ditto*, ICML 2021, section 2.1, attack A1, for two classes.
+    """
+    whole_number("label_flip(classes=)", classes, 2)
+    return _relabelled(
+        fraction, tuple(range(classes - 1, -1, -1)), "label_flip()", "give classes=, the number of classes"
+    )
+
+
+def relabel(fraction: float, labels: tuple[int, ...]) -> Attack:
+    r"""Replaces each class by another: :math:`y \leftarrow \pi(y)`.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      labels: :math:`\pi(0), \pi(1), \dots`; ``(1, 8, 5, 2, 9, 6, 3, 0, 7, 4)`` is RFA's for digits, ``7 y + 1 mod 10``.
+
+    Raises:
+      EvenhandError: when a run begins, a label that is none of the classes.
+
+    Example:
+      >>> import numpy as np
+      >>> relabel(0.2, (1, 2, 0)).rows(np.zeros(2), np.array([0, 2]), None)[1].tolist()
+      [1, 0]
+
+    Source: the code of Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022.
+    """
+    return _relabelled(fraction, labels, "relabel()", "give labels= for all of them")
+
+
+def random_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
+    """Replaces each label by one of the other classes, drawn once before the run.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      classes: how many classes there are.
+
+    Raises:
+      EvenhandError: fewer than two classes; when a run begins, a label that is none of them.
+
+    Source: none; as :func:`uniform_labels`, with no label right.
+    """
+    whole_number("random_labels(classes=)", classes, 2)
+
+    def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
+        y = _checked(y, classes, "random_labels()")
+        return x, ((y + rng.integers(1, classes, y.shape)) % classes).astype(y.dtype)
+
+    return Attack(fraction, rows=rows)
+
+
+def uniform_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
+    """Replaces each label by one of all classes, the right one included, drawn once before the run.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      classes: how many classes there are.
+
+    Raises:
+      EvenhandError: fewer than two classes; when a run begins, a label that is none of them.
+
+    Source: Li, Hu, Beirami and Smith, *Ditto*, ICML 2021, section 2.1, attack A1, as in its code for several classes.
+    """
+    whole_number("uniform_labels(classes=)", classes, 2)
+
+    def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
+        y = _checked(y, classes, "uniform_labels()")
+        return x, rng.integers(0, classes, y.shape).astype(y.dtype)
+
+    return Attack(fraction, rows=rows)
+
+
+def _relabelled(fraction: float, labels: tuple[int, ...], name: str, advice: str) -> Attack:
+    table = np.asarray(labels)
+
+    def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
+        return x, table[_checked(y, len(table), name, advice)].astype(np.asarray(y).dtype)
+
+    return Attack(fraction, rows=rows)
+
+
+def _checked(y: Any, classes: int, name: str, advice: str = "give classes=, the number of classes") -> Any:
+    y = np.asarray(y)
+    if not np.issubdtype(y.dtype, np.integer) or (y.size and not 0 <= y.min() <= y.max() < classes):
+        raise EvenhandError(
+            f"{name}: labels must be whole numbers from 0 to {classes - 1}, and these are "
+            f"{np.unique(y)[:5].tolist()}: {advice}."
+        )
+    return y
+
+
+# --- features ----------------------------------------------------------------------------------------------------
+
+
+def feature_noise(fraction: float = 0.0, *, std: float = 1.0) -> Attack:
+    r"""Adds noise to each feature, drawn once before the run: :math:`x \leftarrow x + \mathcal N(0, \sigma^2)`.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      std: :math:`\sigma`, in the units of the features.
+
+    Raises:
+      EvenhandError: ``std`` not above 0; when a run begins, features that are no floating-point numbers.
+
+    Source: Zhang et al., *FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning*, 2025,
+    section IV-B; with a new draw in each round: :func:`persistent_outliers`.
+    """
+    if not 0.0 < std < math.inf:
+        raise EvenhandError(f"feature_noise(std={std}): give a number above 0.")
+
+    def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
+        return _floats(x, "feature_noise()") + rng.normal(0.0, std, x.shape).astype(x.dtype), y
+
+    return Attack(fraction, rows=rows)
+
+
+def negative(fraction: float = 0.0, *, highest: float = 1.0) -> Attack:
+    r"""Turns images into their negatives: :math:`x \leftarrow h - x`.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      highest: :math:`h`, the value of the brightest pixel.
+
+    Raises:
+      EvenhandError: when a run begins, features that are no floating-point numbers.
+
+    Source: Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022, section V.
+    """
+
+    def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
+        return (highest - _floats(x, "negative()")).astype(x.dtype), y
+
+    return Attack(fraction, rows=rows)
+
+
+def _floats(x: Any, name: str) -> Any:
+    x = np.asarray(x)
+    if not np.issubdtype(x.dtype, np.floating):
+        raise EvenhandError(
+            f"{name}: the features are {x.dtype}, which noise does not go with: attack the labels."
+        )
+    return x
+
+
+# --- outliers, anew in each round --------------------------------------------------------------------------------
+
+
+def persistent_outliers(
+    fraction: float = 0.0,
+    *,
+    examples: float = 0.3,
+    pixels: float = 0.3,
+    low: float = 0.0,
+    high: float = 1.0,
+    std: float | None = None,
+    label: int | None = None,
+) -> Attack:
+    r"""Disturbs some of a client's examples in each round that it takes part in, others every time.
+
+    .. math:: x_{ij} \leftarrow \mathcal U(l, h), \quad i \in S^t, \; j \in P^t_i, \qquad \text{or} \qquad
+        x_i \leftarrow x_i + \mathcal N(0, \sigma^2 I), \quad i \in S^t
+
+    where :math:`S^t` are the examples that are hit in round :math:`t` and :math:`P^t_i` their pixels.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      examples: share of a client's examples that are hit, rounded down to whole examples.
+      pixels: share of an example's pixels that are replaced, to the nearest; all channels of a pixel are.
+      low: :math:`l`, in the units of the features.
+      high: :math:`h`.
+      std: :math:`\sigma`, of noise on all features in place of new pixels; None: pixels are replaced.
+      label: only examples of this class are hit, and the share is of those; None: all classes.
+
+    Raises:
+      EvenhandError: a share outside [0, 1], ``low`` not below ``high``, or ``std`` not above 0.
+
+    Edge cases: the disturbed examples are made from the clean ones, so that nothing accumulates, and depend on the
+    seed, the round and the client alone, so that every method meets the same.  Labels and evaluation stay clean.
+    Features are an axis of pixels, or two, and then perhaps one of channels.
+
+    Differs from the paper: it does not say how many examples its noise hits, nor by what pixels are replaced.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> x, y = jnp.zeros((10, 4)), jnp.zeros(10, jnp.int32)
+      >>> found, _ = persistent_outliers(0.2, pixels=0.5).fresh(x, y, jnp.int32(10), jax.random.key(0))
+      >>> sorted(jnp.sum(found > 0, axis=1).tolist())
+      [0, 0, 0, 0, 0, 0, 0, 2, 2, 2]
+
+    Source: Zhang et al., *FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning*, 2025,
+    section IV-B.
+    """
+    for name, share in (("examples", examples), ("pixels", pixels)):
+        if not 0.0 <= share <= 1.0:
+            raise EvenhandError(f"persistent_outliers({name}={share}): give a share from 0 to 1.")
+    if std is None and not -math.inf < low < high < math.inf:
+        raise EvenhandError(
+            f"persistent_outliers(low={low}, high={high}): give two numbers, the lower one first."
+        )
+    if std is not None and not 0.0 < std < math.inf:
+        raise EvenhandError(f"persistent_outliers(std={std}): give a number above 0.")
+    if label is not None:
+        whole_number("persistent_outliers(label=)", label, 0)
+
+    def change(x: Array, key: Key) -> Array:
+        return (
+            _replaced(x, pixels, low, high, key) if std is None else x + std * jax.random.normal(key, x.shape)
+        )
+
+    def fresh(x: Array, y: Array, size: Array, key: Key) -> tuple[Array, Array]:
+        choice, what = jax.random.split(key)
+        capacity = x.shape[0]
+        eligible = jnp.arange(capacity) < size
+        if label is not None:
+            eligible &= y == label
+        # For each number of examples, in Python: 0.3 of 10 is 3, not the 2 that float32 makes of it.
+        counts = np.floor(np.arange(capacity + 1) * examples + 1e-9).astype(np.int32)
+        order = jnp.argsort(jnp.where(eligible, jax.random.uniform(choice, (capacity,)), jnp.inf))
+        # As many as there can be at most; those that are too many stay as they were.
+        hit = order[: counts[-1]]
+        chosen = jnp.arange(hit.shape[0]) < jnp.asarray(counts)[jnp.sum(eligible)]
+        chosen = chosen.reshape(-1, *[1] * (x.ndim - 1))
+        return x.at[hit].set(jnp.where(chosen, change(x[hit], what), x[hit])), y
+
+    return Attack(fraction, fresh=fresh)
+
+
+def _replaced(x: Array, share: float, low: float, high: float, key: Key) -> Array:
+    """Uniform numbers in place of this share of the pixels of each example."""
+    choice, what = jax.random.split(key)
+    flat = x.reshape(x.shape[0], -1, x.shape[-1] if x.ndim > 3 else 1)
+    order = jnp.argsort(jax.random.uniform(choice, flat.shape[:2]), axis=1)[:, : round(share * flat.shape[1])]
+    new = jax.random.uniform(what, (*order.shape, flat.shape[2]), minval=low, maxval=high)
+    return jax.vmap(lambda one, places, values: one.at[places].set(values))(flat, order, new).reshape(x.shape)

@@ -1,0 +1,103 @@
+"""What goes around an attack: whose it is, in which rounds, and a second attack by the same clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+
+from evenhand.errors import EvenhandError
+from evenhand.types import Attack, Key, PyTree
+
+__all__ = ["both", "by_clients", "during"]
+
+_OfSums: TypeAlias = Callable[[PyTree, PyTree, Key], PyTree]
+
+
+def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
+    """The attack of these clients, in place of a share that is drawn.
+
+    Args:
+      attack: what they do.
+      clients: their ids as text, or their positions among all clients, from 0, as whole numbers.
+
+    A run raises an ``EvenhandError`` for a client that its data do not have.
+
+    Example:
+      >>> from evenhand.attacks import zero
+      >>> by_clients(zero(), ("north", 3)).clients
+      ('north', 3)
+    """
+    return attack._replace(fraction=0.0, clients=tuple(clients))
+
+
+def during(attack: Attack, *, first: int = 1, last: int | None = None) -> Attack:
+    """The attack in some rounds only; poisoned examples stay poisoned throughout.
+
+    Args:
+      attack: what malicious clients do.
+      first: the first round, from 1.
+      last: the last round; None: that of the run.
+
+    Example:
+      >>> from evenhand.attacks import zero
+      >>> during(zero(0.2), first=10, last=20).last
+      20
+    """
+    return attack._replace(first=first, last=last)
+
+
+def both(attack: Attack, then: Attack) -> Attack:
+    """Two attacks by the same clients, such as wrong labels and uploads that are boosted.
+
+    The clients and rounds are those of the first; uploads are changed by the first, then by the second.
+
+    Args:
+      attack: the first.
+      then: the second; its share of clients and its rounds do not count.
+
+    Raises:
+      EvenhandError: both are coalitions, or both poison examples.
+
+    Example:
+      >>> from evenhand.attacks import label_flip, model_replacement
+      >>> both(label_flip(0.2), model_replacement(boost=10.0)).fraction
+      0.2
+
+    Source: the code of Ditto, whose attacks A2 and A3 come on top of wrong labels.
+    """
+    poisons = [one.rows or one.fresh for one in (attack, then)]
+    if all(poisons) or (attack.collude and then.collude):
+        what = "poison examples" if all(poisons) else "are coalitions"
+        raise EvenhandError(f"both(): the two attacks {what}: give one that does, and one of another kind.")
+    return attack._replace(
+        rows=attack.rows or then.rows,
+        upload=_chained(attack.upload, then.upload),
+        report=_chained(attack.report, then.report),
+        collude=attack.collude or then.collude,
+        fresh=attack.fresh or then.fresh,
+        lifted=_of_sums(attack.lifted, then.lifted),
+    )
+
+
+def _of_sums(one: _OfSums | None, other: _OfSums | None) -> _OfSums | None:
+    if one is None or other is None:
+        return one or other
+
+    def change(numbers: PyTree, public: PyTree, key: Key) -> PyTree:
+        first, second = jax.random.split(key)
+        return other(one(numbers, public, first), public, second)
+
+    return change
+
+
+def _chained(one: Callable[..., Any] | None, other: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    if one is None or other is None:
+        return one or other
+
+    def change(value: Any, key: Key) -> Any:
+        first, second = jax.random.split(key)
+        return other(one(value, first), second)
+
+    return change

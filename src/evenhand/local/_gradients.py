@@ -1,0 +1,190 @@
+"""Losses and gradients of a client: over all of its examples, on a batch of them, and what methods add to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from evenhand import tree
+from evenhand.local._batches import Batch, rows_at
+from evenhand.lowering import lowered
+from evenhand.types import Array, ClientData, Key, Model, Params, PyTree, Risk
+
+__all__ = [
+    "Estimator",
+    "MeanGradient",
+    "RowRisk",
+    "batch_gradient",
+    "full_gradient",
+    "full_loss",
+    "losses_of",
+    "mean_gradient",
+    "proximal",
+    "shift",
+]
+
+
+# --- over all examples -------------------------------------------------------------------------------------------
+
+_CHUNK_NUMBERS = 2**17
+"""About how many numbers one slice of a pass over a client's examples holds, to bound memory."""
+_CHUNK_ROWS = (64, 512)
+"""Fewest and most examples in a slice."""
+
+
+def full_gradient(model: Model, params: Params, data: ClientData, key: Key | None = None) -> Params:
+    r""":math:`\nabla F_k(w)`: the gradient of the mean loss over all of the client's examples, a tree like ``params``.
+
+    With ``key`` the forward pass is the one for training (dropout), without it the one for evaluation.
+    """
+    count = jnp.maximum(data.size, 1).astype(jnp.float32)
+
+    def add(total: Params, x: Array, y: Array, inside: Array, chunk: Array) -> Params:
+        chunk_key = None if key is None else jax.random.fold_in(key, chunk)
+        return tree.add(total, jax.grad(_sum_loss)(params, model, x, y, inside, chunk_key))
+
+    return tree.scale(1.0 / count, _over_rows(data, tree.zeros_like(params), add))
+
+
+def full_loss(model: Model, params: Params, data: ClientData) -> Array:
+    r""":math:`F_k(w)`: the mean loss over all of the client's examples, a float32 scalar."""
+    count = jnp.maximum(data.size, 1).astype(jnp.float32)
+
+    def add(total: Array, x: Array, y: Array, inside: Array, chunk: Array) -> Array:
+        return total + _sum_loss(params, model, x, y, inside, None)
+
+    return _over_rows(data, jnp.float32(0.0), add) / count
+
+
+def _over_rows(
+    data: ClientData, begin: PyTree, add: Callable[[PyTree, Array, Array, Array, Array], PyTree]
+) -> PyTree:
+    """Folds ``add(total, x, y, inside, chunk)`` over the client's examples, a slice at a time."""
+    fewest, most = _CHUNK_ROWS
+    fitting = _CHUNK_NUMBERS // max(1, math.prod(data.x.shape[1:]))
+    width = min(max(fewest, min(fitting, most)), data.capacity)
+
+    def body(carry: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
+        chunk, total = carry
+        positions = chunk * width + jnp.arange(width, dtype=jnp.int32)
+        inside = positions < data.size
+        x, y = rows_at(data, jnp.where(inside, positions, 0))
+        return chunk + 1, add(total, x, y, inside, chunk)
+
+    return lax.while_loop(lambda carry: carry[0] * width < data.size, body, (jnp.int32(0), begin))[1]
+
+
+def _sum_loss(params: Params, model: Model, x: Array, y: Array, inside: Array, key: Key | None) -> Array:
+    return jnp.sum(losses_of(params, model, x, y, inside, key))
+
+
+def losses_of(params: Params, model: Model, x: Array, y: Array, inside: Array, key: Key | None) -> Array:
+    """The loss of each example, 0 where not ``inside``; with a ``key``, that of the forward pass for training."""
+    if key is None or model.apply_train is None:
+        outputs = lowered(model.apply)(params, x)
+    else:
+        outputs = lowered(model.apply_train)(params, x, key)
+    return jnp.where(inside, model.losses(outputs, y), 0.0)
+
+
+# --- on a batch --------------------------------------------------------------------------------------------------
+
+Estimator: TypeAlias = Callable[[Params, Batch, Key], Params]
+"""``(params, batch, key) -> gradient``; the key is for dropout and noise."""
+
+RowRisk: TypeAlias = Risk | Callable[[Array], Risk]
+"""A risk over the examples of a batch, or a function of the batch's labels that gives one."""
+
+
+def batch_gradient(model: Model, risk: RowRisk | None = None) -> Estimator:
+    r""":math:`\nabla F_k(w; b)`, the gradient of the mean loss over the batch, or of another risk of its losses.
+
+    Args:
+      model: gives the losses.
+      risk: the risk of a batch's losses; None: their mean.  Except for the mean, the risk of a batch is a biased
+        estimate of that of all examples.
+    """
+    slope = jax.jit(jax.grad(partial(_batch_loss, model, risk)))  # traced once, however often the work is
+
+    def estimate(params: Params, batch: Batch, key: Key) -> Params:
+        if batch.positions is None and risk is None:
+            return full_gradient(model, params, batch.data, key)
+        return slope(params, *batch.read(), key)
+
+    return estimate
+
+
+def _batch_loss(
+    model: Model, risk: RowRisk | None, params: Params, x: Array, y: Array, inside: Array, key: Key
+) -> Array:
+    losses = losses_of(params, model, x, y, inside, key)
+    if risk is None:
+        return jnp.sum(losses) / jnp.maximum(jnp.sum(inside), 1).astype(jnp.float32)
+    return (risk if isinstance(risk, Risk) else risk(y)).value(losses, inside.astype(losses.dtype))
+
+
+# --- corrections: what methods add to gradients, as optax transformations ----------------------------------------
+
+
+def proximal(mu: Array | float, anchor: Params) -> optax.GradientTransformation:
+    r"""Adds :math:`\mu (w - w^t)`, the gradient of :math:`\frac{\mu}{2} \|w - w^t\|^2`, with ``anchor`` as :math:`w^t`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> pull = proximal(0.5, jnp.array([1.0]))
+      >>> pull.update(jnp.array([0.0]), pull.init(jnp.array([3.0])), jnp.array([3.0]))[0].tolist()
+      [1.0]
+    """
+
+    def update(
+        updates: Params, state: optax.OptState, params: Params | None = None
+    ) -> tuple[Params, optax.OptState]:
+        pulled = jax.tree.map(lambda g, w, a: g + (mu * (w - a)).astype(g.dtype), updates, params, anchor)
+        return pulled, state
+
+    return optax.GradientTransformation(_stateless, update)
+
+
+def shift(offset: Params) -> optax.GradientTransformation:
+    """Adds the same ``offset`` to every gradient: a control variate, or FedDane's gradient correction."""
+
+    def update(
+        updates: Params, state: optax.OptState, params: Params | None = None
+    ) -> tuple[Params, optax.OptState]:
+        return tree.add(updates, offset), state
+
+    return optax.GradientTransformation(_stateless, update)
+
+
+class MeanGradient(NamedTuple):
+    """State of :func:`mean_gradient`: the running mean and how many gradients are in it."""
+
+    mean: Params
+    seen: Array
+
+
+def mean_gradient() -> optax.GradientTransformation:
+    """Passes gradients through unchanged and keeps their mean in its state, a :class:`MeanGradient`."""
+
+    def update(
+        updates: Params, state: optax.OptState, params: Params | None = None
+    ) -> tuple[Params, optax.OptState]:
+        assert isinstance(state, MeanGradient)
+        seen = state.seen + 1
+        mean = jax.tree.map(lambda m, g: m + (g - m) / seen.astype(m.dtype), state.mean, updates)
+        return updates, MeanGradient(mean, seen)
+
+    return optax.GradientTransformation(
+        lambda params: MeanGradient(tree.zeros_like(params), jnp.int32(0)), update
+    )
+
+
+def _stateless(params: Params) -> optax.OptState:
+    return optax.EmptyState()

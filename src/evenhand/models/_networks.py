@@ -1,0 +1,368 @@
+"""Networks of the federated literature: perceptrons, convolutions for images, and a next-character LSTM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from evenhand.errors import EvenhandError
+from evenhand.models._adapters import from_flax
+from evenhand.models._linear import check_sizes, glorot_uniform, sample_row, vector_rows, zeros
+from evenhand.types import Array, Model
+
+__all__ = [
+    "cnn_cifar",
+    "cnn_femnist",
+    "cnn_femnist_dropout",
+    "image_rows",
+    "lstm",
+    "mlp",
+]
+
+
+# --- perceptrons --------------------------------------------------------------------------------------------
+
+
+def mlp(features: int, *, classes: int, hidden: Sequence[int] = (128,)) -> Model:
+    r"""Multilayer perceptron with ReLUs, ``z = relu(... relu(x W_0 + b_0) ...) W + b``, and cross-entropy.
+
+    Kernels Glorot uniform, biases 0; metric ``"accuracy"``.
+
+    Args:
+      features: numbers per example; examples of any shape are flattened.
+      classes: labels are integers ``0 .. classes - 1``.
+      hidden: widths of the hidden layers; empty: softmax regression.
+
+    Params:
+      ``dense_0``, ``dense_1``, ..., ``output``, each with ``kernel`` and ``bias``.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from evenhand import models
+      >>> model = models.mlp(784, hidden=(300, 100), classes=10)
+      >>> sorted(jax.eval_shape(model.init, jax.random.key(0)))
+      ['dense_0', 'dense_1', 'output']
+    """
+    if isinstance(hidden, int):
+        raise EvenhandError(
+            f"hidden={hidden}: give the widths of all hidden layers, e.g. hidden=({hidden},)."
+        )
+    check_sizes(
+        {"features": features, "classes": classes, **{f"hidden[{i}]": w for i, w in enumerate(hidden)}}
+    )
+    model = from_flax(
+        _Perceptron(features, tuple(hidden), classes), loss="cross_entropy", sample=sample_row(features)
+    )
+    return model._replace(name=f"mlp(features={features}, classes={classes}, hidden={tuple(hidden)})")
+
+
+class _Perceptron(nn.Module):
+    features: int
+    hidden: tuple[int, ...]
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = vector_rows(x, self.features)
+        for layer, width in enumerate(self.hidden):
+            x = nn.relu(nn.Dense(width, kernel_init=glorot_uniform, name=f"dense_{layer}")(x))
+        return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(x)
+
+
+# --- convolutions -------------------------------------------------------------------------------------------
+
+
+_Shape = tuple[int, int, int]
+
+
+def cnn_femnist(classes: int = 62, *, hidden: int = 512) -> Model:
+    r"""The network with two convolutions for 28 x 28 grey images, with cross-entropy loss.
+
+    ``conv 5x5x32 same, ReLU, pool 2, conv 5x5x64 same, ReLU, pool 2, dense hidden, ReLU, dense classes``;
+    1,690,046 parameters by default, 1,663,370 with ten classes.  Kernels start Glorot uniform, biases at 0;
+    metric ``"accuracy"``.
+
+    Args:
+      classes: labels are integers ``0 .. classes - 1``.
+      hidden: width of the dense layer: 512 in the first paper, 2048 in LEAF.
+
+    Params:
+      ``conv_0``, ``conv_1``, ``dense``, ``output``, each with ``kernel`` and ``bias``.
+
+    Inputs are pixels, float, ``(n, 28, 28)``, ``(n, 28, 28, 1)`` or ``(n, 784)``.
+
+    Example:
+      >>> import jax
+      >>> from evenhand import models
+      >>> params = jax.eval_shape(models.cnn_femnist().init, jax.random.key(0))
+      >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+      1690046
+
+    Source: McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*,
+    AISTATS 2017, section 3; Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018.
+    """
+    check_sizes({"classes": classes, "hidden": hidden})
+    module = _PooledCNN((28, 28, 1), hidden, classes)
+    model = from_flax(module, loss="cross_entropy", sample=np.zeros((1, 28, 28, 1), np.float32))
+    return model._replace(name=f"cnn_femnist({classes}, hidden={hidden})")
+
+
+def cnn_femnist_dropout(classes: int = 62) -> Model:
+    r"""The network with dropout for 28 x 28 grey images, with cross-entropy loss.
+
+    ``conv 3x3x32 valid, ReLU, conv 3x3x64 valid, ReLU, pool 2, dropout 0.25, dense 128, ReLU, dropout 0.5,
+    dense classes``; 1,206,590 parameters with 62 classes.  Dropout acts in training only.  Inputs, parameter
+    names, initial values and metric as for :func:`cnn_femnist`.
+
+    Args:
+      classes: labels are integers ``0 .. classes - 1``.
+
+    Example:
+      >>> import jax
+      >>> from evenhand import models
+      >>> params = jax.eval_shape(models.cnn_femnist_dropout().init, jax.random.key(0))
+      >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+      1206590
+
+    Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021 (EMNIST character recognition).
+    """
+    return _dropout_cnn((28, 28, 1), classes)._replace(name=f"cnn_femnist_dropout({classes})")
+
+
+def cnn_cifar(classes: int = 10) -> Model:
+    r"""The network with dropout for 32 x 32 colour images, with cross-entropy loss.
+
+    The layers of :func:`cnn_femnist_dropout` on inputs ``(n, 32, 32, 3)``, channels last, or ``(n, 3072)`` in
+    that order: the dense layer has 12,544 inputs.  1,626,442 parameters with ten classes.
+
+    Args:
+      classes: labels are integers ``0 .. classes - 1``.
+
+    Example:
+      >>> import jax
+      >>> from evenhand import models
+      >>> params = jax.eval_shape(models.cnn_cifar().init, jax.random.key(0))
+      >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+      1626442
+    """
+    return _dropout_cnn((32, 32, 3), classes)._replace(name=f"cnn_cifar({classes})")
+
+
+def _dropout_cnn(shape: _Shape, classes: int) -> Model:
+    check_sizes({"classes": classes})
+    sample = np.zeros((1, *shape), np.float32)
+    return from_flax(_DropoutCNN(shape, classes), loss="cross_entropy", sample=sample)
+
+
+class _PooledCNN(nn.Module):
+    shape: _Shape
+    hidden: int
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = image_rows(x, self.shape)
+        x = _halved(nn.relu(nn.Conv(32, (5, 5), kernel_init=glorot_uniform, name="conv_0")(x)))
+        x = _halved(nn.relu(nn.Conv(64, (5, 5), kernel_init=glorot_uniform, name="conv_1")(x)))
+        x = _flat(x)
+        x = nn.relu(nn.Dense(self.hidden, kernel_init=glorot_uniform, name="dense")(x))
+        return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(x)
+
+
+class _DropoutCNN(nn.Module):
+    shape: _Shape
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        x = image_rows(x, self.shape)
+        x = nn.relu(nn.Conv(32, (3, 3), padding="VALID", kernel_init=glorot_uniform, name="conv_0")(x))
+        x = nn.relu(nn.Conv(64, (3, 3), padding="VALID", kernel_init=glorot_uniform, name="conv_1")(x))
+        x = _flat(_Dropout(0.25)(_halved(x), train))
+        x = nn.relu(nn.Dense(128, kernel_init=glorot_uniform, name="dense")(x))
+        x = _Dropout(0.5)(x, train)
+        return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(x)
+
+
+class _Dropout(nn.Module):
+    """Dropout at a rate in 256ths, from 8 random bits per unit: a quarter of what ``nn.Dropout`` draws."""
+
+    rate: float
+
+    def __call__(self, x: Array, train: bool) -> Array:
+        dropped = 256 * self.rate
+        if dropped % 1:
+            raise ValueError(f"The rate must be a multiple of 1/256, but it is {self.rate}.")
+        if not train:
+            return x
+        words = jax.random.bits(self.make_rng("dropout"), (-(-x.size // 4),))
+        bits = (words[None] >> jnp.arange(0, 32, 8, jnp.uint32)[:, None]) & 255
+        keep = (bits >= int(dropped)).ravel()[: x.size].reshape(x.shape)
+        return jnp.where(keep, x / (1 - self.rate), 0)
+
+
+def image_rows(x: Array, shape: tuple[int, int, int]) -> Array:
+    """Rows as float32 images ``(n, height, width, channels)``.
+
+    Rows may be flat, or lack the axis of a single channel; channels first is refused, since it would be
+    scrambled.
+    """
+    x = jnp.asarray(x)
+    allowed = [shape, (math.prod(shape),)] + [shape[:2]] * (shape[2] == 1)
+    if x.shape[1:] not in allowed:
+        raise EvenhandError(
+            f"The model was made for images of shape {shape} (height, width, channels), or flat rows of "
+            f"{math.prod(shape)} numbers, but a row has shape {x.shape[1:]}."
+        )
+    return x.reshape(x.shape[0], *shape).astype(jnp.float32)
+
+
+def _halved(x: Array) -> Array:
+    return nn.max_pool(x, (2, 2), (2, 2))
+
+
+def _flat(x: Array) -> Array:
+    # -1 would be ambiguous for zero rows.
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
+# --- characters ---------------------------------------------------------------------------------------------
+
+
+def lstm(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers: int = 2) -> Model:
+    r"""Stacked LSTM that reads a sequence of tokens and predicts the next one, with cross-entropy loss.
+
+    Embedding, ``layers`` LSTM layers, and a dense layer on the last step's output.  A layer with input
+    ``x_t`` computes
+
+    .. math:: (i, j, f, o) &= [x_t, h_{t-1}] K + b \\
+       c_t &= \sigma(f + 1) \, c_{t-1} + \sigma(i) \tanh(j), \qquad h_t = \sigma(o) \tanh(c_t)
+
+    from ``h_0 = c_0 = 0``: no peepholes, forget bias 1.  Kernels and embedding start Glorot uniform, biases
+    at 0.  The default has 817,872 parameters: ``embedding`` (80, 8), ``lstm_0`` and ``lstm_1`` with ``kernel``
+    (inputs + 256, 4 x 256) and ``bias``, ``output``.
+
+    The recurrence has a custom gradient (one product for the kernel's gradient over all steps); reverse mode
+    and forward over reverse work, ``jax.jvp`` of the bare model does not.
+
+    Args:
+      vocabulary: the number of distinct tokens; inputs, ``(n, T)``, and labels, ``(n,)``, are integers
+        ``0 .. vocabulary - 1``.  A token beyond the vocabulary gives NaN.
+      embedding: numbers per embedded token.
+      hidden: width of each layer.
+      layers: how many layers.
+
+    Raises:
+      EvenhandError: the inputs are not integers ``(n, T)`` with ``T >= 1``.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from evenhand import models
+      >>> model = models.lstm(vocabulary=10, hidden=4)
+      >>> params = jax.eval_shape(model.init, jax.random.key(0))
+      >>> jax.eval_shape(model.apply, params, jnp.zeros((3, 7), jnp.int32)).shape
+      (3, 10)
+
+    Source: Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018; Li et al., *Federated
+    Optimization in Heterogeneous Networks*, MLSys 2020 (Shakespeare).
+    """
+    check_sizes({"vocabulary": vocabulary, "embedding": embedding, "hidden": hidden, "layers": layers})
+    module = _CharacterLSTM(vocabulary, embedding, hidden, layers)
+    model = from_flax(module, loss="cross_entropy", sample=np.zeros((1, 2), np.int32))
+    return model._replace(name=f"lstm({vocabulary}, embedding={embedding}, hidden={hidden}, layers={layers})")
+
+
+class _CharacterLSTM(nn.Module):
+    vocabulary: int
+    embedding: int
+    hidden: int
+    layers: int
+
+    @nn.compact
+    def __call__(self, tokens: Array) -> Array:
+        if tokens.ndim != 2 or tokens.shape[1] == 0 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise EvenhandError(
+                "The LSTM needs integer tokens of shape (rows, length), but the inputs are "
+                f"{tokens.dtype} of shape {tokens.shape}."
+            )
+        table = self.param("embedding", glorot_uniform, (self.vocabulary, self.embedding), jnp.float32)
+        sequence = jnp.take(table, tokens.T, axis=0)
+        for layer in range(self.layers):
+            sequence = _LSTMLayer(self.hidden, name=f"lstm_{layer}")(sequence)
+        return nn.Dense(self.vocabulary, kernel_init=glorot_uniform, name="output")(sequence[-1])
+
+
+class _LSTMLayer(nn.Module):
+    """One layer, time first: ``(T, n, inputs) -> (T, n, hidden)``."""
+
+    hidden: int
+
+    @nn.compact
+    def __call__(self, sequence: Array) -> Array:
+        inputs = sequence.shape[-1]
+        kernel = self.param("kernel", glorot_uniform, (inputs + self.hidden, 4 * self.hidden), jnp.float32)
+        bias = self.param("bias", zeros, (4 * self.hidden,), jnp.float32)
+        return _recurrence(sequence @ kernel[:inputs] + bias[None, None, :], kernel[inputs:])
+
+
+def _cell(gates: Array, memory: Array) -> tuple[Array, Array]:
+    """``(gates (n, 4h), c_{t-1}) -> (h_t, c_t)``."""
+    i, j, f, o = jnp.split(gates, 4, axis=-1)
+    memory = jax.nn.sigmoid(f + 1.0) * memory + jax.nn.sigmoid(i) * jnp.tanh(j)
+    return jax.nn.sigmoid(o) * jnp.tanh(memory), memory
+
+
+@jax.custom_vjp
+def _recurrence(driven: Array, kernel: Array) -> Array:
+    """``driven``: gates from the inputs, ``(T, n, 4h)``; ``kernel``: ``(h, 4h)``; gives ``(T, n, h)``."""
+    return _run(driven, kernel)[0]
+
+
+_Steps = tuple[Array, Array, Array]
+
+
+def _run(driven: Array, kernel: Array) -> _Steps:
+    """Outputs, memories and gates of all steps."""
+    start = jnp.zeros((driven.shape[1], kernel.shape[0]), driven.dtype)
+
+    def step(carry: tuple[Array, Array], drive: Array) -> tuple[tuple[Array, Array], _Steps]:
+        output, memory = carry
+        gates = drive + output @ kernel
+        output, memory = _cell(gates, memory)
+        return (output, memory), (output, memory, gates)
+
+    return lax.scan(step, (start, start), driven)[1]
+
+
+def _forward(driven: Array, kernel: Array) -> tuple[Array, tuple[Array, _Steps]]:
+    steps = _run(driven, kernel)
+    return steps[0], (kernel, steps)
+
+
+def _backward(saved: tuple[Array, _Steps], given: Array) -> tuple[Array, Array]:
+    # The transpose of a scan adds an (h, 4h) matrix at every step; here one product does it for all steps.
+    kernel, (outputs, memories, gates) = saved
+    # Made once: XLA:CPU moves the transpose of a constant of the loop into the loop, and makes it at every step.
+    back = lax.optimization_barrier(kernel.T)
+    start = jnp.zeros_like(outputs[:1])
+    before, memories_before = (jnp.concatenate([start, a[:-1]]) for a in (outputs, memories))
+
+    def step(carry: tuple[Array, Array], at: _Steps) -> tuple[tuple[Array, Array], Array]:
+        d_output, d_memory = carry
+        d_given, gates, memory = at
+        pull = jax.vjp(_cell, gates, memory)[1]
+        d_gates, d_memory = pull((d_output + d_given, d_memory))
+        return (d_gates @ back, d_memory), d_gates
+
+    d_driven = lax.scan(step, (start[0], start[0]), (given, gates, memories_before), reverse=True)[1]
+    hidden, width = kernel.shape
+    return d_driven, before.reshape(-1, hidden).T @ d_driven.reshape(-1, width)
+
+
+_recurrence.defvjp(_forward, _backward)

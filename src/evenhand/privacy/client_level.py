@@ -1,0 +1,320 @@
+"""Privacy for clients: the promise for any method whose aggregators add noise, and DP-FedAvg, the simplest of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from evenhand.algorithms import fedavg
+from evenhand.errors import EvenhandError, expect
+from evenhand.local import Work
+from evenhand.privacy.gaussian import AdaptiveClip, noisy_mean
+from evenhand.sampling import poisson
+from evenhand.types import (
+    Algorithm,
+    Array,
+    Info,
+    Key,
+    Params,
+    Phase,
+    Privacy,
+    PyTree,
+    Release,
+    Stack,
+    Sum,
+)
+
+__all__ = ["dp_fedadam", "dp_fedavg", "private", "promise"]
+
+
+_NEIGHBOURS = {
+    "poisson": "one client, with all its examples, added or removed",
+    "fixed": "one client, with all its examples, replaced by another",
+}
+
+
+_SEEN = "single uploads, which the server sees"
+
+
+_KNOWN_IF_SUMMED = "who takes part in a round, which the server knows: to it, sampling hides nobody"
+
+
+_NOISY = "give the method aggregator=eh.privacy.noisy_mean(clip, noise_multiplier=..., rate=...)"
+
+
+# --- the promise -----------------------------------------------------------------------------------------
+
+
+class _State(NamedTuple):
+    """The method's own state, and how many clients a cohort is expected to have, int32."""
+
+    inner: PyTree
+    expected: Array
+
+
+def private(method: Algorithm) -> Algorithm:
+    r"""The same method, which promises that nobody can tell from its models whether any one client took part.
+
+    For any two sets of clients :math:`U, U'` of which one has one client more, and any set :math:`O` of sequences of
+    global models,
+
+    .. math:: \Pr[\mathcal M(U) \in O] \le e^\varepsilon \Pr[\mathcal M(U') \in O] + \delta,
+
+    with :math:`\varepsilon` and :math:`\delta` from ``run.privacy``.  The server is trusted: it sees all uploads.
+
+    Args:
+      method: one whose only look at its clients is through aggregators that add noise
+        (:func:`evenhand.privacy.noisy_mean`), on cohorts from :func:`evenhand.sampling.poisson` of the same rate, or
+        from :func:`evenhand.sampling.fixed` if their noise is made for it.
+
+    Raises:
+      EvenhandError: the method gives away something without noise, with the reason and what to do instead: an
+        aggregator that sees single uploads, or weighs clients by what they report; a fixed cohort under noise for
+        another sampling; a training loss that it observes; personal models; local work that promises something else.
+
+    Edge cases: rounds without clients still step, with noise alone.  The server's step gets the expected number of
+    uploads in place of the true one, which is private.  Put :func:`evenhand.personalization.ditto` and
+    :func:`~evenhand.personalization.finetune` around it, not inside.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.load("digits", clients=30)
+      >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
+      >>> noisy = eh.privacy.noisy_mean(0.5, noise_multiplier=1.0, rate=0.5)
+      >>> method = private(eh.algorithms.fedprox(work, mu=0.1, aggregator=noisy, sampling=eh.sampling.poisson(0.5)))
+      >>> run = eh.simulate(method, data, rounds=4)
+      >>> round(run.privacy.epsilon, 1)
+      4.0
+
+    Source: McMahan et al., *Learning Differentially Private Recurrent Language Models*, ICLR 2018, definition 1.
+    """
+    expect("method", method, Algorithm, "eh.algorithms.fedavg(work, ...)")
+    drawn = method.sampling
+    if drawn.rate is None:
+        raise EvenhandError(
+            f"private({method.name}): its cohorts have a fixed size, and the accountant counts on clients that are "
+            "drawn independently of each other: give the method sampling=eh.sampling.poisson(rate), or "
+            "eh.sampling.fixed(rate) and noise for it."
+        )
+    rate = drawn.rate
+    for reason in (
+        *_looks(method),
+        *(each for phase in method.phases for each in _gives(phase, rate, drawn.independent)),
+    ):
+        raise EvenhandError(f"private({method.name}): {reason}.")
+    each_round = _each_round(method)
+
+    def releases(rounds: int) -> tuple[Release, ...]:
+        return tuple(release._replace(times=rounds) for release in each_round)
+
+    def init(params: Params, clients: int) -> _State:
+        return _State(method.init(params, clients), jnp.int32(max(1, round(rate * clients))))
+
+    return method._replace(
+        init=init,
+        phases=tuple(map(_blind, method.phases)),
+        global_params=lambda state: method.global_params(state.inner),
+        privacy=promise(
+            releases,
+            _NEIGHBOURS["poisson" if drawn.independent else "fixed"],
+            _KNOWN_IF_SUMMED if all(map(_is_summed_in_secret, method.phases)) else _SEEN,
+        ),
+        name=f"private({method.name})",
+    )
+
+
+def promise(
+    releases: Callable[[int], tuple[Release, ...]],
+    neighbours: str = _NEIGHBOURS["poisson"],
+    server: str = _SEEN,
+) -> Privacy:
+    """The promise to clients of a method whose rounds release this, and nothing else."""
+    return Privacy(
+        "client",
+        releases,
+        neighbours,
+        ("the global model after every round",),
+        ("how many clients there are", "the settings of the method"),
+        (
+            server,
+            "the seed, from which a simulation draws its noise",
+            "what is measured in a simulation, such as the accuracy of a client and the training loss",
+            "the choice of settings, where it looks at the same clients",
+        ),
+    )
+
+
+def _is_summed_in_secret(phase: Phase) -> bool:
+    return isinstance(phase.aggregator, Sum) and phase.aggregator.summation is not None
+
+
+def _each_round(method: Algorithm) -> list[Release]:
+    """What one round gives away, once for each cohort: several looks at one cohort are one look through less noise."""
+    found = list[Release]()
+    for phase in method.phases:
+        assert isinstance(phase.aggregator, Sum) and phase.aggregator.release is not None
+        release = phase.aggregator.release
+        found.append(release if not found or phase.fresh_cohort else _both(found.pop(), release))
+    return found
+
+
+def _both(one: Release, other: Release) -> Release:
+    noises = (one.noise_multiplier, other.noise_multiplier)
+    together = 0.0 if 0.0 in noises else sum(noise**-2 for noise in noises) ** -0.5
+    mechanism = "gaussian" if one.mechanism == other.mechanism == "gaussian" else "concentrated"
+    return other._replace(noise_multiplier=together, mechanism=mechanism)
+
+
+def _looks(method: Algorithm) -> list[str]:
+    """How a method looks at its clients past its aggregators."""
+    found = list[str]()
+    if method.observe is not None:
+        found.append(
+            "it observes the training loss of all clients before each round, without noise: take a method that does not"
+        )
+    if method.personal_params is not None or method.adapt is not None:
+        found.append(
+            "its clients have models of their own, which are not part of what is given away: put the personal method "
+            "around private(), as in ditto(private(...), work)"
+        )
+    if method.privacy is not None:
+        found.append("its local work promises privacy by itself: give it eh.local.sgd(model, ...)")
+    return found
+
+
+def _gives(phase: Phase, rate: float, independent: bool) -> list[str]:
+    """What a phase gives away without noise, or with noise for other cohorts."""
+    aggregator = phase.aggregator
+    if isinstance(aggregator, Stack):
+        return [
+            "its aggregator must see every upload, and what one client changes in its result has no bound: "
+            + _NOISY
+        ]
+    if aggregator.weigh is not None or aggregator.needs_loss:
+        return [
+            "its aggregator weighs clients by what they report in the clear, such as their loss: " + _NOISY
+        ]
+    if aggregator.release is None and aggregator.summation is not None:
+        return [
+            "its aggregator adds up in secret without noise that is made for it: give the method "
+            "aggregator=eh.privacy.discrete_mean(clip, noise_multiplier=..., rate=..., fewest=...)"
+        ]
+    if aggregator.release is None:
+        what = (
+            "its aggregator adds no noise" if aggregator.sensitivity else "its uploads have no bounded effect"
+        )
+        return [f"{what}: {_NOISY}"]
+    if abs(aggregator.release.rate - rate) > 1e-9:
+        return [
+            f"clients are drawn with probability {rate:g}, and its aggregator adds noise for "
+            f"{aggregator.release.rate:g}: give both the same rate"
+        ]
+    if (aggregator.release.sampling == "poisson") != independent:
+        return [
+            "its cohorts and its aggregator's noise are for different ways to draw clients: give "
+            'sampling=eh.sampling.poisson(rate) and noisy_mean(..., sampling="poisson"), or fixed(rate) and "fixed"'
+        ]
+    return []
+
+
+def _blind(phase: Phase) -> Phase:
+    """The phase on the state with the expected number of uploads, which its server gets in place of the true one."""
+
+    def broadcast(state: _State, client: Array) -> PyTree:
+        return phase.broadcast(state.inner, client)
+
+    def server(state: _State, direction: PyTree, reported: Array, key: Key) -> tuple[_State, Info]:
+        inner, info = phase.server(state.inner, direction, state.expected, key)
+        return state._replace(inner=inner), info
+
+    return phase._replace(broadcast=broadcast, server=server, steps_if_empty=True)
+
+
+# --- DP-FedAvg -------------------------------------------------------------------------------------------
+
+
+def dp_fedavg(
+    work: Work,
+    *,
+    clip: float | AdaptiveClip,
+    noise_multiplier: float,
+    rate: float = 0.1,
+    server_opt: optax.GradientTransformation = optax.sgd(1.0),
+) -> Algorithm:
+    r"""DP-FedAvg: clients of a Poisson sample train, and the server averages their clipped updates under noise.
+
+    .. math::
+        w^{t+1} = w^t + \frac1{q N} \Big( \sum_{k \in S_t} \Delta_k \min\Big(1, \frac{C}{\|\Delta_k\|}\Big)
+        + \mathcal N(0, z^2 C^2 I) \Big), \qquad \Pr[k \in S_t] = q,
+
+    where :math:`\Delta_k` is what local work on :math:`F_k` changes in :math:`w^t`.  Whoever sees all models
+    cannot tell whether any one client took part; ``run.privacy`` has the :math:`\varepsilon` and :math:`\delta`.
+
+    Args:
+      work: what clients do and the model that they train.
+      clip: :math:`C`, in the units of an update, or :func:`evenhand.privacy.adaptive_clip`.
+      noise_multiplier: :math:`z`; :func:`evenhand.privacy.noise_for` finds it for a budget.
+      rate: :math:`q`, the chance with which each client is drawn in a round.
+      server_opt: the server's optimiser on the noisy pseudo-gradient; ``sgd(1.0)`` is plain averaging.
+
+    Raises:
+      EvenhandError: a number out of range, or local work that promises privacy by itself.
+
+    Edge cases: a round without clients steps along noise alone.  All clients count alike, whatever their size: the
+    objective is :math:`\frac1N \sum_k F_k`.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.load("digits", clients=100)
+      >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
+      >>> run = eh.simulate(dp_fedavg(work, clip=0.5, noise_multiplier=1.0, rate=0.1), data, rounds=20)
+      >>> round(run.privacy.epsilon, 2), run.privacy.delta
+      (1.86, 0.01)
+
+    Source: McMahan et al., *Learning Differentially Private Recurrent Language Models*, ICLR 2018, algorithm 1; as in
+    Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, algorithm 10 with :math:`A = 1`.
+
+    Differs from the paper: algorithm 10 prints noise at each device; its code and its :math:`\varepsilon` are those of
+    noise added once to the sum, as here.
+    """
+    noisy = noisy_mean(clip, noise_multiplier=noise_multiplier, rate=rate)
+    method = private(fedavg(work, server_opt=server_opt, aggregator=noisy, sampling=poisson(rate)))
+    return method._replace(name=f"dp_fedavg(noise_multiplier={noise_multiplier:g}, rate={rate:g})")
+
+
+def dp_fedadam(
+    work: Work,
+    *,
+    clip: float | AdaptiveClip,
+    noise_multiplier: float,
+    rate: float = 0.1,
+    server_lr: float = 1.0,
+) -> Algorithm:
+    r"""DP-FedAdam: DP-FedAvg whose noisy averages :math:`u^t` are the steps of Adam at the server.
+
+    .. math::
+        m^t = .9 \, m^{t-1} + .1 \, u^t, \quad v^t = .999 \, v^{t-1} + .001 \, (u^t)^2, \quad
+        w^{t+1} = w^t + \gamma \frac{m^t / (1 - .9^t)}{\sqrt{v^t / (1 - .999^t)} + 10^{-8}}
+
+    Args:
+      work, clip, noise_multiplier, rate: as in :func:`dp_fedavg`, and with the same promise.
+      server_lr: :math:`\gamma`.
+
+    Raises:
+      EvenhandError: as for :func:`dp_fedavg`.
+
+    Example:
+      >>> import evenhand as eh
+      >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
+      >>> dp_fedadam(work, clip=0.5, noise_multiplier=1.0, rate=0.1, server_lr=0.1).name
+      'dp_fedadam(noise_multiplier=1, rate=0.1)'
+
+    Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, under noise as in Li et al., *Private Adaptive
+    Optimization with Side Information*, ICML 2022, figure 7.
+    """
+    adam = optax.adam(server_lr, b1=0.9, b2=0.999, eps=1e-8)
+    method = dp_fedavg(work, clip=clip, noise_multiplier=noise_multiplier, rate=rate, server_opt=adam)
+    return method._replace(name=f"dp_fedadam(noise_multiplier={noise_multiplier:g}, rate={rate:g})")

@@ -1,0 +1,405 @@
+"""Preconditioners, by which gradients are divided before they are clipped.
+
+In this order: the arithmetic of adaptive steps; gradients on public examples, which cost no privacy; side information,
+which is made of their moments or is a fixed tree of scales; and such scales from how often tokens occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from evenhand import local, tree
+from evenhand._platform import check_process
+from evenhand.errors import EvenhandError, whole_number
+from evenhand.local import Batch, Batches, Estimator
+from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
+
+__all__ = [
+    "Kind",
+    "Public",
+    "PublicKind",
+    "Side",
+    "adam_direction",
+    "check_moments",
+    "descend",
+    "divide",
+    "fitting_scales",
+    "ones",
+    "public_examples",
+    "root",
+    "second_moment",
+    "side_information",
+    "squares",
+    "tfidf_scales",
+    "token_frequencies",
+]
+
+
+# --- moments and steps -----------------------------------------------------------------------------------
+
+
+Kind: TypeAlias = Literal["rmsprop", "adam", "adagrad", "yogi"]
+
+
+def check_moments(who: str, kind: str, among: tuple[str, ...], decay: float, eps: float) -> None:
+    """Checks which moment is meant, and its two numbers.
+
+    Raises:
+      EvenhandError: another kind than those, a decay outside [0, 1), or an ``eps`` that is not above 0.
+    """
+    if kind not in among:
+        raise EvenhandError(f"{who}(kind={kind!r}): give one of {', '.join(map(repr, among))}.")
+    if not 0.0 <= decay < 1.0 or not 0.0 < eps < float("inf"):
+        raise EvenhandError(
+            f"{who}(decay={decay}, eps={eps}): give a decay from 0 to below 1, and a finite eps above 0."
+        )
+
+
+def second_moment(kind: Kind, decay: float, before: Params, square: Params) -> Params:
+    """The moment after one more square, both trees like the parameters."""
+
+    def follow(v: Array, g2: Array) -> Array:
+        if kind == "adagrad":
+            return v + g2
+        if kind == "yogi":
+            return v + (1.0 - decay) * jnp.sign(g2 - v) * g2
+        return decay * v + (1.0 - decay) * g2
+
+    return jax.tree.map(follow, before, square)
+
+
+def adam_direction(
+    first: Params, second: Params, number: Array, decays: tuple[float, float], eps: float
+) -> Params:
+    """Adam's: the first moment over the root of the second, both corrected for the zeros before the first step."""
+    since = number.astype(jnp.float32)
+
+    def ratio(m: Array, v: Array) -> Array:
+        return m / (1.0 - decays[0] ** since) / (jnp.sqrt(v / (1.0 - decays[1] ** since)) + eps)
+
+    return jax.tree.map(ratio, first, second)
+
+
+def squares(gradient: Params) -> Params:
+    """The square of every number."""
+    return jax.tree.map(jnp.square, gradient)
+
+
+def root(moment: Params, eps: float) -> Params:
+    r""":math:`\sqrt v + \epsilon`."""
+    return jax.tree.map(lambda v: jnp.sqrt(v) + eps, moment)
+
+
+def divide(a: Params, b: Params) -> Params:
+    """``a / b``, number by number."""
+    return jax.tree.map(jnp.divide, a, b)
+
+
+def ones(params: Params) -> Params:
+    """A tree of ones like the parameters."""
+    return jax.tree.map(jnp.ones_like, params)
+
+
+def descend(params: Params, direction: Params, step_size: Array | float) -> Params:
+    """The parameters after one step against a direction."""
+    return tree.add(params, tree.scale(-step_size, direction))
+
+
+# --- public examples -------------------------------------------------------------------------------------
+
+
+class Public(NamedTuple):
+    """Public examples, and how gradients are taken on them.
+
+    Attributes:
+      x: inputs.
+      y: labels.
+      schedule: the mini-batches of one pass over them.
+      estimate: the gradient on a mini-batch.
+    """
+
+    x: Any
+    y: Any
+    schedule: Batches
+    estimate: Estimator
+
+    def data(self) -> ClientData:
+        """The examples as those of a client."""
+        size = len(self.x)
+        x, y = jnp.asarray(self.x), jnp.asarray(self.y)
+        return ClientData(x, y, jnp.int32(0), jnp.int32(size), jnp.float32(1.0), size)
+
+    def gradient(self, params: Params, key: Key) -> Params:
+        """The mean gradient on a mini-batch drawn without replacement, or on all examples."""
+        order, masks = jax.random.split(key)
+        return self.estimate(params, self.schedule.draw(self.data(), order)(jnp.int32(0)), masks)
+
+    def moments(self, params: Params, key: Key) -> tuple[Params, Params]:
+        """Over the mini-batches of one pass: the mean of their gradients, and of the squares of these."""
+
+        def add(total: tuple[Params, Params], batch: Batch, key: Key) -> tuple[Params, Params]:
+            gradient = self.estimate(params, batch, key)
+            return tree.add(total[0], gradient), tree.add(total[1], squares(gradient))
+
+        data, nothing = self.data(), tree.zeros_like(params)
+        sums = local.over_batches(self.schedule, add, (nothing, nothing), data, key)
+        share = 1.0 / self.schedule.effort(data).steps.astype(jnp.float32)
+        return tree.scale(share, sums[0]), tree.scale(share, sums[1])
+
+
+def public_examples(who: str, model: Model, public: tuple[Array, Array], batch_size: int | None) -> Public:
+    """Public examples, checked.
+
+    Raises:
+      EvenhandError: they are not a pair of arrays of as many inputs as labels, or a batch size is out of range.
+    """
+    local.check_model(model)
+    if len(public) != 2 or not 0 < len(public[0]) == len(public[1]):
+        raise EvenhandError(f"{who}(public=...): give (x, y), as many inputs as labels, and at least one.")
+    x, y = public
+    return Public(x, y, local.batches(epochs=1, batch_size=batch_size), local.batch_gradient(model))
+
+
+# --- side information ------------------------------------------------------------------------------------
+
+
+PublicKind = Literal["rmsprop", "adam", "adagrad"]
+
+
+class Side(NamedTuple):
+    """What is known of the geometry of gradients without looking at private examples.
+
+    Attributes:
+      init: ``params -> state``.
+      refresh: ``(params, state, key) -> state``, before each step.
+      divisor: ``state -> D``.
+      plus: ``state -> M`` where a momentum is added before the division, or None.
+    """
+
+    init: Callable[[Params], PyTree]
+    refresh: Callable[[Params, PyTree, Key], PyTree]
+    divisor: Callable[[PyTree], Params]
+    plus: Callable[[PyTree], Params | None]
+
+
+class _Moments(NamedTuple):
+    """Of public gradients; ``second`` is the second one, ``first`` None where it is not needed."""
+
+    step: Array
+    first: Params | None
+    second: Params
+
+
+def side_information(
+    who: str,
+    model: Model,
+    *,
+    divided_by: Params | None,
+    public: tuple[Array, Array] | None,
+    public_batch_size: int | None,
+    kind: PublicKind,
+    decay: float,
+    eps: float,
+    refresh_every: int | None,
+) -> Side:
+    """Fixed scales, or moments of public gradients.
+
+    Raises:
+      EvenhandError: both or none of them are given, or an argument is out of range.
+    """
+    local.check_model(model)
+    if (divided_by is None) == (public is None):
+        raise EvenhandError(f"{who}() needs exactly one of public= and divided_by=: give one of them.")
+    if public is None:
+        scales = fitting_scales(who, model, divided_by)
+        return Side(
+            lambda params: (), lambda params, state, key: (), lambda state: scales, lambda state: None
+        )
+    check_moments(who, kind, ("rmsprop", "adam", "adagrad"), decay, eps)
+    if kind == "adam" and decay == 0.0:
+        raise EvenhandError(f"{who}(kind='adam', decay=0): nothing would be left of private gradients.")
+    examples = public_examples(who, model, public, public_batch_size)
+    if refresh_every is not None:
+        whole_number("refresh_every", refresh_every, 1)
+        if kind == "adagrad":
+            raise EvenhandError(
+                f"{who}(kind='adagrad', refresh_every={refresh_every}): AdaGrad never starts over."
+            )
+    return _of_public(examples, kind, decay, eps, refresh_every)
+
+
+def fitting_scales(who: str, model: Model, divided_by: Params) -> Params:
+    """Scales, checked to be above 0 and a tree like the parameters."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    scales = jax.tree.map(jnp.asarray, divided_by)
+    same = jax.tree.structure(scales) == jax.tree.structure(shapes)
+    if not same or not jax.tree.all(jax.tree.map(lambda a, b: a.shape == b.shape, scales, shapes)):
+        raise EvenhandError(
+            f"{who}(divided_by=...): give a tree like the parameters, with arrays of their shapes."
+        )
+    if not all(bool(jnp.all((leaf > 0) & jnp.isfinite(leaf))) for leaf in jax.tree.leaves(scales)):
+        raise EvenhandError(f"{who}(divided_by=...): give finite numbers above 0 only.")
+    return jax.tree.map(lambda leaf, of: leaf.astype(of.dtype), scales, shapes)
+
+
+def _of_public(public: Public, kind: Kind, decay: float, eps: float, refresh_every: int | None) -> Side:
+    momentum = kind == "adam"
+
+    def init(params: Params) -> _Moments:
+        zeros = tree.zeros_like(params)
+        return _Moments(jnp.int32(0), zeros if momentum else None, zeros)
+
+    def follow(params: Params, state: _Moments, key: Key) -> tuple[Params | None, Params]:
+        gradient = public.gradient(params, key)
+        first = tree.mix(decay, state.first, gradient) if momentum else None
+        return first, second_moment(kind, decay, state.second, squares(gradient))
+
+    def afresh(params: Params, state: _Moments, key: Key) -> tuple[Params | None, Params]:
+        gradient, second = public.moments(params, key)
+        return tree.mix(decay, state.first, gradient) if momentum else None, second
+
+    def refresh(params: Params, state: _Moments, key: Key) -> _Moments:
+        if refresh_every is None:
+            first, second = follow(params, state, key)
+        else:
+            first, second = lax.cond(
+                state.step % refresh_every == 0,
+                lambda: afresh(params, state, key),
+                lambda: (state.first, state.second),
+            )
+        return _Moments(state.step + 1, first, second)
+
+    def divisor(state: _Moments) -> Params:
+        if refresh_every is None:
+            scales = root(state.second, eps)
+        else:
+            scales = jax.tree.map(lambda v: jnp.sqrt(v + eps), state.second)
+        # (decay g + (1 - decay) M) / A is (g + (1 - decay) / decay M) / (A / decay).
+        return tree.scale(1.0 / decay, scales) if momentum else scales
+
+    def plus(state: _Moments) -> Params | None:
+        return tree.scale((1.0 - decay) / decay, state.first) if momentum else None
+
+    return Side(init, refresh, divisor, plus)
+
+
+# --- scales from tokens ----------------------------------------------------------------------------------
+
+
+def token_frequencies(model: Model, x: Array, *, most: float = 1e4, unit: float = 100.0) -> Params:
+    r"""Scales :math:`A` that are small for rare tokens, whose weights then take larger steps.
+
+    .. math:: A_j = \frac{100}{\min(10^4, \max_k f_k / f_j)}, \qquad f_j = \frac{\text{count}_j + 0.1}{n} + 10^{-10}
+
+    for the weights of token :math:`j`, and 1 for biases.
+
+    Args:
+      model: a linear model or embedding of tokens: weights are the arrays whose first axis has an entry for each token.
+      x: how often each token occurs in each text, ``(n, tokens)``.  **These texts should be public**: where they are
+        the private ones, :math:`A` tells about them what no accountant sees.
+      most: the largest factor between the steps of two tokens, :math:`10^4` above.
+      unit: the scale of the most frequent token, 100 above.
+
+    Returns:
+      A tree like the parameters, for ``divided_by`` of :func:`evenhand.privacy.adadps`.
+
+    Raises:
+      EvenhandError: ``x`` is not a matrix of counts, or the model has no weights for that many tokens.
+
+    Edge cases: biases keep the scale 1, so that ``unit`` decides how much of the clip they take.  Where texts are
+    padded to a length, as in the authors' code, padding is the most frequent token, and the scales of all words are
+    smaller: give it a column, or divide ``most`` and ``unit`` by how much more frequent than any word it would be.
+
+    Differs from the paper: its code counts the tokens of the private texts.
+
+    Example:
+      >>> import evenhand as eh, numpy as np
+      >>> model = eh.models.softmax_regression(features=3, classes=2)
+      >>> scales = token_frequencies(model, np.array([[8, 1, 0], [8, 0, 0]]))
+      >>> [round(float(scale), 2) for scale in scales["kernel"][:, 0]]
+      [100.0, 6.83, 0.62]
+
+    Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, section 4.2, with the constants
+    of its code.
+    """
+    counts = _sums("token_frequencies", x)
+    if not most >= 1.0 or not 0.0 < unit < np.inf:
+        raise EvenhandError(
+            f"token_frequencies(most={most}, unit={unit}): give at least 1, and a number above 0."
+        )
+    shares = (counts + 0.1) / len(x) + 1e-10
+    return _on_weights("token_frequencies", model, unit / np.minimum(most, shares.max() / shares))
+
+
+def tfidf_scales(model: Model, x: Array, *, special: Sequence[int] = (0, 1, 2)) -> Params:
+    r"""Scales :math:`A` that are small for tokens of large TF-IDF, whose weights then take larger steps.
+
+    .. math:: A_j = \frac1{10 \, \big(\sum_i \text{tfidf}_{ij} + 10^{-10}\big)}
+
+    for the weights of token :math:`j`, 100 for those of special tokens, and 1 for biases.
+
+    Args:
+      model: as in :func:`token_frequencies`.
+      x: the TF-IDF of each token in each text, ``(n, tokens)``, **of public texts**, as there.
+      special: tokens for padding, the start of a text, and words outside the vocabulary.
+
+    Returns:
+      A tree like the parameters, for ``divided_by`` of :func:`evenhand.privacy.adadps`.
+
+    Raises:
+      EvenhandError: as :func:`token_frequencies`, or a special token that does not exist.
+
+    Differs from the paper: its code takes the TF-IDF of the private texts, and document frequencies from the test set,
+    too.
+
+    Example:
+      >>> import evenhand as eh, numpy as np
+      >>> model = eh.models.softmax_regression(features=3, classes=2)
+      >>> scales = tfidf_scales(model, np.array([[9.0, 0.1, 0.0], [9.0, 0.1, 0.5]]), special=(0,))
+      >>> [round(float(scale), 2) for scale in scales["kernel"][:, 0]], scales["bias"].tolist()
+      ([100.0, 0.5, 0.2], [1.0, 1.0])
+
+    Source: as :func:`token_frequencies`.
+    """
+    factors = 10.0 * (_sums("tfidf_scales", x) + 1e-10)
+    for token in special:
+        if not 0 <= token < len(factors):
+            raise EvenhandError(
+                f"tfidf_scales(special={tuple(special)}): tokens are 0 to {len(factors) - 1}."
+            )
+        factors[token] = 0.01
+    return _on_weights("tfidf_scales", model, 1.0 / factors)
+
+
+def _sums(who: str, x: Array) -> np.ndarray:
+    """The sum of each column, in float64."""
+    values = np.asarray(x)
+    if values.ndim != 2 or not len(values) or not np.isfinite(values).all() or (values < 0).any():
+        raise EvenhandError(
+            f"{who}(): give one row of numbers of at least 0 for each text, one column per token."
+        )
+    return values.sum(axis=0, dtype=np.float64)
+
+
+def _on_weights(who: str, model: Model, scales: np.ndarray) -> Params:
+    check_process()
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+
+    def is_weight(leaf: Array) -> bool:
+        return leaf.ndim >= 2 and leaf.shape[0] == len(scales)
+
+    def spread(leaf: Array) -> Array:
+        if not is_weight(leaf):
+            return jnp.ones(leaf.shape, leaf.dtype)
+        column = jnp.asarray(scales, leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+        return jnp.broadcast_to(column, leaf.shape)
+
+    if not any(is_weight(leaf) for leaf in jax.tree.leaves(shapes)):
+        raise EvenhandError(f"{who}(): the model has no weights for {len(scales)} tokens.")
+    return jax.tree.map(spread, shapes)
