@@ -21,9 +21,9 @@ import evenhand as eh
 from evenhand import attacks
 from experiments.fairness import write
 from experiments.personal import joint, partly
+from experiments.personal.comparison import Found, Runs, compared, shown
 from experiments.personal.methods import Candidates, candidates
 from experiments.personal.places import PLACES, Place, clients_of, model_of
-from experiments.personal.tuned import Found, Runs, compared, shown
 
 Part = Literal["table", "joint", "partial"]
 Attack = Literal["clean", "A1 50", "A3 10", "A2 50", "A3 20"]

@@ -30,7 +30,8 @@ import evenhand as eh
 from evenhand import privacy
 from evenhand.evaluation import worst
 from evenhand.types import Array, Key, Model, Params
-from experiments.private.tuned import (
+from experiments.private.table import (
+    BY_ERROR,
     Candidate,
     Numbers,
     Runs,
@@ -39,7 +40,8 @@ from experiments.private.tuned import (
     save,
     spent,
     stepping,
-    tuned,
+    study,
+    valid,
     wanted,
 )
 
@@ -263,7 +265,14 @@ def constant(ratings: Ratings, seeds: int) -> dict[str, list[float]]:
 def main(config: Config) -> None:
     """Tunes each method by validation ratings, runs it with the other seeds, and writes what came of it."""
     ratings = Ratings(config)
-    runs = Runs(ratings, config.seeds, config.tuning, error, min, config.folder, served)
+    runs = Runs(
+        ratings,
+        config.seeds,
+        config.tuning,
+        BY_ERROR,
+        config.folder,
+        served,
+    )
     path = config.out / ("as_printed" if config.as_printed else "") / "movielens.json"
     before = earlier(path, asdict(config))
     found: dict[str, Any] = before.get("error", {"constant": constant(ratings, config.seeds)})
@@ -271,10 +280,16 @@ def main(config: Config) -> None:
     every = candidates(config, ratings)
     for name in wanted(every, config.methods):
         each = every[name]
-        best, swept, outcomes = tuned(name, each, runs)
+        best, tuning, outcomes = study(name, each, runs)
         told = {what: [float(o.measures[what][-1]) for o in outcomes] for what in ("users", "worst10")}
         test = [error(outcome, "test") for outcome in outcomes]
-        found[name] = {"chosen": dict(best), "valid": swept, "test": test, **told, "paper": PAPER[name]}
+        found[name] = {
+            "chosen": dict(best),
+            "valid": valid(tuning, error),
+            "test": test,
+            **told,
+            "paper": PAPER[name],
+        }
         print(
             f"{name:20} {np.mean(test):5.2f}, worst tenth {np.mean(told['worst10']):5.2f}  {dict(best)}",
             flush=True,

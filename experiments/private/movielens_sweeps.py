@@ -18,7 +18,7 @@ import tyro
 
 from experiments.private import movielens
 from experiments.private.sweeps import Sweep, Task, chosen_by, run
-from experiments.private.tuned import error
+from experiments.private.table import error
 
 PAPER: dict[str, Any] = {
     "budgets": {

@@ -22,7 +22,7 @@ from evenhand import privacy
 from evenhand.report import statistics
 from evenhand.studies import Outcome
 from evenhand.types import Array, Key, Model, Params
-from experiments.private.tuned import save, spent
+from experiments.private.table import save, spent
 
 
 @dataclass(frozen=True)
