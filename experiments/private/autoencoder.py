@@ -26,6 +26,7 @@ import tyro
 import evenhand as eh
 from evenhand import privacy
 from evenhand.types import Array, Model
+from experiments.fairness import Experiment
 from experiments.private.table import (
     BY_ERROR,
     Candidate,
@@ -60,16 +61,14 @@ PAPER_AT_3 = {"DP-SGD": 3.792, "DP-Adam": 3.286, "AdaDPS, RMSProp": 3.158}
 """The same at epsilon 3 (table 6.1)."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     data_dir: Path = Path("data")
     """Folder with mnist.npz."""
     out: Path = Path("experiments/private/results")
     """Folder that gets autoencoder.json; with another epsilon than 1.6, in a folder of its own."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     methods: tuple[str, ...] = ()
     """Only these methods, beside what the file has of others; none: all."""
     epsilon: float = 1.6

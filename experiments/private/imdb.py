@@ -27,6 +27,7 @@ import tyro
 import evenhand as eh
 from evenhand import privacy
 from evenhand.studies import Outcome
+from experiments.fairness import Experiment
 from experiments.private import imdb_more
 from experiments.private.table import Candidate, Numbers, Runs, earlier, save, spent, study, valid, wanted
 from experiments.robust.breakdown import accuracy
@@ -49,16 +50,14 @@ PAPER_TFIDF = {"DP-SGD": 68.0, "DP-Adam": 65.0, "AdaDPS, TF-IDF": 80.0, "ideal":
 """The same on TF-IDF features (table 6.4)."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     data_dir: Path = Path("data")
     """Folder with imdb_bow.npz."""
     out: Path = Path("experiments/private/results")
     """Folder that gets imdb.json."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     methods: tuple[str, ...] = ()
     """Only these methods, beside what the file has of others; none: all."""
     features: Literal["counts", "tfidf"] = "counts"

@@ -30,6 +30,7 @@ import evenhand as eh
 from evenhand import privacy
 from evenhand.evaluation import worst
 from evenhand.types import Array, Key, Model, Params
+from experiments.fairness import Experiment
 from experiments.private.table import (
     BY_ERROR,
     Candidate,
@@ -74,16 +75,14 @@ PRINTED: dict[str, Numbers] = {
 """Table 6.12, where the ablations' are missing; the last, which is ours, has steps as long as DP2's."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     data_dir: Path = Path("data")
     """Folder with movielens_100k.npz."""
     out: Path = Path("experiments/private/results")
     """Folder that gets movielens.json."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     methods: tuple[str, ...] = ()
     """Only these methods, beside what the file has of others; none: all."""
     as_printed: bool = False
