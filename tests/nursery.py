@@ -172,8 +172,8 @@ if __name__ == "__main__":
 
     import evenhand as eh
     from evenhand.cli import main
-    from evenhand.report import page
+    from evenhand.report import _plots, page
 
     gc.disable()  # a quarter of the time that tracing takes, and no child lives long
-    assert all((plt, ocp, sklearn.datasets, page))  # used by what the children do
+    assert all((plt, ocp, sklearn.datasets, _plots, page))  # used by what the children do
     _serve()

@@ -59,21 +59,21 @@ def ci(tmp_path):
 def test_the_other_python_is_the_newest_or_else_the_oldest(ci, default, others, second):
     status, done, closing = ci(default, others)
     assert status == 0
-    assert done == ["test in .venv with the default"] + [
+    assert done == ["test in .venv with the default"] * 2 + [
         f"{name} in .venv-{second} with python{second}" for name in ("quickstart", "test")
     ]
-    assert len(closing) == 4
+    assert len(closing) == 5
     assert all("passed:" in line and "5 passed" in line for line in closing[1:])
 
 
 def test_the_closing_lines_say_so_if_there_is_only_one_python(ci):
     status, done, closing = ci("3.11", [])
-    assert (status, len(done)) == (0, 1)
+    assert (status, len(done)) == (0, 2)
     assert "ONE PYTHON ONLY" in closing[-1]
 
 
 @pytest.mark.parametrize("failing", ["test", "quickstart"])
 def test_a_part_that_fails_is_reported_and_fails_the_whole(ci, failing):
     status, done, closing = ci("3.11", ["3.13"], failing)
-    assert (status, len(done)) == (1, 3), "the other parts run all the same"
-    assert sum("FAILED" in line for line in closing) == {"test": 2, "quickstart": 1}[failing]
+    assert (status, len(done)) == (1, 4), "the other parts run all the same"
+    assert sum("FAILED" in line for line in closing) == {"test": 3, "quickstart": 1}[failing]

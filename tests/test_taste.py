@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": _WORK | {"risks", "aggregators"},
     "personalization": _WORK | {"aggregators", "algorithms", "rounds"},  # MOCHA runs its own rounds
     "privacy": _WORK | {"aggregators", "algorithms", "risks", "secure"},
+    "build": {"aggregators", "algorithms", "privacy"},
     "evaluation": _METHODS | {"data", "devices", "models"},
     "report": {"errors", "evaluation", "text", "_version"},
     "watch": {"errors"},
@@ -75,9 +76,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "watch",
     },
     "testing": _MEASURED | {"report", "simulation"},
+    "expressions": _METHODS | {"attacks", "personalization", "privacy"},
     "cli": _MEASURED
     | {
         *(
+            "expressions",
             "memory",
             "personalization",
             "privacy",
@@ -384,7 +387,7 @@ _INNER_TEXT = (
         (imports_point_down, "models/_linear.py", "from evenhand.data import load"),
         (imports_point_down, "aggregators/mean.py", "from evenhand import algorithms, tree"),
         (imports_point_down, "algorithms/fedavg.py", "from evenhand.simulation import Run"),
-        (imports_point_down, "evaluation/_flat.py", "from evenhand.simulation._run import Run"),
+        (imports_point_down, "evaluation/_evaluate.py", "from evenhand.simulation._run import Run"),
         (imports_point_down, "simulation/engine.py", "from evenhand.testing import toy_data"),
         (imports_point_down, "testing/_algorithm.py", "from evenhand.cli import main"),
         (imports_point_down, "novel.py", ""),

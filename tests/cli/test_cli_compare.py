@@ -14,8 +14,8 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._list import TOPICS
 from evenhand.cli._saved import load_run
+from evenhand.cli._show import TOPICS
 
 QUICK = ["--data", "digits", "--clients", "6", "--rounds", "2", "--quiet"]
 

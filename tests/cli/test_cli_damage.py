@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+        patch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
         out = tmp_path_factory.mktemp("finished") / "run"
         assert main([*RUN, "--rounds", "4", "--out", str(out)]) == 0
     return out
@@ -453,7 +453,7 @@ def test_a_folder_that_is_deleted_during_a_run_is_named(
         append(folder, history)
 
     append = _folder.append_metrics
-    monkeypatch.setattr(_folder, "append_metrics", deleted)
+    monkeypatch.setattr("evenhand.cli._run.append_metrics", deleted)
     words = ["--data", "digits", "--rounds", "2", "--quiet", "--checkpoint", "off", "--out", str(out)]
     assert main(["run", "fedavg", *words]) == 2
     assert capsys.readouterr().err.startswith(

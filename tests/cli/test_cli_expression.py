@@ -16,8 +16,17 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._expression import ExpressionError, built
-from evenhand.cli._rooms import ROOMS, Room, arms, factories, parameters, room_for, signature
+from evenhand.expressions import (
+    ROOMS,
+    ExpressionError,
+    Room,
+    arms,
+    built,
+    factories,
+    parameters,
+    room_for,
+    signature,
+)
 from evenhand.local import Work
 from evenhand.types import Algorithm, Model
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from evenhand.cli import _folder, main
-from evenhand.cli._keep import rule_of
+from evenhand.cli._saved import rule_of
 
 ROUNDS = 8
 FILES = ("metrics.jsonl", "clients.csv", "params.npz")
@@ -54,7 +54,7 @@ def train(
 @pytest.fixture(scope="module")
 def best(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+        patch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
         out = tmp_path_factory.mktemp("best") / "run"
         assert train(table, out, "--keep", "best:valid:mean", "--keep-personal", "--quiet") == 0
     return out
@@ -134,7 +134,7 @@ def test_the_best_so_far_survives_a_kill(
 
     out = tmp_path / "a"
     with monkeypatch.context() as patch:
-        patch.setattr(_folder, "append_metrics", stop)
+        patch.setattr("evenhand.cli._run.append_metrics", stop)
         with pytest.raises(SystemExit):
             train(table, out, "--keep", "best:valid:mean", "--keep-personal", "--quiet")
     shutil.rmtree(out / "checkpoint" / str(killed), ignore_errors=True)

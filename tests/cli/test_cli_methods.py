@@ -21,15 +21,12 @@ import evenhand as eh
 from evenhand import aggregators, algorithms, personalization, risks, server_opt
 from evenhand.aggregators import reduce_uploads
 from evenhand.cli import main
-from evenhand.cli._docs import _arguments, plain
-from evenhand.cli._expression import built
-from evenhand.cli._local import LocalOptions
+from evenhand.cli._arguments import METHODS, Composed, _argument_entries, options_of, plain
 from evenhand.cli._main import parse
-from evenhand.cli._methods import METHODS, Composed
-from evenhand.cli._rooms import ROOMS, arms, factories, parameters, room_for, room_of
-from evenhand.cli._rooms import example as simplest
+from evenhand.cli._options import LocalOptions
 from evenhand.cli._run import Run
-from evenhand.cli._spelling import options_of
+from evenhand.expressions import ROOMS, arms, built, factories, parameters, room_for, room_of
+from evenhand.expressions import example as simplest
 from evenhand.local import Work
 from evenhand.rounds import weighed
 from evenhand.types import Algorithm, ClientData, Cohort, Key, Model, Params, Phase, Report, Upload
@@ -396,7 +393,7 @@ def test_help_says_what_the_docstring_says(
 def test_no_command_of_latex_is_left_in_lists_and_help() -> None:
     for factory in (made for room in ROOMS for made in factories(room).values()):
         document = inspect.getdoc(factory) or ""
-        texts = [document.partition("\n\n")[0], *_arguments(factory).values()]
+        texts = [document.partition("\n\n")[0], *_argument_entries(factory).values()]
         for formula in (formula for text in texts for formula in re.findall(r":math:`([^`]*)`", text)):
             words = set(re.findall(r"[A-Za-z]+", plain(f":math:`{formula}`")))
             assert not words & set(re.findall(r"\\([A-Za-z]+)", formula)), (factory, formula)

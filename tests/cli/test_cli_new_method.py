@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import evenhand
-from evenhand.cli._docs import argument_lines
-from evenhand.cli._rooms import ROOMS, factories, parameters
+from evenhand.cli._arguments import argument_lines
+from evenhand.expressions import ROOMS, factories, parameters
 
 METHOD = '''
 import contextlib, io, json, sys

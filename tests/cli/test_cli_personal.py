@@ -14,8 +14,8 @@ from rich.console import Console
 
 import evenhand as eh
 from evenhand.cli import _folder, main
-from evenhand.cli._params import personal_models, read_index
-from evenhand.cli._record import Place, record
+from evenhand.cli._run import Place, record
+from evenhand.cli._saved import personal_models, read_index
 from evenhand.errors import EvenhandError
 
 METHOD = "ditto(fedavg(), lam=0.1)"
@@ -41,7 +41,7 @@ def train(table: Path, out: Path, *words: str, method: str = METHOD, rounds: int
 @pytest.fixture(scope="module")
 def finished(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+        patch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
         out = tmp_path_factory.mktemp("finished") / "run"
         assert train(table, out, "--quiet") == 0
     return out
@@ -84,8 +84,8 @@ def test_each_client_has_a_file_that_numpy_opens(finished: Path, table: Path) ->
 
 def test_many_clients_share_files(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model is 24 bytes, and a file holds two of them here; the index says where each is."""
-    monkeypatch.setattr("evenhand.cli._params._MOST_FILES", 3)
-    monkeypatch.setattr("evenhand.cli._params._BLOCK", 48)
+    monkeypatch.setattr("evenhand.cli._saved._MOST_FILES", 3)
+    monkeypatch.setattr("evenhand.cli._saved._BLOCK", 48)
     assert train(table, tmp_path / "a", "--quiet") == 0
     entries = read_index(tmp_path / "a")
     assert [(entry.client, entry.file, entry.row) for entry in entries] == [
@@ -122,7 +122,7 @@ def test_states_in_files_are_kept_too(
             raise KeyboardInterrupt
 
     if stopped:
-        monkeypatch.setattr(_folder, "append_metrics", press)
+        monkeypatch.setattr("evenhand.cli._run.append_metrics", press)
     data = eh.data.load(table)
     work = eh.local.sgd(eh.models.softmax_regression(1, classes=3), 0.5, epochs=1, batch_size=5)
     method = eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=0.1)
@@ -205,7 +205,7 @@ def test_where_none_are_kept_a_sentence_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not words:
-        monkeypatch.setattr("evenhand.cli._record._MOST_PERSONAL", 4 * 24 - 1)
+        monkeypatch.setattr("evenhand.cli._run._MOST_PERSONAL", 4 * 24 - 1)
     assert train(table, tmp_path / "a", *words) == 0
     sentence = f"Personal models are not kept {reason}: --keep-personal keeps them."
     assert sentence in capsys.readouterr().out
@@ -241,7 +241,7 @@ def test_an_interrupted_run_keeps_small_models(
         if history["round"][-1] == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(_folder, "append_metrics", press)
+    monkeypatch.setattr("evenhand.cli._run.append_metrics", press)
     if not light:
         monkeypatch.setattr("evenhand.simulation.store._LIGHT", 0)
     assert train(table, tmp_path / "a", rounds=6) == 130
@@ -250,7 +250,7 @@ def test_an_interrupted_run_keeps_small_models(
     assert (tmp_path / "a" / "personal").is_dir() == light
     assert ("The personal models are written when the run ends" in shown) != light
     if light:
-        monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+        monkeypatch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
         assert train(table, tmp_path / "b", "--quiet", rounds=2) == 0
         assert models(tmp_path / "a") == models(tmp_path / "b")
 
@@ -276,7 +276,7 @@ def test_clients_that_never_trained_have_no_model_of_their_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Two of twelve clients train: only they are in the index, as in ``clients.csv``, unless all keep a model."""
-    monkeypatch.setattr("evenhand.cli._params._MOST_FILES", most_files)
+    monkeypatch.setattr("evenhand.cli._saved._MOST_FILES", most_files)
     rng = np.random.default_rng(0)
     rows = [f"c{i % 12},{rng.normal():.3f},{(i + i // 4) % 3}" for i in range(96)]
     table = tmp_path / "table.csv"

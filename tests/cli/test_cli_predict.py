@@ -20,7 +20,7 @@ from sklearn.metrics import (
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._params import read_index
+from evenhand.cli._saved import read_index
 
 HEADER = "region,group,age,work,label"
 NAMES = ("north / A", "north / B", "south / A")
@@ -42,7 +42,7 @@ def people(count: int) -> list[str]:
 def train(folder: Path, data: Path, method: str, *words: str) -> Path:
     given = ["--data", str(data), "--rounds", "3", "--lr", "0.5", "--out", str(folder / "run"), "--quiet"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+        patch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
         assert main(["run", method, *given, *words]) == 0
     return folder / "run"
 

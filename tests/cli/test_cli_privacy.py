@@ -6,7 +6,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._budget import Budget, _least
+from evenhand.cli._options import Budget, _least_noise
 from evenhand.privacy import epsilon
 
 QUICK = ["--data", "digits", "--rounds", "4", "--quiet", "--checkpoint", "0"]
@@ -162,9 +162,9 @@ def test_more_clients_afford_it_at_the_delta_of_so_many():
 
 @pytest.mark.parametrize("least", [0.0021, 0.999, 1.0, 1.0005, 3.33339, 17.0, 9000.0])
 def test_noise_is_never_rounded_below_what_is_enough(least):
-    found = _least(lambda noise: noise >= least)
+    found = _least_noise(lambda noise: noise >= least)
     assert least <= found <= least * 1.002
-    assert _least(lambda noise: False) is None
+    assert _least_noise(lambda noise: False) is None
 
 
 @pytest.mark.parametrize(

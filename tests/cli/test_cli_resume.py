@@ -13,7 +13,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import _folder, main
-from evenhand.cli._checksums import check
+from evenhand.cli._folder import condition_of
 from evenhand.simulation._checkpoint import resealed
 
 ROUNDS, EVERY = 6, 2
@@ -59,8 +59,12 @@ def stopped(finished: Path, folder: Path) -> Path:
 
 def assert_same_folder(one: Path, other: Path) -> None:
     assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()} == RESULTS
-    assert check(one) == check(other)
-    assert check(one).results == "sealed" and not check(one).damaged and not check(one).is_edited
+    assert condition_of(one) == condition_of(other)
+    assert (
+        condition_of(one).results == "sealed"
+        and not condition_of(one).damaged
+        and not condition_of(one).is_edited
+    )
     for name in NAMES:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
@@ -120,7 +124,7 @@ def interrupted(table: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     words = ["--cohort", "2", "--rounds", str(ROUNDS), "--eval-every", str(EVERY), "--checkpoint", "1000"]
     with monkeypatch.context() as patch:
-        patch.setattr(_folder, "append_metrics", press)
+        patch.setattr("evenhand.cli._run.append_metrics", press)
         assert main(["run", "scaffold", "--data", str(table), *words, "--out", str(folder)]) == 130
 
 
@@ -298,7 +302,7 @@ def test_old_results_stay_readable_until_the_new_ones_are_complete(
     def killed(*whatever: object, **named: object) -> None:
         raise SystemExit(9)
 
-    monkeypatch.setattr("evenhand.cli._record._finish", killed)
+    monkeypatch.setattr("evenhand.cli._run._finish", killed)
     with pytest.raises(SystemExit):
         main(["resume", str(folder), "--rounds", "10", "--quiet"])
     monkeypatch.undo()
@@ -308,7 +312,7 @@ def test_old_results_stay_readable_until_the_new_ones_are_complete(
     after = capsys.readouterr()
     assert after.out == before.out
     assert "was stopped while it was: these are its last complete results" in after.err and before.err == ""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+    monkeypatch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
     assert main(["resume", str(folder), "--quiet"]) == 0
     assert_same_folder(folder, longer)
 

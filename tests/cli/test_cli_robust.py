@@ -11,7 +11,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._list import TOPICS
+from evenhand.cli._show import TOPICS
 
 QUICK = ["--data", "digits", "--clients", "6", "--rounds", "3", "--eval-every", "3", "--quiet"]
 ROBUST = "fedavg(aggregator=reject(100, geometric_median(3)))"

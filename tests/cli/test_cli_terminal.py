@@ -7,8 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from evenhand.cli._tables import _table
-from evenhand.cli._terminal import Expression, say
+from evenhand.cli._terminal import Expression, _table, say
 
 NAME = "ditto(fedprox(mu=0.1, aggregator=geometric_median(passes=5)), lam=1)"
 SENTENCE = (

@@ -31,7 +31,7 @@ QUICK = [
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Skips the pages, which take as long as the training."""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+    monkeypatch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
     monkeypatch.setattr("evenhand.studies.Study.report", lambda study, path: path)
     monkeypatch.chdir(tmp_path)
 

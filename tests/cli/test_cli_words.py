@@ -12,14 +12,10 @@ import pytest
 from test_cli_errors import refused
 
 from evenhand.cli import main
-from evenhand.cli._compare import Compare
-from evenhand.cli._list import List
-from evenhand.cli._methods import METHODS
-from evenhand.cli._predict import Predict
-from evenhand.cli._report import Report
-from evenhand.cli._resume import Resume
+from evenhand.cli._arguments import METHODS, Takes, options_of
+from evenhand.cli._restored import Predict, Resume
 from evenhand.cli._run import Run
-from evenhand.cli._spelling import Takes, options_of
+from evenhand.cli._show import Compare, List, Report
 
 COMMANDS: dict[str, Mapping[str, Takes]] = {
     **{f"run {name}": {**options_of(Run), **options_of(method)} for name, method in METHODS.items()},

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import evenhand as eh
-from evenhand.cli._expression import built
-from evenhand.cli._rooms import factories, parameters, room_of
+from evenhand.expressions import built, factories, parameters, room_of
 from evenhand.types import Algorithm, ClientData
 
 KEY = jax.random.key(1)

@@ -42,7 +42,7 @@ def test_the_page_trains_and_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three methods, one of them with two seeds, for one round each: it takes some seconds to compile them."""
-    monkeypatch.setattr("evenhand.cli._record.write_report", lambda path, views: path.write_text("page"))
+    monkeypatch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
     calls = commands(tmp_path)
     runs = [words for words in calls if words[0] == "run"]
     (compare,) = [words for words in calls if words[0] == "compare"]

@@ -11,7 +11,7 @@ import pytest
 
 import evenhand as eh
 from evenhand import local, tree
-from evenhand.evaluation import _personal
+from evenhand.evaluation import _evaluate
 from evenhand.simulation import _evaluation
 from evenhand.testing import toy_data, toy_model
 
@@ -137,7 +137,7 @@ def test_blocks_share_their_programs(monkeypatch):
         return compiled
 
     monkeypatch.setattr(_evaluation, "_adapt", noted(_evaluation._adapt, adapting))
-    monkeypatch.setattr(_personal, "_personal", noted(_personal._personal, measuring))
+    monkeypatch.setattr(_evaluate, "_personal_program", noted(_evaluate._personal_program, measuring))
     run(METHODS["personal"]._replace(adapt=lambda params, data, key: tuned(params, data, key)))
     assert sum(function._cache_size() for function in adapting) == 1
     assert 1 <= sum(function._cache_size() for function in measuring) <= 2

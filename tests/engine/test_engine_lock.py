@@ -16,7 +16,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._checksums import check
+from evenhand.cli._folder import condition_of
 from evenhand.records import LOCK, held
 from nursery import Child, Nursery
 
@@ -181,7 +181,7 @@ def test_one_of_two_processes_works_and_the_other_is_refused(
         rounds = int((winner + " --rounds 6").split("--rounds ")[1].split()[0])
         lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
         assert len(lines) == rounds + 1 == len(set(lines))
-        condition = check(folder / "run")
+        condition = condition_of(folder / "run")
         assert condition.results == "sealed" and not condition.damaged and not condition.is_edited
         assert not list(folder.rglob(LOCK))
         assert eh.simulation.Checkpoint(folder / "run" / "checkpoint").saved() == [rounds - 1, rounds]

@@ -15,7 +15,7 @@ import pytest
 import evenhand as eh
 from evenhand.data import FederatedDataset, Split
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import _flat, _outputs
+from evenhand.evaluation import _evaluate, _outputs
 from evenhand.evaluation.metrics import auc, from_function, measure
 from evenhand.report import statistics
 from evenhand.simulation import Job, Run, _evaluation, iterate, iterate_many
@@ -102,7 +102,7 @@ def test_every_way_to_run_gives_the_same_metrics(
     way: str, plain: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few rows, outputs and models at a time, so that a client's rows come in several parts, and clients in groups."""
-    monkeypatch.setattr(_flat, "_CHUNK_ROWS", (8, 8))
+    monkeypatch.setattr(_evaluate, "_CHUNK_ROWS", (8, 8))
     monkeypatch.setattr(_outputs, "_NUMBERS", 60)
     monkeypatch.setattr(_evaluation, "_ROOM", 40)
     other = run(plain.algorithm, **WAYS[way])
@@ -120,7 +120,7 @@ def test_every_way_to_run_gives_the_same_metrics(
 def test_rows_in_a_file_are_measured_on_several_devices(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_flat, "_CHUNK_ROWS", (8, 8))
+    monkeypatch.setattr(_evaluate, "_CHUNK_ROWS", (8, 8))
     monkeypatch.setattr(_outputs, "_NUMBERS", 60)
     filed = dict[str, Split]()
     for part, split in (("train", DATA.train), ("test", DATA.test)):

@@ -13,9 +13,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import evenhand as eh
-from evenhand.cli._expression import built
-from evenhand.cli._rooms import factories, parameters, room_of
 from evenhand.devices import everywhere, here, over
+from evenhand.expressions import built, factories, parameters, room_of
 from evenhand.simulation import Checkpoint, Job, engine
 from evenhand.simulation._checkpoint import Checkpoints
 from evenhand.simulation.setup import set_up

@@ -206,10 +206,10 @@ def stacked():
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("block", [2**23, 256])
 def test_rows_on_the_host_and_on_devices_are_evaluated_alike(monkeypatch, devices, block):
-    from evenhand.evaluation import _flat, _personal
+    from evenhand.evaluation import _evaluate
 
-    monkeypatch.setattr(_flat, "_CHUNK_ROWS", (32, 32))
-    monkeypatch.setattr(_personal, "_BLOCK_NUMBERS", block)
+    monkeypatch.setattr(_evaluate, "_CHUNK_ROWS", (32, 32))
+    monkeypatch.setattr(_evaluate, "_BLOCK_NUMBERS", block)
     params, mesh, split = MODEL.init(jax.random.key(0)), over(devices), MEMORY.train
     host = Prepared(split.x, split.y, split.offsets, None, mesh)
     on_device = prepare(split)

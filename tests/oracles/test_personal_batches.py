@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from personal_oracle import combine, only, plus, pull, scaled
+from personal_oracle import combine, inner, mix, only, plus, pull, scaled
 from softmax_oracle import DATA, MODEL, gradient
 
 import evenhand as eh
@@ -28,11 +28,11 @@ W = {name: np.asarray(leaf, np.float64) for name, leaf in MODEL.init(jax.random.
 STEPS = 2 * 5
 
 
-def client() -> ClientData:
+def client(progress: float = 1.0) -> ClientData:
     split, size = DATA.train, int(DATA.train.sizes[K])
     start = jnp.int32(split.offsets[K])
     return ClientData(
-        jnp.asarray(split.x), jnp.asarray(split.y), start, jnp.int32(size), jnp.float32(1.0), size
+        jnp.asarray(split.x), jnp.asarray(split.y), start, jnp.int32(size), jnp.float32(progress), size
     )
 
 
@@ -107,6 +107,57 @@ def test_the_batches_of_both_parts(name: str, make: Any) -> None:
     gaps = {own: np.abs(bias - expected(key)).max() for own, key in _KEYS.items()}
     right, wrong = ("own", "shared") if name == "fedalt" else ("shared", "own")
     assert gaps[right] < 1e-6 and gaps[wrong] > 1e-3
+
+
+def one_round(method: Any, progress: float) -> tuple[Any, Any]:
+    """What the client sends and what it keeps, from its first state."""
+    [phase] = method.phases
+    state = method.init(jax.tree.map(jnp.float32, W), len(DATA.train.sizes))
+    message = phase.broadcast(state, jnp.int32(K))
+    return phase.work(message, method.init_client(W), client(progress), KEY)
+
+
+ALL, SOME = (1.0, STEPS), (0.4, 5)
+"""The share of its epochs that a client makes, and how many steps they have."""
+
+
+@pytest.mark.parametrize(("progress", "steps"), [ALL, SOME])
+def test_pfedme_descends_the_envelope_of_each_batch_as_far_as_a_straggler_comes(
+    progress: float, steps: int
+) -> None:
+    def expected(order: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        u = theta = W
+        for i in order:
+            for _ in range(3):
+                slope = plus(gradient(theta, K, rows(i, KEY)), pull(theta, u, 2.0))
+                theta = combine(lambda v, g: v - 0.1 * g, theta, slope)
+            u = combine(lambda v, t: v - LR * 2.0 * (v - t), u, theta)
+        return combine(np.subtract, u, W), theta
+
+    delta, theta = one_round(P.pfedme(WORK, lam=2.0, inner_step=0.1, inner_steps=3), progress)
+    right = expected(range(steps))
+    assert gap(delta, right[0]) < 2e-6 and gap(theta, right[1]) < 2e-6
+    wrong = (expected(order) for order in ([0] * steps, range(steps - 1), range(10 - steps, 10)[::-1]))
+    assert min(gap(theta, other) for _, other in wrong) > 1e-4
+
+
+@pytest.mark.parametrize(("progress", "steps"), [ALL, SOME])
+def test_apfl_adapts_its_mixture_on_the_batches_of_plain_descent(progress: float, steps: int) -> None:
+    def expected(order: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], float]:
+        u, v, alpha = W, W, 0.3
+        for i in order:
+            slope, plain = gradient(mix(alpha, v, u), K, rows(i, KEY)), gradient(u, K, rows(i, KEY))
+            moved = float(np.clip(alpha - 0.1 * inner(combine(np.subtract, v, u), slope), 0, 1))
+            v = combine(lambda p, g, a=alpha: p - LR * a * g, v, slope)
+            u, alpha = combine(lambda p, g: p - LR * g, u, plain), moved
+        return combine(np.subtract, u, W), v, alpha
+
+    delta, own = one_round(P.apfl(WORK, alpha=0.3, alpha_step=0.1), progress)
+    sent, kept, alpha = expected(range(steps))
+    assert gap(delta, sent) < 2e-6 and gap(own.params, kept) < 2e-6
+    assert float(own.alpha) == pytest.approx(alpha, abs=1e-6) and abs(alpha - 0.3) > 1e-3
+    wrong = (expected(order) for order in ([0] * steps, range(steps - 1), range(10 - steps, 10)[::-1]))
+    assert min(gap(own.params, other) for _, other, _ in wrong) > 1e-4
 
 
 _KEYS = {"own": stream(KEY, Purpose.PERSONAL), "shared": KEY}

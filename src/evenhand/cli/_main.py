@@ -19,20 +19,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from tyro.conf import Positional, subcommand
 
 from evenhand._version import __version__
-from evenhand.cli._compare import Compare
-from evenhand.cli._config import continued, recorded, with_method
-from evenhand.cli._figures import Figures
-from evenhand.cli._list import List
-from evenhand.cli._methods import METHODS, Composed
-from evenhand.cli._plan import planned
-from evenhand.cli._predict import Predict
-from evenhand.cli._report import Report
-from evenhand.cli._resume import Resume
+from evenhand.cli._arguments import HELP, METHODS, Composed, named, options_of, ordered, read
+from evenhand.cli._restored import Predict, Resume, continued, recorded, with_method
 from evenhand.cli._run import Run
-from evenhand.cli._spelling import HELP, named, options_of, ordered
-from evenhand.cli._study import Study
+from evenhand.cli._show import Compare, Figures, List, Report
+from evenhand.cli._study import Study, planned
 from evenhand.cli._terminal import remark
-from evenhand.cli._words import read
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning
 
 __all__ = ["main", "parse"]

@@ -1,49 +1,129 @@
-"""``evenhand run``: train one method on one data set, and write a run folder."""
+"""``evenhand run``: train one method on one data set, and write a run folder.
+
+From top to bottom: the command; a run recorded as it happens, every evaluation at once, and a complete run folder
+whenever the run ends; what ``config.json`` says of it, which :mod:`evenhand.cli._restored` reads back.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import platform
 import re
+import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import jax
+import numpy
 from rich.console import Console
 from tyro.conf import arg
 
-from evenhand.cli._budget import Budget, budget, with_noise
-from evenhand.cli._config import Recorded, changes, configuration, flat, naming
-from evenhand.cli._data import DataOptions, remarks
-from evenhand.cli._expression import built
-from evenhand.cli._folder import CHECKPOINT, free
-from evenhand.cli._idle import check_labels, idle, without_effect
-from evenhand.cli._keep import rule_of
-from evenhand.cli._local import LocalOptions
-from evenhand.cli._methods import Choice, Composed
-from evenhand.cli._models import ModelOptions
-from evenhand.cli._record import Place, record
-from evenhand.cli._terminal import remark, say
-from evenhand.cli._training import TrainingOptions
-from evenhand.cli._watch import check_trackers, of_run, trackers
+from evenhand import simulation
+from evenhand._version import __version__
+from evenhand.cli._arguments import Composed, MethodChoice
+from evenhand.cli._data import DataOptions, check_labels, idle, remarks, without_effect
+from evenhand.cli._folder import (
+    BEST,
+    CHECKPOINT,
+    CLIENTS,
+    CONFIG,
+    FEATURES,
+    METRICS,
+    PARAMS,
+    PERSONAL,
+    REPORT,
+    SUMMARY,
+    append_metrics,
+    begin_checksums,
+    claim,
+    dict_in,
+    free,
+    json_text,
+    metrics_text,
+    read_json,
+    reopen_checksums,
+    replacing,
+    seal,
+    write_text,
+)
+from evenhand.cli._options import (
+    Budget,
+    Form,
+    LocalOptions,
+    ModelOptions,
+    TrainingOptions,
+    budget,
+    check_trackers,
+    of_run,
+    trackers,
+    with_noise,
+)
+from evenhand.cli._saved import (
+    BestRound,
+    Results,
+    Rule,
+    best_so_far,
+    copied,
+    load_run,
+    rule_of,
+    with_best,
+    write_params,
+    write_personal,
+)
+from evenhand.cli._terminal import metric_table, overview, remark, say
 from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales
 from evenhand.evaluation.metrics import resolved
+from evenhand.expressions import ExpressionError, built
 from evenhand.local import Work
+from evenhand.records import uninterrupted
+from evenhand.report import (
+    among,
+    compare,
+    covered,
+    honest,
+    in_words,
+    latest,
+    metric_remarks,
+    privacy_line,
+    statistics,
+    swing,
+    write_clients_csv,
+    write_report,
+)
 from evenhand.simulation import Checkpoint, iterate
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
+from evenhand.text import counted
 from evenhand.types import Algorithm, Attack, Model
 
-__all__ = ["Run"]
+__all__ = [
+    "ELSEWHERE",
+    "Place",
+    "Recorded",
+    "Run",
+    "changes",
+    "config_file",
+    "is_group",
+    "naming",
+    "record",
+]
+
+
+# --- the command --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Run:
     """Train METHOD on data spread over clients; `run METHOD --help` shows all options."""
 
-    method: Annotated[Choice, arg(name="")]
+    method: Annotated[MethodChoice, arg(name="")]
     training: TrainingOptions = field(default_factory=TrainingOptions)
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -202,3 +282,340 @@ class Run:
         names = (self.method.text()[:60], Path(self.data.data).name)
         words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
         return Path("runs") / f"{'-'.join(words)}-{self.training.seed}"
+
+
+# --- a run recorded as it happens ---------------------------------------------------------------------------
+
+
+_MOST_PERSONAL = 2**32
+"""Bytes of all personal models that a run folder keeps without being asked to."""
+
+
+class Place(NamedTuple):
+    """Where a run is written.
+
+    Attributes:
+      folder: the run folder.
+      config: what goes into ``config.json``.
+      resumed: whether the run continues from what the folder holds already.
+      remarks: sentences to print once the run is known to start.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    resumed: bool
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the run saves its state; stopped before the first save, it starts over."""
+        return self.config["options"]["checkpoint"] != "off"
+
+    @property
+    def rule(self) -> Rule | None:
+        """Which round the results describe: the best by this rule, or None, the last."""
+        return rule_of(self.config["options"].get("keep", "last"))
+
+    def discards(self, run: simulation.Run) -> str:
+        """Why the models that this run serves to single clients are not kept, as a sentence; empty if they are."""
+        options = self.config["options"]
+        if options.get("keep_personal"):
+            return ""
+        size = run.data.num_clients * sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
+        reasons = {
+            "--checkpoint off": not self.is_resumable,
+            f"--keep {options.get('keep')}": self.rule is not None,
+            f"they would take {size / 1e9:.1f} GB": size > _MOST_PERSONAL,
+        }
+        reason = next((reason for reason, holds in reasons.items() if holds), None)
+        return (
+            "" if reason is None else f"Personal models are not kept ({reason}): --keep-personal keeps them."
+        )
+
+    def begin(self, run: simulation.Run) -> None:
+        """Writes the files as they are before the next round; lines that a killed run wrote beyond it are dropped."""
+        for sentence in self.remarks:
+            remark(sentence)
+        if not self.resumed:
+            claim(self.folder, checkpoint=self.is_resumable)
+        config, metrics = json_text(self.config), metrics_text(run.history)
+        begin_checksums(self.folder, config=config, metrics=metrics)
+        write_text(self.folder / CONFIG, config)
+        if run.data.features is not None:
+            features = json_text(run.data.features.to_json())
+            write_text(self.folder / FEATURES, features)
+        write_text(self.folder / METRICS, metrics)
+
+
+def record(
+    runs: Iterator[simulation.Run],
+    place: Place,
+    *,
+    rounds: int,
+    console: Console,
+    unseen: FederatedDataset | None = None,
+) -> int:
+    """Drives ``runs`` to the end, or to Ctrl-C, writes the run folder, and returns the exit code.
+
+    Nothing is written before the first evaluation, so that bad input leaves no folder behind.
+
+    Args:
+      runs: the run so far at each evaluation.
+      place: where the run is written.
+      rounds: how many rounds were asked for.
+      console: shows the progress, unless a live bar does.
+      unseen: clients that take no part in the training, and are served at the end.
+    """
+    folder, rule = place.folder, place.rule
+    last, best, interrupted, keeps = None, None, False, False
+    try:
+        for run in runs:
+            with uninterrupted():
+                if last is None:
+                    if rule is not None:
+                        rule.value(run.view())  # refuses a metric that the model does not have
+                        best = best_so_far(folder, rule) if place.resumed else None
+                    place.begin(run)
+                    keeps = run.has_personal_models and not place.discards(run)
+                else:
+                    append_metrics(folder, run.history)
+                if rule is not None:
+                    results = partial(_write_results, run=run, unseen=unseen, personal=keeps)
+                    best = with_best(folder, rule, best, run.view(), results)
+                before, last = last, run
+                if not keeps or best is not None:  # the files need only its metrics and global model
+                    run.release()
+            if not console.is_terminal and _tenth(run, rounds) > _tenth(before, rounds):
+                row = {name: float(values[-1]) for name, values in run.history.items()}
+                is_attacked = 0 < run.malicious.sum() < run.data.num_clients
+                console.print(f"round {int(row['round'])} of {rounds}, {latest(row, honest=is_attacked)}")
+    except KeyboardInterrupt:
+        interrupted = True
+    if last is None:
+        remark("Stopped before the first evaluation, so nothing was written.")
+        return 130
+    results = partial(_write_results, run=last, unseen=unseen, personal=keeps and not last.kept.is_gone)
+    if rule is not None and best is not None:
+        results = partial(copied, best=best, rule=rule, rounds=last.info["rounds"])
+    with uninterrupted():
+        if rule is None:  # an edited configuration no longer asks for the best round
+            shutil.rmtree(folder / BEST, ignore_errors=True)
+        _finish(folder, last, rounds, results, interrupted=interrupted)
+    if not console.quiet:
+        _print_result(folder, last, rounds, interrupted=interrupted, resumable=place.is_resumable)
+        for sentence in _about_models(place, last, best):
+            say(Console(highlight=False), sentence)
+    return 130 if interrupted else 0
+
+
+def _tenth(run: simulation.Run | None, rounds: int) -> int:
+    """How many tenths of the rounds are done; a log gets about ten lines, whatever the number of rounds."""
+    return -1 if run is None else 10 * int(run.history["round"][-1]) // max(rounds, 1)
+
+
+def _finish(folder: Path, run: simulation.Run, rounds: int, results: Results, *, interrupted: bool) -> None:
+    """Completes the run folder; ``results`` writes the files that describe the round that is kept."""
+    (folder / REPORT).unlink(missing_ok=True)
+    reopen_checksums(folder)
+    write_text(folder / METRICS, metrics_text(run.history))
+    summary = {
+        "rounds": int(run.history["round"][-1]),
+        "rounds_asked": rounds,
+        "cohort": run.info["cohort"],
+        "clients": run.data.num_clients,
+        "interrupted": interrupted,
+        "last": {name: values[-1] for name, values in run.history.items()},
+        "seconds": run.info["seconds"],
+        "examples_per_second": run.info["examples_per_second"],
+        "padded": run.info["padded"],
+        "privacy": None if run.privacy is None else run.privacy.in_words(),
+        **results(folder),
+    }
+    write_text(folder / SUMMARY, json_text(summary))
+    seal(folder)
+    with replacing(folder / REPORT) as temporary:
+        write_report(temporary, [load_run(folder).view])
+
+
+def _write_results(
+    folder: Path, *, run: simulation.Run, unseen: FederatedDataset | None, personal: bool
+) -> dict[str, Any]:
+    """Writes the files that describe the run's latest round, and returns what the summary says about that round."""
+    view = run.view(unseen=unseen)
+    with replacing(folder / CLIENTS) as temporary:
+        write_clients_csv(temporary, view)
+    write_params(folder / PARAMS, run.params)
+    shutil.rmtree(folder / PERSONAL, ignore_errors=True)
+    if personal:
+        write_personal(folder, run.data.client_ids, run.personal_models(), run.personal_clients)
+    about: dict[str, Any] = {
+        "by_class": view.info["by_class"],
+        "constant": view.info.get("constant"),
+        "metrics": view.info["metrics"],
+        "adapts": view.info["adapts"],
+        "findings": [finding._asdict() for finding in view.findings],
+    }
+    seen = honest(view)
+    about["covers"] = {split: covered([seen], split).text for split in view.clients}
+    for split, metrics in view.clients.items():
+        about[split] = {metric: statistics(seen, split, metric) for metric in metrics}
+        if view.malicious is not None:
+            for who in ("all", "honest", "malicious"):
+                part = among(view, who)
+                about[f"{split}_{who}"] = {metric: statistics(part, split, metric) for metric in metrics}
+        if view.unseen is not None and split in view.unseen.clients:  # none of them may have examples in it
+            about[f"{split}_unseen"] = {
+                metric: statistics(view.unseen, split, metric) for metric in view.unseen.clients[split]
+            }
+    return about
+
+
+def _print_result(
+    folder: Path, run: simulation.Run, rounds: int, *, interrupted: bool, resumable: bool
+) -> None:
+    console = Console(highlight=False)
+    of = compare(load_run(folder).view)
+    for notice in of.notices:
+        if notice.finding.kind != "scales":  # said before the training
+            say(console, notice.text, "yellow")
+    sizes = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test examples"
+    say(console, f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}")
+    console.print(overview(of))
+    if (table := metric_table(of)) is not None:
+        console.print(table)
+    for sentence in metric_remarks(of):
+        say(console, sentence)
+    for sentence in filter(None, (in_words(of.runs[0], of.split, of.metric),)):
+        say(console, sentence)
+    if told := of.runs[0].info.get("privacy"):
+        say(console, privacy_line(told))
+    swung = swing(run.history, of.split, of.metric)
+    if (kept := of.runs[0].info.get("kept")) is not None:
+        say(console, f"{kept[:1].upper()}{kept[1:]}.")
+        measured = of.runs[0].clients[of.split]
+        if lacking := ",".join(metric.name for metric in run.metrics if metric.name not in measured):
+            measures = f"`evenhand predict {folder} --data FILE --metrics {lacking}` measures the kept model"
+            say(console, f"{lacking}: not measured, since --metrics are those of the last round; {measures}.")
+    elif swung is not None:
+        say(console, f"This has not settled: the {of.split} {of.metric} {swung.text}.")
+    done = int(run.history["round"][-1])
+    if interrupted:
+        resume = f", and `evenhand resume {folder}` continues" if resumable else ""
+        stopped = f"Stopped after round {done} of {rounds}; the folder holds the results so far{resume}."
+        say(console, stopped)
+    say(console, f"Report: {folder / REPORT}")
+
+
+def _about_models(place: Place, run: simulation.Run, best: BestRound | None) -> Iterator[str]:
+    """What to know about the models in the folder, in sentences."""
+    if place.rule is not None and best is None:
+        yield f"--keep {place.rule.text}: no round has a finite value, so the results are those of the last round."
+    if not run.has_personal_models:
+        if place.config["options"].get("keep_personal"):
+            yield "--keep-personal has no effect: the method has one model for all clients."
+    elif (folder := place.folder / PERSONAL).is_dir():
+        yield f"Personal models: {folder}"
+    else:
+        later = f"The personal models are written when the run ends: `evenhand resume {place.folder}` continues it."
+        yield place.discards(run) or later
+
+
+# --- config.json: the method's expression, the options and the data -----------------------------------------
+
+
+ELSEWHERE = {"method", "out", "overwrite", "quiet", "config"}
+"""Fields that are recorded separately, or that say where numbers go and not what they are."""
+
+
+class Recorded(NamedTuple):
+    """What a ``config.json`` says of a run.
+
+    Attributes:
+      path: the file.
+      method: an expression, canonical.
+      options: name -> value.
+    """
+
+    path: Path
+    method: str
+    options: dict[str, Any]
+
+
+def configuration(
+    method: str, options: Any, data: FederatedDataset, without_effect: Collection[str] = ()
+) -> dict[str, Any]:
+    """What ``config.json`` holds.
+
+    Args:
+      method: the expression of the method.
+      options: the dataclass of all options; its fields without a value are left out.
+      data: the data set that they led to.
+      without_effect: the options that have none in this run: the file keeps them, and reports leave them out.
+    """
+    kept = {name: value for name, value in flat(options).items() if name not in ELSEWHERE}
+    return {
+        "method": method,
+        "options": kept,
+        "without_effect": [name for name in kept if name in without_effect],
+        "data": {
+            "name": data.name,
+            "clients": data.num_clients,
+            "client_column": data.client_column,
+            "fingerprint": data.fingerprint,
+            "form": Form.of(data).to_json(),
+        },
+        "versions": {
+            "evenhand": __version__,
+            "jax": jax.__version__,
+            "numpy": numpy.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def changes(path: Path, config: Mapping[str, Any]) -> list[str]:
+    """Why a run with ``config``, made from the file ``path``, may give other numbers than the run of that file."""
+    old = read_json(config_file(path))
+    if dict_in(old, "data").get("fingerprint") != config["data"]["fingerprint"]:
+        return [f"The data are not those of {path}, so the numbers will differ."]
+    versions = dict_in(old, "versions")
+    moved = [name for name, version in config["versions"].items() if versions.get(name) != version]
+    if moved:
+        return [f"{', '.join(moved)} changed since {path} was written: the last digits may differ."]
+    return []
+
+
+def flat(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that have a value, those of the dataclasses in it included."""
+    options: dict[str, Any] = {}
+    for name, item in vars(value).items():
+        if is_group(name, item):
+            options.update(flat(item))
+        elif item is not None:
+            options[name] = item
+    return options
+
+
+def config_file(path: Path) -> Path:
+    """A run folder stands for its ``config.json``; anything but a file is refused, as reading a pipe would wait."""
+    if path.is_dir():
+        path = path / CONFIG
+    if path.exists() and not path.is_file():
+        raise EvenhandError(f"{path} is not a file: name a run folder or the config.json of one.")
+    return path
+
+
+@contextmanager
+def naming(path: Path | None) -> Generator[None]:
+    """Names the file that a faulty expression comes from; None: it comes from the command line."""
+    try:
+        yield
+    except ExpressionError as error:
+        if path is None:
+            raise
+        raise EvenhandError(f"{path}: {error}") from None
+
+
+def is_group(name: str, value: Any) -> bool:
+    """Whether a field holds options, rather than one."""
+    return dataclasses.is_dataclass(value) and name != "method"

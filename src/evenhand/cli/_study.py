@@ -1,13 +1,20 @@
-"""``evenhand study``: tune several methods fairly over several seeds, and say which differences are real."""
+"""``evenhand study``: tune several methods fairly over several seeds, and say which differences are real.
+
+From top to bottom: the options and the command; the plan in a TOML file, as words of the command line; ``--dry-run``,
+which says about how long the runs take; what a study has found, for a terminal; the command as a person types it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+import shlex
+import time
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,33 +22,40 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from evenhand import studies
-from evenhand.cli._braces import Braced, braced
-from evenhand.cli._budget import budget, with_noise
-from evenhand.cli._command import command
-from evenhand.cli._data import DataOptions, remarks
-from evenhand.cli._expression import built
-from evenhand.cli._forecast import announce
-from evenhand.cli._grid import GridOptions, several
-from evenhand.cli._idle import check_labels
-from evenhand.cli._methods import METHODS
-from evenhand.cli._models import ModelOptions
-from evenhand.cli._study_tables import show_study
-from evenhand.cli._terminal import say
-from evenhand.cli._watch import check_trackers, trackers
+from evenhand.cli._arguments import METHODS
+from evenhand.cli._data import DataOptions, check_labels, remarks
+from evenhand.cli._folder import PAGE
+from evenhand.cli._options import (
+    GridOptions,
+    ModelOptions,
+    budget,
+    check_trackers,
+    several,
+    trackers,
+    with_noise,
+)
+from evenhand.cli._terminal import difference_table, metric_table, overview, say
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number
-from evenhand.evaluation import least_pairs
+from evenhand.evaluation import OF_THE_DATA, least_pairs
 from evenhand.evaluation.metrics import resolved
+from evenhand.expressions import Braced, braced, built
 from evenhand.local import Work
+from evenhand.report import caution, compare, metric_remarks, verdict
+from evenhand.simulation import iterate
 from evenhand.studies import Family, Halving, Rule, study
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
 from evenhand.text import counted
 from evenhand.types import Algorithm, Attack, Model
 
-__all__ = ["PAGE", "Study"]
+__all__ = [
+    "Study",
+    "planned",
+]
 
-PAGE = "study.html"
+
+# --- the command --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,8 @@ class StudyOptions:
     """rounds of communication T"""
     seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "6"
     """how many seeds, or which; no difference between two methods can be significant with fewer than 6"""
+    tuning_seeds: Annotated[str | None, arg(metavar="INT|A,B,C", help_behavior_hint="(default: none)")] = None
+    """choose settings with so many further seeds, or with these; --seeds then run the chosen settings alone"""
     select: Annotated[str, arg(metavar="SPLIT:STATISTIC[:METRIC]")] = "valid:mean"
     """what chooses the setting of each method: valid:mean, valid:worst10, valid:worst10:auc, train:variance, ..."""
     within: float = 0.0
@@ -137,12 +153,10 @@ class Study:
             say(console, sentence)
         if options.dry_run:
             axes = {name: self._axes(methods[name], family) for name, family in families.items()}
-            seeds = self._seeds()
-            each = (
-                len(systems or [0]) * len(attacks or [0]) * (seeds if isinstance(seeds, int) else len(seeds))
-            )
+            cases = len(systems or [0]) * len(attacks or [0])
+            tuning, seeds = (cases * _count(of) for of in (self._tuning_seeds(), self._seeds()))
             how = {"cohort": self._cohort, "eval_every": self._every}
-            announce(families, axes, data, each, options.rounds, how)
+            announce(families, axes, data, (tuning, seeds) if tuning else (seeds, 0), options.rounds, how)
             return 0
         try:
             found = study(
@@ -150,6 +164,7 @@ class Study:
                 self._drawn if options.fresh_data else data,
                 rounds=options.rounds,
                 seeds=self._seeds(),
+                tuning_seeds=self._tuning_seeds(),
                 grid={name: self._axes(methods[name], families[name]) for name in families},
                 select=self._rule(),
                 baseline=options.baseline,
@@ -187,6 +202,7 @@ class Study:
         for make in [*(self._systems() or {}).values(), *(self._attacks() or {}).values()]:
             make(model)
         self._seeds()
+        self._tuning_seeds()
         self._rule()
         resolved(self.study.metrics or ())
         options, names = self.study, list(self._methods())
@@ -303,15 +319,16 @@ class Study:
         return {text: make(text) for text in texts}
 
     def _seeds(self) -> int | list[int]:
-        found = several("seeds", self.study.seeds, int)
-        if "," not in self.study.seeds:
-            return whole_number("seeds", found[0], 1, 10_000)
-        return [whole_number("seeds", seed, 0, 2**32 - 1) for seed in found]
+        return _seeds("seeds", self.study.seeds)
+
+    def _tuning_seeds(self) -> int | list[int] | None:
+        text = self.study.tuning_seeds
+        return None if text is None else _seeds("tuning_seeds", text)
 
     def _too_few(self) -> str | None:
         """A sentence, before anything is trained, where no difference between the methods can be significant."""
-        asked, others = self._seeds(), len(self._methods()) - 1
-        count, least = asked if isinstance(asked, int) else len(asked), least_pairs(max(1, others))
+        count, others = _count(self._seeds()), len(self._methods()) - 1
+        least = least_pairs(max(1, others))
         if others < 1 or count >= least:
             return None
         seeds = counted(count, "seed")
@@ -365,3 +382,173 @@ def _finish(found: studies.Study, folder: Path, console: Console) -> None:
 
 def _slow(share: float) -> Callable[[Model], Systems | None]:
     return lambda model: stragglers(share) if share else None
+
+
+# --- --plan: methods and options in a TOML file, as words of the command line -------------------------------
+
+
+def planned(words: Sequence[str]) -> list[str]:
+    """The words of a study, with those that its ``--plan`` stands for before them.
+
+    Raises:
+      EvenhandError: the file cannot be read, or holds something else than options.
+    """
+    path = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name == "--plan":
+            path = Path(value if equals else following)
+    if path is None:
+        return list(words)
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise EvenhandError(f"--plan {path}: there is no such file.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise EvenhandError(f"--plan {path} is not TOML ({error}).") from None
+    methods = found.pop("methods", [])
+    if not isinstance(methods, list) or not all(isinstance(each, str) for each in methods):
+        raise EvenhandError(f"--plan {path}: methods must be a list of texts.")
+    rest = [word for i, word in enumerate(words) if not _is_plan(words, i)]
+    given = list(itertools.takewhile(lambda word: not word.startswith("-"), rest[1:]))
+    return [words[0], *(given or methods), *_plan_words(path, found), *rest[1 + len(given) :]]
+
+
+def _plan_words(path: Path, found: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in found.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, dict):
+            raise EvenhandError(f"--plan {path}: {name} is a table, where an option belongs.")
+        if isinstance(value, bool):
+            yield option if value else f"--no-{option[2:]}"
+        else:
+            is_seeds = name in ("seeds", "tuning_seeds")
+            alone = is_seeds and isinstance(value, list) and len(value) == 1  # that seed, not so many
+            yield f"{option}={','.join(map(str, value)) if isinstance(value, list) else value}{',' * alone}"
+
+
+def _is_plan(words: Sequence[str], i: int) -> bool:
+    """Whether a word is ``--plan``, or its value."""
+    return words[i].partition("=")[0] == "--plan" or (i > 0 and words[i - 1] == "--plan")
+
+
+# --- --dry-run: how many runs there are, and about how long they take ---------------------------------------
+
+
+def _seeds(name: str, text: str) -> int | list[int]:
+    """How many seeds, or which."""
+    found = several(name, text, int)
+    if "," not in text:
+        return whole_number(name, found[0], 1, 10_000)
+    return [whole_number(name, seed, 0, 2**32 - 1) for seed in found]
+
+
+def _count(seeds: int | list[int] | None) -> int:
+    return len(seeds) if isinstance(seeds, list) else seeds or 0
+
+
+def announce(
+    families: Mapping[str, Family],
+    axes: Mapping[str, Mapping[str, Sequence[Any]]],
+    data: FederatedDataset,
+    each: tuple[int, int],
+    rounds: int,
+    how: Mapping[str, Any],
+) -> None:
+    """Prints how many runs there are of each method, and about how long they take one by one.
+
+    Args:
+      families: the methods.
+      axes: method -> hyper-parameter -> its values.
+      data: the clients.
+      each: runs of each setting, and further runs of each chosen one.
+      rounds: of a run.
+      how: the cohort, and the rounds between two evaluations.
+    """
+    total, runs = 0.0, 0
+    for name, family in families.items():
+        mine = each[0] * math.prod(map(len, axes[name].values())) + each[1]
+        first = family.make({axis: values[0] for axis, values in axes[name].items()})
+        seconds = _seconds_per_run(first, data, rounds, how)
+        print(f"{name}: {mine} runs of {rounds} rounds, about {_duration(seconds)} each")
+        total, runs = total + mine * seconds, runs + mine
+    print(
+        f"{runs} runs, about {_duration(total)} one by one and without compilation; small models train side by side in "
+        "less, and runs that have ended are not repeated."
+    )
+
+
+def _seconds_per_run(
+    algorithm: Algorithm, data: FederatedDataset, rounds: int, how: Mapping[str, Any]
+) -> float:
+    """Of one run, from the first rounds of another."""
+    every = min(how["eval_every"], 5)
+    some: dict[str, Any] = {**how, "rounds": min(2 * every, rounds), "eval_every": every}
+    for _ in iterate(algorithm, data, **some):  # compiles, which most runs need not
+        pass
+    times = [time.perf_counter(), *(time.perf_counter() for _ in iterate(algorithm, data, **some))]
+    training = (times[-1] - times[-2]) * rounds / every if len(times) > 2 else 0.0
+    return times[1] - times[0] + training
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 3600 else f"{seconds / 3600:.3g} h"
+
+
+# --- what a study has found ---------------------------------------------------------------------------------
+
+
+def show_study(found: studies.Study, console: Console) -> None:
+    """Prints the methods at their chosen settings under one condition, and how far they differ."""
+    case = ", ".join(f"{name} {value}" for name, value in found.cases[0].items())
+    chosen = [line.setting for line in found.table() if line.setting is not None]
+    if case:
+        console.print()
+        say(console, case, "bold")
+    say(console, f"Chosen: {'; '.join(str(each._replace(case={})) for each in chosen) or 'nothing'}.")
+    if not chosen:
+        return
+    of = compare({each.method: found.views(each.method) for each in chosen}, found.metric)
+    for notice in of.notices:
+        if notice.finding.kind not in OF_THE_DATA:  # those are among the study's remarks
+            say(console, notice.text, "yellow")
+    console.print(overview(of))
+    if len(chosen) > 1:
+        say(console, verdict(of))
+    if noise := caution(of):
+        say(console, noise)
+    if (table := metric_table(of)) is not None:
+        console.print(table)
+    for sentence in metric_remarks(of):
+        say(console, sentence)
+    if (table := difference_table(of, found.baseline)) is not None:
+        console.print(table)
+
+
+# --- the command, from its options --------------------------------------------------------------------------
+
+
+def command(name: str, words: Sequence[str], options: Sequence[Any], without: Collection[str] = ()) -> str:
+    """``evenhand NAME WORDS --OPTION VALUE ...``, with the options that differ from their defaults.
+
+    Args:
+      name: the command.
+      words: its positional arguments.
+      options: data classes of options.
+      without: options that are left out.
+    """
+    found = ["evenhand", name, *words]
+    for each in options:
+        for entry in fields(each):
+            value = vars(each)[entry.name]
+            if entry.name in without or value == entry.default:
+                continue
+            option = f"--{entry.name.replace('_', '-')}"
+            if isinstance(value, bool):
+                found.append(option if value else f"--no-{option[2:]}")
+            else:
+                values = value if isinstance(value, list | tuple) else [value]
+                found += [option, *map(str, values)]
+    return shlex.join(found)

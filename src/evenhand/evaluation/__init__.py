@@ -1,6 +1,7 @@
 """How well and how evenly a model serves its clients, and what to know before trusting the numbers."""
 
 from evenhand.evaluation import metrics
+from evenhand.evaluation._baseline import Baseline, baseline
 from evenhand.evaluation._classes import (
     CLASS_COLUMNS,
     ClassIndex,
@@ -11,7 +12,20 @@ from evenhand.evaluation._classes import (
     summarize_classes,
 )
 from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
-from evenhand.evaluation._error import ERROR_NAMES
+from evenhand.evaluation._evaluate import (
+    Levels,
+    Prepared,
+    evaluate,
+    evaluate_personal,
+    filled,
+    mean_loss,
+    per_class,
+    per_class_of_each,
+    per_client,
+    personal_per_class,
+    prepare,
+    serve_by_level,
+)
 from evenhand.evaluation._findings import (
     OF_THE_DATA,
     Finding,
@@ -24,32 +38,34 @@ from evenhand.evaluation._findings import (
     unmeasured,
     untrained_clients,
 )
-from evenhand.evaluation._flat import (
-    Prepared,
-    evaluate,
-    mean_loss,
-    per_class,
-    per_class_of_each,
-    per_client,
-    prepare,
+from evenhand.evaluation._outputs import check_metrics, measured_clients, outputs, unlabelled
+from evenhand.evaluation._statistics import (
+    ERROR_NAMES,
+    PairedDifference,
+    angle,
+    best,
+    entropy,
+    evenness,
+    holm,
+    jain,
+    kl_to_uniform,
+    least_pairs,
+    paired_difference,
+    summarize,
+    worst,
 )
-from evenhand.evaluation._forward import outputs, unlabelled
-from evenhand.evaluation._guess import Baseline, baseline
-from evenhand.evaluation._levels import Levels, serve_by_level
-from evenhand.evaluation._metrics import (
+from evenhand.evaluation.metrics import (
     SPLIT_NAMES,
     SPLITS,
+    Metric,
+    Metrics,
     column,
     is_higher_better,
     is_share,
     of_global,
     primary_metric,
+    undefined,
 )
-from evenhand.evaluation._outputs import check_metrics, measured_clients
-from evenhand.evaluation._paired import PairedDifference, holm, least_pairs, paired_difference
-from evenhand.evaluation._personal import evaluate_personal, filled, personal_per_class
-from evenhand.evaluation._summary import angle, best, entropy, evenness, jain, kl_to_uniform, summarize, worst
-from evenhand.evaluation.metrics import Metric, Metrics, undefined
 
 __all__ = [
     "CLASS_COLUMNS",

@@ -15,7 +15,7 @@ from jax import lax
 
 from evenhand import local, tree
 from evenhand.data import Split
-from evenhand.evaluation._flat import Prepared, prepare
+from evenhand.evaluation._evaluate import Prepared, prepare
 from evenhand.types import Array, ClientData, Model, Params
 
 __all__ = ["Dissimilarity", "dissimilarity", "inexactness"]

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
+from evenhand.evaluation._baseline import Baseline
 from evenhand.evaluation._classes import ClassMetrics
-from evenhand.evaluation._guess import Baseline
-from evenhand.evaluation._metrics import SPLIT_NAMES, SPLITS, column, is_share, of_global
+from evenhand.evaluation.metrics import SPLIT_NAMES, SPLITS, column, is_share, of_global
 from evenhand.text import counted
 from evenhand.types import Need
 

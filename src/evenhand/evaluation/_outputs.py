@@ -1,13 +1,15 @@
-"""Metrics of sets of examples, from the outputs of the model that each client is served.
+"""What a model gives for examples: its outputs, and the metrics of sets of examples that are computed from them.
 
-The outputs of all examples may not fit into memory, so they come to the host in windows of rows, in the order of the
-clients, and are dropped once those of whole clients have been measured.
+First, the outputs for new examples, which have no labels.  Then the outputs for all clients' examples, each with the
+model that the client is served: they may not fit into memory, so they come to the host in windows of rows, in the
+order of the clients, and are dropped once those of whole clients have been measured.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,17 +22,119 @@ from jax.sharding import Mesh, PartitionSpec
 from evenhand.data import FederatedDataset
 from evenhand.devices import dealt, everywhere
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import _flat
-from evenhand.evaluation._flat import Prepared
-from evenhand.evaluation._personal import filled
+from evenhand.evaluation._evaluate import Prepared, chunk_rows, filled
 from evenhand.evaluation.metrics import Metric, check, measure_clients
 from evenhand.lowering import lowered
 from evenhand.models import Margin, hinge, squared_error
 from evenhand.types import Array, Model, Params, PyTree
 
-__all__ = ["check_metrics", "measured_clients"]
+__all__ = ["check_metrics", "measured_clients", "outputs", "unlabelled"]
+
 
 NDArray = npt.NDArray[Any]
+
+
+# --- new examples -------------------------------------------------------------------------------------------------
+
+_CHUNK_NUMBERS = 2**19
+"""About how many numbers a chunk of examples has: its forward pass must fit in memory."""
+
+_CHUNK_ROWS = 4096
+"""Most rows in a chunk."""
+
+
+def outputs(model: Model, params: Params, x: NDArray) -> PyTree:
+    """The raw outputs of a model, such as logits, for examples of any number.
+
+    The examples go through the model in chunks, so that its inner layers need no more memory for more of them.
+
+    Args:
+      model: gives ``apply``.
+      params: its parameters.
+      x: the examples, ``(rows, ...)``, of the shape and type that the model was trained on.
+
+    Returns:
+      What ``model.apply(params, x)`` returns, as NumPy arrays: ``(rows, outputs)``, or a tree of such arrays.
+
+    Example:
+      >>> import jax, numpy as np, evenhand as eh
+      >>> model = eh.models.softmax_regression(features=3, classes=2)
+      >>> params = {"kernel": np.eye(3, 2, dtype=np.float32), "bias": np.zeros(2, np.float32)}
+      >>> outputs(model, params, np.ones((5, 3), np.float32)).shape
+      (5, 2)
+    """
+    rows = _rows_of_a_chunk(x)
+    # Without rows there is one chunk all the same, which gives the outputs' shape.
+    chunks = [
+        _of_chunk(model, params, x[first : first + rows], rows) for first in range(0, len(x) or 1, rows)
+    ]
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
+
+
+def unlabelled(x: npt.ArrayLike, shape: tuple[int, ...], dtype: Any, source: str = "x") -> NDArray:
+    """Examples without labels, checked against those that a model was trained on.
+
+    Args:
+      x: ``(rows, *shape)``.
+      shape: of one example.
+      dtype: float32, or int32 for tokens.
+      source: what the examples are called in errors.
+
+    Raises:
+      EvenhandError: they have another shape or kind, or a number is not finite.
+
+    Example:
+      >>> unlabelled([[1, 2], [3, 4]], (2,), "float32").dtype
+      dtype('float32')
+    """
+    try:
+        array = np.asarray(x)
+    except (ValueError, TypeError):
+        raise EvenhandError(
+            f"{source}: the examples are ragged: give every example the same length."
+        ) from None
+    wanted = np.dtype(dtype)
+    if array.shape == shape and shape:
+        raise EvenhandError(
+            f"{source}: this is a single example, of shape {shape}: give x[None], a row of it."
+        )
+    if array.ndim == 0 or array.shape[1:] != shape:
+        raise EvenhandError(
+            f"{source}: the examples have shape {array.shape}, but the model was trained on rows of shape {shape}: "
+            f"give an array of shape ({', '.join(['rows', *map(str, shape)])}).",
+        )
+    if array.dtype.kind not in ("iu" if wanted.kind == "i" else "biuf"):
+        kind = "whole numbers (tokens)" if wanted.kind == "i" else "numbers"
+        raise EvenhandError(f"{source}: the examples are {array.dtype}, but the model was trained on {kind}.")
+    with np.errstate(over="ignore"):
+        found = array.astype(wanted, copy=False)
+    finite = np.isfinite(found).reshape(len(found), math.prod(shape)).all(axis=1)
+    if not finite.all():
+        raise EvenhandError(
+            f"{source}: row {int(np.argmin(finite))} holds a number that is not a finite 32-bit number: repair it."
+        )
+    return found
+
+
+def _rows_of_a_chunk(x: NDArray) -> int:
+    """Rows per chunk: a power of two where they are few, so that inputs of many lengths share few programs."""
+    most = int(np.clip(_CHUNK_NUMBERS // max(1, math.prod(x.shape[1:])), 1, _CHUNK_ROWS))
+    return min(most, 1 << max(0, len(x) - 1).bit_length())
+
+
+def _of_chunk(model: Model, params: Params, x: NDArray, rows: int) -> PyTree:
+    padded = np.zeros((rows, *x.shape[1:]), x.dtype)
+    padded[: len(x)] = x
+    found = _apply(model.apply, params, jnp.asarray(padded))
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(x)], found)
+
+
+@partial(jax.jit, static_argnums=0)
+def _apply(apply: Callable[[Params, Array], PyTree], params: Params, x: Array) -> PyTree:
+    return apply(params, x)
+
+
+# --- all clients' examples ----------------------------------------------------------------------------------------
 
 _NUMBERS = 2**22
 """About how many outputs, or features where the examples are on the host, are in a call of the program."""
@@ -51,7 +155,7 @@ def check_metrics(metrics: Sequence[Metric], model: Model, data: FederatedDatase
             )
     x, y = (jax.ShapeDtypeStruct((2, *part.shape[1:]), part.dtype) for part in (data.train.x, data.train.y))
     given = jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), x)
-    outputs = _array(given)
+    outputs = _output_array(given)
     if outputs is None:
         raise EvenhandError(
             "metrics: the outputs of this model are several arrays, and metrics need one: use a model that gives one."
@@ -90,7 +194,7 @@ def measured_clients(
     values = {metric.name: np.full(len(prepared.sizes), np.nan) for metric in metrics}
     labels = _targets(model, np.asarray(prepared.y))
     first, waiting, count = 0, list[NDArray](), 0
-    for rows in _outputs(model, states, prepared, params_of, lanes, widest):
+    for rows in _client_outputs(model, states, prepared, params_of, lanes, widest):
         waiting.append(rows)
         count += len(rows)
         last = int(np.searchsorted(offsets, offsets[first] + count, "right")) - 1
@@ -109,7 +213,7 @@ def _targets(model: Model, y: NDArray) -> NDArray:
     return y.astype(np.float64) if squared_error in (model.losses, *model.metrics.values()) else y
 
 
-def _array(outputs: Any) -> Any:
+def _output_array(outputs: Any) -> Any:
     """The array that a model's outputs consist of; None where they are several."""
     if isinstance(outputs, Margin):
         return outputs.score
@@ -147,7 +251,7 @@ class _Windows(NamedTuple):
         return _Windows(*(np.pad(part, (0, count - len(part))) for part in parts))
 
 
-def _outputs(
+def _client_outputs(
     model: Model,
     states: PyTree,
     prepared: Prepared,
@@ -160,7 +264,7 @@ def _outputs(
     if prepared.offsets[-1] == prepared.offsets[0]:
         return
     most_rows = x.shape[0] if shared else int((prepared.sizes if widest is None else widest).max())
-    width = min(_flat.chunk_rows(x), most_rows)
+    width = min(chunk_rows(x), most_rows)
     windows = _Windows.of(prepared, width, shared=shared)
     host, devices = x if isinstance(x, np.ndarray) else None, 1 if mesh is None else mesh.size
     serve = _shared if params_of is None else params_of
@@ -199,7 +303,7 @@ def _shared(params: Params, client: Array) -> Params:
 
 
 def _rows(apply: Callable[[Params, Array], PyTree], params: Params, x: Array) -> Array:
-    outputs = _array(apply(params, x))
+    outputs = _output_array(apply(params, x))
     return jnp.reshape(outputs, (x.shape[0], -1)).astype(jnp.float32)
 
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation._classes import CLASS_COLUMNS
-from evenhand.evaluation._metrics import is_higher_better, of_global
+from evenhand.text import measured
 
 __all__ = [
     "BUILT_IN",
@@ -52,7 +52,47 @@ __all__ = [
     "undefined",
 ]
 
+
+# --- the names of splits and metrics ------------------------------------------------------------------------------
+
+SPLITS = ("train", "valid", "test")
+
+SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
+
+_SHARES = ("accuracy", "macro_f1", "calibration_error")
+
+_LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
+
+
+def column(split: str, metric: str, statistic: str = "") -> str:
+    """The column of a history for a metric of a split, or a statistic of it over clients: ``"test_accuracy_mean"``."""
+    return "_".join(filter(None, (split, metric, statistic)))
+
+
+def primary_metric(metrics: Iterable[str]) -> str:
+    """The metric that a model is judged by, given the names of those that it has."""
+    return "accuracy" if "accuracy" in metrics else "loss"
+
+
+def of_global(metric: str) -> str:
+    """The name of a metric measured with the global model, where clients have models of their own."""
+    return f"global_{metric}"
+
+
+def is_higher_better(metric: str) -> bool:
+    """Whether higher is better; not for losses and errors, which are known by their names."""
+    return not any(word in measured(metric) for word in _LOWER_IS_BETTER)
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is shown in percent: accuracies, F1 scores and calibration errors, but not AUC and R²."""
+    return any(word in measured(metric) for word in _SHARES)
+
+
+# --- metrics of a set of examples ---------------------------------------------------------------------------------
+
 NDArray = npt.NDArray[Any]
+
 Vector = npt.NDArray[np.float64]
 
 _BINS = 15
@@ -219,6 +259,9 @@ BUILT_IN: Mapping[str, Callable[[], Metric]] = {
     "calibration_error": calibration_error,
 }
 """The metrics that may be given by name."""
+
+
+# --- measuring them -----------------------------------------------------------------------------------------------
 
 
 def resolved(metrics: Metrics) -> tuple[Metric, ...]:
@@ -400,6 +443,9 @@ def _normal(outputs: NDArray, labels: NDArray) -> tuple[NDArray, NDArray]:
 def _sets(offsets: NDArray) -> NDArray:
     """The set of each row, ``(n,)``."""
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+# --- the formulas -------------------------------------------------------------------------------------------------
 
 
 def _auc(logits: NDArray, y: NDArray, offsets: NDArray) -> Vector:

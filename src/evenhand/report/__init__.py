@@ -4,25 +4,37 @@ The figures are in :mod:`evenhand.report.figures`, which loads matplotlib when t
 """
 
 from evenhand.report import figures
-from evenhand.report._clients_csv import ClientTable, read_clients_csv, write_clients_csv
-from evenhand.report._course import Swing, latest, swing
-from evenhand.report._notebook import Summary, run_html
-from evenhand.report._privacy_line import privacy_line
-from evenhand.report._report import write_report
-from evenhand.report._view import Coverage, RunView, among, covered, headline_split, honest, statistics
+from evenhand.report._view import (
+    ClientTable,
+    Coverage,
+    RunView,
+    Swing,
+    among,
+    covered,
+    headline_split,
+    honest,
+    latest,
+    read_clients_csv,
+    statistics,
+    swing,
+    write_clients_csv,
+)
 from evenhand.report.comparison import (
     Comparison,
     Method,
     Notice,
     caution,
     compare,
+    further,
     may_be_starred,
     may_win,
+    metric_remarks,
+    undefined_sentence,
     verdict,
 )
-from evenhand.report.differences import STATISTICS, Differences, differences
-from evenhand.report.gains import Gain, gains, in_words
-from evenhand.report.measured import further, metric_remarks, undefined_sentence
+from evenhand.report.families import Gain, gains, in_words, privacy_line
+from evenhand.report.page import Summary, run_html, write_report
+from evenhand.report.tables import STATISTICS, Differences, differences
 
 __all__ = [
     "STATISTICS",

@@ -1,8 +1,16 @@
-"""What a report shows of a run, wherever the run comes from."""
+"""What a report shows of a run, wherever the run comes from.
+
+A :class:`RunView` holds all that reports and figures know about a run.  What is shown is about its honest clients, and
+says how many clients that are; the numbers are statistics over clients at the end of the run, and the course of a
+metric by round.  A table of the clients is kept in ``clients.csv`` and read back from there.
+"""
 
 from __future__ import annotations
 
+import csv
+import math
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -11,18 +19,37 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import (
+    CLASS_COLUMNS,
     SPLIT_NAMES,
     SPLITS,
     Finding,
+    column,
     is_higher_better,
+    is_share,
     primary_metric,
     summarize,
     summarize_classes,
     undefined,
 )
-from evenhand.text import counted
+from evenhand.text import counted, spreadsheet_cell, spreadsheet_name
 
-__all__ = ["Coverage", "RunView", "Runs", "Viewable", "among", "covered", "diverged", "honest"]
+__all__ = [
+    "ClientTable",
+    "Coverage",
+    "RunView",
+    "Runs",
+    "Swing",
+    "Viewable",
+    "among",
+    "covered",
+    "diverged",
+    "honest",
+    "latest",
+    "read_clients_csv",
+    "swing",
+    "write_clients_csv",
+]
+
 
 NDArray = npt.NDArray[Any]
 
@@ -73,6 +100,49 @@ class RunView(NamedTuple):
     unseen: RunView | None = None
     whole: RunView | None = None
     last_round: NDArray | None = None
+
+
+# --- runs as they are given ---------------------------------------------------------------------------------------
+
+
+class Viewable(Protocol):
+    """Anything that has a :class:`RunView`, such as a :class:`~evenhand.simulation.Run`."""
+
+    def view(self) -> RunView:
+        """All that reports and figures know about it."""
+        ...
+
+
+Runs: TypeAlias = RunView | Viewable | Sequence[RunView | Viewable] | Mapping[str, "Runs"]
+"""A run, several runs, or a mapping from names to the run or runs of each name."""
+
+ANONYMOUS = "run"
+"""The title of a run without one."""
+
+
+def views(runs: Runs) -> list[RunView]:
+    """The views of all runs, titled by the names of the mapping where there is one.
+
+    Raises:
+      EvenhandError: there is no run.
+    """
+    found = _views(runs)
+    if not found:
+        raise EvenhandError("There is no run to report on: give at least one.")
+    return found
+
+
+def _views(runs: Runs) -> list[RunView]:
+    if isinstance(runs, RunView):
+        return [runs]
+    if isinstance(runs, Mapping):
+        return [view._replace(title=name) for name, of in runs.items() for view in _views(of)]
+    if isinstance(runs, Sequence):
+        return [view for run in runs for view in _views(run)]
+    return [runs.view()]
+
+
+# --- which clients count ------------------------------------------------------------------------------------------
 
 
 def diverged(run: RunView, splits: Collection[str] | None = None) -> bool:
@@ -157,46 +227,16 @@ def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     return Coverage(text, False, noun)
 
 
-class Viewable(Protocol):
-    """Anything that has a :class:`RunView`, such as a :class:`~evenhand.simulation.Run`."""
-
-    def view(self) -> RunView:
-        """All that reports and figures know about it."""
-        ...
-
-
-Runs: TypeAlias = RunView | Viewable | Sequence[RunView | Viewable] | Mapping[str, "Runs"]
-"""A run, several runs, or a mapping from names to the run or runs of each name."""
-
-ANONYMOUS = "run"
-"""The title of a run without one."""
-
-
-def views(runs: Runs) -> list[RunView]:
-    """The views of all runs, titled by the names of the mapping where there is one.
-
-    Raises:
-      EvenhandError: there is no run.
-    """
-    found = _views(runs)
-    if not found:
-        raise EvenhandError("There is no run to report on: give at least one.")
-    return found
-
-
-def _views(runs: Runs) -> list[RunView]:
-    if isinstance(runs, RunView):
-        return [runs]
-    if isinstance(runs, Mapping):
-        return [view._replace(title=name) for name, of in runs.items() for view in _views(of)]
-    if isinstance(runs, Sequence):
-        return [view for run in runs for view in _views(run)]
-    return [runs.view()]
+# --- the numbers of a run -----------------------------------------------------------------------------------------
 
 
 def common_metric(runs: Sequence[RunView]) -> str:
     """The metric that a report is about: the accuracy if all runs have one, else the loss."""
     return primary_metric(["accuracy"] if all(_has(run, "accuracy") for run in runs) else [])
+
+
+def _has(run: RunView, metric: str) -> bool:
+    return any(metric in metrics for metrics in run.clients.values())
 
 
 def headline_split(runs: Sequence[RunView], metric: str) -> str:
@@ -235,5 +275,234 @@ def undefined_at(run: RunView, split: str, metric: str) -> NDArray:
     return undefined(clients, metric)
 
 
-def _has(run: RunView, metric: str) -> bool:
-    return any(metric in metrics for metrics in run.clients.values())
+# --- the course of a metric ---------------------------------------------------------------------------------------
+
+_PART = 5
+
+_FEWEST = 3
+
+_POINTS = 0.01
+
+_RELATIVE = 0.05
+
+
+class Swing(NamedTuple):
+    """How far a metric went up and down in the last evaluations of a run.
+
+    Attributes:
+      size: the smaller of the largest rise and the largest fall between any two of them, consecutive or not: 0 for a
+        metric that only rises or only falls, which is a trend.
+      first: the round of the first of them.
+      last: the round of the last of them.
+      metric: the metric.
+    """
+
+    size: float
+    first: int
+    last: int
+    metric: str
+
+    @property
+    def text(self) -> str:
+        """What the metric did, in words."""
+        size = f"{100 * self.size:.1f} points" if is_share(self.metric) else f"{self.size:.3g}"
+        return f"went up and down by {size} between rounds {self.first} and {self.last}"
+
+
+def swing(history: Mapping[str, npt.NDArray[Any]], split: str, metric: str) -> Swing | None:
+    """How much a metric swings in the last rounds, if enough to doubt its last value.
+
+    The rule: of the evaluations after round 0 the last fifth counts, but at least three; a swing counts from 1 point
+    on for an accuracy, and from 5 % of the last value on for any other metric.  It is that of the mean over clients if
+    the history has it (``"test_accuracy_mean"``), else of the mean over examples.
+
+    Returns:
+      None if it is smaller than that, if there are fewer than three evaluations, or if one is not finite.
+
+    Example:
+      >>> import numpy as np
+      >>> noisy = {"round": np.arange(6), "test_accuracy": np.array([0.1, 0.5, 0.7, 0.80, 0.75, 0.83])}
+      >>> swing(noisy, "test", "accuracy").text
+      'went up and down by 5.0 points between rounds 3 and 5'
+      >>> swing(noisy | {"test_accuracy": np.linspace(0, 1, 6)}, "test", "accuracy") is None
+      True
+    """
+    over_rows = history.get(column(split, metric), [])
+    values = np.asarray(history.get(column(split, metric, "mean"), over_rows), np.float64)
+    after = np.asarray(history["round"]) > 0 if len(values) else np.zeros(0, bool)
+    count = max(_FEWEST, int(np.sum(after)) // _PART)
+    rounds, values = np.asarray(history["round"])[: len(values)][after][-count:], values[after][-count:]
+    if len(values) < _FEWEST or not np.isfinite(values).all():
+        return None
+    rise = float(np.max(values - np.minimum.accumulate(values)))
+    fall = float(np.max(np.maximum.accumulate(values) - values))
+    size = min(rise, fall)
+    least = _POINTS if is_share(metric) else _RELATIVE * abs(values[-1])
+    return Swing(size, int(rounds[0]), int(rounds[-1]), metric) if size >= least and size > 0 else None
+
+
+def latest(row: Mapping[str, float], *, honest: bool = False) -> str:
+    """The latest training loss in words and, where known, the accuracy, on test examples if there are any.
+
+    Args:
+      row: name -> value at the latest evaluation.
+      honest: whether these are the numbers of honest clients only, which the words then say.
+
+    Example:
+      >>> latest({"train_loss": 0.31234, "train_accuracy": 0.91, "test_accuracy": 0.876})
+      'loss 0.3123, test accuracy 87.6 %'
+    """
+    loss, whose = f"loss {row.get('train_loss', math.nan):.4g}", " (honest clients)" if honest else ""
+    for split in reversed(SPLITS):
+        accuracy = row.get(f"{split}_accuracy")
+        if accuracy is not None:
+            return f"{loss}, {SPLIT_NAMES[split]} accuracy {100 * accuracy:.1f} %{whose}"
+    return loss + whose
+
+
+# --- clients.csv --------------------------------------------------------------------------------------------------
+
+_ROWS = "rows"
+
+_MALICIOUS = "malicious"
+
+_UNSEEN = "unseen"
+
+_LAST_ROUND = "last_round"
+
+
+class ClientTable(NamedTuple):
+    """What a ``clients.csv`` holds, in the terms of a :class:`RunView`.
+
+    Attributes:
+      client_ids: the clients' names, ``K`` of them.
+      sizes: split -> examples per client, ``(K,)``.
+      clients: split -> metric -> ``(K,)``; NaN for a client without examples.
+      classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, where the file has it.
+      malicious: which clients are, bool ``(K,)``; None: nobody attacked.
+      unseen: which clients took no part in the training, bool ``(K,)``; None: all did.
+      last_round: the last round in which each client trained, int ``(K,)``, 0 for never; None: it was not recorded.
+    """
+
+    client_ids: tuple[str, ...]
+    sizes: Mapping[str, NDArray]
+    clients: Mapping[str, Mapping[str, NDArray]]
+    classes: Mapping[str, Mapping[str, NDArray]]
+    malicious: NDArray | None = None
+    unseen: NDArray | None = None
+    last_round: NDArray | None = None
+
+    def of(self, chosen: NDArray) -> ClientTable:
+        """The table of some clients."""
+        clients = {
+            split: {name: of[chosen] for name, of in found.items()} for split, found in self.clients.items()
+        }
+        classes = {
+            split: {name: of[chosen] for name, of in found.items()} for split, found in self.classes.items()
+        }
+        return ClientTable(
+            tuple(name for name, one in zip(self.client_ids, chosen, strict=True) if one),
+            {split: rows[chosen] for split, rows in self.sizes.items()},
+            clients,
+            classes,
+            None if self.malicious is None else self.malicious[chosen],
+            last_round=None if self.last_round is None else self.last_round[chosen],
+        )
+
+
+def write_clients_csv(path: str | Path, view: RunView) -> None:
+    """Writes one line per client: its id, its examples in each split (``"test_rows"``), and each metric in each split.
+
+    Where examples have classes, also how many classes a client has in each split (``"test_classes"``), the spread of
+    its accuracies over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`; ``"last_round"``, the
+    last round in which the client trained, 0 if it never did; under an attack, ``"malicious"``, 1 or 0; with clients
+    that took no part in the training, which come last, ``"unseen"``.  A metric is an empty field for a client without
+    examples in that split.  A name that a spreadsheet would take for a formula is preceded by ``'``, and hidden
+    characters in names are codes: :func:`evenhand.text.spreadsheet_name` undoes both.
+    """
+    columns = _columns(view)
+    if view.malicious is not None:
+        columns[_MALICIOUS] = [str(int(one)) for one in view.malicious]
+    names = [*view.client_ids]
+    if view.unseen is not None:
+        further, count = _columns(view.unseen), len(view.unseen.client_ids)
+        columns = {name: of + further.get(name, [""] * count) for name, of in columns.items()}
+        columns[_UNSEEN] = ["0"] * len(names) + ["1"] * count
+        names += view.unseen.client_ids
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["client", *map(spreadsheet_cell, columns)])
+        writer.writerows(zip(map(spreadsheet_cell, names), *columns.values(), strict=True))
+
+
+def _columns(view: RunView) -> dict[str, list[str]]:
+    """Examples and metrics of each client, as text."""
+    splits = [split for split in SPLITS if split in view.sizes or split in view.clients]
+    columns = {
+        column(split, _ROWS): [str(int(n)) for n in view.sizes[split]]
+        for split in splits
+        if split in view.sizes
+    }
+    for split in splits:
+        by_class = view.classes.get(split, {})
+        known = {name: by_class[name] for name in CLASS_COLUMNS if name in by_class}
+        for metric, values in {**view.clients.get(split, {}), **known}.items():
+            columns[column(split, metric)] = ["" if np.isnan(v) else format(v, ".9g") for v in values]
+    if view.last_round is not None:
+        columns[_LAST_ROUND] = [str(int(number)) for number in view.last_round]
+    return columns
+
+
+def read_clients_csv(path: str | Path) -> ClientTable:
+    """Reads what :func:`write_clients_csv` wrote.
+
+    Raises:
+      EvenhandError: there is no such file, or it is not such a table.
+    """
+    client_ids, columns = _read(Path(path))
+    sizes = {split: columns[column(split, _ROWS)] for split in SPLITS if column(split, _ROWS) in columns}
+    classes, clients = dict[str, Mapping[str, NDArray]](), dict[str, Mapping[str, NDArray]]()
+    for split in sizes:
+        prefix = column(split, _ROWS).removesuffix(_ROWS)
+        of_split = {
+            name.removeprefix(prefix): values for name, values in columns.items() if name.startswith(prefix)
+        }
+        of_split.pop(_ROWS)
+        known = CLASS_COLUMNS if all(name in of_split for name in CLASS_COLUMNS) else ()
+        clients[split] = {name: values for name, values in of_split.items() if name not in known}
+        if known:
+            classes[split] = {name: of_split[name] for name in known}
+    malicious = columns[_MALICIOUS] == 1 if _MALICIOUS in columns else None
+    unseen = columns[_UNSEEN] == 1 if _UNSEEN in columns else None
+    last_round = columns.get(_LAST_ROUND)
+    if last_round is not None:
+        last_round = np.nan_to_num(last_round).astype(np.int64)
+    return ClientTable(client_ids, sizes, clients, classes, malicious, unseen, last_round)
+
+
+def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray]]:
+    """The clients' ids, and each other column as ``(K,)`` float64 with NaN for an empty field."""
+    if not path.is_file():
+        raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
+    try:
+        with path.open(newline="", encoding="utf-8", errors="surrogatepass") as file:
+            header, *lines = list(csv.reader(file, strict=True)) or [[]]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise EvenhandError(f"{path} is not a table in UTF-8 ({error}): repeat the run.") from None
+    if not lines:
+        raise EvenhandError(f"{path} holds no clients: repeat the run.")
+    for number, line in enumerate(lines, 2):
+        if len(line) != len(header):
+            raise EvenhandError(
+                f"{path}, line {number} has {len(line)} fields, but the header {len(header)}: repeat the run."
+            )
+    try:
+        table = np.array([[float(field or "nan") for field in line[1:]] for line in lines], np.float64)
+    except ValueError as error:
+        raise EvenhandError(f"{path} holds a field that is not a number ({error}): repeat the run.") from None
+    columns = table.reshape(len(lines), len(header) - 1).T
+    return tuple(spreadsheet_name(line[0]) for line in lines), dict(
+        zip(map(spreadsheet_name, header[1:]), columns, strict=True)
+    )

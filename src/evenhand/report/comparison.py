@@ -1,11 +1,19 @@
-"""Runs side by side: which are one method, whether methods may be compared, and which differences exceed noise."""
+"""Runs side by side: which are one method, whether methods may be compared, and which is better by more than noise.
+
+:func:`compare` sorts runs into methods by their settings and lists what stands in the way of a comparison; the
+:class:`Comparison` says which methods are best in a statistic.  Then what is said of it in sentences: the verdict, how
+far to trust it, and for which clients further metrics are undefined.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +24,11 @@ from evenhand.evaluation import (
     is_higher_better,
     is_share,
     least_pairs,
+    of_global,
     paired_difference,
 )
-from evenhand.report._settings import as_methods, clients_of, data_of, method_names, obstacles
 from evenhand.report._view import (
+    ANONYMOUS,
     Coverage,
     Runs,
     RunView,
@@ -33,15 +42,80 @@ from evenhand.report._view import (
     undefined_at,
     views,
 )
-from evenhand.report.numbers import listed, value
+from evenhand.report.formatting import listed, plural, value
 from evenhand.text import isolated, visible
 
-__all__ = ["Comparison", "Method", "Notice", "caution", "compare", "may_be_starred", "may_win", "verdict"]
+__all__ = [
+    "Comparison",
+    "Method",
+    "Notice",
+    "as_methods",
+    "caution",
+    "clients_of",
+    "compare",
+    "data_of",
+    "flat_settings",
+    "further",
+    "may_be_starred",
+    "may_win",
+    "method_names",
+    "metric_remarks",
+    "obstacles",
+    "setting_text",
+    "undefined_sentence",
+    "verdict",
+]
+
 
 NDArray = npt.NDArray[np.float64]
 
+
+def compare(runs: Runs, metric: str | None = None) -> Comparison:
+    """Sorts runs into methods and says whether these may be compared.
+
+    **Under attack**, all numbers are of the honest clients; of all where each client is malicious.
+
+    **A method** is all settings of a run but its seeds: the method's name and numbers, the model, the local work (step
+    size, epochs, batch), the rounds and the cohort.  Runs that differ only in ``seed`` are one method, and so are runs
+    that also differ in ``data_seed``: papers repeat experiments in this way, with clients or splits drawn anew, and the
+    spread over the runs then includes that of the draw.  How fast or how often something was done (``lanes``,
+    ``eval_every``, ``checkpoint``) does not matter.  A second run with the settings and the seed of a first is a
+    separate method, because one draw would count twice.
+
+    **Methods may be compared** when they had the same data (by the fingerprint where known, else by the clients' names
+    and numbers of examples), evaluated the same clients, and ran as many rounds with as large cohorts and as many
+    stragglers, all from the same seeds.  Models, step sizes and epochs may differ: they are what is compared.
+
+    Args:
+      runs: a run, several, or several by name; see :mod:`evenhand.report.figures`.
+      metric: what they are compared by; None: the accuracy if all runs have one, else the loss.
+
+    Raises:
+      EvenhandError: there is no run, or the runs have no metric in common.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.testing.toy_data()
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> runs = [eh.simulate(method, data, rounds=2, seed=seed) for seed in (0, 1)]
+      >>> found = eh.report.compare({"fedavg": runs})
+      >>> found.names, found.seeds, found.obstacles
+      (['fedavg'], 2, ())
+    """
+    every = [honest(view) for view in views(runs)]
+    metric = common_metric(every) if metric is None else metric
+    groups = as_methods(every)
+    found = tuple(
+        Method(visible(name), tuple(group)) for name, group in zip(method_names(groups), groups, strict=True)
+    )
+    return Comparison(found, metric, headline_split(every, metric), tuple(map(visible, obstacles(groups))))
+
+
+# --- methods and their comparison ---------------------------------------------------------------------------------
+
 _JUDGING = ("train", "valid")
 """The splits that can drop a run: test examples judge, and must choose nothing."""
+
 _MOST_NAMED = 3
 """Most methods that a notice names."""
 
@@ -241,45 +315,14 @@ class Comparison(NamedTuple):
         return {top} if is_best else set()
 
 
-def compare(runs: Runs, metric: str | None = None) -> Comparison:
-    """Sorts runs into methods and says whether these may be compared.
+def _meaning(finding: Finding) -> str:
+    """The first sentence without its numbers: findings of one kind may say opposite things."""
+    return re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?", "#", finding.sentence.partition(". ")[0])
 
-    **Under attack**, all numbers are of the honest clients; of all where each client is malicious.
 
-    **A method** is all settings of a run but its seeds: the method's name and numbers, the model, the local work (step
-    size, epochs, batch), the rounds and the cohort.  Runs that differ only in ``seed`` are one method, and so are runs
-    that also differ in ``data_seed``: papers repeat experiments in this way, with clients or splits drawn anew, and the
-    spread over the runs then includes that of the draw.  How fast or how often something was done (``lanes``,
-    ``eval_every``, ``checkpoint``) does not matter.  A second run with the settings and the seed of a first is a
-    separate method, because one draw would count twice.
-
-    **Methods may be compared** when they had the same data (by the fingerprint where known, else by the clients' names
-    and numbers of examples), evaluated the same clients, and ran as many rounds with as large cohorts and as many
-    stragglers, all from the same seeds.  Models, step sizes and epochs may differ: they are what is compared.
-
-    Args:
-      runs: a run, several, or several by name; see :mod:`evenhand.report.figures`.
-      metric: what they are compared by; None: the accuracy if all runs have one, else the loss.
-
-    Raises:
-      EvenhandError: there is no run, or the runs have no metric in common.
-
-    Example:
-      >>> import evenhand as eh
-      >>> data = eh.testing.toy_data()
-      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
-      >>> runs = [eh.simulate(method, data, rounds=2, seed=seed) for seed in (0, 1)]
-      >>> found = eh.report.compare({"fedavg": runs})
-      >>> found.names, found.seeds, found.obstacles
-      (['fedavg'], 2, ())
-    """
-    every = [honest(view) for view in views(runs)]
-    metric = common_metric(every) if metric is None else metric
-    groups = as_methods(every)
-    found = tuple(
-        Method(visible(name), tuple(group)) for name, group in zip(method_names(groups), groups, strict=True)
-    )
-    return Comparison(found, metric, headline_split(every, metric), tuple(map(visible, obstacles(groups))))
+def _named(method: str, seeds: Sequence[str], total: int) -> str:
+    """A method, with the seeds of the runs that are meant where these are not all of them."""
+    return method if len(seeds) == total else f"{method}, seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"
 
 
 def may_win(run: RunView, splits: Collection[str] | None = None) -> bool:
@@ -320,6 +363,176 @@ def _reached_by_a_constant(run: RunView) -> bool:
     if constant is None:
         return False
     return statistics(honest(run), constant["split"], constant["metric"])["mean"] >= constant["mean"]
+
+
+# --- which runs are one method, and what differs between methods --------------------------------------------------
+
+SEEDS = ("seed", "data_seed")
+"""Settings that may differ between the runs of a method."""
+
+_IDLE = ("lanes", "checkpoint", "eval_every", "quiet", "out", "overwrite", "config", "watch")
+"""Settings that do not affect the numbers."""
+
+_DATA = (
+    *("data", "clients", "alpha", "test_fraction", "data_seed", "client_column", "label_column"),
+    *("features", "drop", "regression", "text"),
+)
+
+_BUDGET = ("rounds", "cohort", "stragglers")
+
+_MOST_SETTINGS = 3
+"""Most settings in a method's name."""
+
+
+def as_methods(runs: Sequence[RunView]) -> list[list[RunView]]:
+    """Runs grouped by method, and sorted by seed; see :func:`~evenhand.report.compare`."""
+    groups: dict[Any, list[RunView]] = {}
+    for i, run in enumerate(runs):
+        key = [run.title, *(f"{name}={setting!r}" for name, setting in _method_settings(run).items())]
+        if "data_seed" not in run.config:  # else its settings identify the data
+            key.append(repr(data_of(run)))
+        if not run.config and run.title == ANONYMOUS:
+            key.append(str(i))
+        groups.setdefault(tuple(key), []).append(run)
+    parts = [part for group in groups.values() for same in _by_data(group) for part in _without_repeats(same)]
+    return [sorted(part, key=_trial_order) for part in parts]
+
+
+def method_names(groups: Sequence[Sequence[RunView]]) -> list[str]:
+    """The titles; equal ones are followed by the settings that differ, or numbered where none does."""
+    titles = [group[0].title for group in groups]
+    names: list[str] = []
+    for title, group in zip(titles, groups, strict=True):
+        alike = [_method_settings(other[0]) for other in groups if other[0].title == title]
+        settings = _method_settings(group[0])
+        keys = [key for key in settings if len({repr(other.get(key)) for other in alike}) > 1]
+        added = [f" {key.rsplit('.', 1)[-1]}={_brief(settings[key])}" for key in keys[:_MOST_SETTINGS]]
+        names.append(title + "".join(added))
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})"
+        for i, name in enumerate(names)
+    ]
+
+
+def obstacles(groups: Sequence[Sequence[RunView]]) -> list[str]:
+    """What differs between the methods but must not, for a comparison."""
+    found: list[str] = []
+    if _differ(groups, data_of):
+        configs = [flat_settings(run.config) for group in groups for run in group]
+        texts_by_key = {key: dict.fromkeys(_brief(c[key]) for c in configs if key in c) for key in _DATA}
+        names = [
+            f"{key.replace('_', ' ')} {', '.join(texts)}"
+            for key, texts in texts_by_key.items()
+            if len(texts) > 1
+        ]
+        found.append(f"data ({'; '.join(names)})" if names else "data")
+    if _differ(groups, lambda run: run.info.get("seed")):
+        seeds = dict.fromkeys(", ".join(str(run.info.get("seed")) for run in group) for group in groups)
+        found.append(f"seeds ({'; '.join(seeds)})")
+    spent = {name: dict.fromkeys(_brief(_budget(group[0])[name]) for group in groups) for name in _BUDGET}
+    words = {"rounds": "rounds", "cohort": "cohorts", "stragglers": "shares of stragglers"}
+    found += [f"{words[name]} ({', '.join(texts)})" for name, texts in spent.items() if len(texts) > 1]
+    if not found and _differ(groups, clients_of):
+        is_attacked = any(run.whole is not None for group in groups for run in group)
+        found.append("honest clients" if is_attacked else "evaluated clients")
+    if not found and _differ(groups, _trial):
+        found.append("pairing of seeds with data")
+    return found
+
+
+def data_of(run: RunView) -> str:
+    """A key that is equal for equal data: the fingerprint where known, else that of the clients."""
+    known = run.info.get("fingerprint")  # malicious clients are a part of the data, and may differ by seed
+    return clients_of(run.whole or run) if known is None else str(known)
+
+
+def clients_of(run: RunView) -> str:
+    """A key that is equal for the same clients with equally many examples."""
+    digest = hashlib.blake2b(repr(tuple(run.client_ids)).encode("utf-8", "surrogatepass"))
+    for split in sorted(run.sizes):
+        sizes = np.asarray(run.sizes[split], np.int64)
+        if sizes.any():
+            digest.update(split.encode() + sizes.tobytes())
+    return digest.hexdigest()
+
+
+def flat_settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names."""
+    found: dict[str, Any] = {}
+    for key, setting in config.items():
+        inner = (
+            flat_settings(setting, f"{prefix}{key}.")
+            if isinstance(setting, Mapping)
+            else {f"{prefix}{key}": setting}
+        )
+        found |= inner
+    return found
+
+
+def setting_text(setting: Any, most: int = 200) -> str:
+    """A setting as a table shows it."""
+    if isinstance(setting, float):
+        return f"{setting:.12g}"
+    text = setting if isinstance(setting, str) else json.dumps(setting, default=str)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _method_settings(run: RunView) -> dict[str, Any]:
+    """The settings that define a method, with the rounds done rather than those asked for."""
+    settings = flat_settings(run.config)
+    kept = {name: setting for name, setting in settings.items() if name not in (*SEEDS, *_IDLE)}
+    return kept | {name: setting for name, setting in _budget(run).items() if setting is not None}
+
+
+def _budget(run: RunView) -> dict[str, Any]:
+    budget = {name: run.info.get(name, run.config.get(name)) for name in _BUDGET}
+    return budget | {"stragglers": budget["stragglers"] or 0}
+
+
+def _by_data(group: list[RunView]) -> list[list[RunView]]:
+    """The group split by data, where the data changed although ``data_seed`` did not."""
+    data = {repr(run.config.get("data_seed")): set[str]() for run in group}
+    for run in group:
+        data[repr(run.config.get("data_seed"))].add(data_of(run))
+    if all(len(found) == 1 for found in data.values()):
+        return [group]
+    keys = dict.fromkeys(data_of(run) for run in group)
+    return [[run for run in group if data_of(run) == key] for key in keys]
+
+
+def _without_repeats(group: list[RunView]) -> list[list[RunView]]:
+    """The group split so that no part has two runs with the same seed and data."""
+    parts: list[list[RunView]] = []
+    for run in group:
+        free = [part for part in parts if _trial(run) not in [_trial(other) for other in part]]
+        if free:
+            free[0].append(run)
+        else:
+            parts.append([run])
+    return parts
+
+
+def _trial(run: RunView) -> object:
+    return run.info.get("seed"), data_of(run), clients_of(run)
+
+
+def _trial_order(run: RunView) -> tuple[int, str, str, str]:
+    seed = run.info.get("seed")
+    return seed if isinstance(seed, int) else -1, str(seed), data_of(run), clients_of(run)
+
+
+def _differ(groups: Sequence[Sequence[RunView]], of: Any) -> bool:
+    """Whether ``of`` takes different sets of values on the methods' runs."""
+    return len({frozenset(map(of, group)) for group in groups}) > 1
+
+
+def _brief(setting: Any) -> str:
+    """A setting as part of a name; of a path, the last component."""
+    text = setting_text(setting, 40)
+    return Path(text).name if "/" in text else text
+
+
+# --- the result in sentences --------------------------------------------------------------------------------------
 
 
 def verdict(of: Comparison) -> str:
@@ -379,11 +592,6 @@ def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, of: Compa
     return text if of.covered.is_complete else f"Over {of.covered.text}, {text[:1].lower()}{text[1:]}"
 
 
-def _meaning(finding: Finding) -> str:
-    """The first sentence without its numbers: findings of one kind may say opposite things."""
-    return re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?", "#", finding.sentence.partition(". ")[0])
-
-
 def caution(of: Comparison) -> str:
     """How far marks of the best can be trusted; empty where there are none."""
     if of.obstacles or len(of.methods) < 2:
@@ -407,6 +615,47 @@ def tail_name(clients: float) -> str:
     return "the worst tenth of the clients" if clients >= 20 else "the worst client"
 
 
-def _named(method: str, seeds: Sequence[str], total: int) -> str:
-    """A method, with the seeds of the runs that are meant where these are not all of them."""
-    return method if len(seeds) == total else f"{method}, seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"
+# --- metrics of sets of examples that runs were asked for ---------------------------------------------------------
+
+
+def further(of: Comparison) -> list[Comparison]:
+    """The comparison by each further metric that was asked for in all runs, on the same split."""
+    first, *others = [list(run.info.get("metrics") or ()) for run in of.runs]
+    return [
+        of._replace(metric=name)
+        for name in first
+        if name != of.metric and all(name in names for names in others) and not name.startswith(of_global(""))
+    ]
+
+
+def metric_remarks(of: Comparison) -> list[str]:
+    """For how many clients each metric is undefined, and which metrics some of the runs lack, in sentences."""
+    shown = dict.fromkeys([of.metric, *(about.metric for about in further(of))])
+    measured = dict.fromkeys(name for run in of.runs for name in run.info.get("metrics") or ())
+    lacking = [name for name in measured if name not in shown and not name.startswith(of_global(""))]
+    remarks = [undefined_sentence(of.runs, of.split, name) for name in shown]
+    if lacking:
+        remarks.append(
+            f"Not every run has the {listed(lacking)} of its clients: repeat the others with --metrics."
+        )
+    return list(filter(None, remarks))
+
+
+def undefined_sentence(runs: Sequence[RunView], split: str, metric: str, reader: str = "") -> str:
+    """Of how many clients a metric is undefined in the run with the most of them; empty where it is for none.
+
+    Args:
+      runs: the runs, at least one.
+      split: whose examples are measured.
+      metric: the metric.
+      reader: what is said of the metric between commas, such as "by which settings were chosen".
+    """
+    counts = [int(np.count_nonzero(undefined_at(run, split, metric))) for run in runs]
+    run, count = runs[int(np.argmax(counts))], max(counts)
+    if not count:
+        return ""
+    clients = int(np.count_nonzero(run.sizes.get(split, np.ones(len(run.client_ids)))))
+    reason = visible(run.info["metrics"][metric])
+    clause = reason if count > 1 else reason.replace("have ", "has ", 1)
+    name = f"The {SPLIT_NAMES[split]} {visible(metric)}{f', {reader},' if reader else ''}"
+    return f"{name} is undefined for {count:,} of {plural(clients, 'client')}, which {clause}."

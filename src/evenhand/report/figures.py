@@ -168,7 +168,7 @@ def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None
       >>> eh.report.figures.personal_scatter(run, metric="loss").axes[0].get_xlabel()
       'test loss of the global model'
     """
-    from evenhand.report._personal_plot import personal_scatter
+    from evenhand.report._plots import personal_scatter
 
     of = _of(runs, metric, split)
     for method in of.methods:

@@ -1,33 +1,88 @@
-"""The report as one page of HTML."""
+"""Reports of a run, or of several side by side: a self-contained page, and what a notebook shows.
+
+:func:`write_report` writes a page, :func:`body` lists its sections from top to bottom, and those that are no tables or
+figures follow in that order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from evenhand._version import __version__
-from evenhand.report import _sections as sections
-from evenhand.report._class_table import class_table
-from evenhand.report._difference_table import difference_table
-from evenhand.report._gallery import gallery
-from evenhand.report._metric_table import metric_section
-from evenhand.report._privacy import privacy
-from evenhand.report._tables import summary
-from evenhand.report._view import Runs
-from evenhand.report.attacked import attacked
-from evenhand.report.comparison import Comparison, compare
-from evenhand.report.html import escape
-from evenhand.report.personal import personal, personal_figures
+from evenhand.evaluation import SPLIT_NAMES, SPLITS, is_higher_better, is_share
+from evenhand.report._view import (
+    Runs,
+    RunView,
+    common_metric,
+    covered,
+    diverged,
+    headline_split,
+    honest,
+    statistics,
+    swing,
+    views,
+)
+from evenhand.report.comparison import (
+    Comparison,
+    Method,
+    caution,
+    compare,
+    flat_settings,
+    setting_text,
+    tail_name,
+    verdict,
+)
+from evenhand.report.families import attacked, personal, privacy
+from evenhand.report.formatting import Cell, bar, escape, number, plural, spread, swatch, table, value
+from evenhand.report.tables import (
+    class_table,
+    difference_table,
+    metric_section,
+    ranking,
+    statistic_rows,
+    summary,
+)
 from evenhand.text import isolated
 
-__all__ = ["body", "document", "page"]
+__all__ = ["Summary", "body", "document", "page", "run_html", "write_report"]
+
+
+def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> Path:
+    """Writes a page on how well and how evenly the runs serve their clients.
+
+    The page is self-contained: figures are inline, there are no scripts, and nothing is ever fetched.
+    It is about the accuracy if all runs have one, else the loss; on test examples if there are any.
+
+    Args:
+      path: the file to write; its folder is created if needed.
+      runs: one run, or several to be compared: a :class:`~evenhand.simulation.Run` or its view, a list of them, or a
+        mapping from names to a run or to runs (one per seed).  Runs that differ only in their seeds are shown as one
+        method; see :func:`~evenhand.report.compare`.
+      title: the page's heading; None: the names of the methods.
+
+    Returns:
+      The path.
+
+    Raises:
+      EvenhandError: no run, or runs without a metric in common.
+    """
+    text, path = page(views(runs), title), Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return path
 
 
 def page(runs: Runs, title: str | None) -> str:
     """The whole page about the runs."""
     subject = compare(runs)
     heading = _heading(subject) if title is None else title
-    header = f"<header>\n<h1>{escape(heading)}</h1>\n{sections.facts(subject)}\n</header>"
+    header = f"<header>\n<h1>{escape(heading)}</h1>\n{_facts(subject)}\n</header>"
     return document(heading, [header, *body(subject)])
 
 
@@ -50,9 +105,11 @@ def body(
       figures: further figures.
       tables: further HTML below the summary.
     """
+    from evenhand.report._plots import gallery, personal_figures  # matplotlib takes long to load
+
     return [
-        sections.notice(subject),
-        sections.headline(subject),
+        _notices(subject),
+        _headline(subject),
         results,
         metric_section(subject),
         difference_table(subject, baseline),
@@ -63,11 +120,11 @@ def body(
         gallery(subject, [*personal_figures(subject), *figures]),
         summary(subject),
         tables,
-        sections.worst_clients(subject),
+        _worst_clients(subject),
         class_table(subject.runs),
-        sections.time(subject),
-        sections.settings(subject),
-        sections.reproduce(subject),
+        _time(subject),
+        _settings(subject),
+        _reproduce(subject),
     ]
 
 
@@ -94,3 +151,287 @@ def _heading(subject: Comparison) -> str:
     if len(subject.methods) > 3 or sum(map(len, subject.names)) > 90:
         return f"{word}: {len(subject.methods)} methods"
     return f"{word}: {', '.join(map(isolated, subject.names))}"
+
+
+# --- the sections, from top to bottom -----------------------------------------------------------------------------
+
+_WORST = 10
+
+
+def _facts(subject: Comparison) -> str:
+    """The line under the title: what was run."""
+    runs = subject.runs
+    method = _shared(runs, "method")
+    known = [None if method in subject.names else method, _shared(runs, "data")]
+    counts = {max(int(run.info.get("clients") or 0), len((run.whole or run).client_ids)) for run in runs}
+    kind = subject.client_kind
+    clients = None if len(counts) > 1 else plural(counts.pop(), "client")
+    known.append(f"{clients}, one per {kind}" if clients and kind else clients)
+    rounds = _shared(runs, "rounds")
+    known.append(None if rounds is None else plural(rounds, "round"))
+    known.append(_shared(runs, "kept"))
+    for name in ("cohort", "seed"):
+        found = _shared(runs, name)
+        known.append(None if found is None else f"{name} {found}")
+    if subject.seeds > 1 and len({run.info.get("seed") for run in runs}) > 1:
+        known.append("seeds " + ", ".join(dict.fromkeys(str(run.info.get("seed")) for run in runs)))
+    text = " · ".join(escape(fact) for fact in known if fact is not None)
+    return f'<p class="facts">{text}</p>'
+
+
+def _notices(subject: Comparison) -> str:
+    """What to know before trusting the numbers: each kind of finding once, those that rule out trust first."""
+    notices, several = subject.notices, len(subject.runs) > 1
+    grave = [each for each in notices if each.finding.kind == "diverged"]
+    boxes = [
+        ("Do not rely on these numbers", grave if several else notices if grave else []),
+        (
+            "Read these numbers with care",
+            [each for each in notices if several or not grave if each not in grave],
+        ),
+    ]
+    return "\n".join(
+        f'<aside class="notice">\n<h2>{title}</h2>\n'
+        + "".join(f"<p>{escape(each.text)}</p>\n" for each in of)
+        + "</aside>"
+        for title, of in boxes
+        if of
+    )
+
+
+def _headline(subject: Comparison) -> str:
+    """The result in a sentence and in a few numbers, or in a ranking."""
+    metric, (first, *others) = subject.metric, subject.methods
+    if others:
+        noise = caution(subject)
+        return (
+            _lead(verdict(subject))
+            + ranking(subject)
+            + (f'<p class="note">{escape(noise)}</p>' if noise else "")
+        )
+    stats = first.statistics(subject.split, metric)
+    if not np.isfinite(stats["mean"]).any():
+        cause = "" if first.is_sound else "Training diverged: "
+        text = f"{cause}the {subject.what} is not a finite number."
+        return _lead(text[:1].upper() + text[1:])
+    is_last = len(first.runs) == 1 and first.runs[0].info.get("kept") is None
+    swung = swing(first.runs[0].history, subject.split, metric) if is_last else None
+    unsettled = "" if swung is None else f" This has not settled: the {subject.what} {swung.text}."
+    return _lead(_headline_sentence(subject, first) + unsettled) + _cards(first, subject)
+
+
+def _lead(text: str) -> str:
+    return f'<p class="lead">{escape(text)}</p>\n'
+
+
+def _headline_sentence(subject: Comparison, method: Method) -> str:
+    metric, stats = subject.metric, method.statistics(subject.split, subject.metric)
+    clients, seeds, whose = int(np.min(stats["clients"])), len(method.runs), subject.covered
+    mean, worst = (value(float(np.mean(stats[key])), metric) for key in ("mean", "worst10"))
+    over = f" (means over {seeds} seeds)" if seeds > 1 else ""
+    if int(np.max(stats["clients"])) == 1:
+        return f"The only {whose.noun} gets a {subject.what} of {mean}{over}."
+    begin = "The" if whose.is_complete else f"Over {whose.text}, the"
+    return f"{begin} average client gets a {subject.what} of {mean}, {tail_name(clients)} {worst}{over}."
+
+
+def _cards(method: Method, subject: Comparison) -> str:
+    metric, found = subject.metric, method.statistics(subject.split, subject.metric)
+    stats = {key: float(np.mean(values)) for key, values in found.items()}
+    clients = int(stats["clients"])
+
+    def over_seeds(key: str, note: str) -> str:
+        return (
+            f"± {spread(float(np.std(found[key], ddof=1)), metric)} over seeds"
+            if len(method.runs) > 1
+            else note
+        )
+
+    tail = plural(max(1, clients // 10), "client")
+    over_examples = f"{value(stats['weighted_mean'], metric)} over examples"
+    constant = _shared(method.runs, "constant")
+    if constant is not None and (constant["metric"], constant["split"]) == (metric, subject.split):
+        over_examples += f"; the best constant gives {value(constant['mean'], metric)}"
+    over_clients = f"standard deviation over {subject.covered.text}"
+    cards = [
+        ("Mean over clients", value(stats["mean"], metric), over_seeds("mean", over_examples)),
+        ("Worst 10 % of clients", value(stats["worst10"], metric), over_seeds("worst10", tail)),
+        ("Best 10 % of clients", value(stats["best10"], metric), over_seeds("best10", tail)),
+        ("Spread", spread(stats["std"], metric), over_clients),
+    ]
+    body = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(text)}<small>{escape(note)}</small></dd></div>\n"
+        for name, text, note in cards
+    )
+    return f'<dl class="cards">\n{body}</dl>'
+
+
+def _worst_clients(subject: Comparison) -> str:
+    """The ten worst-served clients, and what the other methods give them; means over seeds."""
+    if len(subject.methods) > 1 and not subject.same_clients:
+        return ""
+    run, metric, split = subject.runs[0], subject.metric, subject.split
+    served = [
+        np.mean(method.clients(split, metric), axis=0) for method in subject.methods if subject.same_clients
+    ]
+    if not served:
+        return ""
+    sizes = np.asarray(run.sizes.get(split, np.ones(len(run.client_ids))))
+    sign = 1 if is_higher_better(metric) else -1
+    # Nothing is worse than a model that has diverged.
+    ranked = np.argsort(np.where(np.isnan(served[0]), -np.inf, sign * served[0]), kind="stable")
+    known = [int(k) for k in ranked if sizes[k]]
+    if not known:
+        return ""
+    finite = [float(x) for values in served for x in values[known[:_WORST]] if math.isfinite(x)]
+    top = 1.0 if is_share(metric) else max([*finite, 1e-30])
+    splits = [s for s in SPLITS if s in run.sizes and (s == "train" or s == split)]
+    rows: list[list[str | Cell]] = []
+    for k in known[:_WORST]:
+        counts = [Cell(f"{int(run.sizes[s][k]):,}", "number") for s in splits]
+        numbers = [float(values[k]) for values in served]
+        bars = [bar(value(x, metric), x / top, i) for i, x in enumerate(numbers)]
+        rows.append([run.client_ids[k], *counts, *bars])
+    several = len(subject.methods) > 1
+    title = "The ten worst-served clients" if len(known) > _WORST else "The clients, worst served first"
+    names = [f"{subject.what}, {name}" for name in subject.names] if several else [subject.what]
+    note = f" by {subject.names[0]}, and what they get from the others" if several else ""
+    note += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
+    client = f"Client ({subject.client_kind})" if subject.client_kind else "Client"
+    head = [client, *(f"{'training' if s == 'train' else s} examples" for s in splits), *names]
+    body = table(f"Ordered by {subject.what}{note}, of {subject.covered.text}", head, rows, "numbers")
+    return f"<section>\n<h2>{title}</h2>\n{body}\n</section>"
+
+
+def _time(subject: Comparison) -> str:
+    """Where the time went: a bar per run."""
+    timed = [(i, run.info["seconds"]) for i, run in enumerate(subject.runs) if run.info.get("seconds")]
+    if not timed:
+        return ""
+    activities = list(dict.fromkeys(name for _, seconds in timed for name in seconds))
+    labels = _run_labels(subject)
+    longest = max(sum(seconds.values()) for _, seconds in timed) or 1.0
+    rows: list[list[str | Cell]] = []
+    for i, seconds in timed:
+        parts = "".join(
+            f'<span style="--c:var(--c{k % 6});width:{100 * seconds.get(name, 0.0) / longest:.2f}%"></span>'
+            for k, name in enumerate(activities)
+        )
+        rounds, train = subject.runs[i].info.get("rounds"), seconds.get("train")
+        shown = [f"{number(seconds.get(name, math.nan), 3)} s" for name in activities]
+        shown.append(f"{number(sum(seconds.values()), 3)} s")
+        shown.append(number(rounds / train, 3) if rounds and train else "–")
+        speed, padded = (subject.runs[i].info.get(name) for name in ("examples_per_second", "padded"))
+        shown.append("–" if speed is None else f"{speed:,.0f}")
+        shown.append("–" if padded is None else f"{100 * padded:.1f} %")
+        stack = Cell(f'<div class="time" aria-hidden="true">{parts}</div>')
+        rows.append([labels[i], stack, *(Cell(escape(text), "number") for text in shown)])
+    key = "".join(f"<li>{swatch(k)}{escape(name)}</li>" for k, name in enumerate(activities))
+    head = ["Run", "", *activities, "total", "rounds / s", "examples / s", "padded"]
+    caption = "Seconds per activity; rounds and examples per second of training; share of padding in the executed steps"
+    body = table(caption, head, rows, "numbers")
+    return f'<section>\n<h2>Where the time went</h2>\n{body}\n<ul class="legend">{key}</ul>\n</section>'
+
+
+def _run_labels(subject: Comparison) -> list[str]:
+    """The methods' names, with the seed where a method has several."""
+    return [
+        f"{method.name}, seed {run.info.get('seed', i)}" if len(method.runs) > 1 else method.name
+        for method in subject.methods
+        for i, run in enumerate(method.runs)
+    ]
+
+
+def _settings(subject: Comparison) -> str:
+    """Every setting; in a comparison, those that differ come first."""
+    configs = [[flat_settings(run.config) for run in method.runs] for method in subject.methods]
+    keys = list(dict.fromkeys(key for method in configs for config in method for key in config))
+    if not keys:
+        return ""
+    texts = {key: [_setting(key, method) for method in configs] for key in keys}
+    differing = [key for key in keys if len(set(texts[key])) > 1]
+    ordered = differing + [key for key in keys if key not in differing]
+    rows = [
+        [
+            Cell(escape(key), "differs" if key in differing else ""),
+            *(Cell(escape(text), "setting") for text in texts[key]),
+        ]
+        for key in ordered
+    ]
+    several = len(subject.methods) > 1
+    head = ["Setting", *(subject.names if several else ["Value"])]
+    caption = "Settings; those that differ are marked" if several else "Settings"
+    return f"<section>\n<h2>What was run</h2>\n{table(caption, head, rows)}\n</section>"
+
+
+def _setting(key: str, configs: Sequence[dict[str, Any]]) -> str:
+    """A setting of a method, with all values that its runs have."""
+    return ", ".join(dict.fromkeys(setting_text(config[key]) if key in config else "–" for config in configs))
+
+
+def _reproduce(subject: Comparison) -> str:
+    """How to get the same numbers again."""
+    parts = ["<section>\n<h2>How to run it again</h2>"]
+    commands = list(
+        dict.fromkeys(str(run.info["command"]) for run in subject.runs if run.info.get("command"))
+    )
+    if commands:
+        parts.append(f"<pre>{escape(chr(10).join(commands))}</pre>")
+    text = "The same settings and seed give the same numbers, bit for bit on the same hardware and versions"
+    versions = _shared(subject.runs, "versions")
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else ""
+    parts.append(f"<p>{escape(text)}{escape(f' ({listed})' if listed else '')}.</p>")
+    return "\n".join([*parts, "</section>"])
+
+
+def _shared(runs: Sequence[RunView], name: str) -> Any:
+    """A fact that all runs share; None where they differ."""
+    found = [run.info.get(name) for run in runs]
+    return found[0] if all(other == found[0] for other in found) else None
+
+
+# --- in a notebook ------------------------------------------------------------------------------------------------
+
+
+class Summary(dict[str, float]):
+    """The statistics of one metric over clients: a plain dict that a notebook shows as a table.
+
+    Attributes:
+      metric: the metric, e.g. ``"accuracy"``.
+      split: the split that it is measured on.
+      clients: which clients it covers, in words, such as ``"24 of 30 clients, the honest ones"``.
+    """
+
+    def __init__(
+        self, values: Mapping[str, float], metric: str, split: str = "", clients: str = "clients"
+    ) -> None:
+        super().__init__(values)
+        self.metric, self.split, self.clients = metric, split, clients
+
+    def _repr_html_(self) -> str:
+        name = f"{SPLIT_NAMES.get(self.split, '')} {self.metric.replace('_', ' ')}".strip()
+        caption = f"{name[:1].upper()}{name[1:]} over {self.clients}"
+        return table(caption, ["", ""], statistic_rows(self, self.metric))
+
+
+def run_html(view: RunView) -> str:
+    """What was run, what is wrong with it, and how well and how evenly it serves its clients on each split."""
+    view = honest(view)
+    metric = common_metric([view])
+    best = headline_split([view], metric)
+    rows: list[list[str]] = []
+    for split in sorted(view.clients, key=lambda split: split != best):
+        for name in [metric, *(other for other in view.clients[split] if other != metric)]:
+            found = statistics(view, split, name)
+            shown = [value(found[key], name) for key in ("mean", "worst10", "best10")]
+            rows.append(
+                [f"{SPLIT_NAMES[split]} {name.replace('_', ' ')}", *shown, spread(found["std"], name)]
+            )
+    rounds, cohort, seed = (view.info.get(name) for name in ("rounds", "cohort", "seed"))
+    clients = covered([view], best).text
+    facts = f"{clients}, {rounds} rounds, cohort {cohort}, seed {seed}"
+    warnings = "".join(f"<p><strong>{escape(finding.sentence)}</strong></p>\n" for finding in view.findings)
+    title = f"{'Diverged: ' if diverged(view) else ''}{view.title}"
+    head = ["", "Mean over clients", "Worst 10 %", "Best 10 %", "Spread (std)"]
+    body = table(f"{title}: {facts}", head, rows)
+    return f"{warnings}{body}"

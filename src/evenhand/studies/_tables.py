@@ -17,9 +17,8 @@ import numpy as np
 
 from evenhand.evaluation import PairedDifference, column
 from evenhand.report import STATISTICS, RunView, differences, statistics
-from evenhand.report.differences import factor
-from evenhand.report.differences import shown as shown_difference
-from evenhand.report.numbers import number
+from evenhand.report.formatting import factor, number
+from evenhand.report.tables import difference_text
 from evenhand.studies._selection import NDArray, Outcome, Setting, shown
 from evenhand.text import spreadsheet_cell
 
@@ -339,7 +338,7 @@ def _method_cells(
         for row, line in zip(rows, lines, strict=True):
             values, by = line.values.get(key), line.differences.get(key)
             row.append("" if values is None else _over_seeds(values * factor(key, metric), plus, text))
-            found = "" if by is None else text(shown_difference(by, key, metric))
+            found = "" if by is None else text(difference_text(by, key, metric))
             marked = by is not None and by.may_be_marked(compared[str(line.case)])
             row += [sure.format(found) if marked else found]
             row.append("" if by is None else text(number(line.p[key], 2)))

@@ -20,7 +20,7 @@ from jax import lax
 
 from evenhand import local, models
 from evenhand.data import Split
-from evenhand.evaluation import _personal, evaluate_personal, prepare
+from evenhand.evaluation import _evaluate, evaluate_personal, prepare
 from evenhand.lowering import lowered
 from evenhand.types import ClientData, Model
 
@@ -332,7 +332,7 @@ def test_a_users_cnn_trains_without_convolutions_and_windows(lanes: int) -> None
 def test_personal_evaluation_side_by_side_does_not_convolve(
     lowers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached, seen = _personal._personal, list[tuple[Any, ...]]()
+    cached, seen = _evaluate._personal_program, list[tuple[Any, ...]]()
 
     def spy(*fixed: Any) -> Callable[..., jax.Array]:
         compiled = cached.__wrapped__(*fixed)  # equal models share what is cached
@@ -343,9 +343,9 @@ def test_personal_evaluation_side_by_side_does_not_convolve(
 
         return noted
 
-    monkeypatch.setattr(_personal, "_personal", spy)
+    monkeypatch.setattr(_evaluate, "_personal_program", spy)
     if not lowers:
-        monkeypatch.setattr(_personal, "lowered", lambda function: function)
+        monkeypatch.setattr(_evaluate, "lowered", lambda function: function)
     model = users_model(Small())
     params = jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 2))
     prepared = prepare(Split(np.asarray(X), np.asarray(Y), np.array([0, 5, 12])))

@@ -27,10 +27,9 @@ from evenhand.evaluation import (
     summarize_classes,
 )
 from evenhand.evaluation._classes import ClassIndex, index_classes
-from evenhand.evaluation._flat import per_class
-from evenhand.evaluation._personal import _personal, personal_per_class
+from evenhand.evaluation._evaluate import _personal_program, per_class, personal_per_class
 from evenhand.report import write_clients_csv, write_report
-from evenhand.report._tables import spread
+from evenhand.report.formatting import spread
 from evenhand.types import Algorithm
 
 MODEL = eh.testing.toy_model()
@@ -217,9 +216,9 @@ def test_personal_models_equal_a_loop(lanes: int, devices: int, host: bool) -> N
 def test_classes_compile_once() -> None:
     split = rows(SIZES)
     personal_per_class(MODEL, PARAMS, prepare(split), index_of(split), params_of=params_of)
-    made = _personal.cache_info().misses
+    made = _personal_program.cache_info().misses
     personal_per_class(MODEL, PARAMS, prepare(split), index_of(split), params_of=params_of)
-    assert _personal.cache_info().misses == made
+    assert _personal_program.cache_info().misses == made
 
 
 def personal(method: Algorithm) -> Algorithm:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from evenhand.cli._tables import overview
+from evenhand.cli._terminal import overview
 from evenhand.data import FederatedDataset, Split, load
 from evenhand.evaluation import (
     ClassMetrics,

@@ -13,7 +13,7 @@ import pytest
 from evenhand import tree
 from evenhand.data._dataset import Split
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import _flat, evaluate, evaluate_personal, mean_loss, per_client, prepare
+from evenhand.evaluation import _evaluate, evaluate, evaluate_personal, mean_loss, per_client, prepare
 from evenhand.types import Model
 
 softmax = Model(
@@ -48,7 +48,7 @@ RAGGED = [7, 0, 1, 130, 300, 2, 0, 45]
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 128 rows, so that a few hundred rows make several."""
-    monkeypatch.setattr(_flat, "_CHUNK_ROWS", (128, 128))
+    monkeypatch.setattr(_evaluate, "_CHUNK_ROWS", (128, 128))
 
 
 def looped(split: Split, params_of: Callable[[int], Any] = lambda k: PARAMS) -> dict[str, np.ndarray]:
@@ -91,18 +91,20 @@ def test_each_row_goes_to_its_own_client() -> None:
 def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepare(classes([200, 150, 250]))
     whole = per_client(softmax, PARAMS, prepared)
-    monkeypatch.setattr(_flat, "_CHUNK_ROWS", (128, 128))
+    monkeypatch.setattr(_evaluate, "_CHUNK_ROWS", (128, 128))
     assert_same(per_client(softmax, PARAMS, prepared), whole)
 
 
 def test_chunks_fit_the_rows() -> None:
-    assert [_flat.chunk_rows(np.zeros(shape)) for shape in [(1,), (1, 60), (1, 28, 28), (1, 32, 32, 3)]] == [
+    assert [
+        _evaluate.chunk_rows(np.zeros(shape)) for shape in [(1,), (1, 60), (1, 28, 28), (1, 32, 32, 3)]
+    ] == [
         4096,
         4096,
         512,
         128,
     ]
-    assert _flat.chunk_rows(np.zeros((1, 10_000_000))) == 128
+    assert _evaluate.chunk_rows(np.zeros((1, 10_000_000))) == 128
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [0, 0, 0]])
@@ -118,7 +120,7 @@ def test_metrics_without_rows_are_not_numbers(sizes: list[int]) -> None:
 def test_a_second_pass_neither_compiles_nor_moves_the_rows_again() -> None:
     prepared = prepare(classes([40, 60]))
     assert prepare(Split(prepared.x, prepared.y, prepared.offsets)).x is prepared.x
-    compiled = _flat._chunk._cache_size
+    compiled = _evaluate._chunk._cache_size
     per_client(softmax, PARAMS, prepared)
     before = compiled()
     again = softmax._replace(metrics=dict(softmax.metrics))

@@ -16,7 +16,7 @@ import pytest
 import evenhand as eh
 from evenhand.evaluation import paired_difference
 from evenhand.report import RunView, compare
-from evenhand.report._difference_table import difference_table
+from evenhand.report.tables import difference_table
 from evenhand.simulation import Job
 from evenhand.studies import Outcome, Rule, Setting, Study, _runs, _selection, study
 from evenhand.types import Algorithm

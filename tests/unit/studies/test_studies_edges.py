@@ -15,7 +15,7 @@ from evenhand.errors import EvenhandError, StorageError
 from evenhand.evaluation import Finding, holm, paired_difference
 from evenhand.evaluation.metrics import from_function
 from evenhand.report import RunView, compare, differences, undefined_sentence
-from evenhand.report.differences import shown
+from evenhand.report.tables import difference_text
 from evenhand.studies import Halving, Outcome, Rule, Setting, Study, _runs, study
 from evenhand.studies._selection import choose, direction, rungs, survivors
 from evenhand.studies._store import Store
@@ -266,7 +266,7 @@ def test_the_page_has_the_differences_among_the_other_methods(tmp_path: Path) ->
         for name in ("a", "b")
     }
     by = paired_difference(means["b"], means["a"])
-    assert f"{shown(by, 'mean', 'accuracy').split()[0]} <span" in table(3).split("b minus a")[1]
+    assert f"{difference_text(by, 'mean', 'accuracy').split()[0]} <span" in table(3).split("b minus a")[1]
 
 
 def test_a_page_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

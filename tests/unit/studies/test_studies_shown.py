@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import evenhand as eh
-from evenhand.report import RunView, panels
+from evenhand.report import RunView, draw
 from evenhand.studies import Outcome, Rule, Setting, Study, Tried
 from evenhand.studies._report import frontier
 from evenhand.studies._tables import as_csv, methods_csv
@@ -156,15 +156,15 @@ def test_the_methods_and_their_differences_are_a_table_for_papers(study: Study, 
 
 def test_a_legend_fits_into_the_column_of_a_paper() -> None:
     """It does not, if its rows stay those of the wider figure."""
-    figure, axes = panels.one("x", "y")
+    figure, axes = draw.single_panel("x", "y")
     for name in ("fedavg", "fedprox", "qfedavg", "term", "scaffold"):
         axes.plot([0, 1], [0, 1], label=name)
-    panels.legend(figure, axes)
+    draw.legend(figure, axes)
     for width in (4.4, 3.3, 2.0):
-        panels.fit(figure, width)
+        draw.fit(figure, width)
         figure.draw_without_rendering()
         assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1, width
-    panels.fit(figure, 4.4)
+    draw.fit(figure, 4.4)
     figure.set_size_inches(2.0, 2.0)
     figure.draw_without_rendering()
     assert figure.legends[0].get_window_extent().x1 > figure.bbox.x1

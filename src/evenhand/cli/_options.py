@@ -1,0 +1,642 @@
+"""What ``evenhand run`` and ``evenhand study`` take besides the data.
+
+From top to bottom: how ``run`` trains and where it writes (``study`` has its own, in :mod:`evenhand.cli._study`); the
+budget of privacy that ``--epsilon`` gives, and the noise that it calls for; the trackers of ``--watch``; the clients'
+local work, with one value of each option for ``run`` and several for ``study``; the model, sized to fit the data.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+from tyro.conf import arg
+
+from evenhand import local, models, watch
+from evenhand.data import FederatedDataset, Target
+from evenhand.errors import EvenhandError, EvenhandWarning, perhaps, whole_number
+from evenhand.expressions import ROOMS, canonical, factories, parameters
+from evenhand.local import Work
+from evenhand.privacy import account, spent, usual_delta
+from evenhand.types import Algorithm, Model, Privacy
+from evenhand.watch import Watched, Watcher
+
+__all__ = [
+    "MODELS",
+    "NOISE",
+    "Budget",
+    "Form",
+    "GridOptions",
+    "LocalOptions",
+    "ModelChoice",
+    "ModelOptions",
+    "TrainingOptions",
+    "budget",
+    "check_trackers",
+    "of_run",
+    "several",
+    "trackers",
+    "with_noise",
+]
+
+
+# --- how a run trains, and where it is written --------------------------------------------------------------
+
+
+_EVALUATIONS = 50
+_DEFAULT_EVERY = f"(default: {_EVALUATIONS} times a run)"
+_DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How long to train, with which clients, and where to write the run."""
+
+    rounds: int = 50
+    """rounds of communication T"""
+    cohort: int | Literal["all"] = "all"
+    """clients drawn per round m"""
+    stragglers: float = 0.0
+    """share of each cohort that is slow and does only part of its work"""
+    systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
+    """which clients are slow or drop out, instead of --stragglers: 'chain(stragglers(0.5), dropouts(0.1))'"""
+    attack: Annotated[str | None, arg(metavar="ATTACK", help_behavior_hint="(default: none)")] = None
+    """what malicious clients do: 'sign_flip(0.2)' for a fifth of the clients; see `evenhand list attacks`"""
+    seed: int = 0
+    """seed of the initial model, cohorts, batches and stragglers"""
+    eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
+    """rounds between two evaluations of every client"""
+    eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
+    """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
+    metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
+    """further metrics of each client, measured after the last round: auc, macro_f1, ...; see `evenhand list metrics`"""
+    untrained: Literal["global", "initial"] = "global"
+    """what clients are served whose personal model never trained: the current global model, or the initial model"""
+    epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None
+    """what a private method may spend; where its noise multiplier is left out, the least that suffices is found"""
+    delta: Annotated[
+        float | None,
+        arg(metavar="FLOAT", help_behavior_hint="(default: a power of ten, at most 1 / clients)"),
+    ] = None
+    """the probability that goes with --epsilon"""
+    unseen: float = 0.0
+    """share of the clients set aside, to see how the method serves clients that it never saw"""
+    lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
+    """clients trained side by side"""
+    checkpoint: float | Literal["off"] = 10.0
+    """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
+    keep: str = "last"
+    """which evaluated round the folder describes: last, or best:SPLIT:STATISTIC, such as best:valid:worst10"""
+    keep_personal: bool = False
+    """keep the personal models also with --checkpoint off or --keep best:..., or if they take more than 4 GB"""
+    watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
+    """who else is told what is measured: tensorboard (files in the folder), mlflow, wandb"""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
+    """the run folder"""
+    overwrite: bool = False
+    """replace an earlier run in that folder"""
+    quiet: bool = False
+    """print nothing but errors"""
+    config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """start from the config.json of an earlier run; options given here take precedence"""
+
+    @property
+    def every(self) -> int:
+        """Rounds between two evaluations."""
+        return max(1, self.rounds // _EVALUATIONS) if self.eval_every is None else self.eval_every
+
+
+# --- --epsilon: the noise that a budget of privacy calls for, or why it does not suffice --------------------
+
+
+NOISE = "noise_multiplier"
+_LEAST_NOISE, _MOST_NOISE, _MOST_CLIENTS = 1e-3, 2.0**14, 10**9
+
+
+class Budget(NamedTuple):
+    """What a run may spend.
+
+    Attributes:
+      epsilon: at most.
+      delta: None: the usual one for the number of clients or examples.
+      rounds: in which it is spent.
+    """
+
+    epsilon: float
+    delta: float | None
+    rounds: int
+
+    def expression(self, text: str, data: FederatedDataset, built: Callable[[str], Algorithm]) -> str:
+        """The method with the least noise that the budget allows, to about three digits, wherever none is given.
+
+        Args:
+          text: an expression.
+          data: the clients.
+          built: the method that an expression stands for.
+
+        Raises:
+          EvenhandError: the method promises no privacy, or no noise suffices.
+        """
+        if with_noise(text, 1.0) == text:
+            return text
+        refusal: list[EvenhandError] = []
+
+        def enough(noise: float) -> bool:
+            try:
+                method = built(with_noise(text, noise))
+            except EvenhandError as error:  # settings that bear only so much noise, or so little
+                if noise == 1.0:
+                    raise
+                refusal[:] = [error]
+                return noise > 1.0
+            refusal.clear()
+            return self._spent(method, data) <= self.epsilon
+
+        with warnings.catch_warnings():  # of noise that is only tried
+            warnings.simplefilter("ignore", EvenhandWarning)
+            least = _least_noise(enough)
+        if least is None or refusal:
+            why = f": {refusal[0]}" if refusal else ", with any noise: give a larger one, or fewer --rounds."
+            raise EvenhandError(
+                f"--epsilon {self.epsilon:g} is out of reach of {text:.80} after {self.rounds} rounds{why}"
+            )
+        return with_noise(text, least)
+
+    def checked(self, method: Algorithm, data: FederatedDataset, *, resumed: bool = False) -> Algorithm:
+        """The method, whose guarantee is stated at the budget's delta, after a check that it stays within the budget.
+
+        Args:
+          method: the method.
+          data: the clients.
+          resumed: whether the run has begun, and its noise can no longer be changed.
+
+        Raises:
+          EvenhandError: it does not, or guarantees no privacy; the sentence says what would do.
+        """
+        epsilon, clients = self._spent(method, data), data.num_clients
+        assert method.privacy is not None
+        if epsilon <= self.epsilon:
+            return method._replace(privacy=method.privacy._replace(delta=self.delta))
+        drawn = method.privacy.unit == "client" and method.sampling.scheduled is None
+        if resumed:
+            most = self._rounds(method, data)
+            cure = (
+                f"{most} rounds are the most that it affords with the noise that this run began with. For "
+                f"{self.rounds}, train anew in another folder without a {NOISE}"
+            )
+        else:
+            cure = f"leave its {NOISE} out, and the least that suffices is found"
+            if drawn and (needed := self._clients(method.privacy, clients)) is not None:
+                cure += (
+                    f"; or with cohorts of this size out of {needed:,} clients, where there are {clients:,}"
+                )
+        raise EvenhandError(
+            f"--epsilon {self.epsilon:g} does not suffice for {method.name:.80}, which spends {epsilon:.4g} in "
+            f"{self.rounds} rounds at a delta of {self._delta(method.privacy, data):g}: {cure}."
+        )
+
+    def _rounds(self, method: Algorithm, data: FederatedDataset) -> int:
+        """The most rounds that stay within the budget."""
+        low, high = 0, self.rounds
+        while high - low > 1:
+            middle = (low + high) // 2
+            affordable = self._replace(rounds=middle)._spent(method, data) <= self.epsilon
+            low, high = (middle, high) if affordable else (low, middle)
+        return low
+
+    def _spent(self, method: Algorithm, data: FederatedDataset) -> float:
+        if method.privacy is None:
+            raise EvenhandError(
+                f"--epsilon is for methods that promise privacy, and {method.name:.80} does not: try "
+                "'dp_fedavg(clip=1)', or put private() around a method with a noisy aggregator."
+            )
+        units = data.num_clients if method.privacy.unit == "client" else data.train.rows
+        return account(method.privacy, rounds=self.rounds, units=units, delta=self.delta).epsilon
+
+    def _delta(self, privacy: Privacy, data: FederatedDataset) -> float:
+        units = data.num_clients if privacy.unit == "client" else data.train.rows
+        return usual_delta(units) if self.delta is None else self.delta
+
+    def _clients(self, privacy: Privacy, clients: int) -> int | None:
+        """How many clients would afford the method with the cohorts that it has; None: no number would."""
+
+        def affords(number: int) -> bool:
+            share = clients / number
+            releases = [
+                release._replace(rate=release.rate * share) for release in privacy.releases(self.rounds)
+            ]
+            delta = usual_delta(number) if self.delta is None else self.delta
+            return spent(releases, delta=delta).epsilon <= self.epsilon
+
+        high = 2 * clients
+        while not affords(high):
+            high *= 2
+            if high > _MOST_CLIENTS:
+                return None
+        low = high // 2
+        while high - low > max(1, low // 200):
+            middle = (low + high) // 2
+            low, high = (low, middle) if affords(middle) else (middle, high)
+        return high
+
+
+def budget(epsilon: float | None, delta: float | None, rounds: int) -> Budget | None:
+    """The budget that ``--epsilon`` and ``--delta`` give; None without them.
+
+    Raises:
+      EvenhandError: a delta without an epsilon, or a number out of range.
+    """
+    if epsilon is None:
+        if delta is not None:
+            raise EvenhandError("--delta goes with --epsilon: give both, or read epsilon off the report.")
+        return None
+    if not 0 < epsilon < math.inf or not (delta is None or 0 < delta < 1):
+        raise EvenhandError(
+            f"--epsilon {epsilon} --delta {delta}: give a finite epsilon above 0, and a delta between 0 and 1."
+        )
+    return Budget(epsilon, delta, rounds)
+
+
+def _least_noise(enough: Callable[[float], bool]) -> float | None:
+    """About the least noise that is enough, to four digits, rounded up and tried last; None: none is."""
+    high = 1.0
+    while not enough(high):
+        high *= 2.0
+        if high > _MOST_NOISE:
+            return None
+    low = high / 2.0 if high > 1.0 else 0.0
+    while high - low > 5e-4 * high and high > _LEAST_NOISE:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    unit = 10.0 ** (math.floor(math.log10(high)) - 3)
+    rounded = float(f"{math.ceil(high / unit) * unit:.4g}")
+    return rounded if enough(rounded) else None
+
+
+def with_noise(text: str, noise: float) -> str:
+    """The expression with this noise multiplier wherever a factory needs one and has none.
+
+    Example:
+      >>> with_noise("ditto(dp_fedavg(clip=1), lam=1)", 0.5)
+      'ditto(dp_fedavg(clip=1, noise_multiplier=0.5), lam=1)'
+    """
+    tree = ast.parse(canonical(text), mode="eval")
+    names = {name for room in ROOMS for name, made in factories(room).items() if NOISE in parameters(made)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name), keywords=words) if name in names:
+                if all(word.arg != NOISE for word in words):
+                    words.append(ast.keyword(NOISE, ast.Constant(noise)))
+            case _:
+                pass
+    return canonical(ast.unparse(tree))
+
+
+# --- --watch: trackers by name ------------------------------------------------------------------------------
+
+
+_TRACKERS: Mapping[str, Callable[[Path], Watcher]] = {
+    "tensorboard": lambda folder: watch.tensorboard(folder / "tensorboard"),
+    "mlflow": lambda folder: watch.mlflow(),
+    "wandb": lambda folder: watch.wandb(folder=folder, group=folder.name),
+}
+
+
+def check_trackers(text: str | None) -> list[str]:
+    """The names in ``--watch``.
+
+    Raises:
+      EvenhandError: there is no such tracker.
+    """
+    names = [] if text is None else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in _TRACKERS:
+            hint = perhaps(name, _TRACKERS) or f" among {', '.join(_TRACKERS)}"
+            raise EvenhandError(f"--watch {name!r:.40}: there is no such tracker{hint}.")
+    return list(dict.fromkeys(names))
+
+
+def trackers(text: str | None, folder: Path) -> list[Watcher]:
+    """What ``--watch`` names.
+
+    Args:
+      text: names with commas between them; None: none.
+      folder: of the run or study, for their files.
+
+    Raises:
+      EvenhandError: there is no such tracker, or its package is not installed.
+    """
+    return [_TRACKERS[name](folder) for name in check_trackers(text)]
+
+
+def of_run(tracker: Watcher, folder: Path, config: Mapping[str, Any]) -> Watcher:
+    """The tracker, told the run's folder as its name, and what ``config.json`` holds as its settings."""
+
+    def begin(name: str, known: Mapping[str, Any]) -> Watched:
+        return tracker.begin(folder.name, {**config["options"], **known, "method": config["method"]})
+
+    return Watcher(begin)
+
+
+# --- the clients' local work: of a run, and of a study, whose options may have several values each ----------
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """What a client does in one round."""
+
+    lr: float = 0.1
+    """the clients' step size η, of plain gradient descent"""
+    epochs: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1)")] = None
+    """passes E over a client's examples per round"""
+    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: not used)")] = None
+    """batches per round, instead of --epochs"""
+    batch_size: int | Literal["all"] = 10
+    """examples per batch"""
+
+    def work(self, model: Model) -> local.Work:
+        """The local work, for one model."""
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise EvenhandError(f"--lr {self.lr} is not a step size: give a number above 0.")
+        if self.epochs is not None and self.steps is not None:
+            raise EvenhandError("--epochs and --steps exclude each other: give one of them.")
+        epochs = 1 if self.epochs is None and self.steps is None else self.epochs
+        size = None if self.batch_size == "all" else self.batch_size
+        return local.sgd(model, self.lr, epochs=epochs, steps=self.steps, batch_size=size)
+
+    @property
+    def idle(self) -> list[str]:
+        """The options that differ from their defaults."""
+        return [
+            f"--{name.replace('_', '-')} {value}"
+            for name, value in vars(self).items()
+            if value != vars(_PLAIN_WORK)[name]
+        ]
+
+
+_PLAIN_WORK = LocalOptions()
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """What a client does in one round; several values, as in 0.01,0.1, are tried with every method."""
+
+    lr: Annotated[str, arg(metavar="FLOAT,...")] = "0.1"
+    """step sizes η of the clients"""
+    epochs: Annotated[str | None, arg(metavar="INT,...", help_behavior_hint="(default: 1)")] = None
+    """passes E over a client's examples per round"""
+    steps: Annotated[str | None, arg(metavar="INT,...", help_behavior_hint="(default: not used)")] = None
+    """batches per round, instead of --epochs"""
+    batch_size: Annotated[str, arg(metavar="INT,...")] = "10"
+    """examples per batch; all: a client's examples at once"""
+
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """The options that have several values, and the step size, so that more step sizes only add settings."""
+        return {name: of for name, of in self._values().items() if len(of) > 1 or name == "lr"}
+
+    def work(self, model: Model, chosen: Mapping[str, Any]) -> Work:
+        """The local work with one value of each option."""
+        values = {name: of[0] for name, of in self._values().items()} | {
+            name: value for name, value in chosen.items() if name in self.axes
+        }
+        options = LocalOptions(values["lr"], values.get("epochs"), values.get("steps"), values["batch_size"])
+        return options.work(model)
+
+    def _values(self) -> dict[str, list[Any]]:
+        size: Callable[[str], Any] = lambda text: text if text == "all" else int(text)  # noqa: E731
+        readers: dict[str, Callable[[str], Any]] = {
+            "lr": float,
+            "epochs": int,
+            "steps": int,
+            "batch_size": size,
+        }
+        texts = {name: text for name, text in vars(self).items() if text is not None}
+        return {name: several(name, text, readers[name]) for name, text in texts.items()}
+
+
+def several(name: str, text: str, read: Callable[[str], Any]) -> list[Any]:
+    """The values that an option has.
+
+    Raises:
+      EvenhandError: they cannot be read, or one of them is given twice.
+    """
+    try:
+        found = [read(each.strip()) for each in text.removesuffix(",").split(",")]
+    except ValueError:
+        found = []
+    if not found or len(set(found)) < len(found):
+        raise EvenhandError(
+            f"--{name.replace('_', '-')} {text!r:.40} is not understood: give a number, or distinct ones as in 1,2."
+        )
+    return found
+
+
+# --- the model, sized to fit the data -----------------------------------------------------------------------
+
+
+ModelName: TypeAlias = Literal[
+    "softmax", "linear", "svm", "mlp", "cnn_femnist", "cnn_femnist_dropout", "cnn_cifar", "lstm"
+]
+
+_DEFAULT_MODEL = "(default: softmax; linear for real labels, lstm for tokens)"
+
+
+class Form(NamedTuple):
+    """The form of examples and labels, which decides the sizes of a model; ``config.json`` keeps it.
+
+    Attributes:
+      name: what the data are called.
+      shape: of one example.
+      dtype: of examples, ``"float32"``, or ``"int32"`` for tokens.
+      classes: how many there are; None: labels are real numbers.
+      names: of the classes; None where they are only numbered.
+      targets: numbers in one label.
+      tokens: one more than the largest token; 0 where examples are no tokens.
+      target: the scale by which real labels are standardised; None where they are not.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    classes: int | None
+    names: tuple[str, ...] | None
+    targets: int
+    tokens: int
+    target: Target | None = None
+
+    @staticmethod
+    def of(data: FederatedDataset) -> Form:
+        """The form of a data set."""
+        splits, is_tokens = (data.train, data.valid, data.test), data.train.x.dtype.kind == "i"
+        return Form(
+            name=data.name,
+            shape=data.feature_shape,
+            dtype=str(data.train.x.dtype),
+            classes=data.num_classes,
+            names=data.classes,
+            targets=math.prod(data.train.y.shape[1:]),
+            tokens=1 + max(int(split.x.max(initial=0)) for split in splits) if is_tokens else 0,
+            target=None if data.features is None else data.features.target,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``config.json`` holds; :meth:`from_json` reads it back."""
+        return {**self._asdict(), "target": None if self.target is None else self.target._asdict()}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Form:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+          KeyError, TypeError, ValueError: ``value`` is something else.
+        """
+        names, classes, target = value["names"], value["classes"], value["target"]
+        return Form(
+            name=str(value["name"]),
+            shape=tuple(int(size) for size in value["shape"]),
+            dtype={"float32": "float32", "int32": "int32"}[value["dtype"]],
+            classes=None if classes is None else int(classes),
+            names=None if names is None else tuple(str(name) for name in names),
+            targets=int(value["targets"]),
+            tokens=int(value["tokens"]),
+            target=None
+            if target is None
+            else Target(str(target["name"]), float(target["mean"]), float(target["deviation"])),
+        )
+
+
+class ModelChoice(NamedTuple):
+    """A model by name.
+
+    Attributes:
+      name: what ``--model`` takes.
+      line: what it is.
+      paper: where it comes from.
+      build: ``(form, hidden) -> Model``.
+      gives: what its outputs are: a logit for each class, the ``"margin"`` of the second of two, or a ``"value"``.
+    """
+
+    name: ModelName
+    line: str
+    paper: str
+    build: Callable[[Form, int], Model]
+    gives: Literal["logits", "margin", "value"] = "logits"
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What is trained."""
+
+    model: Annotated[ModelName | None, arg(metavar="NAME", help_behavior_hint=_DEFAULT_MODEL)] = None
+    """softmax, linear, svm, mlp, cnn_femnist, cnn_femnist_dropout, cnn_cifar, lstm; see `evenhand list`"""
+    hidden: int = 128
+    """width of the hidden layer of mlp"""
+
+    def build(self, data: FederatedDataset) -> Model:
+        """The model, with inputs and outputs that fit the data.
+
+        Raises:
+          EvenhandError: the model and the data do not fit together.
+        """
+        return self.rebuilt(Form.of(data))
+
+    def rebuilt(self, form: Form) -> Model:
+        """The model for data of this form, which need not be at hand."""
+        model = self.choice(form).build(form, self.hidden)
+        if form.target is None:
+            return model
+        return models.standardized(model, mean=form.target.mean, deviation=form.target.deviation)
+
+    def choice(self, form: Form) -> ModelChoice:
+        """Which model it is."""
+        name = _default_model(form) if self.model is None else self.model
+        return next(choice for choice in MODELS if choice.name == name)
+
+
+def _default_model(form: Form) -> ModelName:
+    if form.classes is None:
+        return "linear"
+    return "lstm" if form.dtype == "int32" and len(form.shape) == 1 else "softmax"
+
+
+def _features(form: Form) -> int:
+    return math.prod(form.shape)
+
+
+def _classes(form: Form, name: ModelName) -> int:
+    if form.classes is None:
+        raise EvenhandError(
+            f"--model {name} needs classes, but {form.name} has real-valued labels: use --model linear."
+        )
+    return max(2, form.classes)
+
+
+def _linear(form: Form, hidden: int) -> Model:
+    if form.classes is not None:
+        raise EvenhandError(
+            f"--model linear needs real-valued labels, but {form.name} has classes: use --model softmax, "
+            "or --regression if its labels are numbers to be predicted."
+        )
+    return models.linear_regression(_features(form), outputs=form.targets)
+
+
+def _svm(form: Form, hidden: int) -> Model:
+    if _classes(form, "svm") > 2:
+        raise EvenhandError(
+            f"--model svm is for two classes, but {form.name} has {form.classes}: use --model softmax."
+        )
+    return models.svm(_features(form))
+
+
+def _mlp(form: Form, hidden: int) -> Model:
+    whole_number("hidden", hidden, 1)
+    return models.mlp(_features(form), classes=_classes(form, "mlp"), hidden=(hidden,))
+
+
+def _lstm(form: Form, hidden: int) -> Model:
+    if form.dtype != "int32" or len(form.shape) != 1:
+        raise EvenhandError(
+            f"--model lstm reads whole-number tokens, but an example of {form.name} is {form.dtype} of shape "
+            f"{form.shape}: use --model softmax, or add --text if the examples are text."
+        )
+    return models.lstm(max(form.tokens, _classes(form, "lstm")))
+
+
+_FEMNIST = "28 × 28 grey pixels"
+
+MODELS: tuple[ModelChoice, ...] = (
+    ModelChoice(
+        "softmax",
+        "Softmax (logistic) regression; for classes.",
+        "",
+        lambda form, hidden: models.softmax_regression(_features(form), classes=_classes(form, "softmax")),
+    ),
+    ModelChoice("linear", "Linear regression, squared error; for real-valued labels.", "", _linear, "value"),
+    ModelChoice("svm", "Linear SVM, hinge loss; for two classes.", "Li et al., ICLR 2020", _svm, "margin"),
+    ModelChoice("mlp", "One hidden layer of --hidden ReLUs.", "", _mlp),
+    ModelChoice(
+        "cnn_femnist",
+        f"Two convolutions, {_FEMNIST}; 1.7 million parameters.",
+        "McMahan et al., AISTATS 2017",
+        lambda form, hidden: models.cnn_femnist(_classes(form, "cnn_femnist")),
+    ),
+    ModelChoice(
+        "cnn_femnist_dropout",
+        f"Two convolutions and dropout, {_FEMNIST}; 1.2 million parameters.",
+        "Reddi et al., ICLR 2021",
+        lambda form, hidden: models.cnn_femnist_dropout(_classes(form, "cnn_femnist_dropout")),
+    ),
+    ModelChoice(
+        "cnn_cifar",
+        "The same for 32 × 32 colour pixels; 1.6 million parameters.",
+        "Reddi et al., ICLR 2021",
+        lambda form, hidden: models.cnn_cifar(_classes(form, "cnn_cifar")),
+    ),
+    ModelChoice("lstm", "Two LSTM layers that predict the next character.", "Caldas et al., 2018", _lstm),
+)

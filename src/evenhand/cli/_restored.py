@@ -1,0 +1,576 @@
+"""A run restored from its ``config.json``, to be trained further or applied to new rows.
+
+From top to bottom: the configuration of an earlier run, in the options of a new one (``run --config``); ``evenhand
+resume``, where a stopped run continues, and ends as if it had never been stopped: it never replaces more rounds by
+fewer, and it rebuilds damaged results from the checkpoint; ``evenhand predict``, the trained model of a run folder,
+applied to new rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TextIO, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from tyro.conf import Positional, arg
+
+from evenhand.cli._arguments import METHODS, Composed, options_of
+from evenhand.cli._folder import (
+    CHECKPOINT,
+    CHECKSUMS,
+    CONFIG,
+    FEATURES,
+    PARAMS,
+    PERSONAL,
+    REPORT,
+    SUMMARY,
+    Condition,
+    condition_of,
+    dict_in,
+    last_round,
+    read_json,
+    replacing,
+    sound_condition,
+)
+from evenhand.cli._options import Form, ModelChoice
+from evenhand.cli._run import ELSEWHERE, Place, Recorded, Run, changes, config_file, is_group, naming
+from evenhand.cli._saved import Personal, damaged_model, personal_models, read_index, read_params
+from evenhand.cli._terminal import remark, say
+from evenhand.data import Features, load_features
+from evenhand.data.loaders import NewRows
+from evenhand.errors import EvenhandError
+from evenhand.evaluation import is_share, outputs, unlabelled
+from evenhand.evaluation.metrics import check, measure, resolved
+from evenhand.expressions import called, canonical
+from evenhand.records import held
+from evenhand.simulation import Checkpoint
+from evenhand.text import counted, spreadsheet_cell, visible
+from evenhand.types import Model, Params
+
+__all__ = [
+    "Predict",
+    "Resume",
+    "continued",
+    "recorded",
+    "with_method",
+]
+
+
+# --- config.json, read back into options --------------------------------------------------------------------
+
+
+_T = TypeVar("_T")
+
+_EITHER = {"epochs": "steps", "steps": "epochs", "stragglers": "systems", "systems": "stragglers"}
+
+
+def recorded(path: Path) -> Recorded:
+    """What a run folder or its ``config.json`` says.
+
+    Raises:
+      EvenhandError: the file is missing, not JSON, or not the configuration of a run.
+    """
+    path = config_file(path)
+    config = read_json(path)
+    method, options = config.get("method"), config.get("options")
+    if not isinstance(method, str) or not isinstance(options, dict):
+        raise EvenhandError(
+            f"{path} is not the configuration of a run: name the config.json of a run folder."
+        )
+    with naming(path):
+        return Recorded(path, canonical(method), options)
+
+
+def with_method(words: Sequence[str], before: Recorded) -> list[str]:
+    """``run --config FILE --mu 1`` with the method of the file, whose options these are."""
+    name = called(before.method)[0].replace("_", "-")
+    method = [name] if name in METHODS else [Composed.name, f"--expression={before.method}"]
+    return ["run", *method, *words[1:]]
+
+
+def continued(run: _T, given: Collection[str], before: Recorded) -> _T:
+    """``run``, with the options that were not ``given`` as they were ``before``.
+
+    Raises:
+      EvenhandError: the file has a setting that no run has, or a value of another kind.
+    """
+    dropped = {other for name, other in _EITHER.items() if name in given}.union(given)
+    kept = {name: value for name, value in before.options.items() if name not in dropped}
+    return filled(run, before._replace(options=kept))
+
+
+def filled(run: _T, before: Recorded) -> _T:
+    """``run``, with the options that a file records.
+
+    Raises:
+      EvenhandError: there is no such option, or the value is of another kind.
+    """
+    known = options_of(type(run))
+    for name, value in before.options.items():
+        option = f"--{name.replace('_', '-')}"
+        if option not in known or "-" in name:
+            raise EvenhandError(f"{before.path}: run has no option {option}: leave {name!r:.40} out.")
+        if known[option].inverts:
+            switch = name.removeprefix("no_")
+            raise EvenhandError(f"{before.path}: write {switch!r}, true or false, in place of {name!r}.")
+        if not known[option].holds(value):
+            takes = known[option] if known[option].kinds else "true or false"
+            raise EvenhandError(f"{before.path}: {option} takes {takes}, not {value!r:.40}.")
+    return _filled(run, before.options)
+
+
+def _filled(options: _T, values: Mapping[str, Any]) -> _T:
+    changed = {
+        name: _filled(value, values) if is_group(name, value) else values[name]
+        for name, value in vars(options).items()
+        if is_group(name, value) or (name in values and name not in ELSEWHERE)
+    }
+    return dataclasses.replace(options, **changed)  # pyright: ignore[reportArgumentType]  (it is a dataclass)
+
+
+# --- evenhand resume ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue a run that was stopped or killed; it ends with the same numbers."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """a folder written by `evenhand run`"""
+    rounds: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as before)")] = None
+    """rounds in total, including those done; more than before trains further"""
+    quiet: bool = False
+    """print nothing but errors"""
+
+    def execute(self) -> int:
+        """Trains on, completes the run folder and returns the exit code."""
+        if (self.run / "runs").is_dir() and not (self.run / CONFIG).is_file():
+            raise EvenhandError(
+                f"{self.run} is a study: run the `evenhand study` command that made it again to finish it."
+            )
+        if not (self.run / CONFIG).is_file():
+            raise EvenhandError(f"{self.run} is not a run folder: name one that `evenhand run` wrote.")
+        with held(self.run):
+            return self._resume()
+
+    def _resume(self) -> int:
+        path = self.run / CONFIG
+        before = _restored(path)
+        options = replace(before.training, quiet=self.quiet)
+        if self.rounds is not None and self.rounds != options.rounds:
+            # Evaluated as often as before, whatever the new number of rounds would have led to.
+            options = replace(options, rounds=self.rounds, eval_every=options.every)
+        run = replace(before, training=options)
+        condition = condition_of(self.run)
+        if not condition.damaged and (name := damaged_model(self.run)) is not None:
+            condition = condition._replace(damaged=(name,))
+        ended = _ended(self.run, condition)
+        # A run that has not ended has done no more rounds than were asked for, whatever a damaged line says; an edited
+        # configuration no longer says how many that were.
+        limit = before.training.rounds if not condition.is_edited else sys.maxsize
+        most = max(ended or 0, min(last_round(self.run), limit))
+        if options.rounds < most:
+            raise EvenhandError(
+                f"{self.run} has already done {most} rounds, more than the {options.rounds} asked for: ask for more, "
+                f"or train fewer in another folder with "
+                f"`evenhand run --config {self.run} --rounds {options.rounds} --out NEW`."
+            )
+        if (
+            ended is not None
+            and ended == options.rounds
+            and (self.run / REPORT).exists()
+            and not condition.damaged
+        ):
+            if not self.quiet:
+                print(
+                    f"{visible(self.run)} is finished after {ended} rounds: --rounds {2 * ended} trains further."
+                )
+            return 0
+        saved = Checkpoint(self.run / CHECKPOINT).saved()
+        if options.checkpoint == "off" or (not saved and (ended is not None or condition.damaged)):
+            raise EvenhandError(
+                f"{self.run} has no checkpoint to continue from: repeat the run with "
+                f"`evenhand run --config {self.run} --rounds {options.rounds} --out NEW`."
+            )
+        remarks = self._remarks(condition)
+        if not (saved or self.quiet):
+            remarks.append(f"{self.run} was stopped before its first state was saved: the run starts over.")
+        return self._train(path, run, remarks)
+
+    def _remarks(self, condition: Condition) -> list[str]:
+        path, remarks = self.run / CONFIG, list[str]()
+        if condition.is_edited and not self.quiet:
+            remarks.append(f"{path} was changed since it was written: the new settings apply.")
+        for name in condition.damaged[:1]:
+            remarks.append(f"{self.run / name} is damaged: the results are rebuilt from the checkpoint.")
+        return remarks
+
+    def _train(self, path: Path, run: Run, remarks: list[str]) -> int:
+        data = run.data.load()
+        if dict_in(read_json(path), "data").get("fingerprint") != data.fingerprint:
+            raise EvenhandError(
+                f"The data {run.data.data} are not those that {self.run} was trained on: restore them, or start "
+                f"over with `evenhand run --config {self.run} --out NEW`."
+            )
+        config = run.recorded(data)
+        if not self.quiet:
+            remarks = [*remarks, *changes(path, config)]
+        return run.train(data, Place(self.run, config, resumed=True, remarks=tuple(remarks)))
+
+
+def _restored(path: Path) -> Run:
+    """The command that a ``config.json`` records."""
+    try:
+        before = recorded(path)
+        run = filled(Run(Composed(before.method)), before)
+        run.check()
+    except EvenhandError as error:
+        raise EvenhandError(f"{path} is damaged: {str(error).removeprefix(f'{path}: ')}") from None
+    return run
+
+
+def _ended(folder: Path, condition: Condition) -> int | None:
+    """How many rounds the run finished with, or None if it did not finish."""
+    if condition.results == "none" or {SUMMARY, CHECKSUMS} & set(condition.damaged):
+        return None
+    try:
+        summary = read_json(folder / SUMMARY)
+    except EvenhandError:
+        return None  # it will be written again
+    rounds = summary.get("rounds")
+    return None if summary.get("interrupted") or not isinstance(rounds, int) else rounds
+
+
+# --- evenhand predict ---------------------------------------------------------------------------------------
+
+
+NDArray = npt.NDArray[Any]
+
+_SHOWN = 3
+"""Names of unknown clients or labels that a sentence lists."""
+
+
+class _Trained(NamedTuple):
+    """What a run folder has trained.
+
+    Attributes:
+      folder: where.
+      run: the command that trained it.
+      form: of its data.
+      choice: the kind of model.
+      model: the model.
+      params: of the global model.
+      personal: client id -> where its own model is.
+      features: how the columns of a table become inputs; None where it was trained on arrays.
+      has_personal: whether the method gives clients models of their own.
+    """
+
+    folder: Path
+    run: Run
+    form: Form
+    choice: ModelChoice
+    model: Model
+    params: Params
+    personal: Mapping[str, Personal]
+    features: Features | None
+    has_personal: bool
+
+
+class _Predicted(NamedTuple):
+    """What the models make of the rows.
+
+    Attributes:
+      scores: logits, margins or values, ``(rows, outputs)``.
+      is_personal: whether the row's client has a model of its own, ``(rows,)``.
+      measures: the loss and each metric of the model, ``(rows,)``, NaN for a row without a known label.
+    """
+
+    scores: NDArray
+    is_personal: NDArray
+    measures: Mapping[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Apply the trained model to new rows: a client's own model where the run kept one, else the global model."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """a folder written by `evenhand run`"""
+    data: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(required)")] = None
+    """the rows: a table with the feature columns of the training data, or an .npz file with its array of features"""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: print them)")] = None
+    """write the predictions here, as CSV with one line per row"""
+    metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
+    """further metrics of the rows with a known label: auc, macro_f1, ...; see `evenhand list metrics`"""
+    quiet: bool = False
+    """print no remarks"""
+
+    def execute(self) -> int:
+        """Writes the predictions and returns the exit code."""
+        if self.data is None:
+            raise EvenhandError(
+                f"predict needs rows: `evenhand predict {self.run} --data NEW.csv --out P.csv`."
+            )
+        if self.out is not None and self.out.resolve() == self.data.resolve():
+            raise EvenhandError(f"--out {self.out} is the file of --data: name another file.")
+        metrics = resolved(self.metrics or ())
+        trained = _trained(self.run, quiet=self.quiet)
+        rows = trained.run.data.new_rows(self.data, trained.features)
+        rows = rows._replace(x=unlabelled(rows.x, trained.form.shape, trained.form.dtype, str(self.data)))
+        if not len(rows.x):
+            raise EvenhandError(f"{self.data} has no rows: add at least one below the header.")
+        y, has_label = _labels(rows.labels, trained.form)
+        if metrics:
+            if not has_label.any():
+                raise EvenhandError(
+                    f"--metrics {self.metrics:.60} needs labels, and {self.data} has none that the model knows: add "
+                    f"the column {trained.run.data.label_column}."
+                )
+            check(metrics, (0,), y.dtype, margins=trained.choice.gives == "margin")
+        predicted = _predicted(trained, rows, y, has_label)
+        lines = _lines(trained, rows, predicted)
+        if self.out is None:
+            _write(sys.stdout, lines)
+        else:
+            with replacing(self.out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+                _write(file, lines)
+        console = Console(stderr=self.out is None, quiet=self.quiet, highlight=False)
+        for sentence in (
+            *_who(trained, rows, predicted),
+            *_unseen(rows),
+            *_how_good(
+                rows, predicted, has_label, measure(metrics, predicted.scores[has_label], y[has_label])
+            ),
+        ):
+            say(console, sentence)
+        if self.out is not None:
+            say(console, f"Predictions: {self.out}")
+        return 0
+
+
+def _trained(folder: Path, *, quiet: bool) -> _Trained:
+    """What was trained in a run folder.
+
+    Raises:
+      EvenhandError: it is no run folder, has no results, or they are damaged.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        study = (folder / "runs").is_dir()
+        what = "is the folder of a study: name a run folder" if study else "is not a run folder: name one"
+        raise EvenhandError(f"{folder} {what} that `evenhand run` wrote.")
+    condition = sound_condition(folder)
+    for sentence in [] if quiet else condition.remarks(folder):
+        remark(sentence)
+    before = recorded(path)
+    with naming(path):
+        run = filled(Run(Composed(before.method)), before)
+    try:
+        form = Form.from_json(dict_in(dict_in(read_json(path), "data"), "form"))
+    except (KeyError, TypeError, ValueError):
+        raise EvenhandError(
+            f"{path} does not have the form of the data (an earlier version of Evenhand wrote it): repeat the run with "
+            f"`evenhand run --config {folder} --out NEW`."
+        ) from None
+    choice, model = run.model.choice(form), run.model.rebuilt(form)
+    with naming(path):
+        algorithm = run.algorithm(model, Console(quiet=True))
+    # The structure of the parameters, without the time that making them would take.
+    like = jax.eval_shape(
+        lambda key: algorithm.global_params(algorithm.init(model.init(key), 1)), jax.random.key(0)
+    )
+    return _Trained(
+        folder=folder,
+        run=run,
+        form=form,
+        choice=choice,
+        model=algorithm.model,
+        params=read_params(folder / PARAMS, like),
+        personal={entry.client: entry for entry in read_index(folder)},
+        features=load_features(folder) if (folder / FEATURES).is_file() else None,
+        has_personal=algorithm.personal_params is not None or algorithm.adapt is not None,
+    )
+
+
+def _labels(labels: NDArray | None, form: Form) -> tuple[NDArray, NDArray]:
+    """Class numbers or targets, and which rows have one that the model knows."""
+    texts = [] if labels is None or form.targets != 1 else labels.tolist()
+    known = {name: k for k, name in enumerate(form.names or map(str, range(form.classes or 0)))}
+    values = [_value(text, known, is_real=form.classes is None) for text in texts]
+    y = np.array(
+        [0 if value is None else value for value in values], np.float32 if form.classes is None else np.int32
+    )
+    return y, np.array([value is not None for value in values], bool)
+
+
+def _value(text: str, known: Mapping[str, int], *, is_real: bool) -> float | int | None:
+    """The number of a class or the target that a label spells; None if it spells none."""
+    if not is_real and text in known:
+        return known[text]
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    if is_real:
+        return number if np.isfinite(np.float32(number)) else None
+    return known.get(str(int(number))) if number.is_integer() else None  # 4.0 counts as 4
+
+
+def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray) -> _Predicted:
+    """Applies each client's model to its rows, and the global one to all others."""
+    names = [] if rows.clients is None else rows.clients.tolist()
+    places: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        if name in trained.personal:
+            places.setdefault(name, []).append(row)
+    is_personal = np.zeros(len(rows.x), bool)
+    is_personal[[row for of in places.values() for row in of]] = True
+    scores = np.zeros((len(rows.x), 0), np.float32)
+    model = trained.model
+    # A model may report its loss otherwise than it is trained by.
+    measured = {**model.metrics, "loss": model.metrics.get("loss", model.losses)}
+    measures = {name: np.full(len(rows.x), np.nan) for name in measured}
+
+    def apply(params: Params, chosen: NDArray) -> None:
+        nonlocal scores
+        found = outputs(model, params, rows.x[chosen])
+        part = _scores(found, trained.choice)
+        if not scores.shape[1]:
+            scores = np.zeros((len(rows.x), part.shape[1]), part.dtype)
+        scores[chosen] = part
+        if not len(has_label):
+            return
+        for name, of_rows in measured.items():
+            values = np.asarray(of_rows(jax.tree.map(jnp.asarray, found), jnp.asarray(y[chosen])))
+            measures[name][chosen] = np.where(has_label[chosen], values, np.nan)
+
+    if not is_personal.all():
+        apply(trained.params, np.flatnonzero(~is_personal))
+    entries = [trained.personal[name] for name in places]
+    for entry, params in personal_models(trained.folder, entries, trained.params):
+        apply(params, np.array(places[entry.client]))
+    return _Predicted(scores, is_personal, measures)
+
+
+def _scores(found: Any, choice: ModelChoice) -> NDArray:
+    """The outputs as ``(rows, outputs)``; of a margin, without the penalty that its model has beside it."""
+    array = np.asarray(found.score if choice.gives == "margin" else found)
+    return array.reshape(len(array), -1)
+
+
+def _lines(trained: _Trained, rows: NewRows, predicted: _Predicted) -> Iterator[list[str]]:
+    """The header and a line for each row."""
+    columns: dict[str, Iterable[str]] = {"row": map(str, range(1, len(rows.x) + 1))}
+    if rows.clients is not None:
+        columns["client"] = (spreadsheet_cell(visible(name)) for name in rows.clients.tolist())
+    columns |= _interpreted(trained, predicted.scores)
+    columns["model"] = ("personal" if own else "global" for own in predicted.is_personal.tolist())
+    yield [spreadsheet_cell(visible(name)) for name in columns]
+    yield from map(list, zip(*columns.values(), strict=True))
+
+
+def _interpreted(trained: _Trained, scores: NDArray) -> dict[str, Iterable[str]]:
+    """The columns of predictions."""
+    form, count = trained.form, scores.shape[1]
+    if trained.choice.gives == "value":
+        names = ["prediction"] if count == 1 else [f"prediction_{j + 1}" for j in range(count)]
+        return {name: map(_text, scores[:, j].tolist()) for j, name in enumerate(names)}
+    classes = [form.names[k] if form.names and k < len(form.names) else str(k) for k in range(max(2, count))]
+    if trained.choice.gives == "margin":
+        # A margin is no logarithm of odds, so it gives no probability.
+        chosen = np.where(np.isnan(scores[:, 0]), -1, scores[:, 0] > 0)
+        return {"prediction": _names_of(chosen, classes), "score": map(_text, scores[:, 0].tolist())}
+    shifted = scores.astype(np.float64) - scores.max(axis=1, keepdims=True)
+    shares = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
+    chosen = np.where(np.isnan(scores).any(axis=1), -1, scores.argmax(axis=1))
+    probabilities = {
+        f"probability_{name}": map(_text, shares[:, k].tolist()) for k, name in enumerate(classes)
+    }
+    return {"prediction": _names_of(chosen, classes), **probabilities}
+
+
+def _names_of(chosen: NDArray, classes: Sequence[str]) -> list[str]:
+    """The names of classes; empty for -1, where a model that diverged chooses none."""
+    cells = [*(spreadsheet_cell(visible(name)) for name in classes), ""]
+    return [cells[k] for k in chosen.tolist()]
+
+
+def _text(value: float) -> str:
+    return format(value, ".9g")
+
+
+def _write(file: TextIO, lines: Iterable[Sequence[str]]) -> None:
+    csv.writer(file, lineterminator="\n").writerows(lines)
+
+
+def _who(trained: _Trained, rows: NewRows, predicted: _Predicted) -> Iterator[str]:
+    """Which models the rows got, in sentences."""
+    own, count = int(predicted.is_personal.sum()), len(rows.x)
+    if not trained.personal:
+        yield f"{counted(count, 'row')}, predicted by the global model."
+        if trained.has_personal and not (trained.folder / PERSONAL).is_dir():
+            yield (
+                f"{trained.folder} has no {PERSONAL}/, and so no client's own model: train it again with "
+                "--keep-personal to use these."
+            )
+        return
+    yield f"{counted(count, 'row')}: {own:,} predicted by the client's own model, {count - own:,} by the global one."
+    if rows.clients is None:
+        column = trained.run.data.client_column
+        yield f"The rows name no clients: add the column {column} to use each client's own model."
+        return
+    absent = dict.fromkeys(rows.clients[~predicted.is_personal].tolist())
+    nameless, unknown = "" in absent, [name for name in absent if name]
+    if unknown:
+        yield (
+            f"{counted(len(unknown), 'client')} {'has' if len(unknown) == 1 else 'have'} no model in {PERSONAL}/: "
+            f"{_some(unknown)}."
+        )
+    if nameless:
+        yield f"{counted(int((rows.clients == '').sum()), 'row')} without a client's name."
+
+
+def _how_good(
+    rows: NewRows, predicted: _Predicted, has_label: NDArray, further: Mapping[str, float]
+) -> Iterator[str]:
+    """How good the predictions are where the labels are known, in sentences; ``further`` metrics are of all of them."""
+    if rows.labels is None or not len(has_label):
+        return
+    known = int(has_label.sum())
+    if known:
+        means = {
+            name: float(np.mean(values[has_label], dtype=np.float64))
+            for name, values in predicted.measures.items()
+        }
+        means |= further
+        shown = [
+            f"{name} undefined"
+            if name in further and np.isnan(mean)
+            else f"{name} {f'{100 * mean:.1f} %' if is_share(name) else f'{mean:.4g}'}"
+            for name, mean in means.items()
+        ]
+        yield f"Over the {counted(known, 'row')} with a known label: {', '.join(shown)}."
+    strange = dict.fromkeys(name for name in rows.labels[~has_label].tolist() if name)
+    if strange:
+        count = int((~has_label & (rows.labels != "")).sum())
+        yield f"{counted(count, 'row')} with a label that the model does not know: {_some(list(strange))}."
+
+
+def _unseen(rows: NewRows) -> Iterator[str]:
+    """Texts of the table that no training row had, in sentences."""
+    for column, (count, text) in rows.unseen.items():
+        had = f"{counted(count, 'row')} with a {column!r} that no training row had, such as {text!r:.60}"
+        yield f"{had}: all its inputs are 0 there."
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(repr(name[:40]) for name in names[:_SHOWN]) + (", ..." if names[_SHOWN:] else "")

@@ -1,0 +1,269 @@
+"""Commands that only show: saved runs (``compare``, ``report``, ``figures``), and what there is to choose: ``list``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import optax
+from rich import box
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional, arg
+
+from evenhand.cli._arguments import first_line
+from evenhand.cli._data import SOURCES
+from evenhand.cli._folder import PAGE, REPORT, replacing
+from evenhand.cli._options import MODELS
+from evenhand.cli._saved import load_run, load_saved, load_views, study_in
+from evenhand.cli._terminal import client_table, difference_table, metric_table, overview, remark, say, tally
+from evenhand.errors import EvenhandError, whole_number
+from evenhand.evaluation.metrics import BUILT_IN
+from evenhand.expressions import factories, room_of, signature
+from evenhand.local import Work
+from evenhand.report import Comparison, caution, compare, figures, metric_remarks, verdict, write_report
+from evenhand.studies import load
+from evenhand.systems import Systems
+from evenhand.text import visible
+from evenhand.types import Algorithm, Attack, Risk, Sampling, Sum
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "TOPICS",
+    "Compare",
+    "Entry",
+    "Figures",
+    "List",
+    "Report",
+]
+
+
+# --- evenhand compare: saved runs side by side, over all clients and client by client -----------------------
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Put saved runs side by side: how well, and how evenly, each serves its clients."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN RUN ...")] = ()
+    """folders written by `evenhand run` or `evenhand study`"""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: no page)")] = None
+    """write a page with figures here, e.g. compare.html"""
+    clients: int = 10
+    """how many of the worst-off clients to show one by one"""
+
+    def execute(self) -> int:
+        """Prints the tables and returns the exit code."""
+        whole_number("clients", self.clients, 0)
+        if not self.runs:
+            raise EvenhandError(
+                "There is nothing to compare: name run folders, e.g. `evenhand compare runs/a runs/b`."
+            )
+        saved = [run for folder in self.runs for run in load_saved(folder)]
+        for sentence in (sentence for run in saved for sentence in run.remarks):
+            remark(sentence)
+        of = compare([run.view for run in saved])
+        console = Console(highlight=False)
+        for notice in of.notices:
+            say(console, notice.text, "yellow")
+        for name, run in of.named_runs:
+            if (kept := run.info.get("kept")) is not None:
+                say(console, f"{name}: {kept}.")
+        console.print(overview(of))
+        if len(of.methods) > 1:
+            say(console, verdict(of), "yellow" if of.obstacles else "")
+        for sentence in _remarks(of):
+            say(console, sentence)
+        if (table := metric_table(of)) is not None:
+            console.print(table)
+        for sentence in metric_remarks(of):
+            say(console, sentence)
+        if (table := difference_table(of)) is not None:
+            console.print(table)
+        stopped = [str(run.folder) for run in saved if run.interrupted]
+        if stopped:
+            say(console, f"Interrupted before the last round: {', '.join(stopped)}.", "yellow")
+        if self.clients > 0 and of.same_clients:
+            console.print(client_table(of, self.clients))
+            if len(of.methods) == 2 and not of.obstacles and all(method.is_sound for method in of.methods):
+                say(console, tally(of))
+        elif self.clients > 0 and any(run.whole is not None for run in of.runs):
+            say(console, "The honest clients differ between the runs, so that none is shown one by one.")
+        if self.out is not None:
+            say(console, f"Report: {write_report(self.out, [run.view for run in saved])}")
+        return 0
+
+
+def _remarks(of: Comparison) -> list[str]:
+    noise = caution(of)
+    return [f"* best of its column. {noise}" if of.seeds == 1 and of.may_mark else noise] if noise else []
+
+
+# --- evenhand report: the page of a saved run or study, written again ---------------------------------------
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the page of a saved run, or of a study, again, and print its path."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """a folder written by `evenhand run` or `evenhand study`"""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: in that folder)")] = None
+    """write the page here instead"""
+
+    def execute(self) -> int:
+        """Writes the page and returns the exit code."""
+        if study_in(self.run):
+            print(visible(load(self.run).report(self.run / PAGE if self.out is None else self.out)))
+            return 0
+        path = self.run / REPORT if self.out is None else self.out
+        saved = load_run(self.run)
+        for sentence in saved.remarks:
+            remark(sentence)
+        with replacing(path) as temporary:
+            write_report(temporary, [saved.view])
+        print(visible(path))
+        return 0
+
+
+# --- evenhand figures: figures as files for a paper ---------------------------------------------------------
+
+
+_NARROWEST, _WIDEST = 1.0, 20.0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Write the figures of runs, or of a study, as files, and print their paths."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR DIR ...")] = ()
+    """a folder written by `evenhand study`, or folders written by `evenhand run`"""
+    format: Literal["pdf", "svg", "png"] = "pdf"
+    """the kind of file"""
+    width: float = 3.3
+    """inches; 3.3 is a column of most papers, 6.8 a page"""
+    out: Annotated[
+        Path | None, arg(metavar="DIR", help_behavior_hint="(default: figures in the first folder)")
+    ] = None
+    """where to write them"""
+
+    def execute(self) -> int:
+        """Writes the files and returns the exit code."""
+        if not self.runs:
+            raise EvenhandError("There is nothing to draw: name folders, e.g. `evenhand figures studies/a`.")
+        if not _NARROWEST <= self.width <= _WIDEST:
+            raise EvenhandError(f"--width {self.width}: give inches, from {_NARROWEST:g} to {_WIDEST:g}.")
+        out = self.runs[0] / "figures" if self.out is None else self.out
+        from evenhand.report.draw import fit  # matplotlib takes long to load
+
+        drawn = self._drawn()
+        out.mkdir(parents=True, exist_ok=True)
+        for name, figure in drawn.items():
+            fit(figure, self.width)
+            path = out / f"{name}.{self.format}"
+            dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[self.format]
+            figure.savefig(path, dpi=300, metadata=dated)
+            print(visible(path))
+        return 0
+
+    def _drawn(self) -> dict[str, Figure]:
+        """File name without its ending -> figure."""
+        if len(self.runs) == 1 and study_in(self.runs[0]):
+            found = load(self.runs[0])
+            return {
+                re.sub(r"[^\w.=+-]+", "-", "-".join([name, *case.values()])): figure
+                for case in found.cases
+                for name, figure in found.under(case).figures.all().items()
+            }
+        views, remarks = load_views(self.runs)
+        for sentence in remarks:
+            remark(sentence)
+        return {
+            "learning_curve": figures.learning_curve(views),
+            "client_curve": figures.client_curve(views),
+            "client_histogram": figures.client_histogram(views),
+            "size_scatter": figures.size_scatter(views),
+        }
+
+
+# --- evenhand list: methods, parts, data sets and models ----------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """Something to choose.
+
+    Attributes:
+      name: its name; for what an expression can call, its signature.
+      line: what it is.
+      source: where it comes from.
+    """
+
+    name: str
+    line: str
+    source: str
+
+
+def _callable(*kinds: type) -> tuple[Entry, ...]:
+    """What an expression can call to make such values, with the first sentence of each docstring."""
+    found = (pair for kind in kinds for pair in factories(room_of(kind)).items())
+    return tuple(Entry(signature(name, factory), first_line(factory), "") for name, factory in found)
+
+
+TOPICS: dict[str, tuple[Entry, ...]] = {
+    "methods": _callable(Algorithm),
+    "aggregators": _callable(Sum),
+    "risks": _callable(Risk),
+    "parts": _callable(optax.GradientTransformation, Sampling, Systems, Work),
+    "attacks": _callable(Attack),
+    "metrics": tuple(Entry(name, first_line(factory), "") for name, factory in BUILT_IN.items()),
+    "data": tuple(Entry(*source) for source in SOURCES),
+    "models": tuple(Entry(choice.name, choice.line, choice.paper) for choice in MODELS),
+}
+
+
+@dataclass(frozen=True)
+class List:
+    """Show methods, the parts they are composed of, metrics, data sets and models."""
+
+    topic: Positional[
+        Literal["all", "methods", "aggregators", "risks", "parts", "attacks", "metrics", "data", "models"]
+    ] = "all"
+    """what to show"""
+
+    def execute(self) -> int:
+        """Prints them and returns the exit code."""
+        console = Console(highlight=False)
+        for name, entries in TOPICS.items():
+            if self.topic in ("all", name):
+                console.print(_shown(name, entries))
+        return 0
+
+
+def _shown(title: str, entries: tuple[Entry, ...]) -> Group:
+    heading = Text(title, style="bold")
+    return Group(heading, *(_signatures(entries) if "(" in entries[0].name else [_table(entries)]))
+
+
+def _signatures(entries: tuple[Entry, ...]) -> Iterable[Padding]:
+    for entry in entries:
+        name, _, arguments = entry.name.partition("(")
+        yield Padding(Text.assemble((name, "bold"), f"({arguments}"), (1, 0, 0, 2))
+        yield Padding(Text(entry.line), (0, 0, 0, 6))
+    yield Padding("", 0)
+
+
+def _table(entries: tuple[Entry, ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("name", no_wrap=True, style="bold")
+    table.add_column("what it is")
+    table.add_column("source")
+    for entry in entries:
+        table.add_row(*entry)
+    return table

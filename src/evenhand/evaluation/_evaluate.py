@@ -1,0 +1,659 @@
+"""Losses and metrics of every client: of one model that all share, or of a model for each.
+
+For a model that all clients share, it does not matter whose example it sees: the examples go through it in chunks of
+one size, and only the sums per client, on the host and in float64, tell clients apart.  The result depends neither on
+how the examples fall into chunks nor on which device evaluates a chunk.
+
+For personal models, a compiled loop goes through the clients, and an inner one through the examples of each; float32
+sums that remember what rounding has lost stand in for float64.  Last, clients may choose among several models that
+have been evaluated already.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from evenhand import tree
+from evenhand._platform import check_process
+from evenhand.data import Split
+from evenhand.devices import dealt, everywhere
+from evenhand.errors import EvenhandError
+from evenhand.evaluation._classes import ClassIndex, ClassMetrics
+from evenhand.evaluation.metrics import is_higher_better, of_global
+from evenhand.lowering import lowered
+from evenhand.types import Array, Model, Params, PyTree
+
+__all__ = [
+    "Levels",
+    "Prepared",
+    "evaluate",
+    "evaluate_personal",
+    "mean_loss",
+    "per_client",
+    "prepare",
+    "serve_by_level",
+]
+
+
+NDArray = npt.NDArray[Any]
+
+_CHUNK_NUMBERS = 2**19
+"""About how many numbers a chunk of features has: its forward pass must fit in memory."""
+
+_CHUNK_ROWS = (128, 4096)
+"""Fewest and most rows in a chunk."""
+
+_AHEAD = 4
+"""Chunks in flight: enough to keep the devices busy, and few enough to copy little of the split."""
+
+_TOGETHER = 2**16
+"""Clients that are summed at a time: in float64, the values of all examples could take more memory than they do."""
+
+_BLOCK_NUMBERS = 2**23
+"""About how many numbers are sent to a device at a time, where the examples are on the host."""
+
+_BLOCK_CLIENTS = 2**12
+"""Most clients that are sent with them."""
+
+Measure = Callable[[Any, Array], Array]
+
+
+class Prepared(NamedTuple):
+    """A split, or some of its clients, ready to be evaluated repeatedly.
+
+    Attributes:
+      x: features of all clients' examples, ``(examples, ...)``: on the device, or a NumPy array that stays on the host
+        or in its file and is sent to the device chunk by chunk.
+      y: labels, ``(examples, ...)``, likewise.
+      offsets: ``(K + 1,)`` on the host; client ``k`` has rows ``offsets[k]`` up to ``offsets[k + 1]``.
+      clients: the clients' numbers, ``(K,)``; None: ``0 .. K - 1``.
+      mesh: devices of this process that share the work, each with all of ``x`` unless it is on the host; None: one.
+    """
+
+    x: Array | npt.NDArray[Any]
+    y: Array | npt.NDArray[Any]
+    offsets: npt.NDArray[np.int64]
+    clients: npt.NDArray[np.int64] | None = None
+    mesh: Mesh | None = None
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Examples per client, ``(K,)``."""
+        return np.diff(self.offsets)
+
+    def some(self, chosen: slice) -> Prepared:
+        """Only the clients in the slice ``chosen``, renumbered from 0; no examples are moved."""
+        return self._replace(offsets=self.offsets[chosen.start : chosen.stop + 1], clients=None)
+
+
+def prepare(split: Split) -> Prepared:
+    """Copies a split's examples to the device, unless they are on it already."""
+    check_process()
+    return Prepared(jnp.asarray(split.x), jnp.asarray(split.y), np.asarray(split.offsets, np.int64))
+
+
+# --- one model for all clients ------------------------------------------------------------------------------------
+
+
+def evaluate(model: Model, params: Params, split: Split) -> dict[str, npt.NDArray[np.float64]]:
+    """Mean loss and mean metrics of each client, all with the same parameters.
+
+    To evaluate the same examples many times, :func:`prepare` them once and call :func:`per_client`.
+
+    Returns:
+      ``"loss"`` and each of the model's metrics, ``(K,)`` float64; NaN for a client without examples.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> squares = Model(
+      ...     init=lambda key: jnp.zeros(()),
+      ...     apply=lambda w, x: w * x,
+      ...     losses=lambda outputs, y: (outputs - y) ** 2,
+      ...     metrics={"error": lambda outputs, y: abs(outputs - y)},
+      ... )
+      >>> y = np.arange(4, dtype=np.float32)
+      >>> split = Split(x=np.ones(4, np.float32), y=y, offsets=np.array([0, 1, 1, 4]))
+      >>> {name: values.tolist() for name, values in evaluate(squares, jnp.zeros(()), split).items()}
+      {'loss': [0.0, nan, 4.666666666666667], 'error': [0.0, nan, 2.0]}
+    """
+    return per_client(model, params, prepare(split))
+
+
+def per_client(model: Model, params: Params, prepared: Prepared) -> dict[str, npt.NDArray[np.float64]]:
+    """As :func:`evaluate`, on prepared examples; compiles once per model and shape of the examples."""
+    return per_class(model, params, prepared, None)[0]
+
+
+def per_class(
+    model: Model, params: Params, prepared: Prepared, index: ClassIndex | None
+) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
+    """As :func:`per_client`; with an ``index``, also the accuracy of each class at each client."""
+    measures = _measures_of(model)
+    values = _of_rows(everywhere(prepared.mesh, params), prepared, measures)
+    return _by_client([values], measures, prepared, index)[0]
+
+
+def per_class_of_each(
+    model: Model, params: Params, prepared: Prepared, index: ClassIndex | None
+) -> list[tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]]:
+    """As :func:`per_class`, of several models at once; ``params`` have a leading axis, one entry per model."""
+    measures = _measures_of(model)
+    values = _of_rows(everywhere(prepared.mesh, params), prepared, measures, several=True)
+    return _by_client(list(values), measures, prepared, index)
+
+
+def _by_client(
+    values: Sequence[npt.NDArray[np.float32]],
+    measures: _Measures,
+    prepared: Prepared,
+    index: ClassIndex | None,
+) -> list[tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]]:
+    """From the measures of every example, ``(measures, examples)``, of each model."""
+    totals = [np.zeros((len(measures.names), len(prepared.sizes))) for _ in values]
+    if prepared.x.shape[0]:
+        for first in range(0, len(prepared.sizes), _TOGETHER):
+            sizes = prepared.sizes[first : first + _TOGETHER]
+            rows = slice(prepared.offsets[first], prepared.offsets[first + len(sizes)])
+            client = np.repeat(np.arange(len(sizes)), sizes)
+            for of, into in zip(values, totals, strict=True):
+                for row, total in zip(of[:, rows], into, strict=True):
+                    total[first : first + len(sizes)] = np.bincount(client, row, len(sizes))
+    found = [_means(each, measures, prepared) for each in totals]
+    if index is None:
+        return [(each, None) for each in found]
+    right = [np.zeros(len(index.clients))] * len(values)
+    if prepared.x.shape[0]:
+        right = index.sums(*(each[measures.names.index("accuracy")] for each in values))
+    return [(each, index.metrics(sums)) for each, sums in zip(found, right, strict=True)]
+
+
+def mean_loss(model: Model, params: Params, prepared: Prepared) -> Array:
+    r"""The training objective ``f(w) = sum_k (n_k / n) F_k(w)``: mean loss over all examples of all clients.
+
+    A float32 scalar, accurate to a few units in the last place for any number of examples; NaN without any.  It can
+    be called from compiled code: ``params`` and the examples may be tracers.
+    """
+    rows = prepared.x.shape[0]
+    if not rows:
+        return jnp.float32(jnp.nan)
+    width = min(chunk_rows(prepared.x), rows)
+    measures = _Measures(model.apply, ("loss",), (model.losses,))
+
+    def body(chunk: Array, total: _CompensatedSum) -> _CompensatedSum:
+        first = chunk.astype(jnp.int32) * width
+        start = jnp.minimum(first, rows - width)
+        values = _measured(params, prepared.x, prepared.y, start, measures, width)
+        fresh = start + jnp.arange(width, dtype=jnp.int32) >= first
+        return _accumulate(total, jnp.where(fresh[None], values, 0.0))
+
+    nothing = jnp.zeros(1, jnp.float32)
+    total = lax.fori_loop(0, -(-rows // width), body, _CompensatedSum(nothing, nothing))
+    return _value_of(total)[0] / rows
+
+
+def _of_rows(
+    params: Params, prepared: Prepared, measures: _Measures, several: bool = False
+) -> npt.NDArray[np.float32]:
+    """All measures of every example, ``(measures, examples)``; of several models, ``(models, measures, examples)``."""
+    rows, mesh = prepared.x.shape[0], prepared.mesh
+    devices = 1 if mesh is None else mesh.size
+    models = (jax.tree.leaves(params)[0].shape[0],) if several else ()
+    values = np.empty((*models, len(measures.names), rows), np.float32)
+    if not rows:
+        return values
+    width = min(chunk_rows(prepared.x), -(-rows // devices))
+    pending: deque[tuple[int, Array]] = deque()
+
+    def collect() -> None:
+        first, found = pending.popleft()
+        for start, window in zip(range(first, rows, width), np.asarray(found), strict=False):
+            values[..., start : start + width] = window[..., -min(width, rows - start) :]
+
+    for first in range(0, rows, width * devices):
+        # A window that would end beyond the last row is moved back, so that no row is made up.
+        starts = np.minimum(first + width * np.arange(devices), rows - width)
+        pending.append((first, _windows(params, prepared, starts, measures, width, several)))
+        if len(pending) > _AHEAD:
+            collect()
+    while pending:
+        collect()
+    return values
+
+
+def _windows(
+    params: Params,
+    prepared: Prepared,
+    starts: npt.NDArray[Any],
+    measures: _Measures,
+    width: int,
+    several: bool,
+) -> Array:
+    x, y, mesh, spec = prepared.x, prepared.y, prepared.mesh, PartitionSpec()
+    if isinstance(x, np.ndarray):
+        x, y = (dealt(mesh, [part[start : start + width] for start in starts]) for part in (x, y))
+        starts, spec = np.zeros_like(starts), PartitionSpec(*(() if mesh is None else mesh.axis_names))
+    starts = starts.astype(np.int32)
+    if mesh is None:
+        return _chunk(params, x, y, starts[0], measures, width, several)[None]
+    return _chunks(params, x, y, starts, measures, width, several, mesh, spec)
+
+
+def _measured_of_each(
+    params: Params, x: Any, y: Any, start: Any, measures: _Measures, width: int, several: bool
+) -> Array:
+    """As :func:`values_of`; of several models, ``(models, measures, width)``."""
+
+    def of(params: Params) -> Array:
+        return _measured(params, x, y, start, measures, width)
+
+    return jax.vmap(of)(params) if several else of(params)
+
+
+_chunk = jax.jit(_measured_of_each, static_argnums=(4, 5, 6))
+
+
+@partial(jax.jit, static_argnums=(4, 5, 6, 7, 8))
+def _chunks(
+    params: Params,
+    x: Array,
+    y: Array,
+    starts: Array,
+    measures: _Measures,
+    width: int,
+    several: bool,
+    mesh: Mesh,
+    spec: PartitionSpec,
+) -> Array:
+    """A chunk per device, ``(devices, ..., measures, width)``."""
+
+    def on_device(params: Params, x: Array, y: Array, starts: Array) -> Array:
+        return _measured_of_each(params, x, y, starts[0], measures, width, several)[None]
+
+    each = PartitionSpec(*mesh.axis_names)
+    specs = (PartitionSpec(), spec, spec, each)
+    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)(
+        params, x, y, starts
+    )
+
+
+# --- a model for each client --------------------------------------------------------------------------------------
+
+
+def evaluate_personal(
+    model: Model,
+    states: PyTree,
+    prepared: Prepared,
+    *,
+    params_of: Callable[[PyTree, Array], Params] = tree.take,
+    lanes: int = 1,
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Mean loss and mean metrics of each client, evaluated with its own parameters.
+
+    Args:
+      model: gives the losses and metrics.
+      states: what the parameters are made from; by default the stacked parameters, with a leading axis ``K``.
+      prepared: the examples, from :func:`prepare`.
+      params_of: ``(states, k) -> params`` of client ``k``, a traced int32; pass the same function every time,
+        or each call compiles again.
+      lanes: how many clients are evaluated side by side.
+
+    Returns:
+      As :func:`evaluate`.
+    """
+    return personal_per_class(model, states, prepared, None, params_of=params_of, lanes=lanes)[0]
+
+
+def personal_per_class(
+    model: Model,
+    states: PyTree,
+    prepared: Prepared,
+    index: ClassIndex | None,
+    *,
+    params_of: Callable[[PyTree, Array], Params] = tree.take,
+    lanes: int = 1,
+    widest: NDArray | None = None,
+) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
+    """As :func:`evaluate_personal`; with an ``index``, also the accuracy of each class at each client.
+
+    ``widest`` holds the sizes of all clients that will ever be evaluated, so that one program serves them all.
+    """
+    measures, sizes = _measures_of(model), prepared.sizes
+    totals = np.zeros((len(sizes), len(measures.names)))
+    right = np.zeros(0 if index is None else len(index.clients))
+    if prepared.x.shape[0]:
+        width = min(chunk_rows(prepared.x), int((sizes if widest is None else widest).max()))
+        states = everywhere(prepared.mesh, states)
+        blocks = _on_host if isinstance(prepared.x, np.ndarray) else _on_device
+        for block in blocks(prepared, len(sizes) if index is None else index.fitting()):
+            windows: Any = tuple(part.astype(np.int32) for part in (block.ids, block.starts, block.sizes))
+            classes = 0 if index is None else index.number
+            fixed = (measures, params_of, width, lanes, prepared.mesh, block.spec, classes)
+            found = np.asarray(_personal_program(*fixed)(states, block.x, block.y, windows), np.float64)
+            clients, found = block.clients[block.clients >= 0], found[block.clients >= 0]
+            totals[clients] = found[:, : len(measures.names)]
+            if index is not None:
+                cells, sums = index.cells(clients[0], found[:, len(measures.names) :])
+                right[cells] = sums
+    return _means(totals.T, measures, prepared), None if index is None else index.metrics(right)
+
+
+class _Block(NamedTuple):
+    """A block of clients, equally many for each device.
+
+    Attributes:
+      x: features, on the devices.
+      y: labels.
+      clients: positions among those evaluated, -1 for padding.
+      ids: the clients' numbers in the data set.
+      starts: the first row of each client, counted from its device's first.
+      sizes: how many rows each client has.
+      spec: how ``x`` and ``y`` are divided among the devices.
+    """
+
+    x: Any
+    y: Any
+    clients: NDArray
+    ids: NDArray
+    starts: NDArray
+    sizes: NDArray
+    spec: PartitionSpec
+
+
+def _on_device(prepared: Prepared, together: int) -> Iterator[_Block]:
+    """All clients, divided evenly among the devices, each of which holds all rows; at most ``together`` on one."""
+    count, devices = len(prepared.sizes), _devices(prepared)
+    most = devices * min(-(-count // devices), together)
+    for first in range(0, count, most):
+        positions = np.arange(first, min(first + most, count))
+        clients = np.pad(positions, (0, most - len(positions)), constant_values=-1)
+        yield _block(prepared, prepared.x, prepared.y, clients, prepared.offsets[clients], PartitionSpec())
+
+
+def _on_host(prepared: Prepared, together: int) -> Iterator[_Block]:
+    """As many clients at a time as fit into a block of rows, one block per device."""
+    offsets, mesh = prepared.offsets, prepared.mesh
+    room = _BLOCK_NUMBERS // max(1, int(np.prod(prepared.x.shape[1:])))
+    room = min(prepared.x.shape[0], max(room, int(prepared.sizes.max())))
+    most = min(_BLOCK_CLIENTS, len(prepared.sizes), together)
+    spec = PartitionSpec(*(() if mesh is None else mesh.axis_names))
+    first = 0
+    while first < len(prepared.sizes):
+        xs, ys, clients, starts = list[NDArray](), list[NDArray](), list[NDArray](), list[NDArray]()
+        for _ in range(_devices(prepared)):
+            fitting = int(np.searchsorted(offsets, offsets[first] + room, "right")) - 1
+            until = min(first + most, fitting)
+            rows = slice(offsets[first], offsets[until])
+            xs.append(filled(prepared.x, rows, room))
+            ys.append(filled(prepared.y, rows, room))
+            positions = np.arange(first, until)
+            clients.append(np.pad(positions, (0, most - len(positions)), constant_values=-1))
+            starts.append(np.pad(offsets[positions] - offsets[first], (0, most - len(positions))))
+            first = until
+        x, y = dealt(mesh, xs), dealt(mesh, ys)
+        yield _block(prepared, x, y, np.concatenate(clients), np.concatenate(starts), spec)
+
+
+def _block(
+    prepared: Prepared, x: Any, y: Any, clients: NDArray, starts: NDArray, spec: PartitionSpec
+) -> _Block:
+    live = clients >= 0
+    ids = clients if prepared.clients is None else prepared.clients[clients]
+    sizes = np.where(live, prepared.sizes[clients], 0)
+    return _Block(x, y, clients, np.where(live, ids, 0), np.where(live, starts, 0), sizes, spec)
+
+
+def filled(part: Any, rows: slice, room: int) -> NDArray:
+    """The rows ``part[rows]``, padded with zeros to ``room`` rows."""
+    whole = np.zeros((room, *part.shape[1:]), part.dtype)
+    whole[: rows.stop - rows.start] = part[rows]
+    return whole
+
+
+def _devices(prepared: Prepared) -> int:
+    return 1 if prepared.mesh is None else prepared.mesh.size
+
+
+@lru_cache(maxsize=64)  # a cache of JAX's would keep every method that was ever evaluated
+def _personal_program(
+    measures: _Measures,
+    params_of: Callable[[PyTree, Array], Params],
+    width: int,
+    lanes: int,
+    mesh: Mesh | None,
+    spec: PartitionSpec,
+    classes: int,
+) -> Callable[..., Array]:
+    """``(states, x, y, windows)`` -> each client's totals of all measures, then of the accuracy by class,
+    ``(K, measures + classes)``."""
+    measures = measures._replace(apply=lowered(measures.apply))
+
+    def on_device(states: PyTree, x: Array, y: Array, windows: tuple[Array, Array, Array]) -> Array:
+        client = partial(_personal_totals, states, x, y, measures, params_of, width, classes)
+        return lax.map(client, windows, batch_size=lanes if lanes > 1 else None)
+
+    if mesh is not None:
+        each = PartitionSpec(*mesh.axis_names)
+        specs = (PartitionSpec(), spec, spec, each)
+        on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
+    return jax.jit(on_device)
+
+
+def _personal_totals(
+    states: PyTree,
+    x: Array,
+    y: Array,
+    measures: _Measures,
+    params_of: Callable[[PyTree, Array], Params],
+    width: int,
+    classes: int,
+    window: tuple[Array, Array, Array],
+) -> Array:
+    k, offset, size = window
+    params = params_of(states, k)
+
+    def body(carry: tuple[Array, _CompensatedSum, Array]) -> tuple[Array, _CompensatedSum, Array]:
+        done, total, right = carry
+        start = jnp.minimum(offset + done, x.shape[0] - width)
+        row = start + jnp.arange(width, dtype=jnp.int32)
+        fresh = (row >= offset + done) & (row < offset + size)
+        values = jnp.where(fresh[None], _measured(params, x, y, start, measures, width), 0.0)
+        if classes:
+            labels = lax.dynamic_slice_in_dim(y, start, width).reshape(width, 1)
+            chosen = labels == jnp.arange(classes, dtype=labels.dtype)[None]
+            accuracy = values[measures.names.index("accuracy")]
+            right = right + jnp.sum(jnp.where(chosen, accuracy[:, None], 0.0), axis=0)
+        return done + width, _accumulate(total, values), right
+
+    nothing = jnp.zeros(len(measures.names), jnp.float32)
+    begin = (jnp.int32(0), _CompensatedSum(nothing, nothing), jnp.zeros(classes, jnp.float32))
+    _, total, right = lax.while_loop(lambda carry: carry[0] < size, body, begin)
+    return jnp.concatenate([_value_of(total), right])
+
+
+# --- what both measure --------------------------------------------------------------------------------------------
+
+
+class _Measures(NamedTuple):
+    """What to compute for each example; hashable, so that compiled code is found again."""
+
+    apply: Callable[[Params, Array], PyTree]
+    names: tuple[str, ...]
+    functions: tuple[Measure, ...]
+
+
+def _measures_of(model: Model) -> _Measures:
+    measures = {
+        "loss": model.losses,
+        **model.metrics,
+    }  # a metric called "loss" is what is reported as the loss
+    return _Measures(model.apply, tuple(measures), tuple(measures.values()))
+
+
+def chunk_rows(x: Array | npt.NDArray[Any]) -> int:
+    fitting = _CHUNK_NUMBERS // max(1, int(np.prod(x.shape[1:])))
+    return int(np.clip(2 ** (max(fitting, 1).bit_length() - 1), *_CHUNK_ROWS))
+
+
+def _measured(params: Params, x: Any, y: Any, start: Any, measures: _Measures, width: int) -> Array:
+    """All measures of ``width`` examples from row ``start`` on, ``(measures, width)``."""
+    x, y = lax.dynamic_slice_in_dim(x, start, width), lax.dynamic_slice_in_dim(y, start, width)
+    outputs = measures.apply(params, x)
+    columns: list[Array] = []
+    for name, function in zip(measures.names, measures.functions, strict=True):
+        column = function(outputs, y)
+        if column.shape != (width,):
+            raise EvenhandError(
+                f"The model's {name!r} gives an array of shape {column.shape} for {width} examples; "
+                f"it must give one number per example, shape ({width},)."
+            )
+        columns.append(column.astype(jnp.float32))
+    return jnp.stack(columns)
+
+
+def _means(
+    totals: npt.NDArray[np.float64], measures: _Measures, prepared: Prepared
+) -> dict[str, npt.NDArray[np.float64]]:
+    sizes = prepared.sizes
+    averages = np.where(sizes > 0, totals / np.maximum(sizes, 1), np.nan)
+    return dict(zip(measures.names, averages, strict=True))
+
+
+# --- sums in float32 that remember what rounding has lost ---------------------------------------------------------
+
+
+class _CompensatedSum(NamedTuple):
+    """A running sum and what rounding has lost of it so far (Neumaier)."""
+
+    sum: Array
+    lost: Array
+
+
+def _accumulate(total: _CompensatedSum, values: Array) -> _CompensatedSum:
+    """Adds the sum over the last axis of ``values``."""
+    term = jnp.sum(values, axis=-1)
+    new = total.sum + term
+    lost = jnp.where(jnp.abs(total.sum) >= jnp.abs(term), (total.sum - new) + term, (term - new) + total.sum)
+    return _CompensatedSum(new, total.lost + lost)
+
+
+def _value_of(total: _CompensatedSum) -> Array:
+    """The sum."""
+    # After an infinity the correction is NaN and the sum is right without it.
+    return jnp.where(jnp.isfinite(total.sum), total.sum + total.lost, total.sum)
+
+
+# --- several models, of which each client takes one ---------------------------------------------------------------
+
+
+class Measured(Protocol):
+    """A run, by what each of its clients gets."""
+
+    def client_metrics(self, split: str = "test") -> Mapping[str, NDArray]:
+        """Metric -> ``(num_clients,)``."""
+        ...
+
+
+class Levels(NamedTuple):
+    """What each client gets when it chooses among several models.
+
+    Attributes:
+      level: ``(num_clients,)``, the position of the run whose model the client chose.
+      metrics: metric -> ``(num_clients,)``, with that model; summarise with :func:`evenhand.evaluation.summarize`.
+    """
+
+    level: npt.NDArray[np.int64]
+    metrics: dict[str, NDArray]
+
+
+class _Level(NamedTuple):
+    """One of several models that a run trained side by side."""
+
+    run: Measured
+    name: str
+
+    def client_metrics(self, split: str = "test") -> dict[str, NDArray]:
+        suffix = f" ({self.name})"
+        found = self.run.client_metrics(split)
+        return {name.removesuffix(suffix): values for name, values in found.items() if name.endswith(suffix)}
+
+
+def serve_by_level(
+    runs: Sequence[Measured] | Measured,
+    *,
+    choose_on: str = "valid",
+    metric: str = "accuracy",
+    split: str = "test",
+) -> Levels:
+    """Of several runs' models, each client takes the one that is best on its own examples.
+
+    One model per level: q-FFL with a ``q`` for each device, Delta-FL with several ``theta``.  Runs with the same data
+    and the same seed draw the same cohorts and batches, as if all levels were trained side by side; their traffic
+    and work add up.
+
+    Args:
+      runs: one per level, on the same data, or the one run of :func:`evenhand.algorithms.side_by_side`; of equal levels
+        the first is taken, so begin with the least fair.
+      choose_on: the split that clients choose on, ``"valid"`` or ``"train"``.
+      metric: the metric that they choose by.
+      split: the split of the returned metrics.
+
+    Raises:
+      ValueError: there is no run, the runs have different numbers of clients, or no client has examples to choose on.
+
+    Edge cases: a client without examples to choose on takes the first model.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.synthetic(alpha=1.0, beta=1.0, clients=8, seed=0, max_size=80, valid_fraction=0.2)
+      >>> model = eh.models.softmax_regression(features=60, classes=10)
+      >>> work = eh.local.sgd(model, 0.05, epochs=1, batch_size=10)
+      >>> runs = [
+      ...     eh.simulate(eh.algorithms.delta_fl(work, theta=theta), data, rounds=10)
+      ...     for theta in (1.0, 0.5, 0.1)
+      ... ]
+      >>> served = serve_by_level(runs)
+      >>> sorted(set(served.level.tolist())) != [0], len(served.metrics["accuracy"])
+      (True, 8)
+
+    Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, table 12; Pillutla et al.,
+    *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine Learning 2023, figure 1.
+    """
+    runs = runs if isinstance(runs, Sequence) else _levels(runs)
+    if not runs:
+        raise ValueError(
+            "serve_by_level() needs at least one run, or one run of several methods side by side."
+        )
+    scores = [np.asarray(run.client_metrics(choose_on)[metric], np.float64) for run in runs]
+    if len({score.shape for score in scores}) > 1:
+        raise ValueError(
+            "serve_by_level() got runs with different numbers of clients: use the same data for all."
+        )
+    if np.all(np.isnan(np.stack(scores))):
+        raise ValueError(
+            f"serve_by_level(): no client has {choose_on} examples to choose on: load the data with "
+            'valid_fraction=0.2, or give choose_on="train".'
+        )
+    sign = 1.0 if is_higher_better(metric) else -1.0
+    known = np.where(np.isnan(np.stack(scores)), -np.inf, sign * np.stack(scores))
+    level = np.argmax(known, axis=0)
+    each = [run.client_metrics(split) for run in runs]
+    served = [name for name in each[0] if not name.startswith(of_global(""))]
+    metrics = {
+        name: np.stack([metrics[name] for metrics in each])[level, np.arange(level.size)] for name in served
+    }
+    return Levels(level, metrics)
+
+
+def _levels(run: Measured) -> list[_Level]:
+    known = (name for name in run.client_metrics("train") if name.startswith("loss ("))
+    return [_Level(run, name.removeprefix("loss (").removesuffix(")")) for name in known]
