@@ -9,6 +9,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.errors import EvenhandWarning
+from evenhand.simulation import Execution, Job
 from evenhand.simulation import setup as setting_up
 from evenhand.simulation._checkpoint import Segments
 from evenhand.simulation.setup import set_up
@@ -75,7 +76,7 @@ def test_few_rounds_at_a_time_and_states_gathered_ahead_are_the_same(resident, m
 
 def test_small_states_stay_on_the_device_and_large_ones_do_not(monkeypatch):
     def store(method, **how):
-        return set_up(method, DATA, cohort=3, seed=0, **how).store
+        return set_up(Job(method, DATA, rounds=1, cohort=3, execution=Execution(**how))).store
 
     assert store(DITTO, offload=None) is None and store(DITTO) is None
     assert store(eh.algorithms.fedavg(WORK), offload=True) is None  # it keeps no states

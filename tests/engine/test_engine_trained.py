@@ -43,7 +43,7 @@ METHODS = {
 def drawn(method, systems, how):
     """By a loop over the rounds: who is in the cohort of the last exchange, and not dropped."""
     cohort = None if method.sampling.rate is not None else how["cohort"]
-    setup = set_up(method, DATA, cohort=cohort or DATA.num_clients, seed=how["seed"], systems=systems)
+    setup = set_up(Job(method, DATA, rounds=1, cohort=cohort, seed=how["seed"], systems=systems))
     last, phase = np.zeros(DATA.num_clients, int), len(method.phases) - 1
     sizes = jnp.asarray(DATA.train.sizes, jnp.int32)
     for number in range(how["rounds"]):
@@ -87,7 +87,7 @@ def test_two_exchanges_on_two_devices_count_the_last():
 
 def test_the_readable_twin_agrees():
     for method in (DITTO, METHODS["two cohorts"][0]):
-        setup = set_up(method, DATA, cohort=2, seed=5, systems=DROPS)
+        setup = set_up(Job(method, DATA, rounds=3, cohort=2, seed=5, systems=DROPS))
         state, _ = twin.run_rounds(setup.program, setup.state, setup.rows, setup.keys, 0, 3)
         np.testing.assert_array_equal(state.last_round, drawn(method, DROPS, HOW))
 
