@@ -453,7 +453,7 @@ def test_a_folder_that_is_deleted_during_a_run_is_named(
         append(folder, history)
 
     append = _folder.append_metrics
-    monkeypatch.setattr(_folder, "append_metrics", deleted)
+    monkeypatch.setattr("evenhand.cli._run.append_metrics", deleted)
     words = ["--data", "digits", "--rounds", "2", "--quiet", "--checkpoint", "off", "--out", str(out)]
     assert main(["run", "fedavg", *words]) == 2
     assert capsys.readouterr().err.startswith(

@@ -50,7 +50,9 @@ def test_the_experiment_at_a_tiny_size(made_up: Path, monkeypatch: pytest.Monkey
 def test_every_private_method_spends_the_same(made_up: Path) -> None:
     from experiments.private import autoencoder
 
-    config = autoencoder.Config(made_up, images=120, public=70, valid=10, widths=(3, 2), steps=2, batch=4)
+    config = autoencoder.Config(
+        data_dir=made_up, images=120, public=70, valid=10, widths=(3, 2), steps=2, batch=4
+    )
     every = autoencoder.candidates(config)
     assert set(every) == set(autoencoder.PAPER)
     for name, each in every.items():

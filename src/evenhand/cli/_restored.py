@@ -60,7 +60,6 @@ __all__ = [
     "Predict",
     "Resume",
     "continued",
-    "filled",
     "recorded",
     "with_method",
 ]

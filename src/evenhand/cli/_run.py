@@ -110,8 +110,6 @@ __all__ = [
     "Run",
     "changes",
     "config_file",
-    "configuration",
-    "flat",
     "is_group",
     "naming",
     "record",

@@ -26,7 +26,6 @@ __all__ = [
     "client_table",
     "difference_table",
     "metric_table",
-    "named",
     "overview",
     "remark",
     "say",

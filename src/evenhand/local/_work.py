@@ -97,7 +97,7 @@ class Work(NamedTuple):
     __repr__ = short
 
 
-def parts_of(work: Work, who: str) -> Parts:
+def parts_of(work: Work, factory: str) -> Parts:
     """The parts of local work, for the method ``who`` that takes its steps itself.
 
     Raises:
@@ -105,7 +105,7 @@ def parts_of(work: Work, who: str) -> Parts:
     """
     if work.parts is None:
         raise EvenhandError(
-            f"{who}() takes its local steps itself, and got work that is not mini-batch descent: "
+            f"{factory}() takes its local steps itself, and got work that is not mini-batch descent: "
             "make it with eh.local.sgd(model, ...)."
         )
     return work.parts
@@ -215,7 +215,7 @@ def _plain(step: Array | float) -> tuple[optax.GradientTransformation, float | N
     """Plain gradient descent, and its step size, or None if that is a tracer."""
     expect("client_opt", step, Real | np.ndarray | jax.Array, "0.1, or an optax optimiser")
     try:
-        known = math.nan if isinstance(step, bool) or np.ndim(step) else float(step)
+        step_size = math.nan if isinstance(step, bool) or np.ndim(step) else float(step)
     except jax.errors.ConcretizationTypeError:
         return optax.sgd(step), None
     except (
@@ -223,10 +223,10 @@ def _plain(step: Array | float) -> tuple[optax.GradientTransformation, float | N
         TypeError,
         ValueError,
     ):  # a number of more than 300 digits, a complex one, an array of text
-        known = math.nan
-    if not 0.0 <= known < math.inf:
+        step_size = math.nan
+    if not 0.0 <= step_size < math.inf:
         raise EvenhandError(f"eh.local.sgd() got the step {step!s:.40}: give a finite number >= 0.")
-    return optax.sgd(known), known
+    return optax.sgd(step_size), step_size
 
 
 def descent(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTransformation) -> Solver:
