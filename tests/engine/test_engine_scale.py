@@ -8,6 +8,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -186,7 +187,7 @@ def test_client_states_are_copied_only_for_runs_that_are_held_while_training_goe
     data = eh.data.from_arrays(x + y[:, None], y, np.repeat(np.arange(90), sizes), test_fraction=0.0)
     model = eh.models.softmax_regression(features=4, classes=3)
     method = eh.algorithms.scaffold(eh.local.sgd(model, 0.1, epochs=1))
-    settings = {"rounds": 3, "cohort": 5, "eval_every": 1, "devices": 1}
+    settings: dict[str, Any] = {"rounds": 3, "cohort": 5, "eval_every": 1, "devices": 1}
     gc.collect()
     before, seen = _stores(90), []
     for run in eh.simulation.iterate(method, data, **settings):
