@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ from evenhand.simulation.setup import set_up
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
 METHOD = eh.algorithms.scaffold(eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4))
-SETTINGS = {"rounds": 12, "cohort": 4, "eval_every": 2, "seed": 3}
+SETTINGS: dict[str, Any] = {"rounds": 12, "cohort": 4, "eval_every": 2, "seed": 3}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Clients' states on the host change no bit of a run, and its checkpoints save what has changed."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ METHODS = {
     "adapted": P.finetune(P.fedalt(WORK, personal="b"), WORK),
     "chosen": P.dynamic_ditto(eh.algorithms.fedavg(WORK), WORK, per_run=True),
 }
-SETTINGS = {"rounds": 12, "cohort": 3, "eval_every": 4, "seed": 1}
+SETTINGS: dict[str, Any] = {"rounds": 12, "cohort": 3, "eval_every": 4, "seed": 1}
 DITTO = METHODS["ditto"]
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -183,7 +184,7 @@ def _stores(clients):
     return len({leaf.unsafe_buffer_pointer() for leaf in arrays})
 
 
-SETTINGS = {"rounds": 3, "cohort": 5, "eval_every": 1, "devices": 1}
+SETTINGS: dict[str, Any] = {"rounds": 3, "cohort": 5, "eval_every": 1, "devices": 1}
 
 
 def _stateful():

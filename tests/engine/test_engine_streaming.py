@@ -1,5 +1,7 @@
 """Streamed rows give the numbers of resident ones, and evaluating a sample gives those of evaluating all clients."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +68,7 @@ def assert_same_bits(one, other):
 
 
 def run(data, method=FEDAVG, **options):
-    options = {"rounds": 11, "cohort": 8, "eval_every": 4, "seed": 1, **options}
+    options: dict[str, Any] = {"rounds": 11, "cohort": 8, "eval_every": 4, "seed": 1, **options}
     return eh.simulate(method, data, **options)
 
 

@@ -1,6 +1,7 @@
 """Which clients trained, and when: the same numbers however a run is made, and as a loop over its rounds finds them."""
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
 A, P = eh.algorithms, eh.personalization
 DITTO = P.ditto(A.fedavg(WORK), WORK, lam=0.5)
 DROPS = eh.systems.dropouts(0.5)
-HOW = {"rounds": 3, "cohort": 2, "seed": 5}
+HOW: dict[str, Any] = {"rounds": 3, "cohort": 2, "seed": 5}
 
 
 def poisson():
@@ -75,7 +76,7 @@ def plain():
     ids=str,
 )
 def test_it_is_the_same_however_the_run_is_made(plain, more):
-    how = {"cohort": 2, "seed": 5, "rounds": 3, "systems": DROPS}
+    how: dict[str, Any] = {"cohort": 2, "seed": 5, "rounds": 3, "systems": DROPS}
     np.testing.assert_array_equal(eh.simulate(DITTO, DATA, **how, **more).last_round, plain.last_round)
 
 
