@@ -295,7 +295,7 @@ def metric_section(subject: Comparison) -> str:
             rows.append([about.metric.replace("_", " "), *name, *cells, clients])
     if not rows:
         return ""
-    best = "; the best is bold" if several and not subject.obstacles else ""
+    best = "; the best is bold" if any(about.may_mark for about in further(subject)) else ""
     over = "; ± over seeds" if subject.seeds > 1 else ""
     split = capital(SPLIT_NAMES[subject.split])
     caption = f"{split} examples of each client, after the last round{over}{best}"
