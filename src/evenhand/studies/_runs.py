@@ -198,7 +198,9 @@ class _Runs:
                         self._store.save(found[i], self.identity(i, phase.rung), phase.rung)
                     if phase.rung is None:
                         self._shown.ended(i, found[i])
-                del result  # its memory goes to the next rounds
+                # A study keeps numbers: the next rounds or runs may have the memory of the clients' states.
+                if isinstance(result, Run) and not (self._measured.asks and result.kept.light):
+                    result.release()
         return found
 
     def _job(self, i: int, rung: int | None) -> Job:
@@ -227,6 +229,11 @@ class Measured:
     def __init__(self, measure: Measure | None, store: Store | None) -> None:
         self._measure, self._store = measure, store
         self._told: dict[tuple[str, int], dict[int, dict[str, float]]] = {}
+
+    @property
+    def asks(self) -> bool:
+        """Whether a function of the user's has seen the runs, and may still hold them."""
+        return self._measure is not None
 
     @property
     def identity(self) -> dict[str, bool]:
