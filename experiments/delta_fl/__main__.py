@@ -68,7 +68,7 @@ def methods(config: Config, setting: Setting, model: eh.Model) -> dict[str, eh.A
         optimiser = optax.sgd(1.0)
         if decay != 1.0:
             steps = jnp.array([1.0, decay, decay**2])
-            optimiser = optax.sgd(lambda count: steps[3 * count // setting.rounds])
+            optimiser = optax.sgd(lambda count: steps[3 * jnp.asarray(count) // setting.rounds])
         work = eh.local.sgd(model, rate, epochs=1, batch_size=setting.batch_size)
         return work, {"server_opt": optimiser}
 

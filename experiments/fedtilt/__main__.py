@@ -84,7 +84,9 @@ def toy_suite(config: Config) -> None:
             progress=True,
         )
         anchors = zip(known, ANCHORS[number].values(), strict=False)
-        paper = {name: dict(zip(PLACES, row, strict=True)) for name, row in anchors}
+        paper: dict[str, dict[str, float]] = {
+            name: dict(zip(PLACES, row, strict=True)) for name, row in anchors
+        }
         path, title = config.out / f"toy_{number}.json", f"Toy experiment {number}, class accuracy"
         collect(path, title, asdict(config), measured(study), paper)
 

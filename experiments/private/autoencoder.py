@@ -109,7 +109,7 @@ def images(config: Config) -> Images:
         eh.data.Split(x, np.zeros(len(x), np.float32), np.array([0, len(x)]))
         for x in (train[private], train[valid], test)
     ]
-    data = eh.data.FederatedDataset(*splits, ("all",), name="mnist")
+    data = eh.data.FederatedDataset(splits[0], splits[1], splits[2], ("all",), name="mnist")
     return Images(data, (jnp.asarray(train[public]), jnp.zeros(len(public))))
 
 

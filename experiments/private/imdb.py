@@ -128,7 +128,7 @@ def _read(config: Config) -> Texts:
             (test, labels["test"], chosen),
         )
     ]
-    data = eh.data.FederatedDataset(*splits, ("all",), name="imdb")
+    data = eh.data.FederatedDataset(splits[0], splits[1], splits[2], ("all",), name="imdb")
     shown = jnp.asarray(train[public]), jnp.asarray(labels["train"][public])
     return Texts(data, shown, others, weights)
 
@@ -150,7 +150,8 @@ def candidates(config: Config) -> dict[str, Candidate]:
     common: dict[str, Any] = {"noise_multiplier": noise, "rate": rate, "steps": steps}
     plain: dict[str, Any] = {"steps": steps, "batch_size": config.batch}
     clips = (0.1, 0.5)
-    frequencies = privacy.token_frequencies(model, np.asarray(public[0]) * 290)
+    counts: Any = np.asarray(public[0]) * 290
+    frequencies = privacy.token_frequencies(model, counts)
 
     def sgd(n: Numbers) -> eh.local.Work:
         return privacy.dp_sgd(model, n["lr"], clip=n["clip"], **common)

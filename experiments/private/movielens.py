@@ -132,7 +132,9 @@ class Ratings:
                 eh.data.Split(self._x[rows], self._y[rows], np.array([0, len(rows)]))
                 for rows in (private, valid, test)
             ]
-            self._of_seed[seed] = eh.data.FederatedDataset(*splits, ("all",), name="movielens")
+            self._of_seed[seed] = eh.data.FederatedDataset(
+                splits[0], splits[1], splits[2], ("all",), name="movielens"
+            )
         return self._of_seed[seed]
 
 
@@ -180,7 +182,7 @@ def candidates(config: Config, ratings: Ratings) -> dict[str, Candidate]:
     noise = privacy.noise_for(epsilon=config.epsilon, rate=rate, steps=steps, delta=config.delta)
     common: dict[str, Any] = {"noise_multiplier": noise, "rate": rate, "steps": steps}
     # Two queries of a sample are one with a noise multiplier that is smaller by the root of two.
-    twice = common | {"noise_multiplier": 2**0.5 * noise}
+    twice: dict[str, Any] = common | {"noise_multiplier": 2**0.5 * noise}
 
     def sgd(n: Numbers) -> eh.local.Work:
         return privacy.dp_sgd(model, stepping(optax.sgd, n["lr"]), clip=n["clip"], **common)

@@ -10,6 +10,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ LABELS = {
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
-    ids = {"user": rng.integers(1, 944, 600), "item": rng.integers(1, 1683, 600)}
+    ids: dict[str, Any] = {"user": rng.integers(1, 944, 600), "item": rng.integers(1, 1683, 600)}
     np.savez(tmp_path / "movielens_100k.npz", **ids, rating=rng.integers(1, 6, 600).astype(np.float32))
     return tmp_path
 

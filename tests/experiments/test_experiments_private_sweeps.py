@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_the_experiment_at_a_tiny_size(tmp_path):
 
 def test_ratings_are_swept_with_a_delay_of_half_a_run(tmp_path):
     random = np.random.default_rng(0)
-    ids = {"user": random.integers(1, 944, 600), "item": random.integers(1, 1683, 600)}
+    ids: dict[str, Any] = {"user": random.integers(1, 944, 600), "item": random.integers(1, 1683, 600)}
     np.savez(tmp_path / "movielens_100k.npz", **ids, rating=random.integers(1, 6, 600).astype(np.float32))
     small = movielens.Config(
         data_dir=tmp_path, public=50, test=200, valid=100, batch=50, epochs=4, dimension=4, seeds=2

@@ -8,8 +8,10 @@ from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
 from evenhand.errors import EvenhandError, expect
 from evenhand.local._batches import Batch, Batches, batches, over_batches, step_per_row
@@ -235,14 +237,17 @@ def descent(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTr
     def solve(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
     ) -> tuple[Params, PyTree]:
-        def step(carry: _Descent, batch: Batch, key: Key) -> _Descent:
-            gradient = estimate(carry.params, batch, key)
-            corrected, correction_state = correction.update(gradient, carry.correction, carry.params)
-            updates, optimiser = client_opt.update(corrected, carry.optimiser, carry.params)
-            return _Descent(optax.apply_updates(carry.params, updates), optimiser, correction_state)
+        # The loop of over_batches, written out: a loss that fails is then few calls below the method that asks for it.
+        def step(carry: tuple[Array, _Descent]) -> tuple[Array, _Descent]:
+            (i, before), after = carry, carry[0] + 1
+            gradient = estimate(before.params, batch(i), jax.random.fold_in(key, i))
+            corrected, correction_state = correction.update(gradient, before.correction, before.params)
+            updates, optimiser = client_opt.update(corrected, before.optimiser, before.params)
+            return after, _Descent(optax.apply_updates(before.params, updates), optimiser, correction_state)
 
         begin = _Descent(params, client_opt.init(params), correction.init(params))
-        end = over_batches(schedule, step, begin, data, key)
+        batch, total = schedule.draw(data, key), schedule.effort(data).steps
+        end = lax.while_loop(lambda carry: carry[0] < total, step, (jnp.int32(0), begin))[1]
         return end.params, end.correction
 
     return solve

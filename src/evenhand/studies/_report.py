@@ -21,8 +21,9 @@ from matplotlib.figure import Figure
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, column, is_higher_better, is_share
 from evenhand.report import RunView, compare, covered, draw, figures
-from evenhand.report.formatting import Cell, escape, factor, listed, number, plural, svg, table
+from evenhand.report.formatting import Cell, Table, escape, factor, listed, number, over_seeds, svg
 from evenhand.report.page import body, document
+from evenhand.report.tables import COMPARED
 from evenhand.studies._selection import NDArray, Outcome, Rule, direction, shown
 from evenhand.studies._tables import (
     Line,
@@ -36,6 +37,7 @@ from evenhand.studies._tables import (
     methods_latex,
     methods_markdown,
 )
+from evenhand.text import counted
 
 __all__ = ["Contents", "Figures", "frontier", "page", "varied"]
 
@@ -315,9 +317,9 @@ def _facts(of: Contents, *, chooses: bool) -> str:
         by += f", within {number(rule.within)} of the best by its {rule.then}"
     if not chooses:
         by = "one setting each, so that nothing was chosen"
-    counts = [plural(len(of.tried), "setting"), plural(seeds, "seed"), plural(len(of.outcomes), "run")]
+    counts = [counted(len(of.tried), "setting"), counted(seeds, "seed"), counted(len(of.outcomes), "run")]
     if of.tuning_seeds:
-        by += f" at {plural(len(of.tuning_seeds), 'other seed')}"
+        by += f" at {counted(len(of.tuning_seeds), 'other seed')}"
     facts = [*counts, by]
     return f'<p class="facts">{" · ".join(map(escape, facts))}</p>'
 
@@ -382,16 +384,15 @@ def _settings(of: Contents) -> str:
         ]
         cells.append(_data(each.lost, f"{each.lost} of {each.runs}"))
         for name in names:
-            scale, std = factor(name, of.metric), each.std(name)
-            spread = "" if math.isnan(std) else f" ± {number(scale * std, 2)}"
-            cells.append(_data(each.mean(name), number(scale * each.mean(name)) + spread))
+            cell = over_seeds(each.values.get(name, [math.nan]), factor(name, of.metric))
+            cells.append(_data(each.mean(name), cell.joined()))
         rows.append([Cell(words, mark), *(cell._replace(classes=f"{cell.classes} {mark}") for cell in cells)])
     links = _links("settings", as_csv(tried), as_markdown(tried, of.metric), as_latex(tried, of.metric))
     which = "seeds for tuning" if of.tuning_seeds else "seeds"
     caption = f"{of.metric} per client: means over the {which} ± their standard deviation; bold: chosen"
     caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, names)}"
     return (
-        f"<section>\n<h2>All settings</h2>\n{table(caption, top, rows, 'numbers sortable')}\n"
+        f"<section>\n<h2>All settings</h2>\n{Table(top, rows).html(caption, 'numbers sortable')}\n"
         f'<p class="note">The table as {links}.</p>\n</section>'
     )
 
@@ -401,15 +402,12 @@ def _conditions(of: Contents) -> str:
     rows: list[list[str | Cell]] = []
     for line in of.lines:
         chosen = "no setting could be chosen" if line.setting is None else str(line.setting._replace(case={}))
-        cells = [_over_seeds(line, name, of.metric) for name in _SHOWN]
+        cells = [_over_seeds(line, name, of.metric) for name in COMPARED]
         rows.append([_named(line.case), chosen, *cells])
     unit = " in percent" if is_share(of.metric) else ""
     caption = f"{of.metric} per client{unit}, at the setting that was chosen under each condition"
     caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, ['test_'])}"
-    return table(caption, ["Condition", "Chosen", *_SHOWN.values()], rows, "numbers sortable")
-
-
-_SHOWN = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
+    return Table(["Condition", "Chosen", *COMPARED.values()], rows).html(caption, "numbers sortable")
 
 
 def _covers(of: Contents, columns: Sequence[str]) -> str:
@@ -439,9 +437,8 @@ def _links(name: str, comma_separated: str, notes: str, paper: str) -> str:
 def _over_seeds(line: Line, name: str, metric: str) -> Cell:
     if name not in line.values:
         return Cell("–", "number")
-    scale, values = factor(name, metric), line.values[name]
-    spread = f" ± {number(scale * float(values.std(ddof=1)), 2)}" if values.size > 1 else ""
-    return _data(float(values.mean()), number(scale * float(values.mean())) + spread)
+    values = line.values[name]
+    return _data(float(values.mean()), over_seeds(values, factor(name, metric)).joined())
 
 
 def _axis(value: object) -> Cell:

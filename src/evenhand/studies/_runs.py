@@ -202,7 +202,9 @@ class _Runs:
                         self.store.save(outcomes[i], self.identity(i, phase.rung), phase.rung)
                     if phase.rung is None:
                         self.shown.ended(i, outcomes[i])
-                del result  # its memory goes to the next rounds
+                # A study keeps numbers: the next rounds or runs may have the memory of the clients' states.
+                if isinstance(result, Run) and not (self.measured.asks and result.kept.light):
+                    result.release()
         return outcomes
 
     def _job(self, i: int, rung: int | None) -> Job:
@@ -232,6 +234,11 @@ class Measured:
     def __init__(self, measure: Measure | None, store: Store | None) -> None:
         self._measure, self._store = measure, store
         self._noted: dict[tuple[str, int], dict[int, dict[str, float]]] = {}
+
+    @property
+    def asks(self) -> bool:
+        """Whether a function of the user's has seen the runs, and may still hold them."""
+        return self._measure is not None
 
     @property
     def identity(self) -> dict[str, bool]:

@@ -26,7 +26,7 @@ from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.records import held
 from evenhand.report.formatting import listed
-from evenhand.simulation import Job, cohort_of
+from evenhand.simulation import Job, check_job
 from evenhand.studies._runs import Bar, Measure, Measured, Planned, Shown, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
@@ -450,7 +450,7 @@ def _measured_by(by: Rule, metrics: tuple[Metric, ...], model: Model) -> tuple[M
 def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> None:
     """Finds what would make every run fail before any is made."""
     check_process()
-    cohort_of(job)
+    check_job(job)
     whole_number("rounds", job.rounds, 1)
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
     if not 0 <= checkpoint < math.inf:

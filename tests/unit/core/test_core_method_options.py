@@ -92,7 +92,11 @@ def test_a_method_that_no_table_names_passes_its_options_on(name: str) -> None:
     """An option that is called like FedAvg's has its meaning; each number that the method needs is 0.5."""
     parameters = list(inspect.signature(getattr(algorithms, name)).parameters.values())
     numbers = {each.name: 0.5 for each in parameters[1:] if each.default is each.empty}
-    given = {"work": local.sgd(MODEL, 0.1, epochs=3, batch_size=2), "model": MODEL, "method": make("fedavg")}
+    given: dict[str, Any] = {
+        "work": local.sgd(MODEL, 0.1, epochs=3, batch_size=2),
+        "model": MODEL,
+        "method": make("fedavg"),
+    }
 
     def made(first: Any = given[parameters[0].name], **options_of_fedavg: Any) -> Algorithm:
         taken = {option: value for option, value in options_of_fedavg.items() if option in options(name)}
