@@ -6,6 +6,7 @@ says how much noise a budget calls for.  ``accountant="pld"`` needs the package 
 them; :func:`private` makes the promise for a whole method, or says why it cannot.
 """
 
+from evenhand.privacy._work import Iteration, Noise, Query, UpdateRule, private_work
 from evenhand.privacy.accounting import Account, account, epsilon, spent, usual_delta
 from evenhand.privacy.adadps import adadps, adadps_fl, adas, ideal_adadps
 from evenhand.privacy.audit import Audit, audit_mean, audit_scores, audit_work, least_epsilon
@@ -70,10 +71,14 @@ __all__ = [
     "CorrelatedNoise",
     "Correlation",
     "Histogram",
+    "Iteration",
     "Law",
+    "Noise",
+    "Query",
     "Sensitivity",
     "Spent",
     "StreamingMatrix",
+    "UpdateRule",
     "account",
     "adadps",
     "adadps_fl",
@@ -116,6 +121,7 @@ __all__ = [
     "noisy_mean",
     "pda_dpmd",
     "private",
+    "private_work",
     "projected_adagrad",
     "promise",
     "psi",
