@@ -343,8 +343,7 @@ def discrete_mean(
         clipped = tree.select(jnp.isfinite(norm), clipped, tree.zeros_like(clipped))
         leaves, structure = jax.tree.flatten(clipped)
         keys = jax.random.split(key, len(leaves))
-        words = [_noisy_words(leaf, of) for leaf, of in zip(leaves, keys, strict=True)]
-        return jax.tree.unflatten(structure, words), jnp.uint32(1)
+        return jax.tree.unflatten(structure, map(_noisy_words, leaves, keys)), jnp.uint32(1)
 
     def lower(total: tuple[PyTree, Array], state: _MeanState, key: Key) -> tuple[PyTree, _MeanState]:
         words, answered = total
