@@ -33,7 +33,6 @@ __all__ = [
     "UpdateRule",
     "checked_step",
     "clean_work",
-    "divide",
     "oracle_work",
     "private_work",
 ]
@@ -354,7 +353,7 @@ def _clean_answers(model: Model) -> _Answers:
 
         def answered(query: Query, index: int) -> Params:
             shifted = gradient if query.plus is None else tree.add(gradient, query.plus)
-            return shifted if query.divided_by is None else divide(shifted, query.divided_by)
+            return shifted if query.divided_by is None else tree.divide(shifted, query.divided_by)
 
         rest = stream(key, Purpose.SERVER), lambda clip: jnp.float32(0.0), lambda: gradient
         return Iteration(carry.params, *rest), answered, after
@@ -389,8 +388,3 @@ def checked_step(method: str, step_size: float) -> float:
     if not isinstance(step_size, Real) or not 0.0 <= step_size < inf:
         raise EvenhandError(f"{method}() got the step {step_size!s:.40}: give a finite number >= 0.")
     return float(step_size)
-
-
-def divide(a: PyTree, b: PyTree) -> PyTree:
-    """``a / b``, number by number."""
-    return jax.tree.map(jnp.divide, a, b)

@@ -10,27 +10,11 @@ import optax
 
 from evenhand import tree
 from evenhand.local import Work, descent, parts_of
-from evenhand.privacy._work import (
-    Iteration,
-    Noise,
-    Query,
-    UpdateRule,
-    clean_work,
-    divide,
-    oracle_work,
-    private_work,
-)
+from evenhand.privacy._work import Iteration, Noise, Query, UpdateRule, clean_work, oracle_work, private_work
 from evenhand.privacy.client_level import dp_fedavg
 from evenhand.privacy.gaussian import AdaptiveClip
-from evenhand.privacy.preconditioners import (
-    Moment,
-    PublicKind,
-    Side,
-    fitting_scales,
-    side_information,
-    squares,
-)
-from evenhand.types import Algorithm, Array, Model, Params, PyTree
+from evenhand.privacy.preconditioners import Moment, PublicKind, fitting_scales, side_information, squares
+from evenhand.types import Algorithm, Array, Model, Params
 
 __all__ = ["adadps", "adadps_fl", "adas", "ideal_adadps"]
 
@@ -112,17 +96,8 @@ def adadps(
     moment = Moment(kind, decay, eps)
     side = side_information("adadps", model, divided_by, public, public_batch_size, moment, refresh_every)
     noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    return private_work(model, _preconditioned("adadps", optimiser, side), noise)
-
-
-def _preconditioned(method: str, optimiser: optax.GradientTransformation | float, side: Side) -> UpdateRule:
-    """One query per step, of gradients that are divided before they are clipped."""
-
-    def before(state: PyTree, iteration: Iteration) -> tuple[Query, PyTree]:
-        state = side.refresh(iteration.params, state, iteration.key)
-        return side.query(state), state
-
-    return UpdateRule(method=method, optimiser=optimiser, init=side.init, before=before)
+    rule = UpdateRule(method="adadps", optimiser=optimiser, init=side.init, before=side.before)
+    return private_work(model, rule, noise)
 
 
 def adadps_fl(
@@ -175,7 +150,7 @@ def adadps_fl(
     """
     parts = parts_of(work, "adadps_fl")
     scales = fitting_scales("adadps_fl", work.model, divided_by)
-    divided = optax.stateless(lambda gradient, params: divide(gradient, scales))
+    divided = optax.stateless(lambda gradient, params: tree.divide(gradient, scales))
     parts = parts._replace(client_opt=optax.chain(divided, parts.client_opt))
     work = work._replace(solve=descent(*parts), step_size=None, of_risk=None, parts=parts, continued=None)
     method = dp_fedavg(work, clip=clip, noise_multiplier=noise_multiplier, rate=rate, server_opt=server_opt)
@@ -220,7 +195,7 @@ def adas(
     """
     moment = Moment(kind, decay, eps)
     side = side_information("adas", model, divided_by, public, public_batch_size, moment, refresh_every)
-    rule = _preconditioned("adas", optimiser, side)
+    rule = UpdateRule(method="adas", optimiser=optimiser, init=side.init, before=side.before)
     return clean_work(model, rule, epochs=epochs, steps=steps, batch_size=batch_size)
 
 

@@ -334,9 +334,6 @@ def discrete_mean(
         _check_room(cohort, fewest, left, longest)
         return _MeanState(jnp.float32(cohort), jnp.float32(left / clip))
 
-    def publish(state: _MeanState) -> Array:
-        return state.scale
-
     def lift(upload: Upload, scale: Array, key: Key) -> tuple[PyTree, Array]:
         norm = tree.norm(upload.delta)
         clipped = tree.scale(scale * clip / jnp.maximum(norm, clip), upload.delta)
@@ -354,7 +351,7 @@ def discrete_mean(
         init,
         lift,
         lower,
-        publish,
+        publish=lambda state: state.scale,
         summation=Summation(32, None if integers_only else masked_words),
         release=Release(noise_multiplier / 2.0, rate, "fixed", mechanism="concentrated"),
     )

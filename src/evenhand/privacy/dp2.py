@@ -15,16 +15,7 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
-from evenhand.privacy._work import (
-    Iteration,
-    Noise,
-    Query,
-    UpdateRule,
-    checked_step,
-    clean_work,
-    divide,
-    private_work,
-)
+from evenhand.privacy._work import Iteration, Noise, Query, UpdateRule, checked_step, clean_work, private_work
 from evenhand.privacy.preconditioners import Moment, squares
 from evenhand.types import Array, Model, Params
 
@@ -200,7 +191,7 @@ def delayed_rule(
 
     def after(answer: Params, state: _DelayedState, iteration: Iteration) -> tuple[Params, _DelayedState]:
         plain, scales = phase(state)
-        direction = divide(answer, scales) if noise_first else answer
+        direction = tree.divide(answer, scales) if noise_first else answer
         state = _DelayedState(state.step + 1, tree.add(state.total, direction), state.moment)
         return tree.scale(jnp.where(plain, *sizes), direction), state
 

@@ -108,9 +108,6 @@ def noisy_mean(
         expected = rate * clients if sampling == "poisson" else int(rate * clients + 1e-9)
         return _State(jnp.float32(expected), jnp.float32(first))
 
-    def publish(state: _State) -> Array:
-        return state.clip
-
     def lift(upload: Upload, clip: Array, key: Key) -> tuple[PyTree, Array]:
         norm = tree.norm(upload.delta)
         clipped = tree.scale(clip / jnp.maximum(norm, clip), upload.delta)
@@ -131,7 +128,7 @@ def noisy_mean(
         init,
         lift,
         lower,
-        publish,
+        publish=lambda state: state.clip,
         sensitivity=None if adapt is not None else first,
         release=Release(noise_multiplier / (1.0 if sampling == "poisson" else 2.0), rate, sampling),
     )

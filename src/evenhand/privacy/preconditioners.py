@@ -18,7 +18,7 @@ from evenhand import local, tree
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Batch, Batches, Estimator
-from evenhand.privacy._work import Query
+from evenhand.privacy._work import Iteration, Query
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 
 __all__ = [
@@ -160,12 +160,12 @@ class Public(NamedTuple):
 
         def add(total: tuple[Params, Params], batch: Batch, key: Key) -> tuple[Params, Params]:
             gradient = self.estimate(params, batch, key)
-            return tree.add(total[0], gradient), tree.add(total[1], squares(gradient))
+            return tree.add(total, (gradient, squares(gradient)))
 
         data, nothing = self.data(), tree.zeros_like(params)
         sums = local.over_batches(self.schedule, add, (nothing, nothing), data, key)
         share = 1.0 / self.schedule.effort(data).steps.astype(jnp.float32)
-        return tree.scale(share, sums[0]), tree.scale(share, sums[1])
+        return tree.scale(share, sums)
 
 
 def public_examples(method: str, model: Model, public: tuple[Array, Array], batch_size: int | None) -> Public:
@@ -192,13 +192,18 @@ class Side(NamedTuple):
 
     Attributes:
       init: ``params -> state``.
-      refresh: ``(params, state, key) -> state``, before each step.
+      refresh: ``(state, iteration) -> state``, before each step.
       query: ``state -> query``, of gradients that are shifted and divided by it.
     """
 
     init: Callable[[Params], PyTree]
-    refresh: Callable[[Params, Any, Key], PyTree]
+    refresh: Callable[[Any, Iteration], PyTree]
     query: Callable[[Any], Query]
+
+    def before(self, state: PyTree, iteration: Iteration) -> tuple[Query, PyTree]:
+        """What a rule does before the clip that knows nothing else."""
+        state = self.refresh(state, iteration)
+        return self.query(state), state
 
 
 def side_information(
@@ -220,7 +225,7 @@ def side_information(
         raise EvenhandError(f"{method}() needs exactly one of public= and divided_by=: give one of them.")
     if public is None:
         query = Query(divided_by=fitting_scales(method, model, divided_by))
-        return Side(lambda params: (), lambda params, state, key: (), lambda state: query)
+        return Side(lambda params: (), lambda state, iteration: (), lambda state: query)
     moment.checked(method, ("rmsprop", "adam", "adagrad"))
     if moment.kind == "adam" and moment.decay == 0.0:
         raise EvenhandError(f"{method}(kind='adam', decay=0): nothing would be left of private gradients.")
@@ -266,7 +271,8 @@ def _public_moments(public: Public, moment: Moment, refresh_every: int | None) -
     def moved(state: _Moments, gradient: Params, second: Params) -> tuple[Params | None, Params]:
         return tree.mix(decay, state.first, gradient) if momentum else None, second
 
-    def refresh(params: Params, state: _Moments, key: Key) -> _Moments:
+    def refresh(state: _Moments, iteration: Iteration) -> _Moments:
+        params, key = iteration.params, iteration.key
         if refresh_every is None:
             gradient = public.gradient(params, key)
             after = moved(state, gradient, moment.follow(state.second, squares(gradient)))

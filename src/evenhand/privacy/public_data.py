@@ -21,7 +21,6 @@ from evenhand.privacy._work import (
     Query,
     UpdateRule,
     checked_step,
-    divide,
     oracle_work,
     private_work,
 )
@@ -136,10 +135,10 @@ def dp_r_pub(
     side = side_information("dp_r_pub", model, None, public, public_batch_size, moment, refresh_every)
 
     def before(state: PyTree, iteration: Iteration) -> tuple[Query, PyTree]:
-        return Query(), side.refresh(iteration.params, state, iteration.key)
+        return Query(), side.refresh(state, iteration)
 
     def after(answer: Params, state: PyTree, iteration: Iteration) -> tuple[Params, PyTree]:
-        return divide(answer, side.query(state).divided_by), state
+        return tree.divide(answer, side.query(state).divided_by), state
 
     rule = UpdateRule(method="dp_r_pub", optimiser=optimiser, init=side.init, before=before, after=after)
     noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
@@ -339,7 +338,7 @@ def projected_adagrad(
         flat, tree_of = ravel_pytree(noisy)
         basis = _top_singular_vectors(examples, iteration.params, rank, iteration.key)
         scales = jax.tree.map(lambda h: h + eps, tree_of((flat @ basis.T) @ basis))
-        return divide(answer, scales), state
+        return tree.divide(answer, scales), state
 
     rule = UpdateRule(
         method="projected_adagrad", optimiser=optimiser, init=tree.zeros_like, before=before, after=after
