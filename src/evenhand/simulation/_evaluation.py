@@ -42,10 +42,10 @@ from evenhand.evaluation import (
     primary_metric,
     summarize_classes,
 )
-from evenhand.memory import aligned, empty_aligned
+from evenhand.memory import aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._job import Job, Untrained
-from evenhand.simulation.program import must_stream, sent
+from evenhand.simulation.program import gathered, must_stream, rows_of, sent
 from evenhand.simulation.setup import Setup
 from evenhand.simulation.store import Kept
 from evenhand.streams import Purpose, client_stream, stream
@@ -307,15 +307,12 @@ class Evaluation:
             return
         clients = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
         model = jax.eval_shape(self.algorithm.global_params, state.server)
-        together = fitting(train, sum(leaf.size for leaf in jax.tree.leaves(model)))
-        for first in range(0, len(clients), together):
-            window = slice(first, min(first + together, len(clients)))
+        together = fitting(train, model)
+        adapting = Adapting(adapt, self.root, self.capacity, self.lanes, together)
+        for window in tiles(0, len(clients), together):
             parts: Parts = {
-                name: (
-                    split.some(window),
-                    None if (index := self.indices[name]) is None else index.some(window),
-                )
-                for name, split in self.splits.items()
+                name: (split.some(window), None if index is None else index.some(window))
+                for (name, split), index in zip(self.splits.items(), self.indices.values(), strict=True)
             }
             ids = places = clients[window]
             states: PyTree = (state.server, state.clients, own)
@@ -324,11 +321,10 @@ class Evaluation:
                 mine = np.pad(own[ids], (0, together - len(ids)))
                 states = (state.server, everywhere(self._mesh, store.of(ids, together)), mine)
             if adapt is None:
-                yield first, _Window(states, parts, serve)
+                yield window.start, _Window(states, parts, serve)
             else:
-                how = (ids, places, together, self.root, self.capacity, self.lanes)
-                params = adapt_all(adapt, serve, states, parts["train"][0], *how)
-                yield first, _Window(params, parts, tree.take)
+                params = adapting.all(serve, states, parts["train"][0], ids, places)
+                yield window.start, _Window(params, parts, tree.take)
 
     def columns(self, served: Served) -> dict[str, float]:
         """What the history keeps of them: of the honest clients, or of all where each client is malicious."""
@@ -388,16 +384,8 @@ def _index(model: Model, split: Split, classes: int | None) -> ClassIndex | None
 
 def _some(split: Split, clients: NDArray) -> Split:
     """The rows of some clients only."""
-    sizes = split.sizes[clients]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    index = np.repeat(split.offsets[clients] - offsets[:-1], sizes) + np.arange(offsets[-1])
-    parts: list[NDArray] = []
-    for part in (split.x, split.y):
-        taken = empty_aligned((len(index), *part.shape[1:]), part.dtype)
-        parts.append(
-            np.take(np.asarray(part), index, axis=0, out=taken, mode="clip") if len(index) else taken
-        )
-    return Split(parts[0], parts[1], offsets)
+    index, offsets = rows_of(split, clients)
+    return Split(gathered(split.x, index), gathered(split.y, index), offsets)
 
 
 # --- models that clients adapt to their rows --------------------------------------------------------------------------
@@ -435,20 +423,16 @@ def served_models(
     Yields:
       Positions, and the parameters of these clients as NumPy arrays with a leading axis.
     """
-    server, adapt = kept.server, algorithm.adapt
-    shared = algorithm.global_params(server)
+    shared, adapt = algorithm.global_params(kept.server), algorithm.adapt
     mesh = local(over(devices))
     rows = Prepared(np.asarray(train.x), np.asarray(train.y), train.offsets, None, mesh)
-    together = min(
-        fitting(rows, sum(leaf.size for leaf in jax.tree.leaves(shared))), clients.stop - clients.start
-    )
-    for first in range(clients.start, clients.stop, together):
-        window = slice(first, min(first + together, clients.stop))
+    together = min(fitting(rows, shared), clients.stop - clients.start)
+    adapting = Adapting(adapt, root, int(train.sizes.max()), lanes, together)
+    for window in tiles(clients.start, clients.stop, together):
         ids = np.arange(window.start, window.stop)
         params = _unadapted(algorithm, kept, shared, window, has_own(last_round[window], untrained))
         if adapt is not None:
-            how = (together, root, int(train.sizes.max()), lanes)
-            params = adapt_all(adapt, tree.take, params, rows.some(window), ids, ids - first, *how)
+            params = adapting.all(tree.take, params, rows.some(window), ids, ids - window.start)
         yield window, jax.tree.map(np.asarray, params)
 
 
@@ -465,44 +449,60 @@ def _unadapted(algorithm: Algorithm, kept: Kept, shared: Params, window: slice, 
     return jax.vmap(tree.select)(jnp.asarray(own), made, everyone)
 
 
-def adapt_all(
-    adapt: Adapt,
-    params_of: Callable[[PyTree, Array], Params],
-    states: PyTree,
-    train: Prepared,
-    ids: NDArray,
-    places: NDArray,
-    together: int,
-    root: Key,
-    capacity: int,
-    lanes: int,
-) -> Params:
-    """The models of the clients whose training rows these are, with a leading axis.
+class Adapting(NamedTuple):
+    """How clients adapt their models, some of them at a time.
 
-    Args:
+    Attributes:
       adapt: what each of them does.
-      params_of: ``(states, place) -> params``, what each of them is served.
-      states: what those parameters are computed from.
-      train: the rows of these clients.
-      ids: which clients these are.
-      places: where ``params_of`` finds them.
-      together: the most clients in one call: the program is compiled for that many.
       root: the run's key.
       capacity: the most training rows of any client of the run.
       lanes: how many clients adapt side by side.
+      together: the most clients in one call: the program is compiled for that many.
     """
-    mesh, x, y, starts = train.mesh, train.x, train.y, train.offsets[:-1]
-    if isinstance(x, np.ndarray):
-        rows, room = slice(train.offsets[0], train.offsets[-1]), together * capacity
-        x, y, starts = filled(x, rows, room), filled(y, rows, room), starts - rows.start
-    devices = 1 if mesh is None else mesh.size
-    missing = -(-together // devices) * devices - len(ids)
-    parts = (ids, places, starts, train.sizes)
-    windows = tuple(np.pad(part.astype(np.int32), (0, missing)) for part in parts)
-    sent = everywhere(mesh, (states, root, x, y))
-    client = by_program(_AdaptedClient(adapt, params_of, capacity), *sent, (np.int32(0),) * 4)
-    found = _adapt(client, lanes, mesh)(*sent, windows)
-    return jax.tree.map(lambda leaf: leaf[: len(ids)], found)
+
+    adapt: Adapt | None
+    root: Key
+    capacity: int
+    lanes: int
+    together: int
+
+    def all(
+        self,
+        params_of: Callable[[PyTree, Array], Params],
+        states: PyTree,
+        train: Prepared,
+        ids: NDArray,
+        places: NDArray,
+    ) -> Params:
+        """The models of the clients whose training rows these are, with a leading axis.
+
+        Args:
+          params_of: ``(states, place) -> params``, what each of them is served.
+          states: what those parameters are computed from.
+          train: the rows of these clients.
+          ids: which clients these are.
+          places: where ``params_of`` finds them.
+        """
+        assert self.adapt is not None
+        mesh, x, y, starts = train.mesh, train.x, train.y, train.offsets[:-1]
+        if isinstance(x, np.ndarray):
+            rows, room = slice(train.offsets[0], train.offsets[-1]), self.together * self.capacity
+            x, y, starts = filled(x, rows, room), filled(y, rows, room), starts - rows.start
+        devices = 1 if mesh is None else mesh.size
+        # One number of windows, the same on each device, so that the last clients compile nothing.
+        missing = -(-self.together // devices) * devices - len(ids)
+        parts = (ids, places, starts, train.sizes)
+        windows = tuple(np.pad(part.astype(np.int32), (0, missing)) for part in parts)
+        sent = everywhere(mesh, (states, self.root, x, y))
+        adapted = _AdaptedClient(self.adapt, params_of, self.capacity)
+        client = by_program(adapted, *sent, (np.int32(0),) * 4)
+        models = _adapt(client, self.lanes, mesh)(*sent, windows)
+        return jax.tree.map(lambda leaf: leaf[: len(ids)], models)
+
+
+def tiles(first: int, last: int, size: int) -> Iterator[slice]:
+    """The positions from ``first`` to before ``last``, ``size`` at a time."""
+    return (slice(begin, min(begin + size, last)) for begin in range(first, last, size))
 
 
 class _AdaptedClient(NamedTuple):
@@ -540,8 +540,8 @@ def _adapting_key(root: Key, client: Array | int) -> Key:
     return client_stream(stream(root, Purpose.PERSONAL, 0, 1), client)
 
 
-def fitting(train: Prepared, params: int) -> int:
-    """How many clients adapt at a time; ``params`` are the numbers of a model."""
-    streamed = isinstance(train.x, np.ndarray)
-    row = int(np.prod(train.x.shape[1:])) if streamed else 0
-    return int(np.clip(_ROOM // (params + row * int(train.sizes.max())), 1, len(train.sizes)))
+def fitting(train: Prepared, model: Params) -> int:
+    """How many clients adapt at a time, models like ``model``."""
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(model))
+    row = int(np.prod(train.x.shape[1:])) if isinstance(train.x, np.ndarray) else 0
+    return int(np.clip(_ROOM // (numbers + row * int(train.sizes.max())), 1, len(train.sizes)))

@@ -451,7 +451,9 @@ class Run:
         if who == "malicious":
             return counted(int(np.sum(sizes[split][self._among(who)] > 0)), "malicious client")
         info = {"clients": self.data.num_clients, "metrics": self._may_be_undefined}
-        view = RunView("", {}, sizes, ids, self.clients, info, {})
+        view = RunView(
+            title="", history={}, sizes=sizes, client_ids=ids, clients=self.clients, info=info, config={}
+        )
         if who == "honest" and self.malicious.any():
             view = honest(view._replace(malicious=~self._among(who)))
         words = covered([view], split, metric).text
@@ -490,11 +492,21 @@ class Run:
             info["constant"] = {"metric": "loss", "split": constant.split, "mean": constant.constant}
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
         malicious = self.malicious if who is None else self.malicious[who]
-        found = RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)
-        found = found._replace(last_round=self.last_round if who is None else self.last_round[who])
-        found = found._replace(malicious=malicious) if self.malicious.any() else found
+        view = RunView(
+            title=title,
+            history=self.history,
+            sizes=sizes,
+            client_ids=ids,
+            clients=clients,
+            info=info,
+            config=config or {},
+            classes=classes,
+            findings=self.findings,
+            malicious=malicious if self.malicious.any() else None,
+            last_round=self.last_round if who is None else self.last_round[who],
+        )
         if unseen is None:
-            return found
+            return view
         sizes, noun = split_sizes(unseen), "unseen client"
         missing = unmeasured(sizes, noun=noun, cure="")
         more = () if missing is None else (missing._replace(split="unseen"),)
@@ -504,7 +516,7 @@ class Run:
             for x in self.findings
         ]
         findings = (*filter(None, own), *more)
-        return found._replace(unseen=self.serve(unseen).view(title), findings=findings)
+        return view._replace(unseen=self.serve(unseen).view(title), findings=findings)
 
     def report(self, path: str | Path, title: str = "run", *, unseen: FederatedDataset | None = None) -> Path:
         """Writes one self-contained HTML page about this run and returns its path.

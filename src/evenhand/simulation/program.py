@@ -21,7 +21,7 @@ from evenhand.data import FederatedDataset, Split
 from evenhand.devices import Devices, as_entry, entry, everywhere
 from evenhand.evaluation import Prepared, mean_loss
 from evenhand.local import step_per_row
-from evenhand.memory import aligned, is_aligned, is_mapped
+from evenhand.memory import aligned, empty_aligned, is_aligned, is_mapped
 from evenhand.rounds import malicious_clients, poisoned
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, ClientData, Cohort, Effort, PyTree, Report, Sampling
@@ -41,10 +41,12 @@ __all__ = [
     "client_data",
     "deal",
     "efforts",
+    "gathered",
     "must_stream",
     "observe",
     "poison",
     "resident",
+    "rows_of",
     "sent",
     "side_by_side",
     "sum_of",
@@ -201,6 +203,21 @@ def tabulated(sampling: Sampling | None, sizes: NDArray) -> PyTree:
 def sent(mesh: Mesh | None, rows: tuple[NDArray, NDArray]) -> tuple[Array, Array]:
     """On the devices; a CPU uses them where they are."""
     return jax.device_put(rows) if mesh is None else everywhere(mesh, rows)
+
+
+def rows_of(split: Split, clients: NDArray) -> tuple[NDArray, NDArray]:
+    """Where the rows of some clients are, one client after the other, and the offsets that these then have."""
+    sizes = split.sizes[clients]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return np.repeat(split.offsets[clients] - offsets[:-1], sizes) + np.arange(offsets[-1]), offsets
+
+
+def gathered(part: NDArray, index: NDArray, room: int = 0) -> NDArray:
+    """Some rows in memory that a CPU uses in place, with room for at least ``room`` of them."""
+    rows = empty_aligned((max(len(index), room), *part.shape[1:]), part.dtype)
+    if len(index):  # "clip": np.take would make a buffer as large as the result, to check the indices
+        np.take(np.asarray(part), index, axis=0, out=rows[: len(index)], mode="clip")
+    return rows
 
 
 def must_stream(*splits: Split) -> bool:
