@@ -97,10 +97,12 @@ class Served(NamedTuple):
     classes: dict[str, ClassMetrics]
 
     @staticmethod
-    def of(found: Mapping[str, tuple[dict[str, NDArray], ClassMetrics | None]]) -> Served:
+    def from_splits(measured: Mapping[str, tuple[dict[str, NDArray], ClassMetrics | None]]) -> Served:
         """From what is found of each split."""
-        clients = {name: metrics for name, (metrics, _) in found.items()}
-        return Served(clients, {name: classes for name, (_, classes) in found.items() if classes is not None})
+        clients = {name: metrics for name, (metrics, _) in measured.items()}
+        return Served(
+            clients, {name: classes for name, (_, classes) in measured.items() if classes is not None}
+        )
 
     @staticmethod
     def joined(parts: Mapping[int, Served]) -> Served:
@@ -206,40 +208,44 @@ class Evaluation:
         first = evaluations[0]
         model, rows = first.algorithm.model, sum(split.x.shape[0] for split in first.splits.values())
         if rows * len(states) > _MOST_ROWS:
-            return [each.served(state) for each, state in zip(evaluations, states, strict=True)]
+            return [evaluation.served(state) for evaluation, state in zip(evaluations, states, strict=True)]
+        # One program for all models: its products are batched, where one model after the other would leave cores idle.
         params = _stacked(
             [
-                each.algorithm.global_params(state.server)
-                for each, state in zip(evaluations, states, strict=True)
+                evaluation.algorithm.global_params(state.server)
+                for evaluation, state in zip(evaluations, states, strict=True)
             ]
         )
-        found = {
+        measured = {
             name: per_class_of_each(model, params, split, first.indices[name])
             for name, split in first.splits.items()
         }
-        return [Served.of({name: each[i] for name, each in found.items()}) for i in range(len(states))]
+        return [
+            Served.from_splits({name: evaluation[i] for name, evaluation in measured.items()})
+            for i in range(len(states))
+        ]
 
     @staticmethod
     def are_alike(algorithms: Sequence[Algorithm]) -> bool:
         """Whether global models alone are evaluated, by the same functions."""
         return all(
-            of.adapt is None
-            and of.personal_params is None
-            and _measured(of.model) == _measured(algorithms[0].model)
-            for of in algorithms
+            algorithm.adapt is None
+            and algorithm.personal_params is None
+            and _measured(algorithm.model) == _measured(algorithms[0].model)
+            for algorithm in algorithms
         )
 
     def served(self, state: RoundState) -> Served:
         """Every client that is evaluated, with the model that it gets."""
         if self._mesh is None:
             state = here(state)
-        of, params = self.algorithm, self.algorithm.global_params(state.server)
-        model = of.model
-        if of.adapt is not None or of.personal_params is not None:
+        algorithm, params = self.algorithm, self.algorithm.global_params(state.server)
+        model = algorithm.model
+        if algorithm.adapt is not None or algorithm.personal_params is not None:
             alone = {name: per_client(model, params, split) for name, split in self.splits.items()}
             windows = self._windows(state)
             return Served.joined({first: self._personal(*window) for first, window in windows}).beside(alone)
-        return Served.of(
+        return Served.from_splits(
             {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
         )
 
@@ -248,10 +254,11 @@ class Evaluation:
         model's besides."""
         if self._mesh is None:
             state = here(state)
-        of = self.algorithm
-        measure, params = partial(measured_clients, of.model, metrics=metrics), of.global_params(state.server)
+        algorithm = self.algorithm
+        measure = partial(measured_clients, algorithm.model, metrics=metrics)
+        params = algorithm.global_params(state.server)
         alone = {name: measure(params, split) for name, split in self.splits.items()}
-        if of.adapt is None and of.personal_params is None:
+        if algorithm.adapt is None and algorithm.personal_params is None:
             return alone
         own: dict[str, dict[str, NDArray]] = {
             split: {
@@ -288,7 +295,7 @@ class Evaluation:
         measure = partial(
             personal_per_class, self.algorithm.model, states, params_of=params_of, lanes=self.lanes
         )
-        return Served.of(
+        return Served.from_splits(
             {
                 name: measure(part, index, widest=self.splits[name].sizes)
                 for name, (part, index) in parts.items()
@@ -318,8 +325,9 @@ class Evaluation:
             states: PyTree = (state.server, state.clients, own)
             if store is not None:
                 places = np.arange(len(ids))
+                # Padded like the states, so that the last window compiles nothing.
                 mine = np.pad(own[ids], (0, together - len(ids)))
-                states = (state.server, everywhere(self._mesh, store.of(ids, together)), mine)
+                states = (state.server, everywhere(self._mesh, store.read(ids, together)), mine)
             if adapt is None:
                 yield window.start, _Window(states, parts, serve)
             else:
@@ -339,11 +347,13 @@ class Evaluation:
                 columns[column(split, name)] = float(np.average(values[has], weights=sizes[has]))
             name = primary_metric(metrics)
             over = evenness(metrics[name], sizes, higher_is_better=is_higher_better(name))
-            columns |= {column(split, name, what): value for what, value in over.items()}
+            columns |= {column(split, name, measure): value for measure, value in over.items()}
             if split in served.classes:
                 spreads = class_spread(served.classes[split], len(sizes))
                 over = summarize_classes({name: values[chosen] for name, values in spreads.items()})
-                columns |= {column(split, what): over[what] for what in ("class_spread", "worst_class")}
+                columns |= {
+                    column(split, measure): over[measure] for measure in ("class_spread", "worst_class")
+                }
         return columns
 
 
@@ -529,9 +539,9 @@ def _adapt(client: ByProgram, lanes: int, mesh: Mesh | None) -> Callable[..., Pa
         return lax.map(mine, windows, batch_size=lanes if lanes > 1 else None)
 
     if mesh is not None:
-        everything, each = PartitionSpec(), PartitionSpec(*mesh.axis_names)
-        specs = (everything, everything, everything, everything, each)
-        on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
+        everything, dealt = PartitionSpec(), PartitionSpec(*mesh.axis_names)
+        specs = (everything, everything, everything, everything, dealt)
+        on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=dealt, check_vma=False)
     return jax.jit(on_device)
 
 

@@ -250,7 +250,7 @@ class Members(NamedTuple):
     report: Report | None
 
     @staticmethod
-    def of(cohort: Cohort) -> Members:
+    def drawn(cohort: Cohort) -> Members:
         """Those of a cohort, before any report."""
         return Members(cohort.ids, cohort.progress, cohort.present, None)
 
@@ -290,7 +290,7 @@ class Groups(NamedTuple):
         live = ranks < m
         # Else XLA divides what follows, too, and adding up a few numbers takes another exchange between the devices.
         place = devices.whole(order[np.minimum(ranks, m - 1)])
-        members = jax.tree.map(lambda leaf: leaf[place], Members.of(cohort))
+        members = jax.tree.map(lambda leaf: leaf[place], Members.drawn(cohort))
         members = members._replace(present=members.present & live)
         slots = jnp.where(live, steps[place], 0).astype(jnp.float32)
         executed = jnp.sum(jnp.max(slots, axis=-1)) * ranks.shape[2]
@@ -397,10 +397,12 @@ def sum_of(present: Array, uploads: PyTree) -> PyTree:
     return jax.tree.map(total, uploads)
 
 
-def efforts(of: Callable[[ClientData], Effort] | None, capacity: int, rows: Rows, cohort: Cohort) -> Effort:
+def efforts(
+    effort: Callable[[ClientData], Effort] | None, capacity: int, rows: Rows, cohort: Cohort
+) -> Effort:
     """What a phase whose effort is ``of`` costs each client of a cohort, fields ``(m,)``; nothing in an empty slot."""
-    of = step_per_row if of is None else of
-    return jax.vmap(lambda member: of(client_data(capacity, rows, member)))(Members.of(cohort))
+    effort = step_per_row if effort is None else effort
+    return jax.vmap(lambda member: effort(client_data(capacity, rows, member)))(Members.drawn(cohort))
 
 
 def client_data(capacity: int, rows: Rows, member: Members) -> ClientData:

@@ -133,6 +133,7 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         raise EvenhandError(
             f"{data.name} has {data.train.rows:,} training rows: give fewer than 2,147,483,648."
         )
+    # The initial model is drawn from the run's own root: the same for every method, whatever it keeps secret.
     first, keys = keys_of(seed), rounds.roots(algorithm, keys_of(seed))
     cohort, execution, clients = job.slots, job.execution, data.num_clients
     program = Program(
@@ -179,9 +180,9 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
     )
 
 
-def _on_host(one: PyTree, clients: int, offload: bool | str | Path | None) -> bool:
+def _on_host(state: PyTree, clients: int, offload: bool | str | Path | None) -> bool:
     """Whether the clients' states stay on the host: where the user says so, or they are large."""
-    size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(one))
+    size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     if size == 0 or offload is False:
         return False
     stats = {} if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats() or {}
@@ -209,8 +210,8 @@ def _devices(cohort: int, asked: int | None) -> int:
     if jax.process_count() > 1:  # every process must take part
         return jax.device_count()
     config: Any = jax.config
-    found = 1 if asked is None and config.jax_default_device is not None else jax.device_count()
-    return min(found, cohort, found if asked is None else asked)
+    available = 1 if asked is None and config.jax_default_device is not None else jax.device_count()
+    return min(available, cohort, available if asked is None else asked)
 
 
 # --- how many clients train side by side ------------------------------------------------------------------------------
@@ -241,8 +242,8 @@ def _steps(program: Program, rows: Rows) -> npt.NDArray[Any]:
 
     @jax.jit  # one program, where each operation would be one
     def effort(rows: Rows, ids: Array) -> Array:
-        of = program.algorithm.phases[-1].effort
-        return efforts(of, program.capacity, rows, Cohort.of(ids)).steps
+        effort_of = program.algorithm.phases[-1].effort
+        return efforts(effort_of, program.capacity, rows, Cohort.of(ids)).steps
 
     steps = effort(rows, jnp.asarray(chosen.ravel()))
     steps = np.asarray(steps, np.float64).reshape(chosen.shape)
@@ -263,13 +264,13 @@ def cohorts(program: Program, count: int) -> Callable[[Array, PyTree, Keys, Any]
     """``(sizes, table, keys, first) -> (rounds, draws)``: the client ids of some rounds, -1 for empty slots."""
     algorithm = program.algorithm
 
-    def one(sizes: Array, table: PyTree, keys: Keys, number: Array) -> Array:
-        draw = partial(rounds.cohort, algorithm, program.systems, sizes, program.cohort, keys, number)
+    def drawn(sizes: Array, table: PyTree, keys: Keys, round: Array) -> Array:
+        draw = partial(rounds.cohort, algorithm, program.systems, sizes, program.cohort, keys, round)
         cohorts = [draw(phase, table) for phase in range(len(algorithm.phases))]
-        return jnp.concatenate([jnp.where(one.present, one.ids, -1) for one in cohorts])
+        return jnp.concatenate([jnp.where(cohort.present, cohort.ids, -1) for cohort in cohorts])
 
     def all_of(sizes: Array, table: PyTree, keys: Keys, first: Array) -> Array:
-        return lax.map(lambda i: one(sizes, table, keys, first + i), jnp.arange(count, dtype=jnp.int32))
+        return lax.map(lambda i: drawn(sizes, table, keys, first + i), jnp.arange(count, dtype=jnp.int32))
 
     return jax.jit(all_of)
 
@@ -283,9 +284,9 @@ def drawn_last(program: Program, rows: Rows, keys: Keys, count: int) -> NDArray:
     draw = partial(rounds.cohort, program.algorithm, program.systems, sizes, program.cohort, keys)
     phase = len(program.algorithm.phases) - 1
 
-    def after(number: Array, before: Array) -> Array:
-        drawn = draw(number, phase, table)
-        return rounds.last_rounds(before, drawn, drawn.present, number)
+    def after(round: Array, before: Array) -> Array:
+        drawn = draw(round, phase, table)
+        return rounds.last_rounds(before, drawn, drawn.present, round)
 
     begin = jnp.zeros(sizes.shape, jnp.int32)
     return np.asarray(jax.jit(lambda: lax.fori_loop(0, count, after, begin))())
@@ -421,6 +422,7 @@ class Streamed:
         room = block.x.shape[0] - 1
         if room > self._room:
             self._resize(room)
+        # Padded to a power of two, so that few programs are compiled, whoever takes part.
         count = 2 ** max(len(block.clients) - 1, len(self._placed) - 1, 1).bit_length()
 
         def padded(values: NDArray, value: int) -> NDArray:
@@ -508,6 +510,7 @@ class Offloaded:
         self.store, self._mesh, self._keys = store, program.mesh, keys
         self._sizes, self._table = (sizes, table) if self._mesh is None else here((sizes, table))
         draws = program.cohort * len(program.algorithm.phases)
+        # The room is fixed, as a shape of the compiled program; a block may need less of it.
         most = int(np.clip(_STATE_BLOCK // max(1, draws * store.bytes_each), 1, _STATE_BLOCK_ROUNDS))
         self._most, self._room = most, min(store.clients, most * draws) + 1
         self._draw = cohorts(program, most)
@@ -520,20 +523,21 @@ class Offloaded:
         ids = self._drawn(first, rounds)
         states = self._ahead.take((first, ids.tobytes()))
         if states is None:
-            states = self.store.of(ids, self._room)
+            states = self.store.read(ids, self._room)
         else:  # those of clients that trained in the meantime are gathered again
             both = np.flatnonzero(np.isin(ids, self._stale))
-            again = jax.tree.leaves(self.store.of(ids[both]))
+            again = jax.tree.leaves(self.store.read(ids[both]))
             for leaf, new in zip(jax.tree.leaves(states), again, strict=True):
                 leaf[both] = new
         _spoil(states)
+        # Whoever is not in the block has the last slot, whose state is NaN.
         slots = np.full(self.store.clients, self._room - 1, np.int32)
         slots[ids] = np.arange(len(ids), dtype=np.int32)
         block = StateBlock(ids, rounds, *everywhere(self._mesh, (states, slots)))
         if rounds:
             following = self._drawn(first + rounds, rounds)
             key = first + rounds, following.tobytes()
-            self._ahead.prepare(key, self.store.of, following, self._room)
+            self._ahead.prepare(key, self.store.read, following, self._room)
         return block
 
     def take_back(self, block: StateBlock, states: PyTree) -> None:
