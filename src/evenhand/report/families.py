@@ -17,6 +17,7 @@ from evenhand.evaluation import SPLIT_NAMES, is_higher_better, of_global
 from evenhand.report._view import Group, NDArray, RunView, among, client_values, honest, statistics
 from evenhand.report.comparison import Comparison, Method
 from evenhand.report.formatting import (
+    COMPARED,
     Cell,
     Row,
     Table,
@@ -30,7 +31,6 @@ from evenhand.report.formatting import (
     section,
     value,
 )
-from evenhand.report.tables import COMPARED
 from evenhand.text import counted
 
 __all__ = [

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "COMPARED",
     "GRID",
     "INK",
     "MUTED",
@@ -95,6 +96,10 @@ def factor(statistic: str, metric: str) -> float:
 def unit(statistic: str, metric: str) -> str:
     """The unit of such a statistic, for the head of its column."""
     return {1.0: "", 100.0: " (%)", 1e4: " (%²)"}[factor(statistic, metric)]
+
+
+COMPARED = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
+"""The statistics by which tables compare methods and groups of clients, and their names."""
 
 
 def listed(texts: Sequence[str]) -> str:
