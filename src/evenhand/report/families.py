@@ -199,7 +199,7 @@ def attacked(subject: Comparison) -> str:
     groups: tuple[Group, ...] = ("all", "honest", "malicious")
     for method, group in product(subject.methods, groups):
         runs = [among(run.whole or run, group) for run in method.runs]
-        if all(run.client_ids for run in runs):
+        if all(len(run.client_ids) for run in runs):
             stats = [statistics(run, subject.split, subject.metric) for run in runs]
             scales = {key: factor(key, subject.metric) for key in COMPARED}
             cells = [over_seeds([by_key[key] for by_key in stats], scale) for key, scale in scales.items()]
