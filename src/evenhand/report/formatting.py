@@ -40,7 +40,6 @@ __all__ = [
     "deviation",
     "escape",
     "factor",
-    "listed",
     "note",
     "number",
     "over_seeds",
@@ -100,12 +99,6 @@ def unit(statistic: str, metric: str) -> str:
 
 COMPARED = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
 """The statistics by which tables compare methods and groups of clients, and their names."""
-
-
-def listed(texts: Sequence[str]) -> str:
-    """Texts listed in a sentence: ``"a, b and c"``."""
-    *first, last = texts or [""]
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def capital(text: str) -> str:
