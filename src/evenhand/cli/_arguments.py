@@ -63,6 +63,7 @@ from evenhand.expressions import (
     room_for,
     room_of,
 )
+from evenhand.text import listed
 from evenhand.types import Algorithm
 
 __all__ = [
@@ -521,7 +522,7 @@ def _ambiguous(
 def _unknown(option: str, known: Options, others: Mapping[str, Options], name: str) -> str:
     owners = [other for other, options in others.items() if option in options]
     if owners:
-        return f"{name} has no {option}, which is an option of {_enumerated(owners)}"
+        return f"{name} has no {option}, which is an option of {listed(owners)}"
     return f"{name} has no option {option}{perhaps(option, _option_names(known))}"
 
 
@@ -561,10 +562,6 @@ def _no_method(loose: Sequence[str]) -> str:
         return f"{python}."
     hint = perhaps(word, METHODS) or f" among {', '.join(METHODS)}"
     return f"There is no method {word!r:.40}{hint}: see `evenhand list methods`."
-
-
-def _enumerated(names: Sequence[str]) -> str:
-    return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
 
 
 def _kinds(hint: Any) -> list[Any]:

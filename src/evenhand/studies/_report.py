@@ -21,9 +21,8 @@ from matplotlib.figure import Figure
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, column, is_higher_better, is_share
 from evenhand.report import RunView, compare, covered, draw, figures
-from evenhand.report.formatting import Cell, Table, escape, factor, listed, number, over_seeds, svg
+from evenhand.report.formatting import COMPARED, Cell, Table, escape, factor, number, over_seeds, svg
 from evenhand.report.page import body, document
-from evenhand.report.tables import COMPARED
 from evenhand.studies._selection import NDArray, Outcome, Rule, direction, shown
 from evenhand.studies._tables import (
     Line,
@@ -37,7 +36,7 @@ from evenhand.studies._tables import (
     methods_latex,
     methods_markdown,
 )
-from evenhand.text import counted
+from evenhand.text import counted, listed
 
 __all__ = ["Contents", "Figures", "frontier", "page", "varied"]
 

@@ -25,13 +25,13 @@ from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, pe
 from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.records import held
-from evenhand.report.formatting import listed
 from evenhand.simulation import Job, check_job
 from evenhand.studies._runs import Bar, Measure, Measured, Planned, Shown, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study, save
 from evenhand.systems import Systems
+from evenhand.text import listed
 from evenhand.types import Algorithm, Attack, Model
 from evenhand.watch import Watch, watchers
 
