@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from evenhand.types import Array, PyTree
 
 __all__ = [
     "add",
     "among",
+    "form",
     "mix",
     "norm",
     "scale",
     "select",
+    "stack",
     "subtract",
     "take",
     "weighted_mean",
+    "zeros",
     "zeros_like",
 ]
+
+
+def form(tree: PyTree) -> tuple[Any, tuple[Hashable, ...]]:
+    """The structure of a tree, and the shape and dtype of each of its arrays; equal for trees of one form."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
+def zeros(shapes: PyTree) -> PyTree:
+    """A tree of zeros of these shapes and dtypes, such as a result of ``jax.eval_shape``."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def stack(trees: Sequence[PyTree]) -> PyTree:
+    """One tree of trees of one form, with a new leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def zeros_like(tree: PyTree) -> PyTree:

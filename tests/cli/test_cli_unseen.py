@@ -36,7 +36,7 @@ def test_unseen_clients_are_served_and_shown(capsys: pytest.CaptureFixture[str])
     assert summary["test"]["loss"]["mean"] == pytest.approx(run.summary(metric="loss")["mean"], rel=1e-5)
     table = read_clients_csv(Path("a/clients.csv"))
     assert table.unseen is not None
-    assert table.of(table.unseen).client_ids == unseen.client_ids
+    assert table.unseen.client_ids == unseen.client_ids
     page = Path("a/report.html").read_text(encoding="utf-8")
     assert "unseen in training" in page
     assert main(["report", "a", "--out", "again.html"]) == 0

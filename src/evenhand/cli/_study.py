@@ -64,6 +64,8 @@ class StudyOptions(SharedOptions):
 
     seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "6"
     """how many seeds, or which; no difference between two methods can be significant with fewer than 6"""
+    tuning_seeds: Annotated[str | None, arg(metavar="INT|A,B,C", help_behavior_hint="(default: none)")] = None
+    """choose settings with so many further seeds, or with these; --seeds then run the chosen settings alone"""
     select: Annotated[str, arg(metavar="SPLIT:STATISTIC[:METRIC]")] = "valid:mean"
     """what chooses the setting of each method: valid:mean, valid:worst10, valid:worst10:auc, train:variance, ..."""
     within: float = 0.0
@@ -123,9 +125,9 @@ class Study:
         for sentence in private.values():
             say(console, sentence)
         if options.dry_run:
-            seeds = self._seeds()
-            count = seeds if isinstance(seeds, int) else len(seeds)
-            self._announce(families, grid, data, count * len(systems or [0]) * len(attacks or [0]))
+            cases = len(systems or [0]) * len(attacks or [0])
+            tuning, seeds = (cases * _count(seeds) for seeds in (self._tuning_seeds(), self._seeds()))
+            self._announce(families, grid, data, *((tuning, seeds) if tuning else (seeds, 0)))
             return 0
         try:
             results = study(
@@ -133,6 +135,7 @@ class Study:
                 self._drawn if options.fresh_data else data,
                 rounds=options.rounds,
                 seeds=self._seeds(),
+                tuning_seeds=self._tuning_seeds(),
                 grid=grid,
                 select=self._rule(),
                 baseline=options.baseline,
@@ -170,6 +173,7 @@ class Study:
         for make in [*(self._systems() or {}).values(), *(self._attacks() or {}).values()]:
             make(model)
         self._seeds()
+        self._tuning_seeds()
         self._rule()
         resolved(self.study.metrics or ())
         options, names = self.study, list(self._methods())
@@ -278,15 +282,16 @@ class Study:
         return {text: make(text) for text in texts}
 
     def _seeds(self) -> int | list[int]:
-        seeds = several("seeds", self.study.seeds, int)
-        if "," not in self.study.seeds:
-            return whole_number("seeds", seeds[0], 1, 10_000)
-        return [whole_number("seeds", seed, 0, 2**32 - 1) for seed in seeds]
+        return _seeds("seeds", self.study.seeds)
+
+    def _tuning_seeds(self) -> int | list[int] | None:
+        text = self.study.tuning_seeds
+        return None if text is None else _seeds("tuning_seeds", text)
 
     def _too_few(self) -> str | None:
         """A sentence, before anything is trained, where no difference between the methods can be significant."""
-        asked, others = self._seeds(), len(self._methods()) - 1
-        count, least = asked if isinstance(asked, int) else len(asked), least_pairs(max(1, others))
+        count, others = _count(self._seeds()), len(self._methods()) - 1
+        least = least_pairs(max(1, others))
         if others < 1 or count >= least:
             return None
         seeds = counted(count, "seed")
@@ -320,12 +325,21 @@ class Study:
         families: Mapping[str, Family],
         grid: Mapping[str, Mapping[str, Sequence[Any]]],
         data: FederatedDataset,
-        runs_per_setting: int,
+        per_setting: int,
+        per_choice: int,
     ) -> None:
-        """Prints how many runs there are of each method, and about how long they take one by one."""
+        """Prints how many runs there are of each method, and about how long they take one by one.
+
+        Args:
+          families: the methods.
+          grid: method -> hyper-parameter -> its values.
+          data: the clients.
+          per_setting: runs of each setting.
+          per_choice: further runs of each chosen setting.
+        """
         total, runs, rounds = 0.0, 0, self.study.rounds
         for name, family in families.items():
-            count = runs_per_setting * math.prod(map(len, grid[name].values()))
+            count = per_setting * math.prod(map(len, grid[name].values())) + per_choice
             seconds = _seconds_per_run(_first(family, grid[name]), data, self.study)
             print(f"{name}: {count} runs of {rounds} rounds, about {_duration(seconds)} each")
             total, runs = total + count * seconds, runs + count
@@ -338,6 +352,18 @@ class Study:
         names = (*[name[:30] for name in self._methods()][:4], Path(self.data.data).name)
         words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
         return Path("studies") / "-".join(words)
+
+
+def _seeds(name: str, text: str) -> int | list[int]:
+    """How many seeds, or which."""
+    seeds = several(name, text, int)
+    if "," not in text:
+        return whole_number(name, seeds[0], 1, 10_000)
+    return [whole_number(name, seed, 0, 2**32 - 1) for seed in seeds]
+
+
+def _count(seeds: int | list[int] | None) -> int:
+    return len(seeds) if isinstance(seeds, list) else seeds or 0
 
 
 def _first(family: Family, axes: Mapping[str, Sequence[Any]]) -> Algorithm:
@@ -400,7 +426,7 @@ def _option(path: Path, name: str, value: Any) -> tuple[str, str | None]:
         return f"--{option}" if value else f"--no-{option}", None
     if not isinstance(value, list):
         return f"--{option}", str(value)
-    alone = name == "seeds" and len(value) == 1  # that seed, not so many
+    alone = name in ("seeds", "tuning_seeds") and len(value) == 1  # that seed, not so many
     return f"--{option}", ",".join(map(str, value)) + "," * alone
 
 

@@ -125,7 +125,7 @@ def adadps(
         refresh_every=refresh_every,
     )
     rule = preconditioned(optimiser_of("adadps", optimiser), side, check_clip("adadps", clip))
-    return private_work(model, rule, who="adadps", noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return private_work(model, rule, name="adadps", noise_multiplier=noise_multiplier, rate=rate, steps=steps)
 
 
 def preconditioned(chosen: optax.GradientTransformation, side: Side, clip: float) -> Rule:
@@ -305,5 +305,5 @@ def ideal_adadps(
 
     rule = LookingRule(init, step)
     return looking_work(
-        model, rule, who="ideal_adadps", noise_multiplier=noise_multiplier, rate=rate, steps=steps
+        model, rule, name="ideal_adadps", noise_multiplier=noise_multiplier, rate=rate, steps=steps
     )

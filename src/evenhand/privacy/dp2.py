@@ -115,7 +115,7 @@ def dp2(
         adaptive_first=adaptive_first,
     )
     rule = delayed_rule(settings)
-    return private_work(model, rule, who="dp2", noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return private_work(model, rule, name="dp2", noise_multiplier=noise_multiplier, rate=rate, steps=steps)
 
 
 def delayed_rmsprop(
@@ -309,7 +309,7 @@ def dp2_extra_query(
 
     rule = Rule(init, step, queries)
     return private_work(
-        model, rule, who="dp2_extra_query", noise_multiplier=noise_multiplier, rate=rate, steps=steps
+        model, rule, name="dp2_extra_query", noise_multiplier=noise_multiplier, rate=rate, steps=steps
     )
 
 

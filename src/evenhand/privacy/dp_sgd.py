@@ -90,7 +90,7 @@ def dp_sgd(
         return optax.apply_updates(params, updates), state
 
     rule = Rule(chosen.init, step)
-    return private_work(model, rule, who="dp_sgd", noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return private_work(model, rule, name="dp_sgd", noise_multiplier=noise_multiplier, rate=rate, steps=steps)
 
 
 class _AdamState(NamedTuple):
@@ -174,7 +174,7 @@ def scale_then_privatize(
     return private_work(
         model,
         Rule(init, step),
-        who="scale_then_privatize",
+        name="scale_then_privatize",
         noise_multiplier=noise_multiplier,
         rate=rate,
         steps=steps,

@@ -148,22 +148,43 @@ class PoissonQuery(NamedTuple):
 
 
 def private_work(
-    model: Model, rule: Rule, *, who: str, noise_multiplier: float, rate: float, steps: int
+    model: Model, rule: Rule, *, name: str, noise_multiplier: float, rate: float, steps: int
 ) -> local.Work:
-    """Local work that takes so many steps of a rule, each on a Poisson sample of the client's examples.
+    r"""Local work that takes the steps of a private rule, and the promise of example-level privacy that it keeps.
+
+    Each step's batch has each of the client's :math:`n` examples with probability :math:`q`, independently of all else,
+    and each answer of a :class:`Query` has noise of standard deviation :math:`z C / (q n)`.
 
     Args:
       model: what is trained.
-      rule: how.
-      who: the factory that asks, for errors.
-      noise_multiplier: of each query.
-      rate: the chance with which an example is in a batch.
-      steps: in a round.
+      rule: how a step is taken; a :class:`Rule` sees examples through its query alone.
+      name: the factory that calls this, for errors.
+      noise_multiplier: :math:`z`, of each query; 0: no noise, and no guarantee.
+      rate: :math:`q`, in (0, 1].
+      steps: in one round.
+
+    Returns:
+      Work for ``eh.algorithms.fedavg`` and ``eh.algorithms.alone``; methods that would break its promise refuse it.
+      What it releases follows from ``rule.queries``: several queries of one batch count as one with less noise.
 
     Raises:
       EvenhandError: a number out of range.
+
+    Edge cases: an empty batch gives a step along noise alone; an example whose gradient is not finite counts as zero.
+    The promise holds if the rule keeps nothing but what follows from queries and public data: no test can show that.
+
+    Example:
+      >>> import evenhand as eh
+      >>> def step(params, state, query, key):
+      ...     return eh.tree.subtract(params, eh.tree.scale(0.5, query(params, clip=1.0))), state
+      >>> model = eh.models.softmax_regression(features=64, classes=10)
+      >>> rule = Rule(init=lambda params: (), step=step)
+      >>> work = private_work(model, rule, name="mine", noise_multiplier=1.0, rate=0.05, steps=20)
+      >>> run = eh.simulate(eh.algorithms.alone(work), eh.data.load("digits", clients=1), rounds=5)
+      >>> run.privacy.unit, round(run.privacy.epsilon, 2)
+      ('example', 3.39)
     """
-    schedule = poisson_batches(model, who=who, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    schedule = poisson_batches(model, name=name, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
 
     class Carry(NamedTuple):
         params: Params
@@ -207,13 +228,13 @@ def private_work(
     )
 
 
-def poisson_batches(model: Model, *, who: str, noise_multiplier: float, rate: float, steps: int) -> Batches:
+def poisson_batches(model: Model, *, name: str, noise_multiplier: float, rate: float, steps: int) -> Batches:
     """The batches of :func:`private_work`, after a check of its arguments."""
     local.check_model(model)
     whole_number("steps", steps, 1, 10**6)
     if not 0.0 <= noise_multiplier < inf or not 0.0 < rate <= 1.0:
         raise EvenhandError(
-            f"{who}(noise_multiplier={noise_multiplier}, rate={rate}): give a finite noise of at least 0, and a "
+            f"{name}(noise_multiplier={noise_multiplier}, rate={rate}): give a finite noise of at least 0, and a "
             "probability above 0 and at most 1."
         )
     return _poisson(rate, steps)
@@ -335,13 +356,13 @@ class LookingRule(NamedTuple):
 
 
 def looking_work(
-    model: Model, rule: LookingRule, *, who: str, noise_multiplier: float, rate: float, steps: int
+    model: Model, rule: LookingRule, *, name: str, noise_multiplier: float, rate: float, steps: int
 ) -> local.Work:
     """Local work with the steps, the batches and the noise of private work, and without its promise.
 
     It is for :func:`evenhand.algorithms.alone` only: federated methods may want to correct gradients that it clips.
     """
-    schedule = poisson_batches(model, who=who, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    schedule = poisson_batches(model, name=name, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
     estimate = local.batch_gradient(model)
 
     class Carry(NamedTuple):
@@ -360,7 +381,7 @@ def looking_work(
     def solve(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
     ) -> tuple[Params, PyTree]:
-        raise EvenhandError(f"{who}() is for comparisons in one place: give it to eh.algorithms.alone.")
+        raise EvenhandError(f"{name}() is for comparisons in one place: give it to eh.algorithms.alone.")
 
     return local.Work(model, solve, schedule.effort, continued=local.Continued(rule.init, train))
 

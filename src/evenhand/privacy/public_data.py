@@ -160,7 +160,7 @@ def dp_r_pub(
 
     rule = Rule(init, step)
     return private_work(
-        model, rule, who="dp_r_pub", noise_multiplier=noise_multiplier, rate=rate, steps=steps
+        model, rule, name="dp_r_pub", noise_multiplier=noise_multiplier, rate=rate, steps=steps
     )
 
 
@@ -239,7 +239,7 @@ def dp_adam_pub(
 
     rule = Rule(init, step)
     return private_work(
-        model, rule, who="dp_adam_pub", noise_multiplier=noise_multiplier, rate=rate, steps=steps
+        model, rule, name="dp_adam_pub", noise_multiplier=noise_multiplier, rate=rate, steps=steps
     )
 
 
@@ -305,7 +305,7 @@ def pda_dpmd(
 
     rule = Rule(init, step)
     return private_work(
-        model, rule, who="pda_dpmd", noise_multiplier=noise_multiplier, rate=rate, steps=steps
+        model, rule, name="pda_dpmd", noise_multiplier=noise_multiplier, rate=rate, steps=steps
     )
 
 
@@ -384,7 +384,7 @@ def projected_adagrad(
     return looking_work(
         model,
         LookingRule(tree.zeros_like, step),
-        who="projected_adagrad",
+        name="projected_adagrad",
         noise_multiplier=noise_multiplier,
         rate=rate,
         steps=steps,

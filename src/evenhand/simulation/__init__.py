@@ -1,9 +1,19 @@
 """Federated runs on one machine, at the speed of the chip."""
 
 from evenhand.simulation._checkpoint import identify
-from evenhand.simulation._job import Checkpoint, Job, cohort_of
+from evenhand.simulation._job import Checkpoint, Execution, Job, check_job
 from evenhand.simulation._many import iterate_many
 from evenhand.simulation._run import Run
 from evenhand.simulation._simulate import iterate, simulate
 
-__all__ = ["Checkpoint", "Job", "Run", "cohort_of", "identify", "iterate", "iterate_many", "simulate"]
+__all__ = [
+    "Checkpoint",
+    "Execution",
+    "Job",
+    "Run",
+    "check_job",
+    "identify",
+    "iterate",
+    "iterate_many",
+    "simulate",
+]

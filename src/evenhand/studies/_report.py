@@ -21,8 +21,9 @@ from matplotlib.figure import Figure
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, column, is_higher_better, is_share
 from evenhand.report import RunView, compare, covered, draw, figures
-from evenhand.report.formatting import Cell, escape, factor, listed, number, plural, svg, table
+from evenhand.report.formatting import Cell, Table, escape, factor, listed, number, over_seeds, svg
 from evenhand.report.page import body, document
+from evenhand.report.tables import COMPARED
 from evenhand.studies._selection import NDArray, Outcome, Rule, direction, shown
 from evenhand.studies._tables import (
     Line,
@@ -36,6 +37,7 @@ from evenhand.studies._tables import (
     methods_latex,
     methods_markdown,
 )
+from evenhand.text import counted
 
 __all__ = ["Contents", "Figures", "frontier", "page", "varied"]
 
@@ -51,28 +53,30 @@ class Figures(NamedTuple):
       metric: what the statistics are of.
       split: the examples by which settings were chosen.
       statistic: the statistic by which they were.
+      runs: method -> the runs at its chosen setting that are compared.
     """
 
     tried: Sequence[Tried]
     metric: str
     split: str
     statistic: str
+    runs: Mapping[str, Sequence[RunView]]
 
     def learning_curve(self) -> Figure:
         """The chosen settings: the metric by round, its mean over clients and (dashed) that of the worst tenth."""
-        return figures.learning_curve(self._chosen(), metric=self.metric)
+        return figures.learning_curve(self.runs, metric=self.metric)
 
     def client_curve(self) -> Figure:
         """The chosen settings: every client, worst served first."""
-        return figures.client_curve(self._chosen(), metric=self.metric)
+        return figures.client_curve(self.runs, metric=self.metric)
 
     def client_histogram(self) -> Figure:
         """The chosen settings: how many clients get how much."""
-        return figures.client_histogram(self._chosen(), metric=self.metric)
+        return figures.client_histogram(self.runs, metric=self.metric)
 
     def size_scatter(self) -> Figure:
         """The chosen settings: what each client gets, by its number of training examples."""
-        return figures.size_scatter(self._chosen(), metric=self.metric)
+        return figures.size_scatter(self.runs, metric=self.metric)
 
     def plane(self, split: str = "test") -> Figure:
         """All settings: the worst tenth of the clients against their mean, with the frontier that none surpasses.
@@ -170,9 +174,6 @@ class Figures(NamedTuple):
             **{f"sensitivity_{name}": self.sensitivity(name) for name in varied(self.tried)},
         }
 
-    def _chosen(self) -> Mapping[str, list[RunView]]:
-        return {each.setting.method: list(each.views) for each in self.tried if each.chosen}
-
 
 _OTHER_UNITS = ("variance", "angle", "kl", "entropy", "jain")
 
@@ -245,6 +246,7 @@ class Contents(NamedTuple):
 
     Attributes:
       lines: the methods side by side.
+      runs: method -> its runs that are compared, of a single condition.
     """
 
     outcomes: Sequence[Outcome]
@@ -253,8 +255,10 @@ class Contents(NamedTuple):
     metric: str
     about: Mapping[str, Any]
     remarks: Sequence[str]
+    tuning_seeds: Sequence[int]
     lines: Sequence[Line]
     tried: Sequence[Tried]
+    runs: Mapping[str, Sequence[RunView]]
 
 
 def page(of: Contents, under: Sequence[tuple[Mapping[str, str], Contents]]) -> str:
@@ -278,11 +282,7 @@ def page(of: Contents, under: Sequence[tuple[Mapping[str, str], Contents]]) -> s
 
 def _condition(of: Contents, remarks: str) -> list[str]:
     """All about one condition: the report on the chosen settings, and what the study adds to it."""
-    runs = {
-        each.setting.method: [_described(run, each.setting.method, of.about) for run in each.views]
-        for each in of.tried
-        if each.chosen
-    }
+    runs = {method: [_described(run, method, of.about) for run in each] for method, each in of.runs.items()}
     if not runs:
         split = of.rule.split
         seen = [each.seen for each in of.outcomes if each.seen is not None]
@@ -305,13 +305,16 @@ def _condition(of: Contents, remarks: str) -> list[str]:
 
 
 def _facts(of: Contents, *, chooses: bool) -> str:
-    rule, seeds = of.rule, len({each.seed for each in of.outcomes})
+    rule, seeds = of.rule, len({each.seed for each in of.outcomes} - set(of.tuning_seeds))
     by = f"chosen by the {SPLIT_NAMES[rule.split]} {of.metric} ({rule.statistic})"
     if rule.then:
         by += f", within {number(rule.within)} of the best by its {rule.then}"
     if not chooses:
         by = "one setting each, so that nothing was chosen"
-    facts = [plural(len(of.tried), "setting"), plural(seeds, "seed"), plural(len(of.outcomes), "run"), by]
+    counts = [counted(len(of.tried), "setting"), counted(seeds, "seed"), counted(len(of.outcomes), "run")]
+    if of.tuning_seeds:
+        by += f" at {counted(len(of.tuning_seeds), 'other seed')}"
+    facts = [*counts, by]
     return f'<p class="facts">{" · ".join(map(escape, facts))}</p>'
 
 
@@ -333,19 +336,20 @@ def _chosen(of: Contents) -> str:
 
 def _figures(of: Contents, split: str) -> list[str]:
     """What the report on the chosen settings does not have: all settings, and each hyper-parameter."""
-    made = Figures(of.tried, of.metric, of.rule.split, of.rule.statistic)
+    made = Figures(of.tried, of.metric, of.rule.split, of.rule.statistic, of.runs)
     found: list[str] = []
     note = (
         "A mark per setting, arms: one standard deviation over seeds. Ringed: chosen. Dashed: settings that no other "
         "beats in both."
     )
+    at = " At the seeds for tuning." if of.tuning_seeds else ""
     if len(of.tried) > 1:
-        title = "All settings: the worst served against the average"
+        title, note = "All settings: the worst served against the average", note + at
         found.append(svg(made.plane(split), "plane", title, note, f"{title}. {note}"))
     for i, name in enumerate(varied(of.tried)):
         title = f"How much {name} matters"
         by = f"{SPLIT_NAMES[of.rule.split]} {of.metric} ({of.rule.statistic})"
-        note = f"At each {name}, the setting with the best {by}. Bands: lowest to highest seed."
+        note = f"At each {name}, the setting with the best {by}. Bands: lowest to highest seed.{at}"
         found.append(svg(made.sensitivity(name), f"sensitivity{i}", title, note, f"{title}. {note}"))
     return found
 
@@ -371,15 +375,15 @@ def _settings(of: Contents) -> str:
         ]
         cells.append(_data(each.lost, f"{each.lost} of {each.runs}"))
         for name in names:
-            scale, std = factor(name, of.metric), each.std(name)
-            spread = "" if math.isnan(std) else f" ± {number(scale * std, 2)}"
-            cells.append(_data(each.mean(name), number(scale * each.mean(name)) + spread))
+            cell = over_seeds(each.values.get(name, [math.nan]), factor(name, of.metric))
+            cells.append(_data(each.mean(name), cell.joined()))
         rows.append([Cell(words, mark), *(cell._replace(classes=f"{cell.classes} {mark}") for cell in cells)])
     links = _links("settings", as_csv(tried), as_markdown(tried, of.metric), as_latex(tried, of.metric))
-    caption = f"{of.metric} per client: means over the seeds ± their standard deviation; bold: chosen"
+    which = "seeds for tuning" if of.tuning_seeds else "seeds"
+    caption = f"{of.metric} per client: means over the {which} ± their standard deviation; bold: chosen"
     caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, names)}"
     return (
-        f"<section>\n<h2>All settings</h2>\n{table(caption, top, rows, 'numbers sortable')}\n"
+        f"<section>\n<h2>All settings</h2>\n{Table(top, rows).html(caption, 'numbers sortable')}\n"
         f'<p class="note">The table as {links}.</p>\n</section>'
     )
 
@@ -389,15 +393,12 @@ def _conditions(of: Contents) -> str:
     rows: list[list[str | Cell]] = []
     for line in of.lines:
         chosen = "no setting could be chosen" if line.setting is None else str(line.setting._replace(case={}))
-        cells = [_over_seeds(line, name, of.metric) for name in _SHOWN]
+        cells = [_over_seeds(line, name, of.metric) for name in COMPARED]
         rows.append([_named(line.case), chosen, *cells])
     unit = " in percent" if is_share(of.metric) else ""
     caption = f"{of.metric} per client{unit}, at the setting that was chosen under each condition"
     caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, ['test_'])}"
-    return table(caption, ["Condition", "Chosen", *_SHOWN.values()], rows, "numbers sortable")
-
-
-_SHOWN = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
+    return Table(["Condition", "Chosen", *COMPARED.values()], rows).html(caption, "numbers sortable")
 
 
 def _covers(of: Contents, columns: Sequence[str]) -> str:
@@ -427,9 +428,8 @@ def _links(name: str, comma_separated: str, notes: str, paper: str) -> str:
 def _over_seeds(line: Line, name: str, metric: str) -> Cell:
     if name not in line.values:
         return Cell("–", "number")
-    scale, values = factor(name, metric), line.values[name]
-    spread = f" ± {number(scale * float(values.std(ddof=1)), 2)}" if values.size > 1 else ""
-    return _data(float(values.mean()), number(scale * float(values.mean())) + spread)
+    values = line.values[name]
+    return _data(float(values.mean()), over_seeds(values, factor(name, metric)).joined())
 
 
 def _axis(value: object) -> Cell:

@@ -20,7 +20,6 @@ from rich.table import Column
 
 from evenhand.errors import StorageError
 from evenhand.live import line
-from evenhand.records import held
 from evenhand.report import statistics
 from evenhand.report.formatting import value
 from evenhand.simulation import Checkpoint, Job, Run, identify, iterate_many
@@ -77,14 +76,13 @@ def run_all(
       measured: what a function of the user's tells of the runs.
       store: where results are kept.
       seconds: between two saves of the state of a run that has not ended.
-      shown: follows the runs.
+      shown: follows the runs; it counts those of a later call on from these.
     """
+    if not planned:
+        return []
     with ExitStack() as stack:
-        stack.enter_context(shown)
         keeps = store
-        if store is not None:
-            stack.enter_context(held(store.folder))
-        elif halving is not None:  # stopped runs go on from their checkpoints
+        if store is None and halving is not None:  # stopped runs go on from their checkpoints
             keeps = Store(Path(stack.enter_context(TemporaryDirectory(prefix="evenhand-"))))
         every = list(range(len(planned)))
         batches = [every] if keeps is None else keeps.plan([each[:2] for each in planned])
@@ -104,6 +102,7 @@ def run_all(
                 if keeps is not None:
                     keeps.save(found[i], runs.identity(i, None))
         found |= runs.through([*phases, _Phase(None, _among(batches, alive))])
+    shown.advance(len(planned))
     return [found[i] for i in range(len(planned))]
 
 
@@ -199,7 +198,9 @@ class _Runs:
                         self._store.save(found[i], self.identity(i, phase.rung), phase.rung)
                     if phase.rung is None:
                         self._shown.ended(i, found[i])
-                del result  # its memory goes to the next rounds
+                # A study keeps numbers: the next rounds or runs may have the memory of the clients' states.
+                if isinstance(result, Run) and not (self._measured.asks and result.kept.light):
+                    result.release()
         return found
 
     def _job(self, i: int, rung: int | None) -> Job:
@@ -228,6 +229,11 @@ class Measured:
     def __init__(self, measure: Measure | None, store: Store | None) -> None:
         self._measure, self._store = measure, store
         self._told: dict[tuple[str, int], dict[int, dict[str, float]]] = {}
+
+    @property
+    def asks(self) -> bool:
+        """Whether a function of the user's has seen the runs, and may still hold them."""
+        return self._measure is not None
 
     @property
     def identity(self) -> dict[str, bool]:
@@ -269,6 +275,7 @@ class Shown:
     def __init__(self, bar: Bar, trackers: Sequence[Watcher]) -> None:
         self._bar, self._trackers = bar, trackers
         self._watching: dict[int, Watching] = {}
+        self._first = 0
 
     def __enter__(self) -> Shown:
         return self
@@ -279,8 +286,13 @@ class Shown:
         for each in self._watching.values():
             each.end("interrupted")
 
+    def advance(self, runs: int) -> None:
+        """So many runs are over: the next ones are counted from 0 again."""
+        self._first += runs
+
     def measured(self, run: int, setting: Setting, job: Job, result: Run | Exception) -> None:
         """A run has come to an evaluation, or has failed."""
+        run += self._first
         if self._trackers and run not in self._watching:
             numbers = {"method": setting.method, **setting.numbers, **setting.case}
             how = {"rounds": job.rounds, "seed": job.seed, "cohort": job.cohort, "eval_every": job.eval_every}
@@ -293,6 +305,7 @@ class Shown:
 
     def ended(self, run: int, outcome: Outcome) -> None:
         """A run has ended, now or in an earlier session."""
+        run += self._first
         self._bar.ended(run, outcome)
         if run in self._watching:
             self._watching.pop(run).end(outcome.status)

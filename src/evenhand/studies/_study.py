@@ -47,6 +47,7 @@ class Study:
       metric: what the statistics are of, ``"accuracy"`` or ``"loss"``.
       notes: what a reader must know about how the study was made, in sentences.
       about: what all runs have in common, such as the number of rounds, by name.
+      tuning_seeds: the seeds whose runs choose, and are not reported; none: all runs choose, and all are reported.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -55,6 +56,7 @@ class Study:
     metric: str
     notes: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    tuning_seeds: tuple[int, ...] = ()
 
     @property
     def methods(self) -> list[str]:
@@ -76,7 +78,7 @@ class Study:
         return (
             *self.notes,
             *filter(None, [missing]),
-            *_remarks(self.outcomes, self.baseline, self.choices, self.rule.split),
+            *_remarks(self.outcomes, self.baseline, self.choices, self.rule.split, self.tuning_seeds),
         )
 
     def under(self, case: Mapping[str, str]) -> Study:
@@ -95,13 +97,16 @@ class Study:
     def at(self, seed: int) -> Study:
         """The part of the study with one of its seeds, where settings are chosen by that seed alone.
 
+        With seeds for tuning, settings are chosen by these as before.
+
         Raises:
-          EvenhandError: there is no such seed.
+          EvenhandError: there is no such seed, or it is one for tuning.
         """
-        inside = tuple(each for each in self.outcomes if each.seed == seed)
-        if not inside:
-            raise EvenhandError(f"at({seed}): choose one of {sorted({each.seed for each in self.outcomes})}.")
-        return replace(self, outcomes=inside)
+        seeds = sorted({each.seed for each in self._reported})
+        if seed not in seeds:
+            raise EvenhandError(f"at({seed}): choose one of {seeds}.")
+        inside = (each for each in self.outcomes if each.seed == seed or each.seed in self.tuning_seeds)
+        return replace(self, outcomes=tuple(inside))
 
     def best(self, method: str | None = None) -> Setting:
         """The chosen setting of a method; of the best of all methods, by the same rule, if none is named.
@@ -115,7 +120,7 @@ class Study:
             raise EvenhandError(f"best({method!r}): there is no such method{perhaps(method, self.methods)}.")
         if method is None:
             sound = [each.setting for each in self.choices.values() if each is not None]
-            runs = {setting: self._views(setting) for setting in sound}
+            runs = {setting: _seen(setting, self._tuning) for setting in sound}
             choice = choose(runs, self.rule, self.metric, self._near(within))
         else:
             choice = self.choices[method, within]
@@ -139,7 +144,7 @@ class Study:
           split: where the statistics are from; None: the test examples, where there are any.
         """
         if split is None:
-            split = headline_split([each.seen for each in self.outcomes if each.seen], self.metric)
+            split = headline_split([each.seen for each in self._reported if each.seen], self.metric)
         return [
             line
             for case in self.cases
@@ -158,9 +163,9 @@ class Study:
 
     @cached_property
     def tried(self) -> tuple[Tried, ...]:
-        """Every setting, with what its runs came to, in the order of the runs."""
+        """Every setting, with what its runs came to, in the order of the runs; with seeds for tuning, their runs."""
         by_setting: dict[Setting, list[Outcome]] = {}
-        for each in self.outcomes:
+        for each in self._tuning:
             by_setting.setdefault(each.setting, []).append(each)
         chosen = {str(each.setting) for each in self.choices.values() if each is not None}
         return tuple(
@@ -177,19 +182,22 @@ class Study:
         from evenhand.studies._report import Figures  # it loads matplotlib, which takes long
 
         self._condition()
-        return Figures(self.tried, self.metric, self.rule.split, self.rule.statistic)
+        return Figures(self.tried, self.metric, self.rule.split, self.rule.statistic, self._chosen_runs())
 
     def frame(self) -> Any:
         """One row per run: method, seed, status, each hyper-parameter, and ``<split>_<statistic>`` of each split.
 
         For each of ``study(metrics=...)`` also ``<split>_<metric>_<statistic>``, such as ``test_auc_mean``: the mean,
-        ``worst10``, ``best10`` and ``clients``, the number of clients that have the metric.
+        ``worst10``, ``best10`` and ``clients``, the number of clients that have the metric.  Of a study with seeds for
+        tuning also ``tuning``: whether the run only chose.
 
         A pandas or polars data frame if one of them is installed, else a dict of arrays.
         """
         axes = list(dict.fromkeys(name for each in self.outcomes for name in each.setting.numbers))
         cases = list(dict.fromkeys(name for each in self.outcomes for name in each.setting.case))
         rows = [row(each, axes, cases, self.metric) for each in self.outcomes]
+        if self.tuning_seeds:
+            rows = [{**row, "tuning": row["seed"] in self.tuning_seeds} for row in rows]
         names = list(dict.fromkeys(name for row in rows for name in row))
         columns = {name: alike([row.get(name, float("nan")) for row in rows]) for name in names}
         try:
@@ -251,8 +259,10 @@ class Study:
                 metric=of.metric,
                 about=of.about,
                 remarks=of.remarks,
+                tuning_seeds=of.tuning_seeds,
                 lines=of.table(),
                 tried=of.tried,
+                runs={} if of.cases[1:] else of._chosen_runs(),
             )
 
         text = page(contents(self), [(case, contents(self.under(case))) for case in self.cases])
@@ -280,13 +290,13 @@ class Study:
         name = self.rule.near
         of = next((each for each in self.cases if str(each) == case), {})
         choice = None if name is None else choose(self._sound(name, of), self.rule, self.metric)
-        return () if choice is None else self._views(choice.setting)
+        return () if choice is None else _seen(choice.setting, self._tuning)
 
     def _sound(self, method: str, case: Mapping[str, str]) -> dict[Setting, list[RunView]]:
         """The runs of each setting of a method; none where one of them failed or was stopped."""
         mine = [
             each
-            for each in self.outcomes
+            for each in self._tuning
             if each.setting.method == method and str(each.setting.case) == str(case)
         ]
         lost = {each.setting for each in mine if each.status in ("failed", "stopped")}
@@ -296,10 +306,25 @@ class Study:
                 runs[each.setting].append(each.seen)
         return runs
 
+    @property
+    def _tuning(self) -> list[Outcome]:
+        """The runs that choose."""
+        apart = self.tuning_seeds
+        return [each for each in self.outcomes if not apart or each.seed in apart]
+
+    @property
+    def _reported(self) -> list[Outcome]:
+        """The runs that are compared."""
+        return [each for each in self.outcomes if each.seed not in self.tuning_seeds]
+
     def _views(self, setting: Setting) -> list[RunView]:
-        return [
-            each.seen for each in self.outcomes if str(each.setting) == str(setting) and each.seen is not None
-        ]
+        """The runs of a setting that are compared."""
+        return _seen(setting, self._reported)
+
+    def _chosen_runs(self) -> dict[str, list[RunView]]:
+        """Method -> its runs that are compared, where a setting was chosen; of a single condition."""
+        choices = {method: self.choices[method, self._condition()] for method in self.methods}
+        return {name: self._views(choice.setting) for name, choice in choices.items() if choice is not None}
 
     def _condition(self) -> str:
         """The only condition, by which choices are known."""
@@ -311,11 +336,20 @@ class Study:
         return str(first)
 
 
+def _seen(setting: Setting, outcomes: Sequence[Outcome]) -> list[RunView]:
+    """The runs of a setting among these, except for those that failed."""
+    return [each.seen for each in outcomes if str(each.setting) == str(setting) and each.seen is not None]
+
+
 # --- what a reader must know ----------------------------------------------------------------------------------
 
 
 def _remarks(
-    outcomes: Sequence[Outcome], baseline: str, choices: Mapping[tuple[str, str], Choice | None], split: str
+    outcomes: Sequence[Outcome],
+    baseline: str,
+    choices: Mapping[tuple[str, str], Choice | None],
+    split: str,
+    tuning_seeds: Sequence[int],
 ) -> Iterator[str]:
     """Remarks, in sentences.
 
@@ -324,6 +358,7 @@ def _remarks(
       baseline: the method that the others are compared with.
       choices: ``(method, condition)`` -> what was chosen.
       split: the examples by which settings are chosen.
+      tuning_seeds: the seeds that only choose.
     """
     views = [each.view for each in outcomes if each.view is not None]
     for kind in OF_THE_DATA:
@@ -332,7 +367,7 @@ def _remarks(
         yield from _once([_without_a_say(each, split) for each in outcomes if each.view is not None])
     if any(view.malicious is not None for view in views):
         yield "Under attack, clients are the honest ones, also for the choice and in curves by round."
-    yield from _on_the_comparison(outcomes, baseline, choices)
+    yield from _on_the_comparison(outcomes, baseline, choices, tuning_seeds)
     for choice in choices.values():
         yield from () if choice is None else choice.remarks
     for words in ("diverged", "failed"):
@@ -371,7 +406,10 @@ def _first(outcomes: Sequence[Outcome]) -> str:
 
 
 def _on_the_comparison(
-    outcomes: Sequence[Outcome], baseline: str, choices: Mapping[tuple[str, str], Choice | None]
+    outcomes: Sequence[Outcome],
+    baseline: str,
+    choices: Mapping[tuple[str, str], Choice | None],
+    tuning_seeds: Sequence[int],
 ) -> Iterator[str]:
     """Where it is less than it seems."""
     tried: dict[str, set[str]] = {}
@@ -383,7 +421,7 @@ def _on_the_comparison(
     sound = {method for (method, _), choice in choices.items() if choice is not None}
     if sound and baseline in tried and baseline not in sound:
         yield f"{baseline}, which the others are compared with, has no sound setting: name another baseline."
-    if len(tried) > 1 and len({each.seed for each in outcomes}) == 1:
+    if len(tried) > 1 and len({each.seed for each in outcomes} - set(tuning_seeds)) == 1:
         yield f"One seed each proves little: give at least {least_pairs()}."
 
 
@@ -393,8 +431,10 @@ def _on_the_comparison(
 def save(study: Study, store: Store) -> Study:
     """Lists the study's runs in its folder; returns it with a note on files of an earlier version that were read."""
     study = _with_remark(study, store)
-    how = {"rule": study.rule, "baseline": study.baseline, "metric": study.metric}
-    store.describe(study.outcomes, {**how, "notes": study.notes, "about": study.about})
+    how: dict[str, Any] = {"rule": study.rule, "baseline": study.baseline, "metric": study.metric}
+    how |= {"notes": study.notes, "about": study.about}
+    how |= {"tuning_seeds": study.tuning_seeds} if study.tuning_seeds else {}
+    store.describe(study.outcomes, how)
     return study
 
 

@@ -11,6 +11,8 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -21,7 +23,9 @@ from evenhand.data import FederatedDataset, hold_out
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps, whole_number
 from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
-from evenhand.simulation import Job, cohort_of
+from evenhand.records import held
+from evenhand.report.formatting import listed
+from evenhand.simulation import Job, check_job
 from evenhand.studies._runs import Bar, Measure, Measured, Planned, Shown, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
@@ -59,6 +63,7 @@ def study(
     *,
     rounds: int,
     seeds: int | Iterable[int] = 6,
+    tuning_seeds: int | Iterable[int] | None = None,
     grid: Grid | None = None,
     select: Rule | tuple[str, str] = ("valid", "mean"),
     baseline: str | None = None,
@@ -89,6 +94,9 @@ def study(
       rounds: how many rounds each run has.
       seeds: how many, or which; every setting runs with each of them.  With fewer than 6, no difference between two
         methods can be significant (:func:`evenhand.evaluation.least_pairs`).
+      tuning_seeds: how many seeds after the last of ``seeds``, or which, choose the settings: every setting runs with
+        each of them, and then each method's chosen setting runs with ``seeds``, whose runs alone are reported.  None:
+        every setting runs with ``seeds``, which both choose and are reported.
       grid: argument of the methods' functions -> values to try, for each method that has such an argument; or method ->
         a grid of its own, which goes before.
       select: the split and the statistic by which the best setting of each method is chosen, or a :class:`Rule`.
@@ -114,7 +122,8 @@ def study(
       about: what the page shall tell besides under "What was run", by name, such as ``{"batch size": 10}``.
 
     Raises:
-      EvenhandError: a number out of range, a name that does not exist, or a folder of another study.
+      EvenhandError: a number out of range, a name that does not exist, a seed for tuning that is reported, or a folder
+        of another study.
 
     Warns:
       EvenhandWarning: validation examples were made.
@@ -141,31 +150,32 @@ def study(
     wanted = [setting for each in settings_of.values() for setting in each]
     algorithms = {str(setting): makers[setting.method](setting) for setting in wanted}
     sources = _Sources(by.split == "valid" and len(wanted) > len(names))
-    seeds = check_seeds(seeds)
+    seeds = _check_seeds("seeds", seeds)
+    apart = _apart(tuning_seeds, seeds, chooses=len(wanted) > len(names))
     how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every}
     how |= {"eval_clients": eval_clients, "untrained": untrained}
     how["metrics"] = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model)
-
-    def job(setting: Setting, source: Any, seed: int, attack: Attack | None, systems: Systems | None) -> Job:
-        who = algorithms[str(setting)], sources.of(source, seed), rounds, seed
-        return Job(*who, attack=attack, systems=systems, **how)
-
-    planned = [
-        Planned(setting._replace(case=case), seed, job(setting, source, seed, lies, slow), callable(source))
-        for case, source, lies, slow in _cases(data, attack, systems)
-        for setting in wanted
-        for seed in seeds
-    ]
-    _check(planned[0].job, by, halving, checkpoint)
+    planner = _Planner(algorithms, sources, rounds, how)
+    cases = _cases(data, attack, systems)
+    first = [run for case in cases for run in planner.runs(wanted, case, apart or seeds)]
+    _check(first[0].job, by, halving, checkpoint)
     store = None if folder is None else Store(Path(folder))
-    with Bar([each.job.rounds for each in planned], by, progress) as bar:
-        outcomes = run_all(
-            planned, by, halving, Measured(measure, store), store, checkpoint, Shown(bar, watchers(watch))
-        )
-    metric = by.metric_of(each.view for each in outcomes)
-    notes = (*sources.notes, *_cautions(planned, seeds, by, sources.chooses))
-    known = _facts(planned, seeds) | dict(about or {})
-    found = Study(tuple(outcomes), by, baseline or names[0], metric, notes, known)
+    measured = Measured(measure, store)
+    later = len(cases) * len(names) * len(seeds) if apart else 0
+    with ExitStack() as stack:
+        bar = stack.enter_context(Bar([rounds] * (len(first) + later), by, progress))
+        shown = stack.enter_context(Shown(bar, watchers(watch)))
+        if store is not None:
+            stack.enter_context(held(store.folder))
+        outcomes = run_all(first, by, halving, measured, store, checkpoint, shown)
+        metric = by.metric_of(each.view for each in outcomes)
+        found = Study(tuple(outcomes), by, baseline or names[0], metric, tuning_seeds=tuple(apart))
+        # With seeds for tuning, the chosen settings run with those that are reported.
+        second = planner.chosen(found, cases, seeds) if apart else []
+        outcomes += run_all(second, by, None, measured, store, checkpoint, shown)
+    notes = (*sources.notes, *_cautions(first, seeds, by, sources.chooses), *_on_tuning(apart, seeds))
+    facts = _facts(first, seeds, apart) | dict(about or {})
+    found = replace(found, outcomes=tuple(outcomes), notes=notes, about=facts)
     return found if store is None else save(found, store)
 
 
@@ -173,7 +183,7 @@ def study(
 
 
 _MOST = 100_000
-_COLUMNS = {"method", "seed", "status", "data", "attack", "systems"}
+_COLUMNS = {"method", "seed", "status", "tuning", "data", "attack", "systems"}
 
 
 def settings(
@@ -295,16 +305,34 @@ def _expect_known(methods: list[str], asked: Mapping[str, str | None]) -> None:
             )
 
 
-def check_seeds(seeds: int | Iterable[int]) -> list[int]:
-    """The seeds, distinct; a number ``n`` stands for ``0, ..., n - 1``."""
+def _check_seeds(name: str, seeds: int | Iterable[int], first: int = 0) -> list[int]:
+    """The seeds, distinct; a number ``n`` stands for ``first, ..., first + n - 1``."""
     if isinstance(seeds, Iterable):
-        found = [whole_number("seeds", seed, 0, 2**32 - 1) for seed in seeds]
+        found = [whole_number(name, seed, 0, 2**32 - 1) for seed in seeds]
     else:
-        found = list(range(whole_number("seeds", seeds, 1, 10_000)))
+        found = list(range(first, first + whole_number(name, seeds, 1, 10_000)))
     if not found or len(set(found)) < len(found):
         shown = ",".join(map(str, found))
         raise EvenhandError(
-            Argument("seeds", f"{shown:.60}"), ": give at least one seed, and none of them twice."
+            Argument(name, f"{shown:.60}"), ": give at least one seed, and none of them twice."
+        )
+    return found
+
+
+def _apart(tuning_seeds: int | Iterable[int] | None, seeds: Sequence[int], *, chooses: bool) -> list[int]:
+    """The seeds that choose settings and are not reported; a number counts on from the last that is."""
+    if tuning_seeds is None:
+        return []
+    found = _check_seeds("tuning_seeds", tuning_seeds, first=max(seeds) + 1)
+    if both := sorted(set(found) & set(seeds)):
+        raise EvenhandError(
+            Argument("tuning_seeds", f"{','.join(map(str, found)):.60}"),
+            f": seed {both[0]} is one of seeds, which are reported: tune on others.",
+        )
+    if not chooses:
+        raise EvenhandError(
+            Argument("tuning_seeds", f"{','.join(map(str, found)):.60}"),
+            ": each method has a single setting, so there is nothing to tune: leave it out.",
         )
     return found
 
@@ -342,10 +370,46 @@ class _Sources:
         return self._known[key]
 
 
-def _cases(
-    data: Any, attack: Any, systems: Any
-) -> list[tuple[dict[str, str], Any, Attack | None, Systems | None]]:
-    """Every condition: its names where there are several, then its data, attack and systems."""
+class _Planner(NamedTuple):
+    """Plans runs: ``methods`` by their settings' names, and what all runs have in common."""
+
+    methods: Mapping[str, Algorithm]
+    sources: _Sources
+    rounds: int
+    how: Mapping[str, Any]
+
+    def runs(self, wanted: Iterable[Setting], case: _Case, seeds: Sequence[int]) -> list[Planned]:
+        """The runs of settings under a condition."""
+        which = {"attack": case.attack, "systems": case.systems}
+        planned: list[Planned] = []
+        for setting, seed in itertools.product(wanted, seeds):
+            method, data = self.methods[str(setting._replace(case={}))], self.sources.of(case.source, seed)
+            job = Job(method, data, self.rounds, seed, **which, **self.how)
+            planned.append(Planned(setting._replace(case=case.names), seed, job, callable(case.source)))
+        return planned
+
+    def chosen(self, tuned: Study, cases: Sequence[_Case], seeds: Sequence[int]) -> list[Planned]:
+        """The runs of each method's chosen setting under each condition."""
+        return [
+            run
+            for case in cases
+            for method in tuned.methods
+            if (choice := tuned.choices[method, str(case.names)]) is not None
+            for run in self.runs([choice.setting], case, seeds)
+        ]
+
+
+class _Case(NamedTuple):
+    """A condition: its names where there are several, and its data, attack and systems."""
+
+    names: dict[str, str]
+    source: Any
+    attack: Attack | None
+    systems: Systems | None
+
+
+def _cases(data: Any, attack: Any, systems: Any) -> list[_Case]:
+    """Every condition."""
 
     def named(axis: str, value: Any) -> list[tuple[dict[str, str], Any]]:
         if not isinstance(value, Mapping):
@@ -357,7 +421,7 @@ def _cases(
         return [({axis: str(name)}, each) for name, each in value.items()]
 
     return [
-        ({**a, **b, **c}, source, lies, slow)
+        _Case({**a, **b, **c}, source, lies, slow)
         for a, source in named("data", data)
         for b, lies in named("attack", attack)
         for c, slow in named("systems", systems)
@@ -383,7 +447,7 @@ def _measured_by(by: Rule, metrics: tuple[Metric, ...], model: Model) -> tuple[M
 def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> None:
     """Finds what would make every run fail before any is made."""
     check_process()
-    cohort_of(job)
+    check_job(job)
     whole_number("rounds", job.rounds, 1)
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
     if not 0 <= checkpoint < math.inf:
@@ -424,7 +488,18 @@ def _cautions(planned: Sequence[Planned], seeds: Sequence[int], by: Rule, choose
     return found
 
 
-def _facts(planned: Sequence[Planned], seeds: Sequence[int]) -> dict[str, Any]:
+def _on_tuning(apart: Sequence[int], seeds: Sequence[int]) -> list[str]:
+    """Which seeds chose, and which are reported."""
+    if not apart:
+        return []
+    chose, told = (listed([str(seed) for seed in of]) for of in (apart, seeds))
+    return [
+        f"Settings were chosen with {'seeds' if apart[1:] else 'seed'} {chose} alone; the methods are compared with "
+        f"{'seeds' if seeds[1:] else 'seed'} {told}, which had no say in the choice."
+    ]
+
+
+def _facts(planned: Sequence[Planned], seeds: Sequence[int], apart: Sequence[int]) -> dict[str, Any]:
     """What all runs of a study have in common."""
     job, found = planned[0].job, dict[str, Any]()
     names = list(dict.fromkeys(each.job.data.name for each in planned))
@@ -436,4 +511,5 @@ def _facts(planned: Sequence[Planned], seeds: Sequence[int]) -> dict[str, Any]:
     found["new data for each seed"] = any(each.new_data for each in planned)
     cohort = "all" if job.cohort is None else job.cohort
     found |= {"rounds": job.rounds, "cohort": cohort, "eval_every": job.eval_every}
-    return found | {"seeds": ", ".join(map(str, seeds))}
+    found["seeds"] = ", ".join(map(str, seeds))
+    return found | ({"seeds for tuning": ", ".join(map(str, apart))} if apart else {})

@@ -263,7 +263,8 @@ def attack_checks(attack: Attack, *, classes: int = 2, is_random: bool = False) 
             Check("coalitions ignore empty slots and the order of others", made.check_coalition),
         ),
     }
-    return tuple(check for field in checks if getattr(attack, field) is not None for check in checks[field])
+    given = attack._asdict()
+    return tuple(check for field in checks if given[field] is not None for check in checks[field])
 
 
 class _Made:

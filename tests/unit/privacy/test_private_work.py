@@ -129,7 +129,7 @@ def answers(model, ask, steps, rate=RATE, noise=NOISE, size=N, x=None):
             now = ask(query, params)
         return params, (t + 1, jax.tree.map(lambda all, one: all.at[t].set(one), seen, now))
 
-    work = private_work(model, Rule(init, step), who="test", noise_multiplier=noise, rate=rate, steps=steps)
+    work = private_work(model, Rule(init, step), name="test", noise_multiplier=noise, rate=rate, steps=steps)
     params = model.init(jax.random.key(0))
     data = client(np.arange(size, dtype=np.int32) if x is None else x, np.zeros(size, np.int32))
     solve = jax.jit(lambda params, state, key: work.continued.solve(params, state, data, key))
@@ -296,7 +296,7 @@ def test_the_promise_counts_all_steps():
 
 def test_two_queries_of_one_sample_are_one_of_less_noise():
     rule = Rule(lambda p: (), lambda p, s, q, k: (p, s), lambda steps: {1: 2, 2: steps - 2})
-    work = private_work(MODEL, rule, who="test", noise_multiplier=2.0, rate=0.1, steps=6)
+    work = private_work(MODEL, rule, name="test", noise_multiplier=2.0, rate=0.1, steps=6)
     assert work.privacy.releases(2) == (
         eh.types.Release(2.0, 0.1, times=2),
         eh.types.Release(2.0 / np.sqrt(2.0), 0.1, times=10),
