@@ -355,11 +355,12 @@ class Bar:
         # Of the rounds of this session alone: those that were found in the folder took no time.
         minutes = (time.perf_counter() - self._begin) / 60
         rate = self._new / max(float(np.mean(self._rounds)), 1.0) / max(minutes, 1e-9)
-        self._show(rate=f"{rate:.3g} a minute")
+        self._bar.update(self._task, rate=f"{rate:.3g} a minute")
+        self._show()
 
     def ended(self, run: int, outcome: Outcome) -> None:
         """A run has ended, now or in an earlier session."""
-        self._done[run], fields = self._rounds[run], dict[str, str]()
+        self._done[run] = self._rounds[run]
         if outcome.status == "done" and outcome.seen is not None:
             by, view = self._by, outcome.seen
             metric = by.metric_of([view])
@@ -372,9 +373,10 @@ class Bar:
             best = max(means, key=lambda setting: means[setting])
             if np.isfinite(means[best]):  # without a choice there need not be examples to choose by
                 shown = value(sign * means[best], metric)
-                fields["best"] = f"best so far {best}: {by.split} {by.statistic} {shown}"
-        self._show(**fields)
+                words = f"best so far {best}: {by.split} {by.statistic} {shown}"
+                self._bar.update(self._task, best=words)
+        self._show()
 
-    def _show(self, **fields: Any) -> None:
+    def _show(self) -> None:
         shares = [done / max(whole, 1) for done, whole in zip(self._done, self._rounds, strict=True)]
-        self._bar.update(self._task, completed=int(sum(shares)), **fields)
+        self._bar.update(self._task, completed=int(sum(shares)))

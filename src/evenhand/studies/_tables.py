@@ -24,16 +24,14 @@ __all__ = [
     "Line",
     "Tried",
     "alike",
-    "as_csv",
-    "as_latex",
-    "as_markdown",
     "columns",
     "head",
     "method_lines",
     "methods_csv",
-    "methods_latex",
-    "methods_markdown",
+    "methods_files",
     "row",
+    "settings_csv",
+    "settings_files",
     "summed_up",
 ]
 
@@ -182,8 +180,14 @@ def alike(values: list[Any]) -> list[Any]:
 # --- all settings, as files -----------------------------------------------------------------------------------
 
 
-def as_csv(tried: Sequence[Tried]) -> str:
-    """Comma-separated: a line per setting, each statistic with its standard deviation over the seeds, unrounded."""
+def settings_files(tried: Sequence[Tried], metric: str) -> dict[str, str]:
+    """Ending -> the table of all settings: ``.csv`` unrounded, ``.md`` and ``.tex`` with the chosen ones in bold."""
+    rounded = _settings(tried, metric)
+    return {".csv": settings_csv(tried), ".md": rounded.markdown(), ".tex": rounded.latex()}
+
+
+def settings_csv(tried: Sequence[Tried]) -> str:
+    """A line per setting, each statistic with its standard deviation over the seeds."""
     cases, axes = head(tried)
     names = [*columns(tried), *_further(tried)]
     top = ["method", *cases, *axes, "chosen", "runs", "lost"]
@@ -196,18 +200,8 @@ def as_csv(tried: Sequence[Tried]) -> str:
     return Table(top, rows).csv()
 
 
-def as_markdown(tried: Sequence[Tried], metric: str) -> str:
-    """A table of Markdown: means ± standard deviations over the seeds; the chosen settings are bold."""
-    return _settings(tried, metric).markdown()
-
-
-def as_latex(tried: Sequence[Tried], metric: str) -> str:
-    """A ``tabular`` with the rules of the package ``booktabs``; the chosen settings are bold."""
-    return _settings(tried, metric).latex()
-
-
-def head(tried: Sequence[Tried]) -> tuple[list[str], list[str]]:
-    """The conditions and the hyper-parameters that the settings have."""
+def head(tried: Sequence[Tried | Outcome]) -> tuple[list[str], list[str]]:
+    """The conditions and the hyper-parameters that settings or runs have."""
     cases = dict.fromkeys(name for entry in tried for name in entry.setting.case)
     return list(cases), list(dict.fromkeys(name for entry in tried for name in entry.setting.numbers))
 
@@ -254,8 +248,14 @@ def _set(entry: Tried, cases: Sequence[str], axes: Sequence[str]) -> list[str]:
 # --- the methods, as files ------------------------------------------------------------------------------------
 
 
+def methods_files(lines: Sequence[Line], metric: str) -> dict[str, str]:
+    """Ending -> the table of the methods: ``.csv`` unrounded, ``.md`` and ``.tex`` with sure differences in bold."""
+    rounded = _methods(lines, metric)
+    return {".csv": methods_csv(lines), ".md": rounded.markdown(), ".tex": rounded.latex()}
+
+
 def methods_csv(lines: Sequence[Line]) -> str:
-    """Comma-separated, unrounded: a line per method and condition, with its differences to the baseline."""
+    """A line per method and condition, with its differences to the baseline."""
     cases = list(dict.fromkeys(name for line in lines for name in line.case))
     ends = ("", "_std", "_difference", "_low", "_high", "_p")
     names = [f"{name}{end}" for name in STATISTICS for end in ends]
@@ -268,16 +268,6 @@ def methods_csv(lines: Sequence[Line]) -> str:
             cells += [""] * 4 if by is None else [by.mean, by.low, by.high, line.p[name]]
         rows.append([*_words(line, cases), *cells, *(line.gains or ("", ""))])
     return Table(["method", *cases, "setting", *names, "clients_better", "clients_worse"], rows).csv()
-
-
-def methods_markdown(lines: Sequence[Line], metric: str) -> str:
-    """A table of Markdown; differences are bold where they may be marked as real."""
-    return _methods(lines, metric).markdown()
-
-
-def methods_latex(lines: Sequence[Line], metric: str) -> str:
-    """A ``tabular`` with the rules of ``booktabs``; differences are bold where they may be marked as real."""
-    return _methods(lines, metric).latex()
 
 
 _SHOWN = {"mean": "mean", "worst10": "worst 10 %", "variance": "variance"}
