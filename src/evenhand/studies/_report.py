@@ -453,7 +453,7 @@ def _named(case: Mapping[str, str]) -> str:
 def _described(run: RunView, method: str, facts: Mapping[str, Any]) -> RunView:
     """With what all runs have in common; what is wrong with the data is among the remarks, once for all runs."""
     about = dict(facts)
-    # A report has a place of its own for the command, and the method first; the seeds are among the facts.
+    # A report shows the command apart, and the method first; the seeds are among the facts.
     command = {"command": about.pop("command")} if "command" in about else {}
     first = {name: value for name, value in run.config.items() if name == "method"}
     left_out = {"method", "seed", "data_seed"}

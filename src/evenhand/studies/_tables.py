@@ -86,7 +86,8 @@ def method_lines(
         setting, views = sound.get(method, (None, ()))
         stats = [statistics(run, split, metric) for run in views]
         values = {name: np.array([by_key[name] for by_key in stats]) for name in STATISTICS} if stats else {}
-        lines.append(Line(setting, method, case, values, *compared.get(method, ({}, {}, None))))
+        by, p, gains = compared.get(method, ({}, {}, None))
+        lines.append(Line(setting, method, case, values, differences=by, p=p, gains=gains))
     return lines
 
 
@@ -103,8 +104,8 @@ class Tried(NamedTuple):
       lost: how many of them diverged or failed.
       values: ``"<split>_<statistic>"`` -> a value for each run, in the order of the seeds; empty where some run was
         lost, since means over other seeds than those of the other settings would mislead.  Metrics that were asked for
-        are there, too, as ``"<split>_<metric>_<statistic>"``.  What the study's ``measure``
-        tells of the last evaluation is there, too, by its own name.
+        are there, too, as ``"<split>_<metric>_<statistic>"``, and the numbers of the study's ``measure`` at the last
+        evaluation, by their own names.
       views: the runs themselves, except for those that failed.
     """
 
@@ -135,9 +136,10 @@ def summed_up(setting: Setting, outcomes: Sequence[Outcome], chosen: bool, metri
         more = [further_columns(view, split) for view in views]
         names = [name for name in more[0] if all(name in columns for columns in more)]
         values |= {name: np.array([columns[name] for columns in more]) for name in names}
+    # The function that measures may leave out a number, even in all evaluations of a run.
     for name in outcomes[0].measures if ended else ():
         values[name] = np.array([x.measures[name][-1] for x in outcomes if name in x.measures])
-    return Tried(setting, chosen, len(outcomes), lost, values, views)
+    return Tried(setting, chosen, runs=len(outcomes), lost=lost, values=values, views=views)
 
 
 def row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: str) -> dict[str, Any]:
