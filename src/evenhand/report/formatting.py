@@ -13,7 +13,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ __all__ = [
     "MUTED",
     "PALETTE",
     "Cell",
+    "Row",
     "Table",
     "Value",
     "bar",
@@ -157,18 +158,21 @@ class Cell(NamedTuple):
     classes: str = ""
 
 
+Row: TypeAlias = Sequence[str | float | Value | Cell]
+"""Texts and numbers; plain numbers are for CSV, which does not round them, and a :class:`Cell` is for pages."""
+
+
 class Table(NamedTuple):
     """Rows of methods, clients, settings or runs, whose first column names them.
 
     Attributes:
       head: the names of the columns.
-      rows: the cells of each row: texts and numbers; plain numbers are for CSV, which does not round them, and a
-        :class:`Cell` is for pages.
+      rows: the cells of each row.
       words: how many columns, from the first on, hold words; the others hold numbers.
     """
 
     head: Sequence[str]
-    rows: Sequence[Sequence[str | float | Value | Cell]]
+    rows: Sequence[Row]
     words: int = 1
 
     def html(self, caption: str, classes: str = "numbers") -> str:
@@ -210,9 +214,7 @@ class Table(NamedTuple):
             writer.writerow(spreadsheet_cell(x) if isinstance(x, str) else "" if x != x else x for x in row)
         return file.getvalue()
 
-    def _texts(
-        self, row: Sequence[str | float | Value | Cell], bold: str, sign: str, safe: Callable[[str], str]
-    ) -> list[str]:
+    def _texts(self, row: Row, bold: str, sign: str, safe: Callable[[str], str]) -> list[str]:
         """The cells of a row in a language in which ``safe`` makes any text harmless."""
         values = [cell if isinstance(cell, Value) else Value(str(cell)) for cell in row]
         texts = [
