@@ -404,10 +404,10 @@ def _on_the_comparison(study: Study) -> Iterator[str]:
 def save(study: Study, store: Store) -> Study:
     """Lists the study's runs in its folder; returns it with a note on files of an earlier version that were read."""
     study = _with_remark(study, store)
-    how: dict[str, Any] = {"rule": study.rule, "baseline": study.baseline, "metric": study.metric}
-    how |= {"notes": study.notes, "about": study.about}
-    how |= {"tuning_seeds": study.tuning_seeds} if study.tuning_seeds else {}
-    store.describe(study.outcomes, how)
+    fields: dict[str, Any] = {"rule": study.rule, "baseline": study.baseline, "metric": study.metric}
+    fields |= {"notes": study.notes, "about": study.about}
+    fields |= {"tuning_seeds": study.tuning_seeds} if study.tuning_seeds else {}
+    store.describe(study.outcomes, fields)
     return study
 
 
