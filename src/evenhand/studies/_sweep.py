@@ -138,10 +138,10 @@ def study(
       >>> def fedprox(lr, mu):
       ...     return eh.algorithms.fedprox(eh.local.sgd(model, lr, epochs=1, batch_size=10), mu=mu)
       >>> grid = {"lr": [0.001, 0.1], "mu": [0.1]}
-      >>> found = study({"fedavg": fedavg, "fedprox": fedprox}, data, rounds=4, seeds=2, eval_every=4, grid=grid)
-      >>> found
+      >>> result = study({"fedavg": fedavg, "fedprox": fedprox}, data, rounds=4, seeds=2, eval_every=4, grid=grid)
+      >>> result
       Study(2 methods, 4 settings, 8 runs, 8 of them sound)
-      >>> str(found.best("fedavg"))
+      >>> str(result.best("fedavg"))
       'fedavg(lr=0.1)'
     """
     expect("select", select, tuple, '("valid", "mean"), or an eh.studies.Rule')
