@@ -36,14 +36,7 @@ from evenhand.report.formatting import (
 from evenhand.report.page import body, document
 from evenhand.report.tables import COMPARED
 from evenhand.studies._selection import NDArray, Outcome, Rule, direction, shown
-from evenhand.studies._tables import (
-    Line,
-    Tried,
-    columns,
-    head,
-    methods_files,
-    settings_files,
-)
+from evenhand.studies._tables import Line, Tried, columns, head, methods_files, settings_files
 from evenhand.text import counted
 
 __all__ = ["Contents", "Figures", "frontier", "page", "varied"]
