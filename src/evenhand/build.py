@@ -8,7 +8,8 @@
 ============================  =======================================================================================
 
 :class:`ServerState`, :class:`Message`, :func:`server_init`, :func:`server_step`, :func:`global_params` and
-:func:`report` go with ``training``; :class:`Rule` and :class:`Query` with ``private_work``; :func:`norms`,
+:func:`report` go with ``training``; :class:`UpdateRule`, :class:`Noise`, :class:`Query` and
+:class:`Iteration` with ``private_work``; :func:`norms`,
 :func:`least` and :func:`mean_of` with ``distances``.  ``docs/extending.md`` shows them at work.
 """
 
@@ -23,13 +24,15 @@ from evenhand.algorithms.averaging import (
     training,
 )
 from evenhand.algorithms.beside import beside
-from evenhand.privacy.private_work import Query, Rule, private_work
+from evenhand.privacy.private_work import Iteration, Noise, Query, UpdateRule, private_work
 
 __all__ = [
+    "Iteration",
     "Message",
+    "Noise",
     "Query",
-    "Rule",
     "ServerState",
+    "UpdateRule",
     "beside",
     "distances",
     "global_params",

@@ -14,6 +14,7 @@ from evenhand.types import Array, PyTree
 __all__ = [
     "add",
     "among",
+    "divide",
     "form",
     "mix",
     "norm",
@@ -57,6 +58,11 @@ def add(a: PyTree, b: PyTree) -> PyTree:
 def subtract(a: PyTree, b: PyTree) -> PyTree:
     """``a - b``, leaf by leaf."""
     return jax.tree.map(jnp.subtract, a, b)
+
+
+def divide(a: PyTree, b: PyTree) -> PyTree:
+    """``a / b``, leaf by leaf."""
+    return jax.tree.map(jnp.divide, a, b)
 
 
 def scale(factor: Array | float, tree: PyTree) -> PyTree:

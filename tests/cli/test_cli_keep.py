@@ -16,7 +16,7 @@ from evenhand.cli._saved import rule_of
 
 ROUNDS = 8
 FILES = ("metrics.jsonl", "clients.csv", "params.npz")
-pytestmark = pytest.mark.usefixtures("no_figures")
+pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from evenhand.simulation._checkpoint import resealed
 ROUNDS, EVERY = 6, 2
 NAMES = ("config.json", "metrics.jsonl", "clients.csv", "params.npz")
 RESULTS = {*NAMES, "features.json", "summary.json", "report.html", "checksums.json", "checkpoint"}
-pytestmark = pytest.mark.usefixtures("no_figures")
+pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ from evenhand.expressions import braced
 from evenhand.studies import Family, Halving, Rule, load
 from evenhand.systems import Systems
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 QUICK = [
     "--data",
     "digits",

@@ -11,6 +11,8 @@ import evenhand as eh
 from evenhand.cli import main
 from evenhand.report import read_clients_csv
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 METHOD = "finetune(ditto(fedavg(), lam=0.5), lam=0.5)"
 QUICK = ["--data", "digits", "--clients", "8", "--rounds", "2", "--eval-every", "2", "--unseen", "0.25"]
 
@@ -43,6 +45,7 @@ def test_unseen_clients_are_served_and_shown(capsys: pytest.CaptureFixture[str])
     assert Path("again.html").read_text(encoding="utf-8") == page
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_that_goes_on_has_the_same_clients() -> None:
     assert main(["run", METHOD, "--out", "whole", *QUICK, "--quiet", "--checkpoint", "0"]) == 0
     short = [*QUICK, "--quiet", "--checkpoint", "0"]

@@ -200,7 +200,9 @@ def test_a_state_that_rounds_leave_divided_is_saved_whole(
 
     monkeypatch.setattr(engine, "run_rounds", divided)
     first = stopped(method_of("geometric_median()"), tmp_path, devices=2, **HOW)
-    job = Job.of({"algorithm": first.algorithm, "data": DATA, "rounds": ROUNDS, "devices": 2, **HOW})
+    job = Job.from_arguments(
+        {"algorithm": first.algorithm, "data": DATA, "rounds": ROUNDS, "devices": 2, **HOW}
+    )
     saved = Checkpoints(set_up(job), job, tmp_path).load()
     assert saved is not None and not all(leaf.is_fully_replicated for leaf in newest)
     for home, leaf in zip(jax.tree.leaves(saved.state.aggregators), newest, strict=True):

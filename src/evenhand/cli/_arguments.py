@@ -34,6 +34,7 @@ import tyro
 from tyro.conf import CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, Suppress
 
 from evenhand.errors import EvenhandError, perhaps
+from evenhand.text import listed
 
 __all__ = [
     "HELP",
@@ -283,7 +284,7 @@ def _slips(words: Words, options: Options, others: Mapping[str, Options], name: 
 def _unknown(option_name: str, options: Options, others: Mapping[str, Options], name: str) -> str:
     owners = [other for other, theirs in others.items() if option_name in theirs]
     if owners:
-        return f"{name} has no {option_name}, which is an option of {_enumerated(owners)}"
+        return f"{name} has no {option_name}, which is an option of {listed(owners)}"
     return f"{name} has no option {option_name}{perhaps(option_name, _names(options))}"
 
 
@@ -310,10 +311,6 @@ def _reads(taken: Takes, text: str) -> bool:
 
 def _names(options: Options) -> list[str]:
     return [name for name in options if name.startswith("--")]
-
-
-def _enumerated(names: Sequence[str]) -> str:
-    return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
 
 
 # --- the dataclass that the words spell, and its help -------------------------------------------------------

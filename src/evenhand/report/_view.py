@@ -396,13 +396,9 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
 
 def _columns(view: RunView) -> dict[str, list[str]]:
     """Examples and metrics of each client, as text."""
-    splits = [split for split in SPLITS if split in view.sizes or split in view.clients]
-    columns = {
-        column(split, _ROWS): [str(int(n)) for n in view.sizes[split]]
-        for split in splits
-        if split in view.sizes
-    }
-    for split in splits:
+    sizes = {column(split, _ROWS): view.sizes[split] for split in SPLITS if split in view.sizes}
+    columns = {name: [str(int(rows)) for rows in values] for name, values in sizes.items()}
+    for split in SPLITS:
         by_class = view.classes.get(split, {})
         spreads = {name: by_class[name] for name in CLASS_COLUMNS if name in by_class}
         for metric, values in {**view.clients.get(split, {}), **spreads}.items():

@@ -232,7 +232,7 @@ _LETTERS = 54
 
 def single_panel(x: str, y: str) -> tuple[Figure, Axes]:
     """A figure with one pair of axes."""
-    # A `Figure` of its own, not one of pyplot, which keeps every figure until it is closed.
+    # A plain `Figure`: pyplot would keep each one in memory until it is closed.
     with rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
@@ -355,7 +355,7 @@ def legend(figure: Figure, axes: Axes, styles: Sequence[Style] = (), *, but: Seq
 def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], columns: int) -> None:
     with rc_context(_STYLE):
         made = figure.legend(handles, names, loc="outside upper left", ncols=columns, fontsize=8.5)
-    # Lines behind others are pale, but in a legend nothing would be read of them.
+    # Pale lines and marks would be hard to see in a legend.
     for handle in made.legend_handles:
         if isinstance(handle, Line2D):
             handle.set_alpha(1)

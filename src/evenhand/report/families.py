@@ -17,7 +17,9 @@ from evenhand.evaluation import SPLIT_NAMES, is_higher_better, of_global
 from evenhand.report._view import Group, NDArray, RunView, among, client_values, honest, statistics
 from evenhand.report.comparison import Comparison, Method
 from evenhand.report.formatting import (
+    COMPARED,
     Cell,
+    Row,
     Table,
     Value,
     capital,
@@ -29,7 +31,6 @@ from evenhand.report.formatting import (
     section,
     value,
 )
-from evenhand.report.tables import COMPARED
 from evenhand.text import counted
 
 __all__ = [
@@ -75,13 +76,13 @@ def left_out(methods: Sequence[Method]) -> bool:
     return any(untrained(run) for method in methods for run in method.runs)
 
 
-def _personal_rows(method: Method, split: str, metric: str) -> list[list[str | Value]]:
+def _personal_rows(method: Method, split: str, metric: str) -> list[Row]:
     scale, by_group = factor("mean", metric), dict[str, list[Gain]]()
     names = {"all": "trained", "honest": "honest and trained"} if left_out([method]) else {}
     for run in method.runs:
         for gain in gains(run, split, metric):
             by_group.setdefault(names.get(gain.group, gain.group), []).append(gain)
-    rows: list[list[str | Value]] = []
+    rows: list[Row] = []
     for group, parts in by_group.items():
         means = [[g.alone for g in parts], [g.own for g in parts], [g.own - g.alone for g in parts]]
         counts = [[g.gained for g in parts], [g.lost for g in parts]]
@@ -194,11 +195,11 @@ def attacked(subject: Comparison) -> str:
     every = [run.whole or run for run in subject.runs]
     if all(run.malicious is None for run in every):
         return ""
-    rows: list[list[str | Value]] = []
+    rows: list[Row] = []
     groups: tuple[Group, ...] = ("all", "honest", "malicious")
     for method, group in product(subject.methods, groups):
         runs = [among(run.whole or run, group) for run in method.runs]
-        if all(run.client_ids for run in runs):
+        if all(len(run.client_ids) for run in runs):
             stats = [statistics(run, subject.split, subject.metric) for run in runs]
             scales = {key: factor(key, subject.metric) for key in COMPARED}
             cells = [over_seeds([by_key[key] for by_key in stats], scale) for key, scale in scales.items()]
@@ -251,7 +252,7 @@ def privacy(subject: Comparison) -> str:
     promises = {name: promise for name, promise in facts.items() if promise}
     if not promises:
         return ""
-    rows: list[list[str | Cell]] = [
+    rows: list[Row] = [
         [title, *(Cell(escape(_promised(promise, name)), "setting") for promise in promises.values())]
         for title, name in _PRIVACY.items()
     ]

@@ -41,6 +41,7 @@ from evenhand.report.comparison import (
 from evenhand.report.families import attacked, personal, privacy
 from evenhand.report.formatting import (
     Cell,
+    Row,
     Table,
     Value,
     bar,
@@ -191,10 +192,11 @@ def _facts(subject: Comparison) -> str:
 
 def _notices(subject: Comparison) -> str:
     """What to know before trusting the numbers: each kind of finding once, those that rule out trust first."""
-    grave = [notice for notice in subject.notices if notice.finding.kind == "diverged"]
-    others = [notice for notice in subject.notices if notice.finding.kind != "diverged"]
+    every = subject.notices
+    grave = [notice for notice in every if notice.finding.kind == "diverged"]
     if len(subject.runs) == 1 and grave:  # nothing else about the run can be trusted either
-        grave, others = subject.notices, []
+        grave = every
+    others = [notice for notice in every if notice not in grave]
     boxes = {"Do not rely on these numbers": grave, "Read these numbers with care": others}
     return "\n".join(
         f'<aside class="notice">\n<h2>{title}</h2>\n'
@@ -278,7 +280,7 @@ def _worst_clients(subject: Comparison) -> str:
     finite = [float(x) for values in served for x in values[shown] if math.isfinite(x)]
     top = 1.0 if is_share(metric) else max([*finite, 1e-30])
     splits = [s for s in SPLITS if s in run.sizes and s in ("train", split)]
-    rows: list[list[str | Value | Cell]] = []
+    rows: list[Row] = []
     for k in shown:
         counts = [Value(f"{int(run.sizes[s][k]):,}") for s in splits]
         numbers = [float(values[k]) for values in served]
@@ -302,7 +304,7 @@ def _time(subject: Comparison) -> str:
         return ""
     activities = list(dict.fromkeys(name for _, info in timed for name in info["seconds"]))
     longest = max(sum(info["seconds"].values()) for _, info in timed) or 1.0
-    rows: list[list[str | Value | Cell]] = []
+    rows: list[Row] = []
     for name, info in timed:
         seconds = info["seconds"]
         parts = "".join(
@@ -396,7 +398,7 @@ def run_html(view: RunView) -> str:
     view = honest(view)
     metric = common_metric([view])
     best = headline_split([view], metric)
-    rows: list[list[str]] = []
+    rows: list[Row] = []
     for split in sorted(view.clients, key=lambda split: split != best):
         for name in [metric, *(other for other in view.clients[split] if other != metric)]:
             stats = statistics(view, split, name)

@@ -26,7 +26,9 @@ from evenhand.evaluation import (
 from evenhand.report._view import RunView, client_values, statistics
 from evenhand.report.comparison import Comparison, clients_of, further, metric_remarks
 from evenhand.report.formatting import (
+    COMPARED,
     Cell,
+    Row,
     Table,
     Value,
     bar,
@@ -44,7 +46,6 @@ from evenhand.report.formatting import (
 from evenhand.text import counted
 
 __all__ = [
-    "COMPARED",
     "STATISTICS",
     "Differences",
     "class_table",
@@ -151,25 +152,27 @@ def ranking(subject: Comparison) -> str:
     """One row per method, with the statistics that decide between them."""
     stats = [method.statistics(subject.split, subject.metric) for method in subject.methods]
     keys = ("mean", "worst10", "best10", "std")
-    columns = {key: [s[key] for s in stats] for key in keys}
-    means = [float(np.mean(x)) for key in keys[:3] for x in columns[key]]
-    top = 1.0 if is_share(subject.metric) else max([x for x in means if math.isfinite(x)] or [1.0])
-
-    def cell(shown: Value, x: NDArray, i: int) -> Cell:
-        return bar(shown.joined(), float(np.mean(x)) / max(top, 1e-30), i, is_marked=shown.is_marked)
-
-    shown = {key: _column(subject, columns[key], _STATISTICS[key]) for key in keys}
-    cells: list[Sequence[Value | Cell]] = [
-        [cell(v, x, i) for i, (v, x) in enumerate(zip(shown[key], columns[key], strict=True))]
-        for key in keys[:3]
-    ]
-    several = subject.seeds > 1
-    rows: list[list[str | Value | Cell]] = []
-    for i, (method, *row) in enumerate(zip(subject.methods, *cells, shown["std"], strict=True)):
+    means = {key: [float(np.mean(s[key])) for s in stats] for key in keys}
+    finite = [x for key in keys[:3] for x in means[key] if math.isfinite(x)]
+    top = 1.0 if subject.is_share else max([*finite, 1e-30] if finite else [1.0])
+    columns = {key: _column(subject, [s[key] for s in stats], _STATISTICS[key]) for key in keys}
+    several, rows = subject.seeds > 1, list[Row]()
+    for i, method in enumerate(subject.methods):
+        shown = {key: columns[key][i] for key in keys}
+        bars = [
+            bar(shown[key].joined(), means[key][i] / top, i, is_marked=shown[key].is_marked)
+            for key in keys[:3]
+        ]
         seeds = [Value(str(len(method.runs)))] if several else []
-        rows.append([Cell(swatch(i) + escape(method.name)), *seeds, *row])
-    seeds = ["Seeds"] if several else []
-    head = ["Method", *seeds, "Mean over clients", "Worst 10 %", "Best 10 %", "Spread (std)"]
+        rows.append([Cell(swatch(i) + escape(method.name)), *seeds, *bars, shown["std"]])
+    head = [
+        "Method",
+        *(["Seeds"] if several else []),
+        "Mean over clients",
+        "Worst 10 %",
+        "Best 10 %",
+        "Spread (std)",
+    ]
     best = "; the best of each column is bold" if subject.may_mark else ""
     caption = f"{capital(subject.quantity)} per client, over {subject.covered.text}{best}"
     return Table(head, rows).html(caption)
@@ -202,7 +205,7 @@ def _statistics_table(subject: Comparison, metric: str, splits: Sequence[str]) -
     stats = [method.statistics(split, metric) for split in splits for method in subject.methods]
     several, name = len(subject.methods) > 1, metric.replace("_", " ")
     about = subject._replace(metric=metric, split=splits[0])
-    rows: list[list[str | Value]] = []
+    rows: list[Row] = []
     for row in _available_statistics(stats):
         column = [s.get(row.key, np.array([math.nan])) for s in stats]
         rows.append([row.name, *_column(about, column, row)])
@@ -282,7 +285,7 @@ def _column(subject: Comparison, values: Sequence[NDArray], row: Statistic) -> l
 
 def metric_section(subject: Comparison) -> str:
     """The section of the page; empty where no further metric was asked for."""
-    several, rows = len(subject.methods) > 1, list[list[str | Value | Cell]]()
+    several, rows = len(subject.methods) > 1, list[Row]()
     for about in further(subject):
         stats = [method.statistics(about.split, about.metric) for method in about.methods]
         columns = [_column(about, [s[key] for s in stats], _STATISTICS[key]) for key in ("mean", "worst10")]
@@ -292,7 +295,7 @@ def metric_section(subject: Comparison) -> str:
             rows.append([about.metric.replace("_", " "), *name, *cells, clients])
     if not rows:
         return ""
-    best = "; the best is bold" if several and not subject.obstacles else ""
+    best = "; the best is bold" if any(about.may_mark for about in further(subject)) else ""
     over = "; ± over seeds" if subject.seeds > 1 else ""
     split = capital(SPLIT_NAMES[subject.split])
     caption = f"{split} examples of each client, after the last round{over}{best}"
@@ -309,7 +312,7 @@ def class_table(runs: Sequence[RunView]) -> str:
     split = next((split for split in reversed(SPLITS) if split in by_split), None)
     if len(runs) != 1 or split is None or len(by_split[split]) < 2:
         return ""
-    rows: list[list[str | Value | Cell]] = []
+    rows: list[Row] = []
     for entry in by_split[split]:
         counts = [Value(f"{entry[key]:,}") for key in ("rows", "clients")]
         shares = [entry["accuracy"], entry["worst"]]
@@ -409,9 +412,6 @@ def _consistent_gains(
 
 _MOST_PAIRED = 5
 
-COMPARED = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
-"""The statistics that tables of several methods show, and their names."""
-
 
 def difference_table(subject: Comparison, baseline: str | None = None) -> str:
     """How far each method is from the baseline (None: the first method), with intervals; for several seeds."""
@@ -422,7 +422,7 @@ def difference_table(subject: Comparison, baseline: str | None = None) -> str:
     paired = differences(runs, base, subject.split, subject.metric)
     if not paired:
         return ""
-    rows: list[list[str | Value | Cell]] = [
+    rows: list[Row] = [
         [name, *_cells(difference, subject.metric, len(paired), p=True), Value(gains_text(difference.gains))]
         for name, difference in paired.items()
     ]
@@ -450,7 +450,7 @@ def _other_pairs(runs: Mapping[str, Sequence[RunView]], base: str, subject: Comp
     names = [name for name in runs if name != base]
     if not 2 <= len(names) <= _MOST_PAIRED:
         return ""
-    rows, pairs = list[list[str | Value | Cell]](), len(names) * (len(names) - 1) // 2
+    rows, pairs = list[Row](), len(names) * (len(names) - 1) // 2
     for i, first in enumerate(names[:-1]):
         paired = differences({name: runs[name] for name in names[i:]}, first, subject.split, subject.metric)
         for name, difference in paired.items():

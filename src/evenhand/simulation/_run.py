@@ -212,9 +212,9 @@ class Run:
     def _of_clients(self) -> tuple[Finding | None, ...]:
         """The findings about personal models."""
         adapts, keeps = self.algorithm.adapt is not None, self.algorithm.personal_params is not None
-        who = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
-        meant = ~self.malicious[who] & ((self.last_round[who] > 0) | adapts)
-        names = [self.data.client_ids[k] for k in who]
+        evaluated = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
+        meant = ~self.malicious[evaluated] & ((self.last_round[evaluated] > 0) | adapts)
+        names = [self.data.client_ids[k] for k in evaluated]
         diverged = diverged_clients(self.clients["train"], self.initial_loss, meant, names, self._noun)
         if not keeps:
             return (diverged,)
@@ -223,7 +223,7 @@ class Run:
             self.history,
             initial=self.untrained == "initial",
             adapts=adapts,
-            chosen=who[honest_among(self.malicious, self.evaluated)],
+            chosen=evaluated[honest_among(self.malicious, self.evaluated)],
             noun=self._noun,
         )
         return diverged, untrained
@@ -358,8 +358,8 @@ class Run:
           EvenhandError: the model does not fit the examples.
         """
         check_process()
-        how = (data, self.data, self.seed, self.untrained, self.metrics)
-        kept, served = serve_newcomers(self.algorithm, self.kept.server, *how)
+        context = (data, self.data, self.seed, self.untrained, self.metrics)
+        kept, served = serve_newcomers(self.algorithm, self.kept.server, *context)
         return replace(
             self,
             data=data,
@@ -407,9 +407,9 @@ class Run:
                 f"The {split} rows of {self.data.name!r} have no accuracy by class: that needs labels that are one "
                 'class number per row, and a model with the metric "accuracy".'
             )
-        found = self.classes[split]
-        who = found.clients if self.evaluated is None else self.evaluated[found.clients]
-        return ClassMetrics(who.copy(), *(part.copy() for part in found[1:]))
+        accuracy = self.classes[split]
+        clients = accuracy.clients if self.evaluated is None else self.evaluated[accuracy.clients]
+        return ClassMetrics(clients.copy(), *(part.copy() for part in accuracy[1:]))
 
     def summary(self, split: str = "test", metric: str | None = None, *, who: Who = "all") -> Summary:
         r"""How high and how even a metric is over the clients; see :func:`evenhand.evaluation.summarize`.
@@ -439,23 +439,27 @@ class Run:
         sizes, chosen = split_sizes(self.data, self.evaluated)[split], self._among(who)
         if name in self._may_be_undefined:
             sizes = np.where(undefined(values, name), 0, sizes)
-        found = summarize(values[name][chosen], sizes[chosen], higher_is_better=is_higher_better(name))
+        statistics = summarize(values[name][chosen], sizes[chosen], higher_is_better=is_higher_better(name))
         if name == "accuracy" and split in self.classes:
             columns = class_spread(self.classes[split], len(sizes))
-            found |= summarize_classes({what: column[chosen] for what, column in columns.items()})
-        return Summary(found, name, split, self._covered(split, who, name))
+            statistics |= summarize_classes(
+                {statistic: column[chosen] for statistic, column in columns.items()}
+            )
+        return Summary(statistics, name, split, self._covered(split, who, name))
 
-    def _covered(self, split: str, who: Who, metric: str) -> str:
+    def _covered(self, split: str, clients: Who, metric: str) -> str:
         """Which clients a summary covers, in words."""
         ids, sizes = self._evaluated_ids(), split_sizes(self.data, self.evaluated)
-        if who == "malicious":
-            return counted(int(np.sum(sizes[split][self._among(who)] > 0)), "malicious client")
+        if clients == "malicious":
+            return counted(int(np.sum(sizes[split][self._among(clients)] > 0)), "malicious client")
         info = {"clients": self.data.num_clients, "metrics": self._may_be_undefined}
-        view = RunView("", {}, sizes, ids, self.clients, info, {})
-        if who == "honest" and self.malicious.any():
-            view = honest(view._replace(malicious=~self._among(who)))
+        view = RunView(
+            title="", history={}, sizes=sizes, client_ids=ids, clients=self.clients, info=info, config={}
+        )
+        if clients == "honest" and self.malicious.any():
+            view = honest(view._replace(malicious=~self._among(clients)))
         words = covered([view], split, metric).text
-        return f"{words}, malicious ones included" if who == "all" and self.malicious.any() else words
+        return f"{words}, malicious ones included" if clients == "all" and self.malicious.any() else words
 
     def _evaluated_ids(self) -> tuple[str, ...]:
         ids = self.data.client_ids
@@ -472,13 +476,13 @@ class Run:
 
         Malicious clients are in it; what is shown is about the honest ones (:func:`evenhand.report.honest`).
         """
-        ids, who = self._evaluated_ids(), self.evaluated
-        chosen = honest_among(self.malicious, who)
-        sizes = {name: rows for name, rows in split_sizes(self.data, who).items() if rows.any()}
+        ids, evaluated = self._evaluated_ids(), self.evaluated
+        chosen = honest_among(self.malicious, evaluated)
+        sizes = {name: rows for name, rows in split_sizes(self.data, evaluated).items() if rows.any()}
         clients = {name: self.clients[name] for name in sizes}
         named = {
-            split: by_class(found.among(chosen), self.data.classes, self.data.num_classes or 0)
-            for split, found in self.classes.items()
+            split: by_class(cells.among(chosen), self.data.classes, self.data.num_classes or 0)
+            for split, cells in self.classes.items()
             if split in sizes
         }
         info = {**self.info, "seed": self.seed, "clients": self.data.num_clients, "by_class": named}
@@ -489,12 +493,22 @@ class Run:
         if (constant := self._constant) is not None:
             info["constant"] = {"metric": "loss", "split": constant.split, "mean": constant.constant}
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
-        malicious = self.malicious if who is None else self.malicious[who]
-        found = RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)
-        found = found._replace(last_round=self.last_round if who is None else self.last_round[who])
-        found = found._replace(malicious=malicious) if self.malicious.any() else found
+        malicious = self.malicious if evaluated is None else self.malicious[evaluated]
+        view = RunView(
+            title=title,
+            history=self.history,
+            sizes=sizes,
+            client_ids=ids,
+            clients=clients,
+            info=info,
+            config=config or {},
+            classes=classes,
+            findings=self.findings,
+            malicious=malicious if self.malicious.any() else None,
+            last_round=self.last_round if evaluated is None else self.last_round[evaluated],
+        )
         if unseen is None:
-            return found
+            return view
         sizes, noun = split_sizes(unseen), "unseen client"
         missing = unmeasured(sizes, noun=noun, cure="")
         more = () if missing is None else (missing._replace(split="unseen"),)
@@ -504,7 +518,7 @@ class Run:
             for x in self.findings
         ]
         findings = (*filter(None, own), *more)
-        return found._replace(unseen=self.serve(unseen).view(title), findings=findings)
+        return view._replace(unseen=self.serve(unseen).view(title), findings=findings)
 
     def report(self, path: str | Path, title: str = "run", *, unseen: FederatedDataset | None = None) -> Path:
         """Writes one self-contained HTML page about this run and returns its path.
@@ -527,14 +541,14 @@ class Run:
             if name in measured
         }
 
-    def _among(self, who: Who) -> NDArray:
+    def _among(self, clients: Who) -> NDArray:
         """Which of the evaluated clients these are."""
         malicious = self.malicious if self.evaluated is None else self.malicious[self.evaluated]
-        if who not in get_args(Who):
-            raise EvenhandError(f"summary(who={who!r}): give 'all', 'honest' or 'malicious'.")
-        chosen = {"all": np.ones(len(malicious), bool), "honest": ~malicious, "malicious": malicious}[who]
+        if clients not in get_args(Who):
+            raise EvenhandError(f"summary(who={clients!r}): give 'all', 'honest' or 'malicious'.")
+        chosen = {"all": np.ones(len(malicious), bool), "honest": ~malicious, "malicious": malicious}[clients]
         if not chosen.any():
-            raise EvenhandError(f"summary(who={who!r}): none of the evaluated clients is {who}.")
+            raise EvenhandError(f"summary(who={clients!r}): none of the evaluated clients is {clients}.")
         return chosen
 
     def _check_split(self, split: str) -> None:
@@ -543,9 +557,9 @@ class Run:
 
     def __repr__(self) -> str:
         final = {name: float(values[-1]) for name, values in self.history.items()}
-        known = [f"{name}={value:.4g}" for name, value in final.items() if not np.isnan(value)]
-        more = [f"and {len(known) - _SHOWN} more"] if len(known) > _SHOWN else []
-        shown = ", ".join([self._title(), *known[:_SHOWN], *more])
+        numbers = [f"{name}={value:.4g}" for name, value in final.items() if not np.isnan(value)]
+        more = [f"and {len(numbers) - _SHOWN} more"] if len(numbers) > _SHOWN else []
+        shown = ", ".join([self._title(), *numbers[:_SHOWN], *more])
         return "\n".join([f"Run({shown})", *(f"  {finding.sentence}" for finding in self.findings)])
 
     def _repr_html_(self) -> str:
@@ -556,10 +570,10 @@ class Run:
         return f"{self.algorithm.name or 'a method'} on {self.data.name}{over}"
 
 
-def split_sizes(data: FederatedDataset, who: NDArray | None = None) -> dict[str, NDArray]:
+def split_sizes(data: FederatedDataset, chosen: NDArray | None = None) -> dict[str, NDArray]:
     """Rows per client of each split, of all clients or of some."""
     sizes = {"train": data.train.sizes, "valid": data.valid.sizes, "test": data.test.sizes}
-    return sizes if who is None else {name: rows[who] for name, rows in sizes.items()}
+    return sizes if chosen is None else {name: rows[chosen] for name, rows in sizes.items()}
 
 
 # --- clients that took no part in the training ------------------------------------------------------------------------
@@ -585,20 +599,20 @@ def serve_newcomers(
       untrained: as in :func:`evenhand.simulate`; the initial personal state is the one of the present global model.
       metrics: what is measured besides the model's own metrics.
     """
-    for what, old, new in (
+    for property, old, new in (
         ("examples of shape", like.feature_shape, data.feature_shape),
         ("features of type", like.train.x.dtype, data.train.x.dtype),
     ):
         if old != new:
             raise EvenhandError(
-                f"serve({data.name!r}): it has {what} {new}, but the model was trained on {old}."
+                f"serve({data.name!r}): it has {property} {new}, but the model was trained on {old}."
             )
     check_model(algorithm.model, data)
     job = Job(algorithm, data, rounds=0, seed=seed, untrained=untrained, execution=_ONE_BY_ONE)
     setup = set_up(job)
-    one = algorithm.init_client(algorithm.global_params(server))
+    newcomer = algorithm.init_client(algorithm.global_params(server))
     never = jnp.zeros(data.num_clients, jnp.int32)
-    state = RoundState(server, setup.state.aggregators, stored(one, data.num_clients), never)
+    state = RoundState(server, setup.state.aggregators, stored(newcomer, data.num_clients), never)
     evaluation = Evaluation(setup, job)
     served = evaluation.served(state)
     return Kept(state), served.with_metrics(evaluation.measured(state, metrics)) if metrics else served

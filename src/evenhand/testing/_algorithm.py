@@ -21,7 +21,7 @@ from evenhand.simulation.setup import device_rows
 from evenhand.simulation.store import stored
 from evenhand.streams import keys_of
 from evenhand.systems import Systems
-from evenhand.testing._check import Check, check_all
+from evenhand.testing._check import Check, are_equal, check_all, form
 from evenhand.testing._uploads import check_slots
 from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Model, Params, PyTree, Report, Upload
 
@@ -216,13 +216,13 @@ class _Subject:
             uploads.append(part.client(self.rows, message, memory, k, jnp.float32(1.0), 0, key)[:2])
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *uploads)
 
-    def run(self, count: int, how: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
-        """So many rounds on so many lanes and devices, or of the readable twin where ``how`` is None."""
+    def run(self, count: int, way: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
+        """So many rounds on so many lanes and devices, or of the readable twin where ``way`` is None."""
         keys = protocol.roots(self.algorithm, keys_of(seed))
-        if how is None:
+        if way is None:
             end, infos = twin.run_rounds(self.program, self.state, self.rows, keys, 0, count, self.parts)
         else:
-            lane_count, device_count = how
+            lane_count, device_count = way
             mesh = over(device_count)
             # A copy: the engine reuses the memory of its state.
             fresh, placed = everywhere(mesh, (jax.tree.map(jnp.copy, self.state), self.rows))
@@ -260,7 +260,7 @@ class _Subject:
                 "A client reports a weight that is below 0 or above that of its sampling, or a loss that is not "
                 "finite."
             )
-            assert _equal(clean, corrupted), "A client's upload depends on other clients' rows."
+            assert are_equal(clean, corrupted), "A client's upload depends on other clients' rows."
         if algorithm.adapt is not None:
 
             def data(x: Any) -> ClientData:
@@ -268,15 +268,15 @@ class _Subject:
 
             served, adapt_client = algorithm.global_params(state.server), algorithm.adapt
             adapt = jax.jit(lambda x: adapt_client(served, data(x), jax.random.key(3)))
-            assert _equal(adapt(rows.x), adapt(x)), "A client adapts its model to other clients' rows."
+            assert are_equal(adapt(rows.x), adapt(x)), "A client adapts its model to other clients' rows."
 
     def check_differences(self) -> None:
         """Uploads at a model, and at one whose parameters are all larger by a constant."""
         moved = self.begin(jax.tree.map(lambda leaf: leaf + jnp.asarray(_SHIFT, leaf.dtype), self.params))
         for index, (reports, deltas) in enumerate(self.sent):
             _, shifted = self.uploads(moved, index)
-            for one, other in zip(jax.tree.leaves(deltas), jax.tree.leaves(shifted), strict=True):
-                grown = np.mean(np.array(other, np.float64) - np.array(one, np.float64)) / _SHIFT
+            for before, after in zip(jax.tree.leaves(deltas), jax.tree.leaves(shifted), strict=True):
+                grown = np.mean(np.array(after, np.float64) - np.array(before, np.float64)) / _SHIFT
                 # A model that is trained from further away comes back at most: its difference shrinks.
                 assert len(reports.weight) == 1 or not grown > 0.5, (
                     "An upload grows by what is added to the parameters: a client sends parameters, not how they "
@@ -299,16 +299,16 @@ class _Subject:
             _close(self.first, self.run(self.rounds, way), self.tolerance, words)
 
     def check_twin(self) -> None:
-        found = self.run(self.rounds, None)
-        _close(self.first, found, self.tolerance, "the engine and its readable twin")
+        readable = self.run(self.rounds, None)
+        _close(self.first, readable, self.tolerance, "the engine and its readable twin")
 
     def check_same_seed(self) -> None:
         again = self.run(self.rounds, self.ways[0])
-        assert _equal(self.first, again), "The same seed gave different bits: the method is not pure."
+        assert are_equal(self.first, again), "The same seed gave different bits: the method is not pure."
 
     def check_other_seed(self) -> None:
         other = self.run(self.rounds, self.ways[0], seed=1)[0]
-        assert not _equal(self.first[0], other), (
+        assert not are_equal(self.first[0], other), (
             "Another seed gave the same numbers: the cohort or the keys are ignored."
         )
 
@@ -326,30 +326,21 @@ class _Subject:
     def check_arguments(self) -> None:
         params, rows, copies = self.arguments
         assert self.first and self.sent, "what would have written to them"
-        assert _equal(copies, jax.tree.map(np.array, (params, rows))), "The method wrote to its arguments."
+        assert are_equal(copies, jax.tree.map(np.array, (params, rows))), "The method wrote to its arguments."
 
 
-def _same_form(a: PyTree, b: PyTree, what: str) -> None:
-    def form(tree: PyTree) -> Any:
-        leaves, structure = jax.tree.flatten(tree)
-        return [(jnp.shape(leaf), jnp.asarray(leaf).dtype) for leaf in leaves], structure
-
-    assert form(a) == form(b), f"The structure, shapes or dtypes of {what} differ from what they must be."
+def _same_form(a: PyTree, b: PyTree, subject: str) -> None:
+    assert form(a) == form(b), f"The structure, shapes or dtypes of {subject} differ from what they must be."
 
 
-def _close(a: PyTree, b: PyTree, tolerance: float, what: str) -> None:
+def _close(a: PyTree, b: PyTree, tolerance: float, subject: str) -> None:
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         x, y = np.array(x, np.float64), np.array(y, np.float64)
         scale = max(1.0, float(np.max(np.abs(x), initial=0.0)))
         gap = float(np.max(np.abs(x - y), initial=0.0))
         assert np.array_equal(np.isnan(x), np.isnan(y)) and not gap > tolerance * scale, (
-            f"The results of {what} differ by {gap:.3g}."
+            f"The results of {subject} differ by {gap:.3g}."
         )
-
-
-def _equal(a: PyTree, b: PyTree) -> bool:
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.array_equal(np.array(x), np.array(y), equal_nan=True) for x, y in pairs)
 
 
 # --- a toy problem, small enough for seconds and uneven enough to break careless code -------------------------

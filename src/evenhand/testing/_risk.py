@@ -159,7 +159,7 @@ class _Subject:
     def check_forms(self) -> None:
         f, p, wide = self.f[0], self.p[0], jax.config.read("jax_enable_x64")
         for dtype in (np.float32, np.float64) if wide else (np.float32,):
-            forms = [jax.eval_shape(of, f.astype(dtype), p.astype(dtype)) for of in self.risk]
+            forms = [jax.eval_shape(part, f.astype(dtype), p.astype(dtype)) for part in self.risk]
             assert [(form.shape, form.dtype) for form in forms] == [((), dtype), (f.shape, dtype)], (
                 "The value is not a scalar, or there is not one weight per loss, or a dtype is not that of the losses."
             )
@@ -176,30 +176,30 @@ class _Subject:
         )
 
     def check_compiled(self) -> None:
-        plain = [of(self.f[1], self.p[1]) for of in self.risk]
+        plain = [part(self.f[1], self.p[1]) for part in self.risk]
         assert self.same(plain, [self.once.value[1], self.once.weights[1]]), (
             "The risk changes when it is compiled and mapped over many vectors of losses."
         )
 
     def check_arguments(self) -> None:
         # Outside of a compiled program, which gets arrays of its own.
-        for of in self.risk:
-            of(self.f[1], self.p[1])
+        for part in self.risk:
+            part(self.f[1], self.p[1])
         assert np.array_equal(self.f, self.copies[0]) and np.array_equal(self.p, self.copies[1]), (
             "The risk wrote to its arguments."
         )
 
     def check_weights(self) -> None:
-        one = self.once
-        assert np.all(one.weights >= 0), "A weight is below 0."
-        assert np.all(np.abs(one.weights.sum(axis=1) - 1) <= self.tolerance), "The weights do not sum to 1."
-        length = one.gradient.sum(axis=1, keepdims=True)
-        gap = np.abs(one.gradient - length * one.weights)
+        _, weights, gradient = self.once
+        assert np.all(weights >= 0), "A weight is below 0."
+        assert np.all(np.abs(weights.sum(axis=1) - 1) <= self.tolerance), "The weights do not sum to 1."
+        length = gradient.sum(axis=1, keepdims=True)
+        gap = np.abs(gradient - length * weights)
         near = gap <= self.tolerance * np.maximum(1.0, np.abs(length))
         assert np.all(near) and np.all(length >= -self.tolerance), (
             "The gradient of the value is not a nonnegative multiple of the weights."
         )
-        assert not self.translation or np.all(np.abs(one.gradient - one.weights) <= self.tolerance), (
+        assert not self.translation or np.all(np.abs(gradient - weights) <= self.tolerance), (
             "The gradient of the value is not equal to the weights."
         )
 
@@ -215,14 +215,14 @@ class _Subject:
             )
 
     def check_unweighted(self) -> None:
-        alike = self.measure(self.f, np.ones_like(self.p))
-        assert self.same(jax.jit(jax.vmap(self.risk.value))(self.f), alike.value), (
+        equal = self.measure(self.f, np.ones_like(self.p))
+        assert self.same(jax.jit(jax.vmap(self.risk.value))(self.f), equal.value), (
             "Without weights the losses do not count equally."
         )
 
     def check_order(self) -> None:
-        order, one = self.order, self.once
-        turned = _Parts(one.value, one.weights[:, order], one.gradient[:, order])
+        order, (value, weights, gradient) = self.order, self.once
+        turned = _Parts(value, weights[:, order], gradient[:, order])
         assert self.same(self.measure(self.f[:, order], self.p[:, order]), turned), (
             "The risk depends on the order of the losses."
         )
@@ -234,8 +234,8 @@ class _Subject:
         )
 
     def check_monotone(self) -> None:
-        for one in np.eye(self.f.shape[1], dtype=np.float32):
-            raised = self.measure(self.f + np.float32(0.5) * one, self.p)
+        for unit in np.eye(self.f.shape[1], dtype=np.float32):
+            raised = self.measure(self.f + np.float32(0.5) * unit, self.p)
             assert np.all(raised.value >= self.once.value - self.tolerance), (
                 "The value falls when a loss rises."
             )

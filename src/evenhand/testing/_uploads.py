@@ -11,7 +11,7 @@ import numpy as np
 
 from evenhand import rounds, tree
 from evenhand.aggregators import aggregate, reduce_uploads
-from evenhand.testing._check import Check, check_all
+from evenhand.testing._check import Check, are_equal, check_all, form
 from evenhand.types import Aggregator, Attack, Cohort, PyTree, Report, Sum, Upload
 
 __all__ = ["aggregator_checks", "attack_checks", "check_aggregator", "check_attack", "check_slots"]
@@ -297,8 +297,8 @@ class _Made:
 
     def check_rows(self) -> None:
         before = self.x.copy(), self.y.copy()
-        assert _are_equal(self.rows(), self.rows()), "The same stream gave other poisoned examples."
-        assert _are_equal((self.x, self.y), before), "The attack wrote to the examples."
+        assert are_equal(self.rows(), self.rows()), "The same stream gave other poisoned examples."
+        assert are_equal((self.x, self.y), before), "The attack wrote to the examples."
 
     def fresh(self) -> tuple[Any, Any]:
         assert self.attack.fresh is not None
@@ -306,13 +306,13 @@ class _Made:
         return self.attack.fresh(*clean, jnp.int32(6), self.keys[0]), clean
 
     def check_fresh_form(self) -> None:
-        found, clean = self.fresh()
-        assert _form(found) == _form(clean), "Fresh examples do not look like clean ones."
+        drawn, clean = self.fresh()
+        assert form(drawn) == form(clean), "Fresh examples do not look like clean ones."
 
     def check_fresh(self) -> None:
-        found, clean = self.fresh()
-        assert _are_equal(found, self.fresh()[0]), "The same key gave other examples."
-        assert _are_equal([part[6:] for part in found], [part[6:] for part in clean]), (
+        drawn, clean = self.fresh()
+        assert are_equal(drawn, self.fresh()[0]), "The same key gave other examples."
+        assert are_equal([part[6:] for part in drawn], [part[6:] for part in clean]), (
             "The attack changed examples beyond those of the client."
         )
 
@@ -323,12 +323,12 @@ class _Made:
 
     def check_upload_form(self) -> None:
         sent, true = self.upload(0)
-        assert _form(sent) == _form(true), "A false upload does not look like a true one."
+        assert form(sent) == form(true), "A false upload does not look like a true one."
 
     def check_upload(self) -> None:
         sent = self.upload(0)[0]
-        assert _are_equal(sent, self.upload(0)[0]), "The same key gave another upload."
-        differs = not _are_equal(sent, self.upload(1)[0])
+        assert are_equal(sent, self.upload(0)[0]), "The same key gave another upload."
+        differs = not are_equal(sent, self.upload(1)[0])
         assert differs == self.is_random, (
             "Another key must give another upload exactly if the attack draws at random."
         )
@@ -336,7 +336,7 @@ class _Made:
     def check_report(self) -> None:
         assert self.attack.report is not None
         report = Report(jnp.float32(3.0), jnp.float32(0.5))
-        assert _form(self.attack.report(report, self.keys[0])) == _form(report), (
+        assert form(self.attack.report(report, self.keys[0])) == form(report), (
             "A false report does not look like a true one."
         )
 
@@ -348,7 +348,7 @@ class _Made:
         return self.attack.collude(uploads, malicious, present, self.keys[0])
 
     def check_coalition_form(self) -> None:
-        assert _form(self.agreed(self.deltas)) == _form(self.deltas), (
+        assert form(self.agreed(self.deltas)) == form(self.deltas), (
             "The coalition's uploads do not look like those of its cohort."
         )
 
@@ -364,13 +364,3 @@ class _Made:
                     atol=1e-3,
                     err_msg="The coalition depends on empty slots or on the order of the honest clients.",
                 )
-
-
-def _form(tree: PyTree) -> Any:
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
-
-
-def _are_equal(a: PyTree, b: PyTree) -> bool:
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.array_equal(np.asarray(x), np.asarray(y), equal_nan=True) for x, y in pairs)

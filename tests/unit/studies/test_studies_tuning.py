@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,19 @@ def test_without_a_choice_there_is_nothing_to_tune() -> None:
 def test_a_number_counts_on_from_the_last_seed(seeds: Any, expected: tuple[int, ...]) -> None:
     found = study({"fedavg": fedavg}, DATA, seeds=seeds, tuning_seeds=2, **HOW)
     assert found.tuning_seeds == expected
+
+
+def test_warnings_point_at_the_call_of_study_however_deep_data_are_made() -> None:
+    """Data of the reported seeds, which alone lack validation examples here, are made in nested comprehensions."""
+
+    def draw(seed: int) -> eh.data.FederatedDataset:
+        return DATA if seed == 7 else eh.testing.toy_data()
+
+    with pytest.warns(eh.errors.EvenhandWarning, match="no validation examples") as caught:
+        study(METHODS, draw, seeds=2, tuning_seeds=[7], **HOW)
+    (warning,) = caught
+    assert warning.filename == __file__
+    assert linecache.getline(__file__, warning.lineno).strip().startswith("study(METHODS, draw")
 
 
 def test_each_condition_has_its_own_choice_and_reported_runs() -> None:
