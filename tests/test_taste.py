@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems": _BASE,
     "server_opt": _BASE,
     "live": set(),
-    "records": {"errors"},
+    "records": {"_version", "errors"},
     "memory": set(),
     "data": {"errors", "memory", "records", "text", "types"},
     "models": {"_platform", "errors", "types"},

@@ -38,7 +38,8 @@ from evenhand import (
 )
 from evenhand._version import __version__
 from evenhand.errors import EvenhandError
-from evenhand.simulation import Run, simulate
+from evenhand.simulation import Run, load_run, simulate
+from evenhand.studies import load as load_study
 from evenhand.studies import study
 from evenhand.types import Algorithm, Model
 
@@ -54,6 +55,8 @@ __all__ = [
     "centralized",
     "data",
     "evaluation",
+    "load_run",
+    "load_study",
     "local",
     "lowering",
     "models",

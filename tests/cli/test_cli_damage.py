@@ -20,8 +20,9 @@ import pytest
 
 import evenhand
 import evenhand as eh
-from evenhand.cli import _folder, main
+from evenhand.cli import main
 from evenhand.simulation import Job
+from evenhand.simulation import folder as folder_module
 from evenhand.studies import _runs
 
 RESULTS = ("metrics.jsonl", "clients.csv", "params.npz", "summary.json")
@@ -452,8 +453,8 @@ def test_a_folder_that_is_deleted_during_a_run_is_named(
         shutil.rmtree(folder)
         append(folder, history)
 
-    append = _folder.append_metrics
-    monkeypatch.setattr(_folder, "append_metrics", deleted)
+    append = folder_module.append_metrics
+    monkeypatch.setattr("evenhand.cli._run.append_metrics", deleted)
     words = ["--data", "digits", "--rounds", "2", "--quiet", "--checkpoint", "off", "--out", str(out)]
     assert main(["run", "fedavg", *words]) == 2
     assert capsys.readouterr().err.startswith(

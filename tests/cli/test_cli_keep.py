@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenhand.cli import _folder, main
-from evenhand.cli._saved import rule_of
+from evenhand.cli import main
+from evenhand.cli._keep import rule_of
+from evenhand.simulation import folder as folder_module
 
 ROUNDS = 8
 FILES = ("metrics.jsonl", "clients.csv", "params.npz")
@@ -125,7 +126,7 @@ def test_the_best_so_far_survives_a_kill(
     killed: int, best: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed at an evaluation, before its state is saved, so that these rounds are trained again."""
-    append = _folder.append_metrics
+    append = folder_module.append_metrics
 
     def stop(of: Path, rows: dict[str, np.ndarray]) -> None:
         append(of, rows)
@@ -134,7 +135,7 @@ def test_the_best_so_far_survives_a_kill(
 
     out = tmp_path / "a"
     with monkeypatch.context() as patch:
-        patch.setattr(_folder, "append_metrics", stop)
+        patch.setattr("evenhand.cli._run.append_metrics", stop)
         with pytest.raises(SystemExit):
             train(table, out, "--keep", "best:valid:mean", "--keep-personal", "--quiet")
     shutil.rmtree(out / "checkpoint" / str(killed), ignore_errors=True)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.cli import _folder, main
-from evenhand.cli._folder import condition_of
+from evenhand.cli import main
+from evenhand.simulation import folder as folder_module
 from evenhand.simulation._checkpoint import resealed
+from evenhand.simulation.folder import condition_of
 
 ROUNDS, EVERY = 6, 2
 NAMES = ("config.json", "metrics.jsonl", "clients.csv", "params.npz")
@@ -115,7 +116,7 @@ def test_a_run_killed_before_its_first_save_starts_over(finished: Path, tmp_path
 
 def interrupted(table: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trains until Ctrl-C in the evaluation of round 4, before any state is saved."""
-    append = _folder.append_metrics
+    append = folder_module.append_metrics
 
     def press(of: Path, history: dict[str, np.ndarray]) -> None:
         append(of, history)
@@ -124,7 +125,7 @@ def interrupted(table: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     words = ["--cohort", "2", "--rounds", str(ROUNDS), "--eval-every", str(EVERY), "--checkpoint", "1000"]
     with monkeypatch.context() as patch:
-        patch.setattr(_folder, "append_metrics", press)
+        patch.setattr("evenhand.cli._run.append_metrics", press)
         assert main(["run", "scaffold", "--data", str(table), *words, "--out", str(folder)]) == 130
 
 

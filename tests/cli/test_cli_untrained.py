@@ -11,7 +11,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._saved import load_run
+from evenhand.simulation import load_run
 
 METHOD = "ditto(fedavg(), lam=0.5)"
 QUICK = ["--data", "digits", "--clients", "8", "--cohort", "2", "--rounds", "2", "--eval-every", "2"]
@@ -46,7 +46,7 @@ def test_the_files_and_the_screen_say_who_never_trained(capsys: pytest.CaptureFi
     )
     summary = json.loads(Path("a/summary.json").read_text())
     assert [each["kind"] for each in summary["findings"]] == ["untrained"] and summary["adapts"] is False
-    view = load_run(Path("a")).view
+    view = load_run(Path("a")).view()
     assert view.last_round is not None
     np.testing.assert_array_equal(view.last_round, run.last_round)
     assert "never trained" in Path("a/report.html").read_text(encoding="utf-8")

@@ -16,8 +16,8 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._folder import condition_of
 from evenhand.records import LOCK, held
+from evenhand.simulation.folder import condition_of
 from nursery import Child, Nursery
 
 CACHE = Path(__file__).parents[2] / ".jax_cache" / "nursery"

@@ -7,7 +7,6 @@ whenever the run ends; what ``config.json`` says of it, which :mod:`evenhand.cli
 from __future__ import annotations
 
 import dataclasses
-import platform
 import re
 import shutil
 import sys
@@ -19,41 +18,16 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import jax
-import numpy
 from rich.console import Console
 from tyro.conf import arg
 
 from evenhand import simulation
-from evenhand._version import __version__
 from evenhand.cli._arguments import Composed, MethodChoice
 from evenhand.cli._data import DataOptions, check_labels, idle, remarks, without_effect
-from evenhand.cli._folder import (
-    BEST,
-    CHECKPOINT,
-    CLIENTS,
-    CONFIG,
-    FEATURES,
-    METRICS,
-    PARAMS,
-    PERSONAL,
-    REPORT,
-    SUMMARY,
-    append_metrics,
-    begin_checksums,
-    claim,
-    dict_in,
-    free,
-    json_text,
-    metrics_text,
-    read_json,
-    reopen_checksums,
-    replacing,
-    seal,
-    write_text,
-)
+from evenhand.cli._folder import claim, free
+from evenhand.cli._keep import BestRound, Results, Rule, best_so_far, copied, rule_of, with_best
 from evenhand.cli._options import (
     Budget,
-    Form,
     LocalOptions,
     ModelOptions,
     TrainingOptions,
@@ -63,18 +37,6 @@ from evenhand.cli._options import (
     trackers,
     with_noise,
 )
-from evenhand.cli._saved import (
-    BestRound,
-    Results,
-    Rule,
-    best_so_far,
-    copied,
-    load_run,
-    rule_of,
-    with_best,
-    write_params,
-    write_personal,
-)
 from evenhand.cli._terminal import metric_table, overview, remark, say
 from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
@@ -82,22 +44,33 @@ from evenhand.evaluation import feature_scales
 from evenhand.evaluation.metrics import resolved
 from evenhand.expressions import ExpressionError, built
 from evenhand.local import Work
-from evenhand.records import uninterrupted
+from evenhand.records import json_text, read_json, replacing, uninterrupted, write_text, writing
 from evenhand.report import (
-    among,
     compare,
-    covered,
-    honest,
     in_words,
     latest,
     metric_remarks,
     privacy_line,
-    statistics,
     swing,
-    write_clients_csv,
     write_report,
 )
-from evenhand.simulation import Checkpoint, iterate
+from evenhand.simulation import Checkpoint, iterate, load_run
+from evenhand.simulation.folder import (
+    BEST,
+    CHECKPOINT,
+    CONFIG,
+    FEATURES,
+    METRICS,
+    PERSONAL,
+    REPORT,
+    append_metrics,
+    begin_checksums,
+    dict_in,
+    metrics_text,
+    reopen_checksums,
+    seal,
+)
+from evenhand.simulation.saving import configuration, write_results, write_summary
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
 from evenhand.text import counted
@@ -110,7 +83,7 @@ __all__ = [
     "Run",
     "changes",
     "config_file",
-    "configuration",
+    "described",
     "flat",
     "is_group",
     "naming",
@@ -176,7 +149,7 @@ class Run:
         unused = without_effect(options, data)
         if not self._has_local_options():
             unused += flat(self.local)
-        return configuration(self.method.text(), replace(self, data=self.data.rooted()), data, unused)
+        return described(self.method.text(), replace(self, data=self.data.rooted()), data, unused)
 
     def _has_local_options(self) -> bool:
         """Whether the method takes its local work from the options, rather than from its expression."""
@@ -342,11 +315,11 @@ class Place(NamedTuple):
             claim(self.folder, checkpoint=self.is_resumable)
         config, metrics = json_text(self.config), metrics_text(run.history)
         begin_checksums(self.folder, config=config, metrics=metrics)
-        write_text(self.folder / CONFIG, config)
+        _write(self.folder / CONFIG, config)
         if run.data.features is not None:
             features = json_text(run.data.features.to_json())
-            write_text(self.folder / FEATURES, features)
-        write_text(self.folder / METRICS, metrics)
+            _write(self.folder / FEATURES, features)
+        _write(self.folder / METRICS, metrics)
 
 
 def record(
@@ -382,7 +355,7 @@ def record(
                 else:
                     append_metrics(folder, run.history)
                 if rule is not None:
-                    results = partial(_write_results, run=run, unseen=unseen, personal=keeps)
+                    results = partial(write_results, run=run, unseen=unseen, personal=keeps)
                     best = with_best(folder, rule, best, run.view(), results)
                 before, last = last, run
                 # The files need only its metrics and global model, and those of the last round the clients' states.
@@ -399,9 +372,9 @@ def record(
     if last is None:
         remark("Stopped before the first evaluation, so nothing was written.")
         return 130
-    results = partial(_write_results, run=last, unseen=unseen, personal=keeps and not is_released)
+    results = partial(write_results, run=last, unseen=unseen, personal=keeps and not is_released)
     if rule is not None and best is not None:
-        results = partial(copied, best=best, rule=rule, rounds=last.info["rounds"])
+        results = partial(copied, best=best, rule=rule, run=last)
     with uninterrupted():
         if rule is None:  # an edited configuration no longer asks for the best round
             shutil.rmtree(folder / BEST, ignore_errors=True)
@@ -418,68 +391,27 @@ def _tenth(run: simulation.Run | None, rounds: int) -> int:
     return -1 if run is None else 10 * int(run.history["round"][-1]) // max(rounds, 1)
 
 
+def _write(path: Path, text: str) -> None:
+    with writing(path):
+        write_text(path, text)
+
+
 def _finish(folder: Path, run: simulation.Run, rounds: int, results: Results, *, interrupted: bool) -> None:
     """Completes the run folder; ``results`` writes the files that describe the round that is kept."""
     (folder / REPORT).unlink(missing_ok=True)
     reopen_checksums(folder)
-    write_text(folder / METRICS, metrics_text(run.history))
-    summary = {
-        "rounds": int(run.history["round"][-1]),
-        "rounds_asked": rounds,
-        "cohort": run.info["cohort"],
-        "clients": run.data.num_clients,
-        "interrupted": interrupted,
-        "last": {name: values[-1] for name, values in run.history.items()},
-        "seconds": run.info["seconds"],
-        "examples_per_second": run.info["examples_per_second"],
-        "padded": run.info["padded"],
-        "privacy": None if run.privacy is None else run.privacy.in_words(),
-        **results(folder),
-    }
-    write_text(folder / SUMMARY, json_text(summary))
+    _write(folder / METRICS, metrics_text(run.history))
+    write_summary(folder, run, rounds=rounds, about=results(folder), interrupted=interrupted)
     seal(folder)
-    with replacing(folder / REPORT) as temporary:
-        write_report(temporary, [load_run(folder).view])
-
-
-def _write_results(
-    folder: Path, *, run: simulation.Run, unseen: FederatedDataset | None, personal: bool
-) -> dict[str, Any]:
-    """Writes the files that describe the run's latest round, and returns what the summary says about that round."""
-    view = run.view(unseen=unseen)
-    with replacing(folder / CLIENTS) as temporary:
-        write_clients_csv(temporary, view)
-    write_params(folder / PARAMS, run.params)
-    shutil.rmtree(folder / PERSONAL, ignore_errors=True)
-    if personal:
-        write_personal(folder, run.data.client_ids, run.personal_models(), run.personal_clients)
-    about: dict[str, Any] = {
-        "by_class": view.info["by_class"],
-        "constant": view.info.get("constant"),
-        "metrics": view.info["metrics"],
-        "adapts": view.info["adapts"],
-        "findings": [finding._asdict() for finding in view.findings],
-    }
-    seen = honest(view)
-    about["covers"] = {split: covered([seen], split).text for split in view.clients}
-    for split, metrics in view.clients.items():
-        about[split] = {metric: statistics(seen, split, metric) for metric in metrics}
-        if view.malicious is not None:
-            for who in ("all", "honest", "malicious"):
-                part = among(view, who)
-                about[f"{split}_{who}"] = {metric: statistics(part, split, metric) for metric in metrics}
-        if view.unseen is not None and split in view.unseen.clients:  # none of them may have examples in it
-            about[f"{split}_unseen"] = {
-                metric: statistics(view.unseen, split, metric) for metric in view.unseen.clients[split]
-            }
-    return about
+    with writing(folder / REPORT), replacing(folder / REPORT) as temporary:
+        write_report(temporary, [load_run(folder).view()])
 
 
 def _print_result(
     folder: Path, run: simulation.Run, rounds: int, *, interrupted: bool, resumable: bool
 ) -> None:
     console = Console(highlight=False)
-    of = compare(load_run(folder).view)
+    of = compare(load_run(folder).view())
     for notice in of.notices:
         if notice.finding.kind != "scales":  # said before the training
             say(console, notice.text, "yellow")
@@ -546,7 +478,7 @@ class Recorded(NamedTuple):
     options: dict[str, Any]
 
 
-def configuration(
+def described(
     method: str, options: Any, data: FederatedDataset, without_effect: Collection[str] = ()
 ) -> dict[str, Any]:
     """What ``config.json`` holds.
@@ -558,24 +490,8 @@ def configuration(
       without_effect: the options that have none in this run: the file keeps them, and reports leave them out.
     """
     kept = {name: value for name, value in flat(options).items() if name not in ELSEWHERE}
-    return {
-        "method": method,
-        "options": kept,
-        "without_effect": [name for name in kept if name in without_effect],
-        "data": {
-            "name": data.name,
-            "clients": data.num_clients,
-            "client_column": data.client_column,
-            "fingerprint": data.fingerprint,
-            "form": Form.of(data).to_json(),
-        },
-        "versions": {
-            "evenhand": __version__,
-            "jax": jax.__version__,
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-        },
-    }
+    unused = [name for name in kept if name in without_effect]
+    return {**configuration(method, kept, data), "without_effect": unused}
 
 
 def changes(path: Path, config: Mapping[str, Any]) -> list[str]:
