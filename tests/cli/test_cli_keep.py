@@ -16,7 +16,7 @@ from evenhand.cli._keep import rule_of
 from evenhand.simulation import folder as folder_module
 
 ROUNDS = 8
-FILES = ("metrics.jsonl", "clients.csv", "params.npz")
+FILES = ("metrics.jsonl", "clients.csv", "params.npz", "results.npz")
 pytestmark = pytest.mark.usefixtures("no_figures")
 
 
@@ -160,7 +160,14 @@ def test_a_damaged_best_round_is_refused(
     best: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = str(summary(best)["kept"]["round"])
-    for file in ("params.npz", "summary.json", "clients.csv", "personal/0-a.npz", "personal/index.csv"):
+    for file in (
+        "params.npz",
+        "results.npz",
+        "summary.json",
+        "clients.csv",
+        "personal/0-a.npz",
+        "personal/index.csv",
+    ):
         folder = Path(shutil.copytree(best, tmp_path / file.replace("/", "-") / "a"))
         path = folder / "best" / name / file
         data = bytearray(path.read_bytes())

@@ -310,7 +310,8 @@ def condition_of(folder: Path) -> Condition:
     if METRICS not in sums:
         return Condition("none", is_edited=edited)
     length = sums[METRICS].length
-    return Condition("sealed", damaged, edited, length, (folder / METRICS).stat().st_size > length)
+    is_longer = METRICS not in damaged and (folder / METRICS).stat().st_size > length
+    return Condition("sealed", damaged, edited, length, is_longer)
 
 
 def _config_sum(folder: Path) -> Sum:

@@ -265,6 +265,11 @@ class SavedRun(Results):
         """Client id -> where its own model is in the folder."""
         return {entry.client: entry for entry in read_index(self.folder)}
 
+    @property
+    def personal_clients(self) -> NDArray:
+        """Which clients have a model of their own in the folder, bool ``(num_clients,)``."""
+        return np.array([name in self.personal for name in self.known.client_ids])
+
     def predict(self, x: npt.ArrayLike, client: str | int | None = None) -> Any:
         """The model's raw outputs for new examples, as :meth:`evenhand.simulation.Run.predict`.
 
@@ -273,8 +278,8 @@ class SavedRun(Results):
         """
         if self.model is None:
             raise EvenhandError(
-                f"The model of {self.folder} was made in Python: give it, as in eh.load_run(folder, model=model), for "
-                "predict()."
+                f"{self.folder} does not describe its model, which was made in Python or by an earlier version of "
+                "Evenhand: give it for predict(), as in eh.load_run(folder, model=model)."
             )
         examples = unlabelled(x, self.form.shape, self.form.dtype)
         params = self.params if client is None else self.personal_params(self._position(str(client)))
@@ -324,6 +329,10 @@ class SavedRun(Results):
     def report(self, path: str | Path, title: str | None = None) -> Path:
         """Writes one self-contained HTML page about the run and returns its path."""
         return write_report(path, [self.view(title)])
+
+    def _by_class(self, split: str) -> Mapping[str, NDArray] | None:
+        # Folders of earlier versions have this of each client, but not the classes themselves.
+        return super()._by_class(split) or self.shown.classes.get(split)
 
     @property
     def _like(self) -> Params:

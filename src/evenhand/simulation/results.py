@@ -144,8 +144,7 @@ class Results(ABC):
         if name in self.facts.undefined:
             sizes = np.where(undefined(values, name), 0, sizes)
         statistics = summarize(values[name][chosen], sizes[chosen], higher_is_better=is_higher_better(name))
-        if name == "accuracy" and split in self.classes:
-            columns = class_spread(self.classes[split], len(sizes))
+        if name == "accuracy" and (columns := self._by_class(split)) is not None:
             statistics |= summarize_classes({key: column[chosen] for key, column in columns.items()})
         return Summary(statistics, name, split, self._covered(split, who, name))
 
@@ -160,6 +159,10 @@ class Results(ABC):
             view = honest(view._replace(malicious=~self._among(who)))
         words = covered([view], split, metric).text
         return f"{words}, malicious ones included" if who == "all" and self.malicious.any() else words
+
+    def _by_class(self, split: str) -> Mapping[str, NDArray] | None:
+        """How evenly the classes within each evaluated client are served; None where there are no classes."""
+        return class_spread(self.classes[split], len(self._sizes[split])) if split in self.classes else None
 
     @property
     def _sizes(self) -> dict[str, NDArray]:
