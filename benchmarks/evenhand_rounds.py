@@ -21,7 +21,7 @@ from tasks import TASKS, Task, rows, with_real_sizes
 import evenhand as eh
 from evenhand import rounds, streams
 from evenhand.data import FederatedDataset, Split
-from evenhand.simulation import engine, setup, twin
+from evenhand.simulation import Execution, Job, engine, setup, twin
 from evenhand.streams import Keys
 from evenhand.types import Model
 
@@ -54,19 +54,18 @@ class Rounds:
 
     def __init__(self, task: Task, lanes: int | None, devices: int | None) -> None:
         self.task, self.number, self.data = task, 0, dataset(task)
-        self.settings: dict[str, Any] = {
-            "cohort": task.cohort,
-            "seed": 0,
-            "lanes": lanes,
-            "devices": devices,
-            "stream": False,
-        }
-        self.setup = setup.set_up(self.method(network(task)), self.data, **self.settings)
+        self.execution = Execution(lanes=lanes, devices=devices, stream=False)
+        self.setup = self.begun(network(task))
         self.state = self.setup.state
         begin = time.perf_counter()
         self.round(engine, 0)
         self.compile = time.perf_counter() - begin
         self.round(engine, 1)
+
+    def begun(self, model: Model) -> setup.Setup:
+        """The task, set up with this model."""
+        task, method = self.task, self.method(model)
+        return setup.set_up(Job(method, self.data, rounds=1, cohort=task.cohort, execution=self.execution))
 
     def method(self, model: Model) -> eh.Algorithm:
         """Federated averaging with the task's local work."""
@@ -99,7 +98,7 @@ class Rounds:
         model = network(self.task)._replace(
             apply_train=None
         )  # no dropout: two libraries cannot draw the same
-        run = setup.set_up(self.method(model), self.data, **self.settings)
+        run = self.begun(model)
         params = jax.tree.map(np.array, run.state.server.params)
         sizes = self.data.train.sizes
         method, count = run.program.algorithm, self.task.cohort

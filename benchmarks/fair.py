@@ -21,7 +21,7 @@ from rich.table import Table
 from tasks import TASKS, Task
 
 import evenhand as eh
-from evenhand.simulation import engine
+from evenhand.simulation import Execution, Job, engine
 from evenhand.simulation.setup import set_up
 
 LOSSES = "FedAvg and losses"
@@ -52,7 +52,8 @@ class Rounds:
     """A method, ready to run."""
 
     def __init__(self, method: eh.Algorithm, data: eh.data.FederatedDataset, task: Task) -> None:
-        self.setup = set_up(method, data, cohort=task.cohort, seed=0, stream=False)
+        execution = Execution(stream=False)
+        self.setup = set_up(Job(method, data, rounds=1, cohort=task.cohort, execution=execution))
         self.state, self.number, self.task = self.setup.state, 0, task
         self.run(1)
 

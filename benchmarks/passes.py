@@ -25,7 +25,7 @@ import numpy as np
 import evenhand as eh
 from evenhand import tree
 from evenhand.aggregators import in_passes
-from evenhand.simulation import engine
+from evenhand.simulation import Execution, Job, engine
 from evenhand.simulation.setup import set_up
 from evenhand.types import Array, Key, PyTree, Stack, Sum, Upload
 
@@ -98,7 +98,7 @@ class Rounds:
     """A method, ready to run."""
 
     def __init__(self, method: eh.Algorithm, data: eh.data.FederatedDataset) -> None:
-        self.setup = set_up(method, data, cohort=data.num_clients, seed=0, stream=False)
+        self.setup = set_up(Job(method, data, rounds=1, execution=Execution(stream=False)))
         self.state, self.number = self.setup.state, 0
         self.run(1)
 

@@ -12,6 +12,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ import evenhand as eh
 from evenhand.report import RunView, statistics
 
 __all__ = [
+    "Experiment",
     "Measures",
     "accuracy",
     "by_name",
@@ -36,6 +38,20 @@ __all__ = [
 ]
 
 Measures: TypeAlias = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What every experiment takes from the command line; each adds its own options, with their sources."""
+
+    out: Path
+    """Folder that gets the JSON files and the figures."""
+    folder: Path | None = None
+    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
+
+    def under(self, name: str) -> Path | None:
+        """The part of ``folder`` with runs of this name; None: they are not kept."""
+        return self.folder and self.folder / name
 
 
 def accuracy(run: RunView, split: str = "test") -> Measures:

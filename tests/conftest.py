@@ -25,7 +25,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Most of the time goes to tracing and lowering, a twentieth of it to where in the source each operation came from.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
 
 import hypothesis
 import jax
@@ -80,3 +82,54 @@ def _few_programs() -> Iterator[None]:
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips the command line's page, which takes as long as the training; other tests are about it."""
     monkeypatch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
+
+
+@pytest.fixture(scope="module")
+def shared_programs() -> Iterator[None]:
+    """Commands of a module that name the same model, work and method get the same objects, as callers in Python would.
+
+    What one command traced then serves the next, which takes a third of the time of a command on a small table.
+    """
+    from evenhand import expressions
+    from evenhand.cli._options import LocalOptions, ModelOptions
+    from evenhand.systems import stragglers
+
+    models: dict[Any, Any] = {}
+    works: dict[Any, Any] = {}
+    values: dict[Any, list[tuple[Any, Any]]] = {}
+    rebuilt, work_of, built = ModelOptions.rebuilt, LocalOptions.work, expressions.built
+
+    def one_model(options: Any, form: Any) -> Any:
+        key = (options, form)
+        if key not in models:
+            models[key] = rebuilt(options, form)
+        return models[key]
+
+    def one_work(options: Any, model: Any) -> Any:
+        if (options, id(model)) not in works:
+            works[options, id(model)] = model, work_of(options, model)
+        return works[options, id(model)][1]
+
+    def one_value(text: str, kind: type, model: Any, work: Callable[[], Any]) -> Any:
+        made: list[Any] = []
+
+        def noted() -> Any:
+            made.append(work())
+            return made[0]
+
+        known = values.setdefault((text, kind, id(model)), [])
+        for of, value in known:
+            # Asked for again where the expression asked, since the command wants to know whether it did.
+            if of is None or of is work():
+                return value
+        value = built(text, kind, model, noted)
+        known.append((made[0] if made else None, value))
+        return value
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelOptions, "rebuilt", one_model)
+        patch.setattr(LocalOptions, "work", one_work)
+        for command in ("_run", "_study"):
+            patch.setattr(f"evenhand.cli.{command}.built", one_value)
+        patch.setattr("evenhand.cli._run.stragglers", cache(stragglers))
+        yield

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SETTINGS = {"rounds": 50, "cohort": 4, "eval_every": 2, "seed": 3, "lanes": 1}
 
@@ -108,7 +108,9 @@ def _method(name: str):
 
 def _simulate(folder: str, result: str, method: str = "scaffold", rounds: int = SETTINGS["rounds"]) -> int:
     """One run to its end; all its numbers go to the file ``result``."""
-    settings = {**SETTINGS, "rounds": rounds} | ({"cohort": None} if method == "dp_fedavg" else {})
+    settings: dict[str, Any] = {**SETTINGS, "rounds": rounds} | (
+        {"cohort": None} if method == "dp_fedavg" else {}
+    )
     offload = f"{result}-states" if method == "ditto" else None
     run = eh.simulate(
         _method(method), eh.testing.toy_data(), checkpoint=folder or None, offload=offload, **settings

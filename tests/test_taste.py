@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": _WORK | {"risks", "aggregators"},
     "personalization": _WORK | {"aggregators", "algorithms", "rounds"},  # MOCHA runs its own rounds
     "privacy": _WORK | {"aggregators", "algorithms", "risks", "secure"},
+    "build": {"aggregators", "algorithms", "privacy"},
     "evaluation": _METHODS | {"data", "devices", "models"},
     "report": {"errors", "evaluation", "text", "_version"},
     "watch": {"errors"},

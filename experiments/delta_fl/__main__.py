@@ -23,11 +23,11 @@ import tyro
 import evenhand as eh
 from experiments.delta_fl.data import Table, clients, network, shares
 from experiments.delta_fl.settings import MNIST, MNIST_SMALL, PAPER, SHAKESPEARE, SYNTHETIC, Setting
-from experiments.fairness import Measures, collect, measured
+from experiments.fairness import Experiment, Measures, collect, measured
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     data_dir: Path = Path("data")
@@ -35,8 +35,6 @@ class Config:
     tables: tuple[Table, ...] = field(default_factory=lambda: get_args(Table))
     out: Path = Path("experiments/delta_fl/results")
     """Folder that gets a JSON file per table."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     only: tuple[str, ...] = ("",)
     """Methods whose names begin like this (ours: all)."""
     seeds: int = 5
@@ -70,7 +68,7 @@ def methods(config: Config, setting: Setting, model: eh.Model) -> dict[str, eh.A
         optimiser = optax.sgd(1.0)
         if decay != 1.0:
             steps = jnp.array([1.0, decay, decay**2])
-            optimiser = optax.sgd(lambda count: steps[3 * count // setting.rounds])
+            optimiser = optax.sgd(lambda count: steps[3 * jnp.asarray(count) // setting.rounds])
         work = eh.local.sgd(model, rate, epochs=1, batch_size=setting.batch_size)
         return work, {"server_opt": optimiser}
 
@@ -128,7 +126,7 @@ def compare(config: Config, table: Table, setting: Setting) -> None:
                 cohort=math.ceil(share * setting.cohort),
                 eval_every=setting.rounds,
                 measure=partial(measure, config, table, setting),
-                folder=config.folder and config.folder / f"{path.stem}, {share:g}",
+                folder=config.under(f"{path.stem}, {share:g}"),
                 progress=True,
             )
             found |= measured(study)

@@ -18,13 +18,13 @@ import tyro
 
 import evenhand as eh
 from evenhand.studies import Outcome
-from experiments.fairness import by_name
+from experiments.fairness import Experiment, by_name
 from experiments.fedprox.claims import Claim, Trial, trials
 from experiments.fedprox.saved import draw, save, table
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run.  The defaults are the paper's, with the place they come from, or else "ours"."""
 
     claims: tuple[Claim, ...] = field(default_factory=lambda: get_args(Claim))
@@ -123,7 +123,7 @@ def main(config: Config) -> None:
                 eval_every=config.eval_every,
                 systems=eh.systems.stragglers(share) if share else None,
                 measure=partial(unlike, config.variance_every),
-                folder=config.folder and config.folder / f"{name}, {share:.0%}",
+                folder=config.under(f"{name}, {share:.0%}"),
                 progress=True,
             )
             runs |= {trial: by_name(study)[trial.method] for trial in here}

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import tyro
 
 import evenhand as eh
-from experiments.fairness import collect, measured
+from experiments.fairness import Experiment, collect, measured
 from experiments.fedtilt.data import mnist, toy
 from experiments.fedtilt.measures import evenness, local_work, of
 from experiments.fedtilt.methods import fedavg, mnist_methods, toy_methods
@@ -26,8 +26,8 @@ Suite = Literal["toy", "mnist"]
 PLACES = ("client 1, class 1", "client 1, class 2", "client 2, class 1", "client 2, class 2")
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run.  The defaults are the paper's, with the place they come from, or else "ours"."""
 
     suites: tuple[Suite, ...] = field(default_factory=lambda: get_args(Suite))
@@ -40,8 +40,6 @@ class Config:
     """Folder with mnist.npz."""
     out: Path = Path("experiments/fedtilt/results")
     """Folder that gets the JSON files."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     seeds: int = 5
     """Runs, each with data, deal and initial model of its own (ours: the paper shows one)."""
     rounds: int = 50
@@ -82,11 +80,13 @@ def toy_suite(config: Config) -> None:
             seeds=config.seeds,
             eval_every=config.rounds,
             measure=lambda run: dict(zip(PLACES, 100.0 * run.class_metrics().accuracy, strict=True)),
-            folder=config.folder and config.folder / f"toy_{number}",
+            folder=config.under(f"toy_{number}"),
             progress=True,
         )
         anchors = zip(known, ANCHORS[number].values(), strict=False)
-        paper = {name: dict(zip(PLACES, row, strict=True)) for name, row in anchors}
+        paper: dict[str, dict[str, float]] = {
+            name: dict(zip(PLACES, row, strict=True)) for name, row in anchors
+        }
         path, title = config.out / f"toy_{number}.json", f"Toy experiment {number}, class accuracy"
         collect(path, title, asdict(config), measured(study), paper)
 
@@ -108,7 +108,7 @@ def mnist_suite(config: Config) -> None:
             eval_every=config.rounds,
             untrained="initial",  # as the saved numbers, of which one client of 100 never trains at two of five seeds
             measure=partial(evenness, known[ditto], tune),
-            folder=config.folder and config.folder / f"mnist_{setting}",
+            folder=config.under(f"mnist_{setting}"),
             progress=True,
         )
         runs = measured(study)

@@ -18,13 +18,14 @@ def persistent(algorithm: eh.Algorithm, attack: Attack) -> eh.Algorithm:
       attack: what all clients do to their examples.
     """
 
-    assert attack.fresh is not None
+    fresh = attack.fresh
+    assert fresh is not None
 
     def wrapped(phase: eh.types.Phase) -> eh.types.Phase:
         def work(message: PyTree, own: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
             mine = rounds.own_rows(data)
             # The key itself is for the batches.
-            x, y = attack.fresh(mine.x, mine.y, mine.size, stream(key, Purpose.ATTACK))
+            x, y = fresh(mine.x, mine.y, mine.size, stream(key, Purpose.ATTACK))
             return phase.work(message, own, mine._replace(x=x, y=y), key)
 
         return phase._replace(work=work)

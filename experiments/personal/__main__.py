@@ -19,11 +19,11 @@ import tyro
 
 import evenhand as eh
 from evenhand import attacks
-from experiments.fairness import write
+from experiments.fairness import Experiment, write
 from experiments.personal import joint, partly
+from experiments.personal.comparison import Found, Runs, compared, shown
 from experiments.personal.methods import Candidates, candidates
 from experiments.personal.places import PLACES, Place, clients_of, model_of
-from experiments.personal.tuned import Found, Runs, compared, shown
 
 Part = Literal["table", "joint", "partial"]
 Attack = Literal["clean", "A1 50", "A3 10", "A2 50", "A3 20"]
@@ -46,8 +46,8 @@ PAPER: Mapping[str, Mapping[str, float]] = {
 """Fashion MNIST, 500 devices of five classes each, a CNN (tables 1, 5 and 9); Ditto with the best fixed penalty."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     data_dir: Path = Path("data")
@@ -62,8 +62,6 @@ class Config:
     """Only these methods; none: all."""
     out: Path = Path("experiments/personal/results")
     """Folder that gets the JSON files."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     seeds: int = 5
     """0 to 4; a seed decides the clients, too, and who is malicious; further ones tune."""
     tuning: int = 1
@@ -168,7 +166,7 @@ def _runs(
 
 
 def _under(config: Config, *names: str) -> Path | None:
-    return config.folder and config.folder / "_".join(names).replace(" ", "_")
+    return config.under("_".join(names).replace(" ", "_"))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ import tyro
 import evenhand as eh
 from evenhand import privacy
 from evenhand.types import Array, Model
-from experiments.private.tuned import (
+from experiments.fairness import Experiment
+from experiments.private.table import (
+    BY_ERROR,
     Candidate,
     Numbers,
     Runs,
@@ -35,7 +37,8 @@ from experiments.private.tuned import (
     save,
     spent,
     stepping,
-    tuned,
+    study,
+    valid,
     wanted,
 )
 
@@ -58,16 +61,14 @@ PAPER_AT_3 = {"DP-SGD": 3.792, "DP-Adam": 3.286, "AdaDPS, RMSProp": 3.158}
 """The same at epsilon 3 (table 6.1)."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     data_dir: Path = Path("data")
     """Folder with mnist.npz."""
     out: Path = Path("experiments/private/results")
     """Folder that gets autoencoder.json; with another epsilon than 1.6, in a folder of its own."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     methods: tuple[str, ...] = ()
     """Only these methods, beside what the file has of others; none: all."""
     epsilon: float = 1.6
@@ -108,7 +109,7 @@ def images(config: Config) -> Images:
         eh.data.Split(x, np.zeros(len(x), np.float32), np.array([0, len(x)]))
         for x in (train[private], train[valid], test)
     ]
-    data = eh.data.FederatedDataset(*splits, ("all",), name="mnist")
+    data = eh.data.FederatedDataset(splits[0], splits[1], splits[2], ("all",), name="mnist")
     return Images(data, (jnp.asarray(train[public]), jnp.zeros(len(public))))
 
 
@@ -213,16 +214,16 @@ def main(config: Config) -> None:
     usual = config.epsilon == Config.epsilon
     printed = {1.6: PAPER, 3.0: PAPER_AT_3}.get(config.epsilon, {})
     path = config.out / ("" if usual else f"epsilon_{config.epsilon:g}") / "autoencoder.json"
-    runs = Runs(data, config.seeds, config.tuning, error, min, folder=config.folder)
+    runs = Runs(data, config.seeds, config.tuning, BY_ERROR, config.folder)
     before = earlier(path, asdict(config))
     found: dict[str, Any] = before.get("error", {})
     promised: dict[str, Any] = before.get("privacy", {})
     for name in wanted(every, config.methods or tuple(printed)):
         each = every[name]
-        best, swept, outcomes = tuned(name, each, runs)
+        best, tuning, outcomes = study(name, each, runs)
         test = [100 * error(outcome, "test") for outcome in outcomes]
-        valid = {setting: 100 * score for setting, score in swept.items()}
-        found[name] = {"chosen": dict(best), "valid": valid, "test": test, "paper": printed.get(name)}
+        chosen_by = valid(tuning, lambda outcome, split: 100 * error(outcome, split))
+        found[name] = {"chosen": dict(best), "valid": chosen_by, "test": test, "paper": printed.get(name)}
         print(f"{name:20} {np.mean(test):6.3f} ± {np.std(test, ddof=1):.3f}  {dict(best)}", flush=True)
         work = each.make(best)
         if work.privacy is not None:

@@ -18,7 +18,7 @@ import numpy as np
 import tyro
 
 import evenhand as eh
-from experiments.fairness import write
+from experiments.fairness import Experiment, write
 from experiments.private.budgets import Found, Runs, over_budgets
 from experiments.private.clients import label_shift
 from experiments.private.rivals import Setting, rivals
@@ -35,14 +35,12 @@ SETTING = replace(LABEL_SHIFT, rounds=1000, clips=(0.09, 0.11, 0.13, 0.15), rate
 """Appendix D.2, with its clips in the units of an update; bound of the losses and share of the budget are fixed."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     out: Path = Path("experiments/private/results")
     """Folder that gets end_to_end.json."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     epsilons: tuple[float, ...] = (3.0, 5.0, 10.0)
     """Appendix D.2, which has 15 and 20 too."""
     thetas: tuple[float, ...] = (0.5, 0.25)

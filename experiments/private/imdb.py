@@ -27,8 +27,9 @@ import tyro
 import evenhand as eh
 from evenhand import privacy
 from evenhand.studies import Outcome
+from experiments.fairness import Experiment
 from experiments.private import imdb_more
-from experiments.private.tuned import Candidate, Numbers, Runs, earlier, save, spent, tuned, wanted
+from experiments.private.table import Candidate, Numbers, Runs, earlier, save, spent, study, valid, wanted
 from experiments.robust.breakdown import accuracy
 
 NDArray = npt.NDArray[Any]
@@ -49,16 +50,14 @@ PAPER_TFIDF = {"DP-SGD": 68.0, "DP-Adam": 65.0, "AdaDPS, TF-IDF": 80.0, "ideal":
 """The same on TF-IDF features (table 6.4)."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     data_dir: Path = Path("data")
     """Folder with imdb_bow.npz."""
     out: Path = Path("experiments/private/results")
     """Folder that gets imdb.json."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     methods: tuple[str, ...] = ()
     """Only these methods, beside what the file has of others; none: all."""
     features: Literal["counts", "tfidf"] = "counts"
@@ -129,7 +128,7 @@ def _read(config: Config) -> Texts:
             (test, labels["test"], chosen),
         )
     ]
-    data = eh.data.FederatedDataset(*splits, ("all",), name="imdb")
+    data = eh.data.FederatedDataset(splits[0], splits[1], splits[2], ("all",), name="imdb")
     shown = jnp.asarray(train[public]), jnp.asarray(labels["train"][public])
     return Texts(data, shown, others, weights)
 
@@ -151,7 +150,8 @@ def candidates(config: Config) -> dict[str, Candidate]:
     common: dict[str, Any] = {"noise_multiplier": noise, "rate": rate, "steps": steps}
     plain: dict[str, Any] = {"steps": steps, "batch_size": config.batch}
     clips = (0.1, 0.5)
-    frequencies = privacy.token_frequencies(model, np.asarray(public[0]) * 290)
+    counts: Any = np.asarray(public[0]) * 290
+    frequencies = privacy.token_frequencies(model, counts)
 
     def sgd(n: Numbers) -> eh.local.Work:
         return privacy.dp_sgd(model, n["lr"], clip=n["clip"], **common)
@@ -200,7 +200,7 @@ def candidates(config: Config) -> dict[str, Candidate]:
 def main(config: Config) -> None:
     """Tunes each method by validation reviews, runs it with the other seeds, and writes what came of it."""
     data, every = texts(config).data, candidates(config)
-    runs = Runs(data, config.seeds, config.tuning, _accuracy, folder=config.folder)
+    runs = Runs(data, config.seeds, config.tuning, folder=config.folder)
     printed, folder = (PAPER, "") if config.features == "counts" else (PAPER_TFIDF, config.features)
     path = config.out / folder / "imdb.json"
     before = earlier(path, asdict(config))
@@ -208,9 +208,10 @@ def main(config: Config) -> None:
     given_away: dict[str, Any] = before.get("privacy", {})
     for name in wanted(every, config.methods):
         each = every[name]
-        best, swept, outcomes = tuned(name, each, runs)
+        best, tuning, outcomes = study(name, each, runs)
         test = [_accuracy(outcome, "test") for outcome in outcomes]
-        found[name] = {"chosen": dict(best), "valid": swept, "test": test, "paper": printed.get(name)}
+        swept, paper = valid(tuning, _accuracy), printed.get(name)
+        found[name] = {"chosen": dict(best), "valid": swept, "test": test, "paper": paper}
         given_away[name] = _spent(each, best)
         print(f"{name:20} {np.mean(test):5.1f} ± {np.std(test, ddof=1):.1f}  {dict(best)}", flush=True)
         content = {"accuracy": found, "privacy": given_away}

@@ -118,7 +118,8 @@ def scaled_by_tfidf(
     model: eh.Model, others: NDArray, common: Mapping[str, Any]
 ) -> tuple[Make, Mapping[str, Sequence[Any]]]:
     """AdaDPS by the TF-IDF of words in other reviews, and the six settings that are tried of it."""
-    scales = privacy.tfidf_scales(model, others, special=())
+    counts: Any = others
+    scales = privacy.tfidf_scales(model, counts, special=())
 
     def make(n: Numbers) -> eh.local.Work:
         return privacy.adadps(model, n["lr"], clip=n["clip"], divided_by=scales, **common)
@@ -168,7 +169,8 @@ def _frequencies(model: eh.Model, others: NDArray, length: int | None) -> Params
     if length is not None:
         missing = np.maximum(length - others.sum(axis=1, dtype=np.int64), 0).mean()
         padding = max(1.0, float(missing / others.mean(axis=0).max()))
-    return privacy.token_frequencies(model, others, most=1e4 / padding, unit=100.0 / padding)
+    counts: Any = others
+    return privacy.token_frequencies(model, counts, most=1e4 / padding, unit=100.0 / padding)
 
 
 def _two_queries(model: eh.Model, given: Mapping[str, Any]) -> Make:

@@ -16,6 +16,7 @@ from typing import Any
 import tyro
 
 import evenhand as eh
+from experiments.fairness import Experiment
 from experiments.private import imdb
 from experiments.private.sweeps import Sweep, Task, chosen_by, run
 from experiments.robust.breakdown import accuracy
@@ -32,8 +33,8 @@ PAPER: dict[str, Any] = {
 """Test accuracy in percent, read off figures 6.11 and 6.12, the latter at epsilon 3.0 and over 100 epochs."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     imdb: imdb.Config = field(default_factory=imdb.Config)

@@ -30,7 +30,9 @@ import evenhand as eh
 from evenhand import privacy
 from evenhand.evaluation import worst
 from evenhand.types import Array, Key, Model, Params
-from experiments.private.tuned import (
+from experiments.fairness import Experiment
+from experiments.private.table import (
+    BY_ERROR,
     Candidate,
     Numbers,
     Runs,
@@ -39,7 +41,8 @@ from experiments.private.tuned import (
     save,
     spent,
     stepping,
-    tuned,
+    study,
+    valid,
     wanted,
 )
 
@@ -72,16 +75,14 @@ PRINTED: dict[str, Numbers] = {
 """Table 6.12, where the ablations' are missing; the last, which is ours, has steps as long as DP2's."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     data_dir: Path = Path("data")
     """Folder with movielens_100k.npz."""
     out: Path = Path("experiments/private/results")
     """Folder that gets movielens.json."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     methods: tuple[str, ...] = ()
     """Only these methods, beside what the file has of others; none: all."""
     as_printed: bool = False
@@ -131,7 +132,9 @@ class Ratings:
                 eh.data.Split(self._x[rows], self._y[rows], np.array([0, len(rows)]))
                 for rows in (private, valid, test)
             ]
-            self._of_seed[seed] = eh.data.FederatedDataset(*splits, ("all",), name="movielens")
+            self._of_seed[seed] = eh.data.FederatedDataset(
+                splits[0], splits[1], splits[2], ("all",), name="movielens"
+            )
         return self._of_seed[seed]
 
 
@@ -179,7 +182,7 @@ def candidates(config: Config, ratings: Ratings) -> dict[str, Candidate]:
     noise = privacy.noise_for(epsilon=config.epsilon, rate=rate, steps=steps, delta=config.delta)
     common: dict[str, Any] = {"noise_multiplier": noise, "rate": rate, "steps": steps}
     # Two queries of a sample are one with a noise multiplier that is smaller by the root of two.
-    twice = common | {"noise_multiplier": 2**0.5 * noise}
+    twice: dict[str, Any] = common | {"noise_multiplier": 2**0.5 * noise}
 
     def sgd(n: Numbers) -> eh.local.Work:
         return privacy.dp_sgd(model, stepping(optax.sgd, n["lr"]), clip=n["clip"], **common)
@@ -263,7 +266,14 @@ def constant(ratings: Ratings, seeds: int) -> dict[str, list[float]]:
 def main(config: Config) -> None:
     """Tunes each method by validation ratings, runs it with the other seeds, and writes what came of it."""
     ratings = Ratings(config)
-    runs = Runs(ratings, config.seeds, config.tuning, error, min, config.folder, served)
+    runs = Runs(
+        ratings,
+        config.seeds,
+        config.tuning,
+        BY_ERROR,
+        config.folder,
+        served,
+    )
     path = config.out / ("as_printed" if config.as_printed else "") / "movielens.json"
     before = earlier(path, asdict(config))
     found: dict[str, Any] = before.get("error", {"constant": constant(ratings, config.seeds)})
@@ -271,10 +281,16 @@ def main(config: Config) -> None:
     every = candidates(config, ratings)
     for name in wanted(every, config.methods):
         each = every[name]
-        best, swept, outcomes = tuned(name, each, runs)
+        best, tuning, outcomes = study(name, each, runs)
         told = {what: [float(o.measures[what][-1]) for o in outcomes] for what in ("users", "worst10")}
         test = [error(outcome, "test") for outcome in outcomes]
-        found[name] = {"chosen": dict(best), "valid": swept, "test": test, **told, "paper": PAPER[name]}
+        found[name] = {
+            "chosen": dict(best),
+            "valid": valid(tuning, error),
+            "test": test,
+            **told,
+            "paper": PAPER[name],
+        }
         print(
             f"{name:20} {np.mean(test):5.2f}, worst tenth {np.mean(told['worst10']):5.2f}  {dict(best)}",
             flush=True,

@@ -16,9 +16,10 @@ from typing import Any
 
 import tyro
 
+from experiments.fairness import Experiment
 from experiments.private import movielens
 from experiments.private.sweeps import Sweep, Task, chosen_by, run
-from experiments.private.tuned import error
+from experiments.private.table import error
 
 PAPER: dict[str, Any] = {
     "budgets": {
@@ -35,8 +36,8 @@ PAPER: dict[str, Any] = {
 """Mean squared error on test ratings, read off figures 6.11 and 6.12, over 50 epochs."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     movielens: movielens.Config = field(default_factory=movielens.Config)

@@ -12,7 +12,7 @@ import optax
 import evenhand as eh
 from evenhand import privacy
 from experiments.private.rivals import Numbers, Rival
-from experiments.private.tuned import stepping
+from experiments.private.table import stepping
 
 __all__ = ["Pooled", "pooled_rivals"]
 

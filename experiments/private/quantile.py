@@ -26,18 +26,20 @@ from matplotlib.figure import Figure
 from evenhand.privacy import Histogram, histogram_for
 from evenhand.privacy.quantile import Sensitivity
 from evenhand.types import Array, Key
-from experiments.fairness import picture, write
+from experiments.fairness import Experiment, picture, write
 
 Data: TypeAlias = Literal["uniform", "chi-square"]
 Panel: TypeAlias = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     out: Path = Path("experiments/private/results")
     """Folder that gets quantile.json and quantile.png."""
+    folder: tyro.conf.Suppress[None] = None
+    """There are no runs to keep."""
     clients: int = 256
     """Section 7.6: 256."""
     bins: int = 64

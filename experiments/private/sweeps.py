@@ -23,7 +23,7 @@ from evenhand import privacy
 from evenhand.studies import Outcome
 from evenhand.types import Model, Release
 from experiments.fairness import picture
-from experiments.private.tuned import Candidate, Numbers, Runs, earlier, save, spent, tuned, wanted
+from experiments.private.table import Candidate, Numbers, Runs, earlier, save, spent, study, wanted
 
 __all__ = ["COLORS", "Sweep", "Task", "chosen_by", "one_epoch", "run"]
 
@@ -201,12 +201,10 @@ def _curves(task: Task, work: eh.local.Work, *, seed: int) -> dict[str, Any]:
 
 
 def _tested(task: Task, title: str, make: Any, numbers: Numbers, folder: Path | None) -> list[float]:
-    def score(outcome: Outcome, _: str) -> float:
-        return task.score(outcome)
-
-    runs = Runs(task.data, task.config.seeds, 0, score, folder=folder)
+    runs = Runs(task.data, task.config.seeds, 0, folder=folder)
     grid = {key: (value,) for key, value in numbers.items()}
-    return [task.score(each) for each in tuned(title, Candidate(make, grid), runs).outcomes]
+    *_, outcomes = study(title, Candidate(make, grid), runs)
+    return [task.score(outcome) for outcome in outcomes]
 
 
 def figure(found: Mapping[str, Any], epsilon: float, metric: str) -> Figure:

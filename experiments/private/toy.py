@@ -22,11 +22,12 @@ from evenhand import privacy
 from evenhand.report import statistics
 from evenhand.studies import Outcome
 from evenhand.types import Array, Key, Model, Params
-from experiments.private.tuned import save, spent
+from experiments.fairness import Experiment
+from experiments.private.table import save, spent
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     out: Path = Path("experiments/private/results")
@@ -105,6 +106,7 @@ def main(config: Config) -> None:
         seeds=config.seeds,
         eval_every=1,
         select=("train", "mean"),
+        folder=config.folder,
     )
     found: dict[str, list[float]] = {name: [] for name in every}
     for outcome in study.outcomes:

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import evenhand as eh
-from experiments.fairness import picture, write
+from experiments.fairness import Experiment, picture, write
 from experiments.private.budgets import Found, Runs, over_budgets
 from experiments.private.clients import PlaceName, label_shift, mnist, pooled_mnist, public_images
 from experiments.private.pooled import Pooled, pooled_rivals
@@ -87,16 +87,14 @@ LOWEST = 45.0
 """Accuracies below it are told in numbers."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run; all of it is ours."""
 
     data_dir: Path = Path("data")
     """Folder with mnist.npz; label shift needs no file."""
     out: Path = Path("experiments/private/results")
     """Folder that gets worst_tenth.json and worst_tenth.png."""
-    folder: Path | None = None
-    """Folder that keeps each run: with it, an experiment that was stopped goes on."""
     places: tuple[PlaceName, ...] = field(default_factory=lambda: get_args(PlaceName))
     methods: tuple[str, ...] = ()
     """Only these methods; none: all."""
@@ -134,7 +132,7 @@ def main(config: Config) -> None:
 def everything(config: Config, name: PlaceName) -> tuple[Runs, dict[str, Rival], tuple[float, ...]]:
     """How one place is run, and the methods and budgets that are compared there."""
     model = eh.models.softmax_regression(features=20 if name == "label shift" else 784, classes=10)
-    common = config.seeds, config.tuning, "valid_mean", config.folder and config.folder / name
+    common = config.seeds, config.tuning, "valid_mean", config.under(name)
     if name == "pooled mnist":
         pooled = config.pooled_mnist
         place = partial(pooled_mnist, config.data_dir, pooled.clients, pooled.public)

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import tyro
 
 import evenhand as eh
-from experiments.fairness import accuracy, collect, views
+from experiments.fairness import Experiment, accuracy, collect, views
 from experiments.qffl.data import adult, synthetic
 from experiments.qffl.figure import draw
 from experiments.qffl.methods import against_afl, by_device, course, each_its_own, family
@@ -27,8 +27,8 @@ from experiments.qffl.paper import ADULT, HETEROGENEITY, TEST, TRAIN
 Claim = Literal["afl", "fairness", "heterogeneity"]
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run.  The defaults are the paper's, with the place they come from, or else "ours"."""
 
     claims: tuple[Claim, ...] = field(default_factory=lambda: get_args(Claim))
@@ -37,8 +37,6 @@ class Config:
     """Folder with adult.npz, for table 4.2."""
     out: Path = Path("experiments/qffl/results")
     """Folder that gets the JSON files and the picture."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     seeds: int = 5
     """Section 4.6: five splits, five initialisations.  A seed makes a synthetic data set of its own (ours)."""
     clients: int = 100
@@ -123,7 +121,7 @@ def _study(config: Config, name: Claim, powers: Sequence[float], data: Any, roun
         select=eh.studies.Rule("valid", "weighted_mean", within=0.01, then="variance", near="q=0"),
         cohort=config.cohort,
         eval_every=config.eval_every,
-        folder=config.folder and config.folder / name,
+        folder=config.under(name),
         progress=True,
     )
 
@@ -137,7 +135,7 @@ def afl(config: Config) -> None:
         rounds=config.afl_rounds,
         seeds=config.seeds,
         eval_every=config.afl_rounds,
-        folder=config.folder and config.folder / "adult",
+        folder=config.under("adult"),
         progress=True,
     )
     found = {name: [by_device(run) for run in each] for name, each in views(study).items()}

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 import tyro
 
-from experiments.fairness import Measures, write
+from experiments.fairness import Experiment, Measures, write
 from experiments.robust import least_squares, rfa, rivals, synthetic
 from experiments.robust.breakdown import Cells, Map, cells, tuned
 from experiments.robust.data import Deal
@@ -24,8 +24,8 @@ from experiments.robust.figure import draw, summary
 Part = Literal["map", "least squares", "synthetic", "rfa", "rivals"]
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     data_dir: Path = Path("data")
@@ -34,8 +34,6 @@ class Config:
     """Which of the experiments."""
     out: Path = Path("experiments/robust/results")
     """Folder that gets the JSON files and the figures."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     seeds: int = 5
     """0 to 4; a seed decides the clients, too, and who is malicious."""
     fractions: tuple[float, ...] = (0.2, 0.3, 0.45)
@@ -187,7 +185,7 @@ def _later(config: Config) -> range:
 
 
 def _at(config: Config, name: str) -> Path | None:
-    return config.folder and config.folder / name
+    return config.under(name)
 
 
 def main(config: Config) -> None:

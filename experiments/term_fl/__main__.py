@@ -20,7 +20,7 @@ import tyro
 
 import evenhand as eh
 from evenhand.studies import Family, Rule
-from experiments.fairness import Measures, collect, measured
+from experiments.fairness import Experiment, Measures, collect, measured
 from experiments.term_fl.data import Label, Mixtures, apart, devices, sizes_like_vehicle, skewed
 from experiments.term_fl.methods import agnostic, chosen, family, fedavg
 
@@ -35,8 +35,8 @@ PAPER = {
 """Table 7.5, on Vehicle."""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours".  "Code" is that of the paper."""
 
     data_dir: Path = Path("data")
@@ -47,8 +47,6 @@ class Config:
     """The paper's 30 rounds at FedAvg's best rate; more rounds of it; 30 rounds at the paper's rate."""
     out: Path = Path("experiments/term_fl/results")
     """Folder that gets the JSON files."""
-    folder: Path | None = None
-    """Folder that keeps each run (ours): with it, an experiment that was stopped goes on."""
     seeds: int = 5
     """Code: partition seeds 1 to 5; here 0 to 4.  A seed decides the devices too."""
     devices: int = 23
@@ -130,7 +128,7 @@ def comparison(config: Config, form: Form, table: Table) -> None:
         running_tilts=config.running_tilts,
         powers=config.powers,
     )
-    data, folder = partial(dataset, config, form), config.folder and config.folder / f"{form}_{table}"
+    data, folder = partial(dataset, config, form), config.under(f"{form}_{table}")
     study = eh.study(
         {name: Family(("form",), lambda numbers, of=of: of[numbers["form"]]) for name, of in known.items()},
         data,
@@ -197,7 +195,7 @@ def tune(config: Config) -> None:
                 cohort=config.cohort,
                 eval_every=config.rounds,
                 measure=partial(_fit, config),
-                folder=config.folder and config.folder / f"{form}_tuning",
+                folder=config.under(f"{form}_tuning"),
                 progress=True,
             )
             found |= measured(study)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["Devices", "copies", "dealt", "everywhere", "here", "local", "over"]
+__all__ = ["Devices", "as_entry", "copies", "dealt", "entry", "everywhere", "here", "local", "over"]
 
 _AXIS = "clients"
 
@@ -30,27 +30,19 @@ class Devices(NamedTuple):
         """How many they are."""
         return 1 if self.mesh is None else self.mesh.size
 
-    def each(self, function: Callable[[Any, Any], Any], dealt: Any, shared: Any) -> Any:
-        """``function(entry, shared)`` of every device's entry, run by that device.
+    def spread(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """``function(dealt, shared)`` as run by every device on its own part of ``dealt``, and on all of ``shared``.
 
-        Args:
-          function: may close over no array that an earlier exchange of the round has made: JAX gives that array's zeros
-            and its rows the placement of all devices, and refuses them on one.
-          dealt: leaves ``(size, ...)``, as those of the result.
-          shared: what every device gets whole.
+        ``dealt`` and the result have leaves ``(size, ...)``, of which ``function`` sees and gives a leading axis of 1
+        (:func:`entry`, :func:`as_entry`).
         """
-
-        def on_device(mine: Any, shared: Any) -> Any:
-            entry = jax.tree.map(lambda leaf: leaf[0], mine)
-            return jax.tree.map(lambda leaf: leaf[None], function(entry, shared))
-
+        # The function may close over no array that an earlier exchange of the round has made: JAX gives that array's
+        # zeros and its rows the placement of all devices, and refuses them on one.
         if self.mesh is None:
-            return on_device(dealt, shared)
-        each = PartitionSpec(_AXIS)
-        specs = (each, PartitionSpec())
-        return jax.shard_map(on_device, mesh=self.mesh, in_specs=specs, out_specs=each, check_vma=False)(
-            dealt, shared
-        )
+            return function
+        dealt = PartitionSpec(_AXIS)
+        specs = (dealt, PartitionSpec())
+        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=dealt, check_vma=False)
 
     def whole(self, values: Any) -> Any:
         """The values, replicated on each device."""
@@ -75,6 +67,16 @@ class Devices(NamedTuple):
         return jax.tree.map(
             lambda leaf: lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec(leaf))), values
         )
+
+
+def entry(dealt: Any) -> Any:
+    """A device's own entry of what was dealt."""
+    return jax.tree.map(lambda leaf: leaf[0], dealt)
+
+
+def as_entry(value: Any) -> Any:
+    """A device's own entry of a result that is dealt."""
+    return jax.tree.map(lambda leaf: leaf[None], value)
 
 
 def over(devices: int) -> Mesh | None:

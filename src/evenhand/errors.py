@@ -146,8 +146,8 @@ _LIKENESS = 0.7
 """Least likeness of a misspelt word to the right one: one letter swapped, lost or added in five or more."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The one of ``known`` that ``word`` most likely misspells, or None if it resembles none.
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The one of ``words`` that ``word`` most likely misspells, or None if it resembles none.
 
     Case, hyphens, underscores and spaces do not count.
 
@@ -158,16 +158,16 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
       'mlp'
       >>> nearest("krum", ["fedavg", "fedprox"])
     """
-    folded, misspelt = {_folded(name): name for name in known}, _folded(word)
+    folded, misspelt = {_folded(name): name for name in words}, _folded(word)
     close = get_close_matches(misspelt, folded, n=1, cutoff=_LIKENESS)
     # A short word with two letters swapped is less alike than that.
     close += [name for name in folded if sorted(name) == sorted(misspelt)]
     return folded[close[0]] if close else None
 
 
-def perhaps(word: str, known: Iterable[str]) -> str:
+def perhaps(word: str, words: Iterable[str]) -> str:
     """``" (perhaps you meant ...)"``, to follow a misspelt word in a sentence; ``""`` if it resembles none."""
-    meant = nearest(word, known)
+    meant = nearest(word, words)
     return "" if meant is None else f" (perhaps you meant {meant})"
 
 

@@ -313,16 +313,16 @@ def _distinct_owners(key: Key, last: Array, m: int) -> Array:
     vacant = jnp.int32(last.shape[0])
 
     def more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        found, _, batch = carry
-        new = jnp.concatenate([found, _owners(jax.random.fold_in(key, batch), last, m)])
+        chosen, _, batch = carry
+        new = jnp.concatenate([chosen, _owners(jax.random.fold_in(key, batch), last, m)])
         order = jnp.argsort(new, stable=True)
         ranked = new[order]
         fresh = (ranked != jnp.roll(ranked, 1)) & (ranked < vacant)
         fresh = fresh.at[0].set(ranked[0] < vacant)
         kept = jnp.zeros(2 * m, bool).at[order].set(fresh)
         place = jnp.where(kept, jnp.cumsum(kept.astype(jnp.int32)) - 1, m)
-        found = jnp.full(m, vacant).at[place].set(new, mode="drop")
-        return found, jnp.minimum(jnp.sum(kept.astype(jnp.int32)), m), batch + 1
+        chosen = jnp.full(m, vacant).at[place].set(new, mode="drop")
+        return chosen, jnp.minimum(jnp.sum(kept.astype(jnp.int32)), m), batch + 1
 
     begin = (jnp.full(m, vacant), jnp.int32(0), jnp.int32(0))
     return jax.lax.while_loop(lambda carry: carry[1] < m, more, begin)[0]

@@ -61,15 +61,15 @@ def visible(text: object) -> str:
     return "".join(_escaped(c) if _is_hidden(c) else c for c in str(text))
 
 
-def counted(count: int, what: str) -> str:
-    """``"1 client"``, ``"1,000 clients"``: ``what`` is a singular whose plural adds s, or es after an s.
+def counted(count: int, noun: str) -> str:
+    """``"1 client"``, ``"1,000 clients"``: ``noun`` is a singular whose plural adds s, or es after an s.
 
     Example:
       >>> counted(1, "class"), counted(2, "class"), counted(1000, "client")
       ('1 class', '2 classes', '1,000 clients')
     """
-    ending = "" if count == 1 else "es" if what.endswith("s") else "s"
-    return f"{count:,} {what}{ending}"
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def isolated(text: object) -> str:
@@ -121,10 +121,10 @@ def spreadsheet_name(cell: str) -> str:
       ('=SUM(A1)', "'s-Gravenhage")
     """
 
-    def character(found: re.Match[str]) -> str:
-        backslashes, code = len(found[1]), found[2]
+    def character(match: re.Match[str]) -> str:
+        backslashes, code = len(match[1]), match[2]
         if not _is_hidden(_character(code)):  # not one that spreadsheet_cell() wrote
-            return found[0]
+            return match[0]
         return "\\" * (backslashes // 2) + (_character(code) if backslashes % 2 else code)
 
     return _CODED.sub(character, cell[1:] if _QUOTED.match(cell) else cell)

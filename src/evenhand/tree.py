@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from evenhand.types import Array, PyTree
 
 __all__ = [
     "add",
     "among",
+    "divide",
+    "form",
     "mix",
     "norm",
     "scale",
     "select",
+    "stack",
     "subtract",
     "take",
     "weighted_mean",
+    "zeros",
     "zeros_like",
 ]
+
+
+def form(tree: PyTree) -> tuple[Any, tuple[Hashable, ...]]:
+    """The structure of a tree, and the shape and dtype of each of its arrays; equal for trees of one form."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
+def zeros(shapes: PyTree) -> PyTree:
+    """A tree of zeros of these shapes and dtypes, such as a result of ``jax.eval_shape``."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def stack(trees: Sequence[PyTree]) -> PyTree:
+    """One tree of trees of one form, with a new leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def zeros_like(tree: PyTree) -> PyTree:
@@ -34,6 +58,11 @@ def add(a: PyTree, b: PyTree) -> PyTree:
 def subtract(a: PyTree, b: PyTree) -> PyTree:
     """``a - b``, leaf by leaf."""
     return jax.tree.map(jnp.subtract, a, b)
+
+
+def divide(a: PyTree, b: PyTree) -> PyTree:
+    """``a / b``, leaf by leaf."""
+    return jax.tree.map(jnp.divide, a, b)
 
 
 def scale(factor: Array | float, tree: PyTree) -> PyTree:

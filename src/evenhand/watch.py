@@ -80,11 +80,11 @@ def watchers(watch: Watch) -> list[Watcher]:
       EvenhandError: it holds something else.
     """
     given: Any = [] if watch is None else watch
-    several = isinstance(given, list | tuple) and not isinstance(given, Watcher)
-    found: list[Any] = list(given) if several else [given]
-    for each in found:
-        expect("watch", each, Watcher, 'eh.watch.tensorboard("logs")')
-    return found
+    several = isinstance(given, list | tuple) and not isinstance(given, Watcher)  # which is a tuple as well
+    trackers: list[Any] = list(given) if several else [given]
+    for tracker in trackers:
+        expect("watch", tracker, Watcher, 'eh.watch.tensorboard("logs")')
+    return trackers
 
 
 # --- a run and its trackers ---------------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ class Watching:
         }
         self._watched: list[Watched] = []
         self._shown = 0
-        for each in trackers:
+        for tracker in trackers:
             with _forgiving(name):
-                self._watched.append(each.begin(name, plain))
+                self._watched.append(tracker.begin(name, plain))
         self._name = name
 
     def show(self, history: Mapping[str, Any]) -> None:
@@ -120,25 +120,25 @@ class Watching:
             for i, round in enumerate(rounds)
         ]
 
-        def log(each: Watched) -> None:
+        def log(tracker: Watched) -> None:
             for round, numbers in rows[self._shown :]:
                 # Before the first round, what a method reports does not exist.
-                known = {name: x for name, x in numbers.items() if round or not math.isnan(x)}
-                each.log(round, known)
+                measured = {name: x for name, x in numbers.items() if round or not math.isnan(x)}
+                tracker.log(round, measured)
 
-        self._tell(log)
+        self._call(log)
         self._shown = len(rows)
 
     def end(self, status: str) -> None:
         """Says how the run ended."""
-        self._tell(lambda each: each.end(status))
+        self._call(lambda tracker: tracker.end(status))
 
-    def _tell(self, act: Callable[[Watched], None]) -> None:
+    def _call(self, act: Callable[[Watched], None]) -> None:
         kept: list[Watched] = []
-        for each in self._watched:
+        for tracker in self._watched:
             with _forgiving(self._name):
-                act(each)
-                kept.append(each)
+                act(tracker)
+                kept.append(tracker)
         self._watched = kept
 
 
@@ -234,12 +234,10 @@ def mlflow(uri: str | None = None, *, experiment: str = "evenhand") -> Watcher:
 
     def begin(name: str, config: Mapping[str, Any]) -> Watched:
         client, entities = package.MlflowClient(uri), package.entities
-        known = client.get_experiment_by_name(experiment)
-        place = client.create_experiment(experiment) if known is None else known.experiment_id
+        existing = client.get_experiment_by_name(experiment)
+        place = client.create_experiment(experiment) if existing is None else existing.experiment_id
         run = client.create_run(place, run_name=name).info.run_id
-        parameters = [
-            entities.Param(key, str(setting)[:_LONGEST_PARAMETER]) for key, setting in config.items()
-        ]
+        parameters = [entities.Param(key, str(x)[:_LONGEST_PARAMETER]) for key, x in config.items()]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             client.log_batch(run, params=parameters[first : first + _MOST_PARAMETERS])
 

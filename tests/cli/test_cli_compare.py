@@ -17,6 +17,8 @@ from evenhand.cli import main
 from evenhand.cli._show import TOPICS
 from evenhand.simulation import load_run
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 QUICK = ["--data", "digits", "--clients", "6", "--rounds", "2", "--quiet"]
 
 
@@ -80,6 +82,7 @@ def test_a_study_that_has_not_ended_has_no_results(
         )
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
@@ -103,6 +106,7 @@ def test_runs_that_do_not_compare_are_only_shown(
     assert 'class="number best"' not in text and "served best" not in text
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_seeds_of_a_method_are_one_row(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

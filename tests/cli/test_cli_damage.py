@@ -33,7 +33,7 @@ RUN = ["run", "fedavg", "--data", "synthetic:1,1", "--clients", "3", "--cohort",
 RUN += ["--checkpoint", "0", "--quiet"]
 
 
-pytestmark = pytest.mark.usefixtures("no_figures")
+pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
 
 
 @pytest.fixture(scope="module")

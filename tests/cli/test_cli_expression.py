@@ -30,6 +30,8 @@ from evenhand.expressions import (
 from evenhand.local import Work
 from evenhand.types import Algorithm, Model
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
 STEPS = eh.local.sgd(MODEL, 0.3, steps=2)

@@ -12,6 +12,8 @@ import pytest
 
 from evenhand.cli import main
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 SENTENCE = "2 of 3 clients have no test examples and are in none of these numbers."
 ATTACK = [
     "--data",
@@ -141,6 +143,7 @@ def test_unseen_clients_without_test_rows_are_in_the_folder(single: Path) -> Non
     assert all(begin in Path("v/report.html").read_text() for begin in begins)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_set_aside_clients_are_not_advised_where_there_are_some(three: Path) -> None:
     words = ["run", "fedavg", "--data", str(three), "--rounds", "1", "--unseen", "0.34", "--seed", "1"]
     assert main([*words, "--out", "x", "--quiet"]) == 0
@@ -176,6 +179,7 @@ def test_a_study_says_before_it_trains_how_many_seeds_its_test_needs(
     assert main([words[0], words[1], *words[3:]]) == 0 and "significant" not in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_without_test_rows_the_headline_says_that_it_is_about_training_rows(
     three: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +227,7 @@ def test_under_attack_run_and_report_are_about_honest_clients(
     assert re.search(r"round 2 of 2, loss [\d.]+, test accuracy [\d.]+ % \(honest clients\)", printed.err)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_under_attack_compare_is_about_honest_clients(
     attacked: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +254,7 @@ def test_under_attack_compare_is_about_honest_clients(
     assert "The honest clients differ between the runs" in shown and "*" not in shown
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_runs_with_other_malicious_clients_at_one_seed_are_not_ranked(
     attacked: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,6 +266,7 @@ def test_runs_with_other_malicious_clients_at_one_seed_are_not_ranked(
     assert "4 to 5 of 6 clients, the honest ones" in shown
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_clients_set_aside_may_lack_test_rows_that_the_others_have(home: Path) -> None:
     """The run ends, and its folder has numbers of those clients for the splits that they have."""
     rows = [f"big,{i},{int(i > 5)}" for i in range(10)] + [f"solo{k},{k},{k % 2}" for k in range(6)]

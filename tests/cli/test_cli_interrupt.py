@@ -15,6 +15,8 @@ import pytest
 import evenhand
 from evenhand.cli import main
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 COMMAND = "import sys; from evenhand_command import main; print('ready', flush=True); sys.exit(main())"
 FILES = {
     "config.json",
@@ -40,6 +42,7 @@ def _interrupt(process: subprocess.Popen[str], number: signal.Signals = signal.S
     raise AssertionError("Ctrl-C had no effect, three times.")
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_a_usable_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int

@@ -17,7 +17,7 @@ from evenhand.simulation import folder as folder_module
 
 ROUNDS = 8
 FILES = ("metrics.jsonl", "clients.csv", "params.npz", "results.npz")
-pytestmark = pytest.mark.usefixtures("no_figures")
+pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def two_rounds(algorithm: Algorithm) -> np.ndarray:
 def _fedtilt(
     lr: float = 0.1, steps: int | None = None, batch_size: int | None = 10, **more: float
 ) -> Algorithm:
-    given = {"tilt_class": 1.0, "tilt_sample": 0.0, **more}
+    given: dict[str, Any] = {"tilt_class": 1.0, "tilt_sample": 0.0, **more}
     epochs = 1 if steps is None else None
     work = eh.local.sgd(LABELS, lr, epochs=epochs, steps=steps, batch_size=batch_size)
     return algorithms.fedtilt(work, classes=6, **given)

@@ -16,6 +16,8 @@ from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.report import may_win, read_clients_csv
 from evenhand.simulation import load_run
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 ROUNDS = ["--rounds", "4", "--eval-every", "2", "--lr", "0.3"]
 METRICS = ["--metrics", "auc,macro_f1"]
 
@@ -117,6 +119,7 @@ def test_a_run_without_metrics_has_no_section(
     )
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_resumed_run_has_them_too(root: Path, tmp_path: Path) -> None:
     """As at its last round in one go; the numbers of the training are the same bytes."""
     options = [

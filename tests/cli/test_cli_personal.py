@@ -22,7 +22,7 @@ from evenhand.simulation.folder import personal_models, read_index
 METHOD = "ditto(fedavg(), lam=0.1)"
 WORDS = ["--eval-every", "2", "--checkpoint", "0", "--batch-size", "5", "--lr", "0.5"]
 NAMES = ("north / A", "north / B", "=1+1", "Zoë")
-pytestmark = pytest.mark.usefixtures("no_figures")
+pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ HEADER = "region,group,age,work,label"
 NAMES = ("north / A", "north / B", "south / A")
 
 
-pytestmark = pytest.mark.usefixtures("no_figures")
+pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
 
 
 def people(count: int) -> list[str]:

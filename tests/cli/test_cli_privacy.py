@@ -9,6 +9,8 @@ from evenhand.cli import main
 from evenhand.cli._options import Budget, _least_noise
 from evenhand.privacy import epsilon
 
+pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
+
 QUICK = ["--data", "digits", "--rounds", "4", "--quiet", "--checkpoint", "0"]
 
 
@@ -192,6 +194,7 @@ def test_any_composition_that_python_can_write(tmp_path):
     method = f"private(fedprox(mu=0.1, aggregator={noisy}, sampling=poisson(0.3)))"
     assert main(["run", method, "--out", str(out), *QUICK]) == 0
     assert summary(out)["privacy"]["unit"] == "client"
+    assert main(["report", str(out)]) == 0
     assert "Privacy" in (out / "report.html").read_text()
 
 

@@ -20,7 +20,7 @@ from evenhand.simulation.folder import condition_of
 ROUNDS, EVERY = 6, 2
 NAMES = ("config.json", "metrics.jsonl", "clients.csv", "params.npz", "results.npz")
 RESULTS = {*NAMES, "features.json", "summary.json", "report.html", "checksums.json", "checkpoint"}
-pytestmark = pytest.mark.usefixtures("no_figures")
+pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
 
 
 @pytest.fixture(scope="module")

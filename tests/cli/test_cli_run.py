@@ -13,6 +13,8 @@ import pytest
 import evenhand as eh
 from evenhand.cli import main
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 FILES = {
     "config.json",
     "metrics.jsonl",

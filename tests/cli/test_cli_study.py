@@ -17,8 +17,10 @@ import evenhand as eh
 from evenhand.cli import _study, main
 from evenhand.cli._main import parse
 from evenhand.expressions import braced
-from evenhand.studies import Family, Halving, Rule
+from evenhand.studies import Family, Halving, Rule, load
 from evenhand.systems import Systems
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 QUICK = [
     "--data",
@@ -322,6 +324,53 @@ def test_a_dry_run_counts_and_trains_nothing_to_the_end(capsys: pytest.CaptureFi
     assert shown[1].startswith("fedprox: 24 runs of 2 rounds, about ")
     assert shown[2].startswith("36 runs, about ") and not list(Path().iterdir())
     assert [_study._duration(seconds) for seconds in (3.14, 90, 7200)] == ["3.1 s", "1.5 min", "2 h"]
+
+
+def test_a_dry_run_counts_the_runs_that_tune_and_those_that_are_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*METHODS, "--lr", "0.01,0.1", "--seeds", "3", "--tuning-seeds", "2", *QUICK, "--dry-run"]
+    assert main(["study", *words]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split(" runs")[0] for line in shown] == ["fedavg: 7", "fedprox: 11", "18"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], None),
+        (["--tuning-seeds", "2"], 2),
+        (["--tuning-seeds", "7,"], [7]),
+        (["--tuning-seeds=9,7"], [9, 7]),
+    ],
+)
+def test_seeds_for_tuning_are_counted_or_named(
+    words: list[str], expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, given = asked([*METHODS, "--lr", "0.01,0.1", *words], monkeypatch)
+    assert given["tuning_seeds"] == expected
+
+
+def test_a_plan_may_name_a_single_seed_for_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("plan.toml").write_text("lr = [0.01, 0.1]\ntuning_seeds = [7]")
+    *_, given = asked([*METHODS, "--plan", "plan.toml"], monkeypatch)
+    assert given["tuning_seeds"] == [7]
+
+
+def test_a_study_that_tunes_on_other_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["study", *METHODS, "--lr", "0.01,0.1", "--seeds", "2", *QUICK, "--out", "a"]
+    assert main([*words, "--tuning-seeds", "1,5"]) == 2
+    assert "--tuning-seeds 1,5: seed 1 is one of seeds, which are reported" in capsys.readouterr().err
+    assert main([*words, "--tuning-seeds", "x"]) == 2
+    assert "--tuning-seeds 'x' is not understood" in capsys.readouterr().err
+    assert main([word for word in words if word != "--quiet"] + ["--tuning-seeds", "1"]) == 0
+    shown = capsys.readouterr()
+    told = " ".join((shown.out + shown.err).split())
+    assert "Settings were chosen with seed 2 alone; the methods are compared with seeds 0 and 1" in told
+    found = load("a")
+    assert found.tuning_seeds == (2,)
+    assert len([each for each in found.outcomes if each.seed == 2]) == 6
+    assert [line.values["mean"].shape for line in found.table()] == [(2,), (2,)]
 
 
 def test_a_forecast_is_of_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from evenhand.cli import main
 from evenhand.data import encode_table, load, load_features
 from evenhand.errors import EvenhandError
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 TABLE = "region,group,income,code,work,smoker,repaid\n" + "".join(
     f"{'north' if i % 2 else 'south'},{'A' if i % 3 else 'B'},{1000 * (i * 7 % 11)},{i % 2 + 4},"
     f"{'job' if i % 4 else ''},{i % 2},{'yes' if i % 5 else 'no'}\n"

@@ -11,6 +11,8 @@ import evenhand as eh
 from evenhand.cli import main
 from evenhand.report import read_clients_csv
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 METHOD = "finetune(ditto(fedavg(), lam=0.5), lam=0.5)"
 QUICK = ["--data", "digits", "--clients", "8", "--rounds", "2", "--eval-every", "2", "--unseen", "0.25"]
 
@@ -36,13 +38,14 @@ def test_unseen_clients_are_served_and_shown(capsys: pytest.CaptureFixture[str])
     assert summary["test"]["loss"]["mean"] == pytest.approx(run.summary(metric="loss")["mean"], rel=1e-5)
     table = read_clients_csv(Path("a/clients.csv"))
     assert table.unseen is not None
-    assert table.of(table.unseen).client_ids == unseen.client_ids
+    assert table.unseen.client_ids == unseen.client_ids
     page = Path("a/report.html").read_text(encoding="utf-8")
     assert "unseen in training" in page
     assert main(["report", "a", "--out", "again.html"]) == 0
     assert Path("again.html").read_text(encoding="utf-8") == page
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_that_goes_on_has_the_same_clients() -> None:
     assert main(["run", METHOD, "--out", "whole", *QUICK, "--quiet", "--checkpoint", "0"]) == 0
     short = [*QUICK, "--quiet", "--checkpoint", "0"]

@@ -13,6 +13,8 @@ import evenhand as eh
 from evenhand.cli import main
 from evenhand.simulation import load_run
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 METHOD = "ditto(fedavg(), lam=0.5)"
 QUICK = ["--data", "digits", "--clients", "8", "--cohort", "2", "--rounds", "2", "--eval-every", "2"]
 
@@ -55,6 +57,7 @@ def test_the_files_and_the_screen_say_who_never_trained(capsys: pytest.CaptureFi
     assert max(int(row["last_round"]) for row in rows("a")) == 3
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_initial_models_are_served_on_request_and_when_the_run_is_resumed() -> None:
     how = [*QUICK, "--quiet", "--checkpoint", "0"]
     assert main(["run", METHOD, "--out", "plain", *how]) == 0

@@ -13,6 +13,8 @@ import evenhand as eh
 from evenhand.cli import main
 from evenhand.watch import Watched, Watcher, mlflow
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 QUICK = [
     "--data",
     "digits",

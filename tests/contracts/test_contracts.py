@@ -1,5 +1,7 @@
 """Every method and aggregator of the package obeys the published contract, and broken ones are found out."""
 
+from functools import lru_cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,28 +54,64 @@ AROUND = {
 }
 
 
+LAWS = [check.name for check in eh.testing.algorithm_checks(METHODS["fedavg"])]
+every_law = pytest.mark.parametrize("law", LAWS)
+"""Above the names of methods, so that all laws of one method come before those of the next."""
+
+
+def check(law, checks):
+    """One law, of checks that share their programs with those before and after it."""
+    assert [each.name for each in checks] == LAWS
+    checks[LAWS.index(law)]()
+
+
+@lru_cache(maxsize=1)  # what the checks of a method share is let go with the last of them
+def plain(name):
+    return eh.testing.algorithm_checks(METHODS[name], lanes=(3,))
+
+
+@every_law
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_obey_the_contract(name):
+def test_methods_obey_the_contract(name, law):
     """Numbers of lanes are checked in tests/engine."""
-    eh.testing.check_algorithm(METHODS[name], lanes=(3,))
+    check(law, plain(name))
 
 
+@lru_cache(maxsize=1)
+def fair(name):
+    return eh.testing.algorithm_checks(FAIR[name], lanes=(2,), rounds=2)
+
+
+@every_law
 @pytest.mark.parametrize("name", FAIR)
-def test_fair_methods_obey_the_contract(name):
+def test_fair_methods_obey_the_contract(name, law):
     """They share the engine's handling of lanes with the methods above, so that one number of lanes is enough."""
-    eh.testing.check_algorithm(FAIR[name], lanes=(2,), rounds=2)
+    check(law, fair(name))
 
 
+@lru_cache(maxsize=1)
+def slow(name):
+    systems = eh.systems.stragglers(0.5)
+    return eh.testing.algorithm_checks(SLOW[name], systems=systems, lanes=(3,), rounds=2)
+
+
+@every_law
 @pytest.mark.parametrize("name", SLOW)
-def test_methods_obey_the_contract_under_stragglers(name):
-    eh.testing.check_algorithm(SLOW[name], systems=eh.systems.stragglers(0.5), lanes=(3,), rounds=2)
+def test_methods_obey_the_contract_under_stragglers(name, law):
+    check(law, slow(name))
 
 
-@pytest.mark.parametrize("name", AROUND)
-def test_ditto_obeys_the_contract_around_methods_that_differ_most(name):
-    """They weigh by losses, keep states at clients, have two exchanges of several passes each, and need all uploads."""
+@lru_cache(maxsize=1)
+def around(name):
     method = eh.personalization.ditto(AROUND[name], WORK, lam=0.5)
-    eh.testing.check_algorithm(method, lanes=(2,), rounds=2)
+    return eh.testing.algorithm_checks(method, lanes=(2,), rounds=2)
+
+
+@every_law
+@pytest.mark.parametrize("name", AROUND)
+def test_ditto_obeys_the_contract_around_methods_that_differ_most(name, law):
+    """They weigh by losses, keep states at clients, have two exchanges of several passes each, and need all uploads."""
+    check(law, around(name))
 
 
 NOISY = "fedavg(aggregator=noisy_mean(0.5, noise_multiplier=0.5, rate=0.5), sampling=poisson(0.5))"
@@ -91,9 +129,9 @@ _LISTED = {name.partition(",")[0] for name in (*METHODS, *FAIR, *SLOW)}
 _OTHERS = [name for name in factories(room_of(Algorithm)) if name not in _LISTED]
 
 
-@pytest.mark.parametrize("name", [*_OTHERS, "term"])  # at least one, so that the test itself is tested
-def test_methods_that_no_list_names_obey_the_contract(name):
-    """A new method is checked from the day that it is exported, with 0.5 for each number that it needs."""
+@lru_cache(maxsize=1)
+def unlisted(name):
+    """With 0.5 for each number that the method needs."""
     needed = [p for p in parameters(factories(room_of(Algorithm))[name]).values() if p.default is p.empty]
     data = eh.testing.toy_data()
     texts = {
@@ -107,8 +145,16 @@ def test_methods_that_no_list_names_obey_the_contract(name):
     arguments = ", ".join(f"{p.name}={texts.get(p.name, '0.5')}" for p in needed)
     method = built(f"{name}({arguments})", Algorithm, MODEL, lambda: WORK)
     of = one_client(data) if name == "alone" else data
+    cohort = 2 if name == "dp_ftrl" else 4
+    return eh.testing.algorithm_checks(method, of, cohort=cohort, lanes=(2,), rounds=2)
+
+
+@every_law
+@pytest.mark.parametrize("name", [*_OTHERS, "term"])  # at least one, so that the test itself is tested
+def test_methods_that_no_list_names_obey_the_contract(name, law):
+    """A new method is checked from the day that it is exported."""
     with jax.numpy_dtype_promotion("standard"):  # optax's Adam mixes types inside
-        eh.testing.check_algorithm(method, of, cohort=2 if name == "dp_ftrl" else 4, lanes=(2,), rounds=2)
+        check(law, unlisted(name))
 
 
 MEAN = eh.aggregators.mean()
@@ -142,8 +188,9 @@ def test_empty_slots_have_no_vote_in_any_aggregator(name):
     check_slots(aggregator, uploads, range(8), state, 1e-4)
 
 
-def test_the_mean_obeys_the_contract():
-    eh.testing.check_aggregator(MEAN)
+@pytest.mark.parametrize("check", eh.testing.aggregator_checks(MEAN), ids=lambda check: check.name)
+def test_the_mean_obeys_the_contract(check):
+    check()
 
 
 def _median_over_slots(uploads, present, state, key):
@@ -202,9 +249,28 @@ def _broken_methods():
     )
 
 
+BROKEN_LAWS = {
+    "sends parameters": "uploads are differences",
+    "empty slot counts": "empty slots have no vote",
+    "depends on other clients' rows": "clients know their own rows only",
+    "other clients' rows": "clients know their own rows only",
+    "structure, shapes or dtypes": "rounds keep the form of the state",
+    "global_params": "parameters have the form of the model",
+    "personal_params": "parameters have the form of the model",
+    "adapt differ from": "parameters have the form of the model",
+    "Another seed gave the same numbers": "another seed gives other numbers",
+}
+
+
 @pytest.mark.parametrize(("words", "method"), list(_broken_methods()), ids=lambda value: str(value)[:20])
 def test_a_broken_method_is_found_out(words, method):
-    with pytest.raises((AssertionError, TypeError, eh.EvenhandError), match=words):
+    """By the check of the law that it breaks, called alone, and by all of them together."""
+    errors, checks = (AssertionError, TypeError, eh.EvenhandError), {}
+    for each in eh.testing.algorithm_checks(method, lanes=(1,)):
+        checks[each.name] = each
+    with pytest.raises(errors, match=words):
+        checks[BROKEN_LAWS[words]]()
+    with pytest.raises(errors, match=words):
         eh.testing.check_algorithm(method, lanes=(1,))
 
 

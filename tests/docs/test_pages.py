@@ -35,3 +35,22 @@ def test_examples_run(script, tmp_path, monkeypatch, capsys):
     runpy.run_path(str(script), run_name="__main__")
     assert capsys.readouterr().out.count("\n") >= 3
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 80
+
+
+def test_the_map_names_files_and_functions_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = re.findall(r"`([\w/]+\.py)`(?: \(((?:`\w+`(?:, )?)+)\))?", text)
+    assert len(files) > 25
+    for path, functions in files:
+        root = ROOT if path.startswith("tests/") else ROOT / "src" / "evenhand"
+        source = (root / path).read_text(encoding="utf-8")
+        missing = [
+            name
+            for name in re.findall(r"`(\w+)`", functions)
+            if not re.search(rf"(def|class) {name}\b", source)
+        ]
+        assert not missing, f"{path} has no {missing}"
+    packages = re.findall(r"`([\w]+)/`", text)
+    assert not [name for name in packages if not (ROOT / "src" / "evenhand" / name).is_dir()]
+    rooms = {path.parent.name for path in (ROOT / "src" / "evenhand").glob("*/__init__.py")}
+    assert rooms <= set(packages), f"the map lacks {rooms - set(packages)}"

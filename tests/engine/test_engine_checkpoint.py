@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +21,14 @@ import pytest
 
 import evenhand as eh
 from evenhand.errors import EvenhandWarning
-from evenhand.simulation import Checkpoint
+from evenhand.simulation import Checkpoint, Job
 from evenhand.simulation._checkpoint import Checkpoints, resealed
+from evenhand.simulation.setup import set_up
 
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
 METHOD = eh.algorithms.scaffold(eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4))
-SETTINGS = {"rounds": 12, "cohort": 4, "eval_every": 2, "seed": 3}
+SETTINGS: dict[str, Any] = {"rounds": 12, "cohort": 4, "eval_every": 2, "seed": 3}
 
 
 @pytest.fixture(scope="module")
@@ -216,15 +218,15 @@ def test_the_comparison_sees_a_wrong_number_of_rounds(whole, tmp_path):
 
 
 def test_the_comparison_sees_one_bit_of_the_state(whole, tmp_path):
-    run = eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 6})
-    identity = json.loads((tmp_path / "6" / "about" / "metadata").read_text())["identity"]
-    found = Checkpoints(tmp_path, run.state, lambda: identity).load()
+    eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 6})
+    job = Job.of({"algorithm": METHOD, "data": DATA, **SETTINGS})
+    found = Checkpoints(set_up(job), job, tmp_path).load()
     server = jax.tree.map(lambda leaf: np.nextafter(leaf, np.float32(9)), found.state.server)
-    checkpoints = Checkpoints(Checkpoint(tmp_path, fresh=True), run.state, lambda: identity)
+    checkpoints = Checkpoints(set_up(job), job, Checkpoint(tmp_path, fresh=True))
     checkpoints.save(found._replace(state=found.state._replace(server=server)))
     with pytest.raises(AssertionError):
         assert_same_run(eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS), whole)
-    checkpoints = Checkpoints(Checkpoint(tmp_path, fresh=True), run.state, lambda: identity)
+    checkpoints = Checkpoints(set_up(job), job, Checkpoint(tmp_path, fresh=True))
     checkpoints.save(found)
     assert_same_run(eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS), whole)
 
@@ -318,7 +320,6 @@ def test_a_full_disk_gives_one_sentence_and_keeps_the_last_state(whole, tmp_path
 
 _IDENTIFY = """
 import evenhand as eh
-from evenhand.simulation import Job, identify
 method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
 print(identify(Job(method, eh.testing.toy_data(), rounds=2))["method (with its settings, systems and attack)"])
 """

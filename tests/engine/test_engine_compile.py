@@ -13,7 +13,7 @@ import pytest
 
 import evenhand as eh
 from evenhand._jaxpr.hoist import hoist
-from evenhand.simulation import engine, setup
+from evenhand.simulation import Execution, Job, engine, setup
 from evenhand.types import Model
 
 MODEL = eh.testing.toy_model()
@@ -139,7 +139,7 @@ def test_no_array_of_the_callers_is_deleted():
 def test_the_state_given_to_the_engine_is_used_up():
     from evenhand.simulation.setup import set_up
 
-    setup = set_up(fedprox(), DATA, cohort=4, seed=0)
+    setup = set_up(Job(fedprox(), DATA, rounds=1, cohort=4))
     engine.run_rounds(setup.program, setup.state, setup.rows, setup.keys, 0, 1)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(setup.state.server))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((setup.rows, setup.keys)))
@@ -185,7 +185,7 @@ def test_the_steps_of_some_cohorts_are_found_by_one_program():
     """Each operation alone would be a program, thirty of them in every process that runs a small model."""
     method = fedprox()
     small = eh.simulate(method, DATA, rounds=0, cohort=4).info["lanes"]  # as a run that finds its lanes
-    ready = setup.set_up(method, DATA, cohort=4, seed=0, lanes=small)
+    ready = setup.set_up(Job(method, DATA, rounds=1, cohort=4, execution=Execution(lanes=small)))
     compiled = []
     with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging.getLogger("jax._src.interpreters.pxla"), "handle", compiled.append)

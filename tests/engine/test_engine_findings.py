@@ -7,6 +7,7 @@ import pickle
 import re
 import warnings
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ def method(step, model=MODEL):
 
 def run_of(algorithm, data=DATA, **options):
     """The run and its warnings."""
-    options = {"rounds": 6, "cohort": 4, "eval_every": 2, "seed": 2} | options
+    options: dict[str, Any] = {"rounds": 6, "cohort": 4, "eval_every": 2, "seed": 2} | options
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         run = eh.simulate(algorithm, data, **options)

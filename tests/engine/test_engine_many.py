@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.simulation import Job, Run, iterate_many
+from evenhand.simulation import Execution, Job, Run, iterate_many
 from evenhand.simulation._many import Together
+from evenhand.simulation._simulate import runs_of
 from evenhand.types import Algorithm
 
 DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
@@ -67,8 +68,7 @@ def finished(jobs: Sequence[Job]) -> list[Run]:
 
 
 def alone(job: Job) -> Run:
-    how = job._replace(checkpoint=None)._asdict()
-    return list(eh.simulation.iterate(**how, devices=1))[-1]
+    return list(runs_of(job._replace(checkpoint=None, execution=Execution(devices=1))))[-1]
 
 
 def apart(one: Run, other: Run) -> float:
@@ -170,12 +170,12 @@ def test_other_programs_large_models_and_single_runs_train_alone(
     """To the bits of ``iterate``."""
     monkeypatch.setattr("evenhand.simulation._many.SMALL_MODEL", 10)
     jobs = [Job(A.fedavg(work(step)), DATA, 2, cohort=4, eval_every=2) for step in STEPS[:2]]
-    single = [list(eh.simulation.iterate(**job._asdict()))[-1] for job in jobs]
+    single = [list(runs_of(job))[-1] for job in jobs]
     assert [apart(a, b) for a, b in zip(finished(jobs), single, strict=True)] == [0.0, 0.0]
     monkeypatch.undo()
     monkeypatch.setattr("evenhand.simulation._many._devices", lambda: 1)
     jobs = [Job(A.fedavg(eh.local.sgd(MODEL, 0.1, steps=n)), DATA, 2, cohort=4, eval_every=2) for n in (1, 2)]
-    single = [list(eh.simulation.iterate(**job._asdict()))[-1] for job in jobs]
+    single = [list(runs_of(job))[-1] for job in jobs]
     assert [apart(a, b) for a, b in zip(finished(jobs), single, strict=True)] == [0.0, 0.0]
     assert columns == []
 

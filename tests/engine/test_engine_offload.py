@@ -1,6 +1,7 @@
 """Clients' states on the host change no bit of a run, and its checkpoints save what has changed."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.errors import EvenhandWarning
+from evenhand.simulation import Execution, Job
 from evenhand.simulation import setup as setting_up
 from evenhand.simulation._checkpoint import Segments
 from evenhand.simulation.setup import set_up
@@ -26,7 +28,7 @@ METHODS = {
     "adapted": P.finetune(P.fedalt(WORK, personal="b"), WORK),
     "chosen": P.dynamic_ditto(eh.algorithms.fedavg(WORK), WORK, per_run=True),
 }
-SETTINGS = {"rounds": 12, "cohort": 3, "eval_every": 4, "seed": 1}
+SETTINGS: dict[str, Any] = {"rounds": 12, "cohort": 3, "eval_every": 4, "seed": 1}
 DITTO = METHODS["ditto"]
 
 
@@ -75,7 +77,7 @@ def test_few_rounds_at_a_time_and_states_gathered_ahead_are_the_same(resident, m
 
 def test_small_states_stay_on_the_device_and_large_ones_do_not(monkeypatch):
     def store(method, **how):
-        return set_up(method, DATA, cohort=3, seed=0, **how).store
+        return set_up(Job(method, DATA, rounds=1, cohort=3, execution=Execution(**how))).store
 
     assert store(DITTO, offload=None) is None and store(DITTO) is None
     assert store(eh.algorithms.fedavg(WORK), offload=True) is None  # it keeps no states

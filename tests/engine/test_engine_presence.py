@@ -197,7 +197,8 @@ def _without(absent: tuple[int, ...]) -> Systems:
 def test_what_no_honest_client_can_send_is_rejected_and_counted_by_every_method(name: str) -> None:
     """The run is that of a world in which the malicious clients always drop out; SCAFFOLD keeps their states."""
     method, malicious, nobody = METHODS[name], (1, 4), (CLIENTS, CLIENTS + 1)
-    attack, settings = _attack(method, malicious), {"rounds": 3, "seed": 2, "eval_every": 3}
+    attack = _attack(method, malicious)
+    settings: dict[str, Any] = {"rounds": 3, "seed": 2, "eval_every": 3}
     attacked = eh.simulate(method, DATA, attack=attack, systems=_without(nobody), **settings)
     without = eh.simulate(method, DATA, attack=attack, systems=_without(malicious), **settings)
     for a, b in zip(jax.tree.leaves(attacked.state), jax.tree.leaves(without.state), strict=True):

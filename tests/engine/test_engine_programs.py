@@ -67,7 +67,7 @@ def trained():
 @pytest.fixture
 def fresh():
     """Forgets what other tests have prepared and compiled, and in the end what this one has."""
-    caches = (engine._prepared, engine._compiled)
+    caches = (engine._traced, engine._compiled)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -339,7 +339,7 @@ def test_a_method_that_is_built_anew_compiles_and_keeps_nothing_more():
     fresh_runs()
     assert [cache.cache_info().misses for cache in by_program] == before
     # Those that hold a method's own functions hold few of them.
-    by_method = (engine._traced, engine._prepared, setup._beginning, _by_program)
+    by_method = (engine._traced, setup._beginning, _by_program)
     assert all(cache.cache_info().maxsize <= 16 for cache in by_method)
 
 

@@ -1,6 +1,7 @@
 """What a run promises beyond its numbers: the same bits however it is divided, and what it reports."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ def test_a_method_that_has_run_on_other_data_has_the_bits_of_a_new_one(offsets):
     made for it would cut the toy's largest client short.  In the second there are five clients, not six.
     """
     work = eh.local.sgd(MODEL, 0.1, epochs=2)
-    settings = {"rounds": 3, "cohort": 4, "lanes": 2, "seed": 2}
+    settings: dict[str, Any] = {"rounds": 3, "cohort": 4, "lanes": 2, "seed": 2}
     used, new = eh.algorithms.scaffold(work), eh.algorithms.scaffold(work)
     few = len(offsets) - 1
     other = eh.data.FederatedDataset(
@@ -120,7 +121,7 @@ def test_the_callers_arrays_survive(seven):
 def test_only_malicious_clients_send_what_the_attack_says():
     """Two of six clients upload zeros: their deltas are missing from the sum."""
     zero_uploads = Attack(fraction=0.34, upload=lambda delta, key: jax.tree.map(lambda leaf: 0 * leaf, delta))
-    kwargs = {"rounds": 1, "seed": 2}
+    kwargs: dict[str, Any] = {"rounds": 1, "seed": 2}
     honest = eh.simulate(METHOD, DATA, **kwargs)
     attacked = eh.simulate(METHOD, DATA, attack=zero_uploads, **kwargs)
     unattacked = eh.simulate(METHOD, DATA, attack=zero_uploads._replace(fraction=0.1), **kwargs)

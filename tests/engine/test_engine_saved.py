@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.errors import StorageError
+from evenhand.errors import EvenhandWarning, StorageError
 from evenhand.records import as_json, replacing_folder
 from evenhand.simulation import SavedRun
 
@@ -86,7 +86,7 @@ def diverged() -> eh.Run:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)), rng.normal(size=60)
     data = eh.data.from_arrays(x, y, np.repeat(["north / A", "café\n", "c"], 20), seed=0)
-    with pytest.warns(eh.errors.EvenhandWarning):
+    with pytest.warns(EvenhandWarning):
         return eh.simulate(eh.algorithms.fedavg(hot), data, rounds=4, eval_every=1)
 
 
@@ -274,7 +274,7 @@ def test_models_of_the_library_are_known_by_name(made: Callable[[], eh.Model]) -
 
     one, other = made(), described(made().name)
     assert other is not None and other.name == one.name
-    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+    x = jax.numpy.linspace(-1, 1, 12).reshape(4, 3)
     params = one.init(jax.random.key(1))
     assert_same_bits(other.init(jax.random.key(1)), params)
     assert_same_bits(other.apply(params, x), one.apply(params, x))

@@ -6,8 +6,8 @@ import re
 import subprocess
 import sys
 import threading
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.simulation import engine
+from evenhand import tree
+from evenhand._jaxpr import jaxpr_as_fun
+from evenhand.simulation import Execution, Job, engine
+from evenhand.simulation.program import ById
 from evenhand.simulation.setup import set_up
 from evenhand.types import Cohort, Stack
 
@@ -43,9 +46,10 @@ def _method(model, **options):
 
 
 def _traced(method, data, **settings):
-    setup = set_up(method, data, seed=0, devices=1, **settings)
+    setup = set_up(Job.of({"algorithm": method, "data": data, "rounds": 1, "devices": 1, **settings}))
     arguments = (setup.state, setup.rows, setup.keys, np.int32(0), np.int32(1))
-    return partial(engine._run_rounds, setup.program), arguments
+    traced = engine._traced(ById(setup.program), *tree.form(arguments))
+    return jaxpr_as_fun(traced.jaxpr), jax.tree.leaves(arguments)
 
 
 def _scratch(method, **settings):
@@ -124,7 +128,7 @@ def test_two_devices_train_at_the_same_time():
     model = eh.models.from_functions(
         init=lambda key: {"b": jnp.zeros(())}, apply=lambda params, x: x[:, 0] + params["b"], losses=losses
     )
-    setup = set_up(_method(model), _data(2), seed=0, cohort=2, lanes=1, devices=2)
+    setup = set_up(Job(_method(model), _data(2), rounds=1, execution=Execution(lanes=1, devices=2)))
     state, _ = engine.run_rounds(setup.program, setup.state, setup.rows, setup.keys, 0, 1)
     assert np.asarray(state.server.params["b"]) != 0
 
@@ -180,26 +184,71 @@ def _stores(clients):
     return len({leaf.unsafe_buffer_pointer() for leaf in arrays})
 
 
-def test_client_states_are_copied_only_for_runs_that_are_held_while_training_goes_on():
-    sizes = np.full(90, 3)
+SETTINGS: dict[str, Any] = {"rounds": 3, "cohort": 5, "eval_every": 1, "devices": 1}
+
+
+def _stateful():
+    """A method that keeps states of a shape that no other test has, and 90 clients."""
     x, y = np.zeros((270, 4), np.float32), np.arange(270, dtype=np.int32) % 3
-    data = eh.data.from_arrays(x + y[:, None], y, np.repeat(np.arange(90), sizes), test_fraction=0.0)
+    data = eh.data.from_arrays(x + y[:, None], y, np.repeat(np.arange(90), 3), test_fraction=0.0)
     model = eh.models.softmax_regression(features=4, classes=3)
-    method = eh.algorithms.scaffold(eh.local.sgd(model, 0.1, epochs=1))
-    settings = {"rounds": 3, "cohort": 5, "eval_every": 1, "devices": 1}
+    return eh.algorithms.scaffold(eh.local.sgd(model, 0.1, epochs=1)), data
+
+
+def _states(run):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.state.clients)])
+
+
+def test_client_states_are_not_copied_for_runs_that_have_released_them():
     gc.collect()
     before, seen = _stores(90), []
-    for run in eh.simulation.iterate(method, data, **settings):
+    for run in eh.simulation.iterate(*_stateful(), **SETTINGS):
         seen.append(_stores(90) - before)
         run.release()
         with pytest.raises(eh.EvenhandError, match="released"):
             run.state  # noqa: B018
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params))
     assert seen == [1, 1, 1, 1]
-    del run
-    held = list(eh.simulation.iterate(method, data, **settings))
+
+
+def test_light_client_states_remain_with_each_run_that_is_held():
+    gc.collect()
+    before = _stores(90)
+    held = list(eh.simulation.iterate(*_stateful(), **SETTINGS))
     assert _stores(90) - before == 4
-    variates = [
-        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.state.clients)]) for run in held
-    ]
-    assert len({tuple(each.tolist()) for each in variates}) == 4, "each has the states of its own round"
+    assert len({tuple(_states(run).tolist()) for run in held}) == 4, "each has the states of its own round"
+
+
+def test_heavy_client_states_are_lent_until_training_continues(monkeypatch):
+    light = [_states(run) for run in eh.simulation.iterate(*_stateful(), **SETTINGS)]
+    monkeypatch.setattr("evenhand.simulation.store._LIGHT", 0)
+    gc.collect()
+    before, held = _stores(90), []
+    for run in eh.simulation.iterate(*_stateful(), **SETTINGS):
+        np.testing.assert_array_equal(_states(run), light[len(held)])
+        held.append(run)
+        assert _stores(90) - before == 1
+    for run in held[:-1]:
+        with pytest.raises(eh.EvenhandError, match=r"trained on since.*of 0 MB.*run\.keep\(\)"):
+            run.state  # noqa: B018
+        with pytest.raises(eh.EvenhandError, match="trained on since"):
+            run.keep()
+    np.testing.assert_array_equal(_states(held[-1]), light[-1])
+    with pytest.warns(eh.errors.EvenhandWarning, match="one answer"):
+        run = eh.simulate(*_stateful(), **SETTINGS)
+    np.testing.assert_array_equal(_states(run), light[-1])
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_run_that_keeps_its_client_states_has_them_when_training_continues(offload, monkeypatch):
+    light = [_states(run) for run in eh.simulation.iterate(*_stateful(), **SETTINGS)]
+    monkeypatch.setattr("evenhand.simulation.store._LIGHT", 0)
+    held = []
+    for run in eh.simulation.iterate(*_stateful(), **SETTINGS, offload=offload):
+        run.keep()
+        held.append(run)
+    for run, states in zip(held, light, strict=True):
+        np.testing.assert_array_equal(_states(run), states)
+        client = jax.tree.leaves(run.kept.client(3))
+        for leaf, of_all in zip(client, jax.tree.leaves(run.state.clients), strict=True):
+            np.testing.assert_array_equal(leaf, of_all[3])

@@ -1,6 +1,7 @@
 """A schedule in the clients' optimiser restarts in each round, and every method's run says so."""
 
 import warnings
+from typing import Any
 
 import jax
 import numpy as np
@@ -107,7 +108,7 @@ def split_of_one(split):
 
 
 def test_a_run_says_so_before_the_first_round_and_trains_by_the_same_bits():
-    options = {"rounds": 2, "cohort": 4, "eval_every": 1}
+    options: dict[str, Any] = {"rounds": 2, "cohort": 4, "eval_every": 1}
     with pytest.warns(EvenhandWarning, match="restarts in each round"):
         run = eh.simulate(fedavg(SCHEDULED), DATA, **options)
     assert "Give a constant step size, or a schedule in the server's optimiser" in run.findings[0].sentence

@@ -15,8 +15,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 import evenhand as eh
 from evenhand.devices import everywhere, here, over
 from evenhand.expressions import built, factories, parameters, room_of
-from evenhand.simulation import Checkpoint, engine
+from evenhand.simulation import Checkpoint, Job, engine
 from evenhand.simulation._checkpoint import Checkpoints
+from evenhand.simulation.setup import set_up
 from evenhand.types import Algorithm, Sum
 
 DATA = eh.testing.toy_data()
@@ -198,7 +199,8 @@ def test_a_state_that_rounds_leave_divided_is_saved_whole(
 
     monkeypatch.setattr(engine, "run_rounds", divided)
     first = stopped(method_of("geometric_median()"), tmp_path, devices=2, **HOW)
-    saved = Checkpoints(tmp_path, first.state, dict).load()
+    job = Job.of({"algorithm": first.algorithm, "data": DATA, "rounds": ROUNDS, "devices": 2, **HOW})
+    saved = Checkpoints(set_up(job), job, tmp_path).load()
     assert saved is not None and not all(leaf.is_fully_replicated for leaf in newest)
     for home, leaf in zip(jax.tree.leaves(saved.state.aggregators), newest, strict=True):
         np.testing.assert_array_equal(home, leaf)

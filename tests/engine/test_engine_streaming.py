@@ -1,5 +1,7 @@
 """Streamed rows give the numbers of resident ones, and evaluating a sample gives those of evaluating all clients."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import evenhand as eh
 from evenhand.data import FederatedDataset, Split, _numeric
 from evenhand.devices import over
 from evenhand.evaluation import Prepared, evaluate_personal, per_client, prepare
-from evenhand.simulation import program, setup
+from evenhand.simulation import Execution, Job, program, setup
 from evenhand.simulation.setup import set_up
 from evenhand.types import Attack
 
@@ -66,7 +68,7 @@ def assert_same_bits(one, other):
 
 
 def run(data, method=FEDAVG, **options):
-    options = {"rounds": 11, "cohort": 8, "eval_every": 4, "seed": 1, **options}
+    options: dict[str, Any] = {"rounds": 11, "cohort": 8, "eval_every": 4, "seed": 1, **options}
     return eh.simulate(method, data, **options)
 
 
@@ -124,7 +126,7 @@ def test_a_client_whose_rows_are_missing_is_rejected_rather_than_given_anothers_
 
 def test_blocks_hold_what_their_rounds_need_and_nothing_stale(mapped, monkeypatch):
     monkeypatch.setattr(setup, "_ROW_BLOCK", 2**13)
-    source = set_up(FEDAVG, mapped, cohort=8, seed=1).source
+    source = set_up(Job(FEDAVG, mapped, rounds=1, cohort=8, seed=1)).source
     number, ends = 0, []
     while number < 40:
         rows, count = source.block(number, 40 - number)
@@ -149,7 +151,8 @@ def test_a_round_that_needs_more_than_the_block_has_makes_it_grow(monkeypatch):
     options = {"cohort": 3, "rounds": 40}
     streamed, resident = run(data, stream=True, **options), run(data, **options)
     assert_same_bits(streamed, resident)
-    assert set_up(FEDAVG, data, cohort=3, seed=1, stream=True).source.block(0, 1)[0].x.shape[0] < 600
+    job = Job(FEDAVG, data, rounds=1, cohort=3, seed=1, execution=Execution(stream=True))
+    assert set_up(job).source.block(0, 1)[0].x.shape[0] < 600
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -178,7 +181,7 @@ def test_a_memory_map_is_never_copied(mapped):
     assert program.must_stream(mapped.train) and not program.must_stream(MEMORY.train)
     x = mapped.train.x
     assert isinstance(x, np.ndarray) and not x.flags.writeable and isinstance(x.base, np.memmap)
-    resident = set_up(FEDAVG, MEMORY, cohort=8, seed=0).rows.x
+    resident = set_up(Job(FEDAVG, MEMORY, rounds=1, cohort=8)).rows.x
     assert resident.unsafe_buffer_pointer() == MEMORY.train.x.ctypes.data, "a CPU uses rows in place"
 
 

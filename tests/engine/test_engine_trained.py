@@ -1,6 +1,7 @@
 """Which clients trained, and when: the same numbers however a run is made, and as a loop over its rounds finds them."""
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
 A, P = eh.algorithms, eh.personalization
 DITTO = P.ditto(A.fedavg(WORK), WORK, lam=0.5)
 DROPS = eh.systems.dropouts(0.5)
-HOW = {"rounds": 3, "cohort": 2, "seed": 5}
+HOW: dict[str, Any] = {"rounds": 3, "cohort": 2, "seed": 5}
 
 
 def poisson():
@@ -43,7 +44,7 @@ METHODS = {
 def drawn(method, systems, how):
     """By a loop over the rounds: who is in the cohort of the last exchange, and not dropped."""
     cohort = None if method.sampling.rate is not None else how["cohort"]
-    setup = set_up(method, DATA, cohort=cohort or DATA.num_clients, seed=how["seed"], systems=systems)
+    setup = set_up(Job(method, DATA, rounds=1, cohort=cohort, seed=how["seed"], systems=systems))
     last, phase = np.zeros(DATA.num_clients, int), len(method.phases) - 1
     sizes = jnp.asarray(DATA.train.sizes, jnp.int32)
     for number in range(how["rounds"]):
@@ -75,7 +76,7 @@ def plain():
     ids=str,
 )
 def test_it_is_the_same_however_the_run_is_made(plain, more):
-    how = {"cohort": 2, "seed": 5, "rounds": 3, "systems": DROPS}
+    how: dict[str, Any] = {"cohort": 2, "seed": 5, "rounds": 3, "systems": DROPS}
     np.testing.assert_array_equal(eh.simulate(DITTO, DATA, **how, **more).last_round, plain.last_round)
 
 
@@ -87,7 +88,7 @@ def test_two_exchanges_on_two_devices_count_the_last():
 
 def test_the_readable_twin_agrees():
     for method in (DITTO, METHODS["two cohorts"][0]):
-        setup = set_up(method, DATA, cohort=2, seed=5, systems=DROPS)
+        setup = set_up(Job(method, DATA, rounds=3, cohort=2, seed=5, systems=DROPS))
         state, _ = twin.run_rounds(setup.program, setup.state, setup.rows, setup.keys, 0, 3)
         np.testing.assert_array_equal(state.last_round, drawn(method, DROPS, HOW))
 

@@ -1,5 +1,7 @@
 """A client that never trained is served the current global model, whatever its personal state is."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ MODEL, TOY = eh.testing.toy_model(), eh.testing.toy_data()
 A, P = eh.algorithms, eh.personalization
 WORK = eh.local.sgd(MODEL, 0.2, epochs=2, batch_size=4)
 FEDAVG = A.fedavg(WORK)
-ONCE = {"rounds": 1, "cohort": 2, "seed": 1}
+ONCE: dict[str, Any] = {"rounds": 1, "cohort": 2, "seed": 1}
 KEEPING = {
     "ditto": P.ditto(FEDAVG, WORK, lam=0.5),
     "dynamic_ditto": P.dynamic_ditto(FEDAVG, WORK),
@@ -122,7 +124,7 @@ def test_on_request_they_are_served_what_they_have_kept_since_the_start(runs, na
 
 @pytest.mark.parametrize("name", ["ditto", "apfl", "fedtilt", "fedalt"])
 def test_where_all_have_trained_there_is_no_difference(name):
-    how = {"rounds": 2, "eval_every": 1}
+    how: dict[str, Any] = {"rounds": 2, "eval_every": 1}
     served = {
         untrained: list(eh.simulation.iterate(KEEPING[name], DATA, untrained=untrained, **how))
         for untrained in ("global", "initial")

@@ -17,7 +17,7 @@ from PIL import Image
 
 from evenhand.studies import Outcome, Setting
 from experiments.personal import __main__ as command
-from experiments.personal import joint, partly, tuned
+from experiments.personal import comparison, joint, partly
 from experiments.personal.methods import PERSONAL, ROBUST, candidates
 from experiments.personal.places import PLACES, Place, clients_of, model_of
 
@@ -156,9 +156,9 @@ def test_a_personal_output_layer_at_a_tiny_size(
 
 def test_a_run_whose_personal_models_do_not_stay_finite_serves_nobody() -> None:
     failed = Outcome(Setting("EWC", {}), 0, "failed", "the loss of the adapted model is not finite", None)
-    assert tuned._of(failed, "test") == {"mean": 0.0, "std": 0.0, "worst10": 0.0}
+    assert comparison._of(failed, "test") == {"mean": 0.0, "std": 0.0, "worst10": 0.0}
     with pytest.raises(SystemExit, match="no space"):
-        tuned._of(failed._replace(reason="no space left"), "test")
+        comparison._of(failed._replace(reason="no space left"), "test")
 
 
 @pytest.mark.parametrize(("name", "share"), [("A1 50", 0.5), ("A2 50", 0.5), ("A3 10", 0.1)])

@@ -8,6 +8,7 @@ import runpy
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,9 @@ SIZES = {"train": 120, "test": 20}
 def made_up(tmp_path: Path) -> Path:
     """A folder with images of noise."""
     rng = np.random.default_rng(0)
-    images = {f"x_{part}": rng.integers(0, 256, (size, 28, 28), np.uint8) for part, size in SIZES.items()}
+    images: dict[str, Any] = {
+        f"x_{part}": rng.integers(0, 256, (size, 28, 28), np.uint8) for part, size in SIZES.items()
+    }
     np.savez(tmp_path / "mnist.npz", **images)
     return tmp_path
 
@@ -50,7 +53,9 @@ def test_the_experiment_at_a_tiny_size(made_up: Path, monkeypatch: pytest.Monkey
 def test_every_private_method_spends_the_same(made_up: Path) -> None:
     from experiments.private import autoencoder
 
-    config = autoencoder.Config(made_up, images=120, public=70, valid=10, widths=(3, 2), steps=2, batch=4)
+    config = autoencoder.Config(
+        data_dir=made_up, images=120, public=70, valid=10, widths=(3, 2), steps=2, batch=4
+    )
     every = autoencoder.candidates(config)
     assert set(every) == set(autoencoder.PAPER)
     for name, each in every.items():

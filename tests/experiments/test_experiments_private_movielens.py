@@ -10,6 +10,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ LABELS = {
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
-    ids = {"user": rng.integers(1, 944, 600), "item": rng.integers(1, 1683, 600)}
+    ids: dict[str, Any] = {"user": rng.integers(1, 944, 600), "item": rng.integers(1, 1683, 600)}
     np.savez(tmp_path / "movielens_100k.npz", **ids, rating=rng.integers(1, 6, 600).astype(np.float32))
     return tmp_path
 
@@ -65,7 +66,7 @@ def test_the_experiment_at_a_tiny_size(data_dir: Path, monkeypatch: pytest.Monke
 def test_ratings_of_a_seed_are_apart_and_public_ones_are_the_same_for_all(data_dir: Path) -> None:
     from experiments.private import movielens
 
-    config = movielens.Config(data_dir, public=50, test=200, valid=100)
+    config = movielens.Config(data_dir=data_dir, public=50, test=200, valid=100)
     ratings = movielens.Ratings(config)
     with np.load(data_dir / "movielens_100k.npz") as arrays:
         everything = np.stack([arrays["user"] - 1, arrays["item"] - 1, arrays["rating"]], axis=1)
@@ -90,7 +91,9 @@ def test_a_second_step_is_taken_from_half_of_the_run_on_as_dp2_takes_it(data_dir
     """With an epsilon of 1e5 the divisor is a constant, and the first clip of both is 1."""
     from experiments.private import movielens
 
-    config = movielens.Config(data_dir, public=50, test=200, valid=100, batch=50, epochs=4, dimension=4)
+    config = movielens.Config(
+        data_dir=data_dir, public=50, test=200, valid=100, batch=50, epochs=4, dimension=4
+    )
     ratings, eps = movielens.Ratings(config), 1e5
     every = movielens.candidates(config, ratings)
 

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,12 +25,17 @@ PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
 )
 def test_the_experiment_at_a_tiny_size(tmp_path):
     tiny_reviews(tmp_path)
-    small = imdb.Config(tmp_path, batch=8, epochs=2, public=10, valid=10, test=20, seeds=2)
+    small = imdb.Config(data_dir=tmp_path, batch=8, epochs=2, public=10, valid=10, test=20, seeds=2)
     chosen = {"DP-SGD": {"lr": 3.0}, "DP-RMSProp": {"lr": 0.1}, "DP2-RMSProp": {"lr": 10.0}}
     settings = {name: {"chosen": {**numbers, "clip": 0.5}} for name, numbers in chosen.items()}
     (tmp_path / "imdb.json").write_text(json.dumps({"accuracy": settings}))
     config = imdb_sweeps.Config(
-        small, tmp_path / "imdb.json", tmp_path, epsilons=(2.0,), delays=(1, 2), step_sizes=(0.1, 1.0)
+        imdb=small,
+        chosen=tmp_path / "imdb.json",
+        out=tmp_path,
+        epsilons=(2.0,),
+        delays=(1, 2),
+        step_sizes=(0.1, 1.0),
     )
 
     imdb_sweeps.main(config)
@@ -48,15 +54,20 @@ def test_the_experiment_at_a_tiny_size(tmp_path):
 
 def test_ratings_are_swept_with_a_delay_of_half_a_run(tmp_path):
     random = np.random.default_rng(0)
-    ids = {"user": random.integers(1, 944, 600), "item": random.integers(1, 1683, 600)}
+    ids: dict[str, Any] = {"user": random.integers(1, 944, 600), "item": random.integers(1, 1683, 600)}
     np.savez(tmp_path / "movielens_100k.npz", **ids, rating=random.integers(1, 6, 600).astype(np.float32))
     small = movielens.Config(
-        tmp_path, public=50, test=200, valid=100, batch=50, epochs=4, dimension=4, seeds=2
+        data_dir=tmp_path, public=50, test=200, valid=100, batch=50, epochs=4, dimension=4, seeds=2
     )
     settings = {name: {"chosen": {"lr": 0.1, "clip": 1.0, "first_lr": 0.1}} for name in sweeps.COLORS}
     (tmp_path / "movielens.json").write_text(json.dumps({"error": settings}))
     config = movielens_sweeps.Config(
-        small, tmp_path / "movielens.json", tmp_path, delays=(3,), epsilons=(5.0,), parts=("delays",)
+        movielens=small,
+        chosen=tmp_path / "movielens.json",
+        out=tmp_path,
+        delays=(3,),
+        epsilons=(5.0,),
+        parts=("delays",),
     )
 
     movielens_sweeps.main(config)
@@ -74,8 +85,8 @@ def test_a_model_that_was_not_finite_gets_a_large_number_from_then_on(tmp_path, 
     (tmp_path / "imdb.json").write_text(
         json.dumps({"accuracy": {name: {"chosen": {}} for name in sweeps.COLORS}})
     )
-    small = imdb.Config(tmp_path, batch=8, epochs=3, public=10, valid=10, test=20, seeds=1)
-    task = imdb_sweeps.task_of(imdb_sweeps.Config(small, tmp_path / "imdb.json"))
+    small = imdb.Config(data_dir=tmp_path, batch=8, epochs=3, public=10, valid=10, test=20, seeds=1)
+    task = imdb_sweeps.task_of(imdb_sweeps.Config(imdb=small, chosen=tmp_path / "imdb.json"))
     numbers = np.array([4.0, 3.0, 1.0, 1.0])
     history = dict.fromkeys(("train_loss", "valid_loss", "test_accuracy"), numbers)
     history["rejected"] = np.array([np.nan, 0.0, 1.0, 0.0])
@@ -87,7 +98,7 @@ def test_a_model_that_was_not_finite_gets_a_large_number_from_then_on(tmp_path, 
 
 def test_an_epoch_has_the_noise_of_a_run_of_all(tmp_path):
     tiny_reviews(tmp_path)
-    whole = imdb.Config(tmp_path, batch=8, epochs=3, public=10, valid=10, test=20)
+    whole = imdb.Config(data_dir=tmp_path, batch=8, epochs=3, public=10, valid=10, test=20)
 
     def release(config):
         work = imdb.candidates(config)["DP2-RMSProp"].make({"lr": 1.0, "clip": 1.0})
@@ -96,7 +107,7 @@ def test_an_epoch_has_the_noise_of_a_run_of_all(tmp_path):
 
     chosen = {name: {"chosen": {"lr": 1.0, "clip": 1.0}} for name in sweeps.COLORS}
     (tmp_path / "imdb.json").write_text(json.dumps({"accuracy": chosen}))
-    task = imdb_sweeps.task_of(imdb_sweeps.Config(whole, tmp_path / "imdb.json"))
+    task = imdb_sweeps.task_of(imdb_sweeps.Config(imdb=whole, chosen=tmp_path / "imdb.json"))
     all_three, one = release(whole), release(sweeps.one_epoch(task))
     np.testing.assert_allclose(one.noise_multiplier, all_three.noise_multiplier, rtol=1e-3)
     assert 3 * one.times <= all_three.times < 3 * (one.times + 1) and one.rate == all_three.rate

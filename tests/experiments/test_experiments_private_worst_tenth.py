@@ -66,7 +66,7 @@ def test_the_experiment_where_all_rows_are_in_one_place(tmp_path: Path) -> None:
     small = {"clients": 20, "public": 60, "rows": 450, "batch": 45, "steps": 20}
     few = {"rates": (1.0,), "clips": (1.0,), "scaled_rates": (0.1,), "scaled_clips": (10.0,)}
     pooled = dataclasses.replace(worst_tenth.POOLED, **small, **few)
-    config = worst_tenth.Config(tmp_path, pooled_mnist=pooled, seeds=1, pooled_epsilons=(1.0,))
+    config = worst_tenth.Config(data_dir=tmp_path, pooled_mnist=pooled, seeds=1, pooled_epsilons=(1.0,))
     runs, every, budgets = worst_tenth.everything(config, "pooled mnist")
 
     found = over_budgets("AdaDPS", every["AdaDPS"], budgets, runs)["1"]

@@ -34,7 +34,7 @@ def _adult(folder: Path) -> None:
     random = np.random.default_rng(0)
     rows = 60
     fields = ("workclass", "marital_status", "occupation", "relationship", "race", "sex", "native_country")
-    table = {name: random.choice(["a", "b"], rows) for name in fields}
+    table: dict[str, Any] = {name: random.choice(["a", "b"], rows) for name in fields}
     table["education"] = np.where(np.arange(rows) % 4 == 0, "Doctorate", "Masters")
     held_out = np.arange(rows) % 5 == 0
     np.savez(folder / "adult.npz", **table, label=table["workclass"] == "a", is_val=held_out)

@@ -23,7 +23,7 @@ GLOBAL = {
     "feddane": eh.algorithms.feddane(WORK, mu=0.1),
     "median": eh.algorithms.fedavg(WORK, aggregator=eh.aggregators.coordinate_median()),
     "fedadam": eh.algorithms.fedavg(WORK, server_opt=eh.server_opt.fedadam(0.1)),
-    "qfedavg": eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=10.0),
+    "qfedavg": eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=10.0, sampling=eh.sampling.uniform()),
 }
 
 

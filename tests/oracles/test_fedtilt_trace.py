@@ -43,9 +43,10 @@ def round_of(tau: float, lam: float) -> tuple[list[float], list[float]]:
         data = ClientData(
             jnp.asarray(ROWS), jnp.asarray(CLASSES), jnp.int32(start), jnp.int32(3), jnp.float32(1), 3
         )
-        delta, v = phase.work(message, jnp.float32(initial), data, jax.random.key(0))
+        kept = algorithm.init_client(jnp.float32(initial))
+        delta, kept = phase.work(message, kept, data, jax.random.key(0))
         global_ones.append(float(1.0 + delta))
-        personal.append(float(v))
+        personal.append(float(algorithm.personal_params((), kept)))
     return global_ones, personal
 
 

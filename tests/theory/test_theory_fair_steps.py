@@ -197,16 +197,16 @@ def test_personal_models_follow_the_global_one_to_their_optimum() -> None:
     (phase,) = method.phases
 
     def one(carry: Any, _: Any) -> Any:
-        state, personal = carry
+        state, kept = carry
         message = phase.broadcast(state, jnp.int32(0))
         delta, new = jax.vmap(
-            lambda v, x: phase.work(message, v, _client(x, _KINDS), jax.random.key(0)), (0, 0)
-        )(personal, jnp.asarray(points))
+            lambda own, x: phase.work(message, own, _client(x, _KINDS), jax.random.key(0)), (0, 0)
+        )(kept, jnp.asarray(points))
         direction = aggregate(phase.aggregator, delta)
         after, _ = phase.server(state, direction, jnp.int32(3), jax.random.key(0))
-        return (after, new), (method.global_params(state), personal)
+        return (after, new), (method.global_params(state), method.personal_params(state, kept))
 
-    begin = method.init(jnp.float32(6.0), 3), jnp.array([5.0, -5.0, 9.0])
+    begin = method.init(jnp.float32(6.0), 3), jax.vmap(method.init_client)(jnp.array([5.0, -5.0, 9.0]))
     w, v = (
         np.array(part, float)
         for part in jax.jit(lambda begin: jax.lax.scan(one, begin, length=801))(begin)[1]

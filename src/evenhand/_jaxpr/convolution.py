@@ -139,8 +139,8 @@ def patches(params: dict[str, Any], window: _Sizes, x: Array) -> Array:
     if set(params["lhs_dilation"]) != {1}:
         x = _pad(x, [(0, 0, step - 1) for step in params["lhs_dilation"]])
     shifted = _shifted(x, window, params["window_strides"], params["padding"], params["rhs_dilation"])
-    found = jnp.concatenate(shifted, axis=-1)
-    return found.reshape(math.prod(found.shape[:-1]), found.shape[-1])
+    windows = jnp.concatenate(shifted, axis=-1)
+    return windows.reshape(math.prod(windows.shape[:-1]), windows.shape[-1])
 
 
 def _convolve(
@@ -182,8 +182,8 @@ def _grouped(
 def _depthwise(x: Array, kernel: Array, strides: _Sizes, padding: _Padding, dilation: _Sizes) -> Array:
     *window, _, features = kernel.shape
     shifted = _shifted(x, tuple(window), strides, padding, dilation)
-    each = x.shape[-1], features // x.shape[-1]
-    weights = kernel.reshape(len(shifted), *(1 for _ in x.shape[:-1]), *each)
+    per_group = x.shape[-1], features // x.shape[-1]
+    weights = kernel.reshape(len(shifted), *(1 for _ in x.shape[:-1]), *per_group)
     z = reduce(jnp.add, (part[..., None] * weight for part, weight in zip(shifted, weights, strict=True)))
     return z.reshape(*z.shape[:-2], features)
 
@@ -348,12 +348,12 @@ def _merging(function: Callable[..., Array], axes: Sequence[int], result: int) -
     @merged.def_vmap
     def _(size: int, batched: list[bool], *operands: Array) -> tuple[Array, bool]:
         if any(batched[len(axes) :]):
-            each = tuple(0 if is_batched else None for is_batched in batched)
-            return jax.vmap(function, each)(*operands), True
+            in_axes = tuple(0 if is_batched else None for is_batched in batched)
+            return jax.vmap(function, in_axes)(*operands), True
         rows = list(operands)
         for i, axis in enumerate(axes):
-            one = rows[i] if batched[i] else jnp.broadcast_to(rows[i], (size, *rows[i].shape))
-            moved = jnp.moveaxis(one, 0, axis)
+            operand = rows[i] if batched[i] else jnp.broadcast_to(rows[i], (size, *rows[i].shape))
+            moved = jnp.moveaxis(operand, 0, axis)
             rows[i] = moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
         z = merged(*rows)
         z = z.reshape(*z.shape[:result], size, -1, *z.shape[result + 1 :])

@@ -235,7 +235,7 @@ def _described(program: Any, places: Mapping[int, int]) -> Hashable:
 def _closed(program: Any, places: Mapping[int, int]) -> Hashable:
     return (
         _described(program, places),
-        tuple(hashlib.sha256(_bytes(each)).digest() for each in programs.opened(program)[1]),
+        tuple(hashlib.sha256(_bytes(constant)).digest() for constant in programs.opened(program)[1]),
     )
 
 

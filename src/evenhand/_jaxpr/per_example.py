@@ -31,7 +31,7 @@ from evenhand._jaxpr.convolution import convolution_apart
 from evenhand._jaxpr.lowering import as_lowered, outer
 from evenhand.types import Array, Key, Model, Params
 
-__all__ = ["Account", "Rows", "formed", "full_type", "looked_up", "traced"]
+__all__ = ["LeafGradients", "Rows", "formed", "full_type", "looked_up", "traced"]
 
 
 # --- the loss of one example as a program, and the accounts of a batch ------------------------------------------------
@@ -60,7 +60,7 @@ class Traced(NamedTuple):
 
     def accounts(
         self, leaves: Sequence[Array], rows: Rows, divisors: Sequence[Array | None]
-    ) -> list[Account | None]:
+    ) -> list[LeafGradients | None]:
         """For each leaf, what the examples' gradients come to; None for one on which the loss does not depend."""
         layers, copied = self.plan.layers, {number: leaves[number] for number in self.plan.copied}
         taps = {number: jnp.zeros(layer.output.shape, layer.output.dtype) for number, layer in layers.items()}
@@ -73,7 +73,7 @@ class Traced(NamedTuple):
 
         slope = jax.vmap(jax.grad(loss, (0, 1), has_aux=True), (None, None, 0))
         (slopes, gradients), others = slope(taps, copied, rows)
-        found: list[Account | None] = [None] * len(leaves)
+        found: list[LeafGradients | None] = [None] * len(leaves)
         for number, layer in layers.items():
             found[number] = layer.account(others[number], slopes[number], divisors[number])
         for number, gradient in gradients.items():
@@ -237,7 +237,7 @@ class _Views(NamedTuple):
             return used
         return jax.linear_transpose(self.used, jax.ShapeDtypeStruct(self.shape, used.dtype))(used)[0]
 
-    def account(self, account: Account) -> Account:
+    def account(self, account: LeafGradients) -> LeafGradients:
         """The same account, of the leaf as it is stored."""
         return account._replace(
             summed=lambda weights: self.stored(account.summed(weights)),
@@ -261,7 +261,7 @@ def _product(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
     def apply(other: Array, leaf: Array) -> Array:
         return programs.as_it_is(equation, [leaf, other] if place == 0 else [other, leaf])[0]
 
-    def account(others: Array, slopes: Array, divided_by: Array | None) -> Account:
+    def account(others: Array, slopes: Array, divided_by: Array | None) -> LeafGradients:
         examples = len(others)
         a = others.transpose(0, *(axis + 1 for axis in (*kept, *taken)))
         # What comes first in the result is what is left of the first operand.
@@ -289,7 +289,7 @@ def _convolution(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
     if layer is None:
         return None
 
-    def account(others: Array, slopes: Array, divided_by: Array | None) -> Account:
+    def account(others: Array, slopes: Array, divided_by: Array | None) -> LeafGradients:
         matrix = None if divided_by is None else layer.matrix(views.used(divided_by))
         found = multiplied(jax.vmap(layer.patches)(others), jax.vmap(layer.outputs)(slopes), matrix)
         return views.account(
@@ -316,7 +316,7 @@ def _look_up(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
         return None
     clipped = params["mode"] == lax.GatherScatterMode.CLIP
 
-    def account(others: Array, slopes: Array, divided_by: Array | None) -> Account:
+    def account(others: Array, slopes: Array, divided_by: Array | None) -> LeafGradients:
         ids = others.reshape(len(others), positions).astype(jnp.int32)
         ids = jnp.clip(ids, 0, rows - 1) if clipped else ids
         divisor = None if divided_by is None else views.used(divided_by).reshape(rows, width)
@@ -356,13 +356,13 @@ def _output(equation: JaxprEqn) -> jax.ShapeDtypeStruct:
 
 # --- the gradients of one layer, from what went in and the gradient of what came out ----------------------------------
 
-Sum = Callable[[Array], Array]
+WeightedSum = Callable[[Array], Array]
 """``weights (b,) -> sum_i weights_i * g_i``; examples of weight 0 add nothing, be they infinite or not a number."""
-Along = Callable[[Array], Array]
+Projection = Callable[[Array], Array]
 """``direction -> (b,)``: the inner products of the ``g_i`` with it."""
 
 
-class Account(NamedTuple):
+class LeafGradients(NamedTuple):
     """What the gradients of ``b`` examples with respect to one leaf come to, divided by ``divided_by``.
 
     Attributes:
@@ -372,8 +372,8 @@ class Account(NamedTuple):
     """
 
     squares: Array
-    summed: Sum
-    along: Along
+    summed: WeightedSum
+    along: Projection
 
 
 class Layer(NamedTuple):
@@ -383,33 +383,33 @@ class Layer(NamedTuple):
       apply: ``(other operand, leaf) -> output`` for one example; not to be differentiated in the leaf.
       output: the shape and type of the output.
       numbers: how many numbers per example :attr:`account` holds at a time.
-      account: ``(other operands, gradients of the outputs, divisor or None) -> Account``, examples first.
+      account: ``(other operands, gradients of the outputs, divisor or None) -> LeafGradients``, examples first.
     """
 
     apply: Callable[[Array, Array], Array]
     output: jax.ShapeDtypeStruct
     numbers: int
-    account: Callable[[Array, Array, Array | None], Account]
+    account: Callable[[Array, Array, Array | None], LeafGradients]
 
 
-def formed(gradients: Array, divided_by: Array | None) -> Account:
+def formed(gradients: Array, divided_by: Array | None) -> LeafGradients:
     """The account of gradients ``(b, ...)`` that there are."""
-    each = _full(gradients).reshape(len(gradients), -1)
+    rows = _full(gradients).reshape(len(gradients), -1)
     if divided_by is not None:
-        each = each / divided_by.reshape(1, -1).astype(each.dtype)
+        rows = rows / divided_by.reshape(1, -1).astype(rows.dtype)
 
     def summed(weights: Array) -> Array:
-        used = jnp.where(weights[:, None] > 0, each, 0.0)
-        total = jnp.matmul(weights.astype(each.dtype), used, precision=lax.Precision.HIGHEST)
+        used = jnp.where(weights[:, None] > 0, rows, 0.0)
+        total = jnp.matmul(weights.astype(rows.dtype), used, precision=lax.Precision.HIGHEST)
         return total.reshape(gradients.shape[1:])
 
     def along(direction: Array) -> Array:
-        return jnp.matmul(each, direction.reshape(-1).astype(each.dtype), precision=lax.Precision.HIGHEST)
+        return jnp.matmul(rows, direction.reshape(-1).astype(rows.dtype), precision=lax.Precision.HIGHEST)
 
-    return Account(_squares(each), summed, along)
+    return LeafGradients(_squares(rows), summed, along)
 
 
-def multiplied(inputs: Array, slopes: Array, divided_by: Array | None) -> Account:
+def multiplied(inputs: Array, slopes: Array, divided_by: Array | None) -> LeafGradients:
     """The account of a matrix ``(in, out)``: inputs ``(b, positions, in)`` and slopes ``(b, positions, out)``."""
     inputs, slopes = _full(inputs), _full(slopes)
     if inputs.shape[1] != 1:
@@ -431,10 +431,10 @@ def multiplied(inputs: Array, slopes: Array, divided_by: Array | None) -> Accoun
         once = direction if divided_by is None else direction / divided_by
         return jnp.sum(jnp.matmul(a, once.astype(a.dtype), precision=lax.Precision.HIGHEST) * b, axis=1)
 
-    return Account(squares, summed, along)
+    return LeafGradients(squares, summed, along)
 
 
-def looked_up(ids: Array, slopes: Array, divided_by: Array | None, rows: int) -> Account:
+def looked_up(ids: Array, slopes: Array, divided_by: Array | None, rows: int) -> LeafGradients:
     """The account of a table ``(rows, width)`` of which ``ids (b, positions)`` were read; ids beyond it are left out.
 
     The gradient's row for an id is the sum of the slopes ``(b, positions, width)`` where it was read.  Every position
@@ -461,7 +461,7 @@ def looked_up(ids: Array, slopes: Array, divided_by: Array | None, rows: int) ->
     def along(direction: Array) -> Array:
         return jnp.sum(slopes * direction.astype(slopes.dtype)[ids], axis=(1, 2))
 
-    return Account(squares, summed, along)
+    return LeafGradients(squares, summed, along)
 
 
 def full_type(*arrays: Array) -> Any:
@@ -478,5 +478,5 @@ def _full(numbers: Array) -> Array:
     return numbers.astype(full_type(numbers))
 
 
-def _squares(each: Array) -> Array:
-    return jnp.einsum("bn,bn->b", each, each, precision=lax.Precision.HIGHEST)
+def _squares(rows: Array) -> Array:
+    return jnp.einsum("bn,bn->b", rows, rows, precision=lax.Precision.HIGHEST)

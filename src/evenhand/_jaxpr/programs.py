@@ -81,12 +81,12 @@ def inner(equation: JaxprEqn) -> list[Any]:
     unknown = set(beside(equation)) - set(BESIDE[name].split())
     if unknown or not set(PROGRAMS[name]) <= set(params):
         raise UnknownForm(f"an equation {name} of {', '.join(sorted(params))}")
-    found: list[Any] = []
+    programs: list[Any] = []
     for key in PROGRAMS[name]:
-        found += params[key] if isinstance(params[key], tuple) else [params[key]]
-    if not all(map(is_program, found)):
+        programs += params[key] if isinstance(params[key], tuple) else [params[key]]
+    if not all(map(is_program, programs)):
         raise UnknownForm(f"an equation {name} without a program")
-    return found
+    return programs
 
 
 def beside(equation: JaxprEqn) -> dict[str, Any]:
@@ -162,17 +162,17 @@ def evaluate(
       >>> [float(evaluate(*opened(program), [3.0], step)[0]) for step in (as_it_is, doubled)]
       [7.0, 26.0]
     """
-    known: dict[Any, Any] = dict(zip(jaxpr.constvars, values, strict=True))
-    known.update(zip(jaxpr.invars, arguments, strict=True))
+    bindings: dict[Any, Any] = dict(zip(jaxpr.constvars, values, strict=True))
+    bindings.update(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:
-        return literal(atom) if isinstance(atom, Literal) else known[atom]
+        return literal(atom) if isinstance(atom, Literal) else bindings[atom]
 
     for equation in _needed(jaxpr):
         operands = [read(atom) for atom in equation.invars]
         with equation.ctx.manager:
             results = step(equation, operands)
-        known.update(zip(equation.outvars, results, strict=True))
+        bindings.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 

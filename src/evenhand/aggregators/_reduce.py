@@ -1,8 +1,8 @@
 """Aggregators at work: on a whole cohort's uploads, after something that changes these, and several as one.
 
 :func:`aggregate` is for use outside training; :func:`reduce_uploads`, :func:`in_passes` and :func:`in_loop` run an
-aggregator in a round.  :func:`before` and :func:`each` put a change of the uploads in front of another aggregator, and
-:func:`in_parts` makes one sum of several.
+aggregator in a round.  :func:`before` and :func:`each_upload` put a change of the uploads in front of another
+aggregator, and :func:`in_parts` makes one sum of several.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from evenhand.errors import EvenhandError
 from evenhand.streams import Purpose, stream
 from evenhand.types import Aggregator, Array, Cohort, Key, Need, PyTree, Report, Stack, Sum, Upload
 
-__all__ = ["Change", "aggregate", "before", "each", "in_loop", "in_parts", "in_passes", "reduce_uploads"]
+__all__ = [
+    "Change",
+    "aggregate",
+    "before",
+    "each_upload",
+    "in_loop",
+    "in_parts",
+    "in_passes",
+    "reduce_uploads",
+]
 
 
 # --- on a whole cohort's uploads, in as many passes as it needs --------------------------------------------------
@@ -128,9 +137,11 @@ def reduce_uploads(
             lifted = jax.vmap(lifted_by)(*slots)
             return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
         # One after another, as a sum over the leading axis of large arrays is many times slower on a CPU.
-        one = jax.tree.map(lambda leaf: leaf[0], slots)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lifted_by, *one))
-        return lax.scan(lambda total, of: (tree.add(total, lifted_by(*of)), None), zeros, slots)[0]
+        slot = jax.tree.map(lambda leaf: leaf[0], slots)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lifted_by, *slot))
+        return lax.scan(lambda total, one_slot: (tree.add(total, lifted_by(*one_slot)), None), zeros, slots)[
+            0
+        ]
 
     return in_loop(aggregator, state, key, sum_of)
 
@@ -159,16 +170,16 @@ def in_loop(
     """As :func:`in_passes`, in a compiled loop, so that a hundred passes are no larger a program than one."""
 
     @jax.jit  # traced once, for the shapes and for the loop
-    def one(number: Array, state: PyTree) -> tuple[PyTree, PyTree]:
+    def one_pass(number: Array, state: PyTree) -> tuple[PyTree, PyTree]:
         total = sum_of(aggregator.publish(state), number)
         return aggregator.lower(total, state, jax.random.fold_in(key, number))
 
     def step(number: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        return one(number, carry[1])
+        return one_pass(number, carry[1])
 
     if aggregator.passes == 1:
-        return one(jnp.int32(0), state)
-    direction = jax.eval_shape(one, jnp.int32(0), state)[0]
+        return one_pass(jnp.int32(0), state)
+    direction = jax.eval_shape(one_pass, jnp.int32(0), state)[0]
     begin = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), direction)
     return lax.fori_loop(jnp.int32(0), jnp.int32(aggregator.passes), step, (begin, state))
 
@@ -207,7 +218,7 @@ def before(then: Aggregator, change: Change, name: str, needs: tuple[Need, ...] 
     return Stack(then.init, apply, then.needs_loss, then.needs if needs is None else needs)
 
 
-def each(then: Aggregator, change: Callable[[Upload], Upload], name: str) -> Aggregator:
+def each_upload(then: Aggregator, change: Callable[[Upload], Upload], name: str) -> Aggregator:
     """``then`` on what ``change`` makes of each upload by itself: a sum stays a sum, and clients do it."""
     if not isinstance(then, Sum):
         return before(then, lambda uploads, present, key: (jax.vmap(change)(uploads), present), name)
@@ -231,7 +242,7 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
       EvenhandError: some of them add whole numbers under :func:`evenhand.aggregators.secure`, and others do not.
     """
     summations = [part.summation for part in parts]
-    if len({each is not None and each.bits for each in summations}) > 1:
+    if len({summation is not None and summation.bits for summation in summations}) > 1:
         raise EvenhandError(
             "Methods side by side share their uploads: give secure(...) to all of them, or to none."
         )
@@ -251,14 +262,14 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
 
     def lift(upload: Upload, publics: PyTree, key: Key) -> PyTree:
         return tuple(
-            part.lift(one, public, jax.random.fold_in(key, j))
-            for j, (part, one, public) in enumerate(zip(parts, uploads(upload), publics, strict=True))
+            part.lift(own, public, jax.random.fold_in(key, j))
+            for j, (part, own, public) in enumerate(zip(parts, uploads(upload), publics, strict=True))
         )
 
     def lower(totals: PyTree, states: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         done = [
-            part.lower(total, one, jax.random.fold_in(key, j))
-            for j, (part, total, one) in enumerate(zip(parts, totals, states, strict=True))
+            part.lower(total, own, jax.random.fold_in(key, j))
+            for j, (part, total, own) in enumerate(zip(parts, totals, states, strict=True))
         ]
         return tuple(direction for direction, _ in done), tuple(state for _, state in done)
 
@@ -268,7 +279,7 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
         ),
         lift=lift,
         lower=lower,
-        publish=lambda states: tuple(part.publish(one) for part, one in zip(parts, states, strict=True)),
+        publish=lambda states: tuple(part.publish(own) for part, own in zip(parts, states, strict=True)),
         weigh=weigh if any(part.weigh for part in parts) else None,
         needs_loss=any(part.needs_loss for part in parts),
         summation=None if summations[0] is None else summations[0]._replace(numbers=None, anything=None),

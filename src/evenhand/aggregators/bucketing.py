@@ -86,4 +86,6 @@ def _marks(uploads: PyTree) -> Array:
         )
 
     marks = [mark(leaf) for leaf in jax.tree.leaves(uploads)]
-    return sum(((2 * i + 1) * each for i, each in enumerate(marks)), jnp.zeros_like(marks[0]))
+    return sum(
+        ((2 * i + 1) * marks_of_leaf for i, marks_of_leaf in enumerate(marks)), jnp.zeros_like(marks[0])
+    )

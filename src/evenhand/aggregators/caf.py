@@ -66,8 +66,8 @@ def caf(malicious: int) -> Stack:
     whole_number("caf(malicious=)", malicious, 0)
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        inner, one = products(uploads.delta, present, key), present.astype(jnp.float32)
-        enough = jnp.maximum(jnp.sum(one) - 2.0 * malicious, 0.0)
+        inner, accepted = products(uploads.delta, present, key), present.astype(jnp.float32)
+        enough = jnp.maximum(jnp.sum(accepted) - 2.0 * malicious, 0.0)
 
         def goes_on(weights: _Weights) -> Array:
             return (jnp.sum(weights.now) > enough) & (weights.least > 0)
@@ -83,7 +83,7 @@ def caf(malicious: int) -> Stack:
             best = jnp.where(better, weights.now, weights.best)
             return _Weights(fewer, best, jnp.minimum(largest, weights.least))
 
-        begin = step(_Weights(one, one, jnp.float32(jnp.inf)))
+        begin = step(_Weights(accepted, accepted, jnp.float32(jnp.inf)))
         return mean_of(uploads, lax.while_loop(goes_on, step, begin).best), state
 
     return Stack(

@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.aggregators._reduce import before, each
+from evenhand.aggregators._reduce import before, each_upload
 from evenhand.aggregators.mean import mean
 from evenhand.aggregators.stacked import norms, scaled
 from evenhand.errors import EvenhandError, whole_number
@@ -62,7 +62,7 @@ def clip(longest: float | None = None, *, then: Aggregator = mean()) -> Aggregat
         factor = longest / jnp.maximum(tree.norm(upload.delta), longest)
         return upload._replace(delta=tree.scale(factor, upload.delta))
 
-    return each(then, change, "clip")
+    return each_upload(then, change, "clip")
 
 
 def normalize(length: float = 1.0, *, then: Aggregator = mean()) -> Aggregator:
@@ -98,7 +98,7 @@ def normalize(length: float = 1.0, *, then: Aggregator = mean()) -> Aggregator:
         factor = jnp.where(norm > 0, length / jnp.where(norm > 0, norm, 1.0), 0.0)
         return upload._replace(delta=tree.scale(factor, upload.delta))
 
-    return each(then, change, "normalize")
+    return each_upload(then, change, "normalize")
 
 
 def arc(malicious: int, then: Aggregator) -> Stack:

@@ -107,9 +107,9 @@ def trimmed_mean(fraction: float, *, weighted: bool = False) -> Stack:
         # For each number of accepted uploads, in Python: 0.1 of 30 is 3, not the 4 that float32 makes of it.
         cuts = np.ceil(np.arange(m + 1) * fraction - 1e-9)
         cut = jnp.asarray(np.minimum(cuts, np.maximum(np.arange(m + 1) - 1, 0) // 2), jnp.float32)
-        one = present.astype(jnp.float32)
-        weights = one * uploads.weight if weighted else one
-        return _middles(uploads.delta, one, weights, cut[jnp.sum(present)]), state
+        accepted = present.astype(jnp.float32)
+        weights = accepted * uploads.weight if weighted else accepted
+        return _middles(uploads.delta, accepted, weights, cut[jnp.sum(present)]), state
 
     return Stack(
         lambda like, clients: (), apply, needs=(Need(f"trimmed_mean({fraction:g})", holds, lambda m: m > 0),)
@@ -153,9 +153,11 @@ def meamed(malicious: int, *, weighted: bool = False) -> Stack:
     whole_number("meamed(malicious=)", malicious, 0)
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        one = present.astype(jnp.float32)
-        count = jnp.maximum(jnp.sum(one) - malicious, 1.0)
-        return around_median(uploads.delta, one, one * uploads.weight if weighted else one, count), state
+        accepted = present.astype(jnp.float32)
+        count = jnp.maximum(jnp.sum(accepted) - malicious, 1.0)
+        return around_median(
+            uploads.delta, accepted, accepted * uploads.weight if weighted else accepted, count
+        ), state
 
     return Stack(
         lambda like, clients: (),
@@ -198,8 +200,8 @@ def _over_coordinates(function: _OfColumns, deltas: PyTree, *arguments: Array) -
         def of_block(i: Array) -> Array:
             return function(lax.dynamic_index_in_dim(dealt, i, axis=2, keepdims=False), *arguments)
 
-        found = lax.map(of_block, jnp.arange(blocks))
-        return jnp.moveaxis(found, 0, 1).reshape(-1)[:size].reshape(leaf.shape[1:]).astype(leaf.dtype)
+        directions = lax.map(of_block, jnp.arange(blocks))
+        return jnp.moveaxis(directions, 0, 1).reshape(-1)[:size].reshape(leaf.shape[1:]).astype(leaf.dtype)
 
     return jax.tree.map(of_leaf, deltas)
 
@@ -238,13 +240,13 @@ def _nearest(values: Array, present: Array, weights: Array, center: Array, count
 def _first(values: Array, weights: Array, few: Callable[[Array], Array]) -> Array:
     """The largest number such that ``few`` holds of the weight of the values below it."""
 
-    def bit(i: Array, found: Array) -> Array:
-        tried = found | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
-        return jnp.where(few(_sum(weights, values < _float(tried)[None])), tried, found)
+    def bit(i: Array, order: Array) -> Array:
+        tried = order | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+        return jnp.where(few(_sum(weights, values < _float(tried)[None])), tried, order)
 
-    found = _float(lax.fori_loop(0, 32, bit, jnp.zeros(values.shape[1:], jnp.uint32)))
+    value = _float(lax.fori_loop(0, 32, bit, jnp.zeros(values.shape[1:], jnp.uint32)))
     # Where denormal numbers count as 0, the largest number of the rank of 0 is the first normal one.
-    return jnp.where(jnp.abs(found) <= jnp.finfo(jnp.float32).tiny, 0.0, found)
+    return jnp.where(jnp.abs(value) <= jnp.finfo(jnp.float32).tiny, 0.0, value)
 
 
 def _float(order: Array) -> Array:

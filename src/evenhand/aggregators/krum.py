@@ -149,9 +149,9 @@ def bulyan(malicious: int) -> Stack:
             return left.at[best].set(left[best] & (i >= wanted))
 
         chosen = present & ~lax.fori_loop(0, max(m - 2 * malicious, 1), choose, present)
-        one = chosen.astype(jnp.float32)
-        count = jnp.maximum(jnp.sum(one) - 2.0 * malicious, 1.0)
-        return around_median(uploads.delta, one, one, count), state
+        votes = chosen.astype(jnp.float32)
+        count = jnp.maximum(jnp.sum(votes) - 2.0 * malicious, 1.0)
+        return around_median(uploads.delta, votes, votes, count), state
 
     return Stack(
         lambda like, clients: (),

@@ -39,9 +39,12 @@ def combined(weights: Array, deltas: PyTree) -> PyTree:
 
 
 def mean_of(uploads: Upload, shares: Array, weighted: bool = False) -> PyTree:
-    """The mean with these shares, ``(m,)``, bool or nonnegative, times the reported weights if ``weighted``.
+    """The mean of the uploads with these shares; zeros if all shares are 0.
 
-    Zeros if all of them are 0.
+    Args:
+      uploads: leaves ``(m, ...)``.
+      shares: ``(m,)``, bool (which uploads count) or nonnegative; scaled to sum to 1.
+      weighted: whether the shares are multiplied by the reported weights, which a malicious client can falsify.
     """
     weights = shares.astype(jnp.float32) * (uploads.weight if weighted else 1.0)
     total = jnp.sum(weights)
@@ -49,7 +52,7 @@ def mean_of(uploads: Upload, shares: Array, weighted: bool = False) -> PyTree:
 
 
 def least(values: Array, present: Array, count: Array | int) -> Array:
-    """Which ``count`` of the present entries are the least, bool ``(m,)``; of equal ones the first."""
+    """Which ``count`` of the present ``values``, ``(m,)``, are the least, bool ``(m,)``; of equal ones the first."""
     order = jnp.argsort(jnp.where(present, values, jnp.inf), stable=True)
     return present & (jnp.argsort(order, stable=True) < count)
 
@@ -70,7 +73,28 @@ def products(deltas: PyTree, present: Array, key: Key) -> Array:
 
 
 def distances(deltas: PyTree, present: Array, key: Key) -> Array:
-    """Squared distances over 64 between uploads, ``(m, m)``; infinite to and from empty slots."""
+    r"""Squared distances between stacked uploads, over 64, for aggregators such as Krum.
+
+    .. math:: D_{ij} = \tfrac1{64} \|\Delta_i - \Delta_j\|^2
+
+    Args:
+      deltas: the stacked uploads, a tree whose leaves are ``(m, ...)``.
+      present: bool ``(m,)``, which slots hold an upload.
+      key: of the aggregator; it chooses the signs of sums by which an upload near the middle is found.
+
+    Returns:
+      float32 ``(m, m)``, symmetric, with 0 on the diagonal; infinite to and from empty slots, on the diagonal as well.
+
+    Edge cases: distances are computed around the upload in the middle: around zero, those between uploads that are
+    nearly parallel would drown in rounding.  They are over 64 so that none overflows unless the norm of an upload does;
+    multiply by 64 to compare them with a length, and take care that such a product may be infinite.
+
+    Example:
+      >>> import jax
+      >>> apart = distances(jnp.array([[0.0], [8.0], [0.0]]), jnp.array([True, True, False]), jax.random.key(0))
+      >>> apart.tolist()
+      [[0.0, 1.0, inf], [1.0, 0.0, inf], [inf, inf, inf]]
+    """
     inner = products(deltas, present, key)
     squares = jnp.diagonal(inner)
     apart = jnp.maximum(squares[:, None] + squares[None, :] - 2.0 * inner, 0.0)

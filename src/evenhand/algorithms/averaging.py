@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
+from evenhand.aggregators import mean
 from evenhand.errors import expect
 from evenhand.local import check_work
+from evenhand.sampling import uniform
 from evenhand.types import (
     Aggregator,
     Array,
@@ -40,7 +42,13 @@ __all__ = [
 
 
 class ServerState(NamedTuple):
-    """The global model, the server optimiser's state, and whatever else the method keeps."""
+    """What the server of an averaging method keeps from round to round.
+
+    Attributes:
+      params: the global model.
+      optimiser: the state of the server's optimiser.
+      extra: whatever else the method keeps, any tree of arrays.
+    """
 
     params: Params
     optimiser: optax.OptState
@@ -48,35 +56,40 @@ class ServerState(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The broadcast: the global model and whatever else the method sends its clients."""
+    """The broadcast of an averaging method.
+
+    Attributes:
+      params: the global model.
+      extra: whatever else the method sends its clients, any tree of arrays.
+    """
 
     params: Params
     extra: PyTree
 
 
 def server_init(server_opt: optax.GradientTransformation, params: Params, extra: PyTree = ()) -> ServerState:
-    """The server's state before the first round."""
+    """The server's state before the first round: ``params`` is the initial model, ``extra`` what the method keeps."""
     return ServerState(params, server_opt.init(params), extra)
 
 
 def server_step(
     server_opt: optax.GradientTransformation, state: ServerState, direction: Params
 ) -> tuple[ServerState, Info]:
-    """One step of the server optimiser, with ``-direction`` as the gradient."""
+    """``(state, info)`` after one step of the server's optimiser along ``direction``; ``info`` has its norm."""
     updates, optimiser = server_opt.update(tree.scale(-1.0, direction), state.optimiser, state.params)
     params = optax.apply_updates(state.params, updates)
     return ServerState(params, optimiser, state.extra), {"update_norm": tree.norm(direction)}
 
 
 def global_params(state: ServerState) -> Params:
-    """The global model."""
+    """The global model, for the field ``global_params`` of an ``Algorithm``."""
     return state.params
 
 
 def report(
     model: Model, params: Params, data: ClientData, sampling: Sampling, aggregator: Aggregator
 ) -> Report:
-    """The client's weight, and its loss at ``params`` if the aggregator asks for it."""
+    """The client's report: its weight under ``sampling``, and its loss at ``params`` if ``aggregator`` needs it."""
     weight = sampling.weight(data.size)
     if aggregator.needs_loss:
         return Report(weight, local.full_loss(model, params, data))
@@ -86,24 +99,61 @@ def report(
 def training(
     work: local.Work,
     *,
-    server_opt: optax.GradientTransformation,
-    aggregator: Aggregator,
-    sampling: Sampling,
-    correction: Callable[[Message, ClientData], optax.GradientTransformation],
+    server_opt: optax.GradientTransformation = optax.sgd(1.0),
+    aggregator: Aggregator = mean(),
+    sampling: Sampling = uniform(),
+    correction: Callable[[Message, ClientData], optax.GradientTransformation] = lambda message, data: (
+        optax.identity()
+    ),
     attach: Callable[[PyTree], PyTree] = lambda extra: (),
     private: bool = False,
 ) -> Phase:
-    """The phase of FedAvg and its variants: train from the broadcast model, upload the difference, step.
+    r"""The phase of FedAvg and its variants: train from the broadcast model, upload the difference, step.
+
+    .. math::
+        \Delta_k = \texttt{work.solve}(w^t; D_k, \texttt{correction}) - w^t, \qquad
+        w^{t+1} = w^t + \texttt{server\_opt}\big( \texttt{aggregator}(\Delta_1, \dots, \Delta_m) \big)
+
+    Its server state is a :class:`ServerState`, which :func:`server_init` makes, and its broadcast a :class:`Message`.
+    A method replaces what differs: ``training(...)._replace(server=...)``.
 
     Args:
       work: the local work.
-      server_opt: the server's optimiser.
-      aggregator: reduces the uploads.
-      sampling: gives the clients' weights.
-      correction: what is added to each local gradient, given the broadcast and the client's data.
-      attach: what is broadcast along with the model, given the method's part of the server state.
+      server_opt: the server's optimiser, on the pseudo-gradient: the direction times -1.
+      aggregator: reduces the uploads to one direction.
+      sampling: gives the clients' weights; it must be the ``Algorithm``'s own, as both make the average right.
+      correction: ``(message, data) -> transformation`` that each local gradient passes through before the client's
+        optimiser, such as ``eh.local.proximal(mu, message.params)``; by default none changes.
+      attach: ``extra -> tree``, what is broadcast beside the model: all or part of the method's own state, which is
+        ``message.extra`` then; by default nothing.
       private: whether the method keeps the promise of work that promises privacy: it then corrects no gradient, and its
         clients report no loss.
+
+    Returns:
+      A phase whose client states are whatever the method has; they stay as they are.
+
+    Raises:
+      EvenhandError: an argument of the wrong kind, or private work in a method that is not ``private``.
+
+    Example:
+      >>> import evenhand as eh
+      >>> def near(work, *, mu):
+      ...     phase = training(work, correction=lambda message, data: eh.local.proximal(mu, message.params))
+      ...     return eh.types.Algorithm(
+      ...         model=work.model,
+      ...         init=lambda params, clients: server_init(optax.sgd(1.0), params),
+      ...         phases=(phase,),
+      ...         global_params=global_params,
+      ...         sampling=eh.sampling.uniform(),
+      ...         name="near",
+      ...     )
+      >>> model = eh.models.softmax_regression(features=64, classes=10)
+      >>> work = eh.local.sgd(model, 0.1, epochs=1, batch_size=10)
+      >>> data = eh.data.load("digits", clients=10)
+      >>> one, other = (eh.simulate(method, data, rounds=2) for method in (
+      ...     near(work, mu=0.1), eh.algorithms.fedprox(work, mu=0.1)))
+      >>> bool((one.params["kernel"] == other.params["kernel"]).all())
+      True
     """
     check_parts(work, aggregator, sampling, server_opt, private=private)
 

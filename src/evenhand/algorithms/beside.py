@@ -1,4 +1,4 @@
-"""A personal model beside any global method, which it listens to and never influences."""
+"""A personal model beside any method, which it listens to and never influences."""
 
 from __future__ import annotations
 
@@ -23,22 +23,50 @@ class _State(NamedTuple):
 def beside(
     method: Algorithm,
     *,
-    begin: Callable[[Params], PyTree],
     train: Callable[[PyTree, Params, ClientData, Key], PyTree],
-    serve: Callable[[PyTree], Params],
     effort: Callable[[ClientData], Effort],
     name: str,
+    begin: Callable[[Params], PyTree] = lambda params: params,
+    serve: Callable[[PyTree], Params] = lambda personal: personal,
 ) -> Algorithm:
-    """``method`` unchanged, while each client of the cohort also trains something of its own in the last exchange.
+    r"""Any method, while each client that takes part also trains a personal model, which never reaches the server.
+
+    .. math:: v_k \leftarrow \texttt{train}(v_k, w^t)
+
+    in the last exchange of each round that client ``k`` takes part in, after its work for the method.  Ditto, its
+    dynamic form and FedTilt have this shape.
 
     Args:
-      method: any method; its messages, uploads and server states stay the same to the bit.
-      begin: ``params -> personal``, the personal state of a client never drawn before.
-      train: ``(personal, received, data, key) -> personal``, given the model in the broadcast and the client's key.
-      serve: ``personal -> params`` that the client uses.
-      effort: of ``train``.
-      name: of the result.
+      method: any method.  Its messages, uploads and server states stay the same to the bit.
+      train: ``(personal, received, data, key) -> personal``, one round of the client's own training: from the personal
+        state that it kept, given the global model :math:`w^t` that it received, its examples, and the key of its work
+        for the method.  Use that key to see the same batches again, and
+        ``eh.streams.stream(key, eh.streams.Purpose.PERSONAL)`` to draw others.
+      effort: ``data -> Effort`` of ``train``, such as ``work.effort``.
+      name: of the result, as users see it.
+      begin: ``params -> personal``, the state of a client that has not taken part yet, any tree of arrays; by default
+        the initial model.
+      serve: ``personal -> params``, the model that the client uses; by default the state itself.
+
+    Raises:
+      EvenhandError: ``method`` is no method.
+
+    Edge cases: a client that never took part is served the global model.  Finetuning that was put around ``method`` is
+    left out: put it around the result.  A promise of privacy stays, and says that it does not cover personal models.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.load("digits", clients=10)
+      >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
+      >>> def train(personal, received, data, key):
+      ...     midway = eh.tree.mix(0.5, personal, received)
+      ...     return work.solve(midway, data, key, eh.local.proximal(0.1, received))[0]
+      >>> method = beside(eh.algorithms.fedavg(work), train=train, effort=work.effort, name="midway")
+      >>> run = eh.simulate(method, data, rounds=4, cohort=5)
+      >>> run.personal_params(0)["kernel"].shape
+      (64, 10)
     """
+    expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
 
     def wrap(phase: Phase, *, last: bool) -> Phase:
         def report(message: PyTree, state: _State, data: ClientData) -> Report:
@@ -73,7 +101,7 @@ def uncovered(promise: Privacy | None) -> Privacy | None:
     return promise._replace(unprotected=(own, *promise.unprotected))
 
 
-def check_method(who: str, method: object, work: object) -> None:
+def check_method(factory: str, method: object, work: object) -> None:
     """Checks that ``method`` is a method and ``work`` local work on the same model."""
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
     assert isinstance(method, Algorithm)
@@ -83,14 +111,16 @@ def check_method(who: str, method: object, work: object) -> None:
         return
     if any(metric != measured(metric) for metric in method.model.metrics):  # of several models side by side
         raise EvenhandError(
-            f"{who}() takes a method with one model, and side_by_side() trains several: put {who}() around each of its "
-            "methods instead."
+            f"{factory}() takes a method with one model, and side_by_side() trains several: put {factory}() around "
+            "each of its methods instead."
         )
-    raise EvenhandError(f"{who}() got a method and work with different models: make both with the same one.")
+    raise EvenhandError(
+        f"{factory}() got a method and work with different models: make both with the same one."
+    )
 
 
-def non_negative(who: str, name: str, value: float, *, infinite: bool = False) -> None:
+def non_negative(factory: str, name: str, value: float, *, infinite: bool = False) -> None:
     """Checks that a weight is a number >= 0."""
     if not (value >= 0.0 and (infinite or value < float("inf"))):
         kind = "a number >= 0, or infinite" if infinite else "a finite number >= 0"
-        raise EvenhandError(f"{who}({name}={value}): give {kind}.")
+        raise EvenhandError(f"{factory}({name}={value}): give {kind}.")

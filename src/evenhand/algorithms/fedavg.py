@@ -61,7 +61,6 @@ def fedavg(
         server_opt=server_opt,
         aggregator=aggregator,
         sampling=sampling,
-        correction=lambda message, data: optax.identity(),
         private=True,
     )
     return Algorithm(

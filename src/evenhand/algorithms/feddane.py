@@ -82,9 +82,9 @@ def feddane(
         raise EvenhandError(f"feddane(mu={mu}): the proximal weight must be a finite number >= 0.")
 
     def correction(message: averaging.Message, data: ClientData) -> optax.GradientTransformation:
-        gradient, known = message.extra
+        gradient, collected = message.extra
         client_gradient = local.full_gradient(work.model, message.params, data)
-        towards = local.shift(tree.scale(known, tree.subtract(gradient, client_gradient)))
+        towards = local.shift(tree.scale(collected, tree.subtract(gradient, client_gradient)))
         return optax.chain(towards, local.proximal(mu, message.params))
 
     train = averaging.training(
@@ -128,8 +128,8 @@ def _collect(model: Model, aggregator: Aggregator, sampling: Sampling) -> Phase:
     def server(
         state: averaging.ServerState, direction: Params, reported: Array, key: Key
     ) -> tuple[averaging.ServerState, Info]:
-        known = (reported > 0).astype(jnp.float32)
-        return state._replace(extra=(direction, known)), {"gradient_norm": tree.norm(direction)}
+        collected = (reported > 0).astype(jnp.float32)
+        return state._replace(extra=(direction, collected)), {"gradient_norm": tree.norm(direction)}
 
     effort = local.every_row
     return Phase(broadcast, report, gradient, aggregator, server, effort=effort, steps_if_empty=True)

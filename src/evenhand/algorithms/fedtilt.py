@@ -6,14 +6,16 @@ import math
 
 import jax.numpy as jnp
 
-from evenhand import local, tree
+from evenhand import local
 from evenhand.aggregators import drift_tilted, mean
+from evenhand.algorithms.beside import beside
 from evenhand.algorithms.fedavg import fedavg
+from evenhand.algorithms.fedprox import fedprox
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import check_work
 from evenhand.risks import hierarchical, tilted
 from evenhand.sampling import uniform
-from evenhand.types import Algorithm, Array, ClientData, Key, Params, PyTree, Risk
+from evenhand.types import Algorithm, Array, ClientData, Key, Params, Risk
 
 __all__ = ["fedtilt"]
 
@@ -103,41 +105,22 @@ def fedtilt(
             )
         return work.of_risk(two_level)
 
-    method = fedavg(
-        tilt(work),
-        aggregator=mean() if tilt_server == 0 else drift_tilted(tilt_server, steps=server_steps),
-        sampling=uniform(weighted=False),
-    )._replace(name=f"fedtilt(tilts {tilt_class:g}, {tilt_sample:g}, {tilt_server:g}; prox_mu={prox_mu:g})")
+    aggregator = mean() if tilt_server == 0 else drift_tilted(tilt_server, steps=server_steps)
+    sampling = uniform(weighted=False)
+    method = fedavg(tilt(work), aggregator=aggregator, sampling=sampling)
+    name = f"fedtilt(tilts {tilt_class:g}, {tilt_sample:g}, {tilt_server:g}; prox_mu={prox_mu:g})"
     if prox_mu == math.inf:
-        return method
+        return method._replace(name=name)
     own = tilt(personal)
-    return _tied(method, own, prox_mu) if tied else _personal(method, own, prox_mu)
+    if tied:
+        near = fedprox(own, mu=prox_mu, aggregator=aggregator, sampling=sampling, keep_partial=False)
+        return near._replace(name=name)
 
+    def train(v: Params, received: Params, data: ClientData, key: Key) -> Params:
+        # The key of the global model's work, so that both models see the same batches.
+        return own.solve(v, data, key, local.proximal(prox_mu, received))[0]
 
-def _personal(method: Algorithm, own: local.Work, mu: float) -> Algorithm:
-    (phase,) = method.phases
-    effort = local.in_turn(phase.effort or local.step_per_row, own.effort)
-
-    def train(message: PyTree, personal: Params, data: ClientData, key: Key) -> tuple[Params, Params]:
-        delta, _ = phase.work(message, (), data, key)
-        params, _ = own.solve(personal, data, key, local.proximal(mu, message.params))
-        return delta, params
-
-    return method._replace(
-        phases=(phase._replace(work=train, effort=effort),),
-        init_client=lambda params: params,
-        personal_params=lambda server, personal: personal,
-    )
-
-
-def _tied(method: Algorithm, own: local.Work, mu: float) -> Algorithm:
-    (phase,) = method.phases
-
-    def train(message: PyTree, client_state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
-        params, _ = own.solve(message.params, data, key, local.proximal(mu, message.params))
-        return tree.subtract(params, message.params), client_state
-
-    return method._replace(phases=(phase._replace(work=train, effort=own.effort),))
+    return beside(method, train=train, effort=own.effort, name=name)
 
 
 def _check(classes: int | None, prox_mu: float, tied: bool) -> None:

@@ -68,21 +68,21 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
 
     def adapt(params: PyTree, data: ClientData, key: Key) -> PyTree:
         return _each_part(
-            lambda method, one: one if method.adapt is None else method.adapt(one, data, key), members, params
+            lambda method, own: own if method.adapt is None else method.adapt(own, data, key), members, params
         )
 
     return first._replace(
         name=f"side_by_side({', '.join(names)})",
         model=_model_in_parts(first.model, names),
-        init=lambda params, n: _each_part(lambda method, one: method.init(one, n), members, params),
+        init=lambda params, n: _each_part(lambda method, own: method.init(own, n), members, params),
         phases=_each_part(lambda *phases: _phase_in_parts(phases, names), *(m.phases for m in members)),
         global_params=lambda states: _each_part(
             lambda method, state: method.global_params(state), members, states
         ),
-        init_client=lambda params: _each_part(lambda method, one: method.init_client(one), members, params),
+        init_client=lambda params: _each_part(lambda method, own: method.init_client(own), members, params),
         personal_params=personal_params if any(method.personal_params for method in members) else None,
         adapt=adapt if any(method.adapt for method in members) else None,
-        received=lambda messages: _each_part(lambda method, one: method.received(one), members, messages),
+        received=lambda messages: _each_part(lambda method, own: method.received(own), members, messages),
     )
 
 
@@ -129,18 +129,20 @@ def _each_part(function: Callable[..., Any], *parts: Iterable[Any]) -> tuple[Any
 def _model_in_parts(model: Model, names: Sequence[str]) -> Model:
     """A copy of ``model`` for each name; metrics are the first copy's, and each copy's under its name."""
 
-    def of(j: int, measure: _Measure) -> _Measure:
+    def of_copy(j: int, measure: _Measure) -> _Measure:
         return lambda outputs, y: measure(outputs[j], y)
 
     measures = {"loss": model.losses, **model.metrics}
     named = {
-        of_model(name, level): of(j, one) for j, level in enumerate(names) for name, one in measures.items()
+        of_model(name, level): of_copy(j, measure)
+        for j, level in enumerate(names)
+        for name, measure in measures.items()
     }
     return Model(
         init=lambda key: tuple(model.init(key) for _ in names),
-        apply=lambda params, x: tuple(model.apply(one, x) for one in params),
-        losses=of(0, model.losses),
-        metrics={name: of(0, one) for name, one in model.metrics.items()} | named,
+        apply=lambda params, x: tuple(model.apply(copy, x) for copy in params),
+        losses=of_copy(0, model.losses),
+        metrics={name: of_copy(0, measure) for name, measure in model.metrics.items()} | named,
     )
 
 
@@ -151,28 +153,28 @@ def _phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
         reports = _each_part(lambda phase, *both: phase.report(*both, data), phases, messages, client_states)
         # A loss that one phase does not need must not invalidate the report of the others.
         losses = [
-            one.loss if phase.aggregator.needs_loss else jnp.zeros_like(one.loss)
-            for phase, one in zip(phases, reports, strict=True)
+            own.loss if phase.aggregator.needs_loss else jnp.zeros_like(own.loss)
+            for phase, own in zip(phases, reports, strict=True)
         ]
-        return Report(jnp.stack([one.weight for one in reports]), jnp.stack(losses))
+        return Report(jnp.stack([own.weight for own in reports]), jnp.stack(losses))
 
     def work(messages: PyTree, client_states: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
         # All share the key that the client would have in this round if each method ran alone.
         done = _each_part(lambda phase, *both: phase.work(*both, data, key), phases, messages, client_states)
-        return _each_part(lambda one: one[0], done), _each_part(lambda one: one[1], done)
+        return _each_part(lambda pair: pair[0], done), _each_part(lambda pair: pair[1], done)
 
     def server(states: PyTree, directions: PyTree, reported: Array, key: Key) -> tuple[PyTree, Info]:
         done = _each_part(lambda phase, *both: phase.server(*both, reported, key), phases, states, directions)
         infos = {
-            of_model(what, name): value
+            of_model(metric, name): value
             for name, (_, info) in zip(names, done, strict=True)
-            for what, value in info.items()
+            for metric, value in info.items()
         }
-        return _each_part(lambda one: one[0], done), infos
+        return _each_part(lambda pair: pair[0], done), infos
 
     return Phase(
         broadcast=lambda states, client: _each_part(
-            lambda phase, one: phase.broadcast(one, client), phases, states
+            lambda phase, own: phase.broadcast(own, client), phases, states
         ),
         report=report,
         work=work,

@@ -56,7 +56,9 @@ class _Honest(NamedTuple):
 
 def _everyone(delta: PyTree, like: PyTree) -> PyTree:
     """One update as that of each client."""
-    return jax.tree.map(lambda one, many: jnp.broadcast_to(one, many.shape).astype(many.dtype), delta, like)
+    return jax.tree.map(
+        lambda update, stacked: jnp.broadcast_to(update, stacked.shape).astype(stacked.dtype), delta, like
+    )
 
 
 # --- one value for all -------------------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ def omniscient(fraction: float = 0.0) -> Attack:
         theirs = jnp.where(malicious, weights, 0.0)
         part = jnp.sum(theirs)
         ratio = jnp.where(part > 0, 2.0 * jnp.sum(weights) / jnp.where(part > 0, part, 1.0), 0.0)
-        mean, own = (tree.weighted_mean(uploads.delta, of) for of in (weights, theirs))
+        mean, own = (tree.weighted_mean(uploads.delta, shares) for shares in (weights, theirs))
         return _everyone(tree.subtract(own, tree.scale(ratio, mean)), uploads.delta)
 
     return Attack(fraction, collude=collude)
@@ -274,8 +276,8 @@ def _strongest(
     def moved(factor: Array) -> Array:
         sent = tree.add(honest.mean, tree.scale(factor, direction))
         deltas = tree.among(honest.weights > 0, uploads.delta, _everyone(sent, uploads.delta))
-        found, _ = reduce_uploads(against, uploads._replace(delta=deltas), present, state, key, noise)
-        return tree.norm(tree.subtract(found, honest.mean))
+        aggregate, _ = reduce_uploads(against, uploads._replace(delta=deltas), present, state, key, noise)
+        return tree.norm(tree.subtract(aggregate, honest.mean))
 
     return factors[jnp.argmax(lax.map(moved, factors))]
 

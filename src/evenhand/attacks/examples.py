@@ -249,7 +249,7 @@ def persistent_outliers(
         )
 
     def fresh(x: Array, y: Array, size: Array, key: Key) -> tuple[Array, Array]:
-        choice, what = jax.random.split(key)
+        choice, values = jax.random.split(key)
         capacity = x.shape[0]
         eligible = jnp.arange(capacity) < size
         if label is not None:
@@ -261,15 +261,17 @@ def persistent_outliers(
         hit = order[: counts[-1]]
         chosen = jnp.arange(hit.shape[0]) < jnp.asarray(counts)[jnp.sum(eligible)]
         chosen = chosen.reshape(-1, *[1] * (x.ndim - 1))
-        return x.at[hit].set(jnp.where(chosen, change(x[hit], what), x[hit])), y
+        return x.at[hit].set(jnp.where(chosen, change(x[hit], values), x[hit])), y
 
     return Attack(fraction, fresh=fresh)
 
 
 def _replaced(x: Array, share: float, low: float, high: float, key: Key) -> Array:
     """Uniform numbers in place of this share of the pixels of each example."""
-    choice, what = jax.random.split(key)
+    choice, uniform = jax.random.split(key)
     flat = x.reshape(x.shape[0], -1, x.shape[-1] if x.ndim > 3 else 1)
     order = jnp.argsort(jax.random.uniform(choice, flat.shape[:2]), axis=1)[:, : round(share * flat.shape[1])]
-    new = jax.random.uniform(what, (*order.shape, flat.shape[2]), minval=low, maxval=high)
-    return jax.vmap(lambda one, places, values: one.at[places].set(values))(flat, order, new).reshape(x.shape)
+    new = jax.random.uniform(uniform, (*order.shape, flat.shape[2]), minval=low, maxval=high)
+    return jax.vmap(lambda example, places, values: example.at[places].set(values))(flat, order, new).reshape(
+        x.shape
+    )

@@ -41,8 +41,8 @@ def gaussian(fraction: float = 0.0, *, std: float | None = None) -> Attack:
         scale = _deviation(leaves) if std is None else jnp.float32(std)
         keys = jax.random.split(key, len(leaves))
         noise = [
-            (scale * jax.random.normal(one, leaf.shape)).astype(leaf.dtype)
-            for one, leaf in zip(keys, leaves, strict=True)
+            (scale * jax.random.normal(leaf_key, leaf.shape)).astype(leaf.dtype)
+            for leaf_key, leaf in zip(keys, leaves, strict=True)
         ]
         return jax.tree.unflatten(structure, noise)
 

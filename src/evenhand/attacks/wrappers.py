@@ -12,6 +12,7 @@ from evenhand.types import Attack, Key, PyTree
 
 __all__ = ["both", "by_clients", "during"]
 
+_Change: TypeAlias = Callable[[Any, Key], Any]
 _OfSums: TypeAlias = Callable[[PyTree, PyTree, Key], PyTree]
 
 
@@ -67,10 +68,10 @@ def both(attack: Attack, then: Attack) -> Attack:
 
     Source: the code of Ditto, whose attacks A2 and A3 come on top of wrong labels.
     """
-    poisons = [one.rows or one.fresh for one in (attack, then)]
+    poisons = [member.rows or member.fresh for member in (attack, then)]
     if all(poisons) or (attack.collude and then.collude):
-        what = "poison examples" if all(poisons) else "are coalitions"
-        raise EvenhandError(f"both(): the two attacks {what}: give one that does, and one of another kind.")
+        clash = "poison examples" if all(poisons) else "are coalitions"
+        raise EvenhandError(f"both(): the two attacks {clash}: give one that does, and one of another kind.")
     return attack._replace(
         rows=attack.rows or then.rows,
         upload=_chained(attack.upload, then.upload),
@@ -81,23 +82,23 @@ def both(attack: Attack, then: Attack) -> Attack:
     )
 
 
-def _of_sums(one: _OfSums | None, other: _OfSums | None) -> _OfSums | None:
-    if one is None or other is None:
-        return one or other
+def _of_sums(before: _OfSums | None, after: _OfSums | None) -> _OfSums | None:
+    if before is None or after is None:
+        return before or after
 
     def change(numbers: PyTree, public: PyTree, key: Key) -> PyTree:
         first, second = jax.random.split(key)
-        return other(one(numbers, public, first), public, second)
+        return after(before(numbers, public, first), public, second)
 
     return change
 
 
-def _chained(one: Callable[..., Any] | None, other: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    if one is None or other is None:
-        return one or other
+def _chained(before: _Change | None, after: _Change | None) -> _Change | None:
+    if before is None or after is None:
+        return before or after
 
     def change(value: Any, key: Key) -> Any:
         first, second = jax.random.split(key)
-        return other(one(value, first), second)
+        return after(before(value, first), second)
 
     return change

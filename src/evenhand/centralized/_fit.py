@@ -98,6 +98,7 @@ def fit(
     whole_number("steps", steps, 0, 10**9)
     if seed is None:
         seed = 0 if after is None else after.seed
+    # Batches are keyed by the step's number, so that a fit in two parts draws those of one in a single part.
     root = jax.random.key(seed)
     if after is None:
         initial = solver.model.init(stream(root, Purpose.INIT)) if params is None else params
@@ -137,6 +138,7 @@ def weighted_gradient(
             outputs = lowered(model.apply)(params, x)
         else:
             outputs = lowered(model.apply_train)(params, x, key)
+        # Weighed within the pass that is differentiated, so that the model is applied to the examples once.
         losses = model.losses(outputs, y)
         weights, others = weigh(lax.stop_gradient(losses))
         return jnp.mean(lax.stop_gradient(weights) * losses), others

@@ -160,6 +160,7 @@ def stochastic(
                 others = jax.random.randint(second, (batch_size,), 0, x.shape[0])
                 seen = model.losses(model.apply(state.params, x[others]), y[others])
             now = tilt(number)
+            # Unless there are two batches, the estimate includes this one, which keeps its weights from overflowing.
             risk = mixed(state.risk, seen, now, rate)
             weights = jnp.exp(now * (losses - risk))
             return weights, (risk, jnp.mean(weights))
@@ -240,6 +241,7 @@ def grouped(
     check_rate(rate, "grouped")
     whole_number("batch_size", batch_size, 1, 10**6)
     sizes = np.bincount(member)
+    # Rows sorted by group: the examples of a group lie side by side, so that a batch of them is drawn by positions.
     order, begins = np.argsort(member, kind="stable"), np.concatenate([[0], np.cumsum(sizes)[:-1]])
     logs = jnp.where(
         jnp.asarray(sizes > 0), jnp.log(jnp.maximum(jnp.asarray(sizes, jnp.float32), 1.0)), -jnp.inf
@@ -253,6 +255,7 @@ def grouped(
 
     def step(state: _Groups, x: Array, y: Array, number: Array, key: Key) -> _Groups:
         noise, draw, work_key = jax.random.split(key, 3)
+        # The largest of scores with Gumbel noise is a draw from their softmax, without an overflow of their exponents.
         scores = outer(number) * state.risks + logs
         g = jnp.argmax(scores + jax.random.gumbel(noise, scores.shape, scores.dtype))
         place = jax.random.randint(draw, (batch_size,), 0, jnp.asarray(sizes, jnp.int32)[g])

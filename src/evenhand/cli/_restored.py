@@ -57,7 +57,6 @@ __all__ = [
     "Predict",
     "Resume",
     "continued",
-    "filled",
     "recorded",
     "with_method",
 ]

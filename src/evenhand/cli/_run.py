@@ -84,7 +84,6 @@ __all__ = [
     "changes",
     "config_file",
     "described",
-    "flat",
     "is_group",
     "naming",
     "record",
@@ -342,7 +341,7 @@ def record(
       unseen: clients that take no part in the training, and are served at the end.
     """
     folder, rule = place.folder, place.rule
-    last, best, interrupted, keeps, is_released = None, None, False, False, False
+    last, best, interrupted, keeps = None, None, False, False
     try:
         for run in runs:
             with uninterrupted():
@@ -358,10 +357,7 @@ def record(
                     results = partial(write_results, run=run, unseen=unseen, personal=keeps)
                     best = with_best(folder, rule, best, run.view(), results)
                 before, last = last, run
-                # The files need only its metrics and global model, and those of the last round the clients' states.
-                is_last = run.info["rounds"] == rounds
-                is_released = not (keeps and best is None and (is_last or run.kept.light))
-                if is_released:
+                if not keeps or best is not None:  # the files need only its metrics and global model
                     run.release()
             if not console.is_terminal and _tenth(run, rounds) > _tenth(before, rounds):
                 row = {name: float(values[-1]) for name, values in run.history.items()}
@@ -372,7 +368,7 @@ def record(
     if last is None:
         remark("Stopped before the first evaluation, so nothing was written.")
         return 130
-    results = partial(write_results, run=last, unseen=unseen, personal=keeps and not is_released)
+    results = partial(write_results, run=last, unseen=unseen, personal=keeps and not last.kept.is_gone)
     if rule is not None and best is not None:
         results = partial(copied, best=best, rule=rule, run=last)
     with uninterrupted():

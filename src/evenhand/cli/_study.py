@@ -51,10 +51,7 @@ from evenhand.types import Algorithm, Attack, Model
 
 __all__ = [
     "Study",
-    "announce",
-    "command",
     "planned",
-    "show_study",
 ]
 
 
@@ -69,6 +66,8 @@ class StudyOptions:
     """rounds of communication T"""
     seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "6"
     """how many seeds, or which; no difference between two methods can be significant with fewer than 6"""
+    tuning_seeds: Annotated[str | None, arg(metavar="INT|A,B,C", help_behavior_hint="(default: none)")] = None
+    """choose settings with so many further seeds, or with these; --seeds then run the chosen settings alone"""
     select: Annotated[str, arg(metavar="SPLIT:STATISTIC[:METRIC]")] = "valid:mean"
     """what chooses the setting of each method: valid:mean, valid:worst10, valid:worst10:auc, train:variance, ..."""
     within: float = 0.0
@@ -154,12 +153,10 @@ class Study:
             say(console, sentence)
         if options.dry_run:
             axes = {name: self._axes(methods[name], family) for name, family in families.items()}
-            seeds = self._seeds()
-            each = (
-                len(systems or [0]) * len(attacks or [0]) * (seeds if isinstance(seeds, int) else len(seeds))
-            )
+            cases = len(systems or [0]) * len(attacks or [0])
+            tuning, seeds = (cases * _count(of) for of in (self._tuning_seeds(), self._seeds()))
             how = {"cohort": self._cohort, "eval_every": self._every}
-            announce(families, axes, data, each, options.rounds, how)
+            announce(families, axes, data, (tuning, seeds) if tuning else (seeds, 0), options.rounds, how)
             return 0
         try:
             found = study(
@@ -167,6 +164,7 @@ class Study:
                 self._drawn if options.fresh_data else data,
                 rounds=options.rounds,
                 seeds=self._seeds(),
+                tuning_seeds=self._tuning_seeds(),
                 grid={name: self._axes(methods[name], families[name]) for name in families},
                 select=self._rule(),
                 baseline=options.baseline,
@@ -204,6 +202,7 @@ class Study:
         for make in [*(self._systems() or {}).values(), *(self._attacks() or {}).values()]:
             make(model)
         self._seeds()
+        self._tuning_seeds()
         self._rule()
         resolved(self.study.metrics or ())
         options, names = self.study, list(self._methods())
@@ -320,15 +319,16 @@ class Study:
         return {text: make(text) for text in texts}
 
     def _seeds(self) -> int | list[int]:
-        found = several("seeds", self.study.seeds, int)
-        if "," not in self.study.seeds:
-            return whole_number("seeds", found[0], 1, 10_000)
-        return [whole_number("seeds", seed, 0, 2**32 - 1) for seed in found]
+        return _seeds("seeds", self.study.seeds)
+
+    def _tuning_seeds(self) -> int | list[int] | None:
+        text = self.study.tuning_seeds
+        return None if text is None else _seeds("tuning_seeds", text)
 
     def _too_few(self) -> str | None:
         """A sentence, before anything is trained, where no difference between the methods can be significant."""
-        asked, others = self._seeds(), len(self._methods()) - 1
-        count, least = asked if isinstance(asked, int) else len(asked), least_pairs(max(1, others))
+        count, others = _count(self._seeds()), len(self._methods()) - 1
+        least = least_pairs(max(1, others))
         if others < 1 or count >= least:
             return None
         seeds = counted(count, "seed")
@@ -422,7 +422,8 @@ def _plan_words(path: Path, found: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, bool):
             yield option if value else f"--no-{option[2:]}"
         else:
-            alone = name == "seeds" and isinstance(value, list) and len(value) == 1  # that seed, not so many
+            is_seeds = name in ("seeds", "tuning_seeds")
+            alone = is_seeds and isinstance(value, list) and len(value) == 1  # that seed, not so many
             yield f"{option}={','.join(map(str, value)) if isinstance(value, list) else value}{',' * alone}"
 
 
@@ -434,11 +435,23 @@ def _is_plan(words: Sequence[str], i: int) -> bool:
 # --- --dry-run: how many runs there are, and about how long they take ---------------------------------------
 
 
+def _seeds(name: str, text: str) -> int | list[int]:
+    """How many seeds, or which."""
+    found = several(name, text, int)
+    if "," not in text:
+        return whole_number(name, found[0], 1, 10_000)
+    return [whole_number(name, seed, 0, 2**32 - 1) for seed in found]
+
+
+def _count(seeds: int | list[int] | None) -> int:
+    return len(seeds) if isinstance(seeds, list) else seeds or 0
+
+
 def announce(
     families: Mapping[str, Family],
     axes: Mapping[str, Mapping[str, Sequence[Any]]],
     data: FederatedDataset,
-    each: int,
+    each: tuple[int, int],
     rounds: int,
     how: Mapping[str, Any],
 ) -> None:
@@ -448,13 +461,13 @@ def announce(
       families: the methods.
       axes: method -> hyper-parameter -> its values.
       data: the clients.
-      each: runs of each setting.
+      each: runs of each setting, and further runs of each chosen one.
       rounds: of a run.
       how: the cohort, and the rounds between two evaluations.
     """
     total, runs = 0.0, 0
     for name, family in families.items():
-        mine = each * math.prod(map(len, axes[name].values()))
+        mine = each[0] * math.prod(map(len, axes[name].values())) + each[1]
         first = family.make({axis: values[0] for axis, values in axes[name].items()})
         seconds = _seconds_per_run(first, data, rounds, how)
         print(f"{name}: {mine} runs of {rounds} rounds, about {_duration(seconds)} each")

@@ -12,12 +12,13 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from evenhand.evaluation import is_higher_better
 from evenhand.report import Comparison, differences, further
-from evenhand.report.tables import difference_text
+from evenhand.report.formatting import Table, Value, deviation
+from evenhand.report.tables import difference_text, gains_text
 from evenhand.text import counted, visible
 
 __all__ = [
@@ -25,7 +26,6 @@ __all__ = [
     "client_table",
     "difference_table",
     "metric_table",
-    "named",
     "overview",
     "remark",
     "say",
@@ -86,16 +86,19 @@ def _lines(parts: Sequence[str], width: int) -> str:
 # --- tables of saved runs -----------------------------------------------------------------------------------
 
 
-_COLUMNS = (
-    ("mean", "mean"),
-    ("weighted_mean", "weighted\nmean"),
-    ("worst10", "worst\n10 %"),
-    ("best10", "best\n10 %"),
-    ("variance", "vari-\nance"),
-    ("angle", "angle\n°"),
-)
+_COLUMNS = {
+    "mean": "mean",
+    "weighted_mean": "weighted\nmean",
+    "worst10": "worst\n10 %",
+    "best10": "best\n10 %",
+    "variance": "vari-\nance",
+    "angle": "angle\n°",
+}
 _EVENNESS = ("variance", "angle")
 """Lower is better, whatever the metric."""
+
+_STAR = "*"
+"""The mark of the best, which a terminal without colours shows as well."""
 
 _MOST_COLUMNS = 6
 """Most methods side by side in a table of clients; further ones are in another table below."""
@@ -104,153 +107,151 @@ _MOST_HEADS, _WIDEST_HEAD = 4, 24
 """More methods than that, or longer names, are numbered, and the table of clients names them by number."""
 
 
-def overview(of: Comparison) -> Group:
+def overview(subject: Comparison) -> Group:
     """One row per method; the best of each column carries a star, where the comparison allows one."""
-    percent = " in % (variance: %²)" if of.is_share else ""
-    seeds = f"; ± over {of.seeds} seeds" if of.seeds > 1 else ""
-    table = _table()
-    table.add_column("method", overflow="fold")
-    for _, title in _COLUMNS:
-        table.add_column(title, justify="right", no_wrap=True)
-    found = [method.statistics(of.split, of.metric) for method in of.methods]
-    columns = [_starred(of, [stats[key] for stats in found], key) for key, _ in _COLUMNS]
-    for i, (method, *row) in enumerate(zip(of.methods, *columns, strict=True)):
-        number = f"{i + 1}  " if _numbered(of) else ""
-        table.add_row(Expression(number + method.name), *row)
-    return Group(named(f"{of.split} {of.metric}{percent} over {of.covered.text}{seeds}", "bold"), table)
+    percent = " in % (variance: %²)" if subject.is_share else ""
+    seeds = f"; ± over {subject.seeds} seeds" if subject.seeds > 1 else ""
+    stats = [method.statistics(subject.split, subject.metric) for method in subject.methods]
+    columns = [_starred(subject, [by_key[key] for by_key in stats], key) for key in _COLUMNS]
+    rows = list(zip(_names(subject), *columns, strict=True))
+    title = f"{subject.split} {subject.metric}{percent} over {subject.covered.text}{seeds}"
+    return _drawn(title, Table(["method", *_COLUMNS.values()], rows))
 
 
-def metric_table(of: Comparison) -> Group | None:
+def metric_table(subject: Comparison) -> Group | None:
     """The metrics that were asked for besides, one row per method each; None where there are none."""
-    abouts = further(of)
-    if not abouts:
-        return None
-    table, several = _table(), len(of.methods) > 1
-    table.add_column("metric", overflow="fold")
-    if several:
-        table.add_column("method", overflow="fold")
-    for title in ("mean", "worst\n10 %", "best\n10 %", "clients"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for about in abouts:
-        found = [method.statistics(about.split, about.metric) for method in about.methods]
-        keys = ("mean", "worst10", "best10")
-        columns = [_starred(about, [stats[key] for stats in found], key) for key in keys]
+    rows, several, keys = list[list[str | Value]](), len(subject.methods) > 1, ("mean", "worst10", "best10")
+    for about in further(subject):
+        stats = [method.statistics(about.split, about.metric) for method in about.methods]
+        columns = [_starred(about, [by_key[key] for by_key in stats], key) for key in keys]
         unit = ", %" if about.is_share else ""
-        for i, (method, *row) in enumerate(zip(about.methods, *columns, strict=True)):
-            number = f"{i + 1}  " if _numbered(of) else ""
-            names: list[Text | Expression] = [named(about.metric + unit if i == 0 else "")]
-            names += [Expression(number + method.name)] if several else []
-            table.add_row(*names, *row, f"{int(np.min(found[i]['clients'])):,}")
-    return Group(named(f"more {of.split} metrics over {of.covered.text}, where defined", "bold"), table)
-
-
-def difference_table(of: Comparison, baseline: str | None = None) -> Group | None:
-    """One row per method but the baseline (None: the first), with intervals; None for single seeds."""
-    runs = {method.name: method.runs for method in of.methods if method.is_sound}
-    base = of.names[0] if baseline is None else baseline
-    found = differences(runs, base, of.split, of.metric) if of.seeds > 1 and base in runs else {}
-    if of.obstacles or not found:
+        for i, (name, *cells) in enumerate(zip(_names(subject), *columns, strict=True)):
+            metric = about.metric + unit if i == 0 else ""
+            clients = f"{int(np.min(stats[i]['clients'])):,}"
+            rows.append([metric, *([name] if several else []), *cells, clients])
+    if not rows:
         return None
-    table = _table()
-    table.add_column("method", overflow="fold")
-    for title in ("mean", "worst 10 %", "p", "clients\n+ / −"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for name, each in found.items():
-        gains = "–" if each.gains is None else f"{each.gains[0]} / {each.gains[1]}"
-        texts = [
-            Text(
-                difference_text(each.by[key], key, of.metric),
-                "bold" if each.by[key].may_be_marked(len(found)) else "",
-            )
-            for key in ("mean", "worst10")
+    words = ["metric", *(["method"] if several else [])]
+    table = Table([*words, "mean", "worst\n10 %", "best\n10 %", "clients"], rows, len(words))
+    return _drawn(f"more {subject.split} metrics over {subject.covered.text}, where defined", table)
+
+
+def difference_table(subject: Comparison, baseline: str | None = None) -> Group | None:
+    """One row per method but the baseline (None: the first), with intervals; None for single seeds."""
+    runs = {method.name: method.runs for method in subject.methods if method.is_sound}
+    base = subject.names[0] if baseline is None else baseline
+    if subject.obstacles or subject.seeds < 2 or base not in runs:
+        return None
+    paired = differences(runs, base, subject.split, subject.metric)
+    rows: list[list[str | Value]] = []
+    for name, difference in paired.items():
+        cells = [
+            Value(difference_text(by, key, subject.metric), is_marked=by.may_be_marked(len(paired)))
+            for key, by in difference.by.items()
+            if key in ("mean", "worst10")
         ]
-        table.add_row(Expression(name), *texts, f"{each.p['worst10']:.2g}", gains)
-    what = (
+        rows.append([name, *cells, f"{difference.p['worst10']:.2g}", gains_text(difference.gains)])
+    title = (
         f"minus {base}, at equal seeds, with 95 % intervals; p of the worst 10 % (Holm); +/−: at every seed"
     )
-    return Group(named(what, "bold"), table)
+    head = ["method", "mean", "worst 10 %", "p", "clients\n+ / −"]
+    return _drawn(title, Table(head, rows)) if rows else None
 
 
-def client_table(of: Comparison, count: int) -> Group:
+def client_table(subject: Comparison, count: int) -> Group:
     """The ``count`` clients that the first method serves worst, one line each; means over seeds."""
-    values, first = _served(of), of.runs[0]
-    sign = 1 if is_higher_better(of.metric) else -1
-    order = np.argsort(sign * values[0], kind="stable")
-    shown = [int(k) for k in order if not np.isnan(values[0, k])][:count]
-    tables: list[Table] = []
-    for begin in range(0, len(of.methods), _MOST_COLUMNS):
-        methods = range(begin, min(begin + _MOST_COLUMNS, len(of.methods)))
+    served = [np.mean(method.clients(subject.split, subject.metric), axis=0) for method in subject.methods]
+    first, split, numbered = subject.runs[0], subject.split, _numbered(subject)
+    sign = 1 if is_higher_better(subject.metric) else -1
+    order = np.argsort(sign * served[0], kind="stable")
+    shown = [int(k) for k in order if not np.isnan(served[0][k])][:count]
+    tables: list[RichTable] = []
+    for begin in range(0, len(subject.methods), _MOST_COLUMNS):
         table = _table()
-        table.add_column(named(of.client_kind or "client"), overflow="fold")
-        table.add_column(f"{of.split}\nrows", justify="right")
-        for i in methods:
-            head = str(i + 1) if _numbered(of) else of.names[i]
+        table.add_column(named(subject.client_kind or "client"), overflow="fold")
+        table.add_column(f"{split}\nrows", justify="right")
+        values = served[begin : begin + _MOST_COLUMNS]
+        for i, name in enumerate(subject.names[begin : begin + _MOST_COLUMNS], begin + 1):
+            head = str(i) if numbered else name
             table.add_column(named(head), justify="right", overflow="fold", min_width=5)
         for k in shown:
-            rows = f"{int(first.sizes[of.split][k])}" if of.split in first.sizes else ""
-            numbers = (_text(values[i, k], "mean", of) for i in methods)
-            table.add_row(named(first.client_ids[k]), rows, *numbers)
+            rows = f"{int(first.sizes[split][k])}" if split in first.sizes else ""
+            table.add_row(named(first.client_ids[k]), rows, *(_text(x[k], "mean", subject) for x in values))
         tables.append(table)
-    under = f"method 1, {of.names[0]}" if _numbered(of) else of.names[0]
-    covered = "" if of.covered.is_complete else f", of {of.covered.text}"
-    title = f"{of.split} {of.metric} of the {counted(len(shown), 'client')} worst off under {under}{covered}"
-    return Group(named(title + _over_seeds(of), "bold"), *tables)
+    under = f"method 1, {subject.names[0]}" if numbered else subject.names[0]
+    covered = "" if subject.covered.is_complete else f", of {subject.covered.text}"
+    seeds = f" (means over {subject.seeds} seeds)" if subject.seeds > 1 else ""
+    clients = counted(len(shown), "client")
+    title = f"{split} {subject.metric} of the {clients} worst off under {under}{covered}{seeds}"
+    return Group(named(title, "bold"), *tables)
 
 
-def tally(of: Comparison) -> str:
+def tally(subject: Comparison) -> str:
     """How many clients the second of two methods serves better than the first; with several seeds, in each of them."""
-    first, second = (method.clients(of.split, of.metric) for method in of.methods)
-    gain = second - first if is_higher_better(of.metric) else first - second
+    before, after = (method.clients(subject.split, subject.metric) for method in subject.methods)
+    gain = after - before if is_higher_better(subject.metric) else before - after
     better, worse = (int(np.sum((sign * gain > 0).all(axis=0))) for sign in (1, -1))
-    known = int(np.sum(~np.isnan(gain).any(axis=0)))
-    one, other = of.names
-    if of.seeds == 1:
-        same = known - better - worse
-        return f"{other} serves {counted(better, 'client')} better than {one}, {worse} worse and {same} equally well."
-    return (
-        f"In each of {of.seeds} seeds, {other} serves {counted(better, 'client')} better than {one} and {worse} worse; "
-        f"for the other {known - better - worse} it depends on the seed."
+    rest = int(np.sum(~np.isnan(gain).any(axis=0))) - better - worse
+    first, second = subject.names
+    text = f"{second} serves {counted(better, 'client')} better than {first}"
+    if subject.seeds == 1:
+        return f"{text}, {worse} worse and {rest} equally well."
+    return f"In each of {subject.seeds} seeds, {text} and {worse} worse; for the other {rest} it depends on the seed."
+
+
+def _numbered(subject: Comparison) -> bool:
+    return len(subject.methods) > 1 and (
+        len(subject.methods) > _MOST_HEADS or max(map(cell_len, subject.names)) > _WIDEST_HEAD
     )
 
 
-def _served(of: Comparison) -> np.ndarray:
-    """``(methods, K)``, means over seeds; only for runs with the same clients."""
-    return np.stack([np.mean(method.clients(of.split, of.metric), axis=0) for method in of.methods])
+def _names(subject: Comparison) -> list[str]:
+    return [f"{i}  {name}" if _numbered(subject) else name for i, name in enumerate(subject.names, 1)]
 
 
-def _numbered(of: Comparison) -> bool:
-    return len(of.methods) > 1 and (
-        len(of.methods) > _MOST_HEADS or max(map(cell_len, of.names)) > _WIDEST_HEAD
-    )
+def _table() -> RichTable:
+    return RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _over_seeds(of: Comparison) -> str:
-    return f" (means over {of.seeds} seeds)" if of.seeds > 1 else ""
+def _drawn(title: str, table: Table) -> Group:
+    """A table of methods under its title."""
+    drawn = _table()
+    for i, name in enumerate(table.head):
+        if i < table.words:
+            drawn.add_column(name, overflow="fold")
+        else:
+            drawn.add_column(name, justify="right", no_wrap=True)
+    for row in table.rows:
+        # The column of methods is the last of the words; the others, such as metrics, are broken as usual.
+        words = [named(str(cell)) for cell in row[: table.words - 1]]
+        cells = [_cell(cell) if isinstance(cell, Value) else str(cell) for cell in row[table.words :]]
+        drawn.add_row(*words, Expression(str(row[table.words - 1])), *cells)
+    return Group(named(title, "bold"), drawn)
 
 
-def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _cell(value: Value) -> Text:
+    """A number, with its deviation over the seeds below."""
+    style = "bold green" if value.unit == _STAR else "bold" if value.is_marked else ""
+    cell = Text(value.text + value.unit, style)
+    return Text.assemble(cell, (f"\n±{value.deviation} ", "dim")) if value.deviation else cell
 
 
-def _starred(of: Comparison, values: Sequence[np.ndarray], key: str) -> list[Text]:
-    """The column as text, the best marked, the deviation over seeds below."""
-    sign = 1 if is_higher_better(of.metric) and key not in _EVENNESS else -1
-    texts = [_text(float(np.mean(x)), key, of) for x in values]
-    best = of.winners(values, texts, sign)
-    cells: list[Text] = []
-    for i, (x, text) in enumerate(zip(values, texts, strict=True)):
-        cell = Text(f"{text}*", "bold green") if i in best else Text(f"{text} ")
-        if of.seeds > 1:
-            deviation = _text(float(np.std(x, ddof=1)), key, of, digits=2) if len(x) > 1 else "–"
-            cell = Text.assemble(cell, (f"\n±{deviation} ", "dim"))
-        cells.append(cell)
-    return cells
+def _starred(subject: Comparison, values: Sequence[np.ndarray], key: str) -> list[Value]:
+    """The column, the best marked by a star, for which the others leave room."""
+    sign = 1 if is_higher_better(subject.metric) and key not in _EVENNESS else -1
+    texts = [_text(float(np.mean(x)), key, subject) for x in values]
+    best = subject.winners(values, texts, sign)
+    spreads = [_text(deviation(x), key, subject, digits=2) if subject.seeds > 1 else "" for x in values]
+    return [
+        Value(text, spread, _STAR if i in best else " ", i in best)
+        for i, (text, spread) in enumerate(zip(texts, spreads, strict=True))
+    ]
 
 
-def _text(value: float, key: str, of: Comparison, digits: int = 4) -> str:
+def _text(value: float, key: str, subject: Comparison, digits: int = 4) -> str:
     if math.isnan(value):
         return "–"
-    if key == "angle" or not of.is_share:
+    if key == "angle" or not subject.is_share:
         # Amounts, such as 89,330, are shorter than 8.933e+04, which leaves room for the names of methods.
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e6 else f"{value:.{digits}g}"
     return f"{value * (1e4 if key == 'variance' else 1e2):.1f}"

@@ -251,8 +251,8 @@ def _targets(data: FederatedDataset) -> str:
 
 
 def _checked(split: Split, title: str, clients: int, name: str) -> Split:
-    x = read_only(as_features(split.x, name, what=f"{title}.x"), split.x)
-    y = read_only(as_labels(split.y, name, what=f"{title}.y"), split.y)
+    x = read_only(as_features(split.x, name, subject=f"{title}.x"), split.x)
+    y = read_only(as_labels(split.y, name, subject=f"{title}.y"), split.y)
     offsets = np.asarray(split.offsets)
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) != clients + 1:
         raise EvenhandError(
@@ -290,10 +290,10 @@ def _check_together(data: FederatedDataset) -> None:
             f"{data.name}: client {ids[k]!r} has no training examples: drop it or give it some."
         )
     for title, split in (("valid", data.valid), ("test", data.test)):
-        for column, one, other in (("x", split.x, train.x), ("y", split.y, train.y)):
-            if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
+        for column, array, other in (("x", split.x, train.x), ("y", split.y, train.y)):
+            if array.shape[1:] != other.shape[1:] or array.dtype != other.dtype:
                 raise EvenhandError(
-                    f"{data.name}: {title}.{column} has rows of {one.dtype} {one.shape[1:]} but "
+                    f"{data.name}: {title}.{column} has rows of {array.dtype} {array.shape[1:]} but "
                     f"train.{column} of {other.dtype} {other.shape[1:]}: bring them to one form."
                 )
     if data.classes is not None:
@@ -393,7 +393,7 @@ def from_arrays(
     features = as_features(x, name)
     labels = as_array(_plain(y), name, "y")
     if labels.dtype.kind == "U" and classes is None:
-        labels, found = class_labels(labels, name, element("y"), regression=False)
+        labels, names = class_labels(labels, name, element("y"), regression=False)
     else:
         if classes is None and labels.dtype.kind in "iu":
             cures = (
@@ -401,12 +401,12 @@ def from_arrays(
                 Argument("classes", "NAMES"),
             )
             check_class_numbers(labels, name, "y", *cures, " if each number is a class.")
-        labels, found = as_labels(labels, name), None if classes is None else tuple(classes)
+        labels, names = as_labels(labels, name), None if classes is None else tuple(classes)
     return build(
         Rows(features, labels, id_array(client, name)),
         None,
         name=name,
-        classes=found,
+        classes=names,
         test_fraction=test_fraction,
         valid_fraction=valid_fraction,
         seed=seed,
@@ -444,18 +444,18 @@ def build(
 
 
 def assign(
-    client: NDArray, *, name: str, what: str, test_fraction: float, valid_fraction: float, seed: int
+    client: NDArray, *, name: str, subject: str, test_fraction: float, valid_fraction: float, seed: int
 ) -> Assignment:
     """Splits each client's rows, given only the client ids.
 
     Args:
       client: ``(n,)`` ids of any dtype.
       name: what the data set is called.
-      what: what the ids are called in errors.
+      subject: what the ids are called in errors.
       test_fraction: as in :func:`from_arrays`; so are the others.
     """
     check_fractions(test_fraction, valid_fraction)
-    codes, ids = client_codes(client, name, what)
+    codes, ids = client_codes(client, name, subject)
     return Assignment(ids, codes, _parts(codes, len(ids), test_fraction, valid_fraction, seed))
 
 
@@ -479,15 +479,15 @@ def _plain(values: npt.ArrayLike) -> npt.ArrayLike:
     return array
 
 
-def _codes(rows: Rows, name: str, what: str) -> tuple[NDArray, tuple[str, ...]]:
+def _codes(rows: Rows, name: str, subject: str) -> tuple[NDArray, tuple[str, ...]]:
     if not len(rows.x) == len(rows.y) == len(rows.client):
         raise EvenhandError(
-            f"{name}: x has {len(rows.x)} rows, y {len(rows.y)} and {what} {len(rows.client)}: give one "
+            f"{name}: x has {len(rows.x)} rows, y {len(rows.y)} and {subject} {len(rows.client)}: give one "
             "label and one client id for each row of x."
         )
     if not len(rows.x):
         raise EvenhandError(f"{name}: there are no examples: give at least one for each client.")
-    return client_codes(rows.client, name, what)
+    return client_codes(rows.client, name, subject)
 
 
 def _parts(

@@ -180,11 +180,11 @@ class Features(NamedTuple):
         constant = [column.name for column in numbers if column.deviation == 0]
         parts: list[str] = []
         if self.scaled:
-            how = "standardised by the mean and deviation of the training rows"
-            parts.append(f"{_columns(len(self.scaled), 'of numbers')} {how}")
+            standardised = "standardised by the mean and deviation of the training rows"
+            parts.append(f"{_columns(len(self.scaled), 'of numbers')} {standardised}")
         if len(numbers) > len(self.scaled):
-            what = "of zeros and ones" if self.standardized else "of numbers"
-            parts.append(f"{_columns(len(numbers) - len(self.scaled), what)} left unscaled")
+            kind = "of zeros and ones" if self.standardized else "of numbers"
+            parts.append(f"{_columns(len(numbers) - len(self.scaled), kind)} left unscaled")
         if texts:
             parts.append(f"{_columns(len(texts), 'of text')} one-hot encoded: {_some(texts)}")
         sentences = [f"Features: {'; '.join(parts)}."]
@@ -312,8 +312,8 @@ def encode(features: Features, table: Sequence[Series], rows: NDArray, source: s
                 )
         else:
             positions = _positions(column, series)[series.values[rows]]
-            known = np.flatnonzero(positions >= 0)
-            x[known, at + positions[known]] = 1.0
+            present = np.flatnonzero(positions >= 0)
+            x[present, at + positions[present]] = 1.0
         at += len(column.inputs)
     return x
 
@@ -338,8 +338,8 @@ def _filler(present: NDArray, fill: Fill) -> float:
         return float(np.mean(present))
     if fill == "median":
         return float(np.median(present))
-    found, counts = np.unique(present, return_counts=True)
-    return float(found[np.argmax(counts)])
+    values, counts = np.unique(present, return_counts=True)
+    return float(values[np.argmax(counts)])
 
 
 def _category_column(name: str, codes: NDArray, categories: tuple[str, ...], fill: Fill | None) -> Column:
@@ -365,14 +365,14 @@ def _scaled(column: Column, values: NDArray) -> NDArray:
 
 def _positions(column: Column, series: Series) -> NDArray:
     """The position of the input for each text of ``series`` and, last, for an empty cell; -1 for none."""
-    known = {category: position for position, category in enumerate(column.categories)}
-    positions = [known.get(text, -1) for text in series.categories or ()]
-    empty = -1 if column.fill is None else known.get(str(column.fill), -1)
+    places = {category: position for position, category in enumerate(column.categories)}
+    positions = [places.get(text, -1) for text in series.categories or ()]
+    empty = -1 if column.fill is None else places.get(str(column.fill), -1)
     return np.array([*positions, empty], np.int64)
 
 
-def _columns(count: int, of: str) -> str:
-    return f"{count:,} column{'' if count == 1 else 's'} {of}"
+def _columns(count: int, kind: str) -> str:
+    return f"{count:,} column{'' if count == 1 else 's'} {kind}"
 
 
 def _amount(value: float) -> str:

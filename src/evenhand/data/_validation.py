@@ -228,58 +228,58 @@ def read_only(array: NDArray, given: object) -> NDArray:
     return array
 
 
-def as_array(values: npt.ArrayLike, source: str, what: str) -> NDArray:
-    """``values`` as an array of numbers, booleans or text with a row axis; ``what`` names it in errors."""
+def as_array(values: npt.ArrayLike, source: str, subject: str) -> NDArray:
+    """``values`` as an array of numbers, booleans or text with a row axis; ``subject`` names it in errors."""
     if isinstance(values, list | tuple):
-        _check_entries(values, source, what)
+        _check_entries(values, source, subject)
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):
         raise EvenhandError(
-            f"{source}: {what} is ragged: give every row the same length, or pad the short ones."
+            f"{source}: {subject} is ragged: give every row the same length, or pad the short ones."
         ) from None
     if array.dtype.kind == "O":
-        array = _unboxed(array, source, what)
-    check_form(array.shape, array.dtype, source, what)
+        array = _unboxed(array, source, subject)
+    check_form(array.shape, array.dtype, source, subject)
     return np.char.decode(array, "utf-8", "backslashreplace") if array.dtype.kind == "S" else array
 
 
-def check_form(shape: tuple[int, ...], dtype: np.dtype[Any], source: str, what: str) -> None:
+def check_form(shape: tuple[int, ...], dtype: np.dtype[Any], source: str, subject: str) -> None:
     """Refuses an array without rows, or whose entries are not numbers, booleans or names."""
     if dtype.kind not in "biufUS":
         kind = "mixed or missing values" if dtype.kind == "O" else f"values of dtype {str(dtype)[:40]}"
-        raise EvenhandError(f"{source}: {what} holds {kind}: write plain numbers or plain text.")
+        raise EvenhandError(f"{source}: {subject} holds {kind}: write plain numbers or plain text.")
     if not shape:
-        raise EvenhandError(f"{source}: {what} is a single value: give one entry per row.")
+        raise EvenhandError(f"{source}: {subject} is a single value: give one entry per row.")
     if 0 in shape[1:]:
         raise EvenhandError(
-            f"{source}: {what} has the shape {shape}, so its rows are empty: give each at least one entry."
+            f"{source}: {subject} has the shape {shape}, so its rows are empty: give each at least one entry."
         )
     if dtype.itemsize == 0:
-        raise EvenhandError(f"{source}: {what} holds only empty texts: write plain numbers or plain text.")
+        raise EvenhandError(f"{source}: {subject} holds only empty texts: write plain numbers or plain text.")
     if dtype.kind in "US":
-        _check_length(dtype.itemsize // (4 if dtype.kind == "U" else 1), source, what)
+        _check_length(dtype.itemsize // (4 if dtype.kind == "U" else 1), source, subject)
 
 
-def _check_length(longest: int, source: str, what: str) -> None:
+def _check_length(longest: int, source: str, subject: str) -> None:
     if longest > LONGEST:
         raise EvenhandError(
-            f"{source}: {what} holds a text of {longest} characters: give numbers, or names of at most "
+            f"{source}: {subject} holds a text of {longest} characters: give numbers, or names of at most "
             f"{LONGEST} characters."
         )
 
 
-def _check_entries(values: Sequence[Any], source: str, what: str) -> None:
+def _check_entries(values: Sequence[Any], source: str, subject: str) -> None:
     """Refuses lists that NumPy would turn into text, or that would take too much memory."""
     kinds, longest = _kinds(values)
     if None in kinds:
-        raise EvenhandError(f"{source}: {what} is nested too deeply: give one list of numbers per row.")
+        raise EvenhandError(f"{source}: {subject} is nested too deeply: give one list of numbers per row.")
     if str in kinds and kinds != {str}:
         raise EvenhandError(
-            f"{source}: {what} holds mixed or missing values, text beside other things: write only numbers, or "
+            f"{source}: {subject} holds mixed or missing values, text beside other things: write only numbers, or "
             "only text."
         )
-    _check_length(longest, source, what)
+    _check_length(longest, source, subject)
 
 
 def _kinds(values: Sequence[Any], depth: int = 0) -> tuple[set[type | None], int]:
@@ -300,30 +300,30 @@ def _kinds(values: Sequence[Any], depth: int = 0) -> tuple[set[type | None], int
     return kinds, longest
 
 
-def _unboxed(array: NDArray, source: str, what: str) -> NDArray:
+def _unboxed(array: NDArray, source: str, subject: str) -> NDArray:
     """Python objects as text, as pandas keeps it, or as numbers, if all of them are; unchanged otherwise."""
     entries = array.reshape(-1).tolist()
     kinds = set(map(type, entries))
     if kinds == {str}:
-        _check_length(max(map(len, entries)), source, what)
+        _check_length(max(map(len, entries)), source, subject)
         return array.astype(str)
     if all(kind in (bool, int, float) for kind in kinds):
         with contextlib.suppress(OverflowError):
             return array.astype(np.float64 if float in kinds else np.int64)
         raise EvenhandError(
-            f"{source}: {what} holds a number that is out of range: write numbers of at most 18 digits."
+            f"{source}: {subject} holds a number that is out of range: write numbers of at most 18 digits."
         )
     return array
 
 
 def as_features(
-    values: npt.ArrayLike, source: str, place: Place | None = None, *, what: str = "x"
+    values: npt.ArrayLike, source: str, place: Place | None = None, *, subject: str = "x"
 ) -> NDArray:
     """Finite float32, or int32 where ``values`` are integers (tokens)."""
-    array = as_array(values, source, what)
+    array = as_array(values, source, subject)
     if array.dtype.kind == "U":
-        raise EvenhandError(f"{source}: {what} holds text, not numbers: encode it as numbers first.")
-    place = element(what) if place is None else place
+        raise EvenhandError(f"{source}: {subject} holds text, not numbers: encode it as numbers first.")
+    place = element(subject) if place is None else place
     if array.dtype.kind in "iu":
         return int32(array, source, place)
     return float32(array, source, place)
@@ -338,12 +338,14 @@ _FEW_CLASSES = 20
 """Most distinct whole numbers that count as classes wherever they begin and whatever is left out between them."""
 
 
-def as_labels(values: npt.ArrayLike, source: str, place: Place | None = None, *, what: str = "y") -> NDArray:
+def as_labels(
+    values: npt.ArrayLike, source: str, place: Place | None = None, *, subject: str = "y"
+) -> NDArray:
     """Class numbers >= 0 as int32 where ``values`` are integers or booleans, else finite float32 targets."""
-    array = as_array(values, source, what)
+    array = as_array(values, source, subject)
     if array.dtype.kind == "U":
-        raise EvenhandError(f"{source}: {what} holds text, not numbers: number the classes from 0 first.")
-    place = element(what) if place is None else place
+        raise EvenhandError(f"{source}: {subject} holds text, not numbers: number the classes from 0 first.")
+    place = element(subject) if place is None else place
     if array.dtype.kind == "f":
         return float32(array, source, place)
     if array.dtype.kind == "b":
@@ -377,13 +379,13 @@ def whole_numbers(values: NDArray, source: str, place: Place) -> NDArray:
     return values.astype(np.int64)
 
 
-def check_class_numbers(values: NDArray, source: str, what: str, *cures: str | Argument) -> None:
+def check_class_numbers(values: NDArray, source: str, subject: str, *cures: str | Argument) -> None:
     """Asks what whole numbers mean that may be amounts: more than 20 distinct ones, with gaps or not from 0.
 
     Args:
       values: ``(n,)`` labels of any dtype; NaN where one is missing.
       source: the file.
-      what: what the labels are called, such as ``column 'score'``.
+      subject: what the labels are called, such as ``column 'score'``.
       cures: how to say what they are: the end of the sentence.
     """
     if values.dtype.kind not in "iuf" or values.ndim != 1:
@@ -394,7 +396,7 @@ def check_class_numbers(values: NDArray, source: str, what: str, *cures: str | A
     first, last = int(distinct[0]), int(distinct[-1])
     if first != 0 or last != len(distinct) - 1:
         raise EvenhandError(
-            f"{source}: {what} holds {len(distinct):,} distinct whole numbers from {first} to {last}, which may be "
+            f"{source}: {subject} holds {len(distinct):,} distinct whole numbers from {first} to {last}, which may be "
             "amounts or the numbers of classes: ",
             *cures,
         )
@@ -450,37 +452,37 @@ _NUMBER = re.compile(r"-?\d{1,300}(\.\d+)?", re.ASCII)
 
 
 def client_codes(
-    client: npt.ArrayLike, source: str, what: str = "client", place: Place | None = None
+    client: npt.ArrayLike, source: str, subject: str = "client", place: Place | None = None
 ) -> tuple[NDArray, tuple[str, ...]]:
     """Client ids as ``(n,)`` int64 positions, and the sorted ids; numbers, also in text, sort as numbers.
 
     Args:
       client: ``(n,)`` integers, floats, booleans, dates or text; an array of objects may hold any one of them.
       source: the file, or whatever else the ids come from.
-      what: the array or column in it.
+      subject: the array or column in it.
       place: where a row is; ``what[row]`` by default.
     """
-    where = (lambda row: f"{what}[{row}]") if place is None else place
-    ids = id_array(client, source, what)
+    where = (lambda row: f"{subject}[{row}]") if place is None else place
+    ids = id_array(client, source, subject)
     if ids.ndim != 1:
-        raise EvenhandError(f"{source}: {what} has {ids.ndim} axes: give one client id per row.")
+        raise EvenhandError(f"{source}: {subject} has {ids.ndim} axes: give one client id per row.")
     if ids.dtype.kind in "OUS":
         return _of_objects(ids.tolist(), source, where)
     if ids.dtype.kind == "M":
         return _of_objects(ids.astype(str).tolist(), source, where)
     if ids.dtype.kind not in "biuf":
         raise EvenhandError(
-            f"{source}: {what} holds {ids.dtype.name}: write client ids as whole numbers or text."
+            f"{source}: {subject} holds {ids.dtype.name}: write client ids as whole numbers or text."
         )
     return _of_numbers(ids, source, where)
 
 
-def id_array(client: npt.ArrayLike, source: str, what: str = "client") -> NDArray:
+def id_array(client: npt.ArrayLike, source: str, subject: str = "client") -> NDArray:
     """Ids as an array; those of a list keep their types, where NumPy would turn mixed ones into text."""
     try:
         return np.array(client, object) if isinstance(client, list | tuple) else np.asarray(client)
     except (ValueError, TypeError):
-        raise EvenhandError(f"{source}: {what} is ragged: give one client id per row.") from None
+        raise EvenhandError(f"{source}: {subject} is ragged: give one client id per row.") from None
 
 
 def _of_numbers(ids: NDArray, source: str, place: Place) -> tuple[NDArray, tuple[str, ...]]:

@@ -239,12 +239,12 @@ def _row_count(rows: int | npt.ArrayLike) -> int:
         return whole_number("rows", rows, 0)
 
 
-def _classes(y: npt.ArrayLike, what: str = "y") -> NDArray:
+def _classes(y: npt.ArrayLike, subject: str = "y") -> NDArray:
     """``(n,)`` labels of any kind as positions among the sorted distinct ones."""
-    labels = as_array(y, "partition", what)
+    labels = as_array(y, "partition", subject)
     if labels.ndim != 1:
         raise EvenhandError(
-            f"{what} has {labels.ndim} axes: give one class label per example to partition by label."
+            f"{subject} has {labels.ndim} axes: give one class label per example to partition by label."
         )
     return np.unique(labels, return_inverse=True)[1]
 
@@ -281,23 +281,23 @@ def _no_empty_client(client: NDArray, clients: int, random: np.random.Generator)
     return client
 
 
-def _shard_counts(counts: NDArray, clients: int, each: int) -> NDArray:
-    """Shards per class: about equal ones, at most one per client, ``clients * each`` in all."""
-    if not 1 <= whole_number("classes_per_client", each, 1) <= len(counts):
+def _shard_counts(counts: NDArray, clients: int, per_client: int) -> NDArray:
+    """Shards per class: about equal ones, at most one per client, ``clients * per_client`` in all."""
+    if not 1 <= whole_number("classes_per_client", per_client, 1) <= len(counts):
         raise EvenhandError(
-            f"classes_per_client must be between 1 and the {len(counts)} classes, not {each}."
+            f"classes_per_client must be between 1 and the {len(counts)} classes, not {per_client}."
         )
-    total = clients * each
+    total = clients * per_client
     most = np.minimum(counts, clients)
     if total < len(counts):
         raise EvenhandError(
-            f"{clients} clients with {each} classes each cannot hold {len(counts)} classes: use more clients "
+            f"{clients} clients with {per_client} classes each cannot hold {len(counts)} classes: use more clients "
             "or more classes per client."
         )
     if total > most.sum():
         raise EvenhandError(
-            f"there are too few examples to give {clients} clients {each} classes each: use fewer clients or fewer "
-            "classes per client."
+            f"there are too few examples to give {clients} clients {per_client} classes each: use fewer clients "
+            "or fewer classes per client."
         )
     pieces = np.ones(len(counts), np.int64)
     heap = [(-count / 2, label) for label, count in enumerate(counts.tolist()) if most[label] > 1]
@@ -310,12 +310,12 @@ def _shard_counts(counts: NDArray, clients: int, each: int) -> NDArray:
     return pieces
 
 
-def _deal(pieces: NDArray, clients: int, each: int, random: np.random.Generator) -> list[list[int]]:
+def _deal(pieces: NDArray, clients: int, per_client: int, random: np.random.Generator) -> list[list[int]]:
     """For each class, the clients that get a shard; taking the classes with most shards left always succeeds."""
     left = pieces.astype(np.float64)
     holders: list[list[int]] = [[] for _ in pieces]
     for k in random.permutation(clients).tolist():
-        chosen = np.argsort(left + random.random(len(left)) / 2)[-each:]
+        chosen = np.argsort(left + random.random(len(left)) / 2)[-per_client:]
         left[chosen] -= 1
         for label in chosen.tolist():
             holders[label].append(k)

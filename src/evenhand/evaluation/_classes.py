@@ -54,7 +54,7 @@ class ClassMetrics(NamedTuple):
     def joined(parts: Mapping[int, ClassMetrics]) -> ClassMetrics:
         """Joins blocks of clients, each given with the position of its first client."""
         moved = [part._replace(clients=part.clients + first) for first, part in parts.items()]
-        return ClassMetrics(*(np.concatenate(each) for each in zip(*moved, strict=True)))
+        return ClassMetrics(*(np.concatenate(column) for column in zip(*moved, strict=True)))
 
     def among(self, chosen: NDArray) -> ClassMetrics:
         """The cells of the clients that are chosen, bool ``(K,)``, with their positions as before."""
@@ -96,23 +96,19 @@ class ClassIndex(NamedTuple):
 
     def some(self, chosen: slice) -> ClassIndex:
         """The index of the clients in the slice ``chosen``, renumbered from 0."""
-        rows, offsets = (
-            slice(self.offsets[chosen.start], self.offsets[chosen.stop]),
-            self.offsets[chosen.start : chosen.stop + 1],
-        )
+        offsets = self.offsets[chosen.start : chosen.stop + 1]
         cells = slice(*np.searchsorted(self.clients, [chosen.start, chosen.stop]))
-        clients = self.clients[cells] - chosen.start
-        cells_of = (clients, self.classes[cells], self.counts[cells])
-        return ClassIndex(self.y[rows], offsets - offsets[0], self.number, *cells_of)
+        columns = (self.clients[cells] - chosen.start, self.classes[cells], self.counts[cells])
+        return ClassIndex(self.y[offsets[0] : offsets[-1]], offsets - offsets[0], self.number, *columns)
 
     def sums(self, *values: NDArray) -> list[NDArray]:
         """Sums values per example over each cell, ``(examples,) -> (cells,)`` each."""
         sums = [np.zeros(len(self.clients)) for _ in values]
         for first, rows, keys, clients in _blocks(self.y, self.offsets, self.number, self.fitting()):
-            for each, into in zip(values, sums, strict=True):
-                table = np.bincount(keys, each[rows], clients * self.number).reshape(clients, self.number)
-                cells, found = self.cells(first, table)
-                into[cells] = found
+            for of_rows, into in zip(values, sums, strict=True):
+                table = np.bincount(keys, of_rows[rows], clients * self.number)
+                cells, totals = self.cells(first, table.reshape(clients, self.number))
+                into[cells] = totals
         return sums
 
 
@@ -134,8 +130,8 @@ def index_classes(y: NDArray, offsets: NDArray, number: int) -> ClassIndex:
         clients.append(first + present // number)
         classes.append(present % number)
         counts.append(table[present])
-    found = (np.concatenate(parts) for parts in (clients, classes, counts))
-    return ClassIndex(y, index.offsets, number, *found)
+    columns = (np.concatenate(parts) for parts in (clients, classes, counts))
+    return ClassIndex(y, index.offsets, number, *columns)
 
 
 def class_spread(metrics: ClassMetrics, clients: int) -> dict[str, npt.NDArray[np.float64]]:
@@ -173,7 +169,8 @@ def class_spread(metrics: ClassMetrics, clients: int) -> dict[str, npt.NDArray[n
         starts = np.flatnonzero(np.diff(client, prepend=-1))
         worst[client[starts]] = np.minimum.reduceat(accuracy, starts)
     divisor = np.maximum(number, 1.0)
-    above = accuracy - worst[client]  # so that equal accuracies have exactly zero spread
+    # Less the lowest one, so that equal accuracies have a spread of exactly 0.
+    above = accuracy - worst[client]
     deviation = above - (np.bincount(client, above, clients) / divisor)[client]
     spread = np.sqrt(np.bincount(client, deviation**2, clients) / divisor)
     return {"classes": number, "class_spread": np.where(number > 0, spread, np.nan), "worst_class": worst}

@@ -82,9 +82,7 @@ def dissimilarity(model: Model, params: Params, rows: Split | Prepared) -> Dissi
         nan = float("nan")
         return Dissimilarity(nan, nan, nan, np.full(len(sizes), nan), nan)
     windows = (rows.offsets[:-1].astype(np.int32), sizes.astype(np.int32))
-    total, norms, deviations = _gradients(
-        params, rows.x, rows.y, windows, model.apply, model.losses, int(sizes.max())
-    )
+    total, norms, deviations = _gradients(params, rows.x, rows.y, windows, _clients(model, rows))
     norm, present = float(total), sizes > 0
     deviation = np.asarray(deviations, np.float64)[present] ** 2
     variance = float(np.average(deviation, weights=sizes[present]))
@@ -121,64 +119,55 @@ def inexactness(
     """
     rows = _prepared(rows)
     window = (np.int32(rows.offsets[client]), np.int32(rows.sizes[client]))
-    after, before = _residuals(
-        start, end, np.float32(mu), rows.x, rows.y, window, model.apply, model.losses, int(rows.sizes.max())
-    )
+    clients = _clients(model, rows)
+    after, before = _residuals(start, end, np.float32(mu), rows.x, rows.y, window, clients)
     return _ratio(float(after), float(before), zero_over_zero=0.0)
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6))
+class _Clients(NamedTuple):
+    """What compiled gradients of clients depend on: hashable, as a model is not, whose metrics are a dict."""
+
+    apply: Callable[[Params, Array], Any]
+    losses: Callable[[Any, Array], Array]
+    capacity: int
+
+    def gradient(self, params: Params, x: Array, y: Array, window: tuple[Array, Array]) -> Params:
+        """That of one client's mean loss; ``window``: its first row, and how many it has."""
+        data = ClientData(x, y, *window, progress=jnp.float32(1.0), capacity=self.capacity)
+        return local.full_gradient(Model(lambda key: (), self.apply, self.losses, {}), params, data)
+
+
+def _clients(model: Model, rows: Prepared) -> _Clients:
+    return _Clients(model.apply, model.losses, int(rows.sizes.max()))
+
+
+@partial(jax.jit, static_argnums=4)
 def _gradients(
-    params: Params,
-    x: Array,
-    y: Array,
-    windows: tuple[Array, Array],
-    apply: Callable[[Params, Array], Any],
-    losses: Callable[[Any, Array], Array],
-    capacity: int,
+    params: Params, x: Array, y: Array, windows: tuple[Array, Array], clients: _Clients
 ) -> tuple[Array, Array, Array]:
     """Norm of the global gradient; for each client, its gradient's norm and distance from the global one."""
-    model = _bare(apply, losses)
-    pooled = ClientData(x, y, jnp.int32(0), jnp.int32(x.shape[0]), jnp.float32(1.0), x.shape[0])
-    overall = local.full_gradient(model, params, pooled)
+    everything = (jnp.int32(0), jnp.int32(x.shape[0]))
+    overall = clients._replace(capacity=x.shape[0]).gradient(params, x, y, everything)
 
     def client(window: tuple[Array, Array]) -> tuple[Array, Array]:
-        gradient = local.full_gradient(model, params, _client(x, y, window, capacity))
+        gradient = clients.gradient(params, x, y, window)
         return tree.norm(gradient), tree.norm(tree.subtract(gradient, overall))
 
     return tree.norm(overall), *lax.map(client, windows)
 
 
-@partial(jax.jit, static_argnums=(6, 7, 8))
+@partial(jax.jit, static_argnums=6)
 def _residuals(
-    start: Params,
-    end: Params,
-    mu: Array,
-    x: Array,
-    y: Array,
-    window: tuple[Array, Array],
-    apply: Callable[[Params, Array], Any],
-    losses: Callable[[Any, Array], Array],
-    capacity: int,
+    start: Params, end: Params, mu: Array, x: Array, y: Array, window: tuple[Array, Array], clients: _Clients
 ) -> tuple[Array, Array]:
     """Norms of the local problem's gradient after and before the local work."""
-    model, data = _bare(apply, losses), _client(x, y, window, capacity)
     pull = tree.scale(mu, tree.subtract(end, start))
-    after = tree.add(local.full_gradient(model, end, data), pull)
-    return tree.norm(after), tree.norm(local.full_gradient(model, start, data))
+    after = tree.add(clients.gradient(end, x, y, window), pull)
+    return tree.norm(after), tree.norm(clients.gradient(start, x, y, window))
 
 
 def _prepared(rows: Split | Prepared) -> Prepared:
     return prepare(rows) if isinstance(rows, Split) else rows
-
-
-def _client(x: Array, y: Array, window: tuple[Array, Array], capacity: int) -> ClientData:
-    return ClientData(x, y, *window, progress=jnp.float32(1.0), capacity=capacity)
-
-
-def _bare(apply: Callable[[Params, Array], Any], losses: Callable[[Any, Array], Array]) -> Model:
-    """The part of a model that gradients need; a whole model cannot be a cache key, as its metrics are a dict."""
-    return Model(lambda key: (), apply, losses, {})
 
 
 def _ratio(over: float, under: float, *, zero_over_zero: float) -> float:

@@ -47,6 +47,8 @@ __all__ = [
 
 NDArray = npt.NDArray[Any]
 
+Vector = npt.NDArray[np.float64]
+
 _CHUNK_NUMBERS = 2**19
 """About how many numbers a chunk of features has: its forward pass must fit in memory."""
 
@@ -105,7 +107,7 @@ def prepare(split: Split) -> Prepared:
 # --- one model for all clients ------------------------------------------------------------------------------------
 
 
-def evaluate(model: Model, params: Params, split: Split) -> dict[str, npt.NDArray[np.float64]]:
+def evaluate(model: Model, params: Params, split: Split) -> dict[str, Vector]:
     """Mean loss and mean metrics of each client, all with the same parameters.
 
     To evaluate the same examples many times, :func:`prepare` them once and call :func:`per_client`.
@@ -129,52 +131,45 @@ def evaluate(model: Model, params: Params, split: Split) -> dict[str, npt.NDArra
     return per_client(model, params, prepare(split))
 
 
-def per_client(model: Model, params: Params, prepared: Prepared) -> dict[str, npt.NDArray[np.float64]]:
+def per_client(model: Model, params: Params, prepared: Prepared) -> dict[str, Vector]:
     """As :func:`evaluate`, on prepared examples; compiles once per model and shape of the examples."""
     return per_class(model, params, prepared, None)[0]
 
 
 def per_class(
     model: Model, params: Params, prepared: Prepared, index: ClassIndex | None
-) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
+) -> tuple[dict[str, Vector], ClassMetrics | None]:
     """As :func:`per_client`; with an ``index``, also the accuracy of each class at each client."""
-    measures = _measures_of(model)
-    values = _of_rows(everywhere(prepared.mesh, params), prepared, measures)
-    return _by_client([values], measures, prepared, index)[0]
+    return _by_client(model, params, prepared, index, several=False)[0]
 
 
 def per_class_of_each(
     model: Model, params: Params, prepared: Prepared, index: ClassIndex | None
-) -> list[tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]]:
+) -> list[tuple[dict[str, Vector], ClassMetrics | None]]:
     """As :func:`per_class`, of several models at once; ``params`` have a leading axis, one entry per model."""
-    measures = _measures_of(model)
-    values = _of_rows(everywhere(prepared.mesh, params), prepared, measures, several=True)
-    return _by_client(list(values), measures, prepared, index)
+    return _by_client(model, params, prepared, index, several=True)
 
 
 def _by_client(
-    values: Sequence[npt.NDArray[np.float32]],
-    measures: _Measures,
-    prepared: Prepared,
-    index: ClassIndex | None,
-) -> list[tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]]:
-    """From the measures of every example, ``(measures, examples)``, of each model."""
-    totals = [np.zeros((len(measures.names), len(prepared.sizes))) for _ in values]
-    if prepared.x.shape[0]:
-        for first in range(0, len(prepared.sizes), _TOGETHER):
-            sizes = prepared.sizes[first : first + _TOGETHER]
-            rows = slice(prepared.offsets[first], prepared.offsets[first + len(sizes)])
-            client = np.repeat(np.arange(len(sizes)), sizes)
-            for of, into in zip(values, totals, strict=True):
-                for row, total in zip(of[:, rows], into, strict=True):
-                    total[first : first + len(sizes)] = np.bincount(client, row, len(sizes))
-    found = [_means(each, measures, prepared) for each in totals]
+    model: Model, params: Params, prepared: Prepared, index: ClassIndex | None, *, several: bool
+) -> list[tuple[dict[str, Vector], ClassMetrics | None]]:
+    """What each model gives each client: all examples are measured, then added up by client."""
+    measures, sizes, offsets = _measures_of(model), prepared.sizes, prepared.offsets
+    values = _of_rows(everywhere(prepared.mesh, params), prepared, measures, several)
+    totals: Any = np.zeros((*values.shape[:2], len(sizes)))
+    # `bincount` copies what it adds up to float64, so it gets the examples of some clients at a time.
+    for first in range(0, len(sizes) if values.shape[-1] else 0, _TOGETHER):
+        last = min(first + _TOGETHER, len(sizes))
+        client = np.repeat(np.arange(last - first), sizes[first:last])
+        for place in np.ndindex(*values.shape[:2]):
+            rows = values[place][offsets[first] : offsets[last]]
+            totals[place][first:last] = np.bincount(client, rows, last - first)
+    by_model = [_means(total, measures, prepared) for total in totals]
     if index is None:
-        return [(each, None) for each in found]
-    right = [np.zeros(len(index.clients))] * len(values)
-    if prepared.x.shape[0]:
-        right = index.sums(*(each[measures.names.index("accuracy")] for each in values))
-    return [(each, index.metrics(sums)) for each, sums in zip(found, right, strict=True)]
+        return [(metrics, None) for metrics in by_model]
+    accuracy = values[:, measures.names.index("accuracy")] if values.shape[-1] else None
+    right = [np.zeros(len(index.clients))] * len(values) if accuracy is None else index.sums(*accuracy)
+    return [(metrics, index.metrics(sums)) for metrics, sums in zip(by_model, right, strict=True)]
 
 
 def mean_loss(model: Model, params: Params, prepared: Prepared) -> Array:
@@ -202,21 +197,20 @@ def mean_loss(model: Model, params: Params, prepared: Prepared) -> Array:
 
 
 def _of_rows(
-    params: Params, prepared: Prepared, measures: _Measures, several: bool = False
+    params: Params, prepared: Prepared, measures: _Measures, several: bool
 ) -> npt.NDArray[np.float32]:
-    """All measures of every example, ``(measures, examples)``; of several models, ``(models, measures, examples)``."""
-    rows, mesh = prepared.x.shape[0], prepared.mesh
-    devices = 1 if mesh is None else mesh.size
-    models = (jax.tree.leaves(params)[0].shape[0],) if several else ()
-    values = np.empty((*models, len(measures.names), rows), np.float32)
+    """All measures of every example by each model, ``(models, measures, examples)``."""
+    rows, devices = prepared.x.shape[0], _devices(prepared)
+    models = jax.tree.leaves(params)[0].shape[0] if several else 1
+    values = np.empty((models, len(measures.names), rows), np.float32)
     if not rows:
         return values
     width = min(chunk_rows(prepared.x), -(-rows // devices))
     pending: deque[tuple[int, Array]] = deque()
 
     def collect() -> None:
-        first, found = pending.popleft()
-        for start, window in zip(range(first, rows, width), np.asarray(found), strict=False):
+        first, measured = pending.popleft()
+        for start, window in zip(range(first, rows, width), np.asarray(measured), strict=False):
             values[..., start : start + width] = window[..., -min(width, rows - start) :]
 
     for first in range(0, rows, width * devices):
@@ -238,28 +232,12 @@ def _windows(
     width: int,
     several: bool,
 ) -> Array:
+    """A window of rows on each device, ``(devices, ..., measures, width)``."""
     x, y, mesh, spec = prepared.x, prepared.y, prepared.mesh, PartitionSpec()
     if isinstance(x, np.ndarray):
         x, y = (dealt(mesh, [part[start : start + width] for start in starts]) for part in (x, y))
-        starts, spec = np.zeros_like(starts), PartitionSpec(*(() if mesh is None else mesh.axis_names))
-    starts = starts.astype(np.int32)
-    if mesh is None:
-        return _chunk(params, x, y, starts[0], measures, width, several)[None]
-    return _chunks(params, x, y, starts, measures, width, several, mesh, spec)
-
-
-def _measured_of_each(
-    params: Params, x: Any, y: Any, start: Any, measures: _Measures, width: int, several: bool
-) -> Array:
-    """As :func:`values_of`; of several models, ``(models, measures, width)``."""
-
-    def of(params: Params) -> Array:
-        return _measured(params, x, y, start, measures, width)
-
-    return jax.vmap(of)(params) if several else of(params)
-
-
-_chunk = jax.jit(_measured_of_each, static_argnums=(4, 5, 6))
+        starts, spec = np.zeros_like(starts), divided(mesh)
+    return _chunks(params, x, y, starts.astype(np.int32), measures, width, several, mesh, spec)
 
 
 @partial(jax.jit, static_argnums=(4, 5, 6, 7, 8))
@@ -271,19 +249,16 @@ def _chunks(
     measures: _Measures,
     width: int,
     several: bool,
-    mesh: Mesh,
+    mesh: Mesh | None,
     spec: PartitionSpec,
 ) -> Array:
-    """A chunk per device, ``(devices, ..., measures, width)``."""
-
     def on_device(params: Params, x: Array, y: Array, starts: Array) -> Array:
-        return _measured_of_each(params, x, y, starts[0], measures, width, several)[None]
+        def measured(params: Params) -> Array:
+            return _measured(params, x, y, starts[0], measures, width)
 
-    each = PartitionSpec(*mesh.axis_names)
-    specs = (PartitionSpec(), spec, spec, each)
-    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)(
-        params, x, y, starts
-    )
+        return (jax.vmap(measured) if several else measured)(params)[None]
+
+    return on_devices(on_device, mesh, (PartitionSpec(), spec, spec, divided(mesh)))(params, x, y, starts)
 
 
 # --- a model for each client --------------------------------------------------------------------------------------
@@ -296,7 +271,7 @@ def evaluate_personal(
     *,
     params_of: Callable[[PyTree, Array], Params] = tree.take,
     lanes: int = 1,
-) -> dict[str, npt.NDArray[np.float64]]:
+) -> dict[str, Vector]:
     """Mean loss and mean metrics of each client, evaluated with its own parameters.
 
     Args:
@@ -322,7 +297,7 @@ def personal_per_class(
     params_of: Callable[[PyTree, Array], Params] = tree.take,
     lanes: int = 1,
     widest: NDArray | None = None,
-) -> tuple[dict[str, npt.NDArray[np.float64]], ClassMetrics | None]:
+) -> tuple[dict[str, Vector], ClassMetrics | None]:
     """As :func:`evaluate_personal`; with an ``index``, also the accuracy of each class at each client.
 
     ``widest`` holds the sizes of all clients that will ever be evaluated, so that one program serves them all.
@@ -338,12 +313,12 @@ def personal_per_class(
             windows: Any = tuple(part.astype(np.int32) for part in (block.ids, block.starts, block.sizes))
             classes = 0 if index is None else index.number
             fixed = (measures, params_of, width, lanes, prepared.mesh, block.spec, classes)
-            found = np.asarray(_personal_program(*fixed)(states, block.x, block.y, windows), np.float64)
-            clients, found = block.clients[block.clients >= 0], found[block.clients >= 0]
-            totals[clients] = found[:, : len(measures.names)]
+            sums = np.asarray(_personal_program(*fixed)(states, block.x, block.y, windows), np.float64)
+            clients, sums = block.clients[block.clients >= 0], sums[block.clients >= 0]
+            totals[clients] = sums[:, : len(measures.names)]
             if index is not None:
-                cells, sums = index.cells(clients[0], found[:, len(measures.names) :])
-                right[cells] = sums
+                cells, correct = index.cells(clients[0], sums[:, len(measures.names) :])
+                right[cells] = correct
     return _means(totals.T, measures, prepared), None if index is None else index.metrics(right)
 
 
@@ -385,7 +360,6 @@ def _on_host(prepared: Prepared, together: int) -> Iterator[_Block]:
     room = _BLOCK_NUMBERS // max(1, int(np.prod(prepared.x.shape[1:])))
     room = min(prepared.x.shape[0], max(room, int(prepared.sizes.max())))
     most = min(_BLOCK_CLIENTS, len(prepared.sizes), together)
-    spec = PartitionSpec(*(() if mesh is None else mesh.axis_names))
     first = 0
     while first < len(prepared.sizes):
         xs, ys, clients, starts = list[NDArray](), list[NDArray](), list[NDArray](), list[NDArray]()
@@ -400,7 +374,7 @@ def _on_host(prepared: Prepared, together: int) -> Iterator[_Block]:
             starts.append(np.pad(offsets[positions] - offsets[first], (0, most - len(positions))))
             first = until
         x, y = dealt(mesh, xs), dealt(mesh, ys)
-        yield _block(prepared, x, y, np.concatenate(clients), np.concatenate(starts), spec)
+        yield _block(prepared, x, y, np.concatenate(clients), np.concatenate(starts), divided(mesh))
 
 
 def _block(
@@ -423,6 +397,20 @@ def _devices(prepared: Prepared) -> int:
     return 1 if prepared.mesh is None else prepared.mesh.size
 
 
+def divided(mesh: Mesh | None) -> PartitionSpec:
+    """How an array is divided whose parts are dealt to the devices of the mesh."""
+    return PartitionSpec(*(() if mesh is None else mesh.axis_names))
+
+
+def on_devices(
+    on_device: Callable[..., Array], mesh: Mesh | None, specs: tuple[PartitionSpec, ...]
+) -> Callable[..., Array]:
+    """The function on each device of the mesh, with its part of the arguments; without a mesh, as it is."""
+    if mesh is None:
+        return on_device
+    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=divided(mesh), check_vma=False)
+
+
 @lru_cache(maxsize=64)  # a cache of JAX's would keep every method that was ever evaluated
 def _personal_program(
     measures: _Measures,
@@ -437,47 +425,34 @@ def _personal_program(
     ``(K, measures + classes)``."""
     measures = measures._replace(apply=lowered(measures.apply))
 
+    accuracy, number = measures.names.index("accuracy") if classes else 0, len(measures.names)
+
     def on_device(states: PyTree, x: Array, y: Array, windows: tuple[Array, Array, Array]) -> Array:
-        client = partial(_personal_totals, states, x, y, measures, params_of, width, classes)
+        def client(window: tuple[Array, Array, Array]) -> Array:
+            k, offset, size = window
+            params = params_of(states, k)
+
+            def body(carry: tuple[Array, _CompensatedSum, Array]) -> tuple[Array, _CompensatedSum, Array]:
+                done, total, right = carry
+                # A window that would end beyond the last row is moved back, and the rows of others count as 0.
+                start = jnp.minimum(offset + done, x.shape[0] - width)
+                row = start + jnp.arange(width, dtype=jnp.int32)
+                fresh = (row >= offset + done) & (row < offset + size)
+                values = jnp.where(fresh[None], _measured(params, x, y, start, measures, width), 0.0)
+                if classes:
+                    labels = lax.dynamic_slice_in_dim(y, start, width).reshape(width, 1)
+                    chosen = labels == jnp.arange(classes, dtype=labels.dtype)[None]
+                    right = right + jnp.sum(jnp.where(chosen, values[accuracy][:, None], 0.0), axis=0)
+                return done + width, _accumulate(total, values), right
+
+            nothing = jnp.zeros(number, jnp.float32)
+            begin = (jnp.int32(0), _CompensatedSum(nothing, nothing), jnp.zeros(classes, jnp.float32))
+            _, total, right = lax.while_loop(lambda carry: carry[0] < size, body, begin)
+            return jnp.concatenate([_value_of(total), right])
+
         return lax.map(client, windows, batch_size=lanes if lanes > 1 else None)
 
-    if mesh is not None:
-        each = PartitionSpec(*mesh.axis_names)
-        specs = (PartitionSpec(), spec, spec, each)
-        on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
-    return jax.jit(on_device)
-
-
-def _personal_totals(
-    states: PyTree,
-    x: Array,
-    y: Array,
-    measures: _Measures,
-    params_of: Callable[[PyTree, Array], Params],
-    width: int,
-    classes: int,
-    window: tuple[Array, Array, Array],
-) -> Array:
-    k, offset, size = window
-    params = params_of(states, k)
-
-    def body(carry: tuple[Array, _CompensatedSum, Array]) -> tuple[Array, _CompensatedSum, Array]:
-        done, total, right = carry
-        start = jnp.minimum(offset + done, x.shape[0] - width)
-        row = start + jnp.arange(width, dtype=jnp.int32)
-        fresh = (row >= offset + done) & (row < offset + size)
-        values = jnp.where(fresh[None], _measured(params, x, y, start, measures, width), 0.0)
-        if classes:
-            labels = lax.dynamic_slice_in_dim(y, start, width).reshape(width, 1)
-            chosen = labels == jnp.arange(classes, dtype=labels.dtype)[None]
-            accuracy = values[measures.names.index("accuracy")]
-            right = right + jnp.sum(jnp.where(chosen, accuracy[:, None], 0.0), axis=0)
-        return done + width, _accumulate(total, values), right
-
-    nothing = jnp.zeros(len(measures.names), jnp.float32)
-    begin = (jnp.int32(0), _CompensatedSum(nothing, nothing), jnp.zeros(classes, jnp.float32))
-    _, total, right = lax.while_loop(lambda carry: carry[0] < size, body, begin)
-    return jnp.concatenate([_value_of(total), right])
+    return jax.jit(on_devices(on_device, mesh, (PartitionSpec(), spec, spec, divided(mesh))))
 
 
 # --- what both measure --------------------------------------------------------------------------------------------
@@ -492,14 +467,12 @@ class _Measures(NamedTuple):
 
 
 def _measures_of(model: Model) -> _Measures:
-    measures = {
-        "loss": model.losses,
-        **model.metrics,
-    }  # a metric called "loss" is what is reported as the loss
+    measures = {"loss": model.losses, **model.metrics}  # a metric called "loss" is reported as the loss
     return _Measures(model.apply, tuple(measures), tuple(measures.values()))
 
 
-def chunk_rows(x: Array | npt.NDArray[Any]) -> int:
+def chunk_rows(x: Array | NDArray) -> int:
+    """How many rows go through the model at a time: a power of two, so that few shapes are compiled."""
     fitting = _CHUNK_NUMBERS // max(1, int(np.prod(x.shape[1:])))
     return int(np.clip(2 ** (max(fitting, 1).bit_length() - 1), *_CHUNK_ROWS))
 
@@ -508,21 +481,17 @@ def _measured(params: Params, x: Any, y: Any, start: Any, measures: _Measures, w
     """All measures of ``width`` examples from row ``start`` on, ``(measures, width)``."""
     x, y = lax.dynamic_slice_in_dim(x, start, width), lax.dynamic_slice_in_dim(y, start, width)
     outputs = measures.apply(params, x)
-    columns: list[Array] = []
-    for name, function in zip(measures.names, measures.functions, strict=True):
-        column = function(outputs, y)
+    columns = [function(outputs, y) for function in measures.functions]
+    for name, column in zip(measures.names, columns, strict=True):
         if column.shape != (width,):
             raise EvenhandError(
                 f"The model's {name!r} gives an array of shape {column.shape} for {width} examples; "
                 f"it must give one number per example, shape ({width},)."
             )
-        columns.append(column.astype(jnp.float32))
-    return jnp.stack(columns)
+    return jnp.stack([column.astype(jnp.float32) for column in columns])
 
 
-def _means(
-    totals: npt.NDArray[np.float64], measures: _Measures, prepared: Prepared
-) -> dict[str, npt.NDArray[np.float64]]:
+def _means(totals: Vector, measures: _Measures, prepared: Prepared) -> dict[str, Vector]:
     sizes = prepared.sizes
     averages = np.where(sizes > 0, totals / np.maximum(sizes, 1), np.nan)
     return dict(zip(measures.names, averages, strict=True))
@@ -582,9 +551,8 @@ class _Level(NamedTuple):
     name: str
 
     def client_metrics(self, split: str = "test") -> dict[str, NDArray]:
-        suffix = f" ({self.name})"
-        found = self.run.client_metrics(split)
-        return {name.removesuffix(suffix): values for name, values in found.items() if name.endswith(suffix)}
+        suffix, metrics = f" ({self.name})", self.run.client_metrics(split)
+        return {name.removesuffix(suffix): x for name, x in metrics.items() if name.endswith(suffix)}
 
 
 def serve_by_level(
@@ -608,7 +576,7 @@ def serve_by_level(
       split: the split of the returned metrics.
 
     Raises:
-      ValueError: there is no run, the runs have different numbers of clients, or no client has examples to choose on.
+      EvenhandError: there is no run, the runs have different numbers of clients, or none has examples to choose on.
 
     Edge cases: a client without examples to choose on takes the first model.
 
@@ -630,30 +598,30 @@ def serve_by_level(
     """
     runs = runs if isinstance(runs, Sequence) else _levels(runs)
     if not runs:
-        raise ValueError(
+        raise EvenhandError(
             "serve_by_level() needs at least one run, or one run of several methods side by side."
         )
-    scores = [np.asarray(run.client_metrics(choose_on)[metric], np.float64) for run in runs]
-    if len({score.shape for score in scores}) > 1:
-        raise ValueError(
+    by_run = [np.asarray(run.client_metrics(choose_on)[metric], np.float64) for run in runs]
+    if len({x.shape for x in by_run}) > 1:
+        raise EvenhandError(
             "serve_by_level() got runs with different numbers of clients: use the same data for all."
         )
-    if np.all(np.isnan(np.stack(scores))):
-        raise ValueError(
+    scores = np.stack(by_run) * (1.0 if is_higher_better(metric) else -1.0)
+    if np.all(np.isnan(scores)):
+        raise EvenhandError(
             f"serve_by_level(): no client has {choose_on} examples to choose on: load the data with "
             'valid_fraction=0.2, or give choose_on="train".'
         )
-    sign = 1.0 if is_higher_better(metric) else -1.0
-    known = np.where(np.isnan(np.stack(scores)), -np.inf, sign * np.stack(scores))
-    level = np.argmax(known, axis=0)
-    each = [run.client_metrics(split) for run in runs]
-    served = [name for name in each[0] if not name.startswith(of_global(""))]
-    metrics = {
-        name: np.stack([metrics[name] for metrics in each])[level, np.arange(level.size)] for name in served
-    }
-    return Levels(level, metrics)
+    # The first of equal levels is taken, and so is the first where there is nothing to choose by.
+    level = np.argmax(np.where(np.isnan(scores), -np.inf, scores), axis=0)
+    metrics = [run.client_metrics(split) for run in runs]
+    names = [name for name in metrics[0] if not name.startswith(of_global(""))]
+    clients = np.arange(level.size)
+    return Levels(
+        level, {name: np.stack([by_name[name] for by_name in metrics])[level, clients] for name in names}
+    )
 
 
 def _levels(run: Measured) -> list[_Level]:
-    known = (name for name in run.client_metrics("train") if name.startswith("loss ("))
-    return [_Level(run, name.removeprefix("loss (").removesuffix(")")) for name in known]
+    losses = (name for name in run.client_metrics("train") if name.startswith("loss ("))
+    return [_Level(run, name.removeprefix("loss (").removesuffix(")")) for name in losses]

@@ -108,24 +108,23 @@ def findings(
       clients: those about single clients, from :func:`diverged_clients` and :func:`untrained_clients`.
       noun: what the clients are called that the classes and the constant are about, in the singular.
     """
-    known = tuple(finding for finding in (*clients, guarantee, scales) if finding is not None)
-    known = (_schedule(), *known) if restarts else known
+    schedule = _schedule() if restarts else None
+    others = tuple(finding for finding in (schedule, *clients, guarantee, scales) if finding is not None)
     if not len(history["round"]) or history["round"][-1] < 1:
-        return known
+        return others
     rejected = _rejected(history, per_round, scaled=scales is None)
     if rejected is not None:
-        known = (rejected, *known)
+        others = (rejected, *others)
+        # Without any accepted upload nothing was learnt, and only the uploads can say why.
         if not np.any(per_round["reported"]) and _is_still(history):
-            return known
-    failed = _diverged(history, blank, scaled=scales is None) or _unmoved(history, per_round)
-    if failed is not None:
-        return failed, *known
-    guessing = _one_class(classes.get("train"), class_names, noun) or (
-        _guessing(classes, class_names, constant, noun)
-        if any(map(_rows, classes.values()))
-        else _constant(constant(), noun)
-    )
-    return known if guessing is None else (guessing, *known)
+            return others
+    worst = _diverged(history, blank, scaled=scales is None) or _unmoved(history, per_round)
+    worst = worst or _one_class(classes.get("train"), class_names, noun)
+    if worst is None and any(len(cells.counts) for cells in classes.values()):
+        worst = _guessing(classes, class_names, constant, noun)
+    elif worst is None:
+        worst = _constant(constant(), noun)
+    return others if worst is None else (worst, *others)
 
 
 def no_guarantee(needs: Sequence[Need], cohort: int | None, reported: NDArray | None) -> Finding | None:
@@ -148,9 +147,9 @@ def no_guarantee(needs: Sequence[Need], cohort: int | None, reported: NDArray | 
             texts.append(f"{need.name} needs {_uploads(need, cohort)}, the cohort has {cohort:,}")
         elif few:
             wanted, least = _uploads(need, max(few)), need.least(max(few))
-            what = "fewer" if least is not None and max(few) < least else "too few"
+            word = "fewer" if least is not None and max(few) < least else "too few"
             texts.append(
-                f"{need.name} needs {wanted}, in {len(few):,} of {counted(len(counts), 'round')} {what} came (at worst "
+                f"{need.name} needs {wanted}, in {len(few):,} of {counted(len(counts), 'round')} {word} came (at worst "
                 f"{min(few):,})"
             )
     if not texts:
@@ -320,11 +319,6 @@ def _called(number: int, names: Sequence[str] | None) -> str:
 def _whose(cells: ClassMetrics, noun: str) -> str:
     """Whose examples these are, where they are not simply all clients'."""
     return "" if noun == "client" else f" of {counted(len(np.unique(cells.clients)), noun)}"
-
-
-def _rows(cells: ClassMetrics) -> int:
-    """Examples whose class is known to have an accuracy."""
-    return len(cells.counts)
 
 
 def _constant(against: Baseline | None, noun: str) -> Finding | None:
@@ -640,14 +634,14 @@ def feature_scales(data: FederatedDataset, names: Sequence[str] | None = None) -
     if names is None and data.features is not None:
         names = data.features.inputs
     names = names if names is not None or not flat else [f"column {k}" for k in range(x.shape[1])]
-    each = [
+    smallest, largest = (
         f"{'the features' if names is None else names[columns[k]]} (about {_text(scale[k])})"
         for k in (low, high)
-    ]
+    )
     if scale[high] / scale[low] >= _APART:
-        text = f"Features are on very different scales, from {each[0]} to {each[1]}"
+        text = f"Features are on very different scales, from {smallest} to {largest}"
     else:
-        text = f"Features are far from a scale of 1: {each[1] if scale[high] >= _APART else each[0]}"
+        text = f"Features are far from a scale of 1: {largest if scale[high] >= _APART else smallest}"
     text += ": one step size can hardly suit them all, and training may diverge or stall."
     cure = "Standardise each feature: subtract its mean over the training data and divide by its standard deviation."
     return Finding("scales", f"{text} {cure}")

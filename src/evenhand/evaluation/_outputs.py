@@ -22,7 +22,7 @@ from jax.sharding import Mesh, PartitionSpec
 from evenhand.data import FederatedDataset
 from evenhand.devices import dealt, everywhere
 from evenhand.errors import EvenhandError
-from evenhand.evaluation._evaluate import Prepared, chunk_rows, filled
+from evenhand.evaluation._evaluate import Prepared, chunk_rows, divided, filled, on_devices
 from evenhand.evaluation.metrics import Metric, check, measure_clients
 from evenhand.lowering import lowered
 from evenhand.models import Margin, hinge, squared_error
@@ -35,12 +35,6 @@ NDArray = npt.NDArray[Any]
 
 
 # --- new examples -------------------------------------------------------------------------------------------------
-
-_CHUNK_NUMBERS = 2**19
-"""About how many numbers a chunk of examples has: its forward pass must fit in memory."""
-
-_CHUNK_ROWS = 4096
-"""Most rows in a chunk."""
 
 
 def outputs(model: Model, params: Params, x: NDArray) -> PyTree:
@@ -63,12 +57,14 @@ def outputs(model: Model, params: Params, x: NDArray) -> PyTree:
       >>> outputs(model, params, np.ones((5, 3), np.float32)).shape
       (5, 2)
     """
-    rows = _rows_of_a_chunk(x)
+    # A power of two where they are few, so that inputs of many lengths share few programs.
+    width = min(chunk_rows(x), 1 << max(0, len(x) - 1).bit_length())
     # Without rows there is one chunk all the same, which gives the outputs' shape.
     chunks = [
-        _of_chunk(model, params, x[first : first + rows], rows) for first in range(0, len(x) or 1, rows)
+        _apply(model.apply, params, jnp.asarray(filled(x, slice(first, min(first + width, len(x))), width)))
+        for first in range(0, len(x) or 1, width)
     ]
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(x)], *chunks)
 
 
 def unlabelled(x: npt.ArrayLike, shape: tuple[int, ...], dtype: Any, source: str = "x") -> NDArray:
@@ -107,26 +103,13 @@ def unlabelled(x: npt.ArrayLike, shape: tuple[int, ...], dtype: Any, source: str
         kind = "whole numbers (tokens)" if wanted.kind == "i" else "numbers"
         raise EvenhandError(f"{source}: the examples are {array.dtype}, but the model was trained on {kind}.")
     with np.errstate(over="ignore"):
-        found = array.astype(wanted, copy=False)
-    finite = np.isfinite(found).reshape(len(found), math.prod(shape)).all(axis=1)
+        examples = array.astype(wanted, copy=False)
+    finite = np.isfinite(examples).reshape(len(examples), math.prod(shape)).all(axis=1)
     if not finite.all():
         raise EvenhandError(
             f"{source}: row {int(np.argmin(finite))} holds a number that is not a finite 32-bit number: repair it."
         )
-    return found
-
-
-def _rows_of_a_chunk(x: NDArray) -> int:
-    """Rows per chunk: a power of two where they are few, so that inputs of many lengths share few programs."""
-    most = int(np.clip(_CHUNK_NUMBERS // max(1, math.prod(x.shape[1:])), 1, _CHUNK_ROWS))
-    return min(most, 1 << max(0, len(x) - 1).bit_length())
-
-
-def _of_chunk(model: Model, params: Params, x: NDArray, rows: int) -> PyTree:
-    padded = np.zeros((rows, *x.shape[1:]), x.dtype)
-    padded[: len(x)] = x
-    found = _apply(model.apply, params, jnp.asarray(padded))
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(x)], found)
+    return examples
 
 
 @partial(jax.jit, static_argnums=0)
@@ -148,11 +131,8 @@ def check_metrics(metrics: Sequence[Metric], model: Model, data: FederatedDatase
     """
     if not metrics:
         return
-    for metric in metrics:
-        if metric.name in model.metrics:
-            raise EvenhandError(
-                f"metrics: the model already measures {metric.name!r} on each example: leave it out."
-            )
+    for name in (metric.name for metric in metrics if metric.name in model.metrics):
+        raise EvenhandError(f"metrics: the model already measures {name!r} on each example: leave it out.")
     x, y = (jax.ShapeDtypeStruct((2, *part.shape[1:]), part.dtype) for part in (data.train.x, data.train.y))
     given = jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), x)
     outputs = _output_array(given)
@@ -235,7 +215,7 @@ class _Windows(NamedTuple):
     sizes: NDArray
 
     @staticmethod
-    def of(prepared: Prepared, width: int, *, shared: bool) -> _Windows:
+    def up_to(width: int, prepared: Prepared, *, shared: bool) -> _Windows:
         """Those of each client; of all rows together where clients share the parameters."""
         offsets = prepared.offsets[[0, -1]] if shared else prepared.offsets
         counts = -(-np.diff(offsets) // width)
@@ -265,7 +245,7 @@ def _client_outputs(
         return
     most_rows = x.shape[0] if shared else int((prepared.sizes if widest is None else widest).max())
     width = min(chunk_rows(x), most_rows)
-    windows = _Windows.of(prepared, width, shared=shared)
+    windows = _Windows.up_to(width, prepared, shared=shared)
     host, devices = x if isinstance(x, np.ndarray) else None, 1 if mesh is None else mesh.size
     serve = _shared if params_of is None else params_of
     states = everywhere(mesh, states)
@@ -321,7 +301,6 @@ def _program(
 
     ``x`` are all rows, or on the host those of each window.
     """
-    divided = PartitionSpec(*(() if mesh is None else mesh.axis_names))
     inside = lowered(apply)
 
     def on_device(states: PyTree, x: Array, ids: Array, starts: Array) -> Array:
@@ -333,7 +312,6 @@ def _program(
         windows = (ids, x if on_host else (), starts)
         return lax.map(window, windows, batch_size=lanes if lanes > 1 else None)
 
-    if mesh is None:
-        return jax.jit(on_device)
-    specs = (PartitionSpec(), divided if on_host else PartitionSpec(), divided, divided)
-    return jax.jit(jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=divided, check_vma=False))
+    dealt_out = divided(mesh)
+    specs = (PartitionSpec(), dealt_out if on_host else PartitionSpec(), dealt_out, dealt_out)
+    return jax.jit(on_devices(on_device, mesh, specs))

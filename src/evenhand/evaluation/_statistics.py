@@ -8,7 +8,7 @@ equal seeds (:func:`paired_difference`).  Everything here is NumPy in float64 an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "best",
     "entropy",
     "evenness",
+    "half_width",
     "holm",
     "jain",
     "kl_to_uniform",
@@ -286,13 +287,7 @@ def _shares(values: npt.ArrayLike) -> Vector:
 
 
 def _error_statistics(a: Vector, c: Vector, *, higher_is_better: bool) -> dict[str, float]:
-    """The part of :func:`~evenhand.evaluation.summarize` that is about errors.
-
-    Args:
-      a: values, at least one, ascending.
-      c: their weights, all positive.
-      higher_is_better: whether the errors are ``1 - a`` or the values themselves.
-    """
+    """The part of :func:`~evenhand.evaluation.summarize` that is about errors; ``a`` is ascending, ``c`` positive."""
     errors, weights = (1.0 - a[::-1], c[::-1]) if higher_is_better else (a, c)
     plain = dict(zip(_OVER_CLIENTS, _error_values(errors, np.ones_like(errors)), strict=True))
     weighted = plain.values() if np.all(c == 1) else _error_values(errors, weights)
@@ -407,10 +402,10 @@ def paired_difference(
 
     Example:
       >>> from evenhand.evaluation import paired_difference
-      >>> found = paired_difference([0.81, 0.84, 0.80, 0.83], [0.80, 0.82, 0.79, 0.80])
-      >>> round(found.mean, 4), round(found.low, 4), found.p, found.gains
+      >>> difference = paired_difference([0.81, 0.84, 0.80, 0.83], [0.80, 0.82, 0.79, 0.80])
+      >>> round(difference.mean, 4), round(difference.low, 4), difference.p, difference.gains
       (0.0175, 0.0023, 0.125, 4)
-      >>> print(found)
+      >>> print(difference)
       +0.0175 [+0.0023, +0.0327]
     """
     a, b = np.asarray(method, np.float64), np.asarray(baseline, np.float64)
@@ -426,13 +421,19 @@ def paired_difference(
         raise EvenhandError(
             "paired_difference() got a number that is not finite: leave out the seeds at which a method diverged."
         )
-    mean, half = float(np.mean(d)), math.inf
-    if len(d) > 1:
-        from scipy.special import stdtrit  # a tenth of a second that `import evenhand` need not take
-
-        half = float(stdtrit(len(d) - 1, 0.5 + level / 2) * np.std(d, ddof=1) / math.sqrt(len(d)))
+    mean, half = float(np.mean(d)), half_width(d, level)
     gains, losses = int(np.sum(d > 0)), int(np.sum(d < 0))
     return PairedDifference(len(d), mean, mean - half, mean + half, _by_signs(d), gains, losses)
+
+
+def half_width(values: Vector, level: float = 0.95) -> float:
+    """Half of Student's interval of the values' mean; infinite for a single value, which shows no noise."""
+    if len(values) < 2:
+        return math.inf
+    from scipy.special import stdtrit  # a tenth of a second that `import evenhand` need not take
+
+    quantile = float(stdtrit(len(values) - 1, 0.5 + level / 2))
+    return quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def least_pairs(comparisons: int = 1) -> int:
@@ -461,10 +462,10 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
       >>> holm({"fedprox": 0.01, "scaffold": 0.04, "qfedavg": 0.03})
       {'fedprox': 0.03, 'scaffold': 0.06, 'qfedavg': 0.06}
     """
-    order: Sequence[str] = sorted(p, key=lambda name: p[name])
     raised, largest = dict[str, float](), 0.0
-    for rank, name in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * p[name]))
+    for rank, name in enumerate(sorted(p, key=lambda name: p[name])):
+        # No smaller than that of a smaller p value, or raising them would change their order.
+        largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
         raised[name] = largest
     return {name: raised[name] for name in p}
 

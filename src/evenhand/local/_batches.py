@@ -183,7 +183,7 @@ def in_turn(*efforts: Callable[[ClientData], Effort]) -> Callable[[ClientData], 
     """The effort of several pieces of local work, one after the other."""
 
     def effort(data: ClientData) -> Effort:
-        first, *others = (each(data) for each in efforts)
+        first, *others = (effort_of(data) for effort_of in efforts)
         return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), first, *others)
 
     return effort
@@ -193,7 +193,7 @@ def with_gradients(effort: Callable[[ClientData], Effort], count: int) -> Callab
     """The effort of local work each of whose steps computes ``count`` gradients, on batches of one size."""
 
     def more(data: ClientData) -> Effort:
-        found = effort(data)
-        return found._replace(rows=count * found.rows)
+        plain = effort(data)
+        return plain._replace(rows=count * plain.rows)
 
     return more

@@ -8,8 +8,10 @@ from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
 from evenhand.errors import EvenhandError, expect
 from evenhand.local._batches import Batch, Batches, batches, over_batches, step_per_row
@@ -97,7 +99,7 @@ class Work(NamedTuple):
     __repr__ = short
 
 
-def parts_of(work: Work, who: str) -> Parts:
+def parts_of(work: Work, factory: str) -> Parts:
     """The parts of local work, for the method ``who`` that takes its steps itself.
 
     Raises:
@@ -105,7 +107,7 @@ def parts_of(work: Work, who: str) -> Parts:
     """
     if work.parts is None:
         raise EvenhandError(
-            f"{who}() takes its local steps itself, and got work that is not mini-batch descent: "
+            f"{factory}() takes its local steps itself, and got work that is not mini-batch descent: "
             "make it with eh.local.sgd(model, ...)."
         )
     return work.parts
@@ -215,7 +217,7 @@ def _plain(step: Array | float) -> tuple[optax.GradientTransformation, float | N
     """Plain gradient descent, and its step size, or None if that is a tracer."""
     expect("client_opt", step, Real | np.ndarray | jax.Array, "0.1, or an optax optimiser")
     try:
-        known = math.nan if isinstance(step, bool) or np.ndim(step) else float(step)
+        step_size = math.nan if isinstance(step, bool) or np.ndim(step) else float(step)
     except jax.errors.ConcretizationTypeError:
         return optax.sgd(step), None
     except (
@@ -223,10 +225,10 @@ def _plain(step: Array | float) -> tuple[optax.GradientTransformation, float | N
         TypeError,
         ValueError,
     ):  # a number of more than 300 digits, a complex one, an array of text
-        known = math.nan
-    if not 0.0 <= known < math.inf:
+        step_size = math.nan
+    if not 0.0 <= step_size < math.inf:
         raise EvenhandError(f"eh.local.sgd() got the step {step!s:.40}: give a finite number >= 0.")
-    return optax.sgd(known), known
+    return optax.sgd(step_size), step_size
 
 
 def descent(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTransformation) -> Solver:
@@ -235,14 +237,17 @@ def descent(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTr
     def solve(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
     ) -> tuple[Params, PyTree]:
-        def step(carry: _Descent, batch: Batch, key: Key) -> _Descent:
-            gradient = estimate(carry.params, batch, key)
-            corrected, correction_state = correction.update(gradient, carry.correction, carry.params)
-            updates, optimiser = client_opt.update(corrected, carry.optimiser, carry.params)
-            return _Descent(optax.apply_updates(carry.params, updates), optimiser, correction_state)
+        # The loop of over_batches, written out: a loss that fails is then few calls below the method that asks for it.
+        def step(carry: tuple[Array, _Descent]) -> tuple[Array, _Descent]:
+            (i, before), after = carry, carry[0] + 1
+            gradient = estimate(before.params, batch(i), jax.random.fold_in(key, i))
+            corrected, correction_state = correction.update(gradient, before.correction, before.params)
+            updates, optimiser = client_opt.update(corrected, before.optimiser, before.params)
+            return after, _Descent(optax.apply_updates(before.params, updates), optimiser, correction_state)
 
         begin = _Descent(params, client_opt.init(params), correction.init(params))
-        end = over_batches(schedule, step, begin, data, key)
+        batch, total = schedule.draw(data, key), schedule.effort(data).steps
+        end = lax.while_loop(lambda carry: carry[0] < total, step, (jnp.int32(0), begin))[1]
         return end.params, end.correction
 
     return solve

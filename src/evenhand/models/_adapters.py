@@ -279,13 +279,13 @@ def standardized(model: Model, *, mean: float, deviation: float) -> Model:
         raise EvenhandError(
             f"standardized(mean={mean}, deviation={deviation}): give finite numbers, and a deviation above 0."
         )
-    of = (float(mean), float(deviation))
+    scale = (float(mean), float(deviation))
     return model._replace(
-        apply=_Predict(model.apply, *of),
-        losses=_Trained(model.losses, *of),
+        apply=_Predict(model.apply, *scale),
+        losses=_Trained(model.losses, *scale),
         metrics={"loss": model.losses, **model.metrics},
-        apply_train=None if model.apply_train is None else _Predict(model.apply_train, *of),
-        name=f"standardized({model.name}, mean={of[0]}, deviation={of[1]})",
+        apply_train=None if model.apply_train is None else _Predict(model.apply_train, *scale),
+        name=f"standardized({model.name}, mean={scale[0]}, deviation={scale[1]})",
     )
 
 

@@ -59,8 +59,8 @@ def cross_entropy(outputs: Array, y: Array) -> Array:
     classes = logits.shape[-1]
     chosen = labels[..., None] == jnp.arange(classes, dtype=jnp.int32)[(None,) * labels.ndim]
     losses = jnp.sum(jnp.where(chosen, -jax.nn.log_softmax(logits, axis=-1), 0.0), axis=-1)
-    known = (labels >= 0) & (labels < classes)
-    return _mean_per_example(jnp.where(known, losses, jnp.nan))
+    is_class = (labels >= 0) & (labels < classes)
+    return _mean_per_example(jnp.where(is_class, losses, jnp.nan))
 
 
 def accuracy(outputs: Array, y: Array) -> Array:

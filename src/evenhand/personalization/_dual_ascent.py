@@ -115,10 +115,10 @@ def ascent(
 
     def communicate(now: Ascent, key: Key) -> tuple[Ascent, tuple[Array, Array]]:
         weights = weights_of(rows, now, relations, lam)
-        each = jax.random.split(key, now.alphas.shape[0])
-        alphas = jax.vmap(client)(*rows, now.alphas, weights, own, each)
+        client_keys = jax.random.split(key, now.alphas.shape[0])
+        alphas = jax.vmap(client)(*rows, now.alphas, weights, own, client_keys)
         change = _sums(rows, alphas - now.alphas)
-        sent, accepted = _honest(change) if send is None else send(change, now.number, each)
+        sent, accepted = _honest(change) if send is None else send(change, now.number, client_keys)
         excess = now.excess if send is None else now.excess + tree.among(accepted, sent - change)
         now = Ascent(tree.among(accepted, alphas, now.alphas), excess, now.number + 1)
         return now, (_objectives(rows, now, relations, lam), jnp.sum(~accepted))

@@ -67,11 +67,11 @@ def division(model: Model, personal: Personal) -> Division:
     paths = ["/".join(jax.tree_util.keystr((key,), simple=True) for key in path) for path, _ in leaves]
     if callable(personal):
         chosen, form = jax.tree.flatten(personal(shapes))
-        if form != structure or not all(isinstance(each, bool) for each in chosen):
+        if form != structure or not all(isinstance(leaf, bool) for leaf in chosen):
             raise ModelError("personal= must give a tree of bools of the same structure as the parameters.")
         return Division(dict(zip(paths, chosen, strict=True)), structure)
     patterns: Any = (personal,) if isinstance(personal, str) else personal
-    if not isinstance(patterns, tuple | list) or not all(isinstance(each, str) for each in patterns):
+    if not isinstance(patterns, tuple | list) or not all(isinstance(pattern, str) for pattern in patterns):
         raise EvenhandError(
             f"{personal!r:.60} does not say which parameters: give paths such as 'output' or ('conv_*', 'output'), or "
             "a function of the parameters that gives a tree of bools."
@@ -192,9 +192,9 @@ def partial(
     )
 
 
-def restricted(work: local.Work, parts: Division, who: str, *, personal: bool) -> Callable[..., Named]:
+def restricted(work: local.Work, parts: Division, factory: str, *, personal: bool) -> Callable[..., Named]:
     """``(trained, fixed, data, key, correction) -> trained``: local work on one part, the other part held fixed."""
-    schedule, estimate, client_opt = local.parts_of(work, who)
+    schedule, estimate, client_opt = local.parts_of(work, factory)
 
     def solve(
         trained: Named, fixed: Named, data: ClientData, key: Key, correction: optax.GradientTransformation

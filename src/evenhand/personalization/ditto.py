@@ -85,11 +85,4 @@ def ditto(
         key = key if same_batches else stream(key, Purpose.PERSONAL)
         return work.solve(personal, data, key, pull)[0]
 
-    return beside(
-        method,
-        begin=lambda params: params,
-        train=train,
-        serve=lambda personal: personal,
-        effort=work.effort,
-        name=name,
-    )
+    return beside(method, train=train, effort=work.effort, name=name)

@@ -96,8 +96,8 @@ def dynamic_ditto(
         rest, valid, own = _held_apart(given, data)
         key, better = stream(key, Purpose.PERSONAL), model.metrics.get("accuracy")
 
-        def candidate(each: tuple[Params, Array]) -> tuple[Params, Array, Array]:
-            params, _ = work.solve(each[0], rest, key, local.proximal(each[1], received))
+        def candidate(pair: tuple[Params, Array]) -> tuple[Params, Array, Array]:
+            params, _ = work.solve(pair[0], rest, key, local.proximal(pair[1], received))
             loss = local.full_loss(model, params, valid)
             score = local.full_loss(model._replace(losses=better), params, valid) if better else -loss
             return params, score, jnp.where(jnp.isfinite(loss), loss, jnp.inf)
@@ -106,8 +106,8 @@ def dynamic_ditto(
         return _Models(models, jnp.lexsort((losses, -scores))[0].astype(jnp.int32))
 
     def effort(data: ClientData) -> Effort:
-        each = work.effort(_held_apart(given, data)[0])
-        return jax.tree.map(lambda count: len(given.lams) * count, each) if per_run else each
+        once = work.effort(_held_apart(given, data)[0])
+        return jax.tree.map(lambda count: len(given.lams) * count, once) if per_run else once
 
     def begin(params: Params) -> _Models:
         return _Models(jax.tree.map(lambda leaf: jnp.stack([leaf] * len(given.lams)), params), jnp.int32(0))
@@ -165,8 +165,10 @@ def _penalties(
         non_negative("dynamic_ditto", "few_lam", few_lam)
     whole_number("few", few, 0)
     if not lams or not 0.0 <= held_out < 1.0:
-        what = f"lams={lams}, held_out={held_out}"
-        raise EvenhandError(f"dynamic_ditto({what}): give at least one candidate, and a share in [0, 1).")
+        arguments = f"lams={lams}, held_out={held_out}"
+        raise EvenhandError(
+            f"dynamic_ditto({arguments}): give at least one candidate, and a share in [0, 1)."
+        )
     return _Penalties(lams, rare if few_lam is None else few_lam, few, held_out)
 
 

@@ -88,7 +88,7 @@ def fedalt(
 
     # A part without parameters takes no steps.
     owned = set(parts.is_personal.values())
-    efforts = [each.effort for each, kind in ((own, True), (work, False)) if kind in owned]
+    efforts = [part_work.effort for part_work, kind in ((own, True), (work, False)) if kind in owned]
 
     def train(shared: Named, kept: Named, fresh: Named, data: ClientData, key: Key) -> tuple[Named, Named]:
         if kept:

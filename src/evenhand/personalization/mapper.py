@@ -102,12 +102,12 @@ def mapper(
         return client_opt.update(gradient, client_opt.init(fixed), fixed)[0], kept
 
     def effort(data: ClientData) -> Effort:
-        each = work.effort(data)
+        candidate = work.effort(data)
         # How many examples the last batch has depends on no key.
-        last = schedule.draw(data, jax.random.key(0))(jnp.maximum(each.steps - 1, 0))
+        last = schedule.draw(data, jax.random.key(0))(jnp.maximum(candidate.steps - 1, 0))
         rows = data.size if last.inside is None else jnp.sum(last.inside.astype(jnp.int32))
         step = Effort((data.size > 0).astype(jnp.int32), rows)
-        return jax.tree.map(lambda one, more: len(gammas) * one + more, each, step)
+        return jax.tree.map(lambda count, more: len(gammas) * count + more, candidate, step)
 
     return method._replace(
         phases=(phase._replace(work=train, effort=effort),),

@@ -149,15 +149,15 @@ def mocha(
     rows, send = padded(x, y, train.offsets), _sending(attack, malicious, seed)
     steps = max(1, int(share * int(sizes.max())))
     relations = jnp.eye(len(sizes), dtype=jnp.float32) / len(sizes)
-    now, found, rejected = beginning(rows), list[NDArray](), list[NDArray]()
+    now, objectives, rejected = beginning(rows), list[NDArray](), list[NDArray]()
     for turn in range(outer + 1):
         if turn:
             relations = related(weights_of(rows, now, relations, lam))
         key = jax.random.fold_in(jax.random.key(seed), turn)
         now, seen = ascent(rows, now, relations, key, lam, share, steps, inner, send)
-        found.append(np.asarray(seen[0]))
+        objectives.append(np.asarray(seen[0]))
         rejected.append(np.asarray(seen[1]))
-    primal, dual = np.concatenate(found).T
+    primal, dual = np.concatenate(objectives).T
     weights = np.asarray(weights_of(rows, now, relations, lam))
     if not np.isfinite(weights).all():
         warnings.warn(
@@ -200,17 +200,19 @@ def _sending(attack: Attack | None, malicious: NDArray, seed: int) -> Send | Non
     """What the clients send instead of what changed, and which of it is accepted; None: just that."""
     if attack is None:
         return None
-    keys, who = keys_of(seed), jnp.asarray(malicious)
+    keys, is_malicious = keys_of(seed), jnp.asarray(malicious)
     accepts = jax.vmap(accepts_delta)
 
     def send(change: Array, number: Array, own: Key) -> tuple[Array, Array]:
-        sent = jax.vmap(lambda one, bad, key: false_delta(attack, one, bad, number, key))(change, who, own)
+        sent = jax.vmap(lambda delta, bad, key: false_delta(attack, delta, bad, number, key))(
+            change, is_malicious, own
+        )
         accepted = accepts(sent)
         if attack.collude is not None:
-            ones = jnp.ones(who.shape, jnp.float32)
+            ones = jnp.ones(is_malicious.shape, jnp.float32)
             uploads = tree.among(accepted, Upload(sent, ones, ones))
             cohort = Cohort.of(jnp.arange(len(malicious)), accepted)
-            sent = colluding(attack, uploads, who, cohort, keys, number, 0).delta
+            sent = colluding(attack, uploads, is_malicious, cohort, keys, number, 0).delta
             accepted &= accepts(sent)
         return sent, accepted
 

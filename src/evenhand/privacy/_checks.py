@@ -3,57 +3,66 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
 
-__all__ = ["checked_orders", "checked_rate", "count", "noise", "one_of", "positive", "probability"]
+__all__ = [
+    "check_sampled_noise",
+    "checked_orders",
+    "checked_rate",
+    "count",
+    "noise",
+    "one_of",
+    "positive",
+    "probability",
+]
 
 _MOST = 2**53
 """Whole numbers beyond it are not exact as floating-point numbers."""
 
 
-def _number(name: str, value: object, wanted: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
-        raise EvenhandError(Argument(name, f"{value!r:.60}"), f": give {wanted}.")
-    return float(value)
+def _number(name: str, value: object, wanted: str, holds: Callable[[float], bool]) -> float:
+    """``value`` as a float, if it is a number for which something ``holds``."""
+    if not isinstance(value, bool) and isinstance(value, int | float | np.floating | np.integer):
+        number = float(value)
+        if holds(number):
+            return number
+    raise EvenhandError(Argument(name, f"{value!r:.60}"), f": give {wanted}.")
 
 
 def noise(name: str, value: object) -> float:
     """A noise multiplier: 0, where nothing is hidden, or more."""
     wanted = "a number of at least 0: the noise's standard deviation over the sensitivity"
-    number = _number(name, value, wanted)
-    if not 0.0 <= number < math.inf:
-        raise EvenhandError(Argument(name, repr(value)), f": give {wanted}.")
-    return number
+    return _number(name, value, wanted, lambda number: 0.0 <= number < math.inf)
 
 
 def positive(name: str, value: object) -> float:
     """A finite number above 0."""
-    number = _number(name, value, "a number above 0")
-    if not 0.0 < number < math.inf:
-        raise EvenhandError(Argument(name, repr(value)), ": give a number above 0.")
-    return number
+    return _number(name, value, "a number above 0", lambda number: 0.0 < number < math.inf)
 
 
 def probability(name: str, value: object) -> float:
     """A number strictly between 0 and 1, such as delta."""
-    number = _number(name, value, "a number above 0 and below 1")
-    if not 0.0 < number < 1.0:
-        raise EvenhandError(Argument(name, repr(value)), ": give a number above 0 and below 1.")
-    return number
+    return _number(name, value, "a number above 0 and below 1", lambda number: 0.0 < number < 1.0)
 
 
 def checked_rate(name: str, value: object, *, least: float = 0.0) -> float:
     """A sampling rate, from ``least`` to 1; above 0 where ``least`` is above 0."""
     wanted = "the chance with which a unit takes part, " + ("above 0, at most 1" if least else "from 0 to 1")
-    number = _number(name, value, wanted)
-    if not least <= number <= 1.0:
-        raise EvenhandError(Argument(name, repr(value)), f": give {wanted}.")
-    return number
+    return _number(name, value, wanted, lambda number: least <= number <= 1.0)
+
+
+def check_sampled_noise(method: str, noise_multiplier: float, rate: float) -> None:
+    """Checks the noise and the sampling rate that ``method`` was given."""
+    if not 0.0 <= noise_multiplier < math.inf or not 0.0 < rate <= 1.0:
+        raise EvenhandError(
+            f"{method}(noise_multiplier={noise_multiplier}, rate={rate}): give a finite noise of at least 0, and a "
+            "probability above 0 and at most 1."
+        )
 
 
 def count(name: str, value: object, least: int = 0) -> int:
@@ -61,12 +70,11 @@ def count(name: str, value: object, least: int = 0) -> int:
     return whole_number(name, value, least, _MOST)
 
 
-def one_of(name: str, value: str, known: Sequence[str]) -> str:
+def one_of(name: str, value: str, words: Sequence[str]) -> str:
     """One of a few words."""
-    if value not in known:
-        words = " or ".join(repr(word) for word in known)
-        hint = perhaps(str(value), known)
-        raise EvenhandError(Argument(name, f"{value!r:.60}"), f": give {words}{hint}.")
+    if value not in words:
+        choices, hint = " or ".join(map(repr, words)), perhaps(str(value), words)
+        raise EvenhandError(Argument(name, f"{value!r:.60}"), f": give {choices}{hint}.")
     return value
 
 

@@ -69,8 +69,8 @@ def spent(
       >>> from evenhand.types import Release
       >>> imdb = Release(noise_multiplier=1.0, rate=64 / 25000, times=12500)
       >>> from evenhand.privacy import ORDERS
-      >>> found = spent([imdb], delta=4e-5, orders=ORDERS)
-      >>> round(found.epsilon, 3), found.order, found.at_edge
+      >>> total = spent([imdb], delta=4e-5, orders=ORDERS)
+      >>> round(total.epsilon, 3), total.order, total.at_edge
       (1.513, 10.5, False)
       >>> both = [imdb, Release(noise_multiplier=5.0)]
       >>> spent(both, delta=4e-5).epsilon > spent([imdb], delta=4e-5).epsilon
@@ -81,9 +81,9 @@ def spent(
     Using FFT*, AISTATS 2020.
     """
     tried = ORDERS_FINE if orders is None else tuple(checked_orders(orders).tolist())
-    found = spending(releases, probability("delta", delta), accountant, tried, kappa)
-    warn_at_edge(found, tried)
-    return found
+    total = spending(releases, probability("delta", delta), accountant, tried, kappa)
+    warn_at_edge(total, tried)
+    return total
 
 
 def epsilon(
@@ -126,17 +126,17 @@ def epsilon(
     Differential Privacy of the Sampled Gaussian Mechanism*, 2019.
     """
     releases = (Release(noise_multiplier, rate, sampling, count("steps", steps)),)
-    found = spending(releases, probability("delta", delta), accountant, ORDERS_FINE, 3.0)
-    warn_at_edge(found, ORDERS_FINE)
-    return found.epsilon
+    total = spending(releases, probability("delta", delta), accountant, ORDERS_FINE, 3.0)
+    warn_at_edge(total, ORDERS_FINE)
+    return total.epsilon
 
 
-def warn_at_edge(found: Spent, orders: Sequence[float]) -> None:
+def warn_at_edge(total: Spent, orders: Sequence[float]) -> None:
     """Warns where an order beyond those tried might show a smaller epsilon."""
-    if found.at_edge:
-        which = "smallest" if found.order == min(orders) else "largest"
+    if total.at_edge:
+        which = "smallest" if total.order == min(orders) else "largest"
         warnings.warn(
-            f"epsilon={found.epsilon:.4g} comes from the {which} order tried, {found.order:g}: it is an upper bound, "
+            f"epsilon={total.epsilon:.4g} comes from the {which} order tried, {total.order:g}: it is an upper bound, "
             "which other orders may lower.",
             EvenhandWarning,
             stacklevel=3,
@@ -175,17 +175,11 @@ class Account(NamedTuple):
 
     def in_words(self) -> dict[str, Any]:
         """The same as numbers and sentences, for reports and files."""
-        return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "accountant": self.accountant,
-            "unit": self.unit,
-            "neighbours": self.neighbours,
-            "releases": [_words(release) for release in self.releases],
-            "released": list(self.released),
-            "public": list(self.public),
-            "unprotected": list(self.unprotected),
+        words = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()
         }
+        del words["rounds"]
+        return words | {"releases": [_words(release) for release in self.releases]}
 
     def __str__(self) -> str:
         return (
@@ -228,8 +222,8 @@ def account(
       >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1)
       >>> method = eh.privacy.dp_fedavg(work, clip=1.0, noise_multiplier=1.0, rate=0.01)
       >>> assert method.privacy is not None
-      >>> found = account(method.privacy, rounds=1000, units=10_000, delta=1e-5)
-      >>> round(found.epsilon, 4), found.unit
+      >>> total = account(method.privacy, rounds=1000, units=10_000, delta=1e-5)
+      >>> round(total.epsilon, 4), total.unit
       (2.1014, 'client')
     """
     delta = privacy.delta if delta is None else delta
@@ -238,16 +232,16 @@ def account(
         raise EvenhandError(f"account(delta={delta}): give a probability between 0 and 1, below 1 / {units}.")
     releases = privacy.releases(rounds)
     return Account(
-        spent(releases, delta=delta, accountant=accountant).epsilon,
-        delta,
-        accountant,
-        rounds,
-        privacy.unit,
-        privacy.neighbours,
-        releases,
-        privacy.released,
-        privacy.public,
-        privacy.unprotected,
+        epsilon=spent(releases, delta=delta, accountant=accountant).epsilon,
+        delta=delta,
+        accountant=accountant,
+        rounds=rounds,
+        unit=privacy.unit,
+        neighbours=privacy.neighbours,
+        releases=releases,
+        released=privacy.released,
+        public=privacy.public,
+        unprotected=privacy.unprotected,
     )
 
 

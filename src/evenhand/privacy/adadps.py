@@ -6,35 +6,23 @@ and :func:`ideal_adadps`, with the moments of the private gradients themselves.
 
 from __future__ import annotations
 
-import jax
 import optax
 
 from evenhand import tree
 from evenhand.local import Work, descent, parts_of
 from evenhand.privacy.client_level import dp_fedavg
 from evenhand.privacy.gaussian import AdaptiveClip
-from evenhand.privacy.preconditioners import (
-    PublicKind,
-    Side,
-    check_moments,
-    fitting_scales,
-    root,
-    second_moment,
-    side_information,
-    squares,
-)
+from evenhand.privacy.preconditioners import Moment, PublicKind, fitting_scales, side_information, squares
 from evenhand.privacy.private_work import (
-    Look,
-    LookingRule,
+    Iteration,
+    Noise,
     Query,
-    Rule,
-    check_clip,
+    UpdateRule,
     clean_work,
-    looking_work,
-    optimiser_of,
+    oracle_work,
     private_work,
 )
-from evenhand.types import Algorithm, Array, Key, Model, Params, PyTree
+from evenhand.types import Algorithm, Array, Model, Params
 
 __all__ = ["adadps", "adadps_fl", "adas", "ideal_adadps"]
 
@@ -113,34 +101,11 @@ def adadps(
 
     Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, algorithm 1.
     """
-    side = side_information(
-        "adadps",
-        model,
-        divided_by=divided_by,
-        public=public,
-        public_batch_size=public_batch_size,
-        kind=kind,
-        decay=decay,
-        eps=eps,
-        refresh_every=refresh_every,
-    )
-    rule = preconditioned(optimiser_of("adadps", optimiser), side, check_clip("adadps", clip))
-    return private_work(model, rule, who="adadps", noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-
-
-def preconditioned(chosen: optax.GradientTransformation, side: Side, clip: float) -> Rule:
-    """One query per step, of gradients that are divided before they are clipped."""
-
-    def init(params: Params) -> PyTree:
-        return chosen.init(params), side.init(params)
-
-    def step(params: Params, state: PyTree, query: Query, key: Key) -> tuple[Params, PyTree]:
-        known = side.refresh(params, state[1], key)
-        gradient = query(params, clip=clip, divided_by=side.divisor(known), plus=side.plus(known))
-        updates, after = chosen.update(gradient, state[0], params)
-        return optax.apply_updates(params, updates), (after, known)
-
-    return Rule(init, step)
+    moment = Moment(kind, decay, eps)
+    side = side_information("adadps", model, divided_by, public, public_batch_size, moment, refresh_every)
+    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    rule = UpdateRule(method="adadps", optimiser=optimiser, init=side.init, before=side.before)
+    return private_work(model, rule, noise)
 
 
 def adadps_fl(
@@ -193,15 +158,11 @@ def adadps_fl(
     """
     parts = parts_of(work, "adadps_fl")
     scales = fitting_scales("adadps_fl", work.model, divided_by)
-    divided = optax.stateless(lambda gradient, params: _quotient(gradient, scales))
+    divided = optax.stateless(lambda gradient, params: tree.divide(gradient, scales))
     parts = parts._replace(client_opt=optax.chain(divided, parts.client_opt))
     work = work._replace(solve=descent(*parts), step_size=None, of_risk=None, parts=parts, continued=None)
     method = dp_fedavg(work, clip=clip, noise_multiplier=noise_multiplier, rate=rate, server_opt=server_opt)
     return method._replace(name=f"adadps_fl(noise_multiplier={noise_multiplier:g}, rate={rate:g})")
-
-
-def _quotient(gradient: PyTree, scales: Params) -> PyTree:
-    return jax.tree.map(lambda g, a: g / a, gradient, scales)
 
 
 def adas(
@@ -240,18 +201,9 @@ def adas(
 
     Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, section 4.
     """
-    side = side_information(
-        "adas",
-        model,
-        divided_by=divided_by,
-        public=public,
-        public_batch_size=public_batch_size,
-        kind=kind,
-        decay=decay,
-        eps=eps,
-        refresh_every=refresh_every,
-    )
-    rule = preconditioned(optimiser_of("adas", optimiser), side, clip=1.0)
+    moment = Moment(kind, decay, eps)
+    side = side_information("adas", model, divided_by, public, public_batch_size, moment, refresh_every)
+    rule = UpdateRule(method="adas", optimiser=optimiser, init=side.init, before=side.before)
     return clean_work(model, rule, epochs=epochs, steps=steps, batch_size=batch_size)
 
 
@@ -291,19 +243,12 @@ def ideal_adadps(
 
     Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, table 3.
     """
-    chosen, clip = optimiser_of("ideal_adadps", optimiser), check_clip("ideal_adadps", clip)
-    check_moments("ideal_adadps", "rmsprop", ("rmsprop",), decay, eps)
+    moment = Moment("rmsprop", decay, eps).checked("ideal_adadps", ("rmsprop",))
 
-    def init(params: Params) -> PyTree:
-        return chosen.init(params), tree.zeros_like(params)
+    def before(state: Params, iteration: Iteration) -> tuple[Query, Params]:
+        state = moment.follow(state, squares(iteration.gradient()))
+        return Query(divided_by=moment.root(state)), state
 
-    def step(params: Params, state: PyTree, look: Look) -> tuple[Params, PyTree]:
-        moment = second_moment("rmsprop", decay, state[1], squares(look.clean(params)))
-        gradient = look.query(params, clip=clip, divided_by=root(moment, eps))
-        updates, after = chosen.update(gradient, state[0], params)
-        return optax.apply_updates(params, updates), (after, moment)
-
-    rule = LookingRule(init, step)
-    return looking_work(
-        model, rule, who="ideal_adadps", noise_multiplier=noise_multiplier, rate=rate, steps=steps
-    )
+    rule = UpdateRule(method="ideal_adadps", optimiser=optimiser, init=tree.zeros_like, before=before)
+    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return oracle_work(model, rule, noise)

@@ -117,9 +117,9 @@ def audit_scores(
       >>> import numpy as np
       >>> rng = np.random.default_rng(0)
       >>> coins = rng.random(10_000) < 0.5
-      >>> found = audit_scores(coins + 2.0 * rng.normal(size=10_000), coins, delta=1e-6)  # a Gaussian mechanism
+      >>> audit = audit_scores(coins + 2.0 * rng.normal(size=10_000), coins, delta=1e-6)  # a Gaussian mechanism
       >>> import evenhand as eh
-      >>> 0.5 < found.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-6)
+      >>> 0.5 < audit.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-6)
       True
 
     Source: as of :func:`least_epsilon`, algorithm 1 there.
@@ -133,15 +133,15 @@ def audit_scores(
     right_in, right_out = np.cumsum(included[order]), np.cumsum(~included[order[::-1]])
     tries = np.unique(np.geomspace(5, canaries // 2, 12).astype(int))
     # Each of the tries, for the highest alone or for both ends, may be the accident.
-    each = 1.0 - (1.0 - confidence) / (2 * len(tries))
-    found = Audit(0.0, 0, 0, scores, included)
+    corrected = 1.0 - (1.0 - confidence) / (2 * len(tries))
+    best = Audit(0.0, 0, 0, scores, included)
     for count in tries:
         top, both = int(right_in[count - 1]), int(right_in[count - 1] + right_out[count - 1])
         for correct, guesses in ((top, int(count)), (both, 2 * int(count))):
-            epsilon = least_epsilon(correct, guesses, canaries=canaries, delta=delta, confidence=each)
-            if epsilon > found.epsilon:
-                found = Audit(epsilon, guesses, correct, scores, included)
-    return found
+            epsilon = least_epsilon(correct, guesses, canaries=canaries, delta=delta, confidence=corrected)
+            if epsilon > best.epsilon:
+                best = Audit(epsilon, guesses, correct, scores, included)
+    return best
 
 
 def audit_mean(
@@ -174,12 +174,11 @@ def audit_mean(
     Example:
       >>> import evenhand as eh
       >>> rule = eh.privacy.noisy_mean(1.0, noise_multiplier=2.0, rate=1.0)
-      >>> found = audit_mean(rule, rounds=1, length=100.0, delta=1e-5, canaries=500, runs=2)
-      >>> found.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-5)
+      >>> audit = audit_mean(rule, rounds=1, length=100.0, delta=1e-5, canaries=500, runs=2)
+      >>> audit.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-5)
       True
     """
     whole_number("rounds", rounds, 1)
-    whole_number("runs", runs, 1)
     half = canaries // 2
     like = {"a": jnp.zeros(half), "b": jnp.zeros(canaries - half)}
 
@@ -188,7 +187,7 @@ def audit_mean(
         delta = {"a": whole[:half], "b": whole[half:]}
         return Upload(delta, jnp.float32(1.0), jnp.float32(jnp.nan))
 
-    def round_of(included: Array, key: Array) -> Array:
+    def direction(included: Array, key: Array) -> Array:
         state = aggregator.init(like, canaries)
         public = aggregator.publish(state)
 
@@ -198,18 +197,20 @@ def audit_mean(
 
         shapes = jax.eval_shape(aggregator.lift, upload(jnp.int32(0)), public, key)
         begin = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        found, _ = aggregator.lower(jax.lax.fori_loop(0, canaries, add, begin), state, key)
-        return jnp.concatenate([found["a"], found["b"]])
+        mean, _ = aggregator.lower(jax.lax.fori_loop(0, canaries, add, begin), state, key)
+        return jnp.concatenate([mean["a"], mean["b"]])
 
     @jax.jit
     def scores(included: Array, key: Array) -> Array:
-        each = jax.lax.map(lambda key: round_of(included, key), jax.random.split(key, rounds))
-        return jnp.sum(each, axis=0)
+        return jnp.sum(
+            jax.lax.map(lambda key: direction(included, key), jax.random.split(key, rounds)), axis=0
+        )
 
-    included = [_coins(canaries, seed * runs + run) for run in range(runs)]
-    keys = jax.random.split(jax.random.key(seed), runs)
-    found = [np.asarray(scores(jnp.asarray(coins), key)) for coins, key in zip(included, keys, strict=True)]
-    return audit_scores(np.concatenate(found), np.concatenate(included), delta=delta, confidence=confidence)
+    included, keys = _runs(canaries, runs, seed)
+    measured = [
+        np.asarray(scores(jnp.asarray(coins), key)) for coins, key in zip(included, keys, strict=True)
+    ]
+    return audit_scores(np.concatenate(measured), included.reshape(-1), delta=delta, confidence=confidence)
 
 
 def audit_work(
@@ -236,11 +237,11 @@ def audit_work(
       >>> import evenhand as eh
       >>> def make(model):
       ...     return eh.privacy.dp_sgd(model, 1.0, clip=1.0, noise_multiplier=2.0, rate=1.0, steps=1)
-      >>> found = audit_work(make, length=100.0, delta=1e-5, canaries=500)
-      >>> found.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-5)
+      >>> audit = audit_work(make, length=100.0, delta=1e-5, canaries=500)
+      >>> audit.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-5)
       True
     """
-    whole_number("runs", runs, 1)
+    included, keys = _runs(canaries, runs, seed)
     half = canaries // 2
 
     def init(key: Array) -> Params:
@@ -251,8 +252,8 @@ def audit_work(
 
     work = make(Model(init, apply, lambda outputs, y: -outputs, {}, name="canaries"))
 
-    included = [_coins(canaries, seed * runs + run) for run in range(runs)]
-    most = int(max(coins.sum() for coins in included))
+    counts = included.sum(axis=1).astype(np.int32)
+    most = int(counts.max())
 
     def ended(given: tuple[Array, Array, Array]) -> Array:
         rows, count, key = given
@@ -264,14 +265,15 @@ def audit_work(
     rows = np.zeros((runs, most), np.int32)
     for row, coins in zip(rows, included, strict=True):
         row[: coins.sum()] = np.flatnonzero(coins)
-    counts = np.array([coins.sum() for coins in included], np.int32)
-    keys = jax.random.split(jax.random.key(seed), runs)
-    found = jax.jit(lambda given: jax.lax.map(ended, given))((jnp.asarray(rows), jnp.asarray(counts), keys))
+    ends = jax.jit(lambda given: jax.lax.map(ended, given))((jnp.asarray(rows), jnp.asarray(counts), keys))
     return audit_scores(
-        np.asarray(found).reshape(-1), np.concatenate(included), delta=delta, confidence=confidence
+        np.asarray(ends).reshape(-1), included.reshape(-1), delta=delta, confidence=confidence
     )
 
 
-def _coins(canaries: int, seed: int) -> NDArray:
+def _runs(canaries: int, runs: int, seed: int) -> tuple[NDArray, Array]:
+    """Which canaries are in, bool ``(runs, canaries)``, and a key for each run."""
+    whole_number("runs", runs, 1)
     whole_number("canaries", canaries, 10)
-    return np.random.default_rng(seed).random(canaries) < 0.5
+    coins = [np.random.default_rng(seed * runs + run).random(canaries) < 0.5 for run in range(runs)]
+    return np.stack(coins), jax.random.split(jax.random.key(seed), runs)

@@ -179,38 +179,38 @@ def clients_for(
         chance = 1.0 / clients if delta is None else delta
         return spending((release,), chance, accountant, ORDERS_FINE, 3.0).epsilon <= budget
 
-    found = _least_whole(enough, cohort if delta is not None else max(cohort, 2))
-    if found is None:
+    fewest = _least_whole(enough, cohort if delta is not None else max(cohort, 2))
+    if fewest is None:
         raise EvenhandError(
             Argument("epsilon", repr(epsilon)),
             f": no number of clients affords {steps} rounds within it: take more noise, or fewer rounds.",
         )
-    return found
+    return fewest
 
 
 def _least_number(
-    of: Callable[[float], float], budget: float, start: float, factor: float, tolerance: float
+    cost: Callable[[float], float], budget: float, start: float, factor: float, tolerance: float
 ) -> float:
-    """The least ``x`` at which the falling function is within the budget, or a little more."""
-    enough, least = start, of(start)
+    """The least ``x`` at which the falling cost is within the budget, or a little more."""
+    enough, least = start, cost(start)
     while least > budget:
         enough *= factor
-        least = of(enough)
+        least = cost(enough)
         if enough > _LARGEST_NOISE:
             raise EvenhandError(
                 Argument("epsilon", repr(budget)), ": no amount of noise is enough: give a larger one."
             )
-    few, most = enough / factor, of(enough / factor)
+    few, most = enough / factor, cost(enough / factor)
     while most <= budget:
         enough, least = few, most
         few = enough / factor
-        most = of(few)
+        most = cost(few)
         if few < 1.0 / _LARGEST_NOISE:
             return enough
     turn = 0
     while enough > few * (1.0 + tolerance):
         middle, turn = _between(few, most, enough, least, budget, turn, tolerance), turn + 1
-        value = of(middle)
+        value = cost(middle)
         if value <= budget:
             enough, least = middle, value
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -12,20 +12,9 @@ from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError, expect
 from evenhand.local import Work
 from evenhand.privacy.gaussian import AdaptiveClip, noisy_mean
+from evenhand.privacy.renyi import joint
 from evenhand.sampling import poisson
-from evenhand.types import (
-    Algorithm,
-    Array,
-    Info,
-    Key,
-    Params,
-    Phase,
-    Privacy,
-    PyTree,
-    Release,
-    Stack,
-    Sum,
-)
+from evenhand.types import Algorithm, Array, Info, Key, Params, Phase, Privacy, PyTree, Release, Stack, Sum
 
 __all__ = ["dp_fedadam", "dp_fedavg", "private", "promise"]
 
@@ -100,15 +89,12 @@ def private(method: Algorithm) -> Algorithm:
             "eh.sampling.fixed(rate) and noise for it."
         )
     rate = drawn.rate
-    for reason in (
-        *_looks(method),
-        *(each for phase in method.phases for each in _gives(phase, rate, drawn.independent)),
-    ):
-        raise EvenhandError(f"private({method.name}): {reason}.")
-    each_round = _each_round(method)
+    for objection in _objections(method, rate):
+        raise EvenhandError(f"private({method.name}): {objection}.")
+    in_a_round = _round_releases(method)
 
     def releases(rounds: int) -> tuple[Release, ...]:
-        return tuple(release._replace(times=rounds) for release in each_round)
+        return tuple(release._replace(times=rounds) for release in in_a_round)
 
     def init(params: Params, clients: int) -> _State:
         return _State(method.init(params, clients), jnp.int32(max(1, round(rate * clients))))
@@ -120,7 +106,7 @@ def private(method: Algorithm) -> Algorithm:
         privacy=promise(
             releases,
             _NEIGHBOURS["poisson" if drawn.independent else "fixed"],
-            _KNOWN_IF_SUMMED if all(map(_is_summed_in_secret, method.phases)) else _SEEN,
+            _KNOWN_IF_SUMMED if all(_summed_in_secret(phase) for phase in method.phases) else _SEEN,
         ),
         name=f"private({method.name})",
     )
@@ -147,77 +133,73 @@ def promise(
     )
 
 
-def _is_summed_in_secret(phase: Phase) -> bool:
+def _summed_in_secret(phase: Phase) -> bool:
     return isinstance(phase.aggregator, Sum) and phase.aggregator.summation is not None
 
 
-def _each_round(method: Algorithm) -> list[Release]:
-    """What one round gives away, once for each cohort: several looks at one cohort are one look through less noise."""
-    found = list[Release]()
+def _round_releases(method: Algorithm) -> list[Release]:
+    """What one round gives away, once for each cohort."""
+    releases = list[Release]()
     for phase in method.phases:
         assert isinstance(phase.aggregator, Sum) and phase.aggregator.release is not None
         release = phase.aggregator.release
-        found.append(release if not found or phase.fresh_cohort else _both(found.pop(), release))
-    return found
+        if releases and not phase.fresh_cohort:
+            # Several looks at one cohort are one look through less noise.
+            both = releases.pop(), release
+            gaussian = all(part.mechanism == "gaussian" for part in both)
+            release = release._replace(
+                noise_multiplier=joint([part.noise_multiplier for part in both]),
+                mechanism="gaussian" if gaussian else "concentrated",
+            )
+        releases.append(release)
+    return releases
 
 
-def _both(one: Release, other: Release) -> Release:
-    noises = (one.noise_multiplier, other.noise_multiplier)
-    together = 0.0 if 0.0 in noises else sum(noise**-2 for noise in noises) ** -0.5
-    mechanism = "gaussian" if one.mechanism == other.mechanism == "gaussian" else "concentrated"
-    return other._replace(noise_multiplier=together, mechanism=mechanism)
-
-
-def _looks(method: Algorithm) -> list[str]:
-    """How a method looks at its clients past its aggregators."""
-    found = list[str]()
+def _objections(method: Algorithm, rate: float) -> Iterator[str]:
+    """What a method gives away of its clients past the noise of its aggregators."""
     if method.observe is not None:
-        found.append(
+        yield (
             "it observes the training loss of all clients before each round, without noise: take a method that does not"
         )
     if method.personal_params is not None or method.adapt is not None:
-        found.append(
+        yield (
             "its clients have models of their own, which are not part of what is given away: put the personal method "
             "around private(), as in ditto(private(...), work)"
         )
     if method.privacy is not None:
-        found.append("its local work promises privacy by itself: give it eh.local.sgd(model, ...)")
-    return found
+        yield "its local work promises privacy by itself: give it eh.local.sgd(model, ...)"
+    for phase in method.phases:
+        yield from _phase_objections(phase, rate, method.sampling.independent)
 
 
-def _gives(phase: Phase, rate: float, independent: bool) -> list[str]:
+def _phase_objections(phase: Phase, rate: float, independent: bool) -> Iterator[str]:
     """What a phase gives away without noise, or with noise for other cohorts."""
     aggregator = phase.aggregator
     if isinstance(aggregator, Stack):
-        return [
+        yield (
             "its aggregator must see every upload, and what one client changes in its result has no bound: "
             + _NOISY
-        ]
-    if aggregator.weigh is not None or aggregator.needs_loss:
-        return [
-            "its aggregator weighs clients by what they report in the clear, such as their loss: " + _NOISY
-        ]
-    if aggregator.release is None and aggregator.summation is not None:
-        return [
+        )
+    elif aggregator.weigh is not None or aggregator.needs_loss:
+        yield "its aggregator weighs clients by what they report in the clear, such as their loss: " + _NOISY
+    elif aggregator.release is None and aggregator.summation is not None:
+        yield (
             "its aggregator adds up in secret without noise that is made for it: give the method "
             "aggregator=eh.privacy.discrete_mean(clip, noise_multiplier=..., rate=..., fewest=...)"
-        ]
-    if aggregator.release is None:
-        what = (
-            "its aggregator adds no noise" if aggregator.sensitivity else "its uploads have no bounded effect"
         )
-        return [f"{what}: {_NOISY}"]
-    if abs(aggregator.release.rate - rate) > 1e-9:
-        return [
+    elif aggregator.release is None:
+        bounded = aggregator.sensitivity
+        yield f"its {'aggregator adds no noise' if bounded else 'uploads have no bounded effect'}: {_NOISY}"
+    elif abs(aggregator.release.rate - rate) > 1e-9:
+        yield (
             f"clients are drawn with probability {rate:g}, and its aggregator adds noise for "
             f"{aggregator.release.rate:g}: give both the same rate"
-        ]
-    if (aggregator.release.sampling == "poisson") != independent:
-        return [
+        )
+    elif (aggregator.release.sampling == "poisson") != independent:
+        yield (
             "its cohorts and its aggregator's noise are for different ways to draw clients: give "
             'sampling=eh.sampling.poisson(rate) and noisy_mean(..., sampling="poisson"), or fixed(rate) and "fixed"'
-        ]
-    return []
+        )
 
 
 def _blind(phase: Phase) -> Phase:

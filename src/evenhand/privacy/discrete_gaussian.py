@@ -334,17 +334,13 @@ def discrete_mean(
         _check_room(cohort, fewest, left, longest)
         return _MeanState(jnp.float32(cohort), jnp.float32(left / clip))
 
-    def publish(state: _MeanState) -> Array:
-        return state.scale
-
     def lift(upload: Upload, scale: Array, key: Key) -> tuple[PyTree, Array]:
         norm = tree.norm(upload.delta)
         clipped = tree.scale(scale * clip / jnp.maximum(norm, clip), upload.delta)
         clipped = tree.select(jnp.isfinite(norm), clipped, tree.zeros_like(clipped))
         leaves, structure = jax.tree.flatten(clipped)
         keys = jax.random.split(key, len(leaves))
-        words = [_noisy_words(leaf, of) for leaf, of in zip(leaves, keys, strict=True)]
-        return jax.tree.unflatten(structure, words), jnp.uint32(1)
+        return jax.tree.unflatten(structure, map(_noisy_words, leaves, keys)), jnp.uint32(1)
 
     def lower(total: tuple[PyTree, Array], state: _MeanState, key: Key) -> tuple[PyTree, _MeanState]:
         words, answered = total
@@ -355,7 +351,7 @@ def discrete_mean(
         init,
         lift,
         lower,
-        publish,
+        publish=lambda state: state.scale,
         summation=Summation(32, None if integers_only else masked_words),
         release=Release(noise_multiplier / 2.0, rate, "fixed", mechanism="concentrated"),
     )

@@ -15,20 +15,19 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
-from evenhand.privacy.preconditioners import (
-    Kind,
-    check_moments,
-    descend,
-    divide,
-    ones,
-    root,
-    second_moment,
-    squares,
+from evenhand.privacy.preconditioners import Moment, squares
+from evenhand.privacy.private_work import (
+    Iteration,
+    Noise,
+    Query,
+    UpdateRule,
+    checked_step,
+    clean_work,
+    private_work,
 )
-from evenhand.privacy.private_work import Query, Rule, check_clip, check_step, clean_work, private_work
-from evenhand.types import Array, Key, Model, Params
+from evenhand.types import Array, Model, Params
 
-__all__ = ["Settings", "delayed_rmsprop", "delayed_rule", "delays_of", "dp2", "dp2_extra_query", "pair_of"]
+__all__ = ["delayed_rmsprop", "delayed_rule", "dp2", "dp2_extra_query"]
 
 
 def dp2(
@@ -102,20 +101,10 @@ def dp2(
     Source: Li et al., *Differentially Private Adaptive Optimization with Delayed Preconditioners*, ICLR 2023,
     algorithm 1 and appendix; :math:`\beta` from its code.
     """
-    check_moments("dp2", kind, ("rmsprop", "adagrad", "yogi"), decay, eps)
-    settings = Settings(
-        step_sizes=pair_of("dp2", step_sizes),
-        clips=(check_clip("dp2", clips[0], "clips"), check_clip("dp2", clips[1], "clips")),
-        delays=delays_of(delay),
-        kind=kind,
-        decay=decay,
-        eps=eps,
-        unbiased=unbiased,
-        noise_first=noise_first,
-        adaptive_first=adaptive_first,
-    )
-    rule = delayed_rule(settings)
-    return private_work(model, rule, who="dp2", noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    moment = Moment(kind, decay, eps).checked("dp2", ("rmsprop", "adagrad", "yogi"))
+    rule = delayed_rule("dp2", step_sizes, clips, delay, moment, unbiased, noise_first, adaptive_first)
+    noise = Noise(clip=tuple(clips), noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return private_work(model, rule, noise)
 
 
 def delayed_rmsprop(
@@ -148,32 +137,9 @@ def delayed_rmsprop(
 
     Source: as :func:`dp2`, section 3.1.
     """
-    check_moments("delayed_rmsprop", "rmsprop", ("rmsprop",), decay, eps)
-    sizes = pair_of("delayed_rmsprop", step_sizes)
-    settings = Settings(sizes, (1.0, 1.0), delays_of(delay), "rmsprop", decay, eps)
-    return clean_work(model, delayed_rule(settings), epochs=epochs, steps=steps, batch_size=batch_size)
-
-
-class Settings(NamedTuple):
-    """What the two phases do; pairs are of the SGD phase and of the adaptive one.
-
-    Attributes:
-      step_sizes, clips, delays: of each phase.
-      kind, decay, eps: of the second moment.
-      unbiased: whether the noise's part is subtracted from it.
-      noise_first: whether gradients are divided after the noise.
-      adaptive_first: whether the cycle begins with the adaptive phase.
-    """
-
-    step_sizes: tuple[float, float]
-    clips: tuple[float, float]
-    delays: tuple[int, int]
-    kind: Kind
-    decay: float
-    eps: float
-    unbiased: bool = False
-    noise_first: bool = False
-    adaptive_first: bool = False
+    moment = Moment("rmsprop", decay, eps).checked("delayed_rmsprop", ("rmsprop",))
+    rule = delayed_rule("delayed_rmsprop", step_sizes, (1.0, 1.0), delay, moment)
+    return clean_work(model, rule, epochs=epochs, steps=steps, batch_size=batch_size)
 
 
 class _DelayedState(NamedTuple):
@@ -184,38 +150,60 @@ class _DelayedState(NamedTuple):
     moment: Params
 
 
-def delayed_rule(of: Settings) -> Rule:
-    """One query per step, whose answers in the SGD phase make the preconditioner of the next adaptive phase."""
-    plain_steps, adaptive_steps = of.delays
+def delayed_rule(
+    method: str,
+    step_sizes: tuple[float, float],
+    clips: tuple[float, float],
+    delay: int | tuple[int, int],
+    moment: Moment,
+    unbiased: bool = False,
+    noise_first: bool = False,
+    adaptive_first: bool = False,
+) -> UpdateRule:
+    """One query per step, whose answers in the SGD phase make the preconditioner of the next adaptive phase.
+
+    Arguments are those of :func:`dp2`; pairs are of the SGD phase and of the adaptive one.
+    """
+    sizes = _pair(method, step_sizes)
+    plain_steps, adaptive_steps = delay if isinstance(delay, tuple) else (delay, delay)
+    for steps in (plain_steps, adaptive_steps):
+        whole_number("delay", steps, 1, 10**6)
     cycle = plain_steps + adaptive_steps
-    ahead, early = (plain_steps, adaptive_steps) if of.adaptive_first else (0, 0)
+    ahead, early = (plain_steps, adaptive_steps) if adaptive_first else (0, 0)
 
     def init(params: Params) -> _DelayedState:
         return _DelayedState(jnp.int32(0), tree.zeros_like(params), tree.zeros_like(params))
 
-    def learnt(state: _DelayedState, noise: Array) -> Params:
-        square = squares(tree.scale(1.0 / plain_steps, state.total))
-        if of.unbiased:
-            bias = jnp.square(noise) / plain_steps
-            square = jax.tree.map(lambda v: jnp.maximum(v - bias.astype(v.dtype), 0.0), square)
-        return second_moment(of.kind, of.decay, state.moment, square)
+    def phase(state: _DelayedState) -> tuple[Array, Params]:
+        """Whether this step is plain, and what gradients are divided by."""
+        # There is nothing to divide by before the first SGD phase has ended.
+        plain = ((state.step + ahead) % cycle < plain_steps) | (state.step < early)
+        ones = jax.tree.map(jnp.ones_like, state.moment)
+        return plain, tree.select(plain, ones, moment.root(state.moment))
 
-    def step(params: Params, state: _DelayedState, query: Query, key: Key) -> tuple[Params, _DelayedState]:
+    def learnt(state: _DelayedState, deviation: Array) -> Params:
+        square = squares(tree.scale(1.0 / plain_steps, state.total))
+        if unbiased:
+            # The mean of the phase's noise has a variance of its own, which its square would add.
+            bias = jnp.square(deviation) / plain_steps
+            square = jax.tree.map(lambda v: jnp.maximum(v - bias.astype(v.dtype), 0.0), square)
+        return moment.follow(state.moment, square)
+
+    def before(state: _DelayedState, iteration: Iteration) -> tuple[Query, _DelayedState]:
         place = (state.step + ahead) % cycle
         total = tree.select(place == 0, tree.zeros_like(state.total), state.total)
-        moment = tree.select(place == plain_steps, learnt(state, query.deviation(of.clips[0])), state.moment)
-        # There is nothing to divide by before the first SGD phase has ended.
-        plain = (place < plain_steps) | (state.step < early)
-        scales = tree.select(plain, ones(params), root(moment, of.eps))
-        clip, step_size = jnp.where(plain, *of.clips), jnp.where(plain, *of.step_sizes)
-        if of.noise_first:
-            direction = divide(query(params, clip=clip), scales)
-        else:
-            direction = query(params, clip=clip, divided_by=scales)
-        after = _DelayedState(state.step + 1, tree.add(total, direction), moment)
-        return descend(params, direction, step_size), after
+        second = tree.select(place == plain_steps, learnt(state, iteration.deviation(clips[0])), state.moment)
+        state = _DelayedState(state.step, total, second)
+        plain, scales = phase(state)
+        return Query(jnp.where(plain, *clips), None if noise_first else scales), state
 
-    return Rule(init, step)
+    def after(answer: Params, state: _DelayedState, iteration: Iteration) -> tuple[Params, _DelayedState]:
+        plain, scales = phase(state)
+        direction = tree.divide(answer, scales) if noise_first else answer
+        state = _DelayedState(state.step + 1, tree.add(state.total, direction), state.moment)
+        return tree.scale(jnp.where(plain, *sizes), direction), state
+
+    return UpdateRule(method=method, optimiser=1.0, init=init, before=before, after=after)
 
 
 class _TwoQueryState(NamedTuple):
@@ -281,48 +269,46 @@ def dp2_extra_query(
     Source: Li et al., *Differentially Private Adaptive Optimization with Delayed Preconditioners*, ICLR 2023, appendix,
     the first variant.
     """
-    check_moments("dp2_extra_query", "rmsprop", ("rmsprop",), decay, eps)
-    plain, adaptive = pair_of("dp2_extra_query", step_sizes)
-    first, second = (check_clip("dp2_extra_query", clip, "clips") for clip in clips)
+    moment = Moment("rmsprop", decay, eps).checked("dp2_extra_query", ("rmsprop",))
+    sizes, (first, second) = _pair("dp2_extra_query", step_sizes), clips
     whole_number("delay", delay, 1, 10**6)
 
     def init(params: Params) -> _TwoQueryState:
         zeros = tree.zeros_like(params)
         return _TwoQueryState(jnp.int32(0), zeros, jnp.int32(0), zeros)
 
-    def step(params: Params, state: _TwoQueryState, query: Query, key: Key) -> tuple[Params, _TwoQueryState]:
+    def before(state: _TwoQueryState, iteration: Iteration) -> tuple[tuple[Query, ...], _TwoQueryState]:
+        # Both in each step and seldom in vain: runs side by side would each get a copy of the data for a branch.
+        return (Query(first), Query(second, divided_by=moment.root(state.moment))), state
+
+    def after(
+        answers: tuple[Params, Params], state: _TwoQueryState, iteration: Iteration
+    ) -> tuple[Params, _TwoQueryState]:
+        noisy, divided = answers
         learns = state.step % delay == 0
-        noisy = query(params, clip=first)
         total, summed = tree.add(state.total, noisy), state.summed + 1
         mean = tree.scale(1.0 / summed.astype(jnp.float32), total)
-        learnt = second_moment("rmsprop", decay, state.moment, squares(mean))
-        # Asked in each step and seldom in vain: runs side by side would each get a copy of the data for a branch.
-        divided = query(params, clip=second, divided_by=root(state.moment, eps), number=1)
-        moved = tree.select(learns, descend(params, noisy, plain), descend(params, divided, adaptive))
+        learnt = moment.follow(state.moment, squares(mean))
         fresh = _TwoQueryState(state.step + 1, tree.zeros_like(total), jnp.zeros_like(summed), learnt)
         older = _TwoQueryState(state.step + 1, total, summed, state.moment)
-        return moved, tree.select(learns, fresh, older)
+        direction = tree.select(learns, tree.scale(sizes[0], noisy), tree.scale(sizes[1], divided))
+        return direction, tree.select(learns, fresh, older)
 
     def queries(steps: int) -> Mapping[int, int]:
         single = -(-steps // delay)
         return {1: single, 2: steps - single}
 
-    rule = Rule(init, step, queries)
-    return private_work(
-        model, rule, who="dp2_extra_query", noise_multiplier=noise_multiplier, rate=rate, steps=steps
+    rule = UpdateRule(
+        method="dp2_extra_query", optimiser=1.0, init=init, before=before, after=after, queries=queries
     )
+    noise = Noise(clip=tuple(clips), noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return private_work(model, rule, noise)
 
 
-def delays_of(delay: int | tuple[int, int]) -> tuple[int, int]:
-    """The steps of each phase, checked."""
-    first, second = delay if isinstance(delay, tuple) else (delay, delay)
-    return whole_number("delay", first, 1, 10**6), whole_number("delay", second, 1, 10**6)
-
-
-def pair_of(who: str, step_sizes: tuple[float, float]) -> tuple[float, float]:
+def _pair(method: str, step_sizes: tuple[float, float]) -> tuple[float, ...]:
     """The step size of each phase, checked."""
     if len(step_sizes) != 2:
         raise EvenhandError(
-            f"{who}(step_sizes={step_sizes!r:.40}): give two, of SGD and of the adaptive phase."
+            f"{method}(step_sizes={step_sizes!r:.40}): give two, of SGD and of the adaptive phase."
         )
-    return check_step(who, step_sizes[0]), check_step(who, step_sizes[1])
+    return tuple(checked_step(method, step_size) for step_size in step_sizes)

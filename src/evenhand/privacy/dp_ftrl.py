@@ -98,11 +98,11 @@ def _tree(rounds: int) -> CorrelatedNoise:
 
         def updated(nodes: Array, new: Array) -> Array:
             where = levels.reshape((height,) + (1,) * new.ndim)
-            found = jnp.where(where < level, 0.0, jnp.where(where == level, new[None], nodes))
-            return found.astype(nodes.dtype)
+            after = jnp.where(where < level, 0.0, jnp.where(where == level, new[None], nodes))
+            return after.astype(nodes.dtype)
 
         nodes = jax.tree.map(updated, old, fresh)
-        before, after = (jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), of) for of in (old, nodes))
+        before, after = (jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), tree) for tree in (old, nodes))
         return tree.subtract(after, before), (done, nodes)
 
     return CorrelatedNoise(init, step, math.sqrt(height))
@@ -272,10 +272,10 @@ def dp_ftrl(
     def releases(rounds: int) -> tuple[Release, ...]:
         return (release._replace(times=-(-rounds // turn)),)
 
-    def init(params: PyTree, found: int) -> PyTree:
-        if found != clients:
-            raise EvenhandError(f"dp_ftrl(clients={clients}): there are {found}: give their number.")
-        return method.init(params, found)
+    def init(params: PyTree, num_clients: int) -> PyTree:
+        if num_clients != clients:
+            raise EvenhandError(f"dp_ftrl(clients={clients}): there are {num_clients}: give their number.")
+        return method.init(params, num_clients)
 
     return method._replace(
         init=init,

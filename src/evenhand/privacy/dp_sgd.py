@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
 
-from evenhand import tree
 from evenhand.local import Work
-from evenhand.privacy.preconditioners import (
-    adam_direction,
-    check_moments,
-    descend,
-    root,
-    second_moment,
-    squares,
-)
-from evenhand.privacy.private_work import Query, Rule, check_clip, check_step, optimiser_of, private_work
-from evenhand.types import Array, Key, Model, Params, PyTree
+from evenhand.privacy.preconditioners import Adam, AdamState, Moment, check_decay
+from evenhand.privacy.private_work import Iteration, Noise, Query, UpdateRule, checked_step, private_work
+from evenhand.types import Model, Params
 
 __all__ = ["dp_sgd", "scale_then_privatize"]
 
@@ -82,23 +72,8 @@ def dp_sgd(
     Source: Abadi et al., *Deep Learning with Differential Privacy*, CCS 2016, algorithm 1; Li et al., *Private Adaptive
     Optimization with Side Information*, ICML 2022, section 4.1 and algorithm 9.
     """
-    check_clip("dp_sgd", clip)
-    chosen = optimiser_of("dp_sgd", optimiser)
-
-    def step(params: Params, state: PyTree, query: Query, key: Key) -> tuple[Params, PyTree]:
-        updates, state = chosen.update(query(params, clip=clip), state, params)
-        return optax.apply_updates(params, updates), state
-
-    rule = Rule(chosen.init, step)
-    return private_work(model, rule, who="dp_sgd", noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-
-
-class _AdamState(NamedTuple):
-    """Steps so far, and the two moments, of noisy gradients."""
-
-    step: Array
-    first: Params
-    second: Params
+    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return private_work(model, UpdateRule(method="dp_sgd", optimiser=optimiser), noise)
 
 
 def scale_then_privatize(
@@ -155,27 +130,21 @@ def scale_then_privatize(
 
     Source: Ganesh, McMahan and Thakurta, *On Design Principles for Private Adaptive Optimizers*, 2025, algorithm 8.
     """
-    check_clip("scale_then_privatize", clip)
-    check_step("scale_then_privatize", step_size)
-    for decay, number in ((b1, eps), (b2, scale_eps)):
-        check_moments("scale_then_privatize", "adam", ("adam",), decay, number)
+    name = "scale_then_privatize"
+    for decay, constant in ((b1, eps), (b2, scale_eps)):
+        check_decay(name, decay, constant)
+    adam, scaled = Adam(b1, b2, eps), Moment("adam", b2, scale_eps)
 
-    def init(params: Params) -> _AdamState:
-        return _AdamState(jnp.int32(0), tree.zeros_like(params), tree.zeros_like(params))
+    def before(state: AdamState, iteration: Iteration) -> tuple[Query, AdamState]:
+        return Query(divided_by=scaled.root(state.second)), state
 
-    def step(params: Params, state: _AdamState, query: Query, key: Key) -> tuple[Params, _AdamState]:
-        scales, number = root(state.second, scale_eps), state.step + 1
-        noisy = jax.tree.map(jnp.multiply, query(params, clip=clip, divided_by=scales), scales)
-        first = tree.mix(b1, state.first, noisy)
-        second = second_moment("adam", b2, state.second, squares(noisy))
-        direction = adam_direction(first, second, number, (b1, b2), eps)
-        return descend(params, direction, step_size), _AdamState(number, first, second)
+    def after(answer: Params, state: AdamState, iteration: Iteration) -> tuple[Params, AdamState]:
+        # The scales of the query again: the state has not moved since.
+        noisy = jax.tree.map(jnp.multiply, answer, scaled.root(state.second))
+        return adam.step(state, noisy, noisy)
 
-    return private_work(
-        model,
-        Rule(init, step),
-        who="scale_then_privatize",
-        noise_multiplier=noise_multiplier,
-        rate=rate,
-        steps=steps,
+    rule = UpdateRule(
+        method=name, optimiser=checked_step(name, step_size), init=adam.init, before=before, after=after
     )
+    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return private_work(model, rule, noise)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.errors import EvenhandError
-from evenhand.privacy._checks import one_of
+from evenhand.privacy._checks import check_sampled_noise, one_of
 from evenhand.types import Array, Key, PyTree, Release, Sum, Upload
 
 __all__ = ["AdaptiveClip", "adaptive_clip", "noisy_mean", "with_gaussian"]
@@ -19,12 +19,12 @@ __all__ = ["AdaptiveClip", "adaptive_clip", "noisy_mean", "with_gaussian"]
 def with_gaussian(key: Key, tree: PyTree, deviation: Array | float) -> PyTree:
     """The tree plus independent normal noise of this standard deviation on every number of it."""
     leaves, structure = jax.tree.flatten(tree)
-    keys = jax.random.split(key, len(leaves))
-    noisy = [
-        leaf + (deviation * jax.random.normal(of, jnp.shape(leaf), jnp.float32)).astype(leaf.dtype)
-        for of, leaf in zip(keys, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, noisy)
+    keys = jax.random.split(key, len(leaves))  # each leaf has a key of its own: equal shapes get other noise
+
+    def noisy(key: Key, leaf: Array) -> Array:
+        return leaf + (deviation * jax.random.normal(key, jnp.shape(leaf), jnp.float32)).astype(leaf.dtype)
+
+    return jax.tree.unflatten(structure, map(noisy, keys, leaves))
 
 
 class AdaptiveClip(NamedTuple):
@@ -90,17 +90,13 @@ def noisy_mean(
     fixed denominator; the adaptive clip: Andrew et al., *Differentially Private Learning with Adaptive Clipping*,
     NeurIPS 2021, algorithm 1.
     """
-    if not 0.0 <= noise_multiplier < math.inf or not 0.0 < rate <= 1.0:
-        raise EvenhandError(
-            f"noisy_mean(noise_multiplier={noise_multiplier}, rate={rate}): give a finite noise of at least 0, and a "
-            "probability above 0 and at most 1."
-        )
+    check_sampled_noise("noisy_mean", noise_multiplier, rate)
     one_of("sampling", sampling, ("poisson", "fixed"))
     adapt = clip if isinstance(clip, AdaptiveClip) else None
     first = clip.initial if isinstance(clip, AdaptiveClip) else clip
     if not 0.0 < first < math.inf:
         raise EvenhandError(f"noisy_mean({first}): give a clip above 0.")
-    of_mean = noise_multiplier if adapt is None else _left(noise_multiplier, adapt)
+    mean_noise = noise_multiplier if adapt is None else _mean_noise(noise_multiplier, adapt)
 
     def init(like: PyTree, clients: int) -> _State:
         if any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(like)):
@@ -108,23 +104,21 @@ def noisy_mean(
                 "noisy_mean(): in half precision a sum is rounded by more than one upload may change it: keep the "
                 "model's parameters in float32."
             )
+        # The denominator is public, and the same whoever takes part.
         expected = rate * clients if sampling == "poisson" else int(rate * clients + 1e-9)
         return _State(jnp.float32(expected), jnp.float32(first))
-
-    def publish(state: _State) -> Array:
-        return state.clip
 
     def lift(upload: Upload, clip: Array, key: Key) -> tuple[PyTree, Array]:
         norm = tree.norm(upload.delta)
         clipped = tree.scale(clip / jnp.maximum(norm, clip), upload.delta)
         small = jnp.where(norm <= clip, 0.5, -0.5) if adapt is not None else jnp.float32(0.0)
-        found = (clipped, small)
-        return tree.select(jnp.isfinite(norm), found, tree.zeros_like(found))
+        lifted = (clipped, small)
+        return tree.select(jnp.isfinite(norm), lifted, tree.zeros_like(lifted))
 
     def lower(total: tuple[PyTree, Array], state: _State, key: Key) -> tuple[PyTree, _State]:
         (deltas, small), expected = total, state.expected
         mean_key, count_key = jax.random.split(key)
-        mean = tree.scale(1.0 / expected, with_gaussian(mean_key, deltas, of_mean * state.clip))
+        mean = tree.scale(1.0 / expected, with_gaussian(mean_key, deltas, mean_noise * state.clip))
         if adapt is None:
             return mean, state
         share = (small + adapt.noise * jax.random.normal(count_key)) / expected + 0.5
@@ -134,7 +128,7 @@ def noisy_mean(
         init,
         lift,
         lower,
-        publish,
+        publish=lambda state: state.clip,
         sensitivity=None if adapt is not None else first,
         release=Release(noise_multiplier / (1.0 if sampling == "poisson" else 2.0), rate, sampling),
     )
@@ -177,7 +171,7 @@ def adaptive_clip(
     return AdaptiveClip(initial, quantile, step, noise)
 
 
-def _left(noise_multiplier: float, adapt: AdaptiveClip) -> float:
+def _mean_noise(noise_multiplier: float, adapt: AdaptiveClip) -> float:
     """The noise multiplier of the mean, where the count of clips has its part."""
     if noise_multiplier == 0.0:
         return 0.0

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand import tree
-from evenhand._jaxpr.per_example import Account, Rows, full_type, traced
+from evenhand._jaxpr.per_example import LeafGradients, Rows, full_type, traced
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Key, Model, Params
 
@@ -120,7 +120,9 @@ def clip_factors(norms: Array, clip: Array | float) -> Array:
     return jnp.where(jnp.isfinite(norms) & jnp.isfinite(factors), factors, 0.0)
 
 
-def _leaning(squares: Array, accounts: Sequence[Account | None], offsets: Sequence[Array | None]) -> Array:
+def _leaning(
+    squares: Array, accounts: Sequence[LeafGradients | None], offsets: Sequence[Array | None]
+) -> Array:
     r""":math:`\|g_i + m\|^2`, or a little more, from :math:`\|g_i\|^2`.
 
     Where :math:`g_i` and :math:`m` cancel, :math:`\|g_i\|^2 + 2 \langle g_i, m \rangle + \|m\|^2` has few digits left,
@@ -130,7 +132,7 @@ def _leaning(squares: Array, accounts: Sequence[Account | None], offsets: Sequen
     if not given:
         return squares
     own = sum((jnp.sum(jnp.square(m)).astype(squares.dtype) for _, m in given), jnp.zeros((), squares.dtype))
-    shared = sum((each.along(m).astype(squares.dtype) for each, m in given if each), jnp.zeros_like(squares))
+    shared = sum((leaf.along(m).astype(squares.dtype) for leaf, m in given if leaf), jnp.zeros_like(squares))
     return jnp.maximum(squares + 2.0 * shared + own, 0.0) + _SLACK * (squares + own)
 
 
@@ -138,9 +140,8 @@ def _like(leaves: Sequence[Array], tree: Params | None) -> Sequence[Array | None
     """The leaves of a tree like the parameters, in full precision."""
     if tree is None:
         return [None] * len(leaves)
-    return [
-        jnp.asarray(each, full_type(leaf)) for each, leaf in zip(jax.tree.leaves(tree), leaves, strict=True)
-    ]
+    others = jax.tree.leaves(tree)
+    return [jnp.asarray(other, full_type(leaf)) for other, leaf in zip(others, leaves, strict=True)]
 
 
 def _in_slices(
@@ -175,6 +176,6 @@ def _check(params: Params, clip: Any, divided_by: Params | None, plus: Params | 
         raise EvenhandError(
             f"clip={clip}: give the largest norm of an example's gradient, a number of at least 0."
         )
-    for name, each in (("divided_by", divided_by), ("plus", plus)):
-        if each is not None and jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, each):
+    for name, other in (("divided_by", divided_by), ("plus", plus)):
+        if other is not None and jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, other):
             raise EvenhandError(f"{name} must be a tree like the parameters, one number for each of them.")

@@ -18,22 +18,20 @@ from evenhand import local, tree
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Batch, Batches, Estimator
+from evenhand.privacy.private_work import Iteration, Query
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 
 __all__ = [
+    "Adam",
+    "AdamState",
     "Kind",
+    "Moment",
     "Public",
     "PublicKind",
     "Side",
-    "adam_direction",
-    "check_moments",
-    "descend",
-    "divide",
+    "check_decay",
     "fitting_scales",
-    "ones",
     "public_examples",
-    "root",
-    "second_moment",
     "side_information",
     "squares",
     "tfidf_scales",
@@ -47,68 +45,85 @@ __all__ = [
 Kind: TypeAlias = Literal["rmsprop", "adam", "adagrad", "yogi"]
 
 
-def check_moments(who: str, kind: str, among: tuple[str, ...], decay: float, eps: float) -> None:
-    """Checks which moment is meant, and its two numbers.
+def check_decay(method: str, decay: float, eps: float) -> None:
+    """Checks the two numbers of a moment.
 
     Raises:
-      EvenhandError: another kind than those, a decay outside [0, 1), or an ``eps`` that is not above 0.
+      EvenhandError: a decay outside [0, 1), or an ``eps`` that is not above 0.
     """
-    if kind not in among:
-        raise EvenhandError(f"{who}(kind={kind!r}): give one of {', '.join(map(repr, among))}.")
     if not 0.0 <= decay < 1.0 or not 0.0 < eps < float("inf"):
         raise EvenhandError(
-            f"{who}(decay={decay}, eps={eps}): give a decay from 0 to below 1, and a finite eps above 0."
+            f"{method}(decay={decay}, eps={eps}): give a decay from 0 to below 1, and a finite eps above 0."
         )
 
 
-def second_moment(kind: Kind, decay: float, before: Params, square: Params) -> Params:
-    """The moment after one more square, both trees like the parameters."""
+class Moment(NamedTuple):
+    """A second moment: how it follows squares, and what is added to its root."""
 
-    def follow(v: Array, g2: Array) -> Array:
-        if kind == "adagrad":
-            return v + g2
-        if kind == "yogi":
-            return v + (1.0 - decay) * jnp.sign(g2 - v) * g2
-        return decay * v + (1.0 - decay) * g2
+    kind: Kind
+    decay: float
+    eps: float
 
-    return jax.tree.map(follow, before, square)
+    def checked(self, method: str, kinds: tuple[Kind, ...]) -> Moment:
+        """The same moment, if it is one of these kinds and its numbers are as :func:`check_decay` asks."""
+        if self.kind not in kinds:
+            raise EvenhandError(f"{method}(kind={self.kind!r}): give one of {', '.join(map(repr, kinds))}.")
+        check_decay(method, self.decay, self.eps)
+        return self
+
+    def follow(self, moment: Params, square: Params) -> Params:
+        """The moment after one more square, both trees like the parameters."""
+
+        def follow(v: Array, g2: Array) -> Array:
+            if self.kind == "adagrad":
+                return v + g2
+            if self.kind == "yogi":
+                return v + (1.0 - self.decay) * jnp.sign(g2 - v) * g2
+            return self.decay * v + (1.0 - self.decay) * g2
+
+        return jax.tree.map(follow, moment, square)
+
+    def root(self, moment: Params) -> Params:
+        r""":math:`\sqrt v + \epsilon`."""
+        return jax.tree.map(lambda v: jnp.sqrt(v) + self.eps, moment)
 
 
-def adam_direction(
-    first: Params, second: Params, number: Array, decays: tuple[float, float], eps: float
-) -> Params:
-    """Adam's: the first moment over the root of the second, both corrected for the zeros before the first step."""
-    since = number.astype(jnp.float32)
+class AdamState(NamedTuple):
+    """Steps so far, int32, and the two moments."""
 
-    def ratio(m: Array, v: Array) -> Array:
-        return m / (1.0 - decays[0] ** since) / (jnp.sqrt(v / (1.0 - decays[1] ** since)) + eps)
+    step: Array
+    first: Params
+    second: Params
 
-    return jax.tree.map(ratio, first, second)
+
+class Adam(NamedTuple):
+    """Adam, whose two moments may follow different gradients."""
+
+    b1: float
+    b2: float
+    eps: float
+
+    def init(self, params: Params) -> AdamState:
+        """Before the first step."""
+        return AdamState(jnp.int32(0), tree.zeros_like(params), tree.zeros_like(params))
+
+    def step(self, state: AdamState, first: Params, second: Params) -> tuple[Params, AdamState]:
+        """The direction after a gradient for the first moment and one for the second, and the state."""
+        steps = state.step + 1
+        first = tree.mix(self.b1, state.first, first)
+        second = Moment("adam", self.b2, self.eps).follow(state.second, squares(second))
+        since = steps.astype(jnp.float32)
+
+        # Both moments begin at 0: the powers correct for it.
+        def ratio(m: Array, v: Array) -> Array:
+            return m / (1.0 - self.b1**since) / (jnp.sqrt(v / (1.0 - self.b2**since)) + self.eps)
+
+        return jax.tree.map(ratio, first, second), AdamState(steps, first, second)
 
 
 def squares(gradient: Params) -> Params:
     """The square of every number."""
     return jax.tree.map(jnp.square, gradient)
-
-
-def root(moment: Params, eps: float) -> Params:
-    r""":math:`\sqrt v + \epsilon`."""
-    return jax.tree.map(lambda v: jnp.sqrt(v) + eps, moment)
-
-
-def divide(a: Params, b: Params) -> Params:
-    """``a / b``, number by number."""
-    return jax.tree.map(jnp.divide, a, b)
-
-
-def ones(params: Params) -> Params:
-    """A tree of ones like the parameters."""
-    return jax.tree.map(jnp.ones_like, params)
-
-
-def descend(params: Params, direction: Params, step_size: Array | float) -> Params:
-    """The parameters after one step against a direction."""
-    return tree.add(params, tree.scale(-step_size, direction))
 
 
 # --- public examples -------------------------------------------------------------------------------------
@@ -145,15 +160,15 @@ class Public(NamedTuple):
 
         def add(total: tuple[Params, Params], batch: Batch, key: Key) -> tuple[Params, Params]:
             gradient = self.estimate(params, batch, key)
-            return tree.add(total[0], gradient), tree.add(total[1], squares(gradient))
+            return tree.add(total, (gradient, squares(gradient)))
 
         data, nothing = self.data(), tree.zeros_like(params)
         sums = local.over_batches(self.schedule, add, (nothing, nothing), data, key)
         share = 1.0 / self.schedule.effort(data).steps.astype(jnp.float32)
-        return tree.scale(share, sums[0]), tree.scale(share, sums[1])
+        return tree.scale(share, sums)
 
 
-def public_examples(who: str, model: Model, public: tuple[Array, Array], batch_size: int | None) -> Public:
+def public_examples(method: str, model: Model, public: tuple[Array, Array], batch_size: int | None) -> Public:
     """Public examples, checked.
 
     Raises:
@@ -161,7 +176,7 @@ def public_examples(who: str, model: Model, public: tuple[Array, Array], batch_s
     """
     local.check_model(model)
     if len(public) != 2 or not 0 < len(public[0]) == len(public[1]):
-        raise EvenhandError(f"{who}(public=...): give (x, y), as many inputs as labels, and at least one.")
+        raise EvenhandError(f"{method}(public=...): give (x, y), as many inputs as labels, and at least one.")
     x, y = public
     return Public(x, y, local.batches(epochs=1, batch_size=batch_size), local.batch_gradient(model))
 
@@ -173,39 +188,31 @@ PublicKind = Literal["rmsprop", "adam", "adagrad"]
 
 
 class Side(NamedTuple):
-    """What is known of the geometry of gradients without looking at private examples.
+    """Side information: the geometry of gradients without a look at private examples.
 
     Attributes:
       init: ``params -> state``.
-      refresh: ``(params, state, key) -> state``, before each step.
-      divisor: ``state -> D``.
-      plus: ``state -> M`` where a momentum is added before the division, or None.
+      refresh: ``(state, iteration) -> state``, before each step.
+      query: ``state -> query``, of gradients that are shifted and divided by it.
     """
 
     init: Callable[[Params], PyTree]
-    refresh: Callable[[Params, PyTree, Key], PyTree]
-    divisor: Callable[[PyTree], Params]
-    plus: Callable[[PyTree], Params | None]
+    refresh: Callable[[Any, Iteration], PyTree]
+    query: Callable[[Any], Query]
 
-
-class _Moments(NamedTuple):
-    """Of public gradients; ``second`` is the second one, ``first`` None where it is not needed."""
-
-    step: Array
-    first: Params | None
-    second: Params
+    def before(self, state: PyTree, iteration: Iteration) -> tuple[Query, PyTree]:
+        """What a rule does before the clip that knows nothing else."""
+        state = self.refresh(state, iteration)
+        return self.query(state), state
 
 
 def side_information(
-    who: str,
+    method: str,
     model: Model,
-    *,
     divided_by: Params | None,
     public: tuple[Array, Array] | None,
-    public_batch_size: int | None,
-    kind: PublicKind,
-    decay: float,
-    eps: float,
+    batch_size: int | None,
+    moment: Moment,
     refresh_every: int | None,
 ) -> Side:
     """Fixed scales, or moments of public gradients.
@@ -215,78 +222,80 @@ def side_information(
     """
     local.check_model(model)
     if (divided_by is None) == (public is None):
-        raise EvenhandError(f"{who}() needs exactly one of public= and divided_by=: give one of them.")
+        raise EvenhandError(f"{method}() needs exactly one of public= and divided_by=: give one of them.")
     if public is None:
-        scales = fitting_scales(who, model, divided_by)
-        return Side(
-            lambda params: (), lambda params, state, key: (), lambda state: scales, lambda state: None
-        )
-    check_moments(who, kind, ("rmsprop", "adam", "adagrad"), decay, eps)
-    if kind == "adam" and decay == 0.0:
-        raise EvenhandError(f"{who}(kind='adam', decay=0): nothing would be left of private gradients.")
-    examples = public_examples(who, model, public, public_batch_size)
+        query = Query(divided_by=fitting_scales(method, model, divided_by))
+        return Side(lambda params: (), lambda state, iteration: (), lambda state: query)
+    moment.checked(method, ("rmsprop", "adam", "adagrad"))
+    if moment.kind == "adam" and moment.decay == 0.0:
+        raise EvenhandError(f"{method}(kind='adam', decay=0): nothing would be left of private gradients.")
+    examples = public_examples(method, model, public, batch_size)
     if refresh_every is not None:
         whole_number("refresh_every", refresh_every, 1)
-        if kind == "adagrad":
+        if moment.kind == "adagrad":
             raise EvenhandError(
-                f"{who}(kind='adagrad', refresh_every={refresh_every}): AdaGrad never starts over."
+                f"{method}(kind='adagrad', refresh_every={refresh_every}): AdaGrad never starts over."
             )
-    return _of_public(examples, kind, decay, eps, refresh_every)
+    return _public_moments(examples, moment, refresh_every)
 
 
-def fitting_scales(who: str, model: Model, divided_by: Params) -> Params:
+def fitting_scales(method: str, model: Model, divided_by: Params) -> Params:
     """Scales, checked to be above 0 and a tree like the parameters."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     scales = jax.tree.map(jnp.asarray, divided_by)
     same = jax.tree.structure(scales) == jax.tree.structure(shapes)
     if not same or not jax.tree.all(jax.tree.map(lambda a, b: a.shape == b.shape, scales, shapes)):
         raise EvenhandError(
-            f"{who}(divided_by=...): give a tree like the parameters, with arrays of their shapes."
+            f"{method}(divided_by=...): give a tree like the parameters, with arrays of their shapes."
         )
     if not all(bool(jnp.all((leaf > 0) & jnp.isfinite(leaf))) for leaf in jax.tree.leaves(scales)):
-        raise EvenhandError(f"{who}(divided_by=...): give finite numbers above 0 only.")
-    return jax.tree.map(lambda leaf, of: leaf.astype(of.dtype), scales, shapes)
+        raise EvenhandError(f"{method}(divided_by=...): give finite numbers above 0 only.")
+    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), scales, shapes)
 
 
-def _of_public(public: Public, kind: Kind, decay: float, eps: float, refresh_every: int | None) -> Side:
-    momentum = kind == "adam"
+class _Moments(NamedTuple):
+    """Of public gradients, and the steps so far; the first one is None where it is not needed."""
+
+    step: Array
+    first: Params | None
+    second: Params
+
+
+def _public_moments(public: Public, moment: Moment, refresh_every: int | None) -> Side:
+    momentum, decay = moment.kind == "adam", moment.decay
 
     def init(params: Params) -> _Moments:
         zeros = tree.zeros_like(params)
         return _Moments(jnp.int32(0), zeros if momentum else None, zeros)
 
-    def follow(params: Params, state: _Moments, key: Key) -> tuple[Params | None, Params]:
-        gradient = public.gradient(params, key)
-        first = tree.mix(decay, state.first, gradient) if momentum else None
-        return first, second_moment(kind, decay, state.second, squares(gradient))
-
-    def afresh(params: Params, state: _Moments, key: Key) -> tuple[Params | None, Params]:
-        gradient, second = public.moments(params, key)
+    def moved(state: _Moments, gradient: Params, second: Params) -> tuple[Params | None, Params]:
         return tree.mix(decay, state.first, gradient) if momentum else None, second
 
-    def refresh(params: Params, state: _Moments, key: Key) -> _Moments:
+    def refresh(state: _Moments, iteration: Iteration) -> _Moments:
+        params, key = iteration.params, iteration.key
         if refresh_every is None:
-            first, second = follow(params, state, key)
+            gradient = public.gradient(params, key)
+            after = moved(state, gradient, moment.follow(state.second, squares(gradient)))
         else:
-            first, second = lax.cond(
+            after = lax.cond(
                 state.step % refresh_every == 0,
-                lambda: afresh(params, state, key),
+                lambda: moved(state, *public.moments(params, key)),
                 lambda: (state.first, state.second),
             )
-        return _Moments(state.step + 1, first, second)
+        return _Moments(state.step + 1, *after)
 
-    def divisor(state: _Moments) -> Params:
+    def query(state: _Moments) -> Query:
         if refresh_every is None:
-            scales = root(state.second, eps)
+            scales = moment.root(state.second)
         else:
-            scales = jax.tree.map(lambda v: jnp.sqrt(v + eps), state.second)
+            scales = jax.tree.map(lambda v: jnp.sqrt(v + moment.eps), state.second)
+        if not momentum:
+            return Query(divided_by=scales)
         # (decay g + (1 - decay) M) / A is (g + (1 - decay) / decay M) / (A / decay).
-        return tree.scale(1.0 / decay, scales) if momentum else scales
+        shift = tree.scale((1.0 - decay) / decay, state.first)
+        return Query(divided_by=tree.scale(1.0 / decay, scales), plus=shift)
 
-    def plus(state: _Moments) -> Params | None:
-        return tree.scale((1.0 - decay) / decay, state.first) if momentum else None
-
-    return Side(init, refresh, divisor, plus)
+    return Side(init, refresh, query)
 
 
 # --- scales from tokens ----------------------------------------------------------------------------------
@@ -377,17 +386,17 @@ def tfidf_scales(model: Model, x: Array, *, special: Sequence[int] = (0, 1, 2)) 
     return _on_weights("tfidf_scales", model, 1.0 / factors)
 
 
-def _sums(who: str, x: Array) -> np.ndarray:
+def _sums(method: str, x: Array) -> np.ndarray:
     """The sum of each column, in float64."""
     values = np.asarray(x)
     if values.ndim != 2 or not len(values) or not np.isfinite(values).all() or (values < 0).any():
         raise EvenhandError(
-            f"{who}(): give one row of numbers of at least 0 for each text, one column per token."
+            f"{method}(): give one row of numbers of at least 0 for each text, one column per token."
         )
     return values.sum(axis=0, dtype=np.float64)
 
 
-def _on_weights(who: str, model: Model, scales: np.ndarray) -> Params:
+def _on_weights(method: str, model: Model, scales: np.ndarray) -> Params:
     check_process()
     shapes = jax.eval_shape(model.init, jax.random.key(0))
 
@@ -401,5 +410,5 @@ def _on_weights(who: str, model: Model, scales: np.ndarray) -> Params:
         return jnp.broadcast_to(column, leaf.shape)
 
     if not any(is_weight(leaf) for leaf in jax.tree.leaves(shapes)):
-        raise EvenhandError(f"{who}(): the model has no weights for {len(scales)} tokens.")
+        raise EvenhandError(f"{method}(): the model has no weights for {len(scales)} tokens.")
     return jax.tree.map(spread, shapes)

@@ -1,8 +1,8 @@
-"""Local work made of a rule, which says how a private optimiser takes its steps.
+"""Private local work: an update rule, and the noise under which it sees examples.
 
-A :class:`Rule` sees examples through a :class:`Query` alone: a sum of clipped gradients under noise.
-:func:`private_work` runs it on Poisson samples and promises privacy; :func:`clean_work` and :func:`looking_work` are
-for comparisons, and promise nothing.
+An :class:`UpdateRule` is what a private optimiser does before gradients are clipped and after noise was added; it sees
+examples through its queries alone.  :func:`private_work` runs it on Poisson samples and promises privacy;
+:func:`clean_work` and :func:`oracle_work` are for comparisons, and promise nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import inf
 from numbers import Real
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,173 +19,183 @@ import optax
 from evenhand import local, tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Batch, Batches
+from evenhand.privacy._checks import check_sampled_noise
 from evenhand.privacy.gaussian import with_gaussian
 from evenhand.privacy.per_example import clipped_sum
-from evenhand.privacy.preconditioners import divide
 from evenhand.sampling import included, slots_for
 from evenhand.streams import Purpose, stream
 from evenhand.types import Array, ClientData, Effort, Key, Model, Params, Privacy, PyTree, Release
 
 __all__ = [
-    "Look",
-    "LookingRule",
-    "PoissonQuery",
+    "Iteration",
+    "Noise",
     "Query",
-    "Rule",
-    "check_clip",
-    "check_step",
+    "UpdateRule",
+    "checked_step",
     "clean_work",
-    "looking_work",
-    "once",
-    "optimiser_of",
-    "poisson_batches",
+    "oracle_work",
     "private_work",
 ]
 
 
-# --- queries and rules -----------------------------------------------------------------------------------
+# --- noise, queries and rules ----------------------------------------------------------------------------
 
 
-class Query(Protocol):
-    """A look at a step's batch, which is accounted for."""
-
-    def __call__(
-        self,
-        params: Params,
-        *,
-        clip: Array | float,
-        divided_by: Params | None = None,
-        plus: Params | None = None,
-        number: int = 0,
-    ) -> Params:
-        r"""The mean of clipped gradients under noise.
-
-        .. math::
-            \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}\Big(\frac{g_i + M}{D}, C\Big)
-            + \mathcal N(0, z^2 C^2 I) \Big)
-
-        Args:
-          params: where the gradients are taken.
-          clip: :math:`C`.
-          divided_by: :math:`D`, a tree like the parameters; None: ones.
-          plus: :math:`M`, another one; None: zeros.
-          number: which of the step's queries this is, from 0: each has noise of its own.
-        """
-        ...
-
-    def deviation(self, clip: Array | float) -> Array:
-        r"""The noise of an answer: its standard deviation :math:`z C / (q n)`, on every coordinate."""
-        ...
-
-
-def once(steps: int) -> Mapping[int, int]:
-    """One query in each step."""
-    return {1: steps}
-
-
-class Rule(NamedTuple):
-    """How a private method takes its steps.
+class Noise(NamedTuple):
+    """How a private optimiser samples examples, and the noise that hides each of them.
 
     Attributes:
-      init: ``params -> state``.
-      step: ``(params, state, query, key) -> (params, state)``; it sees examples through the query alone, and the state
-        holds only what follows from queries and public data.
-      queries: ``steps -> {how often a step asks: how many of the steps ask that often}``, for so many steps on end; the
-        same number of steps that begin anew every now and then must not cost more.
+      clip: the largest norm of an example's gradient; a tuple of them for a rule whose queries choose among several.
+      noise_multiplier: the noise's standard deviation over the clip, of each query.
+      rate: the probability with which an example is in a batch, independently of all others.
+      steps: in a round.
     """
 
-    init: Callable[[Params], PyTree]
-    step: Callable[[Params, PyTree, Query, Key], tuple[Params, PyTree]]
-    queries: Callable[[int], Mapping[int, int]] = once
-
-
-class PoissonQuery(NamedTuple):
-    """The :class:`Query` of one step, on a batch in which each example is with the same chance.
-
-    Attributes:
-      model: gives the gradients.
-      batch: of this step.
-      key: of this step.
-      noise_multiplier: of each query.
-      rate: the chance with which an example is in a batch.
-    """
-
-    model: Model
-    batch: Batch
-    key: Key
+    clip: float | tuple[float, ...]
     noise_multiplier: float
     rate: float
+    steps: int
 
-    def __call__(
-        self,
-        params: Params,
-        *,
-        clip: Array | float,
-        divided_by: Params | None = None,
-        plus: Params | None = None,
-        number: int = 0,
-    ) -> Params:
-        """As :class:`Query` says."""
-        x, y, inside = self.batch.read()
-        masks, noise = stream(self.key, Purpose.WORK, number), stream(self.key, Purpose.NOISE, number)
-        total, _ = clipped_sum(
-            self.model, params, x, y, inside, masks, clip=clip, divided_by=divided_by, plus=plus
-        )
-        noisy = with_gaussian(noise, total, self.noise_multiplier * clip)
-        mean = tree.scale(1.0 / self.expected(), noisy)
-        return jax.tree.map(lambda leaf, of: leaf.astype(of.dtype), mean, params)
+    def check(self, method: str) -> None:
+        """Checks all four.
 
-    def deviation(self, clip: Array | float) -> Array:
-        """As :class:`Query` says."""
-        return self.noise_multiplier * clip / self.expected()
+        Raises:
+          EvenhandError: a number out of range; the sentence names the ``method``.
+        """
+        name, clips = ("clips", self.clip) if isinstance(self.clip, tuple) else ("clip", (self.clip,))
+        for clip in clips:
+            if not 0.0 < clip < inf:
+                raise EvenhandError(f"{method}({name}={clip}): give a finite number above 0.")
+        whole_number("steps", self.steps, 1, 10**6)
+        check_sampled_noise(method, self.noise_multiplier, self.rate)
 
-    def expected(self) -> Array:
-        """The expected number of examples in a batch: public, unlike the number that there are."""
-        return self.rate * jnp.maximum(self.batch.data.size, 1).astype(jnp.float32)
+
+class Query(NamedTuple):
+    r"""A question about a step's batch, answered by the mean of clipped gradients under noise.
+
+    .. math::
+        \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}\Big(\frac{g_i + M}{D}, C\Big)
+        + \mathcal N(0, z^2 C^2 I) \Big)
+
+    Attributes:
+      clip: :math:`C`; None: that of :class:`Noise`, if there is one only.
+      divided_by: :math:`D`, a tree like the parameters; None: ones.
+      plus: :math:`M`, another one; None: zeros.
+    """
+
+    clip: Array | float | None = None
+    divided_by: Params | None = None
+    plus: Params | None = None
+
+
+class Iteration(NamedTuple):
+    """What a rule may use in a step beside its state and the answers.
+
+    Attributes:
+      params: before the step.
+      key: of the rule's own draws, such as of public examples.
+      deviation: ``clip -> standard deviation`` of the noise on each coordinate of an answer.
+      gradient: ``() -> gradient``, the mean over the batch, neither clipped nor noisy.  It is for comparisons: private
+        work refuses it.
+    """
+
+    params: Params
+    key: Key
+    deviation: Callable[[Array | float], Array]
+    gradient: Callable[[], Params]
+
+
+def _plain_query(state: PyTree, iteration: Iteration) -> tuple[Query, PyTree]:
+    return Query(), state
+
+
+def _unchanged(answer: Any, state: PyTree, iteration: Iteration) -> tuple[Params, PyTree]:
+    return answer, state
+
+
+class UpdateRule(NamedTuple):
+    """How a private optimiser takes its steps; one with the optimiser alone is DP-SGD.
+
+    Attributes:
+      method: its name, for errors.
+      optimiser: a step size or an optax optimiser, which steps along the direction of ``after``.
+      init: ``params -> state``; the state holds only what follows from answers and public data.
+      before: ``(state, iteration) -> (query, state)``, before the clip; or a tuple of queries of one batch.
+      after: ``(answer, state, iteration) -> (direction, state)``, after the noise; a tuple of answers where ``before``
+        gave one of queries.
+      queries: ``steps -> {queries in a step: number of such steps}``, for so many steps one after another; the same
+        number of steps that begin anew every now and then must not cost more.
+    """
+
+    method: str
+    optimiser: optax.GradientTransformation | float
+    init: Callable[[Params], PyTree] = lambda params: ()
+    before: Callable[[Any, Iteration], tuple[Query | tuple[Query, ...], PyTree]] = _plain_query
+    after: Callable[[Any, Any, Iteration], tuple[Params, PyTree]] = _unchanged
+    queries: Callable[[int], Mapping[int, int]] = lambda steps: {1: steps}
 
 
 # --- private work ----------------------------------------------------------------------------------------
 
 
-def private_work(
-    model: Model, rule: Rule, *, who: str, noise_multiplier: float, rate: float, steps: int
-) -> local.Work:
-    """Local work that takes so many steps of a rule, each on a Poisson sample of the client's examples.
+def private_work(model: Model, rule: UpdateRule, noise: Noise) -> local.Work:
+    r"""Local work that takes the steps of an update rule on Poisson samples of a client's examples, under noise.
+
+    .. math::
+        \tilde g^t = \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}\Big(\frac{g_i + M^t}{D^t}, C\Big)
+        + \mathcal N(0, z^2 C^2 I) \Big), \qquad
+        w^{t+1} = w^t + \text{optimiser}\big(\text{after}(\tilde g^t)\big),
+
+    where ``before`` chooses :math:`C, D^t, M^t` from the parameters, the state and public data, and an example is in a
+    batch :math:`B` with probability :math:`q`, independently of all others.  Whatever ``before`` and ``after`` do
+    costs no privacy: the promise is that of one Gaussian mechanism on a Poisson sample for each query.
 
     Args:
       model: what is trained.
-      rule: how.
-      who: the factory that asks, for errors.
-      noise_multiplier: of each query.
-      rate: the chance with which an example is in a batch.
-      steps: in a round.
+      rule: what happens before the clip and after the noise.
+      noise: the clip :math:`C`, the noise multiplier :math:`z`, the rate :math:`q`, and the steps in a round.
+
+    Returns:
+      Work that promises privacy for examples, for :func:`evenhand.algorithms.alone` and
+      :func:`evenhand.algorithms.fedavg`.
 
     Raises:
-      EvenhandError: a number out of range.
+      EvenhandError: a number out of range.  When a run starts: a rule that uses the gradient without noise, or asks
+        more often than its ``queries`` say.
+
+    Edge cases: an empty batch gives noise alone.  An example whose gradient is not finite counts as zero.  What a rule
+    has from private data without a query, such as scales of gradients, is not accounted for.
+
+    Example:
+      >>> import evenhand as eh, jax, jax.numpy as jnp
+      >>> from evenhand.privacy import Noise, UpdateRule, private_work
+      >>> def dp_signsgd(model, step_size, *, clip, noise_multiplier, rate, steps):
+      ...     def after(answer, state, iteration):
+      ...         return jax.tree.map(jnp.sign, answer), state
+      ...     rule = UpdateRule(method="dp_signsgd", optimiser=step_size, after=after)
+      ...     noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+      ...     return private_work(model, rule, noise)
+      >>> data = eh.data.load("digits", clients=1)
+      >>> model = eh.models.softmax_regression(features=64, classes=10)
+      >>> work = dp_signsgd(model, 0.01, clip=1.0, noise_multiplier=1.0, rate=0.05, steps=20)
+      >>> run = eh.simulate(eh.algorithms.alone(work), data, rounds=5)
+      >>> bool(run.history["test_accuracy"][-1] > 0.5), round(run.privacy.epsilon, 2)
+      (True, 3.39)
+
+    Source: Abadi et al., *Deep Learning with Differential Privacy*, CCS 2016, algorithm 1.
     """
-    schedule = poisson_batches(model, who=who, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
 
-    class Carry(NamedTuple):
-        params: Params
-        state: PyTree
-
-    def train(params: Params, state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
-        def step(carry: Carry, batch: Batch, key: Key) -> Carry:
-            query = PoissonQuery(model, batch, key, noise_multiplier, rate)
-            return Carry(*rule.step(carry.params, carry.state, query, stream(key, Purpose.SERVER)))
-
-        return tuple(local.over_batches(schedule, step, Carry(params, state), data, key))
-
-    def solve(
-        params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
-    ) -> tuple[Params, PyTree]:
-        return train(params, rule.init(params), data, key)[0], correction.init(params)
+    def refused(params: Params, batch: Batch, key: Key) -> Params:
+        raise EvenhandError(
+            f"{rule.method}(): private work sees examples through its queries alone, and the rule uses the gradient "
+            "without noise: leave iteration.gradient out."
+        )
 
     def releases(rounds: int) -> tuple[Release, ...]:
-        # Several queries of one sample are one query of less noise.
+        # Several queries of one sample are one query with less noise.
         return tuple(
-            Release(noise_multiplier / asked**0.5, rate, times=times)
-            for asked, times in rule.queries(rounds * steps).items()
+            Release(noise.noise_multiplier / asked**0.5, noise.rate, times=times)
+            for asked, times in rule.queries(rounds * noise.steps).items()
             if times > 0
         )
 
@@ -202,188 +212,179 @@ def private_work(
             "the choice of settings, where it looks at the same examples",
         ),
     )
-    return local.Work(
-        model, solve, schedule.effort, continued=local.Continued(rule.init, train), privacy=promise
-    )
+    work = _work(model, rule, _poisson_batches(model, rule, noise), _noisy_answers(model, noise, refused))
+    return work._replace(privacy=promise)
 
 
-def poisson_batches(model: Model, *, who: str, noise_multiplier: float, rate: float, steps: int) -> Batches:
-    """The batches of :func:`private_work`, after a check of its arguments."""
-    local.check_model(model)
-    whole_number("steps", steps, 1, 10**6)
-    if not 0.0 <= noise_multiplier < inf or not 0.0 < rate <= 1.0:
+def oracle_work(model: Model, rule: UpdateRule, noise: Noise) -> local.Work:
+    """Work like :func:`private_work` whose rule also sees gradients without noise, so that it promises nothing.
+
+    It is for :func:`evenhand.algorithms.alone` only: federated methods may want to correct gradients that it clips.
+    """
+
+    def solve(
+        params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
+    ) -> tuple[Params, PyTree]:
         raise EvenhandError(
-            f"{who}(noise_multiplier={noise_multiplier}, rate={rate}): give a finite noise of at least 0, and a "
-            "probability above 0 and at most 1."
+            f"{rule.method}() is for comparisons in one place: give it to eh.algorithms.alone."
         )
-    return _poisson(rate, steps)
+
+    answers = _noisy_answers(model, noise, local.batch_gradient(model))
+    return _work(model, rule, _poisson_batches(model, rule, noise), answers)._replace(solve=solve)
 
 
-def _poisson(rate: float, steps: int) -> Batches:
-    """So many batches, in each of which every example is with the same chance, independently of all else."""
+def clean_work(
+    model: Model, rule: UpdateRule, *, epochs: int | None, steps: int | None, batch_size: int | None
+) -> local.Work:
+    """Local work that takes the steps of a rule on ordinary mini-batches, without clipping or noise.
+
+    Args:
+      model: what is trained.
+      rule: what happens to gradients before they would be clipped, and after.
+      epochs, steps, batch_size: as in :func:`evenhand.local.sgd`.
+    """
+    local.check_model(model)
+    schedule = local.batches(epochs=epochs, steps=steps, batch_size=batch_size)
+    return _work(model, rule, schedule, _clean_answers(model))
+
+
+# --- the loop of all three, and how queries are answered -------------------------------------------------
+
+
+class _Carry(NamedTuple):
+    """The parameters, the states of the optimiser and of the rule, and that of what a method adds to gradients."""
+
+    params: Params
+    state: tuple[optax.OptState, PyTree]
+    correction: optax.OptState
+
+
+_Answers: TypeAlias = Callable[
+    [_Carry, Batch, Key, optax.GradientTransformation],
+    tuple[Iteration, Callable[[Query, int], Params], optax.OptState],
+]
+"""``(carry, batch, key, correction) -> (iteration, (query, its index in the step) -> answer, correction's state)``."""
+
+
+def _work(model: Model, rule: UpdateRule, schedule: Batches, answers: _Answers) -> local.Work:
+    optimiser = rule.optimiser
+    if isinstance(optimiser, optax.GradientTransformation):
+        optimiser = local.marked(optimiser)
+    else:
+        optimiser = optax.sgd(checked_step(rule.method, optimiser))
+
+    def init(params: Params) -> PyTree:
+        return optimiser.init(params), rule.init(params)
+
+    def train(
+        params: Params, state: PyTree, data: ClientData, key: Key, correction: optax.GradientTransformation
+    ) -> _Carry:
+        def step(carry: _Carry, batch: Batch, key: Key) -> _Carry:
+            iteration, answered, correction_state = answers(carry, batch, key, correction)
+            query, state = rule.before(carry.state[1], iteration)
+            queries = (query,) if isinstance(query, Query) else query
+            if len(queries) > max(rule.queries(1)):  # the promise counts those that the rule says
+                raise EvenhandError(
+                    f"{rule.method}(): the rule has {len(queries)} queries in a step, more than are accounted for: "
+                    "give it queries= that says so."
+                )
+            given = tuple(answered(single, index) for index, single in enumerate(queries))
+            direction, state = rule.after(given[0] if isinstance(query, Query) else given, state, iteration)
+            updates, moments = optimiser.update(direction, carry.state[0], carry.params)
+            return _Carry(optax.apply_updates(carry.params, updates), (moments, state), correction_state)
+
+        return local.over_batches(schedule, step, _Carry(params, state, correction.init(params)), data, key)
+
+    def solve(
+        params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
+    ) -> tuple[Params, PyTree]:
+        end = train(params, init(params), data, key, correction)
+        return end.params, end.correction
+
+    def resume(params: Params, state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
+        end = train(params, state, data, key, optax.identity())
+        return end.params, end.state
+
+    return local.Work(model, solve, schedule.effort, continued=local.Continued(init, resume))
+
+
+def _noisy_answers(model: Model, noise: Noise, estimate: local.Estimator) -> _Answers:
+    """Answers under noise, which know nothing of a correction; ``estimate`` is the gradient without noise."""
+
+    def answers(carry: _Carry, batch: Batch, key: Key, correction: optax.GradientTransformation) -> Any:
+        params = carry.params
+        # The expected number of examples in a batch is public; the number that there are is not.
+        expected = noise.rate * jnp.maximum(batch.data.size, 1).astype(jnp.float32)
+
+        def answered(query: Query, index: int) -> Params:
+            x, y, inside = batch.read()
+            # Each query has a key of its own: the noise of two with one key would cancel in their difference.
+            masks, of_noise = stream(key, Purpose.WORK, index), stream(key, Purpose.NOISE, index)
+            clip = noise.clip if query.clip is None else query.clip
+            if isinstance(clip, tuple):
+                raise EvenhandError(f"clip={clip}: a query takes one of these: give Query(clip=...).")
+            total, _ = clipped_sum(
+                model, params, x, y, inside, masks, clip=clip, divided_by=query.divided_by, plus=query.plus
+            )
+            # One example moves the sum by at most the clip, whatever divides its gradient before.
+            noisy = with_gaussian(of_noise, total, noise.noise_multiplier * clip)
+            mean = tree.scale(1.0 / expected, noisy)
+            return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), mean, params)
+
+        iteration = Iteration(
+            params,
+            key=stream(key, Purpose.SERVER),
+            deviation=lambda clip: noise.noise_multiplier * clip / expected,
+            gradient=lambda: estimate(params, batch, stream(key, Purpose.WORK, 0)),
+        )
+        return iteration, answered, carry.correction
+
+    return answers
+
+
+def _clean_answers(model: Model) -> _Answers:
+    """Answers that are the corrected mean gradient of the batch, shifted and divided but not clipped, without noise."""
+    estimate = local.batch_gradient(model)
+
+    def answers(carry: _Carry, batch: Batch, key: Key, correction: optax.GradientTransformation) -> Any:
+        gradient, after = correction.update(
+            estimate(carry.params, batch, key), carry.correction, carry.params
+        )
+
+        def answered(query: Query, index: int) -> Params:
+            shifted = gradient if query.plus is None else tree.add(gradient, query.plus)
+            return shifted if query.divided_by is None else tree.divide(shifted, query.divided_by)
+
+        rest = stream(key, Purpose.SERVER), lambda clip: jnp.float32(0.0), lambda: gradient
+        return Iteration(carry.params, *rest), answered, after
+
+    return answers
+
+
+def _poisson_batches(model: Model, rule: UpdateRule, noise: Noise) -> Batches:
+    """Batches in each of which every example is with the same probability, independently of all else."""
+    local.check_model(model)
+    noise.check(rule.method)
 
     def effort(data: ClientData) -> Effort:
-        taken = jnp.where(data.size > 0, steps, 0)
-        rows = taken.astype(jnp.float32) * rate * data.size.astype(jnp.float32)
+        taken = jnp.where(data.size > 0, noise.steps, 0)
+        rows = taken.astype(jnp.float32) * noise.rate * data.size.astype(jnp.float32)
         return Effort(taken, jnp.round(rows).astype(jnp.int32))
 
     def draw(data: ClientData, key: Key) -> Callable[[Array], Batch]:
-        slots = slots_for(rate, data.capacity)
+        slots = slots_for(noise.rate, data.capacity)
 
         def batch(i: Array) -> Batch:
-            of = jax.random.fold_in(stream(key, Purpose.COHORT), i)
-            return Batch(data, *included(of, rate, data.size, data.capacity, slots))
+            drawn = jax.random.fold_in(stream(key, Purpose.COHORT), i)
+            return Batch(data, *included(drawn, noise.rate, data.size, data.capacity, slots))
 
         return batch
 
     return Batches(effort, draw)
 
 
-# --- work that promises nothing --------------------------------------------------------------------------
-
-
-class _Clean(NamedTuple):
-    """Answers with the mean gradient of the batch at the current model, divided but not clipped, without noise."""
-
-    gradient: Params
-
-    def __call__(
-        self,
-        params: Params,
-        *,
-        clip: Array | float,
-        divided_by: Params | None = None,
-        plus: Params | None = None,
-        number: int = 0,
-    ) -> Params:
-        leaning = self.gradient if plus is None else tree.add(self.gradient, plus)
-        return leaning if divided_by is None else divide(leaning, divided_by)
-
-    def deviation(self, clip: Array | float) -> Array:
-        return jnp.float32(0.0)
-
-
-def clean_work(
-    model: Model, rule: Rule, *, epochs: int | None, steps: int | None, batch_size: int | None
-) -> local.Work:
-    """Local work that takes the steps of a private rule on ordinary mini-batches, without clipping or noise.
-
-    Args:
-      model: what is trained.
-      rule: it may ask for gradients at the current model only.
-      epochs, steps, batch_size: as in :func:`evenhand.local.sgd`.
-    """
-    local.check_model(model)
-    schedule, estimate = (
-        local.batches(epochs=epochs, steps=steps, batch_size=batch_size),
-        local.batch_gradient(model),
-    )
-
-    class Carry(NamedTuple):
-        params: Params
-        state: PyTree
-        correction: optax.OptState
-
-    def train(
-        params: Params, state: PyTree, data: ClientData, key: Key, correction: optax.GradientTransformation
-    ) -> Carry:
-        def step(carry: Carry, batch: Batch, key: Key) -> Carry:
-            gradient = estimate(carry.params, batch, key)
-            corrected, after = correction.update(gradient, carry.correction, carry.params)
-            query = _Clean(corrected)
-            return Carry(*rule.step(carry.params, carry.state, query, stream(key, Purpose.SERVER)), after)
-
-        return local.over_batches(schedule, step, Carry(params, state, correction.init(params)), data, key)
-
-    def solve(
-        params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
-    ) -> tuple[Params, PyTree]:
-        end = train(params, rule.init(params), data, key, correction)
-        return end.params, end.correction
-
-    def go_on(params: Params, state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
-        end = train(params, state, data, key, optax.identity())
-        return end.params, end.state
-
-    return local.Work(model, solve, schedule.effort, continued=local.Continued(rule.init, go_on))
-
-
-class Look(NamedTuple):
-    """A private query, and a look past it.
-
-    Attributes:
-      query: as private methods have it.
-      clean: ``params -> gradient``, the mean over the batch, without clipping or noise.
-      key: of the step.
-    """
-
-    query: Query
-    clean: Callable[[Params], Params]
-    key: Key
-
-
-class LookingRule(NamedTuple):
-    """A rule that also looks at gradients without noise: nothing about it is private.
-
-    Attributes:
-      init: ``params -> state``.
-      step: ``(params, state, look) -> (params, state)``.
-    """
-
-    init: Callable[[Params], PyTree]
-    step: Callable[[Params, PyTree, Look], tuple[Params, PyTree]]
-
-
-def looking_work(
-    model: Model, rule: LookingRule, *, who: str, noise_multiplier: float, rate: float, steps: int
-) -> local.Work:
-    """Local work with the steps, the batches and the noise of private work, and without its promise.
-
-    It is for :func:`evenhand.algorithms.alone` only: federated methods may want to correct gradients that it clips.
-    """
-    schedule = poisson_batches(model, who=who, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    estimate = local.batch_gradient(model)
-
-    class Carry(NamedTuple):
-        params: Params
-        state: PyTree
-
-    def train(params: Params, state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
-        def step(carry: Carry, batch: Batch, key: Key) -> Carry:
-            query = PoissonQuery(model, batch, key, noise_multiplier, rate)
-            masks = stream(key, Purpose.WORK, 0)
-            look = Look(query, lambda params: estimate(params, batch, masks), stream(key, Purpose.SERVER))
-            return Carry(*rule.step(carry.params, carry.state, look))
-
-        return tuple(local.over_batches(schedule, step, Carry(params, state), data, key))
-
-    def solve(
-        params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
-    ) -> tuple[Params, PyTree]:
-        raise EvenhandError(f"{who}() is for comparisons in one place: give it to eh.algorithms.alone.")
-
-    return local.Work(model, solve, schedule.effort, continued=local.Continued(rule.init, train))
-
-
-# --- checks of arguments ---------------------------------------------------------------------------------
-
-
-def optimiser_of(who: str, optimiser: optax.GradientTransformation | float) -> optax.GradientTransformation:
-    """The optimiser, or plain descent with that step size."""
-    if isinstance(optimiser, optax.GradientTransformation):
-        return local.marked(optimiser)
-    return optax.sgd(check_step(who, optimiser))
-
-
-def check_step(who: str, step_size: float) -> float:
+def checked_step(method: str, step_size: float) -> float:
     """``step_size``, checked to be finite and at least 0."""
     if not isinstance(step_size, Real) or not 0.0 <= step_size < inf:
-        raise EvenhandError(f"{who}() got the step {step_size!s:.40}: give a finite number >= 0.")
+        raise EvenhandError(f"{method}() got the step {step_size!s:.40}: give a finite number >= 0.")
     return float(step_size)
-
-
-def check_clip(who: str, clip: float, name: str = "clip") -> float:
-    """``clip``, checked to be finite and above 0."""
-    if not 0.0 < clip < inf:
-        raise EvenhandError(f"{who}({name}={clip}): give a finite number above 0.")
-    return clip

@@ -7,8 +7,6 @@ gradients into the moments (:func:`dp_adam_pub`) or into the step (:func:`pda_dp
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -19,25 +17,22 @@ from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
 from evenhand.privacy.gaussian import with_gaussian
 from evenhand.privacy.preconditioners import (
+    Adam,
+    AdamState,
+    Moment,
     Public,
-    adam_direction,
-    check_moments,
-    descend,
-    divide,
+    check_decay,
     public_examples,
-    second_moment,
     side_information,
     squares,
 )
 from evenhand.privacy.private_work import (
-    Look,
-    LookingRule,
+    Iteration,
+    Noise,
     Query,
-    Rule,
-    check_clip,
-    check_step,
-    looking_work,
-    optimiser_of,
+    UpdateRule,
+    checked_step,
+    oracle_work,
     private_work,
 )
 from evenhand.streams import Purpose, stream
@@ -136,40 +131,18 @@ def dp_r_pub(
 
     Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, section 6.
     """
-    chosen, clip = optimiser_of("dp_r_pub", optimiser), check_clip("dp_r_pub", clip)
-    side = side_information(
-        "dp_r_pub",
-        model,
-        divided_by=None,
-        public=public,
-        public_batch_size=public_batch_size,
-        kind="rmsprop",
-        decay=decay,
-        eps=eps,
-        refresh_every=refresh_every,
-    )
+    moment = Moment("rmsprop", decay, eps)
+    side = side_information("dp_r_pub", model, None, public, public_batch_size, moment, refresh_every)
 
-    def init(params: Params) -> PyTree:
-        return chosen.init(params), side.init(params)
+    def before(state: PyTree, iteration: Iteration) -> tuple[Query, PyTree]:
+        return Query(), side.refresh(state, iteration)
 
-    def step(params: Params, state: PyTree, query: Query, key: Key) -> tuple[Params, PyTree]:
-        known = side.refresh(params, state[1], key)
-        noisy = query(params, clip=clip)
-        updates, after = chosen.update(divide(noisy, side.divisor(known)), state[0], params)
-        return optax.apply_updates(params, updates), (after, known)
+    def after(answer: Params, state: PyTree, iteration: Iteration) -> tuple[Params, PyTree]:
+        return tree.divide(answer, side.query(state).divided_by), state
 
-    rule = Rule(init, step)
-    return private_work(
-        model, rule, who="dp_r_pub", noise_multiplier=noise_multiplier, rate=rate, steps=steps
-    )
-
-
-class _AdamState(NamedTuple):
-    """Steps so far, and the two moments."""
-
-    step: Array
-    first: Params
-    second: Params
+    rule = UpdateRule(method="dp_r_pub", optimiser=optimiser, init=side.init, before=before, after=after)
+    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return private_work(model, rule, noise)
 
 
 def dp_adam_pub(
@@ -218,29 +191,21 @@ def dp_adam_pub(
 
     Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, appendix.
     """
-    check_clip("dp_adam_pub", clip)
-    check_step("dp_adam_pub", step_size)
     if len(betas) != 3 or not 0.0 <= betas[0] <= 1.0 or not 0.0 <= betas[1] < 1.0:
         raise EvenhandError(f"dp_adam_pub(betas={betas}): give three, the last two below 1.")
-    mix, momentum, decay = betas
-    check_moments("dp_adam_pub", "adam", ("adam",), decay, eps)
+    check_decay("dp_adam_pub", betas[2], eps)
+    adam = Adam(betas[1], betas[2], eps)
     examples = public_examples("dp_adam_pub", model, public, public_batch_size)
 
-    def init(params: Params) -> _AdamState:
-        return _AdamState(jnp.int32(0), tree.zeros_like(params), tree.zeros_like(params))
+    def after(answer: Params, state: AdamState, iteration: Iteration) -> tuple[Params, AdamState]:
+        public_gradient = examples.gradient(iteration.params, iteration.key)
+        return adam.step(state, tree.mix(betas[0], answer, public_gradient), public_gradient)
 
-    def step(params: Params, state: _AdamState, query: Query, key: Key) -> tuple[Params, _AdamState]:
-        public_gradient, number = examples.gradient(params, key), state.step + 1
-        mixed = tree.mix(mix, query(params, clip=clip), public_gradient)
-        first = tree.mix(momentum, state.first, mixed)
-        second = second_moment("adam", decay, state.second, squares(public_gradient))
-        direction = adam_direction(first, second, number, (momentum, decay), eps)
-        return descend(params, direction, step_size), _AdamState(number, first, second)
-
-    rule = Rule(init, step)
-    return private_work(
-        model, rule, who="dp_adam_pub", noise_multiplier=noise_multiplier, rate=rate, steps=steps
+    rule = UpdateRule(
+        method="dp_adam_pub", optimiser=checked_step("dp_adam_pub", step_size), init=adam.init, after=after
     )
+    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return private_work(model, rule, noise)
 
 
 def pda_dpmd(
@@ -280,33 +245,26 @@ def pda_dpmd(
     Example:
       >>> import evenhand as eh
       >>> x, y = eh.data.load("digits", clients=1).train.client(0)
-      >>> model, known = eh.models.softmax_regression(features=64, classes=10), (x[:20], y[:20])
+      >>> model, public = eh.models.softmax_regression(features=64, classes=10), (x[:20], y[:20])
       >>> work = pda_dpmd(
-      ...     model, 0.5, public=known, total_steps=100, clip=1.0, noise_multiplier=1.0, rate=0.05, steps=20)
+      ...     model, 0.5, public=public, total_steps=100, clip=1.0, noise_multiplier=1.0, rate=0.05, steps=20)
       >>> work.privacy.unit
       'example'
 
     Source: Amid et al., *Public Data-Assisted Mirror Descent for Private Model Training*, ICML 2022, as in Li et al.,
     *Private Adaptive Optimization with Side Information*, ICML 2022, section 6.
     """
-    chosen, clip = optimiser_of("pda_dpmd", optimiser), check_clip("pda_dpmd", clip)
     whole_number("total_steps", total_steps, 1)
     examples = public_examples("pda_dpmd", model, public, public_batch_size)
 
-    def init(params: Params) -> PyTree:
-        return jnp.int32(0), chosen.init(params)
-
-    def step(params: Params, state: tuple[Array, PyTree], query: Query, key: Key) -> tuple[Params, PyTree]:
-        done = jnp.minimum(state[0].astype(jnp.float32) / total_steps, 1.0)
+    def after(answer: Params, state: Array, iteration: Iteration) -> tuple[Params, Array]:
+        done = jnp.minimum(state.astype(jnp.float32) / total_steps, 1.0)
         share = jnp.cos(jnp.pi / 2.0 * done)
-        mixed = tree.mix(share, query(params, clip=clip), examples.gradient(params, key))
-        updates, after = chosen.update(mixed, state[1], params)
-        return optax.apply_updates(params, updates), (state[0] + 1, after)
+        return tree.mix(share, answer, examples.gradient(iteration.params, iteration.key)), state + 1
 
-    rule = Rule(init, step)
-    return private_work(
-        model, rule, who="pda_dpmd", noise_multiplier=noise_multiplier, rate=rate, steps=steps
-    )
+    rule = UpdateRule(method="pda_dpmd", optimiser=optimiser, init=lambda params: jnp.int32(0), after=after)
+    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return private_work(model, rule, noise)
 
 
 def projected_adagrad(
@@ -354,9 +312,9 @@ def projected_adagrad(
     Example:
       >>> import evenhand as eh
       >>> x, y = eh.data.load("digits", clients=1).train.client(0)
-      >>> model, known = eh.models.softmax_regression(features=64, classes=10), (x[:20], y[:20])
+      >>> model, public = eh.models.softmax_regression(features=64, classes=10), (x[:20], y[:20])
       >>> work = projected_adagrad(
-      ...     model, 0.1, clips=(1.0, 1.0), noise_multiplier=1.0, rate=0.05, steps=20, public=known, rank=10)
+      ...     model, 0.1, clips=(1.0, 1.0), noise_multiplier=1.0, rate=0.05, steps=20, public=public, rank=10)
       >>> work.privacy is None
       True
 
@@ -364,39 +322,37 @@ def projected_adagrad(
     *(Nearly) Dimension Independent Private ERM with AdaGrad Rates*, COLT 2021, as in Li et al., *Differentially Private
     Adaptive Optimization with Delayed Preconditioners*, ICLR 2023, appendix.
     """
-    first, second = (check_clip("projected_adagrad", clip, "clips") for clip in clips)
-    check_step("projected_adagrad", step_size)
+    optimiser, (first, second) = checked_step("projected_adagrad", step_size), clips
     examples = public_examples("projected_adagrad", model, public, 1)
     whole_number("rank", rank, 1, len(examples.x))
     if not 0.0 <= eps < float("inf"):
         raise EvenhandError(f"projected_adagrad(eps={eps}): give a finite number of at least 0.")
 
-    def step(params: Params, state: Params, look: Look) -> tuple[Params, Params]:
-        total = tree.add(state, squares(look.clean(params)))
-        size = tree.norm(roots := jax.tree.map(jnp.sqrt, total))
-        clipped = tree.scale(jnp.minimum(1.0, second / jnp.maximum(size, 1e-30)), roots)
-        noisy = with_gaussian(stream(look.key, Purpose.NOISE), clipped, noise_multiplier * second)
-        flat, tree_of = ravel_pytree(noisy)
-        basis = _top_singular_vectors(examples, params, rank, look.key)
-        scales = jax.tree.map(lambda h: h + eps, tree_of((flat @ basis.T) @ basis))
-        return descend(params, divide(look.query(params, clip=first), scales), step_size), total
+    def before(state: Params, iteration: Iteration) -> tuple[Query, Params]:
+        return Query(first), tree.add(state, squares(iteration.gradient()))
 
-    return looking_work(
-        model,
-        LookingRule(tree.zeros_like, step),
-        who="projected_adagrad",
-        noise_multiplier=noise_multiplier,
-        rate=rate,
-        steps=steps,
+    def after(answer: Params, state: Params, iteration: Iteration) -> tuple[Params, Params]:
+        size = tree.norm(roots := jax.tree.map(jnp.sqrt, state))
+        clipped = tree.scale(jnp.minimum(1.0, second / jnp.maximum(size, 1e-30)), roots)
+        noisy = with_gaussian(stream(iteration.key, Purpose.NOISE), clipped, noise_multiplier * second)
+        flat, tree_of = ravel_pytree(noisy)
+        basis = _top_singular_vectors(examples, iteration.params, rank, iteration.key)
+        scales = jax.tree.map(lambda h: h + eps, tree_of((flat @ basis.T) @ basis))
+        return tree.divide(answer, scales), state
+
+    rule = UpdateRule(
+        method="projected_adagrad", optimiser=optimiser, init=tree.zeros_like, before=before, after=after
     )
+    noise = Noise(clip=tuple(clips), noise_multiplier=noise_multiplier, rate=rate, steps=steps)
+    return oracle_work(model, rule, noise)
 
 
 def _top_singular_vectors(public: Public, params: Params, rank: int, key: Key) -> Array:
     """The top right singular vectors of the public gradients, as rows."""
 
-    def one(i: Array) -> Array:
+    def gradient(i: Array) -> Array:
         batch = public.schedule.draw(public.data(), key)(i)
         return ravel_pytree(public.estimate(params, batch, key))[0]
 
-    gradients = jax.lax.map(one, jnp.arange(len(public.x)))
+    gradients = jax.lax.map(gradient, jnp.arange(len(public.x)))
     return jnp.linalg.svd(gradients, full_matrices=False)[2][:rank]

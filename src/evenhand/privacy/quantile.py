@@ -141,14 +141,14 @@ class Histogram(NamedTuple):
         if self.flat:
             return jnp.cumsum(counts, dtype=jnp.int32)
         ends = np.arange(1, self.bins)
-        found, start = jnp.zeros(self.bins - 1, jnp.int32), 0
+        below, start = jnp.zeros(self.bins - 1, jnp.int32), 0
         for level in range(self.levels):
             # Each bit of j is one node of the partition, the last that ends within the bins 1 to j.
             last = ends >> level
-            found = found + jnp.where(last & 1 == 1, counts[start + last - 1], 0)
+            below = below + jnp.where(last & 1 == 1, counts[start + last - 1], 0)
             start += self.bins >> level
         everyone = jnp.sum(counts[-2:], dtype=jnp.int32, keepdims=True)
-        return jnp.concatenate([found, everyone])
+        return jnp.concatenate([below, everyone])
 
     def decode(self, total: Array, clients: Array | int | None, *, theta: float) -> Array:
         r"""The upper edge below which there is nearest to ``1 - theta`` of the clients, float32.
@@ -173,8 +173,8 @@ class Histogram(NamedTuple):
         if theta == 1.0:
             return jnp.float32(0)
         counted = self.below(total)
-        known = counted[-1] if clients is None else jnp.asarray(clients, jnp.int32) * jnp.int32(self.scale)
-        below, everyone = counted.at[-1].set(known).astype(jnp.float32), known.astype(jnp.float32)
+        total = counted[-1] if clients is None else jnp.asarray(clients, jnp.int32) * jnp.int32(self.scale)
+        below, everyone = counted.at[-1].set(total).astype(jnp.float32), total.astype(jnp.float32)
         distance = jnp.abs(below - jnp.float32(1.0 - theta) * everyone)
         # Counts that are equally far from a target such as 0.9 m must stay so after it was rounded.
         nearest = distance <= jnp.min(distance) + 4 * jnp.finfo(jnp.float32).eps * everyone
@@ -394,8 +394,8 @@ def concentrated(counting: Histogram, *, clients: int, sensitivity: Sensitivity 
 
     Example:
       >>> from evenhand.privacy import histogram
-      >>> found = concentrated(histogram(64, largest=10.0, sigma=2.0, scale=5), clients=256)
-      >>> found.mechanism, round(1 / found.noise_multiplier, 5)
+      >>> release = concentrated(histogram(64, largest=10.0, sigma=2.0, scale=5), clients=256)
+      >>> release.mechanism, round(1 / release.noise_multiplier, 5)
       ('concentrated', 0.9375)
 
     Source: Pillutla et al., 2023, theorem 6 (a).
@@ -496,8 +496,8 @@ def histogram_for(
       EvenhandError: an argument is wrong, or the modulus would need more than 32 bits.
 
     Example:
-      >>> found = histogram_for(0.1066, clients=100, bins=32, largest=1.1)
-      >>> found.scale, round(found.sigma, 3), found.bits
+      >>> counting = histogram_for(0.1066, clients=100, bins=32, largest=1.1)
+      >>> counting.scale, round(counting.sigma, 3), counting.bits
       (2, 2.166, 12)
 
     Source: Pillutla et al., 2023, theorem 6; how ``c`` and ``sigma`` are chosen is ours.
@@ -505,29 +505,24 @@ def histogram_for(
     if not 0.0 < rho < math.inf:
         raise EvenhandError(f"histogram_for(rho={rho}): give a number above 0.")
     whole_number("histogram_for(clients=)", clients, 1)
-    found = histogram(bins, largest=largest, flat=flat)
+    unit = histogram(bins, largest=largest, flat=flat).sensitivity(sensitivity)
     epsilon, spread = math.sqrt(2.0 * rho), math.sqrt(clients)
-    one = found.sensitivity(sensitivity)
-    scale = max(1, round(_LEAST_SIGMA * spread * epsilon / one))
-    found = histogram(bins, largest=largest, sigma=scale * one / (spread * epsilon), scale=scale, flat=flat)
+    scale = max(1, round(_LEAST_SIGMA * spread * epsilon / unit))
+    counting = histogram(
+        bins, largest=largest, sigma=scale * unit / (spread * epsilon), scale=scale, flat=flat
+    )
     while (
-        spent := 1.0 / concentrated(found, clients=clients, sensitivity=sensitivity).noise_multiplier
+        spent := 1.0 / concentrated(counting, clients=clients, sensitivity=sensitivity).noise_multiplier
     ) > epsilon:
-        found = found._replace(sigma=found.sigma * (spent / epsilon) * (1.0 + 1e-12))
-    needed = math.ceil(math.log2(no_wrap_modulus(found, clients=clients, delta=delta)))
+        counting = counting._replace(sigma=counting.sigma * (spent / epsilon) * (1.0 + 1e-12))
+    needed = math.ceil(math.log2(no_wrap_modulus(counting, clients=clients, delta=delta)))
     if bits is None and needed > 32:
         raise EvenhandError(
             f"histogram_for(): sums of {clients} clients could wrap around modulo 2**32: give a smaller rho, or fewer "
             "clients."
         )
-    return histogram(
-        bins,
-        largest=largest,
-        sigma=found.sigma,
-        scale=scale,
-        bits=needed if bits is None else bits,
-        flat=flat,
-    )
+    bits = needed if bits is None else bits
+    return histogram(bins, largest=largest, sigma=counting.sigma, scale=scale, bits=bits, flat=flat)
 
 
 def _check_delta(caller: str, delta: float) -> None:

@@ -5,7 +5,6 @@ The figures are in :mod:`evenhand.report.figures`, which loads matplotlib when t
 
 from evenhand.report import figures
 from evenhand.report._view import (
-    ClientTable,
     Coverage,
     RunView,
     Swing,
@@ -38,7 +37,6 @@ from evenhand.report.tables import STATISTICS, Differences, differences
 
 __all__ = [
     "STATISTICS",
-    "ClientTable",
     "Comparison",
     "Coverage",
     "Differences",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Collection, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -34,13 +35,14 @@ from evenhand.evaluation import (
 from evenhand.text import counted, spreadsheet_cell, spreadsheet_name
 
 __all__ = [
-    "ClientTable",
     "Coverage",
+    "Group",
     "RunView",
     "Runs",
     "Swing",
     "Viewable",
     "among",
+    "chosen",
     "covered",
     "diverged",
     "honest",
@@ -126,17 +128,17 @@ def views(runs: Runs) -> list[RunView]:
     Raises:
       EvenhandError: there is no run.
     """
-    found = _views(runs)
-    if not found:
+    flat = _views(runs)
+    if not flat:
         raise EvenhandError("There is no run to report on: give at least one.")
-    return found
+    return flat
 
 
 def _views(runs: Runs) -> list[RunView]:
     if isinstance(runs, RunView):
         return [runs]
     if isinstance(runs, Mapping):
-        return [view._replace(title=name) for name, of in runs.items() for view in _views(of)]
+        return [view._replace(title=name) for name, part in runs.items() for view in _views(part)]
     if isinstance(runs, Sequence):
         return [view for run in runs for view in _views(run)]
     return [runs.view()]
@@ -153,29 +155,35 @@ def diverged(run: RunView, splits: Collection[str] | None = None) -> bool:
     )
 
 
-def among(run: RunView, who: Literal["all", "honest", "malicious"]) -> RunView:
+Group: TypeAlias = Literal["all", "honest", "malicious"]
+
+
+def among(run: RunView, group: Group) -> RunView:
     """The run with some of its clients only: all of them where nobody attacked, or for ``"all"``."""
-    if run.malicious is None or who == "all":
+    if run.malicious is None or group == "all":
         return run
-    chosen = run.malicious if who == "malicious" else ~run.malicious
+    return chosen(run, run.malicious if group == "malicious" else ~run.malicious)
+
+
+def chosen(run: RunView, which: NDArray) -> RunView:
+    """The run with those of its clients only that are chosen, bool ``(K,)``."""
+
+    def part(metrics: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        return {name: values[which] for name, values in metrics.items()}
+
     return run._replace(
-        sizes={split: of[chosen] for split, of in run.sizes.items()},
-        client_ids=[name for name, one in zip(run.client_ids, chosen, strict=True) if one],
-        clients={
-            split: {metric: values[chosen] for metric, values in of.items()}
-            for split, of in run.clients.items()
-        },
-        classes={
-            split: {name: of[chosen] for name, of in found.items()} for split, found in run.classes.items()
-        },
-        malicious=run.malicious[chosen],
-        last_round=None if run.last_round is None else run.last_round[chosen],
+        sizes=part(run.sizes),
+        client_ids=tuple(compress(run.client_ids, which)),
+        clients={split: part(metrics) for split, metrics in run.clients.items()},
+        classes={split: part(columns) for split, columns in run.classes.items()},
+        malicious=None if run.malicious is None else run.malicious[which],
+        last_round=None if run.last_round is None else run.last_round[which],
     )
 
 
 def honest(run: RunView) -> RunView:
     """The run's honest clients, whom every headline is about; all clients where no client attacks, or each does."""
-    if run.malicious is None or run.malicious.all():
+    if run.malicious is None or run.malicious.all():  # numbers of no client at all would say nothing
         return run
     return among(run, "honest")._replace(malicious=None, whole=run)
 
@@ -208,23 +216,21 @@ def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     evaluated = [len(run.client_ids) for run in whole]
     is_honest = any(run.whole is not None for run in runs)
     is_undefined, is_lacking = any(map(np.any, lost)), not all(map(np.all, having))
-    is_sample = any(count < of for count, of in zip(evaluated, totals, strict=True))
+    is_sample = any(count < total for count, total in zip(evaluated, totals, strict=True))
     examples = f" with {SPLIT_NAMES[split]} examples" if is_lacking else ""
     examples += " for which it is defined" if is_undefined else ""
-    is_lacking = is_lacking or is_undefined
+    is_part = is_honest or is_lacking or is_undefined
     noun = f"{'honest ' if is_honest else ''}client{examples}"
     if all(run.malicious is not None for run in runs):
         return Coverage(f"{counted(high, 'client')}, all of them malicious", False, "malicious client")
-    if not (is_honest or is_lacking or is_sample):
+    if not (is_part or is_sample):
         return Coverage(counted(total, "client"), True, noun)
     count = f"{low:,} to {high:,}" if low < high else f"{high:,}"
-    words = ("the honest ones" if is_honest else "those" if is_lacking else "drawn for evaluation") + examples
-    text = f"{count} of {counted(total, 'client')}, {words}"
-    if is_sample and (is_honest or is_lacking):
-        text = (
-            f"{count} of the {counted(max(evaluated), 'client')} drawn for evaluation from {total:,}, {words}"
-        )
-    return Coverage(text, False, noun)
+    words = ("the honest ones" if is_honest else "those" if is_part else "drawn for evaluation") + examples
+    base = counted(total, "client")
+    if is_sample and is_part:
+        base = f"the {counted(max(evaluated), 'client')} drawn for evaluation from {total:,}"
+    return Coverage(f"{count} of {base}, {words}", False, noun)
 
 
 # --- the numbers of a run -----------------------------------------------------------------------------------------
@@ -259,12 +265,13 @@ def client_values(run: RunView, split: str, metric: str) -> NDArray:
 def statistics(run: RunView, split: str, metric: str) -> dict[str, float]:
     """The summary of one metric on one split; for the accuracy also that over classes, where known."""
     values, sizes = client_values(run, split, metric), run.sizes.get(split)
-    if sizes is not None:
+    if (
+        sizes is not None
+    ):  # a weight of 0 leaves a client out; the NaN of a diverged model is a result, and stays
         sizes = np.where(undefined_at(run, split, metric), 0, sizes)
-    found = summarize(values, sizes, higher_is_better=is_higher_better(metric))
-    if metric == "accuracy" and split in run.classes:
-        found |= summarize_classes(run.classes[split])
-    return found
+    summary = summarize(values, sizes, higher_is_better=is_higher_better(metric))
+    over_classes = metric == "accuracy" and split in run.classes
+    return summary | (summarize_classes(run.classes[split]) if over_classes else {})
 
 
 def undefined_at(run: RunView, split: str, metric: str) -> NDArray:
@@ -277,13 +284,8 @@ def undefined_at(run: RunView, split: str, metric: str) -> NDArray:
 
 # --- the course of a metric ---------------------------------------------------------------------------------------
 
-_PART = 5
-
-_FEWEST = 3
-
-_POINTS = 0.01
-
-_RELATIVE = 0.05
+_PART, _FEWEST = 5, 3
+_POINTS, _RELATIVE = 0.01, 0.05
 
 
 class Swing(NamedTuple):
@@ -334,6 +336,7 @@ def swing(history: Mapping[str, npt.NDArray[Any]], split: str, metric: str) -> S
     rounds, values = np.asarray(history["round"])[: len(values)][after][-count:], values[after][-count:]
     if len(values) < _FEWEST or not np.isfinite(values).all():
         return None
+    # A trend has only one of the two, so the smaller one is what went up and came down again.
     rise = float(np.max(values - np.minimum.accumulate(values)))
     fall = float(np.max(np.maximum.accumulate(values) - values))
     size = min(rise, fall)
@@ -362,52 +365,7 @@ def latest(row: Mapping[str, float], *, honest: bool = False) -> str:
 
 # --- clients.csv --------------------------------------------------------------------------------------------------
 
-_ROWS = "rows"
-
-_MALICIOUS = "malicious"
-
-_UNSEEN = "unseen"
-
-_LAST_ROUND = "last_round"
-
-
-class ClientTable(NamedTuple):
-    """What a ``clients.csv`` holds, in the terms of a :class:`RunView`.
-
-    Attributes:
-      client_ids: the clients' names, ``K`` of them.
-      sizes: split -> examples per client, ``(K,)``.
-      clients: split -> metric -> ``(K,)``; NaN for a client without examples.
-      classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, where the file has it.
-      malicious: which clients are, bool ``(K,)``; None: nobody attacked.
-      unseen: which clients took no part in the training, bool ``(K,)``; None: all did.
-      last_round: the last round in which each client trained, int ``(K,)``, 0 for never; None: it was not recorded.
-    """
-
-    client_ids: tuple[str, ...]
-    sizes: Mapping[str, NDArray]
-    clients: Mapping[str, Mapping[str, NDArray]]
-    classes: Mapping[str, Mapping[str, NDArray]]
-    malicious: NDArray | None = None
-    unseen: NDArray | None = None
-    last_round: NDArray | None = None
-
-    def of(self, chosen: NDArray) -> ClientTable:
-        """The table of some clients."""
-        clients = {
-            split: {name: of[chosen] for name, of in found.items()} for split, found in self.clients.items()
-        }
-        classes = {
-            split: {name: of[chosen] for name, of in found.items()} for split, found in self.classes.items()
-        }
-        return ClientTable(
-            tuple(name for name, one in zip(self.client_ids, chosen, strict=True) if one),
-            {split: rows[chosen] for split, rows in self.sizes.items()},
-            clients,
-            classes,
-            None if self.malicious is None else self.malicious[chosen],
-            last_round=None if self.last_round is None else self.last_round[chosen],
-        )
+_ROWS, _MALICIOUS, _UNSEEN, _LAST_ROUND = "rows", "malicious", "unseen", "last_round"
 
 
 def write_clients_csv(path: str | Path, view: RunView) -> None:
@@ -420,13 +378,12 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
     examples in that split.  A name that a spreadsheet would take for a formula is preceded by ``'``, and hidden
     characters in names are codes: :func:`evenhand.text.spreadsheet_name` undoes both.
     """
-    columns = _columns(view)
+    columns, names = _columns(view), [*view.client_ids]
     if view.malicious is not None:
-        columns[_MALICIOUS] = [str(int(one)) for one in view.malicious]
-    names = [*view.client_ids]
+        columns[_MALICIOUS] = [str(int(flag)) for flag in view.malicious]
     if view.unseen is not None:
         further, count = _columns(view.unseen), len(view.unseen.client_ids)
-        columns = {name: of + further.get(name, [""] * count) for name, of in columns.items()}
+        columns = {name: texts + further.get(name, [""] * count) for name, texts in columns.items()}
         columns[_UNSEEN] = ["0"] * len(names) + ["1"] * count
         names += view.unseen.client_ids
     path = Path(path)
@@ -439,24 +396,24 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
 
 def _columns(view: RunView) -> dict[str, list[str]]:
     """Examples and metrics of each client, as text."""
-    splits = [split for split in SPLITS if split in view.sizes or split in view.clients]
-    columns = {
-        column(split, _ROWS): [str(int(n)) for n in view.sizes[split]]
-        for split in splits
-        if split in view.sizes
-    }
-    for split in splits:
+    sizes = {column(split, _ROWS): view.sizes[split] for split in SPLITS if split in view.sizes}
+    columns = {name: [str(int(rows)) for rows in values] for name, values in sizes.items()}
+    for split in SPLITS:
         by_class = view.classes.get(split, {})
-        known = {name: by_class[name] for name in CLASS_COLUMNS if name in by_class}
-        for metric, values in {**view.clients.get(split, {}), **known}.items():
+        spreads = {name: by_class[name] for name in CLASS_COLUMNS if name in by_class}
+        for metric, values in {**view.clients.get(split, {}), **spreads}.items():
             columns[column(split, metric)] = ["" if np.isnan(v) else format(v, ".9g") for v in values]
     if view.last_round is not None:
         columns[_LAST_ROUND] = [str(int(number)) for number in view.last_round]
     return columns
 
 
-def read_clients_csv(path: str | Path) -> ClientTable:
+def read_clients_csv(path: str | Path) -> RunView:
     """Reads what :func:`write_clients_csv` wrote.
+
+    Returns:
+      A view that holds what is in the file, with the clients that took no part in the training in its ``unseen``; its
+      title, history, facts and settings are empty.
 
     Raises:
       EvenhandError: there is no such file, or it is not such a table.
@@ -465,21 +422,31 @@ def read_clients_csv(path: str | Path) -> ClientTable:
     sizes = {split: columns[column(split, _ROWS)] for split in SPLITS if column(split, _ROWS) in columns}
     classes, clients = dict[str, Mapping[str, NDArray]](), dict[str, Mapping[str, NDArray]]()
     for split in sizes:
-        prefix = column(split, _ROWS).removesuffix(_ROWS)
-        of_split = {
-            name.removeprefix(prefix): values for name, values in columns.items() if name.startswith(prefix)
-        }
-        of_split.pop(_ROWS)
-        known = CLASS_COLUMNS if all(name in of_split for name in CLASS_COLUMNS) else ()
-        clients[split] = {name: values for name, values in of_split.items() if name not in known}
-        if known:
-            classes[split] = {name: of_split[name] for name in known}
+        prefix = f"{split}_"
+        metrics = {name.removeprefix(prefix): x for name, x in columns.items() if name.startswith(prefix)}
+        del metrics[_ROWS]
+        if all(name in metrics for name in CLASS_COLUMNS):
+            classes[split] = {name: metrics.pop(name) for name in CLASS_COLUMNS}
+        clients[split] = metrics
     malicious = columns[_MALICIOUS] == 1 if _MALICIOUS in columns else None
-    unseen = columns[_UNSEEN] == 1 if _UNSEEN in columns else None
-    last_round = columns.get(_LAST_ROUND)
-    if last_round is not None:
-        last_round = np.nan_to_num(last_round).astype(np.int64)
-    return ClientTable(client_ids, sizes, clients, classes, malicious, unseen, last_round)
+    last_round = np.nan_to_num(columns[_LAST_ROUND]).astype(np.int64) if _LAST_ROUND in columns else None
+    view = RunView(
+        title="",
+        history={},
+        sizes=sizes,
+        client_ids=client_ids,
+        clients=clients,
+        info={},
+        config={},
+        classes=classes,
+        malicious=malicious,
+        last_round=last_round,
+    )
+    if _UNSEEN not in columns:
+        return view
+    is_unseen = columns[_UNSEEN] == 1
+    # An attack needs clients that train, so the others cannot be malicious.
+    return chosen(view, ~is_unseen)._replace(unseen=chosen(view, is_unseen)._replace(malicious=None))
 
 
 def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray]]:
@@ -502,7 +469,7 @@ def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray]]:
         table = np.array([[float(field or "nan") for field in line[1:]] for line in lines], np.float64)
     except ValueError as error:
         raise EvenhandError(f"{path} holds a field that is not a number ({error}): repeat the run.") from None
-    columns = table.reshape(len(lines), len(header) - 1).T
-    return tuple(spreadsheet_name(line[0]) for line in lines), dict(
-        zip(map(spreadsheet_name, header[1:]), columns, strict=True)
+    columns = dict(
+        zip(map(spreadsheet_name, header[1:]), table.reshape(len(lines), len(header) - 1).T, strict=True)
     )
+    return tuple(spreadsheet_name(line[0]) for line in lines), columns

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,25 +42,21 @@ from evenhand.report._view import (
     undefined_at,
     views,
 )
-from evenhand.report.formatting import listed, plural, value
-from evenhand.text import isolated, visible
+from evenhand.report.formatting import capital, listed, value
+from evenhand.text import counted, isolated, visible
 
 __all__ = [
     "Comparison",
     "Method",
     "Notice",
-    "as_methods",
     "caution",
     "clients_of",
     "compare",
-    "data_of",
     "flat_settings",
     "further",
     "may_be_starred",
     "may_win",
-    "method_names",
     "metric_remarks",
-    "obstacles",
     "setting_text",
     "undefined_sentence",
     "verdict",
@@ -98,17 +94,16 @@ def compare(runs: Runs, metric: str | None = None) -> Comparison:
       >>> data = eh.testing.toy_data()
       >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
       >>> runs = [eh.simulate(method, data, rounds=2, seed=seed) for seed in (0, 1)]
-      >>> found = eh.report.compare({"fedavg": runs})
-      >>> found.names, found.seeds, found.obstacles
+      >>> comparison = eh.report.compare({"fedavg": runs})
+      >>> comparison.names, comparison.seeds, comparison.obstacles
       (['fedavg'], 2, ())
     """
     every = [honest(view) for view in views(runs)]
     metric = common_metric(every) if metric is None else metric
-    groups = as_methods(every)
-    found = tuple(
-        Method(visible(name), tuple(group)) for name, group in zip(method_names(groups), groups, strict=True)
-    )
-    return Comparison(found, metric, headline_split(every, metric), tuple(map(visible, obstacles(groups))))
+    groups = _as_methods(every)
+    names = map(visible, _method_names(groups))
+    methods = tuple(Method(name, tuple(group)) for name, group in zip(names, groups, strict=True))
+    return Comparison(methods, metric, headline_split(every, metric), tuple(map(visible, _obstacles(groups))))
 
 
 # --- methods and their comparison ---------------------------------------------------------------------------------
@@ -142,9 +137,10 @@ class Method(NamedTuple):
 
     def statistics(self, split: str, metric: str) -> dict[str, NDArray]:
         """The statistics of :func:`~evenhand.evaluation.summarize`, ``(runs,)`` each; NaN where a run has none."""
-        found = [statistics(run, split, metric) for run in self.runs]
-        keys = dict.fromkeys(key for one in found for key in one)
-        return {key: np.array([one.get(key, math.nan) for one in found]) for key in keys}
+        by_run = [statistics(run, split, metric) for run in self.runs]
+        # Of runs saved by earlier versions, some lack the statistics over classes.
+        keys = dict.fromkeys(key for stats in by_run for key in stats)
+        return {key: np.array([stats.get(key, math.nan) for stats in by_run]) for key in keys}
 
     def clients(self, split: str, metric: str) -> NDArray:
         """A metric of each client, ``(runs, K)``; only where the runs have the same clients."""
@@ -214,9 +210,9 @@ class Comparison(NamedTuple):
     def named_runs(self) -> list[tuple[str, RunView]]:
         """All runs, each under its method's name, with the seed where there are several."""
         return [
-            (f"{method.name}, seed {run.info.get('seed')}" if len(method.runs) > 1 else method.name, run)
+            (f"{method.name}, seed {run.info.get('seed', i)}" if len(method.runs) > 1 else method.name, run)
             for method in self.methods
-            for run in method.runs
+            for i, run in enumerate(method.runs)
         ]
 
     @property
@@ -234,23 +230,23 @@ class Comparison(NamedTuple):
     @property
     def notices(self) -> list[Notice]:
         """What to know before trusting the numbers: each kind of finding once, with the runs that have it."""
-        total, groups = len(self.runs), dict[tuple[str, ...], dict[str, list[Finding]]]()
-        seeds = dict[tuple[str, ...], dict[str, list[str]]]()
+        groups = dict[tuple[str, ...], list[tuple[str, str, Finding]]]()
         for method in self.methods:
             for run in method.runs:
                 first = dict[tuple[str, ...], Finding]()  # the worst first, as in the run
                 for finding in run.findings:
                     first.setdefault((finding.kind, finding.split, _meaning(finding)), finding)
                 for kind, finding in first.items():
-                    groups.setdefault(kind, {}).setdefault(method.name, []).append(finding)
-                    seeds.setdefault(kind, {}).setdefault(method.name, []).append(str(run.info.get("seed")))
-        sizes = {method.name: len(method.runs) for method in self.methods}
+                    groups.setdefault(kind, []).append((method.name, str(run.info.get("seed")), finding))
         notices: list[Notice] = []
-        for kind, by_method in groups.items():
-            every = [finding for part in by_method.values() for finding in part]
-            names = [_named(name, of, sizes[name]) for name, of in seeds[kind].items()] if total > 1 else []
-            varies = len({finding.sentence for finding in every}) > 1
-            notices.append(Notice(every[0], tuple(names), len(every), total, varies))
+        for entries in groups.values():
+            seeds = dict[str, list[str]]()
+            for name, seed, _ in entries:
+                seeds.setdefault(name, []).append(seed)
+            names = tuple(_named(m.name, seeds[m.name], len(m.runs)) for m in self.methods if m.name in seeds)
+            varies = len({finding.sentence for *_, finding in entries}) > 1
+            total = len(self.runs)
+            notices.append(Notice(entries[0][2], names if total > 1 else (), len(entries), total, varies))
         return notices
 
     @property
@@ -259,8 +255,8 @@ class Comparison(NamedTuple):
         return max(len(method.runs) for method in self.methods)
 
     @property
-    def what(self) -> str:
-        """The metric on its split, in words."""
+    def quantity(self) -> str:
+        """The metric on its split, in words: ``"test accuracy"``."""
         return f"{SPLIT_NAMES[self.split]} {visible(self.metric)}"
 
     @property
@@ -271,19 +267,23 @@ class Comparison(NamedTuple):
     @property
     def same_clients(self) -> bool:
         """Whether all runs have the same clients with the same examples."""
-        return len({data_of(run) for run in self.runs}) == len({clients_of(run) for run in self.runs}) == 1
+        return len({_data_of(run) for run in self.runs}) == len({clients_of(run) for run in self.runs}) == 1
+
+    @property
+    def candidates(self) -> list[Method]:
+        """The methods that may be marked as the best (:func:`may_be_starred`)."""
+        return [method for method in self.methods if method.may_be_starred(self.metric)]
 
     @property
     def comparisons(self) -> int:
-        """How many differences decide whether a method is the best: those to every other sound method."""
-        return max(1, sum(method.may_be_starred(self.metric) for method in self.methods) - 1)
+        """How many differences decide whether a method is the best: those to every other candidate."""
+        return max(1, len(self.candidates) - 1)
 
     @property
     def may_mark(self) -> bool:
-        """Whether a best method can be marked at all: of two that may be, fairly compared, with one seed or enough."""
-        able = sum(method.may_be_starred(self.metric) for method in self.methods)
+        """Whether a best method can be marked at all: of two candidates, fairly compared, with one seed or enough."""
         enough = self.seeds == 1 or self.seeds >= least_pairs(self.comparisons)
-        return not self.obstacles and able > 1 and enough
+        return not self.obstacles and len(self.candidates) > 1 and enough
 
     def winners(self, values: Sequence[NDArray], texts: Sequence[str], sign: int) -> set[int]:
         """Which methods are best in a statistic by more than noise.
@@ -299,13 +299,11 @@ class Comparison(NamedTuple):
           texts: how each method's mean is shown.
           sign: 1 if more is better, -1 if less is.
         """
-        able = [
-            i
-            for i, method in enumerate(self.methods)
-            if method.may_be_starred(self.metric) and np.isfinite(values[i]).all()
-        ]
+        starred = [method.may_be_starred(self.metric) for method in self.methods]
+        able = [i for i, x in enumerate(values) if starred[i] and np.isfinite(x).all()]
         if self.obstacles or len(able) < 2:
             return set()
+        # One candidate is enough: if the method with the highest mean is not better than all, then none is.
         top = max(able, key=lambda i: float(sign * np.mean(values[i])))
         if self.seeds == 1:
             alike = {i for i in able if texts[i] == texts[top]}
@@ -384,13 +382,13 @@ _MOST_SETTINGS = 3
 """Most settings in a method's name."""
 
 
-def as_methods(runs: Sequence[RunView]) -> list[list[RunView]]:
+def _as_methods(runs: Sequence[RunView]) -> list[list[RunView]]:
     """Runs grouped by method, and sorted by seed; see :func:`~evenhand.report.compare`."""
     groups: dict[Any, list[RunView]] = {}
     for i, run in enumerate(runs):
         key = [run.title, *(f"{name}={setting!r}" for name, setting in _method_settings(run).items())]
         if "data_seed" not in run.config:  # else its settings identify the data
-            key.append(repr(data_of(run)))
+            key.append(repr(_data_of(run)))
         if not run.config and run.title == ANONYMOUS:
             key.append(str(i))
         groups.setdefault(tuple(key), []).append(run)
@@ -398,7 +396,7 @@ def as_methods(runs: Sequence[RunView]) -> list[list[RunView]]:
     return [sorted(part, key=_trial_order) for part in parts]
 
 
-def method_names(groups: Sequence[Sequence[RunView]]) -> list[str]:
+def _method_names(groups: Sequence[Sequence[RunView]]) -> list[str]:
     """The titles; equal ones are followed by the settings that differ, or numbered where none does."""
     titles = [group[0].title for group in groups]
     names: list[str] = []
@@ -414,36 +412,35 @@ def method_names(groups: Sequence[Sequence[RunView]]) -> list[str]:
     ]
 
 
-def obstacles(groups: Sequence[Sequence[RunView]]) -> list[str]:
+def _obstacles(groups: Sequence[Sequence[RunView]]) -> list[str]:
     """What differs between the methods but must not, for a comparison."""
-    found: list[str] = []
-    if _differ(groups, data_of):
+    differences: list[str] = []
+    if _differ(groups, _data_of):
         configs = [flat_settings(run.config) for group in groups for run in group]
         texts_by_key = {key: dict.fromkeys(_brief(c[key]) for c in configs if key in c) for key in _DATA}
-        names = [
-            f"{key.replace('_', ' ')} {', '.join(texts)}"
-            for key, texts in texts_by_key.items()
-            if len(texts) > 1
-        ]
-        found.append(f"data ({'; '.join(names)})" if names else "data")
+        several = {key.replace("_", " "): texts for key, texts in texts_by_key.items() if len(texts) > 1}
+        names = [f"{key} {', '.join(texts)}" for key, texts in several.items()]
+        differences.append(f"data ({'; '.join(names)})" if names else "data")
     if _differ(groups, lambda run: run.info.get("seed")):
         seeds = dict.fromkeys(", ".join(str(run.info.get("seed")) for run in group) for group in groups)
-        found.append(f"seeds ({'; '.join(seeds)})")
+        differences.append(f"seeds ({'; '.join(seeds)})")
     spent = {name: dict.fromkeys(_brief(_budget(group[0])[name]) for group in groups) for name in _BUDGET}
     words = {"rounds": "rounds", "cohort": "cohorts", "stragglers": "shares of stragglers"}
-    found += [f"{words[name]} ({', '.join(texts)})" for name, texts in spent.items() if len(texts) > 1]
-    if not found and _differ(groups, clients_of):
+    differences += [f"{words[name]} ({', '.join(texts)})" for name, texts in spent.items() if len(texts) > 1]
+    if not differences and _differ(groups, clients_of):
+        # The clients of honest runs are all that were evaluated; under an attack, those that do not attack.
         is_attacked = any(run.whole is not None for group in groups for run in group)
-        found.append("honest clients" if is_attacked else "evaluated clients")
-    if not found and _differ(groups, _trial):
-        found.append("pairing of seeds with data")
-    return found
+        differences.append("honest clients" if is_attacked else "evaluated clients")
+    if not differences and _differ(groups, _trial):
+        differences.append("pairing of seeds with data")
+    return differences
 
 
-def data_of(run: RunView) -> str:
+def _data_of(run: RunView) -> str:
     """A key that is equal for equal data: the fingerprint where known, else that of the clients."""
-    known = run.info.get("fingerprint")  # malicious clients are a part of the data, and may differ by seed
-    return clients_of(run.whole or run) if known is None else str(known)
+    fingerprint = run.info.get("fingerprint")
+    # Malicious clients are a part of the data, and may differ by seed.
+    return clients_of(run.whole or run) if fingerprint is None else str(fingerprint)
 
 
 def clients_of(run: RunView) -> str:
@@ -458,15 +455,11 @@ def clients_of(run: RunView) -> str:
 
 def flat_settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings under dotted names."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, setting in config.items():
-        inner = (
-            flat_settings(setting, f"{prefix}{key}.")
-            if isinstance(setting, Mapping)
-            else {f"{prefix}{key}": setting}
-        )
-        found |= inner
-    return found
+        name = f"{prefix}{key}"
+        settings |= flat_settings(setting, f"{name}.") if isinstance(setting, Mapping) else {name: setting}
+    return settings
 
 
 def setting_text(setting: Any, most: int = 200) -> str:
@@ -491,39 +484,38 @@ def _budget(run: RunView) -> dict[str, Any]:
 
 def _by_data(group: list[RunView]) -> list[list[RunView]]:
     """The group split by data, where the data changed although ``data_seed`` did not."""
-    data = {repr(run.config.get("data_seed")): set[str]() for run in group}
-    for run in group:
-        data[repr(run.config.get("data_seed"))].add(data_of(run))
-    if all(len(found) == 1 for found in data.values()):
+    # Seeds of the data that each gave one data set differ by design; two for one seed mean that the data changed.
+    seeds_and_data = {(repr(run.config.get("data_seed")), _data_of(run)) for run in group}
+    if len({seed for seed, _ in seeds_and_data}) == len(seeds_and_data):
         return [group]
-    keys = dict.fromkeys(data_of(run) for run in group)
-    return [[run for run in group if data_of(run) == key] for key in keys]
+    keys = dict.fromkeys(_data_of(run) for run in group)
+    return [[run for run in group if _data_of(run) == key] for key in keys]
 
 
 def _without_repeats(group: list[RunView]) -> list[list[RunView]]:
     """The group split so that no part has two runs with the same seed and data."""
     parts: list[list[RunView]] = []
     for run in group:
-        free = [part for part in parts if _trial(run) not in [_trial(other) for other in part]]
-        if free:
-            free[0].append(run)
-        else:
+        free = next((part for part in parts if _trial(run) not in map(_trial, part)), None)
+        if free is None:
             parts.append([run])
+        else:
+            free.append(run)
     return parts
 
 
 def _trial(run: RunView) -> object:
-    return run.info.get("seed"), data_of(run), clients_of(run)
+    return run.info.get("seed"), _data_of(run), clients_of(run)
 
 
 def _trial_order(run: RunView) -> tuple[int, str, str, str]:
     seed = run.info.get("seed")
-    return seed if isinstance(seed, int) else -1, str(seed), data_of(run), clients_of(run)
+    return seed if isinstance(seed, int) else -1, str(seed), _data_of(run), clients_of(run)
 
 
-def _differ(groups: Sequence[Sequence[RunView]], of: Any) -> bool:
-    """Whether ``of`` takes different sets of values on the methods' runs."""
-    return len({frozenset(map(of, group)) for group in groups}) > 1
+def _differ(groups: Sequence[Sequence[RunView]], fact: Callable[[RunView], object]) -> bool:
+    """Whether a fact takes different sets of values on the methods' runs."""
+    return len({frozenset(map(fact, group)) for group in groups}) > 1
 
 
 def _brief(setting: Any) -> str:
@@ -535,75 +527,76 @@ def _brief(setting: Any) -> str:
 # --- the result in sentences --------------------------------------------------------------------------------------
 
 
-def verdict(of: Comparison) -> str:
+def verdict(subject: Comparison) -> str:
     """What a comparison shows, in a sentence or two; method names are isolated (:func:`evenhand.text.isolated`)."""
-    if of.obstacles:
-        return (
-            f"These runs are shown side by side, not compared: they differ in their {listed(of.obstacles)}."
-        )
-    found = [method.statistics(of.split, of.metric) for method in of.methods]
-    sign = 1 if is_higher_better(of.metric) else -1
-    winners: list[str] = []
-    texts: list[str] = []
+    if subject.obstacles:
+        differences = listed(subject.obstacles)
+        return f"These runs are shown side by side, not compared: they differ in their {differences}."
+    stats = [method.statistics(subject.split, subject.metric) for method in subject.methods]
+    sign = 1 if is_higher_better(subject.metric) else -1
+    winners, texts = list[str](), list[str]()
     for key in ("mean", "worst10"):
-        values = [s[key] for s in found]
-        shown = [value(float(np.mean(x)), of.metric) for x in values]
-        best = sorted(of.winners(values, shown, sign))
-        winners.append(listed([isolated(of.names[i]) for i in best]))
+        values = [by_key[key] for by_key in stats]
+        shown = [value(float(np.mean(x)), subject.metric) for x in values]
+        best = sorted(subject.winners(values, shown, sign))
+        winners.append(listed([isolated(subject.names[i]) for i in best]))
         texts.append(shown[best[0]] if best else "")
-    tail = tail_name(min(float(np.min(s["clients"])) for s in found))
-    lost = [isolated(method.name) for method in of.methods if not method.is_sound]
-    unknown = [
-        isolated(method.name)
-        for method, stats in zip(of.methods, found, strict=True)
-        if method.is_sound and not np.isfinite(stats["mean"]).all()
-    ]
-    left_out = f" Left out, since training diverged: {listed(lost)}." if lost and any(winners) else ""
-    left_out += f" Left out, since its {of.what} is not finite: {listed(unknown)}." if unknown else ""
-    poor = [isolated(m.name) for m in of.methods if m.is_sound and not m.may_be_starred(of.metric)]
-    left_out += (
-        f" Left out, since no better than one constant answer: {listed(poor)}."
-        if poor and any(winners)
-        else ""
+    sound = [(m, by_key) for m, by_key in zip(subject.methods, stats, strict=True) if m.is_sound]
+    lost = [m for m in subject.methods if not m.is_sound]
+    unknown = [m for m, by_key in sound if not np.isfinite(by_key["mean"]).all()]
+    poor = [m for m, _ in sound if not m.may_be_starred(subject.metric)]
+    tail = tail_name(min(float(np.min(by_key["clients"])) for by_key in stats))
+    return (
+        _sentence(winners, texts, tail, subject)
+        + _left_out("training diverged", lost if any(winners) else [])
+        + _left_out(f"its {subject.quantity} is not finite", unknown)
+        + _left_out("no better than one constant answer", poor if any(winners) else [])
     )
-    return _sentence(winners, texts, tail, of) + left_out
 
 
-def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, of: Comparison) -> str:
-    first, second = winners
-    able = [method.name for method in of.methods if method.may_be_starred(of.metric)]
+def _left_out(reason: str, methods: Sequence[Method]) -> str:
+    names = listed([isolated(method.name) for method in methods])
+    return f" Left out, since {reason}: {names}." if methods else ""
+
+
+def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, subject: Comparison) -> str:
+    """Who serves the average client best, and who the worst tenth; or why none is called the best."""
+    (first, second), able, quantity = winners, subject.candidates, subject.quantity
     if len(able) < 2:
-        whole = "All of these runs" if of.seeds == 1 else "All of these methods"
-        lost = f"All methods but {isolated(able[0])}" if able else whole
-        others = [method.is_sound for method in of.methods if method.name not in able]
+        whole = f"All of these {'runs' if subject.seeds == 1 else 'methods'}"
+        lost = f"All methods but {isolated(able[0].name)}" if able else whole
+        others = [m.is_sound for m in subject.methods if not m.may_be_starred(subject.metric)]
         faults = ["diverged"] * (not all(others)) + ["are no better than one constant answer"] * any(others)
-        have = "" if of.seeds == 1 else "have runs that "  # not each of a method's seeds need have failed
+        have = (
+            "" if subject.seeds == 1 else "have runs that "
+        )  # not each of a method's seeds need have failed
         return f"{lost} {have}{' or '.join(faults)}, so none is called the best."
     if not first and not second:
-        noise = f" by more than the noise of {of.seeds} seeds" if of.seeds > 1 else ""
+        noise = f" by more than the noise of {subject.seeds} seeds" if subject.seeds > 1 else ""
         text = f"No method is better than all others{noise}, for the average client or for {tail}."
     elif not first:
-        text = f"{tail[0].upper()}{tail[1:]} is served best by {second} ({of.what} {texts[1]}); "
+        text = f"{capital(tail)} is served best by {second} ({quantity} {texts[1]}); "
         text += "for the average client no method is best."
     else:
-        text = f"The average client is served best by {first} ({of.what} {texts[0]})"
+        text = f"The average client is served best by {first} ({quantity} {texts[0]})"
         same = "and so is " + tail if first == second else f"{tail} by {second}"
         text += f", {same} ({texts[1]})." if second else f"; for {tail} no method is best."
-    return text if of.covered.is_complete else f"Over {of.covered.text}, {text[:1].lower()}{text[1:]}"
+    covered = subject.covered
+    return text if covered.is_complete else f"Over {covered.text}, {text[:1].lower()}{text[1:]}"
 
 
-def caution(of: Comparison) -> str:
+def caution(subject: Comparison) -> str:
     """How far marks of the best can be trusted; empty where there are none."""
-    if of.obstacles or len(of.methods) < 2:
+    if subject.obstacles or len(subject.methods) < 2:
         return ""
-    if of.seeds == 1:
+    if subject.seeds == 1:
         return (
             "One seed each proves little: repeat the runs with other seeds to tell a difference from noise."
         )
-    means = f"Means over {of.seeds} seeds ± their standard deviation"
-    least = least_pairs(of.comparisons)
-    if of.seeds < least:
-        return f"{means}. With {of.seeds} seeds no difference can be significant: use at least {least}."
+    means = f"Means over {subject.seeds} seeds ± their standard deviation"
+    least = least_pairs(subject.comparisons)
+    if subject.seeds < least:
+        return f"{means}. With {subject.seeds} seeds no difference can be significant: use at least {least}."
     return (
         f"{means}; best is marked only where the 95 % interval of the differences at equal seeds to every other method "
         "lies above 0."
@@ -618,27 +611,21 @@ def tail_name(clients: float) -> str:
 # --- metrics of sets of examples that runs were asked for ---------------------------------------------------------
 
 
-def further(of: Comparison) -> list[Comparison]:
+def further(subject: Comparison) -> list[Comparison]:
     """The comparison by each further metric that was asked for in all runs, on the same split."""
-    first, *others = [list(run.info.get("metrics") or ()) for run in of.runs]
-    return [
-        of._replace(metric=name)
-        for name in first
-        if name != of.metric and all(name in names for names in others) and not name.startswith(of_global(""))
-    ]
+    first, *others = [list(run.info.get("metrics") or ()) for run in subject.runs]
+    names = [name for name in first if name != subject.metric and not name.startswith(of_global(""))]
+    return [subject._replace(metric=name) for name in names if all(name in asked for asked in others)]
 
 
-def metric_remarks(of: Comparison) -> list[str]:
+def metric_remarks(subject: Comparison) -> list[str]:
     """For how many clients each metric is undefined, and which metrics some of the runs lack, in sentences."""
-    shown = dict.fromkeys([of.metric, *(about.metric for about in further(of))])
-    measured = dict.fromkeys(name for run in of.runs for name in run.info.get("metrics") or ())
+    shown = dict.fromkeys([subject.metric, *(about.metric for about in further(subject))])
+    measured = dict.fromkeys(name for run in subject.runs for name in run.info.get("metrics") or ())
     lacking = [name for name in measured if name not in shown and not name.startswith(of_global(""))]
-    remarks = [undefined_sentence(of.runs, of.split, name) for name in shown]
-    if lacking:
-        remarks.append(
-            f"Not every run has the {listed(lacking)} of its clients: repeat the others with --metrics."
-        )
-    return list(filter(None, remarks))
+    remarks = [undefined_sentence(subject.runs, subject.split, name) for name in shown]
+    missing = f"Not every run has the {listed(lacking)} of its clients: repeat the others with --metrics."
+    return list(filter(None, [*remarks, missing if lacking else ""]))
 
 
 def undefined_sentence(runs: Sequence[RunView], split: str, metric: str, reader: str = "") -> str:
@@ -658,4 +645,4 @@ def undefined_sentence(runs: Sequence[RunView], split: str, metric: str, reader:
     reason = visible(run.info["metrics"][metric])
     clause = reason if count > 1 else reason.replace("have ", "has ", 1)
     name = f"The {SPLIT_NAMES[split]} {visible(metric)}{f', {reader},' if reader else ''}"
-    return f"{name} is undefined for {count:,} of {plural(clients, 'client')}, which {clause}."
+    return f"{name} is undefined for {count:,} of {counted(clients, 'client')}, which {clause}."

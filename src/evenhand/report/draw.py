@@ -23,7 +23,6 @@ from evenhand.report.formatting import GRID, INK, MUTED, PALETTE
 from evenhand.text import visible
 
 __all__ = [
-    "DASHES",
     "GRID",
     "INK",
     "MARKERS",
@@ -31,10 +30,7 @@ __all__ = [
     "MOST_POINTS",
     "MUTED",
     "PALETTE",
-    "PUBLISHED_BINS",
-    "STYLE",
     "End",
-    "NDArray",
     "Style",
     "band",
     "count_axis",
@@ -51,8 +47,6 @@ __all__ = [
     "scaled",
     "short",
     "single_panel",
-    "thin",
-    "title",
 ]
 
 
@@ -60,9 +54,9 @@ NDArray = npt.NDArray[Any]
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
-DASHES = ("-", (0, (6, 1.5)), (0, (1, 1)))
+_DASHES = ("-", (0, (6, 1.5)), (0, (1, 1)))
 
-STYLE: dict[Any, Any] = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
@@ -90,7 +84,7 @@ MOST_POINTS = 500
 
 MOST_MARKERS = 1200
 
-PUBLISHED_BINS = 39
+_PUBLISHED_BINS = 39
 
 
 # --- names and values as they are drawn ---------------------------------------------------------------------------
@@ -98,7 +92,7 @@ PUBLISHED_BINS = 39
 
 def look(i: int) -> tuple[str, Any]:
     """The colour and the dashes of the method at a position."""
-    return PALETTE[i % len(PALETTE)], DASHES[i // len(PALETTE) % len(DASHES)]
+    return PALETTE[i % len(PALETTE)], _DASHES[i // len(PALETTE) % len(_DASHES)]
 
 
 def label(metric: str, split: str | None) -> str:
@@ -124,7 +118,7 @@ def finite(values: NDArray) -> NDArray:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def thin(count: int, most: int = MOST_POINTS) -> NDArray:
+def _thin(count: int, most: int = MOST_POINTS) -> NDArray:
     """At most ``most`` evenly spaced indices, the first and the last among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
@@ -138,14 +132,14 @@ def edges(values: NDArray, metric: str, clients: int) -> NDArray:
         return np.array([0.0, 1.0])
     low, high = float(values.min()), float(values.max())
     if is_share(metric) and low >= 0 and high <= 1:
-        bins = PUBLISHED_BINS if clients >= 100 else 20 if clients >= 40 else 10
+        bins = _PUBLISHED_BINS if clients >= 100 else 20 if clients >= 40 else 10
         first = min(int(low * bins), max(0, bins - 8))
         last = max(int(np.ceil(high * bins)), min(first + 8, bins))
         return np.arange(first, last + 1) / bins
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         return np.linspace(low - 0.5, low + 0.5, 8)
     spread = np.histogram_bin_edges(values, "auto")
-    return np.linspace(low, high, int(np.clip(spread.size, 8, PUBLISHED_BINS + 1)))
+    return np.linspace(low, high, int(np.clip(spread.size, 8, _PUBLISHED_BINS + 1)))
 
 
 # --- lines and scales ---------------------------------------------------------------------------------------------
@@ -169,7 +163,7 @@ def line(
     y = finite(y)
     if not np.isfinite(y).any():
         return
-    kept = thin(len(x), most)
+    kept = _thin(len(x), most)
     few = np.isfinite(y).sum() <= 25 and most == MOST_POINTS
     axes.plot(
         x[kept],
@@ -190,7 +184,7 @@ def band(
     """The area between two lines, where both are finite."""
     low, high = finite(low), finite(high)
     if np.isfinite(low).any() and np.isfinite(high).any():
-        kept = thin(len(x))
+        kept = _thin(len(x))
         bounds = [scaled(bound[kept], metric) for bound in (low, high)]
         axes.fill_between(x[kept], *bounds, color=colour, alpha=0.15, linewidth=0, label=name)
 
@@ -238,7 +232,8 @@ _LETTERS = 54
 
 def single_panel(x: str, y: str) -> tuple[Figure, Axes]:
     """A figure with one pair of axes."""
-    with rc_context(STYLE):
+    # A plain `Figure`: pyplot would keep each one in memory until it is closed.
+    with rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
     axes.set_xlabel(x)
@@ -250,7 +245,7 @@ def panels(names: Sequence[str], colours: Sequence[str], x: str, y: str) -> tupl
     """A panel for each name, in its colour and on the same scales: one column of up to three, else two columns."""
     columns = 1 if len(names) <= MOST_SHARED else 2
     rows = -(-len(names) // columns)
-    with rc_context(STYLE):
+    with rc_context(_STYLE):
         height = max(_HEIGHT, 0.55 + (1.0 if columns == 1 else 1.15) * rows)
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
@@ -262,16 +257,12 @@ def panels(names: Sequence[str], colours: Sequence[str], x: str, y: str) -> tupl
         every[len(names) - 1].tick_params(labelbottom=True)
         grid[-2, -1].tick_params(labelbottom=True)
     for axes, name, colour in zip(every, names, colours, strict=False):
-        title(axes, name, colour, 24 if columns == 2 else 60)
+        short_name = short(name, 24 if columns == 2 else 60)
+        axes.set_title(short_name, loc="left", fontsize=8.5, color=colour, pad=3)
         if columns == 2:
             axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.yaxis.set_major_locator(MaxNLocator(3))
     return figure, every[: len(names)]
-
-
-def title(axes: Axes, name: str, colour: str, most: int) -> None:
-    """The name of a panel, at its upper left."""
-    axes.set_title(short(name, most), loc="left", fontsize=8.5, color=colour, pad=3)
 
 
 def fit(figure: Figure, width: float) -> None:
@@ -311,6 +302,7 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[End], styles: Sequence
 
     What has a label and no end, such as a band, is in the legend in either case, and so are the ``styles``.
     """
+    # matplotlib sets the limits when it draws; before, the transform would be that of empty axes.
     axes.autoscale_view()
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = np.array([to_axes.transform((end.x, end.y))[1] for end in ends])
@@ -337,6 +329,7 @@ def _apart(heights: NDArray, gap: float) -> NDArray:
         return heights
     order = np.argsort(heights, kind="stable")
     moved = np.clip(heights[order], 0, 1)
+    # Two neighbours that move apart may meet the next ones, so that it takes several passes.
     for _ in range(50 * len(moved)):
         for i in range(1, len(moved)):
             overlap = max(0.0, gap - float(moved[i] - moved[i - 1]))
@@ -360,8 +353,9 @@ def legend(figure: Figure, axes: Axes, styles: Sequence[Style] = (), *, but: Seq
 
 
 def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], columns: int) -> None:
-    with rc_context(STYLE):
+    with rc_context(_STYLE):
         made = figure.legend(handles, names, loc="outside upper left", ncols=columns, fontsize=8.5)
+    # Pale lines and marks would be hard to see in a legend.
     for handle in made.legend_handles:
         if isinstance(handle, Line2D):
             handle.set_alpha(1)

@@ -8,14 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.evaluation import SPLIT_NAMES, is_higher_better, is_share, of_global
-from evenhand.report._view import NDArray, RunView, among, client_values, honest, statistics
+from evenhand.evaluation import SPLIT_NAMES, is_higher_better, of_global
+from evenhand.report._view import Group, NDArray, RunView, among, client_values, honest, statistics
 from evenhand.report.comparison import Comparison, Method
-from evenhand.report.formatting import Cell, escape, factor, number, plural, table, value
+from evenhand.report.formatting import (
+    Cell,
+    Row,
+    Table,
+    Value,
+    capital,
+    escape,
+    factor,
+    note,
+    number,
+    over_seeds,
+    section,
+    value,
+)
+from evenhand.report.tables import COMPARED
+from evenhand.text import counted
 
 __all__ = [
     "Gain",
@@ -37,25 +53,22 @@ __all__ = [
 
 def personal(subject: Comparison) -> str:
     """The section on global and personal models; empty where nobody has a model of its own."""
-    split, metric, methods = subject.split, subject.metric, personalized(subject)
+    methods = personalized(subject)
     if not methods:
         return ""
-    rows = [row for method in methods for row in _personal_rows(method, split, metric)]
-    unit = "; means in percent" if is_share(metric) else ""
-    over = "; ± over seeds" if subject.seeds > 1 else ""
-    caption = (
-        f"{subject.what[:1].upper()}{subject.what[1:]} of the global model and of clients' own{unit}{over}"
-    )
-    head = ["Method", "Clients", "How many", "Global model", "Own model", "Gain", "Better", "Worse"]
+    rows = [row for method in methods for row in _personal_rows(method, subject.split, subject.metric)]
+    caption = f"{capital(subject.quantity)} of the global model and of clients' own"
+    caption += "; means in percent" if subject.is_share else ""
+    caption += "; ± over seeds" if subject.seeds > 1 else ""
     caption += "; clients that never trained are left out" if left_out(methods) else ""
-    body = table(caption, head, rows, "numbers")
-    return f"<section>\n<h2>What clients gain by models of their own</h2>\n{body}\n</section>"
+    head = ["Method", "Clients", "How many", "Global model", "Own model", "Gain", "Better", "Worse"]
+    return section("What clients gain by models of their own", Table(head, rows).html(caption))
 
 
 def personalized(subject: Comparison) -> tuple[Method, ...]:
     """The methods whose clients have models of their own."""
-    of = (subject.split, subject.metric)
-    return tuple(method for method in subject.methods if all(gains(run, *of) for run in method.runs))
+    place = (subject.split, subject.metric)
+    return tuple(method for method in subject.methods if all(gains(run, *place) for run in method.runs))
 
 
 def left_out(methods: Sequence[Method]) -> bool:
@@ -63,29 +76,19 @@ def left_out(methods: Sequence[Method]) -> bool:
     return any(untrained(run) for method in methods for run in method.runs)
 
 
-def _personal_rows(method: Method, split: str, metric: str) -> list[list[str | Cell]]:
-    scale = 100.0 if is_share(metric) else 1.0
-    by_group: dict[str, list[Gain]] = {}
+def _personal_rows(method: Method, split: str, metric: str) -> list[Row]:
+    scale, by_group = factor("mean", metric), dict[str, list[Gain]]()
     names = {"all": "trained", "honest": "honest and trained"} if left_out([method]) else {}
     for run in method.runs:
-        for each in gains(run, split, metric):
-            by_group.setdefault(names.get(each.who, each.who), []).append(each)
-    rows: list[list[str | Cell]] = []
-    for who, group in by_group.items():
-        numbers = [
-            [scale * each.alone for each in group],
-            [scale * each.own for each in group],
-            [scale * (each.own - each.alone) for each in group],
-        ]
-        counts = [[each.gained for each in group], [each.lost for each in group]]
-        texts = [
-            *map(_mean_over_seeds, numbers),
-            *(_mean_over_seeds(of) if len(of) > 1 else f"{of[0]:,}" for of in counts),
-        ]
-        cells = [Cell(escape(text), "number") for text in texts]
-        rows.append(
-            [method.name, Cell(escape(who), "number"), Cell(f"{group[0].clients:,}", "number"), *cells]
-        )
+        for gain in gains(run, split, metric):
+            by_group.setdefault(names.get(gain.group, gain.group), []).append(gain)
+    rows: list[Row] = []
+    for group, parts in by_group.items():
+        means = [[g.alone for g in parts], [g.own for g in parts], [g.own - g.alone for g in parts]]
+        counts = [[g.gained for g in parts], [g.lost for g in parts]]
+        cells = [over_seeds(values, scale) for values in means]
+        cells += [over_seeds(n) if len(n) > 1 else Value(f"{n[0]:,}") for n in counts]
+        rows.append([method.name, Value(group), Value(f"{parts[0].clients:,}"), *cells])
     return rows
 
 
@@ -97,7 +100,7 @@ class Gain(NamedTuple):
     """What some clients gain by models of their own.
 
     Attributes:
-      who: which clients.
+      group: which clients.
       clients: how many of them have a value of the metric.
       alone: the mean of the metric over them with the global model.
       own: with their own models.
@@ -105,7 +108,7 @@ class Gain(NamedTuple):
       lost: how many are served worse.
     """
 
-    who: str
+    group: str
     clients: int
     alone: float
     own: float
@@ -122,21 +125,23 @@ def gains(run: RunView, split: str, metric: str) -> list[Gain]:
         return []
     run = honest(run)
     own, alone = (client_values(run, split, name) for name in (metric, of_global(metric)))
-    known = np.flatnonzero(np.isfinite(own) & np.isfinite(alone) & trained(run))
-    found = [_gain("all" if run.whole is None else "honest", own[known], alone[known], metric)]
-    if len(known) >= _THIRDS_FROM and "train" in run.sizes:
-        ranked = known[np.argsort(run.sizes["train"][known], kind="stable")]
-        for name, third in zip(("smallest", "middle", "largest"), np.array_split(ranked, 3), strict=True):
-            found.append(_gain(f"{name} third", own[third], alone[third], metric))
-    if run.unseen is not None:
-        found += [each._replace(who="unseen in training") for each in gains(run.unseen, split, metric)[:1]]
-    return [each for each in found if each.clients]
+    measured = np.flatnonzero(np.isfinite(own) & np.isfinite(alone) & trained(run))
+    groups = {"all" if run.whole is None else "honest": measured}
+    if len(measured) >= _THIRDS_FROM and "train" in run.sizes:
+        ranked = measured[np.argsort(run.sizes["train"][measured], kind="stable")]
+        names = ("smallest third", "middle third", "largest third")
+        groups |= dict(zip(names, np.array_split(ranked, 3), strict=True))
+    unseen = [] if run.unseen is None else gains(run.unseen, split, metric)[:1]
+    return [
+        *(_gain(group, own[at], alone[at], metric) for group, at in groups.items() if at.size),
+        *(gain._replace(group="unseen in training") for gain in unseen),
+    ]
 
 
-def _gain(who: str, own: NDArray, alone: NDArray, metric: str) -> Gain:
+def _gain(group: str, own: NDArray, alone: NDArray, metric: str) -> Gain:
     better = own - alone if is_higher_better(metric) else alone - own
-    before, after = (float(values.mean()) if values.size else float("nan") for values in (alone, own))
-    return Gain(who, own.size, before, after, int((better > 0).sum()), int((better < 0).sum()))
+    counts = int((better > 0).sum()), int((better < 0).sum())
+    return Gain(group, own.size, float(alone.mean()), float(own.mean()), *counts)
 
 
 def trained(run: RunView) -> NDArray:
@@ -156,33 +161,31 @@ def untrained(run: RunView) -> int:
 
 def in_words(run: RunView, split: str, metric: str) -> str:
     """The same in a sentence or two; empty where clients have no models of their own."""
-    found = {each.who: each for each in gains(run, split, metric)}
+    by_group = {gain.group: gain for gain in gains(run, split, metric)}
     left_out, kind = untrained(run), "client" if run.malicious is None else "honest client"
     models, examples = int(trained(honest(run)).sum()), f"{SPLIT_NAMES[split]} examples"
     sentences: list[str] = []
-    for who, name in (("all", kind), ("honest", kind), ("unseen in training", "unseen client")):
-        if (each := found.get(who)) is not None:
-            noun = plural(each.clients, name)
-            if name == kind and each.clients < models:  # some with a model of their own are not measured
-                has = "has" if each.clients == 1 else "have"
+    for group, name in (("all", kind), ("honest", kind), ("unseen in training", "unseen client")):
+        if (gain := by_group.get(group)) is not None:
+            noun = counted(gain.clients, name)
+            if name == kind and gain.clients < models:  # some with a model of their own are not measured
+                has = "has" if gain.clients == 1 else "have"
                 noun += f" that trained and {has} {examples}" if left_out else f" with {examples}"
             elif name == kind and left_out:
                 noun += " that trained"
-            means = f"mean {value(each.own, metric)}, global {value(each.alone, metric)}"
+            verb, whose = ("is", "its") if gain.gained == 1 else ("are", "their")
+            means = f"mean {value(gain.own, metric)}, global {value(gain.alone, metric)}"
             sentences.append(
-                f"Of {noun}, {each.gained:,} {'is' if each.gained == 1 else 'are'} served better by a model of "
-                f"{'its' if each.gained == 1 else 'their'} own than by the global one, {each.lost:,} worse ({means})."
+                f"Of {noun}, {gain.gained:,} {verb} served better by a model of {whose} own than by the global one, "
+                f"{gain.lost:,} worse ({means})."
             )
     if left_out and sentences:
-        sentences.append(
-            f"{plural(left_out, kind)} never trained and {'is' if left_out == 1 else 'are'} left out."
-        )
+        verb = "is" if left_out == 1 else "are"
+        sentences.append(f"{counted(left_out, kind)} never trained and {verb} left out.")
     return " ".join(sentences)
 
 
 # --- attacks: how honest and malicious clients are served ---------------------------------------------------------
-
-_ATTACKED = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
 
 _MOST_NAMED = 20
 
@@ -192,47 +195,40 @@ def attacked(subject: Comparison) -> str:
     every = [run.whole or run for run in subject.runs]
     if all(run.malicious is None for run in every):
         return ""
-    rows: list[list[str | Cell]] = []
-    for name, method in zip(subject.names, subject.methods, strict=True):
-        for who in ("all", "honest", "malicious"):
-            runs = [among(run.whole or run, who) for run in method.runs]
-            if not all(len(run.client_ids) for run in runs):
-                continue
-            found = [statistics(run, subject.split, subject.metric) for run in runs]
-            cells = [
-                Cell(
-                    escape(_mean_over_seeds([each[key] for each in found], factor(key, subject.metric))),
-                    "number",
-                )
-                for key in _ATTACKED
-            ]
-            rows.append([name, who, Cell(str(len(runs[0].client_ids)), "number"), *cells])
-    head = ["Method", "Clients", "How many", *_ATTACKED.values()]
-    unit = " in percent (variance: %²)" if is_share(subject.metric) else ""
-    what = subject.what[:1].upper() + subject.what[1:]
-    made = table(f"{what} per client{unit}; ± over seeds", head, rows, "numbers")
-    return f"<section>\n<h2>Honest and malicious clients</h2>\n{made}\n{_malicious_names(every)}\n</section>"
+    rows: list[Row] = []
+    groups: tuple[Group, ...] = ("all", "honest", "malicious")
+    for method, group in product(subject.methods, groups):
+        runs = [among(run.whole or run, group) for run in method.runs]
+        if all(run.client_ids for run in runs):
+            stats = [statistics(run, subject.split, subject.metric) for run in runs]
+            scales = {key: factor(key, subject.metric) for key in COMPARED}
+            cells = [over_seeds([by_key[key] for by_key in stats], scale) for key, scale in scales.items()]
+            rows.append([method.name, group, Value(str(len(runs[0].client_ids))), *cells])
+    head = ["Method", "Clients", "How many", *COMPARED.values()]
+    unit = " in percent (variance: %²)" if subject.is_share else ""
+    made = Table(head, rows).html(f"{capital(subject.quantity)} per client{unit}; ± over seeds")
+    return section("Honest and malicious clients", made, note(_malicious_names(every)))
 
 
 def _malicious_names(runs: Sequence[RunView]) -> str:
     """Who was malicious, where that is the same in all runs."""
-    names = {
-        tuple(among(run, "malicious").client_ids) if run.malicious is not None else () for run in runs
-    } - {()}
+    names = {tuple(among(run, "malicious").client_ids) for run in runs if run.malicious is not None} - {()}
     if len(names) != 1:
         return (
-            '<p class="note">Malicious clients differ between the runs. All other metrics of clients on this page are '
-            "those of the honest clients of each run.</p>"
+            "Malicious clients differ between the runs. All other metrics of clients on this page are those of the "
+            "honest clients of each run."
         )
-    [found] = names
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    text = f"{plural(len(found), 'malicious client')}: {', '.join(found[:_MOST_NAMED])}{more}."
-    rest = (
+    [ids] = names
+    more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
+    others = (
         "All other metrics of clients on this page are those of honest ones."
         if any(run.malicious is not None and not run.malicious.all() for run in runs)
         else "No client is honest, so the numbers of this page are of malicious ones."
     )
-    return f'<p class="note">{escape(text)} They are measured on clean examples, like all others. {rest}</p>'
+    return (
+        f"{counted(len(ids), 'malicious client')}: {', '.join(ids[:_MOST_NAMED])}{more}. "
+        f"They are measured on clean examples, like all others. {others}"
+    )
 
 
 # --- privacy: what a private method promises, and what it has spent -----------------------------------------------
@@ -252,47 +248,31 @@ _PRIVACY = {
 
 def privacy(subject: Comparison) -> str:
     """The section on privacy; empty where no method promises any."""
-    told = {
-        method.name: method.runs[0].info["privacy"]
-        for method in subject.methods
-        if method.runs[0].info.get("privacy")
-    }
-    if not told:
+    facts = {method.name: method.runs[0].info.get("privacy") for method in subject.methods}
+    promises = {name: promise for name, promise in facts.items() if promise}
+    if not promises:
         return ""
-    several = len(subject.methods) > 1
-    none = [name for name in subject.names if name not in told]
-    rows: list[list[str | Cell]] = []
-    for what, of in _PRIVACY.items():
-        cells = [
-            "; ".join(each[of]) if isinstance(each[of], list) else _told_as(each, of)
-            for each in told.values()
-        ]
-        rows.append([what, *(Cell(escape(text), "setting") for text in cells)])
-    head = ["", *(told if several else ["Value"])]
-    note = f"<p>{escape(', '.join(none))} promises nothing.</p>\n" if none else ""
-    body = table("What is promised, and what the promise rests on", head, rows)
-    return f"<section>\n<h2>Privacy</h2>\n{body}\n{note}</section>"
+    rows: list[Row] = [
+        [title, *(Cell(escape(_promised(promise, name)), "setting") for promise in promises.values())]
+        for title, name in _PRIVACY.items()
+    ]
+    head = ["", *(promises if len(subject.methods) > 1 else ["Value"])]
+    body = Table(head, rows).html("What is promised, and what the promise rests on", "")
+    none = ", ".join(name for name in subject.names if name not in promises)
+    return section("Privacy", body, f"<p>{escape(none)} promises nothing.</p>" if none else "")
 
 
-def privacy_line(told: Mapping[str, Any]) -> str:
+def privacy_line(promise: Mapping[str, Any]) -> str:
     """The promise in a sentence."""
     return (
-        f"Privacy: epsilon {_told_as(told, 'epsilon')} at delta {told['delta']:g}, for {told['neighbours']} "
-        f"(accountant: {told['accountant']})."
+        f"Privacy: epsilon {_promised(promise, 'epsilon')} at delta {promise['delta']:g}, for "
+        f"{promise['neighbours']} (accountant: {promise['accountant']})."
     )
 
 
-def _told_as(told: Mapping[str, Any], of: str) -> str:
-    """One of the things that are told; files keep no infinity, and have nothing in its place."""
-    if of in ("epsilon", "delta"):
-        return number(math.inf if told[of] is None else float(told[of]), 4)
-    return str(told[of])
-
-
-# --- numbers ------------------------------------------------------------------------------------------------------
-
-
-def _mean_over_seeds(values: Sequence[float], scale: float = 1.0) -> str:
-    at = scale * np.asarray(values, np.float64)
-    more = f" ± {number(float(at.std(ddof=1)), 2)}" if at.size > 1 else ""
-    return number(float(at.mean())) + more
+def _promised(promise: Mapping[str, Any], name: str) -> str:
+    """One part of a promise; files keep no infinity, and have nothing in its place."""
+    part = promise[name]
+    if name in ("epsilon", "delta"):
+        return number(math.inf if part is None else float(part), 4)
+    return "; ".join(part) if isinstance(part, list) else str(part)

@@ -10,8 +10,9 @@ Each function takes ``runs``:
 Up to three methods share one pair of axes, and each line is labelled where it ends; four or more get a panel each, in
 which the others are grey.  ``metric`` is ``"accuracy"``, ``"loss"`` or another that the model measures (None: the
 accuracy if all runs have one, else the loss), ``split`` is ``"train"``, ``"valid"`` or ``"test"`` (None: test if there
-are test examples).  Each returns a ``matplotlib.figure.Figure``: call ``figure.savefig("curve.pdf")``, or make it the
-last line of a notebook's cell.  matplotlib is loaded by the first call, not by the import.
+are test examples); an :class:`~evenhand.EvenhandError` says if no run has that metric on that split.  Each returns a
+``matplotlib.figure.Figure``: call ``figure.savefig("curve.pdf")``, or make it the last line of a notebook's cell.
+matplotlib is loaded by the first call, not by the import.
 
 Example:
   >>> import evenhand as eh
@@ -52,13 +53,7 @@ def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None =
     methods: a line each on ``split``, and a dashed one for the worst tenth of its clients.  Where the mean over clients
     was not recorded (for all metrics but the first, and by earlier versions), the mean over examples is drawn instead.
 
-    Args:
-      runs: see :mod:`evenhand.report.figures`, as for the other arguments.
-      metric: what to draw.
-      split: the split to measure it on.
-
-    Raises:
-      EvenhandError: no run has that metric on that split.
+    Arguments and errors: see :mod:`evenhand.report.figures`.
 
     Example:
       >>> import evenhand as eh
@@ -69,7 +64,7 @@ def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None =
     """
     from evenhand.report import _plots as plots
 
-    return plots.learning_curve(_of(runs, metric, split))
+    return plots.learning_curve(_subject(runs, metric, split))
 
 
 def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
@@ -77,13 +72,7 @@ def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None
 
     A line marks the mean over clients, a dotted one that of the worst tenth.  Several seeds: mean counts.
 
-    Args:
-      runs: see :mod:`evenhand.report.figures`, as for the other arguments.
-      metric: what to draw.
-      split: the split to measure it on.
-
-    Raises:
-      EvenhandError: no run has that metric on that split.
+    Arguments and errors: see :mod:`evenhand.report.figures`.
 
     Example:
       >>> import evenhand as eh
@@ -94,7 +83,7 @@ def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None
     """
     from evenhand.report import _plots as plots
 
-    return plots.client_histogram(_of(runs, metric, split))
+    return plots.client_histogram(_subject(runs, metric, split))
 
 
 def client_curve(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
@@ -102,13 +91,7 @@ def client_curve(runs: Runs, *, metric: str | None = None, split: str | None = N
 
     Several seeds: the mean and the range of the worst client of each seed, of the second worst, and so on.
 
-    Args:
-      runs: see :mod:`evenhand.report.figures`, as for the other arguments.
-      metric: what to draw.
-      split: the split to measure it on.
-
-    Raises:
-      EvenhandError: no run has that metric on that split.
+    Arguments and errors: see :mod:`evenhand.report.figures`.
 
     Example:
       >>> import evenhand as eh
@@ -119,7 +102,7 @@ def client_curve(runs: Runs, *, metric: str | None = None, split: str | None = N
     """
     from evenhand.report import _plots as plots
 
-    return plots.client_curve(_of(runs, metric, split))
+    return plots.client_curve(_subject(runs, metric, split))
 
 
 def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
@@ -127,13 +110,7 @@ def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = N
 
     Several seeds: a client's mean over the seeds if these have the same clients, else a mark for each.
 
-    Args:
-      runs: see :mod:`evenhand.report.figures`, as for the other arguments.
-      metric: what to draw.
-      split: the split to measure it on.
-
-    Raises:
-      EvenhandError: no run has that metric on that split.
+    Arguments and errors: see :mod:`evenhand.report.figures`.
 
     Example:
       >>> import evenhand as eh
@@ -144,7 +121,7 @@ def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = N
     """
     from evenhand.report import _plots as plots
 
-    return plots.size_scatter(_of(runs, metric, split))
+    return plots.size_scatter(_subject(runs, metric, split))
 
 
 def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
@@ -168,16 +145,16 @@ def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None
       >>> eh.report.figures.personal_scatter(run, metric="loss").axes[0].get_xlabel()
       'test loss of the global model'
     """
-    from evenhand.report._plots import personal_scatter
-
-    of = _of(runs, metric, split)
-    for method in of.methods:
-        if not all(of_global(of.metric) in run.clients.get(of.split, {}) for run in method.runs):
+    subject = _subject(runs, metric, split)
+    for method in subject.methods:
+        if not all(of_global(subject.metric) in run.clients.get(subject.split, {}) for run in method.runs):
             raise EvenhandError(
                 f"{method.name}: clients have no models of their own there, so that none can be compared with the "
                 "global one; give runs of methods from eh.personalization."
             )
-    return personal_scatter(of)
+    from evenhand.report import _plots as plots
+
+    return plots.personal_scatter(subject)
 
 
 def series(runs: Runs, key: str) -> Figure:
@@ -197,27 +174,27 @@ def series(runs: Runs, key: str) -> Figure:
       >>> eh.report.figures.series(run, "update_norm").axes[0].get_ylabel()
       'update norm'
     """
+    subject = compare(runs)
+    recorded = list(dict.fromkeys(name for run in subject.runs for name in run.history if name != "round"))
+    if key not in recorded:
+        raise EvenhandError(f"No run has recorded {key!r}: choose one of {recorded}.")
     from evenhand.report import _plots as plots
 
-    of = compare(runs)
-    known = list(dict.fromkeys(name for run in of.runs for name in run.history if name != "round"))
-    if key not in known:
-        raise EvenhandError(f"No run has recorded {key!r}: choose one of {known}.")
-    return plots.series(of, key)
+    return plots.series(subject, key)
 
 
-def _of(runs: Runs, metric: str | None, split: str | None) -> Comparison:
-    of = compare(runs)
+def _subject(runs: Runs, metric: str | None, split: str | None) -> Comparison:
+    """The comparison that a figure shows, by a metric and on a split that some run has."""
+    subject = compare(runs)
     if split is not None:
-        known = [name for name in SPLITS if any(name in run.clients for run in of.runs)]
-        if split not in known:
-            raise EvenhandError(f"No run has a split {split!r}: choose one of {known}.")
-        of = of._replace(split=split)
+        splits = [name for name in SPLITS if any(name in run.clients for run in subject.runs)]
+        if split not in splits:
+            raise EvenhandError(f"No run has a split {split!r}: choose one of {splits}.")
+        subject = subject._replace(split=split)
     if metric is not None:
-        names = dict.fromkeys(name for run in of.runs for name in run.clients.get(of.split, {}))
+        names = list(dict.fromkeys(x for run in subject.runs for x in run.clients.get(subject.split, {})))
         if metric not in names:
-            raise EvenhandError(
-                f"No run has a metric {metric!r} on its {of.split} split: choose one of {list(names)}."
-            )
-        of = of._replace(metric=metric)
-    return of
+            place = f"on its {subject.split} split"
+            raise EvenhandError(f"No run has a metric {metric!r} {place}: choose one of {names}.")
+        subject = subject._replace(metric=metric)
+    return subject

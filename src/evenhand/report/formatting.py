@@ -1,17 +1,25 @@
-"""How a report writes: numbers and lists as text, and text, tables and figures as parts of an HTML page."""
+"""How a report writes: numbers and lists as text, tables of them for every medium, and parts of an HTML page.
+
+A :class:`Table` is the same value wherever it is shown: pages, Markdown, LaTeX and CSV are written here, and the
+command line draws it in a terminal.  What runs with several seeds come to is a :class:`Value` in it.
+"""
 
 from __future__ import annotations
 
+import csv
 import html
 import io
 import math
 import re
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from evenhand.evaluation import is_share
-from evenhand.text import visible
+from evenhand.text import spreadsheet_cell, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,18 +30,25 @@ __all__ = [
     "MUTED",
     "PALETTE",
     "Cell",
+    "Row",
+    "Table",
+    "Value",
     "bar",
+    "capital",
     "details",
+    "deviation",
     "escape",
     "factor",
     "listed",
+    "note",
     "number",
+    "over_seeds",
     "percent",
-    "plural",
+    "section",
     "spread",
     "svg",
     "swatch",
-    "table",
+    "unit",
     "value",
 ]
 
@@ -77,15 +92,164 @@ def factor(statistic: str, metric: str) -> float:
     return 1e4 if statistic.endswith("variance") else 100.0
 
 
-def plural(count: int, noun: str) -> str:
-    """A count with its noun, in the plural unless the count is 1."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def unit(statistic: str, metric: str) -> str:
+    """The unit of such a statistic, for the head of its column."""
+    return {1.0: "", 100.0: " (%)", 1e4: " (%²)"}[factor(statistic, metric)]
 
 
 def listed(texts: Sequence[str]) -> str:
     """Texts listed in a sentence: ``"a, b and c"``."""
     *first, last = texts or [""]
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def capital(text: str) -> str:
+    """The text with its first letter in upper case, and all others as they are."""
+    return text[:1].upper() + text[1:]
+
+
+# --- tables, in every medium --------------------------------------------------------------------------------------
+
+
+class Value(NamedTuple):
+    """A number as a table shows it.
+
+    Attributes:
+      text: the number, or the mean over seeds, without its unit.
+      deviation: the standard deviation over the seeds; empty without several of them.
+      unit: what follows both, with a space where it needs one.
+      is_marked: whether it stands out: as the best, or as a difference that is sure.
+    """
+
+    text: str
+    deviation: str = ""
+    unit: str = ""
+    is_marked: bool = False
+
+    def joined(self, sign: str = "±") -> str:
+        """All of it: ``"87.6 ± 1.2 %"``."""
+        return self.text + (f" {sign} {self.deviation}" if self.deviation else "") + self.unit
+
+
+def deviation(values: npt.ArrayLike) -> float:
+    """The standard deviation over seeds, by which a further seed would vary; NaN where it is not known.
+
+    That is where there are fewer than two values, or where some are not finite.
+    """
+    x = np.asarray(values, np.float64)
+    if x.size < 2 or not np.isfinite(x).all():
+        return math.nan
+    result = float(np.std(x, ddof=1))
+    # Seeds with equal values differ by rounding alone: "± 1e-17" would look like a finding.
+    return 0.0 if result < 1e-12 * float(np.max(np.abs(x))) else result
+
+
+def over_seeds(values: npt.ArrayLike, scale: float = 1.0, *, is_marked: bool = False) -> Value:
+    """The mean of the seeds' values and their deviation, both multiplied by ``scale``."""
+    mean, std = float(np.mean(np.asarray(values, np.float64))), deviation(values)
+    text = "" if math.isnan(std) else number(scale * std, 2)
+    return Value(number(scale * mean), text, is_marked=is_marked)
+
+
+class Cell(NamedTuple):
+    """A table cell of a page: HTML that is already safe, and classes for the style sheet."""
+
+    html: str
+    classes: str = ""
+
+
+Row: TypeAlias = Sequence[str | float | Value | Cell]
+"""Texts and numbers; plain numbers are for CSV, which does not round them, and a :class:`Cell` is for pages."""
+
+
+class Table(NamedTuple):
+    """Rows of methods, clients, settings or runs, whose first column names them.
+
+    Attributes:
+      head: the names of the columns.
+      rows: the cells of each row.
+      words: how many columns, from the first on, hold words; the others hold numbers.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Row]
+    words: int = 1
+
+    def html(self, caption: str, classes: str = "numbers") -> str:
+        """A table of a page."""
+        name = escape(caption)
+        # The caption is outside the scrolling part, so that it wraps on a narrow screen.
+        lines = [
+            f'<p class="caption">{name}</p>\n<div class="scroll" role="region" aria-label="{name}" tabindex="0">',
+            f'<table class="{classes}" aria-label="{name}">',
+            "<thead><tr>",
+            *(f'<th scope="col">{escape(name)}</th>' for name in self.head),
+            "</tr></thead><tbody>",
+        ]
+        for row in self.rows:
+            first, *rest = map(_html_cell, row)
+            lines.append(f'<tr class="{first.classes}"><th scope="row">{first.html}</th>')
+            lines += [*(f'<td class="{cell.classes}">{cell.html}</td>' for cell in rest), "</tr>"]
+        return "\n".join([*lines, "</tbody></table></div>"])
+
+    def markdown(self) -> str:
+        """A table of Markdown."""
+        lines = [self._texts(row, "**{}**", "±", _markdown_text) for row in (self.head, *self.rows)]
+        lines.insert(1, ["---"] * len(self.head))
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    def latex(self) -> str:
+        """A ``tabular`` with the rules of the package ``booktabs``."""
+        lines = [self._texts(row, r"\textbf{{{}}}", r"$\pm$", _latex_text) for row in (self.head, *self.rows)]
+        head, *rows = [rf"{' & '.join(line)} \\" for line in lines]
+        columns = "l" * self.words + "r" * (len(self.head) - self.words)
+        begin = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"]
+        return "\n".join([*begin, *rows, r"\bottomrule", r"\end{tabular}", ""])
+
+    def csv(self) -> str:
+        """Comma-separated values: numbers unrounded, an empty field for NaN, no text that a spreadsheet computes."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        for row in (self.head, *self.rows):
+            writer.writerow(spreadsheet_cell(x) if isinstance(x, str) else "" if x != x else x for x in row)
+        return file.getvalue()
+
+    def _texts(self, row: Row, bold: str, sign: str, safe: Callable[[str], str]) -> list[str]:
+        """The cells of a row in a language in which ``safe`` makes any text harmless."""
+        values = [cell if isinstance(cell, Value) else Value(str(cell)) for cell in row]
+        texts = [
+            cell._replace(text=safe(cell.text), deviation=safe(cell.deviation), unit=safe(cell.unit)).joined(
+                sign
+            )
+            for cell in values
+        ]
+        return [bold.format(x) if cell.is_marked else x for x, cell in zip(texts, values, strict=True)]
+
+
+def _html_cell(cell: str | float | Value | Cell) -> Cell:
+    if isinstance(cell, Value):
+        return Cell(escape(cell.joined()), "number best" if cell.is_marked else "number")
+    return cell if isinstance(cell, Cell) else Cell(escape(cell))
+
+
+def _markdown_text(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "²": "$^2$",
+    "−": "$-$",
+    "–": "--",
+    "∞": r"$\infty$",
+}
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
 
 
 # --- HTML ---------------------------------------------------------------------------------------------------------
@@ -102,13 +266,6 @@ _VARIABLES = {
 }
 
 
-class Cell(NamedTuple):
-    """A table cell: HTML that is already safe, and classes for the style sheet."""
-
-    html: str
-    classes: str = ""
-
-
 def escape(text: object) -> str:
     """Any text with its markup escaped and nothing hidden, except for the characters that isolate a name."""
     parts = re.split("([\u2068\u2069])", str(text))
@@ -116,11 +273,12 @@ def escape(text: object) -> str:
     return html.escape("".join(shown), quote=True)
 
 
-def bar(text: str, share: float, colour: int = 0) -> Cell:
+def bar(text: str, share: float, colour: int = 0, *, is_marked: bool = False) -> Cell:
     """A number with a bar that fills a share of the cell."""
     width = 100 * min(max(share, 0.0), 1.0) if math.isfinite(share) else 0.0
     style = f"--w:{width:.1f}%;--c:var(--c{colour % len(PALETTE)})"
-    return Cell(f'<span class="bar" style="{style}">{escape(text)}</span>', "number")
+    classes = "number best" if is_marked else "number"
+    return Cell(f'<span class="bar" style="{style}">{escape(text)}</span>', classes)
 
 
 def swatch(colour: int) -> str:
@@ -128,31 +286,19 @@ def swatch(colour: int) -> str:
     return f'<span class="swatch" style="--c:var(--c{colour % len(PALETTE)})"></span>'
 
 
-def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str | Cell]], classes: str = "") -> str:
-    """A table whose first column names the rows; plain strings are escaped."""
-    name = escape(caption)
-    # The caption is outside the scrolling part, so that it wraps on a narrow screen.
-    lines = [
-        f'<p class="caption">{name}</p>\n<div class="scroll" role="region" aria-label="{name}" tabindex="0">'
-    ]
-    lines.append(f'<table class="{classes}" aria-label="{name}">')
-    lines += [
-        "<thead><tr>",
-        *(f'<th scope="col">{escape(name)}</th>' for name in head),
-        "</tr></thead><tbody>",
-    ]
-    for first, *rest in rows:
-        cells = [cell if isinstance(cell, Cell) else Cell(escape(cell)) for cell in rest]
-        name = first if isinstance(first, Cell) else Cell(escape(first))
-        lines.append(f'<tr class="{name.classes}"><th scope="row">{name.html}</th>')
-        lines += [f'<td class="{cell.classes}">{cell.html}</td>' for cell in cells]
-        lines.append("</tr>")
-    return "\n".join([*lines, "</tbody></table></div>"])
-
-
 def details(summary: str, body: str) -> str:
     """A part of the page that opens on demand."""
     return f"<details><summary>{escape(summary)}</summary>\n{body}\n</details>"
+
+
+def note(text: str) -> str:
+    """A remark on a table, below it; empty for an empty text."""
+    return f'<p class="note">{escape(text)}</p>' if text else ""
+
+
+def section(title: str, *parts: str) -> str:
+    """A section of the page, of those parts that are not empty."""
+    return "\n".join(filter(None, [f"<section>\n<h2>{title}</h2>", *parts, "</section>"]))
 
 
 # --- figures in HTML ----------------------------------------------------------------------------------------------
@@ -171,6 +317,7 @@ def svg(figure: Figure, name: str, title: str, note: str, alt: str) -> str:
     from matplotlib import rc_context  # matplotlib takes long to load
 
     buffer = io.StringIO()
+    # matplotlib makes ids from this salt: without it they would be random, and the page never the same twice.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
         # The reader's browser draws the text with its own fonts, so that a glyph missing here does not matter.
         warnings.filterwarnings("ignore", message=".*[Gg]lyph .* missing from")
@@ -183,12 +330,11 @@ def svg(figure: Figure, name: str, title: str, note: str, alt: str) -> str:
     text = re.sub(r"#[0-9a-f]{6}\b", lambda match: _VARIABLES.get(match[0], match[0]), text)
     text = re.sub(r"<[^>]+>", lambda tag: _shorter(tag[0]), re.sub(r"\n\s*", "\n", text))
     text = re.sub(r"<g>\n(<[^g/][^>]*/>\n)</g>\n", r"\1", text)
-    box = _attribute(text, "viewBox")
+    [box] = re.findall(r'viewBox="([^"]*)"', text)[:1]
     opening = f'<svg viewBox="{box}" role="img" aria-label="{escape(alt)}" class="plot"'
     opening += ' xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
-    text = opening + text[text.index(">") + 1 :]
     caption = f"<figcaption><strong>{escape(title)}</strong> {escape(note)}</figcaption>"
-    return f"<figure>\n{caption}\n{text}</figure>"
+    return f"<figure>\n{caption}\n{opening}{text[text.index('>') + 1 :]}</figure>"
 
 
 def _shorter(tag: str) -> str:
@@ -203,9 +349,3 @@ def _shorter(tag: str) -> str:
 
 def _short_path(path: str) -> str:
     return re.sub(r"\s*([A-Za-z])\s*", r"\1", re.sub(r"(\.\d)\d+|\.0+\b", r"\1", path)).strip()
-
-
-def _attribute(text: str, name: str) -> Any:
-    match = re.search(rf'{name}="([^"]*)"', text)
-    assert match
-    return match[1]

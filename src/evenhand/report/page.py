@@ -39,7 +39,22 @@ from evenhand.report.comparison import (
     verdict,
 )
 from evenhand.report.families import attacked, personal, privacy
-from evenhand.report.formatting import Cell, bar, escape, number, plural, spread, swatch, table, value
+from evenhand.report.formatting import (
+    Cell,
+    Row,
+    Table,
+    Value,
+    bar,
+    capital,
+    deviation,
+    escape,
+    note,
+    number,
+    section,
+    spread,
+    swatch,
+    value,
+)
 from evenhand.report.tables import (
     class_table,
     difference_table,
@@ -48,7 +63,7 @@ from evenhand.report.tables import (
     statistic_rows,
     summary,
 )
-from evenhand.text import isolated
+from evenhand.text import counted, isolated
 
 __all__ = ["Summary", "body", "document", "page", "run_html", "write_report"]
 
@@ -159,43 +174,36 @@ _WORST = 10
 
 
 def _facts(subject: Comparison) -> str:
-    """The line under the title: what was run."""
-    runs = subject.runs
-    method = _shared(runs, "method")
-    known = [None if method in subject.names else method, _shared(runs, "data")]
+    """The line under the title: what was run, as far as all runs share it."""
+    runs, kind = subject.runs, subject.client_kind
+    method, rounds = _shared(runs, "method"), _shared(runs, "rounds")
     counts = {max(int(run.info.get("clients") or 0), len((run.whole or run).client_ids)) for run in runs}
-    kind = subject.client_kind
-    clients = None if len(counts) > 1 else plural(counts.pop(), "client")
-    known.append(f"{clients}, one per {kind}" if clients and kind else clients)
-    rounds = _shared(runs, "rounds")
-    known.append(None if rounds is None else plural(rounds, "round"))
-    known.append(_shared(runs, "kept"))
+    facts = [None if method in subject.names else method, _shared(runs, "data")]
+    if len(counts) == 1:
+        facts.append(counted(counts.pop(), "client") + (f", one per {kind}" if kind else ""))
+    facts += [None if rounds is None else counted(rounds, "round"), _shared(runs, "kept")]
     for name in ("cohort", "seed"):
-        found = _shared(runs, name)
-        known.append(None if found is None else f"{name} {found}")
-    if subject.seeds > 1 and len({run.info.get("seed") for run in runs}) > 1:
-        known.append("seeds " + ", ".join(dict.fromkeys(str(run.info.get("seed")) for run in runs)))
-    text = " · ".join(escape(fact) for fact in known if fact is not None)
-    return f'<p class="facts">{text}</p>'
+        shared = _shared(runs, name)
+        facts.append(None if shared is None else f"{name} {shared}")
+    seeds = dict.fromkeys(str(run.info.get("seed")) for run in runs)
+    facts.append("seeds " + ", ".join(seeds) if subject.seeds > 1 and len(seeds) > 1 else None)
+    return f'<p class="facts">{" · ".join(escape(fact) for fact in facts if fact is not None)}</p>'
 
 
 def _notices(subject: Comparison) -> str:
     """What to know before trusting the numbers: each kind of finding once, those that rule out trust first."""
-    notices, several = subject.notices, len(subject.runs) > 1
-    grave = [each for each in notices if each.finding.kind == "diverged"]
-    boxes = [
-        ("Do not rely on these numbers", grave if several else notices if grave else []),
-        (
-            "Read these numbers with care",
-            [each for each in notices if several or not grave if each not in grave],
-        ),
-    ]
+    every = subject.notices
+    grave = [notice for notice in every if notice.finding.kind == "diverged"]
+    if len(subject.runs) == 1 and grave:  # nothing else about the run can be trusted either
+        grave = every
+    others = [notice for notice in every if notice not in grave]
+    boxes = {"Do not rely on these numbers": grave, "Read these numbers with care": others}
     return "\n".join(
         f'<aside class="notice">\n<h2>{title}</h2>\n'
-        + "".join(f"<p>{escape(each.text)}</p>\n" for each in of)
+        + "".join(f"<p>{escape(notice.text)}</p>\n" for notice in notices)
         + "</aside>"
-        for title, of in boxes
-        if of
+        for title, notices in boxes.items()
+        if notices
     )
 
 
@@ -203,20 +211,14 @@ def _headline(subject: Comparison) -> str:
     """The result in a sentence and in a few numbers, or in a ranking."""
     metric, (first, *others) = subject.metric, subject.methods
     if others:
-        noise = caution(subject)
-        return (
-            _lead(verdict(subject))
-            + ranking(subject)
-            + (f'<p class="note">{escape(noise)}</p>' if noise else "")
-        )
+        return _lead(verdict(subject)) + ranking(subject) + note(caution(subject))
     stats = first.statistics(subject.split, metric)
     if not np.isfinite(stats["mean"]).any():
         cause = "" if first.is_sound else "Training diverged: "
-        text = f"{cause}the {subject.what} is not a finite number."
-        return _lead(text[:1].upper() + text[1:])
+        return _lead(capital(f"{cause}the {subject.quantity} is not a finite number."))
     is_last = len(first.runs) == 1 and first.runs[0].info.get("kept") is None
     swung = swing(first.runs[0].history, subject.split, metric) if is_last else None
-    unsettled = "" if swung is None else f" This has not settled: the {subject.what} {swung.text}."
+    unsettled = "" if swung is None else f" This has not settled: the {subject.quantity} {swung.text}."
     return _lead(_headline_sentence(subject, first) + unsettled) + _cards(first, subject)
 
 
@@ -230,138 +232,119 @@ def _headline_sentence(subject: Comparison, method: Method) -> str:
     mean, worst = (value(float(np.mean(stats[key])), metric) for key in ("mean", "worst10"))
     over = f" (means over {seeds} seeds)" if seeds > 1 else ""
     if int(np.max(stats["clients"])) == 1:
-        return f"The only {whose.noun} gets a {subject.what} of {mean}{over}."
+        return f"The only {whose.noun} gets a {subject.quantity} of {mean}{over}."
     begin = "The" if whose.is_complete else f"Over {whose.text}, the"
-    return f"{begin} average client gets a {subject.what} of {mean}, {tail_name(clients)} {worst}{over}."
+    return f"{begin} average client gets a {subject.quantity} of {mean}, {tail_name(clients)} {worst}{over}."
 
 
 def _cards(method: Method, subject: Comparison) -> str:
-    metric, found = subject.metric, method.statistics(subject.split, subject.metric)
-    stats = {key: float(np.mean(values)) for key, values in found.items()}
-    clients = int(stats["clients"])
-
-    def over_seeds(key: str, note: str) -> str:
-        return (
-            f"± {spread(float(np.std(found[key], ddof=1)), metric)} over seeds"
-            if len(method.runs) > 1
-            else note
-        )
-
-    tail = plural(max(1, clients // 10), "client")
-    over_examples = f"{value(stats['weighted_mean'], metric)} over examples"
+    metric, stats = subject.metric, method.statistics(subject.split, subject.metric)
+    means = {key: float(np.mean(values)) for key, values in stats.items()}
+    tail = counted(max(1, int(means["clients"]) // 10), "client")
+    over_examples = f"{value(means['weighted_mean'], metric)} over examples"
     constant = _shared(method.runs, "constant")
     if constant is not None and (constant["metric"], constant["split"]) == (metric, subject.split):
         over_examples += f"; the best constant gives {value(constant['mean'], metric)}"
+    names = {
+        "mean": ("Mean over clients", over_examples),
+        "worst10": ("Worst 10 % of clients", tail),
+        "best10": ("Best 10 % of clients", tail),
+    }
+    cards: list[tuple[str, str, str]] = []
+    for key, (name, remark) in names.items():
+        seeds = f"± {spread(deviation(stats[key]), metric)} over seeds"
+        cards.append((name, value(means[key], metric), seeds if len(method.runs) > 1 else remark))
     over_clients = f"standard deviation over {subject.covered.text}"
-    cards = [
-        ("Mean over clients", value(stats["mean"], metric), over_seeds("mean", over_examples)),
-        ("Worst 10 % of clients", value(stats["worst10"], metric), over_seeds("worst10", tail)),
-        ("Best 10 % of clients", value(stats["best10"], metric), over_seeds("best10", tail)),
-        ("Spread", spread(stats["std"], metric), over_clients),
-    ]
+    cards.append(("Spread", spread(means["std"], metric), over_clients))
     body = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(text)}<small>{escape(note)}</small></dd></div>\n"
-        for name, text, note in cards
+        f"<div><dt>{escape(name)}</dt><dd>{escape(text)}<small>{escape(remark)}</small></dd></div>\n"
+        for name, text, remark in cards
     )
     return f'<dl class="cards">\n{body}</dl>'
 
 
 def _worst_clients(subject: Comparison) -> str:
     """The ten worst-served clients, and what the other methods give them; means over seeds."""
-    if len(subject.methods) > 1 and not subject.same_clients:
+    if not subject.same_clients:
         return ""
-    run, metric, split = subject.runs[0], subject.metric, subject.split
-    served = [
-        np.mean(method.clients(split, metric), axis=0) for method in subject.methods if subject.same_clients
-    ]
-    if not served:
-        return ""
+    run, metric, split, several = subject.runs[0], subject.metric, subject.split, len(subject.methods) > 1
+    served = [np.mean(method.clients(split, metric), axis=0) for method in subject.methods]
     sizes = np.asarray(run.sizes.get(split, np.ones(len(run.client_ids))))
     sign = 1 if is_higher_better(metric) else -1
     # Nothing is worse than a model that has diverged.
     ranked = np.argsort(np.where(np.isnan(served[0]), -np.inf, sign * served[0]), kind="stable")
-    known = [int(k) for k in ranked if sizes[k]]
-    if not known:
+    ranked = [int(k) for k in ranked if sizes[k]]
+    if not ranked:
         return ""
-    finite = [float(x) for values in served for x in values[known[:_WORST]] if math.isfinite(x)]
+    shown = ranked[:_WORST]
+    finite = [float(x) for values in served for x in values[shown] if math.isfinite(x)]
     top = 1.0 if is_share(metric) else max([*finite, 1e-30])
-    splits = [s for s in SPLITS if s in run.sizes and (s == "train" or s == split)]
-    rows: list[list[str | Cell]] = []
-    for k in known[:_WORST]:
-        counts = [Cell(f"{int(run.sizes[s][k]):,}", "number") for s in splits]
+    splits = [s for s in SPLITS if s in run.sizes and s in ("train", split)]
+    rows: list[Row] = []
+    for k in shown:
+        counts = [Value(f"{int(run.sizes[s][k]):,}") for s in splits]
         numbers = [float(values[k]) for values in served]
         bars = [bar(value(x, metric), x / top, i) for i, x in enumerate(numbers)]
         rows.append([run.client_ids[k], *counts, *bars])
-    several = len(subject.methods) > 1
-    title = "The ten worst-served clients" if len(known) > _WORST else "The clients, worst served first"
-    names = [f"{subject.what}, {name}" for name in subject.names] if several else [subject.what]
-    note = f" by {subject.names[0]}, and what they get from the others" if several else ""
-    note += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
+    title = "The ten worst-served clients" if len(ranked) > _WORST else "The clients, worst served first"
+    quantity = subject.quantity
+    names = [f"{quantity}, {name}" for name in subject.names] if several else [quantity]
+    more = f" by {subject.names[0]}, and what they get from the others" if several else ""
+    more += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
     client = f"Client ({subject.client_kind})" if subject.client_kind else "Client"
     head = [client, *(f"{'training' if s == 'train' else s} examples" for s in splits), *names]
-    body = table(f"Ordered by {subject.what}{note}, of {subject.covered.text}", head, rows, "numbers")
-    return f"<section>\n<h2>{title}</h2>\n{body}\n</section>"
+    caption = f"Ordered by {quantity}{more}, of {subject.covered.text}"
+    return section(title, Table(head, rows).html(caption))
 
 
 def _time(subject: Comparison) -> str:
     """Where the time went: a bar per run."""
-    timed = [(i, run.info["seconds"]) for i, run in enumerate(subject.runs) if run.info.get("seconds")]
+    timed = [(name, run.info) for name, run in subject.named_runs if run.info.get("seconds")]
     if not timed:
         return ""
-    activities = list(dict.fromkeys(name for _, seconds in timed for name in seconds))
-    labels = _run_labels(subject)
-    longest = max(sum(seconds.values()) for _, seconds in timed) or 1.0
-    rows: list[list[str | Cell]] = []
-    for i, seconds in timed:
+    activities = list(dict.fromkeys(name for _, info in timed for name in info["seconds"]))
+    longest = max(sum(info["seconds"].values()) for _, info in timed) or 1.0
+    rows: list[Row] = []
+    for name, info in timed:
+        seconds = info["seconds"]
         parts = "".join(
             f'<span style="--c:var(--c{k % 6});width:{100 * seconds.get(name, 0.0) / longest:.2f}%"></span>'
             for k, name in enumerate(activities)
         )
-        rounds, train = subject.runs[i].info.get("rounds"), seconds.get("train")
-        shown = [f"{number(seconds.get(name, math.nan), 3)} s" for name in activities]
-        shown.append(f"{number(sum(seconds.values()), 3)} s")
+        stack = Cell(f'<div class="time" aria-hidden="true">{parts}</div>')
+        shown = [
+            f"{number(x, 3)} s"
+            for x in (*(seconds.get(a, math.nan) for a in activities), sum(seconds.values()))
+        ]
+        rounds, train = info.get("rounds"), seconds.get("train")
         shown.append(number(rounds / train, 3) if rounds and train else "–")
-        speed, padded = (subject.runs[i].info.get(name) for name in ("examples_per_second", "padded"))
+        speed, padded = info.get("examples_per_second"), info.get("padded")
         shown.append("–" if speed is None else f"{speed:,.0f}")
         shown.append("–" if padded is None else f"{100 * padded:.1f} %")
-        stack = Cell(f'<div class="time" aria-hidden="true">{parts}</div>')
-        rows.append([labels[i], stack, *(Cell(escape(text), "number") for text in shown)])
+        rows.append([name, stack, *map(Value, shown)])
     key = "".join(f"<li>{swatch(k)}{escape(name)}</li>" for k, name in enumerate(activities))
     head = ["Run", "", *activities, "total", "rounds / s", "examples / s", "padded"]
     caption = "Seconds per activity; rounds and examples per second of training; share of padding in the executed steps"
-    body = table(caption, head, rows, "numbers")
-    return f'<section>\n<h2>Where the time went</h2>\n{body}\n<ul class="legend">{key}</ul>\n</section>'
-
-
-def _run_labels(subject: Comparison) -> list[str]:
-    """The methods' names, with the seed where a method has several."""
-    return [
-        f"{method.name}, seed {run.info.get('seed', i)}" if len(method.runs) > 1 else method.name
-        for method in subject.methods
-        for i, run in enumerate(method.runs)
-    ]
+    return section("Where the time went", Table(head, rows).html(caption), f'<ul class="legend">{key}</ul>')
 
 
 def _settings(subject: Comparison) -> str:
     """Every setting; in a comparison, those that differ come first."""
     configs = [[flat_settings(run.config) for run in method.runs] for method in subject.methods]
-    keys = list(dict.fromkeys(key for method in configs for config in method for key in config))
+    keys = dict.fromkeys(key for method in configs for config in method for key in config)
     if not keys:
         return ""
     texts = {key: [_setting(key, method) for method in configs] for key in keys}
     differing = [key for key in keys if len(set(texts[key])) > 1]
-    ordered = differing + [key for key in keys if key not in differing]
     rows = [
-        [
-            Cell(escape(key), "differs" if key in differing else ""),
-            *(Cell(escape(text), "setting") for text in texts[key]),
-        ]
-        for key in ordered
+        [Cell(escape(key), mark), *(Cell(escape(text), "setting") for text in texts[key])]
+        for mark, part in (("differs", differing), ("", [key for key in keys if key not in differing]))
+        for key in part
     ]
     several = len(subject.methods) > 1
     head = ["Setting", *(subject.names if several else ["Value"])]
     caption = "Settings; those that differ are marked" if several else "Settings"
-    return f"<section>\n<h2>What was run</h2>\n{table(caption, head, rows)}\n</section>"
+    return section("What was run", Table(head, rows).html(caption, ""))
 
 
 def _setting(key: str, configs: Sequence[dict[str, Any]]) -> str:
@@ -371,23 +354,18 @@ def _setting(key: str, configs: Sequence[dict[str, Any]]) -> str:
 
 def _reproduce(subject: Comparison) -> str:
     """How to get the same numbers again."""
-    parts = ["<section>\n<h2>How to run it again</h2>"]
-    commands = list(
-        dict.fromkeys(str(run.info["command"]) for run in subject.runs if run.info.get("command"))
-    )
-    if commands:
-        parts.append(f"<pre>{escape(chr(10).join(commands))}</pre>")
+    commands = dict.fromkeys(str(command) for run in subject.runs if (command := run.info.get("command")))
+    lines = f"<pre>{escape(chr(10).join(commands))}</pre>" if commands else ""
     text = "The same settings and seed give the same numbers, bit for bit on the same hardware and versions"
-    versions = _shared(subject.runs, "versions")
-    listed = ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else ""
-    parts.append(f"<p>{escape(text)}{escape(f' ({listed})' if listed else '')}.</p>")
-    return "\n".join([*parts, "</section>"])
+    versions = _shared(subject.runs, "versions") or {}
+    text += f" ({', '.join(f'{name} {version}' for name, version in versions.items())})" if versions else ""
+    return section("How to run it again", lines, f"<p>{escape(text)}.</p>")
 
 
 def _shared(runs: Sequence[RunView], name: str) -> Any:
     """A fact that all runs share; None where they differ."""
-    found = [run.info.get(name) for run in runs]
-    return found[0] if all(other == found[0] for other in found) else None
+    first, *others = [run.info.get(name) for run in runs]
+    return first if all(other == first for other in others) else None
 
 
 # --- in a notebook ------------------------------------------------------------------------------------------------
@@ -410,8 +388,9 @@ class Summary(dict[str, float]):
 
     def _repr_html_(self) -> str:
         name = f"{SPLIT_NAMES.get(self.split, '')} {self.metric.replace('_', ' ')}".strip()
-        caption = f"{name[:1].upper()}{name[1:]} over {self.clients}"
-        return table(caption, ["", ""], statistic_rows(self, self.metric))
+        return Table(["", ""], statistic_rows(self, self.metric)).html(
+            f"{capital(name)} over {self.clients}", ""
+        )
 
 
 def run_html(view: RunView) -> str:
@@ -419,19 +398,16 @@ def run_html(view: RunView) -> str:
     view = honest(view)
     metric = common_metric([view])
     best = headline_split([view], metric)
-    rows: list[list[str]] = []
+    rows: list[Row] = []
     for split in sorted(view.clients, key=lambda split: split != best):
         for name in [metric, *(other for other in view.clients[split] if other != metric)]:
-            found = statistics(view, split, name)
-            shown = [value(found[key], name) for key in ("mean", "worst10", "best10")]
-            rows.append(
-                [f"{SPLIT_NAMES[split]} {name.replace('_', ' ')}", *shown, spread(found["std"], name)]
-            )
+            stats = statistics(view, split, name)
+            shown = [value(stats[key], name) for key in ("mean", "worst10", "best10")]
+            title = f"{SPLIT_NAMES[split]} {name.replace('_', ' ')}"
+            rows.append([title, *shown, spread(stats["std"], name)])
     rounds, cohort, seed = (view.info.get(name) for name in ("rounds", "cohort", "seed"))
-    clients = covered([view], best).text
-    facts = f"{clients}, {rounds} rounds, cohort {cohort}, seed {seed}"
+    facts = f"{covered([view], best).text}, {rounds} rounds, cohort {cohort}, seed {seed}"
     warnings = "".join(f"<p><strong>{escape(finding.sentence)}</strong></p>\n" for finding in view.findings)
     title = f"{'Diverged: ' if diverged(view) else ''}{view.title}"
     head = ["", "Mean over clients", "Worst 10 %", "Best 10 %", "Spread (std)"]
-    body = table(f"{title}: {facts}", head, rows)
-    return f"{warnings}{body}"
+    return f"{warnings}{Table(head, rows).html(f'{title}: {facts}', '')}"

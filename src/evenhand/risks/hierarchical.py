@@ -48,10 +48,10 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array, num_groups: int) -> Ri
     tilting; Zhang et al., *FedTilt*, 2025, footnote 3.
     """
     if not isinstance(groups, Tracer):
-        known = np.asarray(groups)  # concrete even where the risk is made inside a compiled function
-        if np.any((known < 0) | (known >= num_groups)):
+        labels = np.asarray(groups)  # concrete even where the risk is made inside a compiled function
+        if np.any((labels < 0) | (labels >= num_groups)):
             raise EvenhandError(
-                f"hierarchical() has groups from {known.min()} to {known.max()}, but num_groups={num_groups}: "
+                f"hierarchical() has groups from {labels.min()} to {labels.max()}, but num_groups={num_groups}: "
                 "number the groups from 0 and set num_groups to how many there are."
             )
     groups = jnp.asarray(groups)

@@ -225,7 +225,7 @@ def _entropic_weights(losses: Array, p: Array, theta: float, nu: float) -> Array
 def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Array:
     losses = pinned(losses)
 
-    def of(eta: Array) -> Array:
+    def weights_at(eta: Array) -> Array:
         return p * jnp.clip(1.0 + slope * (losses - eta), 0.0, 1.0 / theta)
 
     # Relative to the quantile, whose weight is neither 0 nor capped: relative to a distant loss the differences of the
@@ -237,12 +237,12 @@ def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Arr
     def halve(_: Array, interval: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = interval
         middle = 0.5 * (low + high)
-        heavy = jnp.sum(of(middle)) > 1.0
+        heavy = jnp.sum(weights_at(middle)) > 1.0
         return jnp.where(heavy, middle, low), jnp.where(heavy, high, middle)
 
     low, high = jax.lax.fori_loop(0, _STEPS, halve, (low, high))
     # Interpolated linearly: where nu is small, the weights at two neighbouring floats may be far apart.
-    heavy, light = of(low), of(high)
+    heavy, light = weights_at(low), weights_at(high)
     more, less = jnp.sum(heavy), jnp.sum(light)
     share = jnp.clip((1.0 - less) / jnp.where(more > less, more - less, 1.0), 0.0, 1.0)
     weights = share * heavy + (1.0 - share) * light

@@ -81,9 +81,9 @@ def entropic_value_at_risk(theta: float) -> Risk:
 
     def value(losses: Array, p: Array) -> Array:
         t = tilt(losses, p)
-        found = tilted(t).value(losses, p) - math.log(theta) / t
+        bound = tilted(t).value(losses, p) - math.log(theta) / t
         largest = tilted(math.inf).value(losses, p)  # the limit of large t
-        return at(jnp.minimum(found, largest), tilted(t).weights(losses, p), losses)
+        return at(jnp.minimum(bound, largest), tilted(t).weights(losses, p), losses)
 
     return risk(value, weigh)
 
@@ -131,7 +131,7 @@ def tilted_value_at_risk(theta: float, *, floor: float = 0.0) -> Risk:
     if not math.isfinite(floor):
         raise EvenhandError(f"tilted_value_at_risk(floor={floor}): give a finite lower bound of the losses.")
 
-    def found(losses: Array, p: Array) -> tuple[Array, Array, Array]:
+    def solution(losses: Array, p: Array) -> tuple[Array, Array, Array]:
         if not isinstance(losses, Tracer) and bool(jnp.any((losses < floor) & (p > 0))):
             raise EvenhandError(
                 f"tilted_value_at_risk(floor={floor}): the smallest loss, {float(jnp.min(losses)):.6g}, is below "
@@ -149,10 +149,10 @@ def tilted_value_at_risk(theta: float, *, floor: float = 0.0) -> Risk:
         return out
 
     def value(losses: Array, p: Array) -> Array:
-        number, weights, length = found(losses, p)
+        number, weights, length = solution(losses, p)
         return at(number, length * weights, losses)
 
-    return risk(value, lambda losses, p: found(losses, p)[1])
+    return risk(value, lambda losses, p: solution(losses, p)[1])
 
 
 class _Losses(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -222,7 +222,7 @@ def wires(
         delta = phase.work(message, client_state, data, key)[0]
         if not isinstance(phase.aggregator, Sum):
             return Wire(message, report, delta, (), ())
-        public = phase.aggregator.publish(phase.aggregator.init(_zeros(delta), clients))
+        public = phase.aggregator.publish(phase.aggregator.init(tree.zeros(delta), clients))
         lifted = phase.aggregator.lift(Upload(delta, report.weight, report.loss), public, key)
         return Wire(message, report, delta, public, lifted)
 
@@ -239,7 +239,7 @@ def wires(
 def begin(algorithm: Algorithm, params: Params, clients: int, wires: tuple[Wire, ...]) -> RoundState:
     """The state before the first round, with that of one client."""
     aggregators = tuple(
-        phase.aggregator.init(_zeros(wire.delta), clients)
+        phase.aggregator.init(tree.zeros(wire.delta), clients)
         for phase, wire in zip(algorithm.phases, wires, strict=True)
     )
     return RoundState(algorithm.init(params, clients), aggregators, algorithm.init_client(params))
@@ -263,12 +263,8 @@ def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> Mapping[str, int]:
     return {"down": down, "up": up}
 
 
-def _numbers(tree: PyTree) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-def _zeros(shapes: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+def _numbers(message: PyTree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(message))
 
 
 # --- the server: what it rejects, how it weighs, and its step ---------------------------------------------------------
@@ -354,13 +350,9 @@ def server_step(
     return Step(tree.select(anybody, stepped, server), tree.select(anybody, after, before), info)
 
 
-def _check_form(who: str, before: PyTree, after: PyTree) -> None:
-    def form(state: PyTree) -> Any:
-        leaves, structure = jax.tree.flatten(state)
-        return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
-
-    if form(before) != form(after):
+def _check_form(part: str, before: PyTree, after: PyTree) -> None:
+    if tree.form(before) != tree.form(after):
         raise EvenhandError(
-            f"A round changed the structure, shapes or dtypes of a state: {who} must return a state like the one that "
+            f"A round changed the structure, shapes or dtypes of a state: {part} must return a state like the one that "
             "it gets."
         )

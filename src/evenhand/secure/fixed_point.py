@@ -65,12 +65,12 @@ def to_limbs(values: NDArray, count: int) -> NDArray:
 
 def carried(limbs: Array) -> Array:
     """The same number with no limb above 16 bits; what overflows is dropped."""
-    carry, found = jnp.zeros(limbs.shape[:-1], jnp.uint32), list[Array]()
+    carry, places = jnp.zeros(limbs.shape[:-1], jnp.uint32), list[Array]()
     for place in range(limbs.shape[-1]):
         limb = limbs[..., place] + carry
-        found.append(limb & jnp.uint32(_LIMB - 1))
+        places.append(limb & jnp.uint32(_LIMB - 1))
         carry = limb >> jnp.uint32(LIMB_BITS)
-    return jnp.stack(found, axis=-1)
+    return jnp.stack(places, axis=-1)
 
 
 def negated(limbs: Array) -> Array:
@@ -131,26 +131,22 @@ class FixedPoint(NamedTuple):
         # One draw for all leaves: each would be a cipher more to compile.
         drawn = jax.random.uniform(key, (int(ends[-1]),)) if self.stochastic else jnp.full(ends[-1], 0.5)
         borders = jnp.split(drawn, ends[:-1].tolist())
-        limbs = [
-            self._encoded(leaf, border.reshape(leaf.shape))
-            for leaf, border in zip(leaves, borders, strict=True)
-        ]
-        return jax.tree.unflatten(structure, limbs)
+        return jax.tree.unflatten(structure, map(self._encoded, leaves, borders))
 
-    def _encoded(self, x: Array, border: Array) -> Array:
+    def _encoded(self, x: Array, borders: Array) -> Array:
         x = jnp.where(jnp.isnan(x), 0.0, x).astype(jnp.float32)
         exact = jnp.minimum(jnp.abs(x), jnp.float32(self.largest)) * jnp.float32(2.0**self.fraction)
         whole = jnp.floor(exact)
         rest = exact - whole  # there is one below 2**23 only, where float32 still counts in ones
-        whole = whole + jnp.where(rest > border, 1.0, 0.0)
+        whole = whole + jnp.where(rest > borders.reshape(x.shape), 1.0, 0.0)
         limbs: list[Array] = []
         for place in reversed(range(self.limbs)):
             base = 2.0 ** (place * LIMB_BITS)
             limb = jnp.floor(whole * jnp.float32(1 / base))
             whole = whole - limb * jnp.float32(base)
             limbs.append(limb.astype(jnp.uint32))
-        found = jnp.stack(limbs[::-1], axis=-1)
-        return jnp.where((x < 0)[..., None], negated(found), found)
+        magnitude = jnp.stack(limbs[::-1], axis=-1)
+        return jnp.where((x < 0)[..., None], negated(magnitude), magnitude)
 
     def decode(self, total: Array) -> Array:
         """The real numbers of a sum of limbs, float32: those up to half of the modulus are positive."""

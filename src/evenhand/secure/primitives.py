@@ -84,13 +84,13 @@ def split(
         raise EvenhandError(f"split(): the secret has {len(secret)} bytes, more than {_MOST_BYTES}.")
     # 74 bytes modulo a prime of 521 bits: uniform to 2**-71.
     coefficients = [int.from_bytes(random(74), "little") % _PRIME for _ in range(threshold - 1)]
-    found: dict[int, bytes] = {}
+    shares: dict[int, bytes] = {}
     for x in points:
         value = 0
-        for each in (*reversed(coefficients), int.from_bytes(secret, "little")):
-            value = (value * x + each) % _PRIME
-        found[x] = value.to_bytes(SHARE_BYTES, "little")
-    return found
+        for coefficient in (*reversed(coefficients), int.from_bytes(secret, "little")):
+            value = (value * x + coefficient) % _PRIME
+        shares[x] = value.to_bytes(SHARE_BYTES, "little")
+    return shares
 
 
 def join(shares: Mapping[int, bytes], size: int) -> bytes:

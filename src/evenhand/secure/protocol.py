@@ -165,9 +165,10 @@ def plan(
     if sorted(circle) != sorted(ids):
         raise EvenhandError(f"plan(order=): give each of 0 to {m - 1} once.")
     if neighbours == m - 1:
-        return Plan(ids, {one: tuple(other for other in ids if other != one) for one in ids}, threshold, bits)
+        near = {me: tuple(other for other in ids if other != me) for me in ids}
+        return Plan(ids, near, threshold, bits)
     steps = [*range(1, neighbours // 2 + 1), *range(-(neighbours // 2), 0)]
-    near = {one: tuple(sorted(circle[(i + step) % m] for step in steps)) for i, one in enumerate(circle)}
+    near = {me: tuple(sorted(circle[(i + step) % m] for step in steps)) for i, me in enumerate(circle)}
     return Plan(ids, near, threshold, bits)
 
 
@@ -224,7 +225,7 @@ def share(
     check_present(plan, me, offers)
     points = {other: _point(plan, other) for other in _keepers(plan, me, offers)}
     seeds, keys = (
-        split(each, list(points.values()), plan.threshold, random) for each in (secret.seed, secret.mask_key)
+        split(part, list(points.values()), plan.threshold, random) for part in (secret.seed, secret.mask_key)
     )
     return {
         other: seal(
@@ -322,23 +323,18 @@ def recover(
         raise TooFewError("No client has sent its numbers.")
     check_survivors(plan, offers, masked)
     check_members(plan, revealed)
-    if len({each.shape for each in masked.values()}) > 1:
+    if len({numbers.shape for numbers in masked.values()}) > 1:
         raise EvenhandError("recover(): clients have sent different numbers of numbers: the sum is lost.")
+    seeds = {by: answer.seeds for by, answer in revealed.items()}
+    keys = {by: answer.keys for by, answer in revealed.items()}
     plus: list[bytes] = []
     minus: list[bytes] = []
     for client, offer in offers.items():
         if client in masked:
-            shares = {
-                _point(plan, by): each.seeds[client] for by, each in revealed.items() if client in each.seeds
-            }
-            minus.append(_joined(plan, client, shares, SEED_BYTES))
-            continue
-        left = [other for other in _near(plan, client, offers) if other in masked]
-        if left:
-            shares = {
-                _point(plan, by): each.keys[client] for by, each in revealed.items() if client in each.keys
-            }
-            key = _joined(plan, client, shares, _KEY_BYTES)
+            minus.append(_joined(plan, client, seeds, SEED_BYTES))
+        # A lost client's masks are left over in the numbers of those that share one with it.
+        elif left := [other for other in _near(plan, client, offers) if other in masked]:
+            key = _joined(plan, client, keys, _KEY_BYTES)
             if public_key(key) != offer.mask_key:
                 raise EvenhandError(f"Shares of the key of client {client} are false: the sum is lost.")
             for other in left:
@@ -370,7 +366,9 @@ def _sealing(sender: int, receiver: int) -> bytes:
     return f"shares {sender} {receiver}".encode()
 
 
-def _joined(plan: Plan, client: int, shares: Mapping[int, bytes], size: int) -> bytes:
+def _joined(plan: Plan, client: int, revealed: Mapping[int, Mapping[int, bytes]], size: int) -> bytes:
+    """The client's secret, from the shares that others revealed of it."""
+    shares = {_point(plan, by): held[client] for by, held in revealed.items() if client in held}
     if len(shares) < plan.threshold:
         raise TooFewError(
             f"Of the shares of client {client}, {len(shares)} were revealed, and {plan.threshold} are needed: the sum "
@@ -434,7 +432,7 @@ def check_present(plan: Plan, me: int, offers: Collection[int]) -> None:
     check_members(plan, [me, *offers])
     if me not in offers:
         raise EvenhandError(f"Client {me} has made no offer, so it cannot take part in this sum.")
-    there = _left(plan, me, offers)
+    there = _keepers_among(plan, me, offers)
     if there < plan.threshold:
         raise TooFewError(
             f"Of client {me} and its {len(plan.neighbours[me])} neighbours, {there} are there, and "
@@ -461,7 +459,7 @@ def check_survivors(plan: Plan, offers: Collection[int], alive: Collection[int])
     if strange := sorted(set(alive) - set(offers)):
         raise EvenhandError(f"Client {strange[0]} has sent numbers, but no shares before: the sum is lost.")
     for client in offers:
-        left = _left(plan, client, alive)
+        left = _keepers_among(plan, client, alive)
         if left and left < plan.threshold:
             raise TooFewError(
                 f"Of client {client} and its neighbours, {left} have sent their numbers, and {plan.threshold} are "
@@ -470,9 +468,9 @@ def check_survivors(plan: Plan, offers: Collection[int], alive: Collection[int])
     waiting = set(alive)
     linked = [waiting.pop()] if waiting else []
     while linked:
-        found = waiting.intersection(plan.neighbours[linked.pop()])
-        waiting -= found
-        linked += found
+        reached = waiting.intersection(plan.neighbours[linked.pop()])
+        waiting -= reached
+        linked += reached
     if waiting:
         raise TooFewError(
             "So many are lost that the others fall into groups without masks between them: as the server would learn "
@@ -480,5 +478,5 @@ def check_survivors(plan: Plan, offers: Collection[int], alive: Collection[int])
         )
 
 
-def _left(plan: Plan, client: int, among: Collection[int]) -> int:
+def _keepers_among(plan: Plan, client: int, among: Collection[int]) -> int:
     return sum(other in among for other in (*plan.neighbours[client], client))

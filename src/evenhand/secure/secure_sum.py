@@ -73,8 +73,8 @@ def secure_sum(
     Source: Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving Machine Learning*, CCS 2017.
     """
     expect("numbers", numbers, Mapping, "{1: [5, -3], 2: [7, 11]}")
-    words = {client: _words(client, each, bits) for client, each in numbers.items()}
-    if len(lengths := {len(each) for each in words.values()}) > 1:
+    words = {client: _words(client, uploaded, bits) for client, uploaded in numbers.items()}
+    if len(lengths := {len(word) for word in words.values()}) > 1:
         raise EvenhandError(f"secure_sum(): clients have {sorted(lengths)} numbers: give as many for each.")
     if strange := sorted({*dropped, *silent} - set(words)):
         raise EvenhandError(f"secure_sum(): client {strange[0]} is to vanish, but has no numbers.")
@@ -109,14 +109,15 @@ def run_protocol(
         raise EvenhandError(
             f"Client {missing[0]} is in the plan of this sum, but has no numbers: give them, or name it in dropped."
         )
-    known = {client: protocol.advertise(random) for client in plan.clients}
-    offers = {client: offer for client, (_, offer) in known.items()}
+    advertised = {client: protocol.advertise(random) for client in plan.clients}
+    offers = {client: offer for client, (_, offer) in advertised.items()}
     shares = {
-        client: protocol.share(plan, client, secret, offers, random) for client, (secret, _) in known.items()
+        client: protocol.share(plan, client, secret, offers, random)
+        for client, (secret, _) in advertised.items()
     }
 
     def masked(client: int) -> NDArray:
-        return protocol.mask(plan, client, known[client][0], offers, numbers[client])
+        return protocol.mask(plan, client, advertised[client][0], offers, numbers[client])
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         sent = dict(zip(alive, pool.map(masked, alive), strict=True))
@@ -124,7 +125,7 @@ def run_protocol(
         client: protocol.reveal(
             plan,
             client,
-            known[client][0],
+            advertised[client][0],
             offers,
             {other: shares[other][client] for other in (*plan.neighbours[client], client)},
             sent,
@@ -136,10 +137,10 @@ def run_protocol(
 
 
 def _words(client: int, numbers: npt.ArrayLike, bits: int) -> NDArray:
-    found = np.asarray(numbers)
-    if found.dtype.kind not in "iu" or found.ndim != 1:
+    array = np.asarray(numbers)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
         raise EvenhandError(
-            f"secure_sum(): the numbers of client {client} are {found.dtype} of shape {found.shape}: give whole "
+            f"secure_sum(): the numbers of client {client} are {array.dtype} of shape {array.shape}: give whole "
             "numbers (n,), such as evenhand.secure.fixed_point(...) makes of real ones."
         )
-    return found.astype(np.uint32 if bits == 32 else np.uint64)
+    return array.astype(np.uint32 if bits == 32 else np.uint64)

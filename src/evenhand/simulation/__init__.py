@@ -1,7 +1,7 @@
 """Federated runs on one machine, at the speed of the chip."""
 
 from evenhand.simulation._checkpoint import identify
-from evenhand.simulation._job import Checkpoint, Job, cohort_of
+from evenhand.simulation._job import Checkpoint, Execution, Job, check_job
 from evenhand.simulation._many import iterate_many
 from evenhand.simulation._run import Run
 from evenhand.simulation._simulate import iterate, simulate
@@ -9,10 +9,11 @@ from evenhand.simulation.loaded import SavedRun, load_run
 
 __all__ = [
     "Checkpoint",
+    "Execution",
     "Job",
     "Run",
     "SavedRun",
-    "cohort_of",
+    "check_job",
     "identify",
     "iterate",
     "iterate_many",

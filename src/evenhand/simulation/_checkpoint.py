@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
 from evenhand.evaluation.metrics import resolved
 from evenhand.records import held, resealed, uninterrupted
 from evenhand.rounds import RoundState, malicious_clients, poisoned
-from evenhand.simulation._job import Checkpoint, Job, Untrained, settings
+from evenhand.simulation._job import Checkpoint, Execution, Job, check_job
 from evenhand.simulation.engine import one_round
 from evenhand.simulation.program import ById, Rows
 from evenhand.simulation.setup import Setup, set_up
@@ -54,6 +54,8 @@ _CLIENTS = "clients"
 """The segments of the clients' states, where these are on the host."""
 _LAST_ROUND = "last_round"
 """When each client last trained; missing in checkpoints of earlier versions."""
+_NO_START = {"start": "the model's own"}
+"""Part of the identity of a run that has no other start; it is not saved."""
 _STATE, _ALL = "sha256 of the state", "sha256"
 """Checksums: of the arrays, and of that and everything else."""
 
@@ -85,24 +87,16 @@ class Checkpoints:
     first round.
     """
 
-    def __init__(
-        self,
-        place: str | Path | Checkpoint,
-        like: RoundState,
-        identity: Callable[[], dict[str, Any]],
-        store: HostStore | None = None,
-    ) -> None:
+    def __init__(self, setup: Setup, job: Job, place: str | Path | Checkpoint) -> None:
         self._place = place if isinstance(place, Checkpoint) else Checkpoint(place, seconds=0.0)
         self._folder = Path(self._place.folder).absolute()
-        like = like._replace(
-            last_round=()
-        )  # which is saved beside the arrays, so that those are as they ever were
-        self._like, self._identify = jax.eval_shape(lambda state: state, like), identity
+        # Without the last rounds, which are saved beside the arrays, so that those are as they ever were.
+        self._like, self._identify = setup.like, partial(identity, setup, job)
         if not 0.0 <= self._place.seconds < math.inf:
             raise EvenhandError(f"Checkpoint(seconds={self._place.seconds}): give a number of at least 0.")
         _check_writable(self._folder)
         self._saved_at, self._cost = monotonic(), 0.0
-        self._segments = Segments(self._folder / _CLIENTS, store)
+        self._segments = Segments(self._folder / _CLIENTS, setup.store)
         self._stale = self._place.saved() if self._place.fresh else []
 
     def held(self) -> AbstractContextManager[None]:
@@ -164,8 +158,8 @@ class Checkpoints:
         is_old = set(about) == _ABOUT
         if not is_old and about[_ALL] != resealed(about)[_ALL]:
             raise ValueError("what is beside the arrays does not match its checksum")
-        saved = about["identity"]
-        for name, value in identity.items():
+        saved = _NO_START | about["identity"]
+        for name, value in (_NO_START | dict(identity)).items():
             if name in saved and saved[name] != value:  # what earlier versions did not save is not compared
                 raise EvenhandError(
                     f"The checkpoint in {self._folder} is of another run (its {name} is {saved[name]}, not {value}): "
@@ -417,34 +411,37 @@ _SAMPLED_CLIENTS = 4
 
 def identify(job: Job) -> dict[str, Any]:
     """What must be equal for two jobs to be the same run, except the seed, under which a result is kept."""
-    setup = set_up(job.algorithm, job.data, devices=1, lanes=1, **settings(job))
+    check_job(job)
+    setup = set_up(job._replace(execution=Execution(devices=1, lanes=1, offload=False)))
     # Which clients are malicious depends on the seed: attacks are distinguished by what they do at seed 0.
-    same = identity(setup, job.data, 0, job.eval_clients, job.untrained)
+    same = identity(setup, job._replace(seed=0))
     del same["seed"]
     if metrics := resolved(job.metrics):  # no part of what is trained, but of what is kept of it
         same["metrics"] = [metric.name for metric in metrics]
     return same | {"rounds": job.rounds, "eval_every": job.eval_every}
 
 
-def identity(
-    setup: Setup, data: FederatedDataset, seed: int, eval_clients: int | None, untrained: Untrained
-) -> dict[str, Any]:
+def identity(setup: Setup, job: Job) -> dict[str, Any]:
     """What must be equal for a run to continue from a checkpoint."""
-    digest = hashlib.sha256()
+    data, digest = job.data, hashlib.sha256()
     for split in (data.train, data.valid, data.test):
         rows = np.linspace(0, split.rows - 1, min(split.rows, _SAMPLED_ROWS)).astype(np.int64)
         for part in (split.offsets, split.y, split.x[rows]):
             digest.update(np.ascontiguousarray(part).tobytes())
-    return {
-        "seed": seed,
+    same: dict[str, Any] = {
+        "seed": job.seed,
         "cohort": setup.program.cohort,
-        "eval_clients": eval_clients,
-        "untrained": untrained,
+        "eval_clients": job.eval_clients,
+        "untrained": job.untrained,
         "data": digest.hexdigest()[:16],
         "data (every row, and the clients' names)": data.fingerprint,
-        "attack": _attack(setup.program.attack, data, seed),
+        "attack": _attack(job.attack, data, job.seed),
         "method (with its settings, systems and attack)": _fingerprint(setup),
     }
+    if job.start is not None:
+        params = jax.tree.leaves(job.start)
+        same["start"] = _checksum({str(i): np.asarray(leaf) for i, leaf in enumerate(params)})[:16]
+    return same
 
 
 def _fingerprint(setup: Setup) -> str:

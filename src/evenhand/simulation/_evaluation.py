@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from evenhand import tree
 from evenhand._jaxpr.hoist import ByProgram, by_program
-from evenhand.data import FederatedDataset, Split
+from evenhand.data import Split
 from evenhand.devices import everywhere, here, local, over
 from evenhand.evaluation import (
     ClassIndex,
@@ -44,10 +44,11 @@ from evenhand.evaluation import (
 )
 from evenhand.memory import aligned, empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
-from evenhand.simulation._job import Untrained
-from evenhand.simulation.program import Program, Rows, must_stream, sent
-from evenhand.simulation.store import HostStore, Kept
-from evenhand.streams import Keys, Purpose, client_stream, stream
+from evenhand.simulation._job import Job, Untrained
+from evenhand.simulation.program import must_stream, sent
+from evenhand.simulation.setup import Setup
+from evenhand.simulation.store import Kept
+from evenhand.streams import Purpose, client_stream, stream
 from evenhand.types import Algorithm, Array, ClientData, Key, Model, Params, PyTree
 
 __all__ = ["Evaluation", "Served", "fitting", "has_own", "honest_among", "served_models"]
@@ -152,14 +153,8 @@ class Evaluation:
     """All splits of all clients, or of as many as are drawn once for the whole run.
 
     Args:
-      program: the run's.
-      keys: the run's roots.
-      data: the clients.
-      seed: of the run.
-      clients: how many are drawn; None: all.
-      untrained: what clients are served that never trained.
-      rows: the training rows, where all of them are on the devices.
-      store: the clients' states, where they are on the host.
+      setup: the run's.
+      job: the run.
 
     Attributes:
       drawn: who is evaluated, ascending; None: all.
@@ -169,26 +164,16 @@ class Evaluation:
       indices: which of them have rows of which classes; None where rows have no classes.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        keys: Keys,
-        data: FederatedDataset,
-        seed: int,
-        clients: int | None,
-        untrained: Untrained = "global",
-        *,
-        rows: Rows | None = None,
-        store: HostStore | None = None,
-    ) -> None:
-        self.untrained: Untrained = untrained
+    def __init__(self, setup: Setup, job: Job) -> None:
+        program, data, rows = setup.program, job.data, setup.source.on_device
+        self.untrained: Untrained = job.untrained
         self.algorithm, self.lanes = program.algorithm, program.lanes
-        self.root, self.capacity = keys.shared, program.capacity
-        self.drawn = _drawn(data.num_clients, seed, clients)
-        self.malicious = malicious_clients(program.attack, data.client_ids, seed)
+        self.root, self.capacity = setup.keys.shared, program.capacity
+        self.drawn = _drawn(data.num_clients, job.seed, job.eval_clients)
+        self.malicious = malicious_clients(job.attack, data.client_ids, job.seed)
         mesh = self._mesh = local(program.mesh)
-        poisoned = program.attack is not None and program.attack.rows is not None
-        self.store = store
+        poisoned = job.attack is not None and job.attack.rows is not None
+        self.store = setup.store
         self.splits: dict[str, Prepared] = {}
         self.indices: dict[str, ClassIndex | None] = {}
         classes = data.num_classes
@@ -209,11 +194,10 @@ class Evaluation:
                 self.splits[name] = _prepared(split, self.drawn, mesh, host=host)
             self.indices[name] = _index(self.algorithm.model, split, classes)
 
-    def shared_by(self, program: Program, keys: Keys, store: HostStore | None) -> Evaluation:
+    def shared_by(self, setup: Setup) -> Evaluation:
         """The same clients' examples, evaluated with the models of another run."""
         other = copy.copy(self)
-        other.algorithm, other.root = program.algorithm, keys.shared
-        other.store = store
+        other.algorithm, other.root, other.store = setup.program.algorithm, setup.keys.shared, setup.store
         return other
 
     @staticmethod
@@ -378,9 +362,7 @@ def _measured(model: Model) -> tuple[Any, ...]:
     return model.apply, model.losses, tuple(model.metrics.items())
 
 
-@jax.jit
-def _stacked(trees: list[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+_stacked = jax.jit(tree.stack)
 
 
 def _drawn(clients: int, seed: int, asked: int | None) -> NDArray | None:

@@ -18,17 +18,18 @@ from evenhand.errors import Argument, EvenhandError, expect, whole_number
 from evenhand.evaluation import Metrics
 from evenhand.streams import MAX_ROUNDS
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Array, Attack, Model, Sampling
+from evenhand.types import Algorithm, Array, Attack, Model, Params
+from evenhand.watch import Watch
 
 __all__ = [
     "Checkpoint",
+    "Execution",
     "Job",
     "Untrained",
     "check_first_losses",
+    "check_job",
     "check_model",
-    "check_numbers",
-    "cohort_of",
-    "settings",
+    "check_start",
 ]
 
 Untrained: TypeAlias = Literal["global", "initial"]
@@ -75,8 +76,19 @@ class Checkpoint(NamedTuple):
         return sorted(int(name) for name in found if re.fullmatch("0|[1-9][0-9]{0,9}", name))
 
 
+class Execution(NamedTuple):
+    """How a run is executed, which changes its result by rounding at most; fields as in :func:`evenhand.simulate`."""
+
+    lanes: int | None = None
+    devices: int | None = None
+    stream: bool | None = None
+    offload: bool | str | Path | None = None
+    progress: bool = False
+    watch: Watch = None
+
+
 class Job(NamedTuple):
-    """One run: arguments of :func:`evenhand.simulation.iterate`."""
+    """One run: what :func:`evenhand.simulate` is given, as one value; fields as its arguments."""
 
     algorithm: Algorithm
     data: FederatedDataset
@@ -90,59 +102,64 @@ class Job(NamedTuple):
     eval_clients: int | None = None
     metrics: Metrics = ()
     untrained: Untrained = "global"
+    start: Params | None = None
+    execution: Execution = Execution()
 
+    @staticmethod
+    def of(arguments: Mapping[str, Any]) -> Job:
+        """From the arguments of :func:`evenhand.simulate`, by name."""
+        execution, task = (
+            {name: value for name, value in arguments.items() if (name in Execution._fields) == chosen}
+            for chosen in (True, False)
+        )
+        return Job(**task, execution=Execution(**execution))
 
-def cohort_of(job: Job) -> int:
-    """The cohort."""
-    how = (
-        job.rounds,
-        job.seed,
-        job.cohort,
-        job.eval_every,
-        None,
-        None,
-        job.eval_clients,
-        job.systems,
-        job.attack,
-        job.untrained,
-    )
-    return check_numbers(job.algorithm, job.data, *how)
+    @property
+    def slots(self) -> int:
+        """The slots of a cohort, no more than there are clients.
 
-
-def settings(job: Job) -> dict[str, Any]:
-    """Of what is set up: keyword arguments of ``set_up``."""
-    return {"cohort": cohort_of(job), "seed": job.seed, "attack": job.attack, "systems": job.systems}
+        Raises:
+          EvenhandError: the method's sampling draws another number.
+        """
+        sampling, clients, cohort = self.algorithm.sampling, self.data.num_clients, self.cohort
+        if sampling.slots is None:
+            return clients if cohort is None else min(cohort, clients)
+        slots = sampling.slots(clients)
+        if cohort is not None and sampling.rate is not None:
+            raise EvenhandError(
+                Argument("cohort", str(cohort)),
+                f": this method draws its cohorts by itself, at a rate of {sampling.rate:g}: "
+                "leave the cohort out, and give the method another rate.",
+            )
+        if cohort is not None and min(cohort, clients) != slots:
+            raise EvenhandError(
+                Argument("cohort", str(cohort)),
+                f": this method rests on cohorts of {slots}: leave the cohort out, or give the method another one.",
+            )
+        return slots
 
 
 # --- what can be wrong before it starts -------------------------------------------------------------------------------
 
 
-def check_numbers(
-    algorithm: Algorithm,
-    data: FederatedDataset,
-    rounds: int,
-    seed: int,
-    cohort: int | None,
-    eval_every: int,
-    lanes: int | None,
-    devices: int | None,
-    eval_clients: int | None,
-    systems: Systems | None,
-    attack: Attack | None,
-    untrained: str,
-) -> int:
-    """The slots of a cohort, no more than there are clients."""
-    check_parts(algorithm, data, systems, attack)
-    if untrained not in get_args(Untrained):
-        raise EvenhandError(Argument("untrained", repr(untrained)), ": give 'global' or 'initial'.")
-    whole_number("rounds", rounds, 0, MAX_ROUNDS - 1)
-    whole_number("seed", seed, 0, 2**32 - 1)
+def check_job(job: Job) -> None:
+    """The parts of a job go together, and its numbers are in range; its model and start are not looked at.
+
+    Raises:
+      EvenhandError: they do not.
+    """
+    algorithm = job.algorithm
+    check_parts(algorithm, job.data, job.systems, job.attack)
+    if job.untrained not in get_args(Untrained):
+        raise EvenhandError(Argument("untrained", repr(job.untrained)), ": give 'global' or 'initial'.")
+    whole_number("rounds", job.rounds, 0, MAX_ROUNDS - 1)
+    whole_number("seed", job.seed, 0, 2**32 - 1)
     for name, value in (
-        ("cohort", cohort),
-        ("eval_every", eval_every),
-        ("lanes", lanes),
-        ("devices", devices),
-        ("eval_clients", eval_clients),
+        ("cohort", job.cohort),
+        ("eval_every", job.eval_every),
+        ("lanes", job.execution.lanes),
+        ("devices", job.execution.devices),
+        ("eval_clients", job.eval_clients),
     ):
         if value is not None:
             whole_number(name, value, 1)
@@ -153,32 +170,13 @@ def check_numbers(
             "This method keeps a state at each client, and its sampling can draw a client twice in one round: "
             "sample without replacement, e.g. sampling=eh.sampling.uniform()."
         )
-    slots = _slots(algorithm.sampling, data.num_clients, cohort)
+    slots = job.slots
     for need in (need for phase in algorithm.phases for need in phase.aggregator.needs):
         if not need.works(slots):
             raise EvenhandError(
                 f"{need.name} needs {need.least(slots)} uploads, the cohort has {slots}: as many malicious clients as "
                 "it is to expect would leave no honest upload. Draw a larger cohort, or let it expect fewer of them."
             )
-    return slots
-
-
-def _slots(sampling: Sampling, clients: int, cohort: int | None) -> int:
-    if sampling.slots is None:
-        return clients if cohort is None else min(cohort, clients)
-    slots = sampling.slots(clients)
-    if cohort is not None and sampling.rate is not None:
-        raise EvenhandError(
-            Argument("cohort", str(cohort)),
-            f": this method draws its cohorts by itself, at a rate of {sampling.rate:g}: "
-            "leave the cohort out, and give the method another rate.",
-        )
-    if cohort is not None and min(cohort, clients) != slots:
-        raise EvenhandError(
-            Argument("cohort", str(cohort)),
-            f": this method rests on cohorts of {slots}: leave the cohort out, or give the method another one.",
-        )
-    return slots
 
 
 def check_parts(algorithm: object, data: object, systems: object, attack: object) -> None:
@@ -211,6 +209,29 @@ def check_model(model: Model, data: FederatedDataset) -> None:
         raise EvenhandError(
             f"The model's losses have shape {shape} for {x.shape[0]} rows: they must be one number per row, unreduced."
         )
+
+
+def check_start(start: Params, model: Model) -> None:
+    """A model to start from has the structure and the shapes of the method's own.
+
+    Raises:
+      EvenhandError: it has others; the sentence names the first array that differs.
+    """
+    wanted, given = (
+        {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+        for params in (jax.eval_shape(model.init, jax.random.key(0)), start)
+    )
+    for place in dict.fromkeys([*wanted, *given]):
+        own, like = (_in_words(params.get(place)) for params in (given, wanted))
+        if own != like:
+            raise EvenhandError(
+                f"simulate(start=...): it has {own} at {place or 'its root'}, where the model has {like}: give the "
+                "parameters of such a model, as run.params gives them."
+            )
+
+
+def _in_words(leaf: Any) -> str:
+    return "nothing" if leaf is None else f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
 
 
 # --- models that are too large for this machine -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -19,17 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from evenhand._jaxpr.hoist import Hoisted
+from evenhand import tree
 from evenhand._platform import check_process
 from evenhand.devices import everywhere, here, over
 from evenhand.evaluation import check_metrics
 from evenhand.evaluation.metrics import resolved
-from evenhand.simulation._checkpoint import Checkpoints, identity
+from evenhand.simulation._checkpoint import Checkpoints
 from evenhand.simulation._evaluation import Evaluation
-from evenhand.simulation._job import Job, check_model, cohort_of, settings
+from evenhand.simulation._job import Execution, Job, check_job, check_model
 from evenhand.simulation._run import Run
-from evenhand.simulation._simulate import Measure, Progress, Request, Session, Steps, Train, Trained, iterate
-from evenhand.simulation.engine import Hoistable, hoist_rounds
+from evenhand.simulation._simulate import Measure, Progress, Request, Session, Steps, Stretch, Train, runs_of
+from evenhand.simulation.engine import ByKey, Hoistable, hoist_rounds
 from evenhand.simulation.program import Resident, Rows, must_stream, resident
 from evenhand.simulation.setup import SMALL_MODEL, set_up
 from evenhand.types import Array
@@ -83,9 +83,8 @@ def iterate_many(
 
 def _alone(jobs: Sequence[Job], position: int) -> Iterator[tuple[int, Run | Exception]]:
     try:
-        for run in iterate(**jobs[position]._asdict()):
+        for run in runs_of(jobs[position]):
             yield position, run
-            del run  # its memory goes to the next rounds
     except Exception as error:  # whatever it is, it is this run's result
         yield position, error
 
@@ -129,12 +128,14 @@ def _crews(jobs: Sequence[Job], chosen: set[int], traced: dict[Any, _Traced]) ->
 def _kind(job: Job) -> Any:
     """Equal for runs that may be one program; None for one that had better train alone."""
     try:
-        cohort_of(job)
+        check_job(job)
         params = jax.eval_shape(job.algorithm.model.init, jax.random.key(0))
     except Exception:  # it will be found, and told, when the run begins
         return None
     numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
     if numbers > SMALL_MODEL or must_stream(job.data.train) or jax.process_count() > 1:
+        return None
+    if job.execution != Execution():
         return None
     parts = (id(job.data), id(job.attack), id(job.systems), job.algorithm.sampling)
     return (*parts, job.rounds, job.cohort, job.eval_every, job.eval_clients, job.untrained)
@@ -149,7 +150,8 @@ def _program(job: Job, traced: dict[Any, _Traced]) -> Any:
     """The key of a run's program; one of its own where it has none."""
     if (known := traced.get(_which(job))) is None:
         try:
-            setup = set_up(job.algorithm, job.data, devices=1, **settings(job))
+            check_job(job)
+            setup = set_up(job._replace(execution=Execution(devices=1, offload=False)))
         except Exception:  # it will be found, and told, when the run begins
             return object()
         program = hoist_rounds(setup.program, setup.state, setup.rows, setup.keys)
@@ -229,31 +231,21 @@ class _Crew:
     def _begin(self, position: int, stack: ExitStack) -> Steps:
         job = self._jobs[position]
         check_model(job.algorithm.model, job.data)
-        check_metrics(metrics := resolved(job.metrics), job.algorithm.model, job.data)
-        lanes = self._traced[_which(job)].lanes
-        setup = set_up(job.algorithm, job.data, devices=1, lanes=lanes, rows=self._resident, **settings(job))
+        check_metrics(resolved(job.metrics), job.algorithm.model, job.data)
+        execution = Execution(devices=1, lanes=self._traced[_which(job)].lanes, offload=False)
+        setup = set_up(job._replace(execution=execution), rows=self._resident)
         same = self._sample(position)
         if same not in self._evaluations:
-            self._evaluations[same] = Evaluation(
-                setup.program._replace(mesh=self._mesh),
-                setup.keys,
-                job.data,
-                job.seed,
-                job.eval_clients,
-                job.untrained,
-                rows=self._rows.rows,
-                store=setup.store,
-            )
-        evaluation = self._evaluations[same].shared_by(setup.program, setup.keys, setup.store)
-        session = Session(setup, job.data, job.seed, evaluation, metrics)
+            spread = setup._replace(program=setup.program._replace(mesh=self._mesh), source=self._rows)
+            self._evaluations[same] = Evaluation(spread, job)
+        session = Session(setup, job, self._evaluations[same].shared_by(setup))
         checkpoints = None
         if job.checkpoint is not None:
-            who = partial(identity, setup, job.data, job.seed, job.eval_clients, job.untrained)
-            checkpoints = Checkpoints(job.checkpoint, setup.like, who)
+            checkpoints = Checkpoints(setup, job, job.checkpoint)
             stack.enter_context(checkpoints.held())
         self._sessions[position] = session
         bar = stack.enter_context(Progress(job.rounds, show=False))
-        return session.steps(setup.state, job.rounds, job.eval_every, checkpoints, bar)
+        return session.steps(checkpoints, bar)
 
     def _sample(self, position: int) -> int:
         """Equal for runs in which the same clients are evaluated."""
@@ -268,7 +260,6 @@ class _Crew:
             found = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
             while isinstance(found, Run):
                 yield position, found
-                del found  # else its clients' states would have to be copied
                 found = next(steps)
             self._pending[position] = found
         except StopIteration:
@@ -337,26 +328,8 @@ class _Crew:
 # --- several runs as one program --------------------------------------------------------------------------------------
 
 
-class _ByKey(NamedTuple):
-    """A program apart from its numbers, on these devices; which of its constants the runs of a column share."""
-
-    hoisted: Hoisted
-    mesh: Mesh | None
-    shared: tuple[bool, ...]
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        return self.hoisted.key, self.mesh, self.shared
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByKey) and self._key == other._key
-
-
 @lru_cache(maxsize=16)
-def _compiled(program: _ByKey) -> Any:
+def _compiled(program: ByKey) -> Any:
     """``(numbers, constants, state, keys, rest) -> results``: all but the last have an axis for the devices, and the
     first three another one for the runs of a column; constants that are shared do not."""
     axes = (0, [None if shared else 0 for shared in program.shared], 0)
@@ -408,7 +381,7 @@ class Together:
             all(_same(each.constants[i], first.constants[i]) for column in hoisted for each in column)
             for i in range(len(first.constants))
         )
-        self._run = _compiled(_ByKey(first, mesh, shared))
+        self._run = _compiled(ByKey(first, mesh, shared))
         self._numbers = self._dealt([[each.values for each in column] for column in hoisted])
         self._constants = [
             self._each_device([first.constants[i]] * len(columns))
@@ -422,7 +395,7 @@ class Together:
         self._keys = [self._each_device(list(parts)) for parts in zip(*keys, strict=True)]
         self._rows = jax.tree.leaves(rows)
 
-    def answer(self, requests: Sequence[Sequence[Train | None]]) -> list[list[Trained | None]]:
+    def answer(self, requests: Sequence[Sequence[Train | None]]) -> list[list[Stretch | None]]:
         """The same rounds of all runs; requests and answers are in the places of the runs.
 
         A place without a request is computed from another run's state, and has no answer: its width is part of the
@@ -448,11 +421,11 @@ class Together:
         infos = [np.asarray(info)[:, :, :rounds] for info in results[given:]]
         seconds = {"data": 0.0, "train": (time.perf_counter() - begin) / len(asked)}
 
-        def answer(column: int, run: int, leaves: list[Array]) -> Trained:
+        def answer(column: int, run: int, leaves: list[Array]) -> Stretch:
             state, found = jax.tree.unflatten(
                 self._results, [*leaves, *(info[column, run] for info in infos)]
             )
-            return Trained(state, found, rounds, seconds)
+            return Stretch(state, found, rounds, seconds)
 
         return [
             [
@@ -493,9 +466,7 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (np.shape(one) == np.shape(other) and bool(np.array_equal(one, other)))
 
 
-@jax.jit
-def _stack(parts: list[Any]) -> Array:
-    return jnp.stack([jnp.asarray(part) for part in parts])
+_stack = jax.jit(tree.stack)
 
 
 @jax.jit

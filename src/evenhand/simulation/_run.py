@@ -40,7 +40,7 @@ from evenhand.privacy import Account, account
 from evenhand.report import RunView, write_report
 from evenhand.rounds import RoundState
 from evenhand.simulation._evaluation import Evaluation, Served, has_own, honest_among, served_models
-from evenhand.simulation._job import Untrained, check_model
+from evenhand.simulation._job import Execution, Job, Untrained, check_model
 from evenhand.simulation.results import Facts, Results
 from evenhand.simulation.saving import save
 from evenhand.simulation.setup import set_up
@@ -53,6 +53,8 @@ NDArray = npt.NDArray[Any]
 Who: TypeAlias = Literal["all", "honest", "malicious"]
 _SHOWN = 24
 """Numbers of the latest evaluation that fit on a screen."""
+_ONE_BY_ONE = Execution(lanes=1, devices=1, offload=False)
+"""How new clients are served: no cohort of them trains."""
 _COMPARED = 20_000
 """Most ids that an unknown one is compared with."""
 
@@ -121,6 +123,16 @@ class Run(Results):
     def state(self) -> RoundState:
         """What the next round would start from: the states of server, aggregators and, in a copy, clients."""
         return self.kept.state
+
+    def keep(self) -> None:
+        """Copies the clients' states, so that :func:`evenhand.simulation.iterate` may continue in their memory.
+
+        Only states of more than 64 MB, and those that ``offload`` keeps on the host, need it.
+
+        Raises:
+          EvenhandError: the run has released its clients' states, or has trained on since.
+        """
+        self.kept.keep()
 
     def release(self) -> None:
         """Gives up the clients' states, so that :func:`evenhand.simulation.iterate` need not copy them to train on.
@@ -502,12 +514,11 @@ def serve_newcomers(
                 f"serve({data.name!r}): it has {what} {new}, but the model was trained on {old}."
             )
     check_model(algorithm.model, data)
-    setup = set_up(algorithm, data, cohort=1, seed=seed)
+    job = Job(algorithm, data, rounds=0, seed=seed, untrained=untrained, execution=_ONE_BY_ONE)
+    setup = set_up(job)
     one = algorithm.init_client(algorithm.global_params(server))
     never = jnp.zeros(data.num_clients, jnp.int32)
     state = RoundState(server, setup.state.aggregators, stored(one, data.num_clients), never)
-    evaluation = Evaluation(
-        setup.program, setup.keys, data, seed, None, untrained, rows=setup.on_device, store=setup.store
-    )
+    evaluation = Evaluation(setup, job)
     served = evaluation.served(state)
     return Kept(state), served.with_metrics(evaluation.measured(state, metrics)) if metrics else served

@@ -1,17 +1,15 @@
 """Running a method on data: ``simulate``, the generator under it, and the session that it drives.
 
-A session asks for rounds and for evaluations, and whoever drives it answers: :meth:`Session.run` does so for a run
-alone, :mod:`evenhand.simulation._many` for several at once.
+A session asks for rounds and for evaluations, and whoever drives it answers: :func:`runs_of` does so for a run alone,
+:mod:`evenhand.simulation._many` for several at once.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
@@ -25,24 +23,35 @@ from evenhand._platform import check_process
 from evenhand.data import FederatedDataset
 from evenhand.devices import everywhere, here
 from evenhand.errors import EvenhandError, EvenhandWarning
-from evenhand.evaluation import Metric, Metrics, check_metrics, of_global
+from evenhand.evaluation import Metrics, check_metrics, of_global
 from evenhand.evaluation.metrics import resolved
 from evenhand.live import line
 from evenhand.report import latest, may_win
 from evenhand.rounds import RoundState
 from evenhand.simulation import engine
-from evenhand.simulation._checkpoint import Checkpoints, Snapshot, identity
+from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._evaluation import Evaluation, Served
-from evenhand.simulation._job import Checkpoint, Untrained, check_first_losses, check_model, check_numbers
+from evenhand.simulation._job import Checkpoint, Job, Untrained, check_first_losses, check_job, check_model
 from evenhand.simulation._run import Run
 from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK
 from evenhand.simulation.setup import Setup, drawn_last, set_up
 from evenhand.simulation.store import Kept
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Attack, Sampling
+from evenhand.types import Algorithm, Attack, Params, Sampling
 from evenhand.watch import Watch, Watcher, Watching, watchers
 
-__all__ = ["Measure", "Progress", "Request", "Session", "Steps", "Train", "Trained", "iterate", "simulate"]
+__all__ = [
+    "Measure",
+    "Progress",
+    "Request",
+    "Session",
+    "Steps",
+    "Stretch",
+    "Train",
+    "iterate",
+    "runs_of",
+    "simulate",
+]
 
 NDArray = npt.NDArray[Any]
 
@@ -67,6 +76,7 @@ def simulate(
     offload: bool | str | Path | None = None,
     watch: Watch = None,
     metrics: Metrics = (),
+    start: Params | None = None,
 ) -> Run:
     """Runs a federated method over simulated clients, on whatever device JAX finds.
 
@@ -105,6 +115,8 @@ def simulate(
       metrics: metrics of a set of examples, such as ``("auc", "macro_f1")``: names or values of
         :mod:`evenhand.evaluation.metrics`.  They are measured after the last round, at each client in each split, which
         takes about the time of one more evaluation; they change no bit of the training.
+      start: the parameters from which training begins, such as another run's ``params``: a tree of the shapes of the
+        model's own.  Personal models begin from it, too.  None: ``model.init``.
 
     Raises:
       EvenhandError: a number out of range, or parts that do not go together.
@@ -123,36 +135,16 @@ def simulate(
       >>> run.history["round"].tolist()
       [0, 2, 4]
     """
-    runs = iterate(
-        algorithm,
-        data,
-        rounds=rounds,
-        cohort=cohort,
-        seed=seed,
-        eval_every=eval_every,
-        attack=attack,
-        systems=systems,
-        checkpoint=checkpoint,
-        progress=progress,
-        lanes=lanes,
-        devices=devices,
-        eval_clients=eval_clients,
-        untrained=untrained,
-        stream=stream,
-        offload=offload,
-        watch=watch,
-        metrics=metrics,
-    )
-    _warn(first := next(runs), before=True)
-    result = first if first.info["rounds"] == rounds else None
-    del first
-    for run in runs:
-        if run.info["rounds"] == rounds:
-            result = run
-        del run  # its memory goes to the next rounds
-    assert result is not None
-    _warn(result, before=False)
-    return result
+    job, last = Job.of(locals()), None
+    for run in runs_of(job):
+        if last is None:
+            _warn(run, before=True)
+        last = run
+        if run.info["rounds"] < rounds:
+            run.release()  # only the last run is handed out: the states of the others need no copy
+    assert last is not None
+    _warn(last, before=False)
+    return last
 
 
 def _warn(run: Run, *, before: bool) -> None:
@@ -185,11 +177,15 @@ def iterate(
     offload: bool | str | Path | None = None,
     watch: Watch = None,
     metrics: Metrics = (),
+    start: Params | None = None,
 ) -> Iterator[Run]:
     """As :func:`simulate`, but yields the :class:`Run` so far at each evaluation, the first at round 0.
 
     Use it to watch a run, to stop it early, or to keep its results when it is interrupted.  It does not warn: see
     :attr:`Run.findings`.
+
+    When training continues, clients' states of more than 64 MB, and those that ``offload`` keeps on the host, are no
+    longer those of the runs before: ask for their personal models first, or call :meth:`Run.keep`.
 
     Example:
       >>> import evenhand as eh
@@ -202,65 +198,63 @@ def iterate(
       >>> run.info["rounds"] < 100
       True
     """
+    return runs_of(Job.of(locals()))
+
+
+def runs_of(job: Job) -> Iterator[Run]:
+    """As :func:`iterate`."""
     check_process()
-    trackers = watchers(watch)
-    cohort = check_numbers(
-        algorithm,
-        data,
-        rounds,
-        seed,
-        cohort,
-        eval_every,
-        lanes,
-        devices,
-        eval_clients,
-        systems,
-        attack,
-        untrained,
-    )
-    check_model(algorithm.model, data)
-    check_metrics(measured := resolved(metrics), algorithm.model, data)
-    setup = set_up(
-        algorithm,
-        data,
-        cohort=cohort,
-        seed=seed,
-        attack=attack,
-        systems=systems,
-        lanes=lanes,
-        devices=devices,
-        stream=stream,
-        offload=offload,
-    )
-    evaluated = data, seed, eval_clients, untrained
-    evaluation = Evaluation(setup.program, setup.keys, *evaluated, rows=setup.on_device, store=setup.store)
-    session = Session(setup, data, seed, evaluation, measured)
-    same = partial(identity, setup, *evaluated)
-    checkpoints = None if checkpoint is None else Checkpoints(checkpoint, setup.like, same, setup.store)
-    with nullcontext() if checkpoints is None else checkpoints.held(), Progress(rounds, progress) as bar:
-        runs = session.run(setup.state, rounds, eval_every, checkpoints, bar)
-        config = {"rounds": rounds, "seed": seed, "cohort": cohort, "eval_every": eval_every}
-        yield from _watched(runs, rounds, trackers, config) if trackers else runs
+    trackers = watchers(job.execution.watch)
+    check_job(job)
+    check_model(job.algorithm.model, job.data)
+    check_metrics(resolved(job.metrics), job.algorithm.model, job.data)
+    setup = set_up(job)
+    session = Session(setup, job, Evaluation(setup, job))
+    checkpoints = None if job.checkpoint is None else Checkpoints(setup, job, job.checkpoint)
+    with (
+        nullcontext() if checkpoints is None else checkpoints.held(),
+        Progress(job.rounds, job.execution.progress) as bar,
+        _followed(job, trackers) as show,
+    ):
+        steps, answer = session.steps(checkpoints, bar), None
+        while True:
+            try:
+                request = steps.send(answer)
+            except StopIteration:
+                return
+            if isinstance(request, Run):
+                answer = None
+                show(request)
+                yield request
+            else:
+                answer = session.answer(request)
 
 
-def _watched(
-    runs: Iterator[Run], rounds: int, trackers: Sequence[Watcher], config: Mapping[str, Any]
-) -> Iterator[Run]:
-    """The runs, each after its trackers have seen it."""
+@contextmanager
+def _followed(job: Job, trackers: Sequence[Watcher]) -> Generator[Callable[[Run], None]]:
+    """A function that shows a run so far to its trackers, which begin with the first one."""
     watching, status = None, "interrupted"
+
+    def show(run: Run) -> None:
+        nonlocal watching, status
+        if not trackers:
+            return
+        if watching is None:
+            method, data = run.algorithm.name, run.data
+            config = {
+                "rounds": job.rounds,
+                "seed": job.seed,
+                "cohort": job.slots,
+                "eval_every": job.eval_every,
+            }
+            about = {"method": method or None, "data": data.name, "clients": data.num_clients, **config}
+            watching = Watching(trackers, f"{method or 'a method'} on {data.name}, seed {run.seed}", about)
+        watching.show(run.history)
+        if run.info["rounds"] == job.rounds:
+            status = "done" if may_win(run.view(), ("train", "valid")) else "diverged"
+
     try:
-        for run in runs:
-            if watching is None:
-                method, data = run.algorithm.name, run.data
-                about = {"method": method or None, "data": data.name, "clients": data.num_clients, **config}
-                watching = Watching(
-                    trackers, f"{method or 'a method'} on {data.name}, seed {run.seed}", about
-                )
-            watching.show(run.history)
-            if run.info["rounds"] == rounds:
-                status = "done" if may_win(run.view(), ("train", "valid")) else "diverged"
-            yield run
-            del run  # its memory goes to the next rounds
+        yield show
     except Exception:
         status = "failed"
         raise
@@ -273,7 +267,7 @@ def _watched(
 
 
 class Train(NamedTuple):
-    """A request for rounds ``first .. first + rounds - 1``; it is answered by :class:`Trained`.
+    """A request for rounds ``first .. first + rounds - 1``; it is answered by :class:`Stretch`.
 
     The memory of ``state`` may go to the result.
     """
@@ -283,7 +277,7 @@ class Train(NamedTuple):
     rounds: int
 
 
-class Trained(NamedTuple):
+class Stretch(NamedTuple):
     """Rounds done, at most as many as were asked for.
 
     Attributes:
@@ -310,48 +304,21 @@ Steps: TypeAlias = Generator[Request | Run, Any, None]
 
 
 class Session:
-    """A program with its data, and what has been measured so far; ``metrics`` are measured after the last round."""
+    """A run in progress: what is set up, and what has been measured so far.
 
-    def __init__(
-        self,
-        setup: Setup,
-        data: FederatedDataset,
-        seed: int,
-        evaluation: Evaluation,
-        metrics: Sequence[Metric] = (),
-    ) -> None:
-        self.setup, self.program, self.data, self.seed = setup, setup.program, data, seed
-        self.evaluation, self.metrics = evaluation, tuple(metrics)
+    It owns the clients' states, and lends them to the :class:`Run` of the latest evaluation until training continues.
+    """
+
+    def __init__(self, setup: Setup, job: Job, evaluation: Evaluation) -> None:
+        self.setup, self.program, self.job, self.evaluation = setup, setup.program, job, evaluation
+        self.metrics = resolved(job.metrics)
         self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
         self.history: list[dict[str, float]] = []
         self.per_round: dict[str, NDArray] = {}
         self.initial_loss: NDArray = np.zeros(0)
-        self._handed_out: weakref.ref[Kept] | None = None
+        self._lent: Kept | None = None
 
-    def run(
-        self,
-        state: RoundState,
-        rounds: int,
-        eval_every: int,
-        checkpoints: Checkpoints | None,
-        progress: Progress,
-    ) -> Iterator[Run]:
-        """Yields the run so far at each evaluation, after saving it where that is due."""
-        steps, answer = self.steps(state, rounds, eval_every, checkpoints, progress), None
-        del state
-        while True:
-            try:
-                found = steps.send(answer)
-            except StopIteration:
-                return
-            answer = None
-            if isinstance(found, Run):
-                yield found
-            else:
-                answer = self.answer(found)
-            del found
-
-    def answer(self, request: Request) -> Trained | Served:
+    def answer(self, request: Request) -> Stretch | Served:
         """What is asked for, for this run alone."""
         if isinstance(request, Measure):
             return self.evaluation.served(request.state)
@@ -368,41 +335,19 @@ class Session:
         if offloaded is not None and block is not None:
             offloaded.take_back(block, state.clients)
             state = state._replace(clients=())
-        found = {name: np.asarray(info)[:count] for name, info in infos.items()}
+        reported = {name: np.asarray(info)[:count] for name, info in infos.items()}
         seconds = {"data": received - begin, "train": time.perf_counter() - received}
-        return Trained(state, found, count, seconds)
+        return Stretch(state, reported, count, seconds)
 
-    def steps(
-        self,
-        state: RoundState,
-        rounds: int,
-        eval_every: int,
-        checkpoints: Checkpoints | None,
-        progress: Progress,
-    ) -> Steps:
-        """Yields requests, to be answered by ``send``, and the run so far at each evaluation."""
-        done, found = 0, None
-        if checkpoints is not None:
-            # Before the first round all clients' states are equal.
-            found = checkpoints.load(jax.tree.map(lambda leaf: np.asarray(leaf[0]), here(state).clients))
-        is_new = found is None
-        if found is not None:
-            if found.done > rounds:
-                raise EvenhandError(
-                    f"The checkpoint has {found.done} rounds done, more than rounds={rounds}: "
-                    f"ask for at least as many, or give another folder."
-                )
-            self.initial_loss = self.evaluation.initial_loss(state)
-            last, done = found.last_round, found.done
-            self.history, self.per_round, self.seconds = found.history, found.per_round, found.seconds
-            if last is None:
-                last = drawn_last(self.program, self.setup.rows, self.setup.keys, done)
-            state = everywhere(self.program.mesh, found.state._replace(last_round=last))
-        del found  # its clients' states may be most of the memory
+    def steps(self, checkpoints: Checkpoints | None, progress: Progress) -> Steps:
+        """Yields requests, to be answered by ``send``, and the run so far at each evaluation, after saving it."""
+        rounds, eval_every = self.job.rounds, self.job.eval_every
+        state, done, is_new = self._begun(checkpoints)
         served = yield from self._evaluate(state, done, record=is_new, last=done == rounds)
         progress.update(done, self._latest())
         yield self._snapshot(state, done, served, None)
         if done < rounds:
+            # No rounds: the call compiles the program, so that the time of training is that of training.
             state = yield from self._train("compile", state, done, 0)
         while done < rounds:
             until = min(rounds, (done // eval_every + 1) * eval_every)
@@ -416,13 +361,33 @@ class Session:
             due = checkpoints is not None and checkpoints.due(last=done == rounds)
             yield self._snapshot(state, done, served, checkpoints if due else None)
 
+    def _begun(self, checkpoints: Checkpoints | None) -> tuple[RoundState, int, bool]:
+        """The state to begin with, the rounds done, and whether these are none."""
+        state = self.setup.state
+        # Before the first round all clients' states are equal.
+        one = jax.tree.map(lambda leaf: np.asarray(leaf[0]), here(state).clients) if checkpoints else ()
+        snapshot = None if checkpoints is None else checkpoints.load(one)
+        if snapshot is None:
+            return state, 0, True
+        done, last = snapshot.done, snapshot.last_round
+        if done > self.job.rounds:
+            raise EvenhandError(
+                f"The checkpoint has {done} rounds done, more than rounds={self.job.rounds}: "
+                f"ask for at least as many, or give another folder."
+            )
+        self.initial_loss = self.evaluation.initial_loss(state)
+        self.history, self.per_round, self.seconds = snapshot.history, snapshot.per_round, snapshot.seconds
+        if last is None:
+            last = drawn_last(self.program, self.setup.rows, self.setup.keys, done)
+        return everywhere(self.program.mesh, snapshot.state._replace(last_round=last)), done, False
+
     def _train(
         self, activity: str, state: RoundState, first: int, count: int
-    ) -> Generator[Train, Trained, RoundState]:
+    ) -> Generator[Train, Stretch, RoundState]:
         """Rounds ``first .. first + count - 1``, as many at a time as there are rows for."""
-        if self._handed_out is not None and (kept := self._handed_out()) is not None:
-            kept.move_on()
-        self._handed_out, done = None, 0
+        if self._lent is not None:
+            self._lent.take_back()
+        self._lent, done = None, 0
         while True:
             state, infos, some, seconds = yield Train(state, first + done, count - done)
             self._keep(infos)
@@ -446,7 +411,7 @@ class Session:
         served = yield Measure(state)
         if done == 0:
             adapted = self.program.algorithm.adapt is not None
-            check_first_losses(served.clients, self.data, self.evaluation.drawn, adapted)
+            check_first_losses(served.clients, self.job.data, self.evaluation.drawn, adapted)
             self.initial_loss = served.clients["train"].get(of_global("loss"), self.initial_loss)
         if record:
             reported = {
@@ -476,7 +441,9 @@ class Session:
             self.seconds["checkpoint"] = self.seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
         info = {
             "rounds": done,
-            "cohort": _cohort(self.program.algorithm.sampling, self.data.num_clients, self.program.cohort),
+            "cohort": _cohort(
+                self.program.algorithm.sampling, self.job.data.num_clients, self.program.cohort
+            ),
             "lanes": self.program.lanes,
             "devices": self.program.devices.size,
             "floats": dict(self.setup.traffic),
@@ -487,23 +454,22 @@ class Session:
         per_round = {
             name: values for name, values in self.per_round.items() if len(values) and name not in WORK
         }
-        kept = Kept(state, self.setup.store)
-        self._handed_out = weakref.ref(kept)
+        self._lent = Kept(state, self.setup.store)
         return Run(
             algorithm=self.program.algorithm,
-            data=self.data,
-            seed=self.seed,
+            data=self.job.data,
+            seed=self.job.seed,
             history=self._columns(),
             per_round=per_round,
             info=info,
-            kept=kept,
+            kept=self._lent,
             clients=served.clients,
             evaluated=self.evaluation.drawn,
             classes=served.classes,
             malicious=self.evaluation.malicious,
             metrics=self.metrics,
             last_round=np.asarray(here(state.last_round), np.int64),
-            untrained=self.evaluation.untrained,
+            untrained=self.job.untrained,
             initial_loss=self.initial_loss,
         )
 

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from evenhand import rounds, tree
 from evenhand._jaxpr.hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
 from evenhand.aggregators import in_loop, in_passes, reduce_uploads
-from evenhand.devices import everywhere
+from evenhand.devices import as_entry, entry, everywhere
 from evenhand.rounds import RoundState
 from evenhand.simulation.program import (
     WORK,
@@ -43,7 +43,7 @@ from evenhand.simulation.store import States
 from evenhand.streams import Keys, Purpose, stream
 from evenhand.types import Aggregator, Array, ClientData, Cohort, Key, PyTree, Report, Sum, Upload
 
-__all__ = ["Hoistable", "hoist_rounds", "one_round", "run_rounds"]
+__all__ = ["ByKey", "Hoistable", "hoist_rounds", "one_round", "run_rounds"]
 
 _Infos = dict[str, Array]
 
@@ -61,92 +61,117 @@ def run_rounds(
     Returns the new state and each info as an array whose first ``count`` entries are the rounds'.
     """
     arguments = (state, rows, keys, np.int32(first), np.int32(count))
-    leaves = jax.tree.leaves(arguments)
-    places = [leaf.sharding if isinstance(leaf, jax.Array) else None for leaf in leaves]
-    given = len(jax.tree.leaves(state))
-    compiled, numbers, constants, shapes = _prepared(
-        ById(program, places), *_form(arguments), given, is_switched_on()
-    )
-    results = compiled(numbers, constants, leaves[:given], leaves[given:])
-    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+    leaves, given = jax.tree.leaves(arguments), len(jax.tree.leaves(state))
+    traced = _traced(ById(program), *tree.form(arguments))
+    run, literals, constants = traced.compiled(leaves, given)
+    results = run(literals, constants, leaves[:given], leaves[given:])
+    return jax.tree.unflatten(traced.results, results)
 
 
 class Hoistable(NamedTuple):
-    """The rounds of a program apart from their numbers, and the structure of their results."""
+    """The rounds of a program apart from their literals, and the structure of their results."""
 
     hoisted: Hoisted
     results: Any
 
 
 def hoist_rounds(program: Program, state: RoundState, rows: Rows, keys: Keys) -> Hoistable | None:
-    """The rounds of a program on arguments of these shapes; None where they cannot be told from their numbers."""
+    """The rounds of a program on arguments of these shapes; None where they cannot be told from their literals."""
     if not is_switched_on():
         return None
-    traced, shapes = _traced(ById(program), *_form((state, rows, keys, np.int32(0), np.int32(0))))
+    traced = _traced(ById(program), *tree.form((state, rows, keys, np.int32(0), np.int32(0))))
     try:
-        return Hoistable(hoist(traced), jax.tree.structure(shapes))
-    except Exception as error:  # as in _prepared
+        return Hoistable(hoist(traced.jaxpr), traced.results)
+    except Exception as error:  # as in _Traced.compiled
         warn_of(error)
         return None
 
 
-class _ByKey(NamedTuple):
-    """A program apart from its numbers; programs with one key are one program."""
+_Compiled = tuple[Any, Array, list[Array]]
+"""``(run, literals, constants)``, all but the first on the devices."""
+
+
+class _Traced:
+    """The rounds of a program on arguments of one form: traced at once, and compiled when they are first called.
+
+    Attributes:
+      jaxpr: the traced program.
+      results: the structure of its results.
+    """
+
+    def __init__(self, identity: ById, structure: Any, form: tuple[Any, ...]) -> None:
+        program = self._program = identity.program
+        self._form = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form]
+        like = jax.tree.unflatten(structure, self._form)
+        # Traced here for the shapes of the infos, and found again by the loop, which needs them for its buffers.
+        one_more = jax.jit(partial(one_round, program))
+        infos = jax.eval_shape(one_more, *like[:-1])[1]
+        loop = partial(_run_rounds, program, one_more, infos)
+        self.jaxpr, shapes = jax.make_jaxpr(loop, return_shape=True)(*like)
+        self.results = jax.tree.structure(shapes)
+        self._ready: dict[bool, _Compiled] = {}
+
+    def compiled(self, leaves: list[Any], given: int) -> _Compiled:
+        """What runs them on arguments like ``leaves``, of which the first ``given`` are the state's."""
+        hoisting = is_switched_on()
+        if hoisting not in self._ready:
+            self._ready[hoisting] = self._compile(leaves, given, hoisting)
+        return self._ready[hoisting]
+
+    def _compile(self, leaves: list[Any], given: int, hoisting: bool) -> _Compiled:
+        # Placed as those of the first call, so that the call finds this trace.
+        placed = [
+            jax.ShapeDtypeStruct(
+                like.shape, like.dtype, sharding=leaf.sharding if isinstance(leaf, jax.Array) else None
+            )
+            for like, leaf in zip(self._form, leaves, strict=True)
+        ]
+
+        def ready(hoisted: Hoisted) -> _Compiled:
+            run = _compiled(ByKey(hoisted, self._program.mesh))
+            literals, constants = everywhere(self._program.mesh, (hoisted.values, list(hoisted.constants)))
+            run.trace(literals, constants, placed[:given], placed[given:])
+            return run, literals, constants
+
+        if hoisting:
+            try:
+                return ready(hoist(self.jaxpr))
+            except Exception as error:  # the rounds have been traced: it is the walk through them that fails
+                warn_of(error)
+        return ready(unchanged(self.jaxpr))
+
+
+_traced = lru_cache(maxsize=16)(_Traced)
+
+
+class ByKey(NamedTuple):
+    """A program apart from its literals, as a key: programs with one key are one program.
+
+    Attributes:
+      hoisted: the program.
+      mesh: the devices on which it runs.
+      shared: which of its constants several runs of it share, where it runs for several at once.
+    """
 
     hoisted: Hoisted
     mesh: Mesh | None
+    shared: tuple[bool, ...] = ()
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return self.hoisted.key, self.mesh, self.shared
 
     def __hash__(self) -> int:
-        return hash((self.hoisted.key, self.mesh))
+        return hash(self._key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByKey) and (self.hoisted.key, self.mesh) == (other.hoisted.key, other.mesh)
-
-
-def _form(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The structure of arguments, and the shape and dtype of each array."""
-    leaves, structure = jax.tree.flatten(arguments)
-    return structure, tuple((np.shape(leaf), leaf.dtype) for leaf in leaves)
-
-
-@lru_cache(maxsize=16)
-def _traced(identity: ById, structure: Any, form: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The rounds of a program, and the shapes of their results."""
-    like = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form])
-    return jax.make_jaxpr(partial(_run_rounds, identity.program), return_shape=True)(*like)
-
-
-@lru_cache(maxsize=16)
-def _prepared(
-    identity: ById, structure: Any, form: tuple[Any, ...], given: int, hoisting: bool
-) -> tuple[Any, Any, Any, Any]:
-    """``(compiled, numbers, constants, shapes of the results)``; the first ``given`` leaves are the state's."""
-    program = identity.program
-    traced, shapes = _traced(identity, structure, form)
-
-    def ready(hoisted: Hoisted) -> tuple[Any, Any, Any, Any]:
-        compiled = _compiled(_ByKey(hoisted, program.mesh))
-        numbers, constants = everywhere(program.mesh, (hoisted.values, list(hoisted.constants)))
-        # On arguments as those of the call, so that it finds this trace.
-        placed = [
-            jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-            for (shape, dtype), place in zip(form, identity.places, strict=True)
-        ]
-        compiled.trace(numbers, constants, placed[:given], placed[given:])
-        return compiled, numbers, constants, shapes
-
-    if hoisting:
-        try:
-            return ready(hoist(traced))
-        except Exception as error:  # the rounds have been traced: it is the walk through them that fails
-            warn_of(error)
-    return ready(unchanged(traced))
+        return isinstance(other, ByKey) and self._key == other._key
 
 
 @lru_cache(maxsize=64)
-def _compiled(program: _ByKey) -> Any:
-    def run(numbers: Array, constants: list[Array], state: list[Array], rest: list[Array]) -> list[Array]:
-        return program.hoisted.run(numbers, constants, [*state, *rest])
+def _compiled(program: ByKey) -> Any:
+    def run(literals: Array, constants: list[Array], state: list[Array], rest: list[Array]) -> list[Array]:
+        return program.hoisted.run(literals, constants, [*state, *rest])
 
     # Whole on each device: XLA would leave an aggregator's state divided, and a run that continues from a file, whose
     # states are whole, would be another program with other rounding.
@@ -155,15 +180,21 @@ def _compiled(program: _ByKey) -> Any:
 
 
 def _run_rounds(
-    program: Program, state: RoundState, rows: Rows, keys: Keys, first: Array, count: Array
+    program: Program,
+    one_more: Callable[..., tuple[RoundState, _Infos]],
+    shapes: _Infos,
+    state: RoundState,
+    rows: Rows,
+    keys: Keys,
+    first: Array,
+    count: Array,
 ) -> tuple[RoundState, _Infos]:
-    one = jax.jit(partial(one_round, program))  # traced once, for the shapes and for the loop
-    shapes = jax.eval_shape(one, state, rows, keys, first)[1]
+    # A buffer of a fixed size, so that no number of rounds compiles anything.
     infos = {name: jnp.zeros((program.buffer, *info.shape), info.dtype) for name, info in shapes.items()}
 
     def body(i: Array, carry: tuple[RoundState, _Infos]) -> tuple[RoundState, _Infos]:
         state, infos = carry
-        state, info = one(state, rows, keys, first + i)
+        state, info = one_more(state, rows, keys, first + i)
         infos = {name: infos[name].at[i].set(info[name]) for name in infos}
         return program.devices.whole((state, infos))
 
@@ -174,85 +205,119 @@ def _run_rounds(
 
 
 def one_round(
-    program: Program, state: RoundState, rows: Rows, keys: Keys, number: Array
+    program: Program, state: RoundState, rows: Rows, keys: Keys, round: Array
 ) -> tuple[RoundState, _Infos]:
-    """Round ``number``: the state after it, and what its phases show."""
+    """The state after a round, and what its phases show."""
     algorithm = program.algorithm
     if algorithm.observe is not None:
         state = state._replace(server=observe(algorithm, state.server, rows))
     infos: _Infos = dict.fromkeys((*WORK, "rejected"), jnp.float32(0.0))
     reported = jnp.float32(0.0)
-    for index in range(len(algorithm.phases)):
+    for index, phase in enumerate(algorithm.phases):
         cohort = rounds.cohort(
-            algorithm, program.systems, rows.sizes, program.cohort, keys, number, index, rows.table
+            algorithm, program.systems, rows.sizes, program.cohort, keys, round, index, rows.table
         )
-        effort = efforts(algorithm.phases[index].effort, program.capacity, rows, cohort)
+        effort = efforts(phase.effort, program.capacity, rows, cohort)
         groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices)
-        state, info, accepted = _one_phase(program, index, state, rows, keys, number, cohort, groups)
-        reported, drawn = (jnp.sum(slots.astype(jnp.float32)) for slots in (accepted, cohort.present))
+        exchange, info = _exchange(
+            program, index, state, Shared(state.server, rows, keys, round), cohort, groups
+        )
+        done = reduced(exchange)
+        before, uploads = state.aggregators[index], jnp.sum(done.accepted.astype(jnp.int32))
+        memories = before, done.memory
+        step = rounds.server_step(phase, state.server, memories, done.direction, uploads, exchange.server_key)
+        state = state._replace(
+            server=step.server,
+            aggregators=(*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :]),
+            clients=exchange.states.after(*exchange.groups.slots(done.accepted), done.states),
+        )
+        reported, drawn = (jnp.sum(slots.astype(jnp.float32)) for slots in (done.accepted, cohort.present))
         counted = (groups.useful, groups.executed, jnp.sum(effort.rows.astype(jnp.float32)), drawn - reported)
         more = {name: infos[name] + count for name, count in zip((*WORK, "rejected"), counted, strict=True)}
-        infos |= info | more
+        infos |= {**info, **step.info, **more}
         if index == len(algorithm.phases) - 1:
-            last = rounds.last_rounds(state.last_round, cohort, accepted, number)
+            last = rounds.last_rounds(state.last_round, cohort, done.accepted, round)
             state = state._replace(last_round=last)
     return state, {**infos, "reported": reported}
 
 
-def _one_phase(
-    program: Program,
-    index: int,
-    state: RoundState,
-    rows: Rows,
-    keys: Keys,
-    number: Array,
-    cohort: Cohort,
-    groups: Groups,
-) -> tuple[RoundState, _Infos, Array]:
-    """The state after one exchange, what it shows, and whose uploads were accepted, ``(m,)``."""
-    phase, before = program.algorithm.phases[index], state.aggregators[index]
-    client, shared = Client.of(program, index), Shared(state.server, rows, keys, number)
-    states = States(state.clients, rows.slots)
-    memory, info = before, {}
-    if isinstance(phase.aggregator, Sum) and phase.aggregator.weigh is not None:
+class Exchange(NamedTuple):
+    """One phase of a round, before its clients work.
+
+    Attributes:
+      aggregator: reduces the uploads.
+      memory: its state.
+      client: a client's part.
+      shared: what all clients share.
+      groups: the clients.
+      states: what they keep.
+      ids: the clients, ``(m,)`` in the cohort's order.
+      noise: the key of what each of them adds to what it sends, likewise.
+      key: of the aggregator.
+      server_key: of the server's step.
+      agreed: has colluding clients replace their uploads, given which were accepted; None: nobody colludes.
+    """
+
+    aggregator: Aggregator
+    memory: PyTree
+    client: Client
+    shared: Shared
+    groups: Groups
+    states: States
+    ids: Array
+    noise: Key
+    key: Key
+    server_key: Key
+    agreed: Callable[[Upload, Array], Upload] | None
+
+
+def _exchange(
+    program: Program, index: int, state: RoundState, shared: Shared, cohort: Cohort, groups: Groups
+) -> tuple[Exchange, _Infos]:
+    """Phase ``index`` of a round, once its clients have been weighed where the aggregator weighs them first."""
+    aggregator, memory = program.algorithm.phases[index].aggregator, state.aggregators[index]
+    _, rows, keys, round = shared
+    client, states, info = Client.of(program, index), States(state.clients, rows.slots), dict[str, Array]()
+    if isinstance(aggregator, Sum) and aggregator.weigh is not None:
         reports, sane = groups.ungroup(groups.map_groups(partial(_reports, client), (shared, states)))
         cohort = cohort._replace(present=cohort.present & sane)
-        weights, memory, info = rounds.weighed(phase.aggregator, reports, cohort, memory)
+        weights, memory, info = rounds.weighed(aggregator, reports, cohort, memory)
         groups = groups.with_reports(Report(weights, reports.loss), cohort.present)
     streams = rounds.phase_stream(program.algorithm, index)
     key, server_key = (
-        stream(keys.secret, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
+        stream(keys.secret, purpose, round, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
     )
-    noise = jax.vmap(partial(rounds.lift_key, keys, number, streams))(cohort.ids)
     attack = program.attack
-    parts = (phase.aggregator, memory, client, shared, groups, states, key, noise, cohort.ids)
-    if attack is None or attack.collude is None:
-        found = reduced(*parts)
-    else:
 
-        def agreed(uploads: Upload, accepted: Array) -> Upload:
-            left = cohort._replace(present=accepted)
-            return rounds.colluding(attack, uploads, rows.malicious[cohort.ids], left, keys, number, streams)
+    def agreed(uploads: Upload, accepted: Array) -> Upload:
+        assert attack is not None
+        left = cohort._replace(present=accepted)
+        return rounds.colluding(attack, uploads, rows.malicious[cohort.ids], left, keys, round, streams)
 
-        found = stacked(*parts, agreed)
-    step = rounds.server_step(
-        phase,
-        state.server,
-        (before, found.memory),
-        found.direction,
-        jnp.sum(found.accepted.astype(jnp.int32)),
-        server_key,
+    exchange = Exchange(
+        aggregator=aggregator,
+        memory=memory,
+        client=client,
+        shared=shared,
+        groups=groups,
+        states=states,
+        ids=cohort.ids,
+        noise=jax.vmap(partial(rounds.lift_key, keys, round, streams))(cohort.ids),
+        key=key,
+        server_key=server_key,
+        agreed=None if attack is None or attack.collude is None else agreed,
     )
-    aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
-    clients = states.after(*groups.slots(found.accepted), found.states)
-    state = state._replace(server=step.server, aggregators=aggregators, clients=clients)
-    return state, {**info, **step.info}, found.accepted
+    return exchange, dict(info)
 
 
 def _reports(client: Client, group: Members, fixed: tuple[Shared, States]) -> tuple[Report, Array]:
     """What a group's clients report before they work, and which of them an honest client could have sent."""
     shared, states = fixed
-    return side_by_side(lambda member: client.report(shared, member, states.of(member.ids)), group)
+
+    def report(member: Members) -> tuple[Report, Array]:
+        return client.report(shared, member, states.of(member.ids))
+
+    return side_by_side(report, group.ids.shape[0])(group)
 
 
 # --- a cohort's work, and the reduction of its uploads, streamed where the aggregator allows it -----------------------
@@ -274,110 +339,90 @@ class Reduced(NamedTuple):
     accepted: Array
 
 
-def reduced(
-    aggregator: Aggregator,
-    memory: PyTree,
-    client: Client,
-    shared: Shared,
-    groups: Groups,
-    states: States,
-    key: Key,
-    noise: Key,
-    ids: Array,
-) -> Reduced:
+def reduced(exchange: Exchange) -> Reduced:
     """Trains the cohort and reduces what it sends, in the least memory that the aggregator allows.
 
     A sum in one pass keeps no upload.  A sum in several passes keeps the uploads on the device that made them, and
-    reduces them pass by pass.  Any other aggregator gets all of them at once.
+    reduces them pass by pass.  Any other aggregator gets all of them at once, and so does a coalition.
     """
-    if not isinstance(aggregator, Sum) or not aggregator.streams:
-        return stacked(aggregator, memory, client, shared, groups, states, key, noise, ids)
+    aggregator, client, groups = exchange.aggregator, exchange.client, exchange.groups
+    if not isinstance(aggregator, Sum) or not aggregator.streams or exchange.agreed is not None:
+        return _at_once(exchange)
     if aggregator.passes > 1:
-        return _in_passes(aggregator, memory, client, shared, groups, states, key)
+        return _in_passes(aggregator, exchange)
 
     def on_device(
-        members: Members, fixed: tuple[Shared, States, PyTree]
+        dealt: Members, fixed: tuple[Shared, States, PyTree]
     ) -> tuple[PyTree, tuple[PyTree, Array]]:
-        shared, states, public = fixed
+        members, (shared, states, public) = entry(dealt), fixed
+        train = groups.lanes.batched(partial(client.train, shared))
+
+        def mine(group: Members) -> tuple[Members, PyTree]:
+            return groups.lanes.enter((group, states.of(group.ids)))
 
         def lifted(group: Members, done: Trained) -> PyTree:
             return _lifted(public, 0, client, shared, group, done.upload, done.accepted)
 
         def step(total: PyTree, group: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
-            done = _train(client, group, (shared, states))
+            done = groups.lanes.leave(train(*mine(group)))
             return tree.add(total, lifted(group, done)), (done.state, done.accepted)
 
+        # Only the shapes for the first group: the scan trains it, with all others.
         first = tree.take(members, jnp.int32(0))
-        like = jax.eval_shape(lambda: lifted(first, _train(client, first, (shared, states))))
-        return lax.scan(step, _zeros(like), members)
+        done = jax.eval_shape(train, *jax.eval_shape(mine, first))
+        like = jax.eval_shape(lifted, first, jax.eval_shape(groups.lanes.leave, done))
+        return as_entry(lax.scan(step, tree.zeros(like), members))
 
-    fixed = shared, states, aggregator.publish(memory)
-    totals, (states_after, accepted) = groups.devices.each(on_device, groups.members, fixed)
-    direction, memory = in_passes(aggregator, memory, key, lambda public, number: groups.total(totals))
+    fixed = exchange.shared, exchange.states, aggregator.publish(exchange.memory)
+    totals, (states_after, accepted) = groups.devices.spread(on_device)(groups.members, fixed)
+    direction, memory = in_passes(
+        aggregator, exchange.memory, exchange.key, lambda public, turn: groups.total(totals)
+    )
     return Reduced(direction, memory, groups.as_dealt(states_after), groups.ungroup(accepted))
 
 
-def _in_passes(
-    aggregator: Sum,
-    memory: PyTree,
-    client: Client,
-    shared: Shared,
-    groups: Groups,
-    states: States,
-    key: Key,
-) -> Reduced:
-    done = groups.map_groups(partial(_train, client), (shared, states))
+def _in_passes(aggregator: Sum, exchange: Exchange) -> Reduced:
+    client, shared, groups = exchange.client, exchange.shared, exchange.groups
+    done = groups.map_groups(partial(_train, client), (shared, exchange.states))
 
-    def total_of(public: PyTree, number: Array) -> PyTree:
-        def on_device(kept: tuple[Members, Upload, Array], fixed: tuple[PyTree, Array, Shared]) -> PyTree:
-            public, number, shared = fixed
+    def total_of(public: PyTree, turn: Array) -> PyTree:
+        def on_device(dealt: tuple[Members, Upload, Array], fixed: tuple[PyTree, Array, Shared]) -> PyTree:
+            kept, (public, turn, shared) = entry(dealt), fixed
 
             def lifted(group: tuple[Members, Upload, Array]) -> PyTree:
-                members, uploads, accepted = group
-                return _lifted(public, number, client, shared, members, uploads, accepted)
+                return _lifted(public, turn, client, shared, *group)
 
             def step(total: PyTree, group: tuple[Members, Upload, Array]) -> tuple[PyTree, None]:
                 return tree.add(total, lifted(group)), None
 
             like = jax.eval_shape(lambda: lifted(tree.take(kept, jnp.int32(0))))
-            return lax.scan(step, _zeros(like), kept)[0]
+            return as_entry(lax.scan(step, tree.zeros(like), kept)[0])
 
         kept = groups.members, done.upload, done.accepted
-        return groups.total(groups.devices.each(on_device, kept, (public, number, shared)))
+        return groups.total(groups.devices.spread(on_device)(kept, (public, turn, shared)))
 
-    direction, memory = in_loop(aggregator, memory, key, total_of)
+    direction, memory = in_loop(aggregator, exchange.memory, exchange.key, total_of)
     return Reduced(direction, memory, groups.as_dealt(done.state), groups.ungroup(done.accepted))
 
 
-def stacked(
-    aggregator: Aggregator,
-    memory: PyTree,
-    client: Client,
-    shared: Shared,
-    groups: Groups,
-    states: States,
-    key: Key,
-    noise: Key,
-    ids: Array,
-    agreed: Callable[[Upload, Array], Upload] | None = None,
-) -> Reduced:
-    """As :func:`reduced`, with all uploads at once; ``agreed`` has colluding clients replace theirs.
-
-    ``noise`` has the key of each client of the cohort, ``(m,)``, and ``ids`` the clients.
-    """
-    done = groups.map_groups(partial(_train, client), (shared, states))
+def _at_once(exchange: Exchange) -> Reduced:
+    client, shared, groups = exchange.client, exchange.shared, exchange.groups
+    done = groups.map_groups(partial(_train, client), (shared, exchange.states))
+    # A part of the coordinates on each device: no device could hold the whole uploads of a large cohort.
     delta = groups.by_coordinate(done.upload.delta)
     (weight, loss), accepted = groups.ungroup((done.upload[1:], done.accepted))
     uploads = Upload(delta, weight, loss)
-    if agreed is not None:
-        uploads = agreed(tree.among(accepted, uploads), accepted)
+    if exchange.agreed is not None:
+        uploads = exchange.agreed(tree.among(accepted, uploads), accepted)
         accepted = accepted & jax.vmap(rounds.accepts_delta, axis_size=len(accepted))(uploads.delta)
 
     def lift(slot: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
-        return client.lift(shared, ids[slot], upload, public, key)
+        return client.lift(shared, exchange.ids[slot], upload, public, key)
 
     direction, memory = groups.devices.whole(
-        reduce_uploads(aggregator, uploads, accepted, memory, key, noise, lift)
+        reduce_uploads(
+            exchange.aggregator, uploads, accepted, exchange.memory, exchange.key, exchange.noise, lift
+        )
     )
     return Reduced(direction, memory, groups.as_dealt(done.state), accepted)
 
@@ -385,29 +430,26 @@ def stacked(
 def _train(client: Client, members: Members, fixed: tuple[Shared, States]) -> Trained:
     """One group's local work, clients side by side."""
     shared, states = fixed
-    return side_by_side(partial(client.train, shared), members, states.of(members.ids))
+    train = side_by_side(partial(client.train, shared), members.ids.shape[0])
+    return train(members, states.of(members.ids))
 
 
 def _lifted(
     public: PyTree,
-    number: Array | int,
+    turn: Array | int,
     client: Client,
     shared: Shared,
     members: Members,
     uploads: Upload,
     accepted: Array,
 ) -> PyTree:
-    """What one group adds to the sum of pass ``number``."""
+    """What one group adds to the sum of pass ``turn``."""
 
     def lift(member: Members, upload: Upload) -> PyTree:
-        key = jax.random.fold_in(client.noise(shared, member), number)
+        key = jax.random.fold_in(client.noise(shared, member), turn)
         return client.lift(shared, member.ids, upload, public, key)
 
-    return sum_of(accepted, side_by_side(lift, members, uploads))
-
-
-def _zeros(like: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    return sum_of(accepted, side_by_side(lift, members.ids.shape[0])(members, uploads))
 
 
 # --- one client in one phase ------------------------------------------------------------------------------------------
@@ -420,13 +462,13 @@ class Shared(NamedTuple):
       server: the method's state, from which each broadcast is made.
       rows: of all clients.
       keys: the roots.
-      number: of the round.
+      round: its number, from 0.
     """
 
     server: PyTree
     rows: Rows
     keys: Keys
-    number: Array
+    round: Array
 
 
 class Trained(NamedTuple):
@@ -466,40 +508,40 @@ class Client(NamedTuple):
         phase, streams = algorithm.phases[index], rounds.phase_stream(algorithm, index)
         largest = rounds.largest_weight(algorithm, program.capacity)
 
-        def data(rows: Rows, member: Members, number: Array, key: Key) -> ClientData:
+        def data(rows: Rows, member: Members, round: Array, key: Key) -> ClientData:
             clean = client_data(program.capacity, rows, member)
-            return rounds.fresh_data(attack, clean, rows.malicious, member.ids, number, key)
+            return rounds.fresh_data(attack, clean, rows.malicious, member.ids, round, key)
 
         def reported(
-            member: Members, message: PyTree, state: PyTree, rows: Rows, number: Array, key: Key
+            member: Members, message: PyTree, state: PyTree, rows: Rows, round: Array, key: Key
         ) -> tuple[Report, Array]:
-            report = phase.report(message, state, data(rows, member, number, key))
-            report = rounds.false_report(attack, report, rows.malicious[member.ids], number, key)
+            report = phase.report(message, state, data(rows, member, round, key))
+            report = rounds.false_report(attack, report, rows.malicious[member.ids], round, key)
             return report, member.present & rounds.accepts_report(phase.aggregator, report, largest)
 
         def report(shared: Shared, member: Members, state: PyTree) -> tuple[Report, Array]:
-            server, rows, keys, number = shared
-            key = rounds.work_key(keys, number, streams, member.ids)
-            return reported(member, phase.broadcast(server, member.ids), state, rows, number, key)
+            server, rows, keys, round = shared
+            key = rounds.work_key(keys, round, streams, member.ids)
+            return reported(member, phase.broadcast(server, member.ids), state, rows, round, key)
 
         @jax.jit  # traced once, for the shapes and for the loop
         def train(shared: Shared, member: Members, state: PyTree) -> Trained:
-            server, rows, keys, number = shared
+            server, rows, keys, round = shared
             message = phase.broadcast(server, member.ids)
-            key = rounds.work_key(keys, number, streams, member.ids)
+            key = rounds.work_key(keys, round, streams, member.ids)
             report, accepted = member.report, member.present
             if report is None:
-                report, accepted = reported(member, message, state, rows, number, key)
-            delta, state = phase.work(message, state, data(rows, member, number, key), key)
-            delta = rounds.false_delta(attack, delta, rows.malicious[member.ids], number, key)
+                report, accepted = reported(member, message, state, rows, round, key)
+            delta, state = phase.work(message, state, data(rows, member, round, key), key)
+            delta = rounds.false_delta(attack, delta, rows.malicious[member.ids], round, key)
             return Trained(Upload(delta, *report), accepted & rounds.accepts_delta(delta), state)
 
         def noise(shared: Shared, member: Members) -> Key:
-            return rounds.lift_key(shared.keys, shared.number, streams, member.ids)
+            return rounds.lift_key(shared.keys, shared.round, streams, member.ids)
 
         def lift(shared: Shared, client: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
             assert isinstance(phase.aggregator, Sum)
-            malicious, number = shared.rows.malicious[client], shared.number
-            return rounds.lifted(attack, phase.aggregator, upload, public, malicious, number, key)
+            malicious, round = shared.rows.malicious[client], shared.round
+            return rounds.lifted(attack, phase.aggregator, upload, public, malicious, round, key)
 
         return Client(report, train, noise, lift)

@@ -347,29 +347,18 @@ class SavedRun(Results):
 def _view(folder: Path, config: dict[str, Any], summary: dict[str, Any], condition: Condition) -> RunView:
     """What reports show of a run, from the texts in its folder."""
     history = read_metrics(folder, condition.length)
-    table, unseen = read_clients_csv(folder / CLIENTS), None
-    if table.unseen is not None:
-        table, unseen = table.of(~table.unseen), table.of(table.unseen)
+    view = read_clients_csv(folder / CLIENTS)
     unused = {name for name in config.get("without_effect") or [] if isinstance(name, str)}
     options = {name: value for name, value in config["options"].items() if name not in unused}
-    view = RunView(
-        title=config["method"].removesuffix("()"),
-        history=history,
-        sizes=table.sizes,
-        client_ids=table.client_ids,
-        clients=table.clients,
-        info=_info(folder, config, summary),
-        config={"method": config["method"], **options},
-        classes=table.classes,
-        findings=_findings(folder / SUMMARY, summary.get("findings", [])),
-        malicious=table.malicious,
-        last_round=table.last_round,
-    )
-    if unseen is None:
-        return view
-    parts = {"client_ids": unseen.client_ids, "sizes": unseen.sizes, "clients": unseen.clients}
-    parts |= {"classes": unseen.classes, "last_round": unseen.last_round}
-    return view._replace(unseen=view._replace(**parts, malicious=None))
+    facts: dict[str, Any] = {
+        "title": config["method"].removesuffix("()"),
+        "history": history,
+        "info": _info(folder, config, summary),
+        "config": {"method": config["method"], **options},
+        "findings": _findings(folder / SUMMARY, summary.get("findings", [])),
+    }
+    unseen = None if view.unseen is None else view.unseen._replace(**facts)
+    return view._replace(**facts, unseen=unseen)
 
 
 def _exact(view: RunView, arrays: Arrays) -> RunView:

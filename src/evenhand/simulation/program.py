@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from evenhand.data import FederatedDataset, Split
-from evenhand.devices import Devices, everywhere
+from evenhand.devices import Devices, as_entry, entry, everywhere
 from evenhand.evaluation import Prepared, mean_loss
 from evenhand.local import step_per_row
 from evenhand.memory import aligned, is_aligned, is_mapped
@@ -33,6 +33,7 @@ __all__ = [
     "WORK",
     "ById",
     "Groups",
+    "Lanes",
     "Members",
     "Program",
     "Resident",
@@ -144,6 +145,16 @@ class Resident(NamedTuple):
 
     rows: Rows
 
+    @property
+    def like(self) -> Rows:
+        """All of them."""
+        return self.rows
+
+    @property
+    def on_device(self) -> Rows:
+        """All of them."""
+        return self.rows
+
     def block(self, first: int, count: int) -> tuple[Rows, int]:
         """Rows for rounds from ``first`` on, and for how many of the ``count`` rounds asked for they serve."""
         return self.rows, count
@@ -246,6 +257,11 @@ class Groups(NamedTuple):
     useful: Array
     executed: Array
 
+    @property
+    def lanes(self) -> Lanes:
+        """Those of a group."""
+        return Lanes(self.ranks.shape[2])
+
     @staticmethod
     def cut(cohort: Cohort, steps: Array, lanes: int, devices: Devices) -> Groups:
         """Groups of clients of like ``steps``, ``(m,)``."""
@@ -276,9 +292,9 @@ class Groups(NamedTuple):
         """``function(group, shared)`` of every group, ``(devices, groups, lanes, ...)``: a part stays on its device."""
 
         def on_device(members: Members, shared: PyTree) -> PyTree:
-            return lax.map(lambda group: function(group, shared), members)
+            return as_entry(lax.map(lambda group: function(group, shared), entry(members)))
 
-        return self.devices.each(on_device, self.members, shared)
+        return self.devices.spread(on_device)(self.members, shared)
 
     def total(self, parts: PyTree) -> PyTree:
         """The sum of leaves ``(devices, ...)``, on all devices."""
@@ -324,12 +340,34 @@ def deal(m: int, lanes: int, devices: int) -> npt.NDArray[Any]:
     return np.ascontiguousarray(ranks.swapaxes(0, 1))
 
 
-def side_by_side(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
-    """``vmap``, except that a single lane is not batched: a batch of one costs XLA:CPU its fast paths."""
-    if jax.tree.leaves(batched)[0].shape[0] > 1:
-        return jax.vmap(function)(*batched)
-    out = function(*(jax.tree.map(lambda leaf: leaf[0], argument) for argument in batched))
-    return jax.tree.map(lambda leaf: leaf[None], out)
+class Lanes(NamedTuple):
+    """Clients that are computed side by side.
+
+    Attributes:
+      size: how many, which is the size of the leading axis.
+    """
+
+    size: int
+
+    def batched(self, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """``function`` of all lanes, between :meth:`enter` and :meth:`leave`."""
+        # A batch of one costs XLA:CPU its fast paths, so that a single client is computed without the axis.
+        return jax.vmap(function) if self.size > 1 else function
+
+    def enter(self, lanes: PyTree) -> PyTree:
+        """What the batched function takes."""
+        return lanes if self.size > 1 else entry(lanes)
+
+    def leave(self, results: PyTree) -> PyTree:
+        """What it gives, with the axis of the lanes."""
+        return results if self.size > 1 else as_entry(results)
+
+
+def side_by_side(function: Callable[..., PyTree], lanes: int) -> Callable[..., PyTree]:
+    """``function`` of the clients in all lanes, arguments and results with a leading axis."""
+    axis = Lanes(lanes)
+    batched = axis.batched(function)
+    return lambda *arguments: axis.leave(batched(*axis.enter(arguments)))
 
 
 def sum_of(present: Array, uploads: PyTree) -> PyTree:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,13 @@ import numpy.typing as npt
 from jax import lax
 from jax.sharding import Mesh
 
-from evenhand import rounds
+from evenhand import rounds, tree
 from evenhand.data import FederatedDataset, Split
 from evenhand.devices import copies, everywhere, here, over
 from evenhand.errors import EvenhandError
 from evenhand.memory import empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
+from evenhand.simulation._job import Job, check_start
 from evenhand.simulation.program import (
     ById,
     Program,
@@ -43,8 +44,7 @@ from evenhand.simulation.program import (
 from evenhand.simulation.store import HostStore, stored
 from evenhand.streams import Keys, Purpose, keys_of
 from evenhand.streams import stream as stream_of
-from evenhand.systems import Systems
-from evenhand.types import Algorithm, Array, Attack, Cohort, Params, PyTree
+from evenhand.types import Array, Attack, Cohort, Params, PyTree
 
 __all__ = ["SMALL_MODEL", "Offloaded", "Setup", "Source", "Streamed", "device_rows", "drawn_last", "set_up"]
 
@@ -61,6 +61,25 @@ _RESIDENT = 2**30
 """Bytes of clients' states up to which a CPU trains on all of them in place."""
 _COPIES = 8
 """Models that one lane keeps at a time, about: parameters, gradients, optimiser, sums."""
+
+
+class Source(Protocol):
+    """The training rows, wherever they are.
+
+    Attributes:
+      like: all rows; where they are streamed, the shapes of ``x`` and ``y``.
+      on_device: all rows, where they are on the devices.
+    """
+
+    @property
+    def like(self) -> Rows: ...
+
+    @property
+    def on_device(self) -> Rows | None: ...
+
+    def block(self, first: int, count: int) -> tuple[Rows, int]:
+        """Rows for rounds from ``first`` on, and for how many of the ``count`` rounds asked for they serve."""
+        ...
 
 
 class Setup(NamedTuple):
@@ -96,72 +115,67 @@ class Setup(NamedTuple):
         return like if self.offloaded is None else like._replace(clients=self.offloaded.store.like)
 
     @property
-    def on_device(self) -> Rows | None:
-        """The training rows, where all of them are on the devices."""
-        return self.source.rows if isinstance(self.source, Resident) else None
-
-    @property
     def rows(self) -> Rows:
         """All rows on the devices; where they are streamed, the shapes of ``x`` and ``y``."""
-        return self.source.rows if isinstance(self.source, Resident) else self.source.like
+        return self.source.like
 
 
-def set_up(
-    algorithm: Algorithm,
-    data: FederatedDataset,
-    *,
-    cohort: int,
-    seed: int,
-    attack: Attack | None = None,
-    systems: Systems | None = None,
-    lanes: int | None = None,
-    devices: int | None = None,
-    stream: bool | None = None,
-    rows: Resident | None = None,
-    offload: bool | str | Path | None = False,
-) -> Setup:
-    """The program, its rows and the state it starts from; arguments as for ``simulate``.
+def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
+    """The program of a run, its rows and the state it starts from.
 
     Args:
+      job: the run.
       rows: those of another run of the same data, sampling, seed and attack, or of any seed where there is no attack.
     """
+    algorithm, data, seed = job.algorithm, job.data, job.seed
     if data.train.rows >= 2**31:
         raise EvenhandError(
             f"{data.name} has {data.train.rows:,} training rows: give fewer than 2,147,483,648."
         )
     first, keys = keys_of(seed), rounds.roots(algorithm, keys_of(seed))
-    mesh = over(_devices(cohort, devices))
-    capacity = int(data.train.sizes.max())
+    cohort, execution, clients = job.slots, job.execution, data.num_clients
     program = Program(
-        algorithm, cohort, capacity, 1 if lanes is None else lanes, systems, attack, _BUFFER, mesh
+        algorithm=algorithm,
+        cohort=cohort,
+        capacity=int(data.train.sizes.max()),
+        lanes=1 if execution.lanes is None else execution.lanes,
+        systems=job.systems,
+        attack=job.attack,
+        buffer=_BUFFER,
+        mesh=over(_devices(cohort, execution.devices)),
     )
     source: Source
     if rows is not None:
         source = rows
-    elif must_stream(data.train) if stream is None else stream:
+    elif must_stream(data.train) if execution.stream is None else execution.stream:
         source = Streamed(program, data, seed, keys)
     else:
-        source = resident(data, attack, seed, mesh, algorithm.sampling)
+        source = resident(data, job.attack, seed, program.mesh, algorithm.sampling)
     params = algorithm.model.init(stream_of(first.shared, Purpose.INIT))
-    if lanes is None:
+    if job.start is not None:
+        check_start(job.start, algorithm.model)
+        params = jax.tree.unflatten(jax.tree.structure(params), map(jnp.asarray, jax.tree.leaves(job.start)))
+    if execution.lanes is None:
         program = program._replace(lanes=_default_lanes(program, params, source))
-    setup = Setup(program, source, keys, RoundState((), (), ()), {})
-    like, clients = setup.rows, data.num_clients
-    leaves, structure = jax.tree.flatten((params, (like.x, like.y)))
-    form = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    wires, begin = _beginning(ById(program), structure, form, clients)
+    like = source.like
+    wires, begin = _beginning(ById(program), *tree.form((params, (like.x, like.y))), clients)
 
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
-    begun = begin(params)._replace(last_round=jnp.zeros(clients, jnp.int32))
-    state = copies(everywhere(mesh, begun))
-    restarts = any(wire.restarts for wire in wires)
-    setup = setup._replace(state=state, traffic=rounds.traffic(algorithm, wires), restarts=restarts)
-    if _on_host(state.clients, clients, offload):
-        folder = Path(offload) if isinstance(offload, str | Path) else None
+    state = copies(everywhere(program.mesh, begin(params)._replace(last_round=jnp.zeros(clients, jnp.int32))))
+    offloaded = None
+    if _on_host(state.clients, clients, execution.offload):
+        folder = Path(execution.offload) if isinstance(execution.offload, str | Path) else None
         store = HostStore(jax.tree.map(np.asarray, here(state.clients)), clients, folder)
         offloaded = Offloaded(store, program, like.sizes, like.table, keys)
-        return setup._replace(state=state._replace(clients=()), offloaded=offloaded)
-    return setup._replace(state=state._replace(clients=stored(state.clients, clients)))
+    return Setup(
+        program=program,
+        source=source,
+        keys=keys,
+        state=state._replace(clients=() if offloaded else stored(state.clients, clients)),
+        traffic=rounds.traffic(algorithm, wires),
+        offloaded=offloaded,
+        restarts=any(wire.restarts for wire in wires),
+    )
 
 
 def _on_host(one: PyTree, clients: int, offload: bool | str | Path | None) -> bool:
@@ -175,11 +189,12 @@ def _on_host(one: PyTree, clients: int, offload: bool | str | Path | None) -> bo
 
 @lru_cache(maxsize=16)
 def _beginning(
-    of: ById, structure: Any, form: tuple[Any, ...], clients: int
+    identity: ById, structure: Any, form: tuple[Any, ...], clients: int
 ) -> tuple[tuple[rounds.Wire, ...], Callable[[Params], RoundState]]:
     """What crosses the wire, and the state before the first round as one program, not one per array."""
-    algorithm, (params, rows) = of.program.algorithm, jax.tree.unflatten(structure, form)
-    wires = rounds.wires(algorithm, params, rows, of.program.capacity, clients)
+    like = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form]
+    algorithm, (params, rows) = identity.program.algorithm, jax.tree.unflatten(structure, like)
+    wires = rounds.wires(algorithm, params, rows, identity.program.capacity, clients)
     return wires, jax.jit(partial(rounds.begin, algorithm, clients=clients, wires=wires))
 
 
@@ -313,6 +328,8 @@ class Streamed:
       like: the shapes of all rows.
     """
 
+    on_device = None
+
     def __init__(self, program: Program, data: FederatedDataset, seed: int, keys: Keys) -> None:
         if program.algorithm.observe is not None:
             raise EvenhandError(
@@ -327,7 +344,7 @@ class Streamed:
         )
         table = tabulated(program.algorithm.sampling, sizes)
         self._shared: tuple[Array, Array, PyTree] = everywhere(self._mesh, (sizes, malicious, table))
-        x, y = (_shape(part) for part in (train.x, train.y))
+        x, y = jax.eval_shape(lambda: tuple(jnp.zeros(part.shape, part.dtype) for part in (train.x, train.y)))
         starts: Any = jax.ShapeDtypeStruct((self._clients,), np.int32)
         self.like = Rows(x, y, starts, *self._shared)
         self._ahead = Ahead(program, train, malicious, self._shared, seed, keys)
@@ -362,13 +379,6 @@ class Streamed:
         old, new = padded(self._placed, self._clients), padded(block.clients, self._clients)
         self._starts = _moved(self._starts, old, new, padded(block.starts, 0), np.int32(self._room))
         self._placed = block.clients
-
-
-Source: TypeAlias = Resident | Streamed
-
-
-def _shape(part: NDArray) -> Any:
-    return jax.ShapeDtypeStruct(part.shape, part.dtype)
 
 
 @partial(jax.jit, donate_argnums=0)

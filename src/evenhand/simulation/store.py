@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from evenhand import tree
 from evenhand.devices import copies, here
 from evenhand.errors import EvenhandError
 from evenhand.rounds import RoundState
@@ -166,14 +165,15 @@ _LIGHT = 2**26
 class Kept:
     """The state that a run has reached, handed out while training may continue in its memory.
 
-    The clients' states may be most of the memory, so they are copied only if training continues while this object is
-    still in use; those in a store on the host are never copied.
+    The clients' states may be most of the memory, so they are lent: when training continues, their owner takes them
+    back (:meth:`take_back`).  Light ones are then copied, for a run that is still in use; others are gone, unless they
+    have been copied before (:meth:`keep`).
     """
 
     def __init__(self, state: RoundState, store: HostStore | None = None) -> None:
         state = here(state)
         self._clients: PyTree | None = state.clients
-        self._store = store
+        self._store, self._is_lent = store, True
         self._others = copies(state._replace(clients=()))
         self._gone = ""
 
@@ -185,14 +185,14 @@ class Kept:
 
     @property
     def clients(self) -> PyTree:
-        """The clients' states on the device, until training continues; nothing, where they are on the host."""
+        """The clients' states; nothing, where a store on the host has them."""
         self._checked(None)
         return self._clients
 
     def client(self, k: int) -> PyTree:
         """The state of one client."""
         if self._store is None:
-            return tree.take(self.clients, jnp.int32(k))
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf[jnp.int32(k)]), self.clients)
         return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), self._checked(self._store).of(np.array([k])))
 
     def some(self, clients: slice) -> PyTree:
@@ -204,22 +204,40 @@ class Kept:
     @property
     def light(self) -> bool:
         """Whether all clients' states may be copied at every evaluation, since they take little memory."""
-        return self._store is None and sum(leaf.nbytes for leaf in jax.tree.leaves(self.clients)) <= _LIGHT
+        return self._store is None and self._bytes <= _LIGHT
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the clients' states are no longer here."""
+        return bool(self._gone)
 
     @property
     def server(self) -> PyTree:
         """The algorithm's server state."""
         return self._others.server
 
-    def move_on(self) -> None:
+    def take_back(self) -> None:
         """Training continues, and reuses the memory of the clients' states."""
+        if self._gone or not self._is_lent:
+            return
+        if self.light:
+            self.keep()
+            return
+        place = "on the host" if self._store is not None else f"of {self._bytes / 2**20:,.0f} MB"
+        way = ", or give simulate(offload=False)" if self._store is not None else ""
+        self._clients = self._store = None
+        self._gone = (
+            f"This run has trained on since, and its clients' states, which are {place}, are never copied: ask "
+            f"for personal models before the next evaluation, or call run.keep() before it{way}."
+        )
+
+    def keep(self) -> None:
+        """Copies the clients' states, which are then this object's own."""
         if self._store is not None:
-            self._gone = (
-                "This run has trained on since, and its clients' states, which are on the host, are never copied: ask "
-                "for personal models before the next evaluation, or give simulate(offload=False)."
-            )
-        elif not self._gone:
-            self._clients = copies(self._clients)
+            self._clients, self._store = self._checked(self._store).whole(), None
+        elif self._is_lent:
+            self._clients = copies(self.clients)
+        self._is_lent = False
 
     def release(self) -> None:
         """Drops the clients' states."""
@@ -228,6 +246,10 @@ class Kept:
             "This run has released its clients' states, so that training could continue in their place: ask for "
             "personal models before release()."
         )
+
+    @property
+    def _bytes(self) -> int:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self._clients))
 
     def _checked(self, store: Any) -> Any:
         if self._gone:

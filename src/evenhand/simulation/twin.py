@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ def _one_round(
             message, memory = phase.broadcast(state.server, k), tree.take(state.clients, k)
             key = rounds.work_key(keys, number, rounds.phase_stream(algorithm, index), k)
             sent.append(parts[index].client(rows, message, memory, k, progress, number, key))
-        reports, deltas, memories = _stack(sent)
+        reports, deltas, memories = tree.stack(sent)
         # 3. and 4.  The server reduces what it accepts to one direction, and steps.
         step, accepted = parts[index].server(
             state.server, state.aggregators[index], reports, deltas, cohort, rows.malicious, keys, number
@@ -163,7 +163,3 @@ def _counted(
     counts = {USEFUL: steps, EXECUTED: steps, ROWS: passed, "rejected": cohort.present & ~accepted}
     more = {name: before[name] + jnp.sum(count.astype(jnp.float32)) for name, count in counts.items()}
     return {**more, "reported": jnp.sum(accepted.astype(jnp.float32))}
-
-
-def _stack(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -21,8 +21,9 @@ from matplotlib.figure import Figure
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, column, is_higher_better, is_share
 from evenhand.report import RunView, compare, covered, draw, figures
-from evenhand.report.formatting import Cell, escape, factor, listed, number, plural, svg, table
+from evenhand.report.formatting import Cell, Table, escape, factor, listed, number, over_seeds, svg
 from evenhand.report.page import body, document
+from evenhand.report.tables import COMPARED
 from evenhand.studies._selection import NDArray, Outcome, Rule, direction, shown
 from evenhand.studies._tables import (
     Line,
@@ -36,6 +37,7 @@ from evenhand.studies._tables import (
     methods_latex,
     methods_markdown,
 )
+from evenhand.text import counted
 
 __all__ = ["Contents", "Figures", "frontier", "page", "varied"]
 
@@ -51,28 +53,30 @@ class Figures(NamedTuple):
       metric: what the statistics are of.
       split: the examples by which settings were chosen.
       statistic: the statistic by which they were.
+      runs: method -> the runs at its chosen setting that are compared.
     """
 
     tried: Sequence[Tried]
     metric: str
     split: str
     statistic: str
+    runs: Mapping[str, Sequence[RunView]]
 
     def learning_curve(self) -> Figure:
         """The chosen settings: the metric by round, its mean over clients and (dashed) that of the worst tenth."""
-        return figures.learning_curve(self._chosen(), metric=self.metric)
+        return figures.learning_curve(self.runs, metric=self.metric)
 
     def client_curve(self) -> Figure:
         """The chosen settings: every client, worst served first."""
-        return figures.client_curve(self._chosen(), metric=self.metric)
+        return figures.client_curve(self.runs, metric=self.metric)
 
     def client_histogram(self) -> Figure:
         """The chosen settings: how many clients get how much."""
-        return figures.client_histogram(self._chosen(), metric=self.metric)
+        return figures.client_histogram(self.runs, metric=self.metric)
 
     def size_scatter(self) -> Figure:
         """The chosen settings: what each client gets, by its number of training examples."""
-        return figures.size_scatter(self._chosen(), metric=self.metric)
+        return figures.size_scatter(self.runs, metric=self.metric)
 
     def plane(self, split: str = "test") -> Figure:
         """All settings: the worst tenth of the clients against their mean, with the frontier that none surpasses.
@@ -85,38 +89,37 @@ class Figures(NamedTuple):
         figure, axes = draw.single_panel(
             f"{draw.label(metric, split)}, mean over clients", f"worst tenth{unit}"
         )
-        sound = [each for each in self.tried if np.isfinite(each.mean(x)) and np.isfinite(each.mean(y))]
+        sound = [setting for setting in self.tried if np.isfinite([setting.mean(x), setting.mean(y)]).all()]
         sign = 1 if is_higher_better(metric) else -1
-        at = np.array([[each.mean(x), each.mean(y)] for each in sound]).reshape(-1, 2)
+        at = np.array([[setting.mean(x), setting.mean(y)] for setting in sound]).reshape(-1, 2)
         edge = at[frontier(sign * at)]
         axes.plot(
             *draw.scaled(edge, metric).T, color=draw.MUTED, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1
         )
         for i, method in enumerate(_methods(self.tried)):
-            colour, name = draw.look(i)[0], draw.short(method)
-            for k in [k for k, each in enumerate(sound) if each.setting.method == method]:
-                arms = [draw.scaled(np.nan_to_num(sound[k].std(key)), metric) for key in (x, y)]
+            colour, marker = draw.look(i)[0], draw.MARKERS[i % len(draw.MARKERS)]
+            for setting, place in zip(sound, at, strict=True):
+                if setting.setting.method != method:
+                    continue
+                # One seed has no deviation: its mark has arms of length 0.
+                across, up = (draw.scaled(np.nan_to_num(setting.std(key)), metric) for key in (x, y))
+                center = draw.scaled(place, metric)
                 axes.errorbar(
-                    *draw.scaled(at[k], metric),
-                    xerr=arms[0],
-                    yerr=arms[1],
+                    *center,
+                    xerr=across,
+                    yerr=up,
                     color=colour,
                     elinewidth=0.6,
-                    alpha=1.0 if sound[k].chosen else 0.45,
-                    marker=draw.MARKERS[i % len(draw.MARKERS)],
+                    alpha=1.0 if setting.chosen else 0.45,
+                    marker=marker,
                     markersize=5,
                     markeredgewidth=0,
                     linestyle="none",
                 )
-                if sound[k].chosen:
-                    axes.plot(
-                        *draw.scaled(at[k], metric),
-                        "o",
-                        color=draw.INK,
-                        markersize=11,
-                        markerfacecolor="none",
-                    )
-            axes.plot([], [], draw.MARKERS[i % len(draw.MARKERS)], color=colour, markersize=5, label=name)
+                if setting.chosen:
+                    axes.plot(*center, "o", color=draw.INK, markersize=11, markerfacecolor="none")
+            # An empty line of full colour for the legend, where the marks of settings are pale.
+            axes.plot([], [], marker, color=colour, markersize=5, label=draw.short(method))
         draw.legend(figure, axes)
         return figure
 
@@ -131,12 +134,12 @@ class Figures(NamedTuple):
         Raises:
           EvenhandError: no method was tried with several values of it.
         """
-        known = varied(self.tried)
-        if name not in known:
+        grids = varied(self.tried)
+        if name not in grids:
             raise EvenhandError(
-                f"sensitivity({name!r}): no method has several values of it{perhaps(name, known)}."
+                f"sensitivity({name!r}): no method has several values of it{perhaps(name, grids)}."
             )
-        values, key = known[name], column(self.split, self.statistic)
+        values, key = grids[name], column(self.split, self.statistic)
         plain = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         places: NDArray = np.asarray(values if plain else range(len(values)), np.float64)
         metric = self.metric if self.statistic not in _OTHER_UNITS else ""
@@ -146,11 +149,12 @@ class Figures(NamedTuple):
         )
         sign = direction(self.statistic, self.metric)
         for i, method in enumerate(_methods(self.tried)):
-            at = [_best(self.tried, method, name, value, key, sign) for value in values]
-            if sum(each is not None for each in at) < 2:
+            best = [_best(self.tried, method, name, value, key, sign) for value in values]
+            if len(best) - best.count(None) < 2:
                 continue
-            found = [np.full(1, np.nan) if each is None else each.values[key] for each in at]
-            low, mean, high = (np.array([of(each) for each in found]) for of in (np.min, np.mean, np.max))
+            # NaN where each setting with a value was lost, so that the line has a gap there.
+            seeds = [np.full(1, np.nan) if setting is None else setting.values[key] for setting in best]
+            low, mean, high = (np.array([end(row) for row in seeds]) for end in (np.min, np.mean, np.max))
             colour, style = draw.look(i)
             draw.band(axes, places, low, high, metric, colour)
             marker = draw.MARKERS[i % len(draw.MARKERS)]
@@ -170,24 +174,23 @@ class Figures(NamedTuple):
             **{f"sensitivity_{name}": self.sensitivity(name) for name in varied(self.tried)},
         }
 
-    def _chosen(self) -> Mapping[str, list[RunView]]:
-        return {each.setting.method: list(each.views) for each in self.tried if each.chosen}
-
 
 _OTHER_UNITS = ("variance", "angle", "kl", "entropy", "jain")
+"""Statistics that are not in the metric's unit, such as percent."""
 
 
 def varied(tried: Sequence[Tried]) -> dict[str, list[Any]]:
     """Hyper-parameter -> its values, sorted, where some method has several."""
-    found: dict[str, list[Any]] = {}
+    grids: dict[str, list[Any]] = {}
     for method in _methods(tried):
-        of = [each.setting.numbers for each in tried if each.setting.method == method]
-        for name in dict.fromkeys(name for numbers in of for name in numbers):
-            values = {shown(numbers[name]): numbers[name] for numbers in of if name in numbers}
+        own = [setting.setting.numbers for setting in tried if setting.setting.method == method]
+        for name in dict.fromkeys(name for hyperparameters in own for name in hyperparameters):
+            # By their texts: 1 and 1.0 are one value, and a value need not have a hash.
+            values = {shown(choice[name]): choice[name] for choice in own if name in choice}
             if len(values) > 1:
-                both = {shown(value): value for value in found.get(name, [])} | values
-                found[name] = list(both.values())
-    return {name: _sorted(values) for name, values in found.items()}
+                both = {shown(value): value for value in grids.get(name, [])} | values
+                grids[name] = list(both.values())
+    return {name: _sorted(values) for name, values in grids.items()}
 
 
 def frontier(points: npt.ArrayLike) -> list[int]:
@@ -198,12 +201,13 @@ def frontier(points: npt.ArrayLike) -> list[int]:
       [0, 1, 3]
     """
     at: npt.NDArray[Any] = np.asarray(points, np.float64)
-    best, found = -np.inf, list[int]()
+    best, edge = -np.inf, list[int]()
+    # From the best in the first coordinate on, a point is on the frontier if it raises the best second one.
     for i in np.lexsort((-at[:, 1], -at[:, 0])):
         if at[i, 1] > best:
-            found.append(int(i))
+            edge.append(int(i))
             best = at[i, 1]
-    return found[::-1]
+    return edge[::-1]
 
 
 def _sorted(values: list[Any]) -> list[Any]:
@@ -214,19 +218,19 @@ def _sorted(values: list[Any]) -> list[Any]:
 
 
 def _methods(tried: Sequence[Tried]) -> list[str]:
-    return list(dict.fromkeys(each.setting.method for each in tried))
+    return list(dict.fromkeys(setting.setting.method for setting in tried))
 
 
 def _best(tried: Sequence[Tried], method: str, name: str, value: Any, key: str, sign: int) -> Tried | None:
-    of = [
-        each
-        for each in tried
-        if each.setting.method == method
-        and name in each.setting.numbers
-        and shown(each.setting.numbers[name]) == shown(value)
-        and np.isfinite(each.mean(key))
+    candidates = [
+        candidate
+        for candidate in tried
+        if candidate.setting.method == method
+        and name in candidate.setting.numbers
+        and shown(candidate.setting.numbers[name]) == shown(value)
+        and np.isfinite(candidate.mean(key))
     ]
-    return max(of, key=lambda each: sign * each.mean(key), default=None)
+    return max(candidates, key=lambda candidate: sign * candidate.mean(key), default=None)
 
 
 def _ticks(axes: Axes, values: Sequence[Any], places: NDArray, *, plain: bool) -> None:
@@ -245,6 +249,7 @@ class Contents(NamedTuple):
 
     Attributes:
       lines: the methods side by side.
+      runs: method -> its runs that are compared, of a single condition.
     """
 
     outcomes: Sequence[Outcome]
@@ -253,101 +258,109 @@ class Contents(NamedTuple):
     metric: str
     about: Mapping[str, Any]
     remarks: Sequence[str]
+    tuning_seeds: Sequence[int]
     lines: Sequence[Line]
     tried: Sequence[Tried]
+    runs: Mapping[str, Sequence[RunView]]
 
 
-def page(of: Contents, under: Sequence[tuple[Mapping[str, str], Contents]]) -> str:
+def page(whole: Contents, under: Sequence[tuple[Mapping[str, str], Contents]]) -> str:
     """The whole page; one part for each condition."""
-    methods = list(dict.fromkeys(line.method for line in of.lines))
+    methods = list(dict.fromkeys(line.method for line in whole.lines))
     heading = f"Study: {listed(methods)}" if len(methods) < 4 else f"Study: {len(methods)} methods"
     several = len(under) > 1
-    facts = _facts(of, chooses=len(of.tried) > len(methods) * len(under))
+    facts = _facts(whole, chooses=len(whole.tried) > len(methods) * len(under))
     parts = [f"<header>\n<h1>{escape(heading)}</h1>\n{facts}\n</header>"]
     if several:
-        parts.append(f"<section>\n<h2>Under all conditions</h2>\n{_conditions(of)}\n</section>")
-        parts.append(_remarks(of))
+        parts.append(f"<section>\n<h2>Under all conditions</h2>\n{_conditions(whole)}\n</section>")
+        parts.append(_remarks(whole))
     for i, (case, part) in enumerate(under):
         if several:
             parts.append(f"<h1>{escape(_named(case))}</h1>")
-        text = "\n".join(filter(None, _condition(part, "" if several else _remarks(of))))
+        text = "\n".join(filter(None, _condition(part, "" if several else _remarks(whole))))
+        # The reports of several conditions use the same ids, for their figures' shapes too: each gets a prefix.
         parts.append(re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>c{i}-", text) if several else text)
     script = resources.files("evenhand.studies").joinpath("study.js").read_text(encoding="utf-8")
     return document(heading, parts, script)
 
 
-def _condition(of: Contents, remarks: str) -> list[str]:
+def _condition(part: Contents, remarks: str) -> list[str]:
     """All about one condition: the report on the chosen settings, and what the study adds to it."""
     runs = {
-        each.setting.method: [_described(run, each.setting.method, of.about) for run in each.views]
-        for each in of.tried
-        if each.chosen
+        method: [_described(run, method, part.about) for run in rows] for method, rows in part.runs.items()
     }
     if not runs:
-        split = of.rule.split
-        seen = [each.seen for each in of.outcomes if each.seen is not None]
+        split = part.rule.split
+        seen = [outcome.seen for outcome in part.outcomes if outcome.seen is not None]
         lost = (
             f"No client has {SPLIT_NAMES[split]} examples to choose settings by, so there is nothing to compare."
             if seen and not any(split in view.sizes for view in seen)
-            else f"Each setting of each method diverged or failed in some run, or has no {SPLIT_NAMES[of.rule.split]} "
-            f"{of.metric} to be chosen by, so there is nothing to compare."
+            else f"Each setting of each method diverged or failed in some run, or has no {SPLIT_NAMES[split]} "
+            f"{part.metric} to be chosen by, so there is nothing to compare."
         )
-        return [f'<p class="lead">{lost}</p>', remarks, _settings(of)]
-    subject = compare(runs, of.metric)
+        return [f'<p class="lead">{lost}</p>', remarks, _settings(part)]
+    subject = compare(runs, part.metric)
     return body(
         subject,
-        baseline=of.baseline,
-        results=_chosen(of),
+        baseline=part.baseline,
+        results=_chosen(part),
         remarks=remarks,
-        figures=_figures(of, subject.split),
-        tables=_settings(of),
+        figures=_figures(part, subject.split),
+        tables=_settings(part),
     )
 
 
 def _facts(of: Contents, *, chooses: bool) -> str:
-    rule, seeds = of.rule, len({each.seed for each in of.outcomes})
+    rule, seeds = of.rule, len({each.seed for each in of.outcomes} - set(of.tuning_seeds))
     by = f"chosen by the {SPLIT_NAMES[rule.split]} {of.metric} ({rule.statistic})"
     if rule.then:
         by += f", within {number(rule.within)} of the best by its {rule.then}"
     if not chooses:
         by = "one setting each, so that nothing was chosen"
-    facts = [plural(len(of.tried), "setting"), plural(seeds, "seed"), plural(len(of.outcomes), "run"), by]
+    counts = [counted(len(of.tried), "setting"), counted(seeds, "seed"), counted(len(of.outcomes), "run")]
+    if of.tuning_seeds:
+        by += f" at {counted(len(of.tuning_seeds), 'other seed')}"
+    facts = [*counts, by]
     return f'<p class="facts">{" · ".join(map(escape, facts))}</p>'
 
 
-def _remarks(of: Contents) -> str:
-    if not of.remarks:
+def _remarks(part: Contents) -> str:
+    if not part.remarks:
         return ""
-    items = "".join(f"<li>{escape(remark)}</li>\n" for remark in of.remarks)
+    items = "".join(f"<li>{escape(remark)}</li>\n" for remark in part.remarks)
     return f'<aside class="remarks">\n<h2>Before you rely on it</h2>\n<ul>\n{items}</ul>\n</aside>'
 
 
-def _chosen(of: Contents) -> str:
-    files = methods_csv(of.lines), methods_markdown(of.lines, of.metric), methods_latex(of.lines, of.metric)
-    links = _links("methods", *files)
-    chosen = [each for each in of.tried if each.chosen and each.setting.numbers]
-    named = "; ".join(escape(each.setting._replace(case={})) for each in chosen)
-    words = f"Chosen: {named}. " if chosen else ""
+def _chosen(part: Contents) -> str:
+    lines, metric = part.lines, part.metric
+    links = _links(
+        "methods", methods_csv(lines), methods_markdown(lines, metric), methods_latex(lines, metric)
+    )
+    chosen = [tried.setting for tried in part.tried if tried.chosen and tried.setting.numbers]
+    names = "; ".join(escape(setting._replace(case={})) for setting in chosen)
+    words = f"Chosen: {names}. " if chosen else ""
     return f'<p class="note">{words}These results with their differences as {links}.</p>'
 
 
-def _figures(of: Contents, split: str) -> list[str]:
+def _figures(part: Contents, split: str) -> list[str]:
     """What the report on the chosen settings does not have: all settings, and each hyper-parameter."""
-    made = Figures(of.tried, of.metric, of.rule.split, of.rule.statistic)
-    found: list[str] = []
-    note = (
-        "A mark per setting, arms: one standard deviation over seeds. Ringed: chosen. Dashed: settings that no other "
-        "beats in both."
-    )
-    if len(of.tried) > 1:
+    figures = Figures(part.tried, part.metric, part.rule.split, part.rule.statistic, part.runs)
+    at = " At the seeds for tuning." if part.tuning_seeds else ""
+    drawn: list[str] = []
+    if len(part.tried) > 1:
         title = "All settings: the worst served against the average"
-        found.append(svg(made.plane(split), "plane", title, note, f"{title}. {note}"))
-    for i, name in enumerate(varied(of.tried)):
+        note = (
+            "A mark per setting, arms: one standard deviation over seeds. Ringed: chosen. Dashed: settings that no "
+            f"other beats in both.{at}"
+        )
+        drawn.append(svg(figures.plane(split), "plane", title, note, f"{title}. {note}"))
+    for i, name in enumerate(varied(part.tried)):
         title = f"How much {name} matters"
-        by = f"{SPLIT_NAMES[of.rule.split]} {of.metric} ({of.rule.statistic})"
-        note = f"At each {name}, the setting with the best {by}. Bands: lowest to highest seed."
-        found.append(svg(made.sensitivity(name), f"sensitivity{i}", title, note, f"{title}. {note}"))
-    return found
+        by = f"{SPLIT_NAMES[part.rule.split]} {part.metric} ({part.rule.statistic})"
+        note = f"At each {name}, the setting with the best {by}. Bands: lowest to highest seed.{at}"
+        # Numbered, since a name may hold what an id may not.
+        drawn.append(svg(figures.sensitivity(name), f"sensitivity{i}", title, note, f"{title}. {note}"))
+    return drawn
 
 
 def _settings(of: Contents) -> str:
@@ -371,15 +384,15 @@ def _settings(of: Contents) -> str:
         ]
         cells.append(_data(each.lost, f"{each.lost} of {each.runs}"))
         for name in names:
-            scale, std = factor(name, of.metric), each.std(name)
-            spread = "" if math.isnan(std) else f" ± {number(scale * std, 2)}"
-            cells.append(_data(each.mean(name), number(scale * each.mean(name)) + spread))
+            cell = over_seeds(each.values.get(name, [math.nan]), factor(name, of.metric))
+            cells.append(_data(each.mean(name), cell.joined()))
         rows.append([Cell(words, mark), *(cell._replace(classes=f"{cell.classes} {mark}") for cell in cells)])
     links = _links("settings", as_csv(tried), as_markdown(tried, of.metric), as_latex(tried, of.metric))
-    caption = f"{of.metric} per client: means over the seeds ± their standard deviation; bold: chosen"
+    which = "seeds for tuning" if of.tuning_seeds else "seeds"
+    caption = f"{of.metric} per client: means over the {which} ± their standard deviation; bold: chosen"
     caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, names)}"
     return (
-        f"<section>\n<h2>All settings</h2>\n{table(caption, top, rows, 'numbers sortable')}\n"
+        f"<section>\n<h2>All settings</h2>\n{Table(top, rows).html(caption, 'numbers sortable')}\n"
         f'<p class="note">The table as {links}.</p>\n</section>'
     )
 
@@ -389,15 +402,12 @@ def _conditions(of: Contents) -> str:
     rows: list[list[str | Cell]] = []
     for line in of.lines:
         chosen = "no setting could be chosen" if line.setting is None else str(line.setting._replace(case={}))
-        cells = [_over_seeds(line, name, of.metric) for name in _SHOWN]
+        cells = [_over_seeds(line, name, of.metric) for name in COMPARED]
         rows.append([_named(line.case), chosen, *cells])
     unit = " in percent" if is_share(of.metric) else ""
     caption = f"{of.metric} per client{unit}, at the setting that was chosen under each condition"
     caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, ['test_'])}"
-    return table(caption, ["Condition", "Chosen", *_SHOWN.values()], rows, "numbers sortable")
-
-
-_SHOWN = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
+    return Table(["Condition", "Chosen", *COMPARED.values()], rows).html(caption, "numbers sortable")
 
 
 def _covers(of: Contents, columns: Sequence[str]) -> str:
@@ -427,9 +437,8 @@ def _links(name: str, comma_separated: str, notes: str, paper: str) -> str:
 def _over_seeds(line: Line, name: str, metric: str) -> Cell:
     if name not in line.values:
         return Cell("–", "number")
-    scale, values = factor(name, metric), line.values[name]
-    spread = f" ± {number(scale * float(values.std(ddof=1)), 2)}" if values.size > 1 else ""
-    return _data(float(values.mean()), number(scale * float(values.mean())) + spread)
+    values = line.values[name]
+    return _data(float(values.mean()), over_seeds(values, factor(name, metric)).joined())
 
 
 def _axis(value: object) -> Cell:
@@ -448,13 +457,14 @@ def _named(case: Mapping[str, str]) -> str:
 
 def _described(run: RunView, method: str, facts: Mapping[str, Any]) -> RunView:
     """With what all runs have in common; what is wrong with the data is among the remarks, once for all runs."""
-    about, known = dict(facts), {"method"}
+    about = dict(facts)
+    # A report has a place of its own for the command, and the method first; the seeds are among the facts.
     command = {"command": about.pop("command")} if "command" in about else {}
-    left_out = known | {"seed", "data_seed"}
-    config = {name: value for name, value in run.config.items() if name not in left_out} | about
+    first = {name: value for name, value in run.config.items() if name == "method"}
+    left_out = {"method", "seed", "data_seed"}
     return run._replace(
         title=method,
-        findings=[each for each in run.findings if each.kind not in OF_THE_DATA],
-        config={name: run.config[name] for name in known & set(run.config)} | config,
+        findings=[finding for finding in run.findings if finding.kind not in OF_THE_DATA],
+        config=first | {name: run.config[name] for name in run.config if name not in left_out} | about,
         info={**run.info, **command},
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +20,6 @@ from rich.table import Column
 
 from evenhand.errors import StorageError
 from evenhand.live import line
-from evenhand.records import held
 from evenhand.report import statistics
 from evenhand.report.formatting import value
 from evenhand.simulation import Checkpoint, Job, Run, identify, iterate_many
@@ -77,19 +76,20 @@ def run_all(
       measured: what a function of the user's tells of the runs.
       store: where results are kept.
       seconds: between two saves of the state of a run that has not ended.
-      shown: follows the runs.
+      shown: follows the runs; it counts those of a later call on from these.
     """
+    if not planned:
+        return []
     with ExitStack() as stack:
-        stack.enter_context(shown)
         keeps = store
-        if store is not None:
-            stack.enter_context(held(store.folder))
-        elif halving is not None:  # stopped runs go on from their checkpoints
+        if store is None and halving is not None:
+            # Without a folder, too, runs continue after a rung from their checkpoints: those of all runs side by side
+            # may not fit in memory.
             keeps = Store(Path(stack.enter_context(TemporaryDirectory(prefix="evenhand-"))))
         every = list(range(len(planned)))
-        batches = [every] if keeps is None else keeps.plan([each[:2] for each in planned])
+        batches = [every] if keeps is None else keeps.plan([(run.setting, run.seed) for run in planned])
         runs = _Runs(planned, measured, keeps, seconds, shown)
-        found, alive, phases = dict[int, Outcome](), every, list[_Phase]()
+        outcomes, alive, phases = dict[int, Outcome](), every, list[_Phase]()
         first = planned[0].job
         for rung in rungs(halving, first.rounds, first.eval_every):
             assert halving is not None
@@ -99,12 +99,15 @@ def run_all(
             ended = [i for i in alive if planned[i].setting not in best]
             alive = [i for i in alive if planned[i].setting in best]
             for i in ended:
-                found[i] = _stopped(reached[i], rung)
-                shown.ended(i, found[i])
+                outcomes[i] = _stopped(reached[i], rung)
+                shown.ended(i, outcomes[i])
+                # A study that is read back needs a result of every run; one that is started again does not take this
+                # one for an end, since other settings may have come that are worse.
                 if keeps is not None:
-                    keeps.save(found[i], runs.identity(i, None))
-        found |= runs.through([*phases, _Phase(None, _among(batches, alive))])
-    return [found[i] for i in range(len(planned))]
+                    keeps.save(outcomes[i], runs.identity(i, None))
+        outcomes |= runs.through([*phases, _Phase(None, _among(batches, alive))])
+    shown.advance(len(planned))
+    return [outcomes[i] for i in range(len(planned))]
 
 
 def _among(batches: list[list[int]], alive: Sequence[int]) -> list[list[int]]:
@@ -120,6 +123,7 @@ def _stopped(outcome: Outcome, rung: int) -> Outcome:
     return outcome._replace(status="stopped", reason=reason)
 
 
+@dataclass(frozen=True)
 class _Runs:
     """Makes the runs of a study that the store does not hold, phase by phase.
 
@@ -127,62 +131,61 @@ class _Runs:
     columns in which runs train, and may not depend on when a study was interrupted.
     """
 
-    def __init__(
-        self,
-        planned: Sequence[Planned],
-        measured: Measured,
-        store: Store | None,
-        seconds: float,
-        shown: Shown,
-    ) -> None:
-        self._planned, self._measured, self._store = planned, measured, store
-        self._seconds, self._shown = seconds, shown
-        self._identities: dict[Any, dict[str, Any]] = {}
+    planned: Sequence[Planned]
+    measured: Measured
+    store: Store | None
+    seconds: float
+    shown: Shown
+    identities: dict[Any, dict[str, Any]] = field(default_factory=dict)
 
     def through(self, phases: Sequence[_Phase]) -> dict[int, Outcome]:
         """Position -> outcome of the runs of the last of these phases, after it."""
         *before, phase = phases
-        found, missing = dict[int, Outcome](), list[int]()
+        outcomes, missing = dict[int, Outcome](), list[int]()
         for i in sorted(i for batch in phase.batches for i in batch):
             saved = self._saved(i, phase.rung)
             if saved is None or saved.status == "stopped":  # which may go on now
                 missing.append(i)
                 continue
-            found[i] = saved
+            outcomes[i] = saved
             if phase.rung is None:
-                self._shown.ended(i, saved)
-        if self._store is not None:
-            for earlier in before:  # a run whose state was lost makes each phase again, beside the same runs
+                self.shown.ended(i, saved)
+        if self.store is not None:
+            # A run whose state was lost makes each phase again, beside the same runs: one long phase would round
+            # otherwise, since fewer runs are in the columns of later phases.
+            for earlier in before:
                 lost = [i for i in missing if self._reached(i) < (earlier.rung or 0)]
                 self._train(earlier, lost)
-        found |= self._train(phase, missing)
-        return {i: found[i] for i in sorted(found)}  # of settings that are equally good, the first is chosen
+        outcomes |= self._train(phase, missing)
+        # In the order of the plan: of settings that are equally good, the first is chosen.
+        return {i: outcomes[i] for i in sorted(outcomes)}
 
     def identity(self, i: int, rung: int | None) -> dict[str, Any]:
         """What tells runs of the same name apart, such as those of a method that has been changed since."""
-        job = self._planned[i].job
+        job = self.planned[i].job
+        # Without the seed: the seeds of a setting share what takes long, tracing the method and hashing the data.
         kind = id(job.algorithm), id(job.data), id(job.attack), id(job.systems), rung
-        if kind not in self._identities:
+        if kind not in self.identities:
             try:
-                self._identities[kind] = identify(job if rung is None else job._replace(rounds=rung))
-            except Exception:  # it will be found, and told, when the run begins
-                self._identities[kind] = {}
-        return self._identities[kind] | self._measured.identity
+                self.identities[kind] = identify(job if rung is None else job._replace(rounds=rung))
+            except Exception:  # it fails again, and is reported, when the run begins
+                self.identities[kind] = {}
+        return self.identities[kind] | self.measured.identity
 
     def _saved(self, i: int, rung: int | None) -> Outcome | None:
-        setting, seed, *_ = self._planned[i]
-        store = self._store
-        return None if store is None else store.load(setting, seed, self.identity(i, rung), rung)
+        if self.store is None:
+            return None
+        return self.store.load(self.planned[i].setting, self.planned[i].seed, self.identity(i, rung), rung)
 
     def _reached(self, i: int) -> int:
         """Rounds done in the latest state of a run."""
-        assert self._store is not None
-        setting, seed, *_ = self._planned[i]
-        return max(Checkpoint(self._store.checkpoint(setting, seed)).saved(), default=0)
+        assert self.store is not None
+        place = self.store.checkpoint(self.planned[i].setting, self.planned[i].seed)
+        return max(Checkpoint(place).saved(), default=0)
 
     def _train(self, phase: _Phase, missing: Sequence[int]) -> dict[int, Outcome]:
         """Position -> outcome of these runs, which train beside the others of their batches."""
-        found = dict[int, Outcome]()
+        outcomes = dict[int, Outcome]()
         for batch in phase.batches:
             if not (wanted := [place for place, i in enumerate(batch) if i in set(missing)]):
                 continue
@@ -190,22 +193,25 @@ class _Runs:
             for place, result in iterate_many(jobs, wanted):
                 if isinstance(result, StorageError):  # which is no result of the run
                     raise result
-                setting, seed, job, new_data = self._planned[i := batch[place]]
-                self._shown.measured(i, setting, job, result)
-                told = self._measured.take(setting, seed, result)
+                setting, seed, job, new_data = self.planned[i := batch[place]]
+                self.shown.measured(i, setting, job, result)
+                measures = self.measured.take(setting, seed, result)
                 if isinstance(result, Exception) or result.info["rounds"] == jobs[place].rounds:
-                    found[i] = Outcome.of(setting, seed, result, told, new_data=new_data)
-                    if self._store is not None:
-                        self._store.save(found[i], self.identity(i, phase.rung), phase.rung)
+                    outcomes[i] = Outcome.of(setting, seed, result, measures, new_data=new_data)
+                    if self.store is not None:
+                        self.store.save(outcomes[i], self.identity(i, phase.rung), phase.rung)
                     if phase.rung is None:
-                        self._shown.ended(i, found[i])
-                del result  # its memory goes to the next rounds
-        return found
+                        self.shown.ended(i, outcomes[i])
+                # A study keeps numbers: the next rounds or runs may have the memory of the clients' states.
+                if isinstance(result, Run) and not (self.measured.asks and result.kept.light):
+                    result.release()
+        return outcomes
 
     def _job(self, i: int, rung: int | None) -> Job:
-        setting, seed, job, _ = self._planned[i]
-        if self._store is not None:
-            place = Checkpoint(self._store.checkpoint(setting, seed), self._seconds, last=rung is not None)
+        setting, seed, job, _ = self.planned[i]
+        if self.store is not None:
+            # The state at a rung is saved however soon it comes: the next phase begins there.
+            place = Checkpoint(self.store.checkpoint(setting, seed), self.seconds, last=rung is not None)
             job = job._replace(checkpoint=place)
         return job if rung is None else job._replace(rounds=rung)
 
@@ -227,7 +233,12 @@ class Measured:
 
     def __init__(self, measure: Measure | None, store: Store | None) -> None:
         self._measure, self._store = measure, store
-        self._told: dict[tuple[str, int], dict[int, dict[str, float]]] = {}
+        self._noted: dict[tuple[str, int], dict[int, dict[str, float]]] = {}
+
+    @property
+    def asks(self) -> bool:
+        """Whether a function of the user's has seen the runs, and may still hold them."""
+        return self._measure is not None
 
     @property
     def identity(self) -> dict[str, bool]:
@@ -242,15 +253,17 @@ class Measured:
         if self._measure is None or isinstance(result, Exception):
             return {}
         key = str(setting), seed
-        if key not in self._told:
-            self._told[key] = {} if self._store is None else self._store.notes(setting, seed)
-        told, rounds = self._told[key], result.history["round"].tolist()
-        told[rounds[-1]] = {name: float(value) for name, value in self._measure(result).items()}
+        if key not in self._noted:
+            self._noted[key] = {} if self._store is None else self._store.notes(setting, seed)
+        # By round: notes of an interrupted session may go further than the checkpoint from which its run continues,
+        # which then measures these rounds again.
+        noted, rounds = self._noted[key], result.history["round"].tolist()
+        noted[rounds[-1]] = {name: float(value) for name, value in self._measure(result).items()}
         if self._store is not None:
-            self._store.note(setting, seed, told)
-        names = dict.fromkeys(name for numbers in told.values() for name in numbers)
+            self._store.note(setting, seed, noted)
+        names = dict.fromkeys(name for numbers in noted.values() for name in numbers)
         return {
-            name: np.array([told.get(now, {}).get(name, np.nan) for now in rounds], np.float64)
+            name: np.array([noted.get(now, {}).get(name, np.nan) for now in rounds], np.float64)
             for name in names
         }
 
@@ -269,22 +282,26 @@ class Shown:
     def __init__(self, bar: Bar, trackers: Sequence[Watcher]) -> None:
         self._bar, self._trackers = bar, trackers
         self._watching: dict[int, Watching] = {}
+        self._first = 0
 
     def __enter__(self) -> Shown:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for each in self._watching.values():
-            each.end("interrupted")
+    def __exit__(self, *_: object) -> None:
+        for watching in self._watching.values():
+            watching.end("interrupted")
+
+    def advance(self, runs: int) -> None:
+        """So many runs are over: the next ones are counted from 0 again."""
+        self._first += runs
 
     def measured(self, run: int, setting: Setting, job: Job, result: Run | Exception) -> None:
         """A run has come to an evaluation, or has failed."""
+        run += self._first
         if self._trackers and run not in self._watching:
-            numbers = {"method": setting.method, **setting.numbers, **setting.case}
-            how = {"rounds": job.rounds, "seed": job.seed, "cohort": job.cohort, "eval_every": job.eval_every}
-            about = {"data": job.data.name, "clients": job.data.num_clients, **how, **numbers}
+            about = {"data": job.data.name, "clients": job.data.num_clients, "rounds": job.rounds}
+            about |= {"seed": job.seed, "cohort": job.cohort, "eval_every": job.eval_every}
+            about |= {"method": setting.method, **setting.numbers, **setting.case}
             self._watching[run] = Watching(self._trackers, f"{setting}, seed {job.seed}", about)
         if isinstance(result, Run):
             self._bar.move(run, result.info["rounds"])
@@ -293,6 +310,7 @@ class Shown:
 
     def ended(self, run: int, outcome: Outcome) -> None:
         """A run has ended, now or in an earlier session."""
+        run += self._first
         self._bar.ended(run, outcome)
         if run in self._watching:
             self._watching.pop(run).end(outcome.status)
@@ -318,48 +336,45 @@ class Bar:
             TextColumn("{task.fields[best]}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
         )
         self._bar = line(*columns, show=show)
-        self._runs = self._bar.add_task("runs", total=len(runs), rate="", best="")
+        self._task = self._bar.add_task("runs", total=len(runs), rate="", best="")
         self._rounds, self._by = list(runs), by
         self._done = [0] * len(runs)
-        self._rate, self._best = "", ""
         self._values: dict[Setting, list[float]] = {}
 
     def __enter__(self) -> Bar:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def move(self, run: int, rounds: int) -> None:
         """A run has come this far.  Parts of runs count, since runs that train together end together."""
         self._new += rounds - self._done[run]
         self._done[run] = rounds
+        # Of the rounds of this session alone: those that were found in the folder took no time.
         minutes = (time.perf_counter() - self._begin) / 60
         rate = self._new / max(float(np.mean(self._rounds)), 1.0) / max(minutes, 1e-9)
-        self._rate = f"{rate:.3g} a minute"
-        self._show()
+        self._show(rate=f"{rate:.3g} a minute")
 
     def ended(self, run: int, outcome: Outcome) -> None:
         """A run has ended, now or in an earlier session."""
-        self._done[run] = self._rounds[run]
+        self._done[run], fields = self._rounds[run], dict[str, str]()
         if outcome.status == "done" and outcome.seen is not None:
             by, view = self._by, outcome.seen
             metric = by.metric_of([view])
-            sign, found = direction(by.statistic, metric), statistics(view, by.split, metric)
-            self._values.setdefault(outcome.setting, []).append(sign * found[by.statistic])
+            sign, stats = direction(by.statistic, metric), statistics(view, by.split, metric)
+            self._values.setdefault(outcome.setting, []).append(sign * stats[by.statistic])
             means = {
-                setting: float(np.nan_to_num(np.mean(of), nan=-np.inf))
-                for setting, of in self._values.items()
+                setting: float(np.nan_to_num(np.mean(values), nan=-np.inf))
+                for setting, values in self._values.items()
             }
             best = max(means, key=lambda setting: means[setting])
             if np.isfinite(means[best]):  # without a choice there need not be examples to choose by
                 shown = value(sign * means[best], metric)
-                self._best = f"best so far {best}: {by.split} {by.statistic} {shown}"
-        self._show()
+                fields["best"] = f"best so far {best}: {by.split} {by.statistic} {shown}"
+        self._show(**fields)
 
-    def _show(self) -> None:
+    def _show(self, **fields: Any) -> None:
         shares = [done / max(whole, 1) for done, whole in zip(self._done, self._rounds, strict=True)]
-        self._bar.update(self._runs, completed=int(sum(shares)), rate=self._rate, best=self._best)
+        self._bar.update(self._task, completed=int(sum(shares)), **fields)

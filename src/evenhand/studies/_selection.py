@@ -64,6 +64,7 @@ class Setting(NamedTuple):
             given = f", {given}"
         return f"{self.method}{given}" + (f" [{within}]" if within else "")
 
+    # Mappings have no hash, and a value need not have one: the text has to tell settings apart in any case.
     def __hash__(self) -> int:
         return hash(str(self))
 
@@ -121,20 +122,23 @@ class Outcome(NamedTuple):
         if isinstance(result, Exception):
             reason = str(result) or type(result).__name__
             return Outcome(setting, seed, "failed", reason, None)
-        numbers = {
+        config = {
             name: value
             for name, value in setting.numbers.items()
             if isinstance(value, bool | int | float | str)
         }
-        config = {"method": setting.method, **numbers, **setting.case, "seed": seed}
+        config = {"method": setting.method, **config, **setting.case, "seed": seed}
         config |= {"data_seed": seed} if new_data else {}
         view = result.view(str(setting), config)
+        outcome = Outcome(setting, seed, "done", "", view, measures)
         if may_win(view):
-            return Outcome(setting, seed, "done", "", view, measures)
+            return outcome
         sentences = [finding.sentence for finding in view.findings if finding.kind == "diverged"]
         reason = (*sentences, "A loss or metric is not finite.")[0]
-        status = "done" if may_win(view, ("train", "valid")) else "diverged"
-        return Outcome(setting, seed, status, reason, view, measures)
+        # A run that is not finite on test examples alone stays a candidate: they have no say in the choice.
+        return outcome._replace(
+            status="done" if may_win(view, ("train", "valid")) else "diverged", reason=reason
+        )
 
 
 # --- which setting is chosen ----------------------------------------------------------------------------------
@@ -185,10 +189,10 @@ class Rule(NamedTuple):
             raise EvenhandError(
                 f"There is no split {self.split!r:.40} to select by: give 'valid' or 'train'."
             )
-        known = set(summarize([0.5, 1.0]))
+        names = set(summarize([0.5, 1.0]))
         for name in (self.statistic, self.then):
-            if name is not None and name not in known:
-                raise EvenhandError(f"There is no statistic {name!r:.40} to select by{perhaps(name, known)}.")
+            if name is not None and name not in names:
+                raise EvenhandError(f"There is no statistic {name!r:.40} to select by{perhaps(name, names)}.")
         if not self.within >= 0:
             raise EvenhandError(Argument("within", str(self.within)), ": give a number of at least 0.")
         return self
@@ -202,44 +206,47 @@ class Choice(NamedTuple):
 
 
 def choose(
-    of: Mapping[Setting, Sequence[RunView]], by: Rule, metric: str, near: Sequence[RunView] = ()
+    candidates: Mapping[Setting, Sequence[RunView]], by: Rule, metric: str, near: Sequence[RunView] = ()
 ) -> Choice | None:
     """The best setting, or None if each of them diverged or failed in some run.
 
     Args:
-      of: the runs of each setting, one per seed; none for a setting of which a run failed or was stopped.
+      candidates: the runs of each setting, one per seed; none for a setting of which a run failed or was stopped.
       by: how it is chosen.
       metric: what the statistic is of.
       near: the runs of the setting that the others must be close to; none: the best of them.
     """
+    # One lost seed drops a setting: its mean over the others would be compared with means over all seeds.
     sound = {
-        setting: runs for setting, runs in of.items() if runs and all(may_win(run, by.splits) for run in runs)
+        setting: runs
+        for setting, runs in candidates.items()
+        if runs and all(may_win(run, by.splits) for run in runs)
     }
     first = _scores(sound, by.split, by.statistic, metric)
     if not first:  # without a choice there need not be examples to choose by
-        return Choice(next(iter(sound)), ()) if sound and len(of) == 1 else None
+        return Choice(next(iter(sound)), ()) if sound and len(candidates) == 1 else None
     top = max(first.values())
     goal = _mean(near, by.split, by.statistic, metric) if near else top
+    # Relative to the goal, so that means that differ by their rounding are ties; and if no setting reaches the goal,
+    # the closest one is good enough.
     least = min(goal - max(by.within, _SAME * abs(goal)), top)
     good = [setting for setting, value in first.items() if value >= least]
     if by.then is not None:
         second = _scores({setting: sound[setting] for setting in good}, by.split, by.then, metric)
         most = max(second.values())
         good = [setting for setting, value in second.items() if value >= most - _SAME * abs(most)]
-    best = good[0]
-    remarks = (
-        [f"{_place(best)}: {len(good)} settings are equally good; {best} is the first."] if good[1:] else []
-    )
+    best, *tied = good
+    remarks = [f"{_place(best)}: {len(good)} settings are equally good; {best} is the first."] if tied else []
     if top < goal - by.within:
         remarks += [f"{_place(best)}: no setting is as close to {by.near} as asked; {best} is the closest."]
-    return Choice(best, (*remarks, *_at_edges(best, list(of), good[1:])))
+    return Choice(best, (*remarks, *_at_edges(best, list(candidates), tied)))
 
 
 def _scores(
-    of: Mapping[Setting, Sequence[RunView]], split: str, statistic: str, metric: str
+    candidates: Mapping[Setting, Sequence[RunView]], split: str, statistic: str, metric: str
 ) -> dict[Setting, float]:
     """Setting -> mean over its runs; more is better."""
-    means = {setting: _mean(runs, split, statistic, metric) for setting, runs in of.items()}
+    means = {setting: _mean(runs, split, statistic, metric) for setting, runs in candidates.items()}
     return {setting: mean for setting, mean in means.items() if np.isfinite(mean)}
 
 
@@ -259,8 +266,8 @@ _FEWEST = 3
 
 def _mean(runs: Sequence[RunView], split: str, statistic: str, metric: str) -> float:
     """More is better."""
-    _scores = [statistics(run, split, metric)[statistic] for run in runs]
-    return direction(statistic, metric) * float(np.mean(_scores))
+    values = [statistics(run, split, metric)[statistic] for run in runs]
+    return direction(statistic, metric) * float(np.mean(values))
 
 
 def _place(best: Setting) -> str:
@@ -271,22 +278,23 @@ def _place(best: Setting) -> str:
 
 def _at_edges(best: Setting, settings: Sequence[Setting], tied: Sequence[Setting]) -> list[str]:
     """A sentence about hyper-parameters whose chosen value is the largest or smallest, but for tied settings."""
-    found: list[tuple[str, str, str]] = []
+    edges: list[tuple[str, str, str]] = []
     for name, value in best.numbers.items():
         grid = {other.numbers[name] for other in settings if name in other.numbers}
+        # Without the settings that are as good as the best: where those reach the edge of the grid, so does the best.
         tried = {other.numbers[name] for other in settings if name in other.numbers and other not in tied}
         plain = all(isinstance(number, int | float) and not isinstance(number, bool) for number in grid)
         if len(grid) < _FEWEST or len(tried) < 2 or not plain:
             continue
         if value in (min(tried), max(tried)):
-            found.append((name, shown(value), f"{shown(min(tried))} to {shown(max(tried))}"))
-    if not found:
+            edges.append((name, shown(value), f"{shown(min(tried))} to {shown(max(tried))}"))
+    if not edges:
         return []
-    if len(found) == 1:
-        [(name, value, grid)] = found
+    if len(edges) == 1:
+        [(name, value, grid)] = edges
         return [f"{_place(best)}: the best {name}, {value}, is at the edge of its grid ({grid}): widen it."]
-    each = [f"{name}, {value} (of {grid})" for name, value, grid in found]
-    return [f"{_place(best)}: the best {' and '.join(each)} are at the edges of their grids: widen them."]
+    words = " and ".join(f"{name}, {value} (of {grid})" for name, value, grid in edges)
+    return [f"{_place(best)}: the best {words} are at the edges of their grids: widen them."]
 
 
 # --- which settings stop early --------------------------------------------------------------------------------
@@ -322,28 +330,30 @@ def rungs(halving: Halving | None, rounds: int, eval_every: int) -> list[int]:
     whole_number("first", halving.first, 1)
     if not 0 < halving.keep < 1:
         raise EvenhandError(f"Halving(keep={halving.keep}): give a share between 0 and 1.")
-    found, reached = list[int](), float(halving.first)
+    ends, reached = list[int](), float(halving.first)
+    # Settings are compared at evaluations; rounded first, since a quotient may exceed the number it stands for.
     while (rung := eval_every * math.ceil(round(reached / eval_every, 6))) < rounds:
-        found += [rung] if rung not in found else []
+        ends += [rung] if rung not in ends else []
         reached /= halving.keep
-    return found
+    return ends
 
 
 def survivors(outcomes: Sequence[Outcome], by: Rule, keep: float) -> set[Setting]:
     """The settings that go on: of each method under each condition, the share that is best by the rule's statistic."""
-    metric = by.metric_of(each.view for each in outcomes)
+    metric = by.metric_of(outcome.view for outcome in outcomes)
     groups: dict[tuple[str, str], dict[Setting, list[Outcome]]] = {}
-    for each in outcomes:
-        key = (each.setting.method, str(each.setting.case))
-        groups.setdefault(key, {}).setdefault(each.setting, []).append(each)
-    found = set[Setting]()
+    for outcome in outcomes:
+        key = (outcome.setting.method, str(outcome.setting.case))
+        groups.setdefault(key, {}).setdefault(outcome.setting, []).append(outcome)
+    kept = set[Setting]()
     for group in groups.values():
-        sound: dict[Setting, list[RunView]] = {
-            setting: [each.seen for each in of if each.seen is not None]
-            for setting, of in group.items()
-            if all(each.is_sound(by.splits) for each in of)
+        sound = {
+            setting: [run.seen for run in runs if run.seen is not None]
+            for setting, runs in group.items()
+            if all(run.is_sound(by.splits) for run in runs)
         }
         scores = _scores(sound, by.split, by.statistic, metric)
         best = sorted(scores, key=lambda setting: -scores[setting])  # of equal ones, the first
-        found.update(best[: math.ceil(keep * len(group))] if len(group) > 1 else group)
-    return found
+        # A method with a single setting keeps it, sound or not: there is nothing to choose.
+        kept.update(best[: math.ceil(keep * len(group))] if len(group) > 1 else group)
+    return kept

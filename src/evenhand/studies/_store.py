@@ -150,7 +150,7 @@ class Store:
         ]
 
     def describe(self, outcomes: Sequence[Outcome], how: Mapping[str, Any]) -> None:
-        """Writes which runs the study has, and ``how`` it chooses: its rule, baseline, metric, notes and facts."""
+        """Writes which runs the study has, and ``how`` it chooses: its rule, baseline, metric, notes, ..."""
         runs = [
             {
                 "method": each.setting.method,
@@ -204,6 +204,7 @@ class Store:
                 "metric": found["metric"],
                 "notes": tuple(str(note) for note in found["notes"]),
                 "about": dict(found.get("about", {})),
+                "tuning_seeds": tuple(int(seed) for seed in found.get("tuning_seeds", ())),
             }
 
         words = "start the study again, which repeats no finished run"

@@ -47,6 +47,7 @@ class Study:
       metric: what the statistics are of, ``"accuracy"`` or ``"loss"``.
       notes: what a reader must know about how the study was made, in sentences.
       about: what all runs have in common, such as the number of rounds, by name.
+      tuning_seeds: the seeds whose runs choose, and are not reported; none: all runs choose, and all are reported.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -55,28 +56,30 @@ class Study:
     metric: str
     notes: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    tuning_seeds: tuple[int, ...] = ()
 
     @property
     def methods(self) -> list[str]:
         """The methods' names."""
-        return list(dict.fromkeys(each.setting.method for each in self.outcomes))
+        return list(dict.fromkeys(outcome.setting.method for outcome in self.outcomes))
 
     @property
     def cases(self) -> list[Mapping[str, str]]:
         """The conditions; a single empty one where nothing but methods and numbers is varied."""
-        return list({str(each.setting.case): each.setting.case for each in self.outcomes}.values())
+        # By their texts, since a mapping has no hash.
+        return list({str(outcome.setting.case): outcome.setting.case for outcome in self.outcomes}.values())
 
     @cached_property
     def remarks(self) -> tuple[str, ...]:
         """The notes, and remarks on the choices: ties, choices at the edge of a grid, runs that diverged or failed."""
-        seen = [each.seen for each in self.outcomes if each.seen is not None]
+        seen = [outcome.seen for outcome in self.outcomes if outcome.seen is not None]
         chooses = len(self.tried) > len(self.methods) * len(self.cases)
         reader = "by which settings were chosen"
         missing = undefined_sentence(seen, self.rule.split, self.metric, reader) if seen and chooses else ""
         return (
             *self.notes,
             *filter(None, [missing]),
-            *_remarks(self.outcomes, self.baseline, self.choices, self.rule.split),
+            *_remarks(self),
         )
 
     def under(self, case: Mapping[str, str]) -> Study:
@@ -85,23 +88,26 @@ class Study:
         Raises:
           EvenhandError: there is no such condition.
         """
-        if dict(case) not in [dict(each) for each in self.cases]:
-            raise EvenhandError(
-                f"There is no condition {dict(case)}: choose one of {[dict(each) for each in self.cases]}."
-            )
-        inside = tuple(each for each in self.outcomes if dict(each.setting.case) == dict(case))
+        if dict(case) not in (cases := [dict(condition) for condition in self.cases]):
+            raise EvenhandError(f"There is no condition {dict(case)}: choose one of {cases}.")
+        inside = tuple(outcome for outcome in self.outcomes if dict(outcome.setting.case) == dict(case))
         return replace(self, outcomes=inside)
 
     def at(self, seed: int) -> Study:
         """The part of the study with one of its seeds, where settings are chosen by that seed alone.
 
+        With seeds for tuning, settings are chosen by these as before.
+
         Raises:
-          EvenhandError: there is no such seed.
+          EvenhandError: there is no such seed, or it is one for tuning.
         """
-        inside = tuple(each for each in self.outcomes if each.seed == seed)
-        if not inside:
-            raise EvenhandError(f"at({seed}): choose one of {sorted({each.seed for each in self.outcomes})}.")
-        return replace(self, outcomes=inside)
+        seeds = sorted({outcome.seed for outcome in self._reported})
+        if seed not in seeds:
+            raise EvenhandError(f"at({seed}): choose one of {seeds}.")
+        inside = (
+            outcome for outcome in self.outcomes if outcome.seed == seed or outcome.seed in self.tuning_seeds
+        )
+        return replace(self, outcomes=tuple(inside))
 
     def best(self, method: str | None = None) -> Setting:
         """The chosen setting of a method; of the best of all methods, by the same rule, if none is named.
@@ -114,8 +120,9 @@ class Study:
         if method is not None and method not in self.methods:
             raise EvenhandError(f"best({method!r}): there is no such method{perhaps(method, self.methods)}.")
         if method is None:
-            sound = [each.setting for each in self.choices.values() if each is not None]
-            runs = {setting: self._views(setting) for setting in sound}
+            # Also among methods it is the runs for tuning that choose: those that are reported would flatter the best.
+            chosen = [choice.setting for choice in self.choices.values() if choice is not None]
+            runs = {setting: _seen(setting, self._tuning) for setting in chosen}
             choice = choose(runs, self.rule, self.metric, self._near(within))
         else:
             choice = self.choices[method, within]
@@ -139,7 +146,7 @@ class Study:
           split: where the statistics are from; None: the test examples, where there are any.
         """
         if split is None:
-            split = headline_split([each.seen for each in self.outcomes if each.seen], self.metric)
+            split = headline_split([outcome.seen for outcome in self._reported if outcome.seen], self.metric)
         return [
             line
             for case in self.cases
@@ -158,13 +165,14 @@ class Study:
 
     @cached_property
     def tried(self) -> tuple[Tried, ...]:
-        """Every setting, with what its runs came to, in the order of the runs."""
+        """Every setting, with what its runs came to, in the order of the runs; with seeds for tuning, their runs."""
         by_setting: dict[Setting, list[Outcome]] = {}
-        for each in self.outcomes:
-            by_setting.setdefault(each.setting, []).append(each)
-        chosen = {str(each.setting) for each in self.choices.values() if each is not None}
+        for outcome in self._tuning:
+            by_setting.setdefault(outcome.setting, []).append(outcome)
+        chosen = {str(choice.setting) for choice in self.choices.values() if choice is not None}
         return tuple(
-            summed_up(setting, of, str(setting) in chosen, self.metric) for setting, of in by_setting.items()
+            summed_up(setting, outcomes, str(setting) in chosen, self.metric)
+            for setting, outcomes in by_setting.items()
         )
 
     @property
@@ -177,19 +185,22 @@ class Study:
         from evenhand.studies._report import Figures  # it loads matplotlib, which takes long
 
         self._condition()
-        return Figures(self.tried, self.metric, self.rule.split, self.rule.statistic)
+        return Figures(self.tried, self.metric, self.rule.split, self.rule.statistic, self._chosen_runs())
 
     def frame(self) -> Any:
         """One row per run: method, seed, status, each hyper-parameter, and ``<split>_<statistic>`` of each split.
 
         For each of ``study(metrics=...)`` also ``<split>_<metric>_<statistic>``, such as ``test_auc_mean``: the mean,
-        ``worst10``, ``best10`` and ``clients``, the number of clients that have the metric.
+        ``worst10``, ``best10`` and ``clients``, the number of clients that have the metric.  Of a study with seeds for
+        tuning also ``tuning``: whether the run only chose.
 
         A pandas or polars data frame if one of them is installed, else a dict of arrays.
         """
-        axes = list(dict.fromkeys(name for each in self.outcomes for name in each.setting.numbers))
-        cases = list(dict.fromkeys(name for each in self.outcomes for name in each.setting.case))
-        rows = [row(each, axes, cases, self.metric) for each in self.outcomes]
+        axes = list(dict.fromkeys(name for outcome in self.outcomes for name in outcome.setting.numbers))
+        cases = list(dict.fromkeys(name for outcome in self.outcomes for name in outcome.setting.case))
+        rows = [row(outcome, axes, cases, self.metric) for outcome in self.outcomes]
+        if self.tuning_seeds:
+            rows = [{**row, "tuning": row["seed"] in self.tuning_seeds} for row in rows]
         names = list(dict.fromkeys(name for row in rows for name in row))
         columns = {name: alike([row.get(name, float("nan")) for row in rows]) for name in names}
         try:
@@ -205,12 +216,12 @@ class Study:
         """The runs of a method at its chosen setting, titled by the method's name: what reports and figures take."""
         return [run._replace(title=method) for run in self._views(self.best(method))]
 
-    def export(self, path: str | Path, of: Literal["settings", "methods"] = "settings") -> Path:
+    def export(self, path: str | Path, table: Literal["settings", "methods"] = "settings") -> Path:
         """Writes a table: CSV, Markdown or LaTeX, by the ending ``.csv``, ``.md`` or ``.tex``.
 
         Args:
           path: the file.
-          of: all settings; or the methods at their chosen ones, with their differences to the baseline.
+          table: all settings; or the methods at their chosen ones, with their differences to the baseline.
 
         Raises:
           EvenhandError: another ending, or another table.
@@ -220,9 +231,9 @@ class Study:
             "settings": (self.tried, as_csv, as_markdown, as_latex),
             "methods": (self.table(), methods_csv, methods_markdown, methods_latex),
         }
-        if of not in tables:
-            raise EvenhandError(f"export(of={of!r}): give 'settings' or 'methods'.")
-        rows, csv, markdown, latex = tables[of]
+        if table not in tables:
+            raise EvenhandError(f"export(table={table!r}): give 'settings' or 'methods'.")
+        rows, csv, markdown, latex = tables[table]
         texts = {
             ".csv": csv,
             ".md": partial(markdown, metric=self.metric),
@@ -238,68 +249,82 @@ class Study:
 
         Methods of which each setting diverged or failed are in its tables only.
         """
-        from evenhand.studies._report import (
-            Contents,
-            page,
-        )  # matplotlib takes long to load; only a report needs it
+        from evenhand.studies._report import Contents, page  # it loads matplotlib, which takes long
 
-        def contents(of: Study) -> Contents:
+        def contents(part: Study) -> Contents:
             return Contents(
-                outcomes=of.outcomes,
-                rule=of.rule,
-                baseline=of.baseline,
-                metric=of.metric,
-                about=of.about,
-                remarks=of.remarks,
-                lines=of.table(),
-                tried=of.tried,
+                outcomes=part.outcomes,
+                rule=part.rule,
+                baseline=part.baseline,
+                metric=part.metric,
+                about=part.about,
+                remarks=part.remarks,
+                tuning_seeds=part.tuning_seeds,
+                lines=part.table(),
+                tried=part.tried,
+                runs={} if part.cases[1:] else part._chosen_runs(),
             )
 
         text = page(contents(self), [(case, contents(self.under(case))) for case in self.cases])
-        path = Path(path)
-        write(path, text, "The page")
+        write(path := Path(path), text, "The page")
         return path
 
     def __repr__(self) -> str:
-        done = sum(each.status == "done" for each in self.outcomes)
-        tried = len({str(each.setting) for each in self.outcomes})
+        done = sum(outcome.status == "done" for outcome in self.outcomes)
+        tried = len({str(outcome.setting) for outcome in self.outcomes})
         return f"Study({len(self.methods)} methods, {tried} settings, {len(self.outcomes)} runs, {done} of them sound)"
 
     @cached_property
     def choices(self) -> Mapping[tuple[str, str], Choice | None]:
         """``(method, condition)`` -> what was chosen; None where no setting is sound."""
-        found: dict[tuple[str, str], Choice | None] = {}
+        choices: dict[tuple[str, str], Choice | None] = {}
         for case in self.cases:
+            # The method that the others must be close to is chosen by itself.
+            near = self._near(str(case))
             for method in self.methods:
-                near = () if method == self.rule.near else self._near(str(case))
-                found[method, str(case)] = choose(self._sound(method, case), self.rule, self.metric, near)
-        return found
+                goal = () if method == self.rule.near else near
+                choices[method, str(case)] = choose(
+                    self._sound(method, str(case)), self.rule, self.metric, goal
+                )
+        return choices
 
     def _near(self, case: str) -> Sequence[RunView]:
         """The runs that the rule wants others to be close to, if it does."""
         name = self.rule.near
-        of = next((each for each in self.cases if str(each) == case), {})
-        choice = None if name is None else choose(self._sound(name, of), self.rule, self.metric)
-        return () if choice is None else self._views(choice.setting)
+        choice = None if name is None else choose(self._sound(name, case), self.rule, self.metric)
+        return () if choice is None else _seen(choice.setting, self._tuning)
 
-    def _sound(self, method: str, case: Mapping[str, str]) -> dict[Setting, list[RunView]]:
+    def _sound(self, method: str, case: str) -> dict[Setting, list[RunView]]:
         """The runs of each setting of a method; none where one of them failed or was stopped."""
-        mine = [
-            each
-            for each in self.outcomes
-            if each.setting.method == method and str(each.setting.case) == str(case)
-        ]
-        lost = {each.setting for each in mine if each.status in ("failed", "stopped")}
-        runs: dict[Setting, list[RunView]] = {each.setting: [] for each in mine}
-        for each in mine:
-            if each.seen is not None and each.setting not in lost:
-                runs[each.setting].append(each.seen)
-        return runs
+        runs: dict[Setting, list[RunView]] = {}
+        lost = set[Setting]()
+        # A run that diverged stays: whether it may win depends on the splits of the rule, which `choose` checks.
+        for outcome in self._tuning:
+            setting = outcome.setting
+            if setting.method == method and str(setting.case) == case:
+                runs.setdefault(setting, []).extend([] if outcome.seen is None else [outcome.seen])
+                lost |= {setting} if outcome.status in ("failed", "stopped") else set()
+        return {setting: [] if setting in lost else views for setting, views in runs.items()}
+
+    @property
+    def _tuning(self) -> list[Outcome]:
+        """The runs that choose."""
+        apart = self.tuning_seeds
+        return [outcome for outcome in self.outcomes if not apart or outcome.seed in apart]
+
+    @property
+    def _reported(self) -> list[Outcome]:
+        """The runs that are compared."""
+        return [outcome for outcome in self.outcomes if outcome.seed not in self.tuning_seeds]
 
     def _views(self, setting: Setting) -> list[RunView]:
-        return [
-            each.seen for each in self.outcomes if str(each.setting) == str(setting) and each.seen is not None
-        ]
+        """The runs of a setting that are compared."""
+        return _seen(setting, self._reported)
+
+    def _chosen_runs(self) -> dict[str, list[RunView]]:
+        """Method -> its runs that are compared, where a setting was chosen; of a single condition."""
+        choices = {method: self.choices[method, self._condition()] for method in self.methods}
+        return {name: self._views(choice.setting) for name, choice in choices.items() if choice is not None}
 
     def _condition(self) -> str:
         """The only condition, by which choices are known."""
@@ -311,42 +336,40 @@ class Study:
         return str(first)
 
 
+def _seen(setting: Setting, outcomes: Sequence[Outcome]) -> list[RunView]:
+    """The runs of a setting among these, except for those that failed."""
+    return [run.seen for run in outcomes if str(run.setting) == str(setting) and run.seen is not None]
+
+
 # --- what a reader must know ----------------------------------------------------------------------------------
 
 
-def _remarks(
-    outcomes: Sequence[Outcome], baseline: str, choices: Mapping[tuple[str, str], Choice | None], split: str
-) -> Iterator[str]:
-    """Remarks, in sentences.
-
-    Args:
-      outcomes: all runs.
-      baseline: the method that the others are compared with.
-      choices: ``(method, condition)`` -> what was chosen.
-      split: the examples by which settings are chosen.
-    """
-    views = [each.view for each in outcomes if each.view is not None]
+def _remarks(study: Study) -> Iterator[str]:
+    """Remarks, in sentences."""
+    outcomes, split = study.outcomes, study.rule.split
+    views = [outcome.view for outcome in outcomes if outcome.view is not None]
     for kind in OF_THE_DATA:
         yield from _once([next((x for x in view.findings if x.kind == kind), None) for view in views])
-    if len({str(each.setting) for each in outcomes}) > len(choices):
-        yield from _once([_without_a_say(each, split) for each in outcomes if each.view is not None])
+    if len({str(outcome.setting) for outcome in outcomes}) > len(study.choices):
+        yield from _once([_without_a_say(run, split) for run in outcomes if run.view is not None])
     if any(view.malicious is not None for view in views):
         yield "Under attack, clients are the honest ones, also for the choice and in curves by round."
-    yield from _on_the_comparison(outcomes, baseline, choices)
-    for choice in choices.values():
+    yield from _on_the_comparison(study)
+    for choice in study.choices.values():
         yield from () if choice is None else choice.remarks
-    for words in ("diverged", "failed"):
-        if bad := [each for each in outcomes if each.status == words]:
-            yield f"{len(bad)} of {len(outcomes)} runs {words}; the first is {_first(bad)}"
-    if bad := [each for each in outcomes if each.status == "done" and each.reason]:
+    for status in ("diverged", "failed"):
+        if bad := [outcome for outcome in outcomes if outcome.status == status]:
+            yield f"{len(bad)} of {len(outcomes)} runs {status}; the first is {_first(bad)}"
+    if bad := [outcome for outcome in outcomes if outcome.status == "done" and outcome.reason]:
         runs = f"{len(bad)} of {len(outcomes)} runs have test numbers that are not finite"
         yield f"{runs}, which has no say in the choice; the first is {_first(bad)}"
-    if stopped := sum(each.status == "stopped" for each in outcomes):
+    if stopped := sum(outcome.status == "stopped" for outcome in outcomes):
         yield f"{stopped} of {len(outcomes)} runs were stopped early, as asked; none of them can be chosen."
 
 
 def _once(findings: Sequence[Finding | None]) -> Iterator[str]:
     """What several runs have found, in one sentence: the first, and how many have it where not all of them do."""
+    # Runs on the same data have the same sentence; of data that are drawn anew, the first run's stands for the others'.
     sentences = [finding.sentence for finding in findings if finding is not None]
     if sentences:
         is_same = len(set(sentences)) == 1 and len(sentences) == len(findings)
@@ -370,20 +393,18 @@ def _first(outcomes: Sequence[Outcome]) -> str:
     return f"{outcomes[0].setting}, seed {outcomes[0].seed}: {outcomes[0].reason}"
 
 
-def _on_the_comparison(
-    outcomes: Sequence[Outcome], baseline: str, choices: Mapping[tuple[str, str], Choice | None]
-) -> Iterator[str]:
+def _on_the_comparison(study: Study) -> Iterator[str]:
     """Where it is less than it seems."""
     tried: dict[str, set[str]] = {}
-    for each in outcomes:
-        tried.setdefault(each.setting.method, set()).add(str(each.setting))
+    for outcome in study.outcomes:
+        tried.setdefault(outcome.setting.method, set()).add(str(outcome.setting))
     if len(set(map(len, tried.values()))) > 1:
-        counts = ", ".join(f"{method} {len(of)}" for method, of in tried.items())
+        counts = ", ".join(f"{method} {len(settings)}" for method, settings in tried.items())
         yield f"The methods were not tuned equally: settings tried were {counts}."
-    sound = {method for (method, _), choice in choices.items() if choice is not None}
-    if sound and baseline in tried and baseline not in sound:
-        yield f"{baseline}, which the others are compared with, has no sound setting: name another baseline."
-    if len(tried) > 1 and len({each.seed for each in outcomes}) == 1:
+    sound = {method for (method, _), choice in study.choices.items() if choice is not None}
+    if sound and study.baseline in tried and study.baseline not in sound:
+        yield f"{study.baseline}, which the others are compared with, has no sound setting: name another baseline."
+    if len(tried) > 1 and len({run.seed for run in study.outcomes} - {*study.tuning_seeds}) == 1:
         yield f"One seed each proves little: give at least {least_pairs()}."
 
 
@@ -393,8 +414,10 @@ def _on_the_comparison(
 def save(study: Study, store: Store) -> Study:
     """Lists the study's runs in its folder; returns it with a note on files of an earlier version that were read."""
     study = _with_remark(study, store)
-    how = {"rule": study.rule, "baseline": study.baseline, "metric": study.metric}
-    store.describe(study.outcomes, {**how, "notes": study.notes, "about": study.about})
+    how: dict[str, Any] = {"rule": study.rule, "baseline": study.baseline, "metric": study.metric}
+    how |= {"notes": study.notes, "about": study.about}
+    how |= {"tuning_seeds": study.tuning_seeds} if study.tuning_seeds else {}
+    store.describe(study.outcomes, how)
     return study
 
 

@@ -11,6 +11,9 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -21,7 +24,9 @@ from evenhand.data import FederatedDataset, hold_out
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps, whole_number
 from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
-from evenhand.simulation import Job, cohort_of
+from evenhand.records import held
+from evenhand.report.formatting import listed
+from evenhand.simulation import Job, check_job
 from evenhand.studies._runs import Bar, Measure, Measured, Planned, Shown, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
@@ -59,6 +64,7 @@ def study(
     *,
     rounds: int,
     seeds: int | Iterable[int] = 6,
+    tuning_seeds: int | Iterable[int] | None = None,
     grid: Grid | None = None,
     select: Rule | tuple[str, str] = ("valid", "mean"),
     baseline: str | None = None,
@@ -89,6 +95,9 @@ def study(
       rounds: how many rounds each run has.
       seeds: how many, or which; every setting runs with each of them.  With fewer than 6, no difference between two
         methods can be significant (:func:`evenhand.evaluation.least_pairs`).
+      tuning_seeds: how many seeds after the last of ``seeds``, or which, choose the settings: every setting runs with
+        each of them, and then each method's chosen setting runs with ``seeds``, whose runs alone are reported.  None:
+        every setting runs with ``seeds``, which both choose and are reported.
       grid: argument of the methods' functions -> values to try, for each method that has such an argument; or method ->
         a grid of its own, which goes before.
       select: the split and the statistic by which the best setting of each method is chosen, or a :class:`Rule`.
@@ -114,7 +123,8 @@ def study(
       about: what the page shall tell besides under "What was run", by name, such as ``{"batch size": 10}``.
 
     Raises:
-      EvenhandError: a number out of range, a name that does not exist, or a folder of another study.
+      EvenhandError: a number out of range, a name that does not exist, a seed for tuning that is reported, or a folder
+        of another study.
 
     Warns:
       EvenhandWarning: validation examples were made.
@@ -136,50 +146,59 @@ def study(
     """
     expect("select", select, tuple, '("valid", "mean"), or an eh.studies.Rule')
     by, names = (select if isinstance(select, Rule) else Rule(*select)).checked(), list(methods)
-    settings_of, makers = settings(methods, grid)
+    wanted = settings(methods, grid)
     _expect_known(names, {"baseline": baseline, "near": by.near})
-    wanted = [setting for each in settings_of.values() for setting in each]
-    algorithms = {str(setting): makers[setting.method](setting) for setting in wanted}
-    sources = _Sources(by.split == "valid" and len(wanted) > len(names))
-    seeds = check_seeds(seeds)
-    how: dict[str, Any] = {"cohort": cohort, "eval_every": eval_every}
-    how |= {"eval_clients": eval_clients, "untrained": untrained}
-    how["metrics"] = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model)
-
-    def job(setting: Setting, source: Any, seed: int, attack: Attack | None, systems: Systems | None) -> Job:
-        who = algorithms[str(setting)], sources.of(source, seed), rounds, seed
-        return Job(*who, attack=attack, systems=systems, **how)
-
-    planned = [
-        Planned(setting._replace(case=case), seed, job(setting, source, seed, lies, slow), callable(source))
-        for case, source, lies, slow in _cases(data, attack, systems)
-        for setting in wanted
-        for seed in seeds
-    ]
-    _check(planned[0].job, by, halving, checkpoint)
+    # Made once for all seeds: what is traced of a method, and what identifies it, is found again by the object.
+    algorithms = {str(setting): _made(setting, methods[setting.method]) for setting in wanted}
+    chooses = len(wanted) > len(names)
+    seeds = _check_seeds("seeds", seeds)
+    apart = _apart(tuning_seeds, seeds, chooses=chooses)
+    job = partial(
+        Job,
+        rounds=rounds,
+        cohort=cohort,
+        eval_every=eval_every,
+        eval_clients=eval_clients,
+        metrics=_measured_by(by, resolved(metrics), next(iter(algorithms.values())).model),
+        untrained=untrained,
+    )
+    sources = _Sources(by.split == "valid" and chooses)
+    planner = _Planner(algorithms, sources, job)
+    cases = _cases(data, attack, systems)
+    first = [run for case in cases for run in planner.runs(wanted, case, apart or seeds)]
+    sources.warn()
+    _check(first[0].job, by, halving, checkpoint)
     store = None if folder is None else Store(Path(folder))
-    with Bar([each.job.rounds for each in planned], by, progress) as bar:
-        outcomes = run_all(
-            planned, by, halving, Measured(measure, store), store, checkpoint, Shown(bar, watchers(watch))
-        )
-    metric = by.metric_of(each.view for each in outcomes)
-    notes = (*sources.notes, *_cautions(planned, seeds, by, sources.chooses))
-    known = _facts(planned, seeds) | dict(about or {})
-    found = Study(tuple(outcomes), by, baseline or names[0], metric, notes, known)
-    return found if store is None else save(found, store)
+    measured = Measured(measure, store)
+    later = len(cases) * len(names) * len(seeds) if apart else 0
+    with ExitStack() as stack:
+        bar = stack.enter_context(Bar([rounds] * (len(first) + later), by, progress))
+        shown = stack.enter_context(Shown(bar, watchers(watch)))
+        if store is not None:
+            stack.enter_context(held(store.folder))
+        outcomes = run_all(first, by, halving, measured, store, checkpoint, shown)
+        metric = by.metric_of(outcome.view for outcome in outcomes)
+        result = Study(tuple(outcomes), by, baseline or names[0], metric, tuning_seeds=tuple(apart))
+        # With seeds for tuning, the chosen settings run with those that are reported; no halving there, since a
+        # setting that was chosen has to reach the last round.
+        second = planner.chosen(result, cases, seeds) if apart else []
+        sources.warn()
+        outcomes += run_all(second, by, None, measured, store, checkpoint, shown)
+    notes = (*sources.notes, *_cautions(first, seeds, by, sources.chooses), *_on_tuning(apart, seeds))
+    facts = _facts(first, seeds, apart) | dict(about or {})
+    result = replace(result, outcomes=tuple(outcomes), notes=notes, about=facts)
+    return result if store is None else save(result, store)
 
 
 # --- methods and grids ----------------------------------------------------------------------------------------
 
 
 _MOST = 100_000
-_COLUMNS = {"method", "seed", "status", "data", "attack", "systems"}
+_COLUMNS = {"method", "seed", "status", "tuning", "data", "attack", "systems"}
 
 
-def settings(
-    methods: Methods, grid: Grid | None
-) -> tuple[dict[str, list[Setting]], dict[str, Callable[[Setting], Algorithm]]]:
-    """The settings of each method, and what makes a method from one of them.
+def settings(methods: Methods, grid: Grid | None) -> list[Setting]:
+    """The settings of all methods, method by method.
 
     Raises:
       EvenhandError: a method's argument has no values, or values are for no argument.
@@ -188,51 +207,45 @@ def settings(
     if not methods:
         raise EvenhandError("study(methods={}): give at least one method, by name.")
     expect("grid", grid, Mapping | None, '{"lr": [0.01, 0.1]}')
-    axes = {name: values for name, values in (grid or {}).items() if not isinstance(values, Mapping)}
     own = {name: values for name, values in (grid or {}).items() if isinstance(values, Mapping)}
+    axes = {name: values for name, values in (grid or {}).items() if not isinstance(values, Mapping)}
     for name in own:
         if name not in methods:
             raise EvenhandError(
                 f"study(grid): there is no method {name!r}{perhaps(name, methods)}: its own grid needs its name."
             )
-    found: dict[str, list[Setting]] = {}
-    makers: dict[str, Callable[[Setting], Algorithm]] = {}
-    used = set[str]()
-    for name, method in methods.items():
-        arguments = _arguments(name, method)
+    wanted: list[Setting] = []
+    arguments = {name: _arguments(name, method) for name, method in methods.items()}
+    for name, defaults in arguments.items():
         given = {**axes, **own.get(name, {})}
-        for extra in own.get(name, {}):
-            if extra not in arguments:
-                raise EvenhandError(
-                    f"study(grid): {name} has no argument {extra!r}{perhaps(extra, arguments)}."
-                )
-        needed = [argument for argument, has_default in arguments.items() if not has_default]
-        if missing := [argument for argument in needed if argument not in given]:
+        if extra := [argument for argument in own.get(name, {}) if argument not in defaults]:
+            raise EvenhandError(
+                f"study(grid): {name} has no argument {extra[0]!r}{perhaps(extra[0], defaults)}."
+            )
+        if missing := [argument for argument in defaults if not (defaults[argument] or argument in given)]:
             raise EvenhandError(
                 f"study(grid): {name} needs values of {missing[0]!r}, such as grid={{{missing[0]!r}: [0.01, 0.1]}}."
             )
-        taken = {argument: _values(argument, given[argument]) for argument in arguments if argument in given}
-        used |= set(taken)
-        found[name] = [
-            Setting(name, dict(zip(taken, choice, strict=True)))
-            for choice in itertools.product(*taken.values())
-        ]
-        makers[name] = _maker(name, method)
-    if unused := [axis for axis in axes if axis not in used]:
-        known = {argument for name, method in methods.items() for argument in _arguments(name, method)}
+        # In the order of the factory's arguments, whatever that of the grid: a setting's text names its folder.
+        values = {argument: _values(argument, given[argument]) for argument in defaults if argument in given}
+        choices = itertools.product(*values.values())
+        wanted += [Setting(name, dict(zip(values, choice, strict=True))) for choice in choices]
+    accepted = {argument for defaults in arguments.values() for argument in defaults}
+    if unused := [axis for axis in axes if axis not in accepted]:
         raise EvenhandError(
-            f"study(grid): no method has an argument {unused[0]!r}{perhaps(unused[0], known)}: leave it out."
+            f"study(grid): no method has an argument {unused[0]!r}{perhaps(unused[0], accepted)}: leave it out."
         )
-    if sum(map(len, found.values())) > _MOST:
+    if len(wanted) > _MOST:
         raise EvenhandError(f"study(grid): that makes more than {_MOST:,} settings: give fewer values.")
-    _expect_distinct([setting for each in found.values() for setting in each])
-    return found, makers
+    _expect_distinct(wanted)
+    return wanted
 
 
 def _expect_distinct(wanted: Sequence[Setting]) -> None:
-    known = dict[str, Setting]()
+    by_text = dict[str, Setting]()
     for setting in wanted:
-        if (other := known.setdefault(str(setting), setting)) is not setting:
+        # By their texts, as the folder has them: a method's name may be an expression that has the other's values.
+        if (other := by_text.setdefault(str(setting), setting)) is not setting:
             raise EvenhandError(
                 f"study has {str(setting)!r:.60} twice, under {other.method!r:.40} and {setting.method!r:.40}: leave "
                 "one of them out, or give it another name."
@@ -251,62 +264,76 @@ def _arguments(name: str, method: Any) -> dict[str, bool]:
         )
     parameters = inspect.signature(method).parameters.values()
     return {
-        each.name: each.default is not each.empty
-        for each in parameters
-        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        parameter.name: parameter.default is not parameter.empty
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
 
 
-def _values(argument: str, values: Any) -> list[Any]:
-    found = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
-    found = [value.item() if isinstance(value, np.generic) else value for value in found]
+def _values(argument: str, given: Any) -> list[Any]:
+    values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    # As Python's numbers, which the study's files keep as numbers; NumPy's would come back as texts.
+    values = [value.item() if isinstance(value, np.generic) else value for value in values]
     if argument in _COLUMNS:
         raise EvenhandError(
             f"study(grid): {argument!r} is a column of the results: call the argument otherwise."
         )
-    if not found or len({shown(value) for value in found}) < len(found):
-        raise EvenhandError(f"study(grid): {argument}={values!r:.60}: give a list of distinct values.")
-    for value in found:
-        if " at 0x" in shown(value):  # which differs from process to process
+    if not values or len({shown(value) for value in values}) < len(values):
+        raise EvenhandError(f"study(grid): {argument}={given!r:.60}: give a list of distinct values.")
+    for value in values:
+        if " at 0x" in shown(value):  # an address, which differs from process to process
             raise EvenhandError(
                 f"study(grid): {argument} has a value of type {type(value).__name__}, which has no name to be found "
                 "again by: give names, and let the method's function choose by them."
             )
-    return found
+    return values
 
 
-def _maker(name: str, method: Any) -> Callable[[Setting], Algorithm]:
-    def make(setting: Setting) -> Algorithm:
-        if isinstance(method, Family):
-            made = method.make(setting.numbers)
-        else:
-            made = method if isinstance(method, Algorithm) else method(**setting.numbers)
-        expect(name, made, Algorithm, "eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))")
-        return made
-
-    return make
+def _made(setting: Setting, method: Any) -> Algorithm:
+    """The method at one of its settings."""
+    if isinstance(method, Family):
+        algorithm = method.make(setting.numbers)
+    else:
+        algorithm = method if isinstance(method, Algorithm) else method(**setting.numbers)
+    expect(setting.method, algorithm, Algorithm, "eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))")
+    return algorithm
 
 
-def _expect_known(methods: list[str], asked: Mapping[str, str | None]) -> None:
-    for what, name in asked.items():
+def _expect_known(methods: list[str], names: Mapping[str, str | None]) -> None:
+    for argument, name in names.items():
         if name is not None and name not in methods:
             raise EvenhandError(
-                Argument(what, f"{name:.60}"), f": there is no such method{perhaps(name, methods)}."
+                Argument(argument, f"{name:.60}"), f": there is no such method{perhaps(name, methods)}."
             )
 
 
-def check_seeds(seeds: int | Iterable[int]) -> list[int]:
-    """The seeds, distinct; a number ``n`` stands for ``0, ..., n - 1``."""
-    if isinstance(seeds, Iterable):
-        found = [whole_number("seeds", seed, 0, 2**32 - 1) for seed in seeds]
+def _check_seeds(name: str, given: int | Iterable[int], first: int = 0) -> list[int]:
+    """The seeds, distinct; a number ``n`` stands for ``first, ..., first + n - 1``."""
+    if isinstance(given, Iterable):
+        seeds = [whole_number(name, seed, 0, 2**32 - 1) for seed in given]
     else:
-        found = list(range(whole_number("seeds", seeds, 1, 10_000)))
-    if not found or len(set(found)) < len(found):
-        shown = ",".join(map(str, found))
-        raise EvenhandError(
-            Argument("seeds", f"{shown:.60}"), ": give at least one seed, and none of them twice."
-        )
-    return found
+        seeds = list(range(first, first + whole_number(name, given, 1, 10_000)))
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise EvenhandError(_listed(name, seeds), ": give at least one seed, and none of them twice.")
+    return seeds
+
+
+def _apart(tuning_seeds: int | Iterable[int] | None, seeds: Sequence[int], *, chooses: bool) -> list[int]:
+    """The seeds that choose settings and are not reported; a number counts on from the last that is."""
+    if tuning_seeds is None:
+        return []
+    apart = _check_seeds("tuning_seeds", tuning_seeds, first=max(seeds) + 1)
+    if both := sorted(set(apart) & set(seeds)):
+        words = f": seed {both[0]} is one of seeds, which are reported: tune on others."
+        raise EvenhandError(_listed("tuning_seeds", apart), words)
+    if not chooses:
+        words = ": each method has a single setting, so there is nothing to tune: leave it out."
+        raise EvenhandError(_listed("tuning_seeds", apart), words)
+    return apart
+
+
+def _listed(name: str, seeds: Sequence[int]) -> Argument:
+    return Argument(name, f"{','.join(map(str, seeds)):.60}")
 
 
 # --- data and conditions --------------------------------------------------------------------------------------
@@ -318,12 +345,13 @@ class _Sources:
     def __init__(self, chooses: bool) -> None:
         self.notes: list[str] = []
         self.chooses = chooses
-        self._known: dict[tuple[int, int], FederatedDataset] = {}
+        self._made: dict[tuple[int, int], FederatedDataset] = {}
+        self._sentences: list[str] = []
 
-    def of(self, source: Any, seed: int) -> FederatedDataset:
+    def at(self, source: Any, seed: int) -> FederatedDataset:
         """One object for each data set, so that its runs can train together."""
         key = (id(source), seed if callable(source) else 0)
-        if key not in self._known:
+        if key not in self._made:
             data: Any = source(seed) if callable(source) else source
             expect("data", data, FederatedDataset, 'eh.data.load("digits", clients=10)')
             if self.chooses and not data.valid.rows:
@@ -334,18 +362,61 @@ class _Sources:
                 )
                 missing = unmeasured({"valid": data.valid.sizes}, split="valid")
                 if not data.valid.rows and missing is not None:  # the study's remarks say it, too
-                    warnings.warn(missing.sentence, EvenhandWarning, stacklevel=5)
+                    self._sentences.append(missing.sentence)
                 elif note not in self.notes:
                     self.notes.append(note)
-                    warnings.warn(note, EvenhandWarning, stacklevel=5)
-            self._known[key] = data
-        return self._known[key]
+                    self._sentences.append(note)
+            self._made[key] = data
+        return self._made[key]
+
+    def warn(self) -> None:
+        """Warns of what was noticed since the last call, at the line that called :func:`study`.
+
+        Only :func:`study` itself may call it.  Where data are made, the frames in between cannot be counted: a list
+        comprehension is one of them before Python 3.12, and none from then on.
+        """
+        while self._sentences:
+            warnings.warn(self._sentences.pop(0), EvenhandWarning, stacklevel=3)
 
 
-def _cases(
-    data: Any, attack: Any, systems: Any
-) -> list[tuple[dict[str, str], Any, Attack | None, Systems | None]]:
-    """Every condition: its names where there are several, then its data, attack and systems."""
+class _Planner(NamedTuple):
+    """Plans runs: ``methods`` by their settings' names, and ``job``, which knows what all runs have in common."""
+
+    methods: Mapping[str, Algorithm]
+    sources: _Sources
+    job: Callable[..., Job]
+
+    def runs(self, wanted: Iterable[Setting], case: _Case, seeds: Sequence[int]) -> list[Planned]:
+        """The runs of settings under a condition."""
+        planned: list[Planned] = []
+        for setting, seed in itertools.product(wanted, seeds):
+            method, data = self.methods[str(setting._replace(case={}))], self.sources.at(case.source, seed)
+            job = self.job(method, data, seed=seed, attack=case.attack, systems=case.systems)
+            planned.append(Planned(setting._replace(case=case.names), seed, job, callable(case.source)))
+        return planned
+
+    def chosen(self, tuned: Study, cases: Sequence[_Case], seeds: Sequence[int]) -> list[Planned]:
+        """The runs of each method's chosen setting under each condition."""
+        return [
+            run
+            for case in cases
+            for method in tuned.methods
+            if (choice := tuned.choices[method, str(case.names)]) is not None
+            for run in self.runs([choice.setting], case, seeds)
+        ]
+
+
+class _Case(NamedTuple):
+    """A condition: its names where there are several, and its data, attack and systems."""
+
+    names: dict[str, str]
+    source: Any
+    attack: Attack | None
+    systems: Systems | None
+
+
+def _cases(data: Any, attack: Any, systems: Any) -> list[_Case]:
+    """Every condition."""
 
     def named(axis: str, value: Any) -> list[tuple[dict[str, str], Any]]:
         if not isinstance(value, Mapping):
@@ -354,13 +425,13 @@ def _cases(
             raise EvenhandError(f"study({axis}={{}}): give at least one.")
         if len({str(name) for name in value}) < len(value):
             raise EvenhandError(f"study({axis}): two of its names are the same text: give others.")
-        return [({axis: str(name)}, each) for name, each in value.items()]
+        return [({axis: str(name)}, choice) for name, choice in value.items()]
 
     return [
-        ({**a, **b, **c}, source, lies, slow)
+        _Case({**a, **b, **c}, source, threat, system)
         for a, source in named("data", data)
-        for b, lies in named("attack", attack)
-        for c, slow in named("systems", systems)
+        for b, threat in named("attack", attack)
+        for c, system in named("systems", systems)
     ]
 
 
@@ -370,30 +441,26 @@ def _cases(
 def _measured_by(by: Rule, metrics: tuple[Metric, ...], model: Model) -> tuple[Metric, ...]:
     """The metrics, with the one that settings are chosen by where the model does not measure it by itself."""
     name = by.metric
-    if (
-        name is None
-        or name not in BUILT_IN
-        or name in model.metrics
-        or any(name == metric.name for metric in metrics)
-    ):
-        return metrics
-    return *metrics, *resolved(name)
+    measured = {*model.metrics, *(metric.name for metric in metrics)}
+    return (
+        metrics if name is None or name not in BUILT_IN or name in measured else (*metrics, *resolved(name))
+    )
 
 
 def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> None:
     """Finds what would make every run fail before any is made."""
     check_process()
-    cohort_of(job)
+    check_job(job)
     whole_number("rounds", job.rounds, 1)
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
     if not 0 <= checkpoint < math.inf:
         raise EvenhandError(Argument("checkpoint", str(checkpoint)), ": give seconds, at least 0.")
     check_metrics(metrics := resolved(job.metrics), job.algorithm.model, job.data)
-    known = list({"loss": None, **job.algorithm.model.metrics}) + [metric.name for metric in metrics]
-    if by.metric is not None and by.metric not in known:
-        names = ", ".join(dict.fromkeys([*known, *BUILT_IN]))
+    measured = ["loss", *job.algorithm.model.metrics, *(metric.name for metric in metrics)]
+    if by.metric is not None and by.metric not in measured:
+        names = ", ".join(dict.fromkeys([*measured, *BUILT_IN]))
         raise EvenhandError(
-            f"There is no metric {by.metric!r:.40} to select by{perhaps(by.metric, known)}: choose from {names}."
+            f"There is no metric {by.metric!r:.40} to select by{perhaps(by.metric, measured)}: choose from {names}."
         )
 
 
@@ -402,14 +469,17 @@ def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> No
 
 def _cautions(planned: Sequence[Planned], seeds: Sequence[int], by: Rule, chooses: bool) -> list[str]:
     """What the data of a study do not allow to conclude, in sentences."""
-    found: list[str] = []
-    if len(seeds) > 1 and not any(each.new_data for each in planned):
-        found.append(
+    cautions: list[str] = []
+    fresh = [
+        run.new_data for run in planned
+    ]  # of several conditions, some may have data of their own per seed
+    if len(seeds) > 1 and not any(fresh):
+        cautions.append(
             "Every seed has the same training and test examples: the intervals tell how much training varies, not what "
             "other examples would show. Data that are drawn anew for each seed (--fresh-data) tell that as well."
         )
-    if len(seeds) > 1 and all(each.new_data for each in planned):
-        found.append(
+    if len(seeds) > 1 and all(fresh):
+        cautions.append(
             "Each seed has training and test examples of its own, and the intervals tell how much both vary; splits of "
             "one table overlap, which makes them a little narrower than those over new examples."
         )
@@ -417,23 +487,33 @@ def _cautions(planned: Sequence[Planned], seeds: Sequence[int], by: Rule, choose
     sizes = sizes[sizes > 0]
     if chooses and sizes.size and np.median(sizes) < _FEW:
         tail = f", the worst tenth of which are {math.ceil(0.1 * sizes.size)}" if "worst10" in by[1:4] else ""
-        found.append(
+        cautions.append(
             f"Settings were chosen by {np.median(sizes):g} validation examples of a typical client, of {sizes.size} "
             f"clients{tail}: another such sample may well choose others."
         )
-    return found
+    return cautions
 
 
-def _facts(planned: Sequence[Planned], seeds: Sequence[int]) -> dict[str, Any]:
+def _on_tuning(apart: Sequence[int], seeds: Sequence[int]) -> list[str]:
+    """Which seeds chose, and which are reported."""
+    if not apart:
+        return []
+    tuning, reported = (listed([str(seed) for seed in group]) for group in (apart, seeds))
+    return [
+        f"Settings were chosen with {'seeds' if apart[1:] else 'seed'} {tuning} alone; the methods are compared with "
+        f"{'seeds' if seeds[1:] else 'seed'} {reported}, which had no say in the choice."
+    ]
+
+
+def _facts(planned: Sequence[Planned], seeds: Sequence[int], apart: Sequence[int]) -> dict[str, Any]:
     """What all runs of a study have in common."""
-    job, found = planned[0].job, dict[str, Any]()
-    names = list(dict.fromkeys(each.job.data.name for each in planned))
-    found["data"] = ", ".join(names)
+    job, names = planned[0].job, list(dict.fromkeys(run.job.data.name for run in planned))
+    facts: dict[str, Any] = {"data": ", ".join(names)}
     if len(names) == 1:
-        data = job.data
-        found["clients"] = data.num_clients
-        found["examples"] = f"train {data.train.rows:,}, valid {data.valid.rows:,}, test {data.test.rows:,}"
-    found["new data for each seed"] = any(each.new_data for each in planned)
-    cohort = "all" if job.cohort is None else job.cohort
-    found |= {"rounds": job.rounds, "cohort": cohort, "eval_every": job.eval_every}
-    return found | {"seeds": ", ".join(map(str, seeds))}
+        train, valid, test = (part.rows for part in (job.data.train, job.data.valid, job.data.test))
+        facts["clients"] = job.data.num_clients
+        facts["examples"] = f"train {train:,}, valid {valid:,}, test {test:,}"
+    facts["new data for each seed"] = any(run.new_data for run in planned)
+    facts |= {"rounds": job.rounds, "cohort": job.cohort or "all", "eval_every": job.eval_every}
+    facts["seeds"] = ", ".join(map(str, seeds))
+    return facts | ({"seeds for tuning": ", ".join(map(str, apart))} if apart else {})

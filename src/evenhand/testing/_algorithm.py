@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,7 +12,6 @@ import optax
 
 from evenhand import rounds as protocol
 from evenhand import tree
-from evenhand._platform import check_process
 from evenhand.data import FederatedDataset, Split
 from evenhand.devices import everywhere, here, over
 from evenhand.rounds import RoundState
@@ -22,10 +21,11 @@ from evenhand.simulation.setup import device_rows
 from evenhand.simulation.store import stored
 from evenhand.streams import keys_of
 from evenhand.systems import Systems
+from evenhand.testing._check import Check, are_equal, check_all, form
 from evenhand.testing._uploads import check_slots
 from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Model, Params, PyTree, Report, Upload
 
-__all__ = ["check_algorithm", "toy_data", "toy_model"]
+__all__ = ["algorithm_checks", "check_algorithm", "toy_data", "toy_model"]
 
 
 # --- the laws -------------------------------------------------------------------------------------------------
@@ -80,162 +80,267 @@ def check_algorithm(
       >>> method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=4))
       >>> check_algorithm(method)
     """
-    check_process()
-    data = toy_data() if data is None else data
-    rows, capacity = device_rows(data, attack, 0), int(data.train.sizes.max())
-    params = algorithm.model.init(jax.random.key(7))
-    copies = jax.tree.map(np.array, (params, rows))
-    clients = data.num_clients
-    wires = protocol.wires(algorithm, params, (rows.x, rows.y), capacity, clients)
-    begin = partial(_begin, algorithm, clients, wires)
-    state = begin(params)
-    _same_form(algorithm.global_params(state.server), params, "global_params")
-    if algorithm.personal_params is not None:
-        personal = algorithm.personal_params(state.server, tree.take(state.clients, jnp.int32(0)))
-        _same_form(personal, params, "personal_params")
-    if algorithm.adapt is not None:
-        data_of_first = ClientData(*rows[:2], rows.starts[0], rows.sizes[0], jnp.float32(1.0), capacity)
-        _same_form(algorithm.adapt(params, data_of_first, jax.random.key(0)), params, "adapt")
-    alone = Program(algorithm, cohort, capacity, 1, systems, attack, rounds)
-    parts = twin.parts_of(alone)
-    _check_privacy_of_rows(algorithm, parts, state, rows)
-    moved = begin(jax.tree.map(lambda leaf: leaf + jnp.asarray(_SHIFT, leaf.dtype), params))
-    _check_uploads(algorithm, parts, (state, moved), rows, tolerance)
+    check_all(
+        algorithm_checks(
+            algorithm,
+            data,
+            rounds=rounds,
+            cohort=cohort,
+            systems=systems,
+            attack=attack,
+            lanes=lanes,
+            devices=devices,
+            tolerance=tolerance,
+        )
+    )
 
-    def run(count: int, how: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
-        keys = protocol.roots(algorithm, keys_of(seed))
-        if how is None:
-            end, infos = twin.run_rounds(alone, state, rows, keys, 0, count, parts)
+
+def algorithm_checks(
+    algorithm: Algorithm,
+    data: FederatedDataset | None = None,
+    *,
+    rounds: int = 3,
+    cohort: int = 4,
+    systems: Systems | None = None,
+    attack: Attack | None = None,
+    lanes: tuple[int, ...] = (3,),
+    devices: tuple[int, ...] = (1,),
+    tolerance: float = 1e-5,
+) -> tuple[Check, ...]:
+    """The laws of :func:`check_algorithm`, each as a check of its own, for a test runner to show one by one.
+
+    Arguments are those of :func:`check_algorithm`.  Nothing is computed before the first check is called; all of them
+    share what they compute, so that each program is compiled once, whichever checks are called and in whichever order.
+
+    Returns:
+      Checks with a ``name``, in the order in which :func:`check_algorithm` calls them.
+
+    Example:
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> checks = algorithm_checks(method)
+      >>> checks[0].name
+      'parameters have the form of the model'
+      >>> checks[0]()
+
+      With pytest: ``@pytest.mark.parametrize("check", checks, ids=lambda check: check.name)``.
+    """
+    ways = tuple((count, device_count) for device_count in devices for count in lanes)
+    subject = _Subject(
+        algorithm, toy_data() if data is None else data, rounds, cohort, systems, attack, ways, tolerance
+    )
+    several = (Check("all lanes and devices agree", subject.check_ways),) if len(ways) > 1 else ()
+    return (
+        Check("parameters have the form of the model", subject.check_forms),
+        Check("clients know their own rows only", subject.check_rows),
+        Check("uploads are differences", subject.check_differences),
+        Check("empty slots have no vote", subject.check_slots),
+        Check("rounds keep the form of the state", subject.check_state),
+        *several,
+        Check("the engine is its readable twin", subject.check_twin),
+        Check("the same seed gives the same bits", subject.check_same_seed),
+        Check("another seed gives other numbers", subject.check_other_seed),
+        Check("absent clients keep their state", subject.check_absent),
+        Check("arguments are not modified", subject.check_arguments),
+    )
+
+
+class _Subject:
+    """A method under test: its laws, and what they share, each computed when the first of them asks for it."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        data: FederatedDataset,
+        rounds: int,
+        cohort: int,
+        systems: Systems | None,
+        attack: Attack | None,
+        ways: tuple[tuple[int, int], ...],
+        tolerance: float,
+    ) -> None:
+        self.algorithm, self.data, self.rounds, self.ways = algorithm, data, rounds, ways
+        self.tolerance = tolerance
+        self.capacity = int(data.train.sizes.max())
+        self.program = Program(algorithm, cohort, self.capacity, 1, systems, attack, rounds)
+
+    # What the laws share.
+
+    @cached_property
+    def arguments(self) -> tuple[Params, Rows, PyTree]:
+        """Parameters, rows and copies of both, from before anything saw them."""
+        rows = device_rows(self.data, self.program.attack, 0)
+        params = self.algorithm.model.init(jax.random.key(7))
+        return params, rows, jax.tree.map(np.array, (params, rows))
+
+    @property
+    def params(self) -> Params:
+        return self.arguments[0]
+
+    @property
+    def rows(self) -> Rows:
+        return self.arguments[1]
+
+    @cached_property
+    def parts(self) -> list[twin.Parts]:
+        return twin.parts_of(self.program)
+
+    @cached_property
+    def wires(self) -> Any:
+        rows = (self.rows.x, self.rows.y)
+        return protocol.wires(self.algorithm, self.params, rows, self.capacity, self.data.num_clients)
+
+    def begin(self, params: Params) -> RoundState:
+        state = protocol.begin(self.algorithm, params, self.data.num_clients, self.wires)
+        return state._replace(clients=stored(state.clients, self.data.num_clients))
+
+    @cached_property
+    def state(self) -> RoundState:
+        return self.begin(self.params)
+
+    @cached_property
+    def first(self) -> tuple[RoundState, Any]:
+        """The run with which others are compared."""
+        return self.run(self.rounds, self.ways[0])
+
+    @cached_property
+    def sent(self) -> list[tuple[Report, PyTree]]:
+        """What every client reports and uploads in each phase of the first round."""
+        return [self.uploads(self.state, index) for index in range(len(self.parts))]
+
+    def uploads(self, state: RoundState, index: int) -> tuple[Report, PyTree]:
+        phase, part, uploads = self.algorithm.phases[index], self.parts[index], list[tuple[Report, PyTree]]()
+        for k in map(jnp.int32, range(self.data.num_clients)):
+            message, memory = phase.broadcast(state.server, k), tree.take(state.clients, k)
+            key = jax.random.fold_in(jax.random.key(4), k)
+            uploads.append(part.client(self.rows, message, memory, k, jnp.float32(1.0), 0, key)[:2])
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *uploads)
+
+    def run(self, count: int, way: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
+        """So many rounds on so many lanes and devices, or of the readable twin where ``way`` is None."""
+        keys = protocol.roots(self.algorithm, keys_of(seed))
+        if way is None:
+            end, infos = twin.run_rounds(self.program, self.state, self.rows, keys, 0, count, self.parts)
         else:
-            lane_count, device_count = how
+            lane_count, device_count = way
             mesh = over(device_count)
             # A copy: the engine reuses the memory of its state.
-            fresh, placed = everywhere(mesh, (jax.tree.map(jnp.copy, state), rows))
-            program = alone._replace(lanes=lane_count, mesh=mesh)
+            fresh, placed = everywhere(mesh, (jax.tree.map(jnp.copy, self.state), self.rows))
+            program = self.program._replace(lanes=lane_count, mesh=mesh)
             end, infos = engine.run_rounds(program, fresh, placed, keys, 0, count)
         return here(end), {name: info[:count] for name, info in infos.items() if name != EXECUTED}
 
-    ways = [(lane_count, device_count) for device_count in devices for lane_count in lanes]
-    first, infos = run(rounds, ways[0])
-    _same_form(first, state, "the state after a round")
-    for way in ways[1:]:
-        words = f"{way[0]} lanes on {way[1]} devices and {ways[0][0]} on {ways[0][1]}"
-        _close((first, infos), run(rounds, way), tolerance, words)
-    _close((first, infos), run(rounds, None), tolerance, "the engine and its readable twin")
-    again = run(rounds, ways[0])
-    assert _equal((first, infos), again), "The same seed gave different bits: the method is not pure."
-    other = run(rounds, ways[0], seed=1)[0]
-    assert not _equal(first, other), "Another seed gave the same numbers: the cohort or the keys are ignored."
-    _check_absent(algorithm, systems, state, rows, run(1, ways[0])[0], cohort)
-    assert _equal(copies, jax.tree.map(np.array, (params, rows))), "The method wrote to its arguments."
+    # The laws.
 
+    def check_forms(self) -> None:
+        algorithm, params, rows = self.algorithm, self.params, self.rows
+        _same_form(algorithm.global_params(self.state.server), params, "global_params")
+        if algorithm.personal_params is not None:
+            mine = tree.take(self.state.clients, jnp.int32(0))
+            _same_form(algorithm.personal_params(self.state.server, mine), params, "personal_params")
+        if algorithm.adapt is not None:
+            of_first = ClientData(*rows[:2], rows.starts[0], rows.sizes[0], jnp.float32(1.0), self.capacity)
+            _same_form(algorithm.adapt(params, of_first, jax.random.key(0)), params, "adapt")
 
-def _begin(algorithm: Algorithm, clients: int, wires: Any, params: PyTree) -> RoundState:
-    state = protocol.begin(algorithm, params, clients, wires)
-    return state._replace(clients=stored(state.clients, clients))
-
-
-def _check_privacy_of_rows(
-    algorithm: Algorithm, parts: list[twin.Parts], state: RoundState, rows: Rows
-) -> None:
-    """Checks that one client's uploads stay the same when all other clients' rows are corrupted."""
-    k = int(np.argmax(np.array(rows.sizes)))
-    start, size = int(rows.starts[k]), int(rows.sizes[k])
-    is_kept = (np.arange(rows.x.shape[0]) >= start) & (np.arange(rows.x.shape[0]) < start + size)
-    is_kept = is_kept.reshape(-1, *(1,) * (rows.x.ndim - 1))
-    x = jnp.asarray(np.where(is_kept, np.array(rows.x), -np.array(rows.x) - 1).astype(rows.x.dtype))
-    client_state = tree.take(state.clients, jnp.int32(k))
-    for phase, part in zip(algorithm.phases, parts, strict=True):
-        message = phase.broadcast(state.server, jnp.int32(k))
-        fixed = (message, client_state, jnp.int32(k), jnp.float32(1.0), 0, jax.random.key(3))
-        clean, corrupted = part.client(rows, *fixed), part.client(rows._replace(x=x), *fixed)
-        largest = protocol.largest_weight(algorithm, size)
-        assert protocol.accepts_report(phase.aggregator, clean[0], largest), (
-            "A client reports a weight that is below 0 or above that of its sampling, or a loss that is not finite."
-        )
-        assert _equal(clean, corrupted), "A client's upload depends on other clients' rows."
-    if algorithm.adapt is not None:
-
-        def data(x: Any) -> ClientData:
-            return ClientData(x, rows.y, rows.starts[k], rows.sizes[k], jnp.float32(1.0), size)
-
-        served, adapt_client = algorithm.global_params(state.server), algorithm.adapt
-        adapt = jax.jit(lambda x: adapt_client(served, data(x), jax.random.key(3)))
-        assert _equal(adapt(rows.x), adapt(x)), "A client adapts its model to other clients' rows."
-
-
-def _check_uploads(
-    algorithm: Algorithm,
-    parts: list[twin.Parts],
-    states: tuple[RoundState, RoundState],
-    rows: Rows,
-    tolerance: float,
-) -> None:
-    """Checks what clients send at a model and at one whose parameters are all larger by a constant."""
-    for index, (phase, part) in enumerate(zip(algorithm.phases, parts, strict=True)):
-
-        def sent(state: RoundState, phase: Any = phase, part: twin.Parts = part) -> tuple[Report, PyTree]:
-            uploads: list[tuple[Report, PyTree]] = []
-            for k in map(jnp.int32, range(rows.sizes.shape[0])):
-                message, memory = phase.broadcast(state.server, k), tree.take(state.clients, k)
-                key = jax.random.fold_in(jax.random.key(4), k)
-                uploads.append(part.client(rows, message, memory, k, jnp.float32(1.0), 0, key)[:2])
-            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *uploads)
-
-        (reports, deltas), (_, shifted) = sent(states[0]), sent(states[1])
-        for one, other in zip(jax.tree.leaves(deltas), jax.tree.leaves(shifted), strict=True):
-            grown = np.mean(np.array(other, np.float64) - np.array(one, np.float64)) / _SHIFT
-            # A model that is trained from further away comes back at most: its difference shrinks.
-            assert len(reports.weight) == 1 or not grown > 0.5, (
-                "An upload grows by what is added to the parameters: a client sends parameters, not how they changed."
+    def check_rows(self) -> None:
+        """One client's uploads stay the same when all other clients' rows are corrupted."""
+        algorithm, state, rows = self.algorithm, self.state, self.rows
+        k = int(np.argmax(np.array(rows.sizes)))
+        start, size = int(rows.starts[k]), int(rows.sizes[k])
+        is_kept = (np.arange(rows.x.shape[0]) >= start) & (np.arange(rows.x.shape[0]) < start + size)
+        is_kept = is_kept.reshape(-1, *(1,) * (rows.x.ndim - 1))
+        x = jnp.asarray(np.where(is_kept, np.array(rows.x), -np.array(rows.x) - 1).astype(rows.x.dtype))
+        client_state = tree.take(state.clients, jnp.int32(k))
+        for phase, part in zip(algorithm.phases, self.parts, strict=True):
+            message = phase.broadcast(state.server, jnp.int32(k))
+            fixed = (message, client_state, jnp.int32(k), jnp.float32(1.0), 0, jax.random.key(3))
+            clean, corrupted = part.client(rows, *fixed), part.client(rows._replace(x=x), *fixed)
+            largest = protocol.largest_weight(algorithm, size)
+            assert protocol.accepts_report(phase.aggregator, clean[0], largest), (
+                "A client reports a weight that is below 0 or above that of its sampling, or a loss that is not "
+                "finite."
             )
-        uploads, ids = Upload(deltas, reports.weight, reports.loss), np.arange(rows.sizes.shape[0])
-        check_slots(phase.aggregator, uploads, ids, states[0].aggregators[index], tolerance)
+            assert are_equal(clean, corrupted), "A client's upload depends on other clients' rows."
+        if algorithm.adapt is not None:
+
+            def data(x: Any) -> ClientData:
+                return ClientData(x, rows.y, rows.starts[k], rows.sizes[k], jnp.float32(1.0), size)
+
+            served, adapt_client = algorithm.global_params(state.server), algorithm.adapt
+            adapt = jax.jit(lambda x: adapt_client(served, data(x), jax.random.key(3)))
+            assert are_equal(adapt(rows.x), adapt(x)), "A client adapts its model to other clients' rows."
+
+    def check_differences(self) -> None:
+        """Uploads at a model, and at one whose parameters are all larger by a constant."""
+        moved = self.begin(jax.tree.map(lambda leaf: leaf + jnp.asarray(_SHIFT, leaf.dtype), self.params))
+        for index, (reports, deltas) in enumerate(self.sent):
+            _, shifted = self.uploads(moved, index)
+            for before, after in zip(jax.tree.leaves(deltas), jax.tree.leaves(shifted), strict=True):
+                grown = np.mean(np.array(after, np.float64) - np.array(before, np.float64)) / _SHIFT
+                # A model that is trained from further away comes back at most: its difference shrinks.
+                assert len(reports.weight) == 1 or not grown > 0.5, (
+                    "An upload grows by what is added to the parameters: a client sends parameters, not how they "
+                    "changed."
+                )
+
+    def check_slots(self) -> None:
+        for index, (reports, deltas) in enumerate(self.sent):
+            uploads, ids = Upload(deltas, reports.weight, reports.loss), np.arange(self.data.num_clients)
+            aggregator, memory = self.algorithm.phases[index].aggregator, self.state.aggregators[index]
+            check_slots(aggregator, uploads, ids, memory, self.tolerance)
+
+    def check_state(self) -> None:
+        _same_form(self.first[0], self.state, "the state after a round")
+
+    def check_ways(self) -> None:
+        base, *others = self.ways
+        for way in others:
+            words = f"{way[0]} lanes on {way[1]} devices and {base[0]} on {base[1]}"
+            _close(self.first, self.run(self.rounds, way), self.tolerance, words)
+
+    def check_twin(self) -> None:
+        readable = self.run(self.rounds, None)
+        _close(self.first, readable, self.tolerance, "the engine and its readable twin")
+
+    def check_same_seed(self) -> None:
+        again = self.run(self.rounds, self.ways[0])
+        assert are_equal(self.first, again), "The same seed gave different bits: the method is not pure."
+
+    def check_other_seed(self) -> None:
+        other = self.run(self.rounds, self.ways[0], seed=1)[0]
+        assert not are_equal(self.first[0], other), (
+            "Another seed gave the same numbers: the cohort or the keys are ignored."
+        )
+
+    def check_absent(self) -> None:
+        took_part, keys = set[int](), protocol.roots(self.algorithm, keys_of(0))
+        before, after = self.state, self.run(1, self.ways[0])[0]
+        for index in range(len(self.algorithm.phases)):
+            systems, sizes, m = self.program.systems, self.rows.sizes, self.program.cohort
+            drawn = protocol.cohort(self.algorithm, systems, sizes, m, keys, 0, index)
+            took_part |= set(np.array(drawn.ids)[np.array(drawn.present)].tolist())
+        absent = np.array([k for k in range(self.data.num_clients) if k not in took_part], int)
+        kept = jax.tree.map(lambda a, b: np.array_equal(a[absent], b[absent]), before.clients, after.clients)
+        assert all(jax.tree.leaves(kept)), "A client outside the cohort lost or changed its state."
+
+    def check_arguments(self) -> None:
+        params, rows, copies = self.arguments
+        assert self.first and self.sent, "what would have written to them"
+        assert are_equal(copies, jax.tree.map(np.array, (params, rows))), "The method wrote to its arguments."
 
 
-def _check_absent(
-    algorithm: Algorithm,
-    systems: Systems | None,
-    before: RoundState,
-    rows: Rows,
-    after: RoundState,
-    cohort: int,
-) -> None:
-    took_part: set[int] = set()
-    keys = protocol.roots(algorithm, keys_of(0))
-    for index in range(len(algorithm.phases)):
-        drawn = protocol.cohort(algorithm, systems, rows.sizes, cohort, keys, 0, index)
-        took_part |= set(np.array(drawn.ids)[np.array(drawn.present)].tolist())
-    absent = [k for k in range(rows.sizes.shape[0]) if k not in took_part]
-    kept = jax.tree.map(
-        lambda a, b: np.array_equal(a[np.array(absent, int)], b[np.array(absent, int)]),
-        before.clients,
-        after.clients,
-    )
-    assert all(jax.tree.leaves(kept)), "A client outside the cohort lost or changed its state."
+def _same_form(a: PyTree, b: PyTree, subject: str) -> None:
+    assert form(a) == form(b), f"The structure, shapes or dtypes of {subject} differ from what they must be."
 
 
-def _same_form(a: PyTree, b: PyTree, what: str) -> None:
-    def form(tree: PyTree) -> Any:
-        leaves, structure = jax.tree.flatten(tree)
-        return [(jnp.shape(leaf), jnp.asarray(leaf).dtype) for leaf in leaves], structure
-
-    assert form(a) == form(b), f"The structure, shapes or dtypes of {what} differ from what they must be."
-
-
-def _close(a: PyTree, b: PyTree, tolerance: float, what: str) -> None:
+def _close(a: PyTree, b: PyTree, tolerance: float, subject: str) -> None:
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         x, y = np.array(x, np.float64), np.array(y, np.float64)
         scale = max(1.0, float(np.max(np.abs(x), initial=0.0)))
         gap = float(np.max(np.abs(x - y), initial=0.0))
         assert np.array_equal(np.isnan(x), np.isnan(y)) and not gap > tolerance * scale, (
-            f"The results of {what} differ by {gap:.3g}."
+            f"The results of {subject} differ by {gap:.3g}."
         )
-
-
-def _equal(a: PyTree, b: PyTree) -> bool:
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.array_equal(np.array(x), np.array(y), equal_nan=True) for x, y in pairs)
 
 
 # --- a toy problem, small enough for seconds and uneven enough to break careless code -------------------------

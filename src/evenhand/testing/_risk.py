@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from evenhand._platform import check_process
+from evenhand.testing._check import Check, check_all
 from evenhand.types import Array, Risk
 
-__all__ = ["check_risk"]
+__all__ = ["check_risk", "risk_checks"]
 
 _CASES = 6
 _STEP = 2e-3
@@ -62,111 +63,203 @@ def check_risk(
       >>> import evenhand as eh
       >>> check_risk(eh.risks.superquantile(0.3))
     """
-    check_process()
-    rng = np.random.default_rng(0)
-    f = rng.uniform(0.1, 3.0, (_CASES, losses)).astype(np.float32)
-    f[0] = f[0, 0]  # all equal
-    f[1, 1:] = np.sort(f[1, 1:])
-    f[1, 2], f[1, -1] = f[1, 1], f[1, -2]  # ties at either end
-    p = rng.integers(1, 20, f.shape).astype(np.float32)
-    copies = f.copy(), p.copy()
+    check_all(
+        risk_checks(
+            risk,
+            losses=losses,
+            symmetric=symmetric,
+            translation=translation,
+            monotone=monotone,
+            between=between,
+            tolerance=tolerance,
+        )
+    )
 
-    def parts(f: Array, p: Array) -> _Parts:
-        value, gradient = jax.value_and_grad(risk.value)(f, p)
-        return _Parts(value, risk.weights(f, p), gradient)
 
-    batched = jax.jit(jax.vmap(parts))
+def risk_checks(
+    risk: Risk,
+    *,
+    losses: int = 7,
+    symmetric: bool = True,
+    translation: bool = True,
+    monotone: bool = True,
+    between: bool = True,
+    tolerance: float = 1e-5,
+) -> tuple[Check, ...]:
+    """The laws of :func:`check_risk`, each as a check of its own, for a test runner to show one by one.
 
-    def measure(f: Any, p: Any) -> _Parts:
-        return jax.tree.map(np.array, batched(f, p))
+    Arguments are those of :func:`check_risk`.  Nothing is computed before the first check is called, and all of them
+    share one compiled program.
 
-    def same(a: Any, b: Any) -> bool:
+    Returns:
+      Checks with a ``name``, in the order in which :func:`check_risk` calls them.
+
+    Example:
+      >>> import evenhand as eh
+      >>> [check.name for check in risk_checks(eh.risks.mean())][:2]
+      ['value and weights have the form of losses', 'finite losses have a finite risk']
+    """
+    subject = _Subject(risk, losses, symmetric, translation, tolerance)
+    checks = (
+        (True, "value and weights have the form of losses", subject.check_forms),
+        (True, "finite losses have a finite risk", subject.check_finite),
+        (True, "the same losses give the same bits", subject.check_same_bits),
+        (True, "compiled and mapped it is the same", subject.check_compiled),
+        (True, "arguments are not modified", subject.check_arguments),
+        (True, "weights are those of a mean and of the gradient", subject.check_weights),
+        (between, "the value lies between the losses", subject.check_between),
+        (True, "the scale of weights does not matter", subject.check_scale),
+        (True, "without weights losses count equally", subject.check_unweighted),
+        (symmetric, "the order does not matter", subject.check_order),
+        (translation, "a constant is added to the value", subject.check_translation),
+        (monotone, "a larger loss is no smaller risk", subject.check_monotone),
+        (True, "the gradient is the slope", subject.check_slope),
+        (True, "losses of weight 0 do not count", subject.check_absence),
+        (True, "without losses the risk is 0", subject.check_nothing),
+    )
+    return tuple(Check(name, law) for holds, name, law in checks if holds)
+
+
+class _Subject:
+    """A risk under test: its laws, and the losses and the compiled program that they share."""
+
+    def __init__(self, risk: Risk, losses: int, symmetric: bool, translation: bool, tolerance: float) -> None:
+        self.risk, self.symmetric, self.translation, self.tolerance = risk, symmetric, translation, tolerance
+        rng = np.random.default_rng(0)
+        f = rng.uniform(0.1, 3.0, (_CASES, losses)).astype(np.float32)
+        f[0] = f[0, 0]  # all equal
+        f[1, 1:] = np.sort(f[1, 1:])
+        f[1, 2], f[1, -1] = f[1, 1], f[1, -2]  # ties at either end
+        p = rng.integers(1, 20, f.shape).astype(np.float32)
+        self.f, self.p, self.copies = f, p, (f.copy(), p.copy())
+        self.order = rng.permutation(losses)
+        self.step = _STEP * np.sign(rng.normal(size=f.shape)).astype(np.float32)
+
+    @cached_property
+    def batched(self) -> Any:
+        def parts(f: Array, p: Array) -> _Parts:
+            value, gradient = jax.value_and_grad(self.risk.value)(f, p)
+            return _Parts(value, self.risk.weights(f, p), gradient)
+
+        return jax.jit(jax.vmap(parts))
+
+    def measure(self, f: Any, p: Any) -> _Parts:
+        return jax.tree.map(np.array, self.batched(f, p))
+
+    @cached_property
+    def once(self) -> _Parts:
+        return self.measure(self.f, self.p)
+
+    def same(self, a: Any, b: Any) -> bool:
         return all(
-            bool(np.all(np.abs(x - y) <= tolerance * np.maximum(1.0, np.abs(y))))
+            bool(np.all(np.abs(x - y) <= self.tolerance * np.maximum(1.0, np.abs(y))))
             for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
         )
 
-    _check_forms(risk, f, p)
-    one = measure(f, p)
-    assert all(np.all(np.isfinite(part)) for part in one), "The risk of finite losses is not finite."
-    assert jax.tree.all(jax.tree.map(np.array_equal, one, measure(f, p))), "The same losses gave other bits."
-    plain = [of(f[1], p[1]) for of in risk]
-    assert same(plain, [one.value[1], one.weights[1]]), (
-        "The risk changes when it is compiled and mapped over many vectors of losses."
-    )
-    assert np.array_equal(f, copies[0]) and np.array_equal(p, copies[1]), "The risk wrote to its arguments."
-    _check_weights(one, translation, tolerance)
-    if between:
-        inside = (f.min(axis=1) - tolerance <= one.value) & (one.value <= f.max(axis=1) + tolerance)
-        assert np.all(inside), "The value does not lie between the smallest and the largest loss."
-    for scale in (1e-3, 1e3):
-        assert same(measure(f, scale * p), one), "Weights of another scale change the risk."
-    alike = measure(f, np.ones_like(p))
-    assert same(jax.jit(jax.vmap(risk.value))(f), alike.value), (
-        "Without weights the losses do not count equally."
-    )
-    _check_moves(measure, same, one, (f, p), rng.permutation(losses) if symmetric else None, translation)
-    for j in range(losses if monotone else 0):
-        raised = measure(f + np.float32(0.5) * np.eye(losses, dtype=np.float32)[j], p)
-        assert np.all(raised.value >= one.value - tolerance), "The value falls when a loss rises."
-    _check_derivative(measure, one, f, p, rng)
-    _check_absence(measure, same, f, p, symmetric)
+    def check_forms(self) -> None:
+        f, p, wide = self.f[0], self.p[0], jax.config.read("jax_enable_x64")
+        for dtype in (np.float32, np.float64) if wide else (np.float32,):
+            forms = [jax.eval_shape(part, f.astype(dtype), p.astype(dtype)) for part in self.risk]
+            assert [(form.shape, form.dtype) for form in forms] == [((), dtype), (f.shape, dtype)], (
+                "The value is not a scalar, or there is not one weight per loss, or a dtype is not that of the losses."
+            )
 
-
-def _check_forms(risk: Risk, f: Any, p: Any) -> None:
-    wide = jax.config.read("jax_enable_x64")
-    for dtype in (np.float32, np.float64) if wide else (np.float32,):
-        forms = [jax.eval_shape(of, f[0].astype(dtype), p[0].astype(dtype)) for of in risk]
-        assert [(form.shape, form.dtype) for form in forms] == [((), dtype), (f[0].shape, dtype)], (
-            "The value is not a scalar, or there is not one weight per loss, or a dtype is not that of the losses."
+    def check_finite(self) -> None:
+        assert all(np.all(np.isfinite(part)) for part in self.once), (
+            "The risk of finite losses is not finite."
         )
 
+    def check_same_bits(self) -> None:
+        again = self.measure(self.f, self.p)
+        assert jax.tree.all(jax.tree.map(np.array_equal, self.once, again)), (
+            "The same losses gave other bits."
+        )
 
-def _check_weights(one: _Parts, translation: bool, tolerance: float) -> None:
-    assert np.all(one.weights >= 0), "A weight is below 0."
-    assert np.all(np.abs(one.weights.sum(axis=1) - 1) <= tolerance), "The weights do not sum to 1."
-    length = one.gradient.sum(axis=1, keepdims=True)
-    gap = np.abs(one.gradient - length * one.weights)
-    assert np.all(gap <= tolerance * np.maximum(1.0, np.abs(length))) and np.all(length >= -tolerance), (
-        "The gradient of the value is not a nonnegative multiple of the weights."
-    )
-    assert not translation or np.all(np.abs(one.gradient - one.weights) <= tolerance), (
-        "The gradient of the value is not equal to the weights."
-    )
+    def check_compiled(self) -> None:
+        plain = [part(self.f[1], self.p[1]) for part in self.risk]
+        assert self.same(plain, [self.once.value[1], self.once.weights[1]]), (
+            "The risk changes when it is compiled and mapped over many vectors of losses."
+        )
 
+    def check_arguments(self) -> None:
+        # Outside of a compiled program, which gets arrays of its own.
+        for part in self.risk:
+            part(self.f[1], self.p[1])
+        assert np.array_equal(self.f, self.copies[0]) and np.array_equal(self.p, self.copies[1]), (
+            "The risk wrote to its arguments."
+        )
 
-def _check_moves(measure: Any, same: Any, one: _Parts, of: Any, order: Any, translation: bool) -> None:
-    """Checks the risk of permuted losses, and of losses plus a constant."""
-    f, p = of
-    if order is not None:
-        turned = _Parts(one.value, one.weights[:, order], one.gradient[:, order])
-        assert same(measure(f[:, order], p[:, order]), turned), "The risk depends on the order of the losses."
-    if translation:
-        moved = measure(f + np.float32(1.75), p)
-        assert same(moved, one._replace(value=one.value + 1.75)), (
+    def check_weights(self) -> None:
+        _, weights, gradient = self.once
+        assert np.all(weights >= 0), "A weight is below 0."
+        assert np.all(np.abs(weights.sum(axis=1) - 1) <= self.tolerance), "The weights do not sum to 1."
+        length = gradient.sum(axis=1, keepdims=True)
+        gap = np.abs(gradient - length * weights)
+        near = gap <= self.tolerance * np.maximum(1.0, np.abs(length))
+        assert np.all(near) and np.all(length >= -self.tolerance), (
+            "The gradient of the value is not a nonnegative multiple of the weights."
+        )
+        assert not self.translation or np.all(np.abs(gradient - weights) <= self.tolerance), (
+            "The gradient of the value is not equal to the weights."
+        )
+
+    def check_between(self) -> None:
+        value, f = self.once.value, self.f
+        inside = (f.min(axis=1) - self.tolerance <= value) & (value <= f.max(axis=1) + self.tolerance)
+        assert np.all(inside), "The value does not lie between the smallest and the largest loss."
+
+    def check_scale(self) -> None:
+        for scale in (1e-3, 1e3):
+            assert self.same(self.measure(self.f, scale * self.p), self.once), (
+                "Weights of another scale change the risk."
+            )
+
+    def check_unweighted(self) -> None:
+        alike = self.measure(self.f, np.ones_like(self.p))
+        assert self.same(jax.jit(jax.vmap(self.risk.value))(self.f), alike.value), (
+            "Without weights the losses do not count equally."
+        )
+
+    def check_order(self) -> None:
+        order, (value, weights, gradient) = self.order, self.once
+        turned = _Parts(value, weights[:, order], gradient[:, order])
+        assert self.same(self.measure(self.f[:, order], self.p[:, order]), turned), (
+            "The risk depends on the order of the losses."
+        )
+
+    def check_translation(self) -> None:
+        moved = self.measure(self.f + np.float32(1.75), self.p)
+        assert self.same(moved, self.once._replace(value=self.once.value + 1.75)), (
             "A constant added to all losses is not added to the value."
         )
 
+    def check_monotone(self) -> None:
+        for unit in np.eye(self.f.shape[1], dtype=np.float32):
+            raised = self.measure(self.f + np.float32(0.5) * unit, self.p)
+            assert np.all(raised.value >= self.once.value - self.tolerance), (
+                "The value falls when a loss rises."
+            )
 
-def _check_derivative(measure: Any, one: _Parts, f: Any, p: Any, rng: np.random.Generator) -> None:
-    """Checks the gradient by finite differences, in most cases: in some, a step may cross a kink of the value."""
-    step = _STEP * np.sign(rng.normal(size=f.shape)).astype(np.float32)
-    slope = (measure(f + step, p).value - measure(f - step, p).value) / (2 * _STEP)
-    gaps = np.abs(slope - np.sum(one.gradient * step, axis=1) / _STEP)[2:]
-    assert np.median(gaps) <= 0.02, "The gradient of the value is not its slope."
+    def check_slope(self) -> None:
+        """By finite differences, in most cases: in some, a step may cross a kink of the value."""
+        ahead, behind = (self.measure(self.f + side * self.step, self.p).value for side in (1, -1))
+        slope = (ahead - behind) / (2 * _STEP)
+        gaps = np.abs(slope - np.sum(self.once.gradient * self.step, axis=1) / _STEP)[2:]
+        assert np.median(gaps) <= 0.02, "The gradient of the value is not its slope."
 
+    def check_absence(self) -> None:
+        f, p, words = self.f, self.p, "A loss of weight 0 counts."
+        gone = np.arange(f.shape[1]) == 1
+        present = np.where(gone, np.float32(0), p)
+        absent = self.measure(np.where(gone, np.float32(0.5), f), present)
+        assert not absent.weights[:, gone].any() and not absent.gradient[:, gone].any(), words
+        for filler in (np.nan, np.inf, 1e6, 0.0):
+            assert self.same(self.measure(np.where(gone, np.float32(filler), f), present), absent), words
+        if self.symmetric:
+            without = self.measure(f[:, ~gone], p[:, ~gone])
+            kept = _Parts(absent.value, absent.weights[:, ~gone], absent.gradient[:, ~gone])
+            assert self.same(kept, without), words
 
-def _check_absence(measure: Any, same: Any, f: Any, p: Any, symmetric: bool) -> None:
-    gone = np.arange(f.shape[1]) == 1
-    present = np.where(gone, np.float32(0), p)
-    absent = measure(np.where(gone, np.float32(0.5), f), present)
-    words = "A loss of weight 0 counts."
-    assert not absent.weights[:, gone].any() and not absent.gradient[:, gone].any(), words
-    for filler in (np.nan, np.inf, 1e6, 0.0):
-        assert same(measure(np.where(gone, np.float32(filler), f), present), absent), words
-    if symmetric:
-        without = measure(f[:, ~gone], p[:, ~gone])
-        kept = _Parts(absent.value, absent.weights[:, ~gone], absent.gradient[:, ~gone])
-        assert same(kept, without), words
-    nothing = measure(f, np.zeros_like(p))
-    assert not any(np.any(part) for part in nothing), "Without any loss the risk is not 0."
+    def check_nothing(self) -> None:
+        nothing = self.measure(self.f, np.zeros_like(self.p))
+        assert not any(np.any(part) for part in nothing), "Without any loss the risk is not 0."

@@ -158,11 +158,11 @@ def posterior_means(
     own = [x.T @ x / sigma**2 for x, _ in pairs]
     fits = [np.linalg.solve(x.T @ x, x.T @ y) for x, y in pairs]
     says = [np.linalg.inv(np.linalg.inv(information) + tau**2 * unit) for information in own]
-    found: list[NDArray] = []
+    models: list[NDArray] = []
     for k, information in enumerate(own):
         others = [i for i in range(len(pairs)) if i != k]
         covariance = np.linalg.inv(sum((says[i] for i in others), np.zeros_like(unit)))
         center = covariance @ sum((says[i] @ fits[i] for i in others), np.zeros(len(unit)))
         prior = np.linalg.inv(covariance + tau**2 * unit)
-        found.append(np.linalg.solve(prior + information, prior @ center + information @ fits[k]))
-    return np.stack(found)
+        models.append(np.linalg.solve(prior + information, prior @ center + information @ fits[k]))
+    return np.stack(models)

@@ -358,6 +358,15 @@ def test_a_broken_attack_is_found_out() -> None:
     ):  # fmt: skip
         with pytest.raises(AssertionError, match=words):
             eh.testing.check_attack(attack)
+        assert sum(_breaks(check) for check in eh.testing.attack_checks(attack)) == 1
+
+
+def _breaks(check: eh.testing.Check) -> bool:
+    try:
+        check()
+    except AssertionError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("shape", [(40,), (8, 5), (8, 5, 3)])

@@ -92,7 +92,11 @@ def test_a_method_that_no_table_names_passes_its_options_on(name: str) -> None:
     """An option that is called like FedAvg's has its meaning; each number that the method needs is 0.5."""
     parameters = list(inspect.signature(getattr(algorithms, name)).parameters.values())
     numbers = {each.name: 0.5 for each in parameters[1:] if each.default is each.empty}
-    given = {"work": local.sgd(MODEL, 0.1, epochs=3, batch_size=2), "model": MODEL, "method": make("fedavg")}
+    given: dict[str, Any] = {
+        "work": local.sgd(MODEL, 0.1, epochs=3, batch_size=2),
+        "model": MODEL,
+        "method": make("fedavg"),
+    }
 
     def made(first: Any = given[parameters[0].name], **options_of_fedavg: Any) -> Algorithm:
         taken = {option: value for option, value in options_of_fedavg.items() if option in options(name)}
@@ -195,12 +199,13 @@ def test_qfedavg_knows_the_step_of_plain_descent() -> None:
 
 
 def tilted_work(**changes: Any) -> tuple[float, float]:
-    """What one client sends, and what it keeps, from a global model of 0 and a personal one of 1."""
+    """What one client sends, and its personal model or 1 if it has none, from a global model of 0 and its own of 1."""
     method = make("fedtilt", **changes)
     (phase,) = method.phases
     message = phase.broadcast(method.init(jnp.float32(0.0), 1), jnp.int32(0))
-    sent, kept = phase.work(message, jnp.float32(1.0), ROWS, jax.random.key(0))
-    return float(sent), float(kept)
+    sent, kept = phase.work(message, method.init_client(jnp.float32(1.0)), ROWS, jax.random.key(0))
+    personal = method.personal_params
+    return float(sent), 1.0 if personal is None else float(personal(None, kept))
 
 
 def test_fedtilts_personal_optimiser_trains_the_personal_model_or_the_tied_one() -> None:
@@ -242,8 +247,9 @@ def test_the_effort_of_methods_of_one_gradient_is_the_number_of_rows() -> None:
 def test_fedtilt_ties_one_model_per_client() -> None:
     """All clients are then served the global model, and otherwise their personal ones."""
     assert make("fedtilt", tied=True).personal_params is None
-    personal = make("fedtilt").personal_params
-    assert personal is not None and float(personal(None, jnp.float32(5.0))) == 5.0
+    method = make("fedtilt")
+    personal = method.personal_params
+    assert personal is not None and float(personal(None, method.init_client(jnp.float32(5.0)))) == 5.0
     assert make("fedtilt", prox_mu=np.inf).personal_params is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ class TestNpz:
         np.savez(tmp_path / "d.npz", x=np.zeros((5, 5)), pixels=x, y=y, client=client)
         assert_same(load(tmp_path / "d.npz", features_array="pixels"), from_arrays(x, y, client))
         parts = {"pixels": x, "y": y, "client": client}
-        arrays = {f"{name}_train": a[:20] for name, a in parts.items()}
+        arrays: dict[str, Any] = {f"{name}_train": a[:20] for name, a in parts.items()}
         arrays |= {f"{name}_test": a[20:] for name, a in parts.items()}
         np.savez(tmp_path / "s.npz", **arrays)
         data = load(tmp_path / "s.npz", features_array="pixels")

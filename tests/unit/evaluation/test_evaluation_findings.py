@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -633,7 +634,7 @@ def test_the_sentence_on_clients_that_never_trained():
     past = history(2.3, 1.0, rounds=[0, 5]) | {"train_global_loss": np.array([2.3, 2.0])}
 
     def said(last_round, past=past, **how):
-        how = {"initial": False, "adapts": False} | how
+        how: dict[str, Any] = {"initial": False, "adapts": False} | how
         finding = untrained_clients(np.array(last_round), past, **how)
         return None if finding is None else finding.sentence
 

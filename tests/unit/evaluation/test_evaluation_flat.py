@@ -120,7 +120,7 @@ def test_metrics_without_rows_are_not_numbers(sizes: list[int]) -> None:
 def test_a_second_pass_neither_compiles_nor_moves_the_rows_again() -> None:
     prepared = prepare(classes([40, 60]))
     assert prepare(Split(prepared.x, prepared.y, prepared.offsets)).x is prepared.x
-    compiled = _evaluate._chunk._cache_size
+    compiled = _evaluate._chunks._cache_size
     per_client(softmax, PARAMS, prepared)
     before = compiled()
     again = softmax._replace(metrics=dict(softmax.metrics))

@@ -3,6 +3,7 @@
 import math
 import sys
 import warnings
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -489,7 +490,7 @@ def test_two_queries_of_one_sample_are_one_with_less_noise():
 
 
 def test_both_accountants():
-    plain = {"noise_multiplier": 1.0, "rate": 0.01, "steps": 1000, "delta": 1e-5}
+    plain: dict[str, Any] = {"noise_multiplier": 1.0, "rate": 0.01, "steps": 1000, "delta": 1e-5}
     assert round(epsilon(**plain), 4) == 2.1014
     assert round(epsilon(**plain, accountant="pld"), 4) == 1.8282
     # One Gaussian release, of which epsilon is known in closed form.

@@ -243,6 +243,20 @@ def test_adas_is_the_loop_without_clip_and_noise():
     assert work.privacy is None
 
 
+def test_adas_with_momentum_adds_that_of_public_gradients():
+    work = eh.privacy.adas(MODEL, LR, **SIDE, kind="adam", steps=5, batch_size=4)
+    w, m, v = tree_map(lambda leaf: np.asarray(leaf, np.float64), begin()), zeros(), zeros()
+    for i in range(5):
+        public = public_gradient(w)
+        m = tree_map(lambda m, g: BETA * m + (1 - BETA) * g, m, public)
+        v = tree_map(lambda v, g: BETA * v + (1 - BETA) * g * g, v, public)
+        rows = batches_of(i, KEYS[0], 4)
+        g = mean_of(examples(w, X[rows], Y[rows]))
+        mixed = tree_map(lambda g, m: BETA * g + (1 - BETA) * m, g, m)
+        w = descend(w, tree_map(np.divide, mixed, outside(v)), LR)
+    near(trained(work, KEYS[:1])[0], w)
+
+
 def test_adas_without_side_information_is_sgd_and_takes_what_methods_add():
     ones = jax.tree.map(jnp.ones_like, A)
     work = eh.privacy.adas(MODEL, LR, divided_by=ones, steps=5, batch_size=4)

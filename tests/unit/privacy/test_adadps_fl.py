@@ -1,5 +1,7 @@
 """AdaDPS-FL: DP-FedAvg where the scales are one, and a NumPy loop where they are not."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +55,7 @@ def test_each_local_step_is_divided_and_updates_are_clipped_as_a_whole(clip):
 
 
 def test_scales_of_one_are_dp_fedavg_to_the_bit():
-    how = {"clip": 0.5, "noise_multiplier": 1.0, "rate": 0.5}
+    how: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0, "rate": 0.5}
     ones = jax.tree.map(jnp.ones_like, A)
     plain, one, scaled = (
         of(run(method).params)

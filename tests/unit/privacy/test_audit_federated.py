@@ -3,6 +3,8 @@
 Everybody is there in each round: a rate below one is audited with the aggregator alone.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +42,7 @@ def canaries():
 
 WORK = eh.local.sgd(canaries(), 1.0, epochs=1, batch_size=1)
 SCALES = {"w": jnp.where(jnp.arange(CANARIES) % 2 == 0, 0.1, 3.0)}
-GIVEN = {"clip": 1.0, "rate": 1.0}
+GIVEN: dict[str, Any] = {"clip": 1.0, "rate": 1.0}
 
 METHODS = {
     "dp_fedavg": lambda noise: dp_fedavg(WORK, noise_multiplier=noise, **GIVEN),

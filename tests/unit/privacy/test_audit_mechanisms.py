@@ -84,7 +84,7 @@ MAKERS = {
 
 
 def audited(make, noise, **how):
-    given = {"length": 100.0, "delta": DELTA, "canaries": 250, "runs": 2000}
+    given = {"length": 100.0, "delta": DELTA, "canaries": 250, "runs": 800}
     return audit_work(lambda model: make(model, noise), **given | how).epsilon
 
 

@@ -35,7 +35,9 @@ import evenhand as eh
 from evenhand import local
 from evenhand._jaxpr.programs import opened, within
 from evenhand.errors import EvenhandError
-from evenhand.privacy.dp2 import Settings, delayed_rule
+from evenhand.privacy import Iteration
+from evenhand.privacy.dp2 import delayed_rule
+from evenhand.privacy.preconditioners import Moment
 
 SIZES, CLIPS, EPS, BETA = (0.3, 0.1), (2.0, 5.0), 0.1, 0.9
 
@@ -139,38 +141,23 @@ def play(rule, gradients, steps):
     seen, params = [], {"w": jnp.zeros(1)}
     state = rule.init(params)
 
-    class Ask:
-        def __call__(self, params, *, clip, divided_by=None, plus=None, number=0):
-            seen.append((float(clip), None if divided_by is None else float(divided_by["w"][0])))
-            return {"w": jnp.full(1, gradients[len(seen) - 1])}
-
-        def deviation(self, clip):
-            return jnp.float32(0.5)
-
-    moments = []
-    for _ in range(steps):
-        params, state = rule.step(params, state, Ask(), jax.random.key(0))
+    iteration, moments = Iteration(params, jax.random.key(0), lambda clip: jnp.float32(0.5), None), []
+    for t in range(steps):
+        query, state = rule.before(state, iteration)
+        seen.append((float(query.clip), float(query.divided_by["w"][0])))
+        _, state = rule.after({"w": jnp.full(1, gradients[t])}, state, iteration)
         moments.append(float(state.moment["w"][0]))
     return seen, moments
 
 
-def settings(**changed):
-    return Settings(
-        **{
-            "step_sizes": (1.0, 1.0),
-            "clips": (1.0, 7.0),
-            "delays": (3, 3),
-            "kind": "rmsprop",
-            "decay": 0.5,
-            "eps": 0.0,
-            **changed,
-        }
-    )
+def delayed(delay=(3, 3), kind="rmsprop", unbiased=False):
+    moment = Moment(kind, decay=0.5, eps=0.0)
+    return delayed_rule("test", (1.0, 1.0), (1.0, 7.0), delay, moment, unbiased=unbiased)
 
 
 def test_phases_of_three_and_three_alternate_and_the_moment_is_learnt_between_them():
     gradients = [1.0, 2.0, 3.0, 50.0, 60.0, 70.0, 4.0, 4.0, 4.0, 80.0, 90.0, 99.0]
-    seen, moments = play(delayed_rule(settings()), gradients, 12)
+    seen, moments = play(delayed(), gradients, 12)
     assert [clip for clip, _ in seen] == [1.0] * 3 + [7.0] * 3 + [1.0] * 3 + [7.0] * 3
     first, second = 0.5 * 4.0, 0.5 * 2.0 + 0.5 * 16.0  # squares of means, not means of squares
     assert moments == pytest.approx([0.0] * 3 + [first] * 6 + [second] * 3)
@@ -183,18 +170,18 @@ def test_phases_of_three_and_three_alternate_and_the_moment_is_learnt_between_th
 def test_the_moment_is_learnt_as_often_as_theory_says(delays):
     s1, s2 = delays
     for steps in (s1, s1 + 1, 13):
-        moments = play(delayed_rule(settings(delays=delays, kind="adagrad")), [1.0] * 13, steps)[1]
+        moments = play(delayed(delays, "adagrad"), [1.0] * 13, steps)[1]
         assert moments[-1] == pytest.approx((steps - 1 - s1) // (s1 + s2) + 1 if steps > s1 else 0)
 
 
 def test_yogi_takes_a_square_away_where_the_moment_is_above_it():
     gradients = [2.0, 0.0, 1.0, 0.0]
-    moments = play(delayed_rule(settings(delays=(1, 1), kind="yogi")), gradients, 4)[1]
+    moments = play(delayed((1, 1), "yogi"), gradients, 4)[1]
     assert moments == pytest.approx([0.0, 2.0, 2.0, 1.5])
 
 
 def test_the_noises_part_is_taken_away_down_to_zero():
-    rule = delayed_rule(settings(delays=(2, 1), unbiased=True, kind="adagrad"))
+    rule = delayed((2, 1), "adagrad", unbiased=True)
     moments = play(rule, [1.0, 1.0, 0.0, 0.2, 0.2, 0.0], 6)[1]
     assert moments[2] == pytest.approx(1.0 - 0.25 / 2)
     assert moments[5] == moments[2]  # 0.04 - 0.125 is below 0
@@ -214,7 +201,7 @@ def test_averaging_cuts_the_noise_of_the_moment():
         work = eh.privacy.dp2(flat, (0.0, 0.0), clips=CLIPS, delay=s, unbiased=unbiased, **common)
         start, data = flat.init(KEYS[0]), client(X, Y)
         solve = jax.jit(lambda params, state, key: work.continued.solve(params, state, data, key))
-        return np.asarray(solve(start, work.continued.init(start), KEYS[0])[1].moment["w"])
+        return np.asarray(solve(start, work.continued.init(start), KEYS[0])[1][1].moment["w"])
 
     unit = (1 - BETA) * (NOISE * CLIPS[0] / (RATE * N)) ** 2
     spread = 5 * np.sqrt(2 / size)
@@ -255,12 +242,12 @@ def test_where_the_divisor_is_a_constant_it_is_dp_sgd_with_a_second_step_size():
 
 def test_without_noise_and_clip_and_on_all_examples_it_is_delayed_rmsprop():
     free = {"noise_multiplier": 0.0, "rate": 1.0, "steps": STEPS, "clips": (1e9, 1e9)}
-    delayed = eh.privacy.delayed_rmsprop(MODEL, SIZES, delay=(3, 2), eps=EPS, epochs=STEPS)
-    end = tree_map(np.asarray, trained(delayed)[0])
+    work = eh.privacy.delayed_rmsprop(MODEL, SIZES, delay=(3, 2), eps=EPS, epochs=STEPS)
+    end = tree_map(np.asarray, trained(work)[0])
     near(trained(dp2(**free))[0], end)
     near(trained(dp2(**free, noise_first=True))[0], end)  # without noise, the order is nothing
     far(result("rmsprop"), end)
-    assert delayed.privacy is None
+    assert work.privacy is None
 
 
 def test_delayed_rmsprop_is_its_loop_on_mini_batches():
@@ -364,6 +351,6 @@ def test_step_sizes_are_two():
 
 def test_the_moment_is_bounded_as_in_lemma_21():
     """``E[v_j] <= C^2 + z^2 C^2 / (s q^2 n^2)``."""
-    moment = trained(CASES["rmsprop"][0])[1].moment
+    moment = trained(CASES["rmsprop"][0])[1][1].moment
     bound = CLIPS[0] ** 2 * (1 + (NOISE / (RATE * N)) ** 2 / 3)
     assert 0 < max(float(leaf.max()) for leaf in moment.values()) < bound

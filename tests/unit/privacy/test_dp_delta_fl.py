@@ -1,5 +1,7 @@
 """Delta-FL under privacy: without noise it is the filtered method, and its two exchanges are accounted for together."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,13 @@ from evenhand.types import Release
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1)
 N = DATA.num_clients
-ARGUMENTS = {"largest_loss": 4.0, "clip": 1e3, "noise_multiplier": 1e-3, "rate": 1.0, "bins": 64}
+ARGUMENTS: dict[str, Any] = {
+    "largest_loss": 4.0,
+    "clip": 1e3,
+    "noise_multiplier": 1e-3,
+    "rate": 1.0,
+    "bins": 64,
+}
 
 
 def flat(params):

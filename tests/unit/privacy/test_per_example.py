@@ -18,7 +18,7 @@ from jax import lax
 
 from evenhand import models, privacy, testing
 from evenhand._jaxpr import per_example, programs
-from evenhand._jaxpr.per_example import Account, Rows, formed, looked_up, traced
+from evenhand._jaxpr.per_example import LeafGradients, Rows, formed, looked_up, traced
 from evenhand.errors import EvenhandError
 from evenhand.privacy import clip_factors, clipped_sum
 from evenhand.types import Array, ClientData, Model, Params
@@ -522,7 +522,7 @@ def test_factors_shorten_to_the_clip_and_never_lengthen(norm: float, clip: float
 
 @pytest.mark.parametrize("broken", ["not counted", "not clipped"])
 def test_a_leaf_that_escapes_is_noticed(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def escaping(gradients: Array, divided_by: Array | None) -> Account:
+    def escaping(gradients: Array, divided_by: Array | None) -> LeafGradients:
         account = formed(gradients, divided_by)
         if gradients.ndim > 2:  # of the convolution, which is a layer; here all copied leaves are vectors
             return account

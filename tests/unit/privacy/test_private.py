@@ -1,5 +1,7 @@
 """Methods that promise privacy to clients: what they compute, what they refuse, and what they say they have spent."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,7 +112,7 @@ def _data():
     )
 
 
-DRAWN = {"sampling": poisson(0.5)}
+DRAWN: dict[str, Any] = {"sampling": poisson(0.5)}
 REFUSED = {
     "must see every upload": lambda: eh.algorithms.fedavg(WORK, aggregator=eh.aggregators.krum(1), **DRAWN),
     "weighs clients by what they report": lambda: eh.algorithms.term(WORK, t=1.0, **DRAWN),

@@ -40,8 +40,8 @@ from private_oracle import (
 import evenhand as eh
 from evenhand import local
 from evenhand.errors import EvenhandError
+from evenhand.privacy import Query
 from evenhand.privacy.gaussian import with_gaussian
-from evenhand.privacy.private_work import Query
 from evenhand.streams import Purpose, stream
 
 P = eh.privacy
@@ -201,7 +201,7 @@ def test_methods_that_promise_nothing_run_in_one_place_only():
 
 
 def test_public_examples_are_no_part_of_a_private_query():
-    assert "public" not in Query.__call__.__kwdefaults__
+    assert "public" not in Query._fields
 
 
 # --- mirror descent --------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_the_public_gradient_is_not_clipped():
     state = work.continued.init(begin())
     data = client(X, Y)
     solve = jax.jit(lambda params, state, key: work.continued.solve(params, state, data, key))
-    end = solve(begin(), (state[0] + 1, state[1]), KEYS[0])[0]  # the last step is public alone
+    end = solve(begin(), (state[0], state[1] + 1), KEYS[0])[0]  # the last step is public alone
     g = mean_of(examples(w, *loud))
     assert norms(tree_map(lambda leaf: leaf[None], g))[0] > 1.0
     near(end, descend(w, g, 1.0), 1e-4)

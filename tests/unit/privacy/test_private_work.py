@@ -32,7 +32,7 @@ from scipy import stats
 
 import evenhand as eh
 from evenhand.errors import EvenhandError
-from evenhand.privacy.private_work import Rule, private_work
+from evenhand.privacy import Noise, Query, UpdateRule, private_work
 
 LR = 0.3
 
@@ -114,37 +114,39 @@ def table(touched):
 
 
 def answers(model, ask, steps, rate=RATE, noise=NOISE, size=N, x=None):
-    """What queries answer at the initial parameters in each step; ``ask(query, params) -> tree``."""
-    shape = jax.eval_shape(model.init, jax.random.key(0))
+    """What is answered at the initial parameters in each step to a query, or to a tuple of them."""
+    shape, several = jax.eval_shape(model.init, jax.random.key(0)), not isinstance(ask, Query)
 
     def init(params):
         like = jax.tree.map(lambda leaf: jnp.zeros((steps, *leaf.shape)), shape)
-        return jnp.int32(0), like if not isinstance(ask, tuple) else dict.fromkeys(range(len(ask)), like)
+        return jnp.int32(0), (like,) * len(ask) if several else like
 
-    def step(params, state, query, key):
+    def after(answer, state, iteration):
         t, seen = state
-        if isinstance(ask, tuple):
-            now = {i: one(query, params) for i, one in enumerate(ask)}
-        else:
-            now = ask(query, params)
-        return params, (t + 1, jax.tree.map(lambda all, one: all.at[t].set(one), seen, now))
+        seen = jax.tree.map(lambda all, now: all.at[t].set(now), seen, answer)
+        return jax.tree.map(jnp.zeros_like, iteration.params), (t + 1, seen)
 
-    work = private_work(model, Rule(init, step), who="test", noise_multiplier=noise, rate=rate, steps=steps)
+    rule = UpdateRule(
+        method="test",
+        optimiser=1.0,
+        init=init,
+        before=lambda state, iteration: (ask, state),
+        after=after,
+        queries=lambda steps: {len(ask) if several else 1: steps},
+    )
+    spread = Noise(clip=CLIP, noise_multiplier=noise, rate=rate, steps=steps)
+    work = private_work(model, rule, spread)
     params = model.init(jax.random.key(0))
     data = client(np.arange(size, dtype=np.int32) if x is None else x, np.zeros(size, np.int32))
     solve = jax.jit(lambda params, state, key: work.continued.solve(params, state, data, key))
     state = solve(params, work.continued.init(params), jax.random.key(8))[1]
-    return jax.tree.map(np.asarray, state[1])
+    return jax.tree.map(np.asarray, state[1][1])
 
 
 @pytest.fixture(scope="module")
 def noises():
     """Two queries a step of a model without gradients: ``{query: {leaf: (steps, rows, dim)}}``."""
-    two = tuple(
-        lambda query, params, clip=clip, i=i: query(params, clip=clip, number=i)
-        for i, clip in enumerate((0.5, 2.0))
-    )
-    return answers(table(False), two, steps=4)
+    return dict(enumerate(answers(table(False), (Query(0.5), Query(2.0)), steps=4)))
 
 
 def test_noise_has_the_scale_that_is_accounted_for(noises):
@@ -165,7 +167,7 @@ def test_noise_is_fresh_in_each_step_query_and_leaf(noises):
 
 
 def test_noise_is_on_coordinates_that_no_example_touches():
-    drawn = answers(table(True), lambda query, params: query(params, clip=CLIP), steps=4)
+    drawn = answers(table(True), Query(), steps=4)
     unit = NOISE * CLIP / (RATE * N)
     untouched = np.concatenate([drawn["a"][:, 1:].ravel(), drawn["b"].ravel()]) / unit
     assert stats.kstest(untouched, "norm").pvalue > 1e-3
@@ -173,11 +175,12 @@ def test_noise_is_on_coordinates_that_no_example_touches():
 
 
 def test_the_noise_of_an_answer_is_told():
-    def ask(query, params):
-        return jax.tree.map(lambda leaf: jnp.full_like(leaf, query.deviation(2.0)), params)
+    def before(state, iteration):
+        return Query(), iteration.deviation(2.0)
 
-    told = answers(table(False), ask, steps=1)
-    np.testing.assert_allclose(told["a"], NOISE * 2.0 / (RATE * N), rtol=1e-6)
+    rule = UpdateRule(method="test", optimiser=0.0, init=lambda params: jnp.float32(0.0), before=before)
+    work = private_work(MODEL, rule, Noise(clip=CLIP, **COMMON))
+    np.testing.assert_allclose(trained(work)[1][1], NOISE * 2.0 / (RATE * N), rtol=1e-6)
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
@@ -199,7 +202,7 @@ SIZE, MANY, SHARE = 8, 4000, 0.3
 @pytest.fixture(scope="module")
 def batches():
     """Who is in the batch of each step, times ``1 / (q n)``."""
-    return answers(ids(SIZE), lambda query, params: query(params, clip=1e9), MANY, SHARE, 0.0, SIZE)["w"]
+    return answers(ids(SIZE), Query(1e9), MANY, SHARE, 0.0, SIZE)["w"]
 
 
 def test_the_denominator_is_the_expected_size_whoever_is_there(batches):
@@ -232,13 +235,12 @@ def test_an_empty_batch_steps_along_noise_alone():
 
 
 def test_a_rate_of_one_takes_all():
-    whole = answers(ids(SIZE), lambda query, params: query(params, clip=1e9), 3, 1.0, 0.0, SIZE)["w"]
+    whole = answers(ids(SIZE), Query(1e9), 3, 1.0, 0.0, SIZE)["w"]
     np.testing.assert_allclose(whole, 1 / SIZE, rtol=1e-6)
 
 
 def test_both_looks_of_a_step_see_the_same_batch():
-    two = tuple(lambda query, params, i=i: query(params, clip=1e9, number=i) for i in range(2))
-    seen = answers(ids(SIZE), two, 20, SHARE, 0.0, SIZE)
+    seen = answers(ids(SIZE), (Query(1e9), Query(1e9)), 20, SHARE, 0.0, SIZE)
     np.testing.assert_array_equal(seen[0]["w"], seen[1]["w"])
 
 
@@ -295,12 +297,47 @@ def test_the_promise_counts_all_steps():
 
 
 def test_two_queries_of_one_sample_are_one_of_less_noise():
-    rule = Rule(lambda p: (), lambda p, s, q, k: (p, s), lambda steps: {1: 2, 2: steps - 2})
-    work = private_work(MODEL, rule, who="test", noise_multiplier=2.0, rate=0.1, steps=6)
+    rule = UpdateRule(method="test", optimiser=1.0, queries=lambda steps: {1: 2, 2: steps - 2})
+    work = private_work(MODEL, rule, Noise(clip=1.0, noise_multiplier=2.0, rate=0.1, steps=6))
     assert work.privacy.releases(2) == (
         eh.types.Release(2.0, 0.1, times=2),
         eh.types.Release(2.0 / np.sqrt(2.0), 0.1, times=10),
     )
+
+
+def test_a_rule_that_asks_more_often_than_it_says_is_refused():
+    def before(state, iteration):
+        return (Query(), Query()), state
+
+    rule = UpdateRule(
+        method="twice",
+        optimiser=1.0,
+        before=before,
+        after=lambda answers, state, iteration: (answers[0], state),
+    )
+    with pytest.raises(EvenhandError, match=r"twice\(\).*2 queries in a step, more than are accounted for"):
+        trained(private_work(MODEL, rule, Noise(clip=CLIP, **COMMON)))
+    assert trained(
+        private_work(MODEL, rule._replace(queries=lambda steps: {2: steps}), Noise(CLIP, **COMMON))
+    )
+
+
+def test_a_query_chooses_among_several_clips():
+    rule = UpdateRule(method="test", optimiser=1.0)
+    with pytest.raises(EvenhandError, match="a query takes one of these"):
+        trained(private_work(MODEL, rule, Noise(clip=(1.0, 2.0), **COMMON)))
+    second = rule._replace(before=lambda state, iteration: (Query(2.0), state))
+    chosen = trained(private_work(MODEL, second, Noise(clip=(1.0, 2.0), **COMMON)))[0]
+    assert same(chosen, trained(private_work(MODEL, rule, Noise(clip=2.0, **COMMON)))[0])
+
+
+def test_a_rule_that_looks_at_gradients_without_noise_is_refused():
+    def before(state, iteration):
+        return Query(divided_by=iteration.gradient()), state
+
+    rule = UpdateRule(method="looks", optimiser=1.0, before=before)
+    with pytest.raises(EvenhandError, match=r"looks\(\).*sees examples through its queries alone"):
+        trained(private_work(MODEL, rule, Noise(clip=CLIP, **COMMON)))
 
 
 @pytest.mark.parametrize(

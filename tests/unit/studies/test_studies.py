@@ -206,7 +206,12 @@ def test_a_measure_is_kept_for_each_evaluation(
         now = run.info["rounds"]
         return {"norm": float(eh.tree.norm(run.params)), **({"late": now} if now > 2 else {})}
 
-    how = HOW | {"rounds": 6, "measure": measure, "grid": {"lr": [0.05, 0.1]}, "checkpoint": 0}
+    how: dict[str, Any] = HOW | {
+        "rounds": 6,
+        "measure": measure,
+        "grid": {"lr": [0.05, 0.1]},
+        "checkpoint": 0,
+    }
     whole = study({"fedavg": fedavg}, DATA, **how)
     for each in whole.outcomes:
         assert each.view is not None
@@ -334,7 +339,8 @@ def same(one: Study, other: Study) -> bool:
 
 
 def test_a_study_that_is_started_again_only_makes_what_is_new(tmp_path: Path, started: list[int]) -> None:
-    methods, how = {"fedavg": fedavg, "fedprox": fedprox}, HOW | {"folder": tmp_path}
+    methods = {"fedavg": fedavg, "fedprox": fedprox}
+    how: dict[str, Any] = HOW | {"folder": tmp_path}
     first = study(methods, DATA, grid={"lr": [0.1]}, **how)
     again = study(methods, DATA, grid={"lr": [0.1]}, **how)
     assert same(first, again)
@@ -350,7 +356,8 @@ def test_a_study_that_was_interrupted_goes_on(
     tmp_path: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped in the middle of its runs, after some have ended: to the numbers of one that was not stopped."""
-    methods, how = {"fedavg": fedavg, "fedprox": fedprox}, HOW | {"rounds": 6}
+    methods = {"fedavg": fedavg, "fedprox": fedprox}
+    how: dict[str, Any] = HOW | {"rounds": 6}
     whole = study(methods, DATA, grid={"lr": [0.05, 0.1]}, **how)
     iterate: Callable[..., Any] = _runs.iterate_many
 
@@ -376,7 +383,7 @@ def test_a_study_that_was_interrupted_goes_on(
 
 
 def test_other_runs_of_the_same_name_and_damaged_results_are_refused(tmp_path: Path) -> None:
-    how = HOW | {"folder": tmp_path}
+    how: dict[str, Any] = HOW | {"folder": tmp_path}
     study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, **how)
     with pytest.raises(eh.EvenhandError, match=r"another run.*method"):
         study({"mine": fedprox}, DATA, grid={"lr": [0.1]}, **how)
@@ -509,7 +516,7 @@ def test_remarks_tell_what_the_intervals_and_the_choice_rest_on(small: Study) ->
     assert f"Settings were chosen by {typical:g} validation examples of a typical client" in remarks
     assert "worst tenth" not in remarks and "One seed" not in remarks
     equal: dict[str, Any] = {"fedavg": fedavg, "other": fedavg}
-    how = HOW | {"grid": {"lr": [0.01, 0.1]}, "seeds": 1, "select": ("valid", "worst10")}
+    how: dict[str, Any] = HOW | {"grid": {"lr": [0.01, 0.1]}, "seeds": 1, "select": ("valid", "worst10")}
     remarks = " ".join(study(equal, lambda seed: DATA, **how).remarks)
     assert "One seed each proves little" in remarks and "the worst tenth of which are 1:" in remarks
     assert "tuned equally" not in remarks and "Every seed has the same" not in remarks

@@ -330,7 +330,7 @@ def test_settings_that_were_lost_count_in_the_share_that_goes_on() -> None:
 
 
 def test_a_run_that_diverged_before_a_rung_is_not_told_as_stopped(tmp_path: Path) -> None:
-    how = HOW | {"rounds": 8, "seeds": 1}
+    how: dict[str, Any] = HOW | {"rounds": 8, "seeds": 1}
     found = study(
         {"f": fedavg}, DATA, grid={"lr": [0.01, 0.1, 50.0]}, folder=tmp_path, halving=Halving(6), **how
     )

@@ -114,8 +114,8 @@ def new_arrays(
         codes, ids = client_codes(arrays[client], str(path), client)
         clients = np.array(ids)[codes]
     if label in names:
-        found = as_array(arrays[label], str(path), f"array {label!r}")
-        labels = found.astype(str) if found.ndim == 1 else None
+        column = as_array(arrays[label], str(path), f"array {label!r}")
+        labels = column.astype(str) if column.ndim == 1 else None
     return _features(path, arrays[feature], feature), clients, labels
 
 
@@ -161,7 +161,7 @@ def _npz_dataset(
 def _features(path: Path, given: NDArray, name: str) -> NDArray:
     if given.dtype == np.uint8 and given.ndim >= 3:
         return np.divide(given, np.float32(255), dtype=np.float32)
-    return as_features(given, str(path), element(name), what=f"array {name!r}")
+    return as_features(given, str(path), element(name), subject=f"array {name!r}")
 
 
 def _labels(
@@ -298,8 +298,8 @@ def _damage(path: Path, where: str) -> Generator[None]:
 
 def _member_header(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
     """The header of a member, checked to be possible."""
-    what = f"array {name!r}"
-    with _damage(path, what), archive.open(member) as file:
+    subject = f"array {name!r}"
+    with _damage(path, subject), archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -310,13 +310,13 @@ def _member_header(path: Path, name: str, archive: zipfile.ZipFile, member: zipf
         header = _Header(shape, dtype, file.tell())
     if dtype.hasobject:
         raise EvenhandError(
-            f"{path}: {what} holds Python objects: save numbers or plain text (no dtype=object)."
+            f"{path}: {subject} holds Python objects: save numbers or plain text (no dtype=object)."
         )
-    check_form(shape, dtype, str(path), what)
+    check_form(shape, dtype, str(path), subject)
     promised, follow = math.prod(shape) * dtype.itemsize, member.file_size - header.start
     if promised != follow:
         raise EvenhandError(
-            f"{path}: {what} promises {promised} bytes of data but {follow} follow: write it again with numpy.savez."
+            f"{path}: {subject} promises {promised} bytes of data but {follow} follow: write it again with numpy.savez."
         )
     return header
 
@@ -363,10 +363,10 @@ def load_idx_folder(folder: Path, options: Options) -> FederatedDataset:
     train = [path for path in images if "train" in path.name]
     test = [path for path in images if "train" not in path.name]
     if len(train) > 1 or len(test) > 1 or not images:
-        found = listing([path.name for path in images]) or "none"
+        listed = listing([path.name for path in images]) or "none"
         raise EvenhandError(
             f"{folder}: a folder of IDX files holds one images file for training and at most one for "
-            f"testing, not {found}: name the images file to load."
+            f"testing, not {listed}: name the images file to load."
         )
     if not train:
         train, test = test, []

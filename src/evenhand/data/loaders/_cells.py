@@ -117,14 +117,14 @@ _COMMA = re.compile(r"[+-]?\d[\d.]*(,\d+)+")
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def check_filled(source: str, columns: Sequence[Series], row: Row, *, known: bool = False) -> None:
+def check_filled(source: str, columns: Sequence[Series], row: Row, *, is_trained: bool = False) -> None:
     """Refuses empty cells, all of them in one sentence.
 
     Args:
       source: what the table is called in errors.
       columns: the features that may have no empty cell.
       row: row number -> where it is.
-      known: the model is already trained, so that no other fill can be chosen.
+      is_trained: the model is already trained, so that no other fill can be chosen.
     """
     counts = {series.name: int(series.missing.sum()) for series in columns if series.missing.any()}
     if not counts:
@@ -134,7 +134,7 @@ def check_filled(source: str, columns: Sequence[Series], row: Row, *, known: boo
     total, some = sum(counts.values()), ", ".join(f"{name!r} ({n:,})" for name, n in list(counts.items())[:6])
     some += ", ..." if len(counts) > 6 else ""
     others = f"; in all, {total:,} cells are empty, in {some}" if total > 1 else ""
-    if known:
+    if is_trained:
         raise EvenhandError(
             f"{where}drop the row, or fill it in, as the model was trained without a value for empty cells{others}."
         )
@@ -165,7 +165,7 @@ def with_na(series: Series, na: Sequence[str]) -> Series:
     return series._replace(values=np.where(np.isin(series.values, absent), -1, series.values))
 
 
-def prepared(source: str, series: Series, row: Row, *, categorical: bool, known: bool = False) -> Series:
+def prepared(source: str, series: Series, row: Row, *, categorical: bool, is_trained: bool = False) -> Series:
     """A feature column as numbers within the range of float32, or as a few categories.
 
     Args:
@@ -173,7 +173,7 @@ def prepared(source: str, series: Series, row: Row, *, categorical: bool, known:
       series: the column as read.
       row: row number -> where it is.
       categorical: numbers are categories, too, and texts need not look like categories.
-      known: the model is already trained, so that any number of categories will do.
+      is_trained: the model is already trained, so that any number of categories will do.
     """
     if categorical:
         series = as_categories(series)
@@ -187,7 +187,7 @@ def prepared(source: str, series: Series, row: Row, *, categorical: bool, known:
                 f"{source}: {cells[0][0]}, column {series.name!r} holds {cells[0][1]}, which is not a finite "
                 f"32-bit number{also(cells, int(bad.sum()))}: repair it or drop the row."
             )
-    elif not known:
+    elif not is_trained:
         _check_texts(source, series, row, categorical=categorical)
     return series
 
@@ -315,10 +315,10 @@ def too_many(source: str, name: str, texts: Sequence[str]) -> EvenhandError:
     )
 
 
-def dates(source: str, name: str, what: str) -> EvenhandError:
+def dates(source: str, name: str, content: str) -> EvenhandError:
     """The error for a column of dates."""
     return EvenhandError(
-        f"{source}: column {name!r} holds {what}: turn them into numbers first, such as days since a date, or "
+        f"{source}: column {name!r} holds {content}: turn them into numbers first, such as days since a date, or "
         "leave the column out with ",
         Argument("drop", "NAMES"),
         ".",

@@ -181,11 +181,11 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
 def _separator(first: str, *, blanks: bool) -> str:
     """The separator that is most frequent between the cells of the first line; if there is none, blanks or a comma."""
     bare = re.sub(r'"[^"]*"', "", first)
-    found = max(_SEPARATORS, key=bare.count)
+    separator = max(_SEPARATORS, key=bare.count)
     # Names in cells may have blanks in them, where commas separate the cells; tabs and blanks may be mixed.
     if blanks and not any(mark in bare for mark in ",;|") and len(bare.split()) - 1 > bare.count("\t"):
         return " "
-    return found
+    return separator
 
 
 # --- columns, put together block by block -------------------------------------------------------------------
@@ -206,8 +206,8 @@ class CellColumn:
       kind: ``"number"``, ``"text"``, or None as long as all cells are empty.
       fixed: whether it is text, whatever its cells spell: client ids, and numbers that are categories.
       feature: whether it is a feature, so that its texts are categories.
-      parts: what was read: numbers, or positions in ``known``.
-      known: the distinct texts.
+      parts: what was read: numbers, or positions in ``texts``.
+      texts: the distinct texts.
       strange: where cells of text among numbers are, and what they hold: the first ones.
       count: how many there are.
       fault: why the column cannot be read, once that is known; its further cells are not read.
@@ -218,7 +218,7 @@ class CellColumn:
     fixed: bool = False
     feature: bool = False
     parts: list[NDArray] = field(default_factory=list[NDArray])
-    known: dict[str, int] = field(default_factory=dict[str, int])
+    texts: dict[str, int] = field(default_factory=dict[str, int])
     strange: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     count: int = 0
     fault: EvenhandError | None = None
@@ -237,18 +237,18 @@ class CellColumn:
             return Series(self.name, np.concatenate([np.zeros(0), *self.parts]))
         codes = np.concatenate([np.zeros(0, np.int32), *self.parts])
         if not self.fixed:
-            spelled = [code for cell, code in self.known.items() if number(cell) is not None]
+            spelled = [code for cell, code in self.texts.items() if number(cell) is not None]
             if spelled:
-                rows, texts = np.flatnonzero(np.isin(codes, spelled)).tolist(), list(self.known)
+                rows, texts = np.flatnonzero(np.isin(codes, spelled)).tolist(), list(self.texts)
                 cells = [(f"line {lines[i]}", texts[codes[i]]) for i in rows[:MOST_LISTED]]
                 raise mixed(source, self.name, cells, len(rows), "text", feature=self.feature)
         # Whether a text means an empty cell is checked once for each distinct text, not for each row.
-        empty = np.array([is_missing(cell) for cell in self.known], bool)
-        return Series(self.name, np.where(empty[codes], -1, codes), tuple(self.known))
+        empty = np.array([is_missing(cell) for cell in self.texts], bool)
+        return Series(self.name, np.where(empty[codes], -1, codes), tuple(self.texts))
 
     def ids(self) -> NDArray:
         """The cells themselves, ``(n,)``, of a fixed column."""
-        return np.array([*self.known, ""], str)[np.concatenate([np.zeros(0, np.int32), *self.parts])]
+        return np.array([*self.texts, ""], str)[np.concatenate([np.zeros(0, np.int32), *self.parts])]
 
 
 def add_block(
@@ -305,9 +305,9 @@ def _add(source: str, column: CellColumn, cells: tuple[str, ...], lines: list[in
 
 
 def _add_text(source: str, column: CellColumn, cells: tuple[str, ...]) -> None:
-    known = column.known
+    texts = column.texts
     column.parts.append(
-        np.array([known.setdefault(cell, len(known)) for cell in map(canonical, cells)], np.int32)
+        np.array([texts.setdefault(cell, len(texts)) for cell in map(canonical, cells)], np.int32)
     )
-    if column.feature and len(known) > _MOST_READ:
-        column.fault = too_many(source, column.name, list(known))
+    if column.feature and len(texts) > _MOST_READ:
+        column.fault = too_many(source, column.name, list(texts))

@@ -131,8 +131,8 @@ def new_rows(
             raise EvenhandError(
                 f"{path}: the model was trained on arrays: give an .npz file with the array {features_array or 'x'!r}."
             )
-        one = together[0] if len(together) == 1 else ""
-        return NewRows(*new_arrays(path, features_array or "x", one, label))
+        id_array = together[0] if len(together) == 1 else ""
+        return NewRows(*new_arrays(path, features_array or "x", id_array, label))
 
 
 def _encoded(table: Any, features: Features, client: Sequence[str], label: str | None) -> NewRows:
@@ -144,23 +144,27 @@ def _encoded(table: Any, features: Features, client: Sequence[str], label: str |
         _opened(Path(table), features) if is_file else _in_memory(open_frame(table, source, features.na))
     )
     check_header(source, names)
-    known = frozenset(names)
+    existing = frozenset(names)
     for column in features.columns:
         with problems.noted():
-            if column.name not in known:
+            if column.name not in existing:
                 raise EvenhandError(
                     f"{source}: there is no column {column.name!r} among {listing(names)}, which the model was trained "
                     "with: add it."
                 )
     problems.check()
-    client = client if known.issuperset(client) else ()
-    wanted = _Names([column.name for column in features.columns], client, label if label in known else None)
+    client = client if existing.issuperset(client) else ()
+    wanted = _Names(
+        [column.name for column in features.columns], client, label if label in existing else None
+    )
     read_columns = read(wanted, problems)
     problems.check()
     row, pairs = read_columns.row, list(zip(features.columns, read_columns.features, strict=True))
     pairs = [(column, with_na(series, features.na)) for column, series in pairs]
     with problems.noted():
-        check_filled(source, [series for column, series in pairs if column.fill is None], row, known=True)
+        check_filled(
+            source, [series for column, series in pairs if column.fill is None], row, is_trained=True
+        )
     inputs: list[Series] = []
     for column, series in pairs:
         with problems.noted():
@@ -242,7 +246,7 @@ def load_features(path: str | Path) -> Features:
 
 def _checked(source: str, column: Column, series: Series, row: Callable[[int], str]) -> Series:
     categorical = column.kind == "category"
-    series = prepared(source, series, row, categorical=categorical, known=True)
+    series = prepared(source, series, row, categorical=categorical, is_trained=True)
     if not categorical and series.categories is not None:
         raise EvenhandError(
             f"{source}: column {column.name!r} holds text, but the model was trained with numbers in it: write numbers."

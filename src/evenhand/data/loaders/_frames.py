@@ -120,10 +120,12 @@ def _hugging_face(dataset: Any, source: str) -> Frame:
         return getattr(dataset.features[name], "names", None)  # only a feature of classes has the attribute
 
     def series(name: str) -> Series:
-        found, names = plain.series(name), names_of(name)
-        if names is None or found.categories is not None:
-            return found
-        codes = np.where(found.missing | (found.values < 0), -1, np.nan_to_num(found.values)).astype(np.int32)
+        column, names = plain.series(name), names_of(name)
+        if names is None or column.categories is not None:
+            return column
+        codes = np.where(column.missing | (column.values < 0), -1, np.nan_to_num(column.values)).astype(
+            np.int32
+        )
         return Series(name, codes, tuple(names))
 
     def ids(name: str) -> NDArray:
@@ -183,10 +185,12 @@ def _pandas(frame: Any, source: str, na: Sequence[str]) -> Frame:
         column = frame.iloc[:, at[name]]
         kind, missing = column.dtype, column.isna().to_numpy(bool)
         if isinstance(kind, pandas.CategoricalDtype):
-            of = _values(source, name, list(column.cat.categories), [False] * len(column.cat.categories))
-            of = as_categories(of)
-            codes = np.array([*of.values.tolist(), -1], np.int32)
-            return Series(name, codes[column.cat.codes.to_numpy()], of.categories)
+            categories = _values(
+                source, name, list(column.cat.categories), [False] * len(column.cat.categories)
+            )
+            categories = as_categories(categories)
+            codes = np.array([*categories.values.tolist(), -1], np.int32)
+            return Series(name, codes[column.cat.codes.to_numpy()], categories.categories)
         if is_kind.is_bool_dtype(kind):
             return Series(
                 name, np.where(missing, -1, column.fillna(False).to_numpy(bool)).astype(np.int32), BOOLEANS
@@ -254,18 +258,18 @@ def _values(
         if not issubclass(kind, numbers.Number) or issubclass(kind, complex | np.complexfloating):
             raise _neither(source, name, f"{kind.__name__} objects")
     if not texts:
-        found = [np.nan if gap else _float(value) for value, gap in zip(values, missing, strict=True)]
-        return Series(name, np.array(found, np.float64))
+        amounts = [np.nan if gap else _float(value) for value, gap in zip(values, missing, strict=True)]
+        return Series(name, np.array(amounts, np.float64))
     if kinds != texts:
         strange = [
             i for i, value in enumerate(values) if not missing[i] and isinstance(value, str) and value.strip()
         ]
         cells = [(row(i), str(values[i])) for i in strange[:MOST_LISTED]]
         raise mixed(source, name, cells, len(strange), "numbers", feature=False)
-    known: dict[str, int] = {}
+    positions: dict[str, int] = {}
     cells = ("" if gap else canonical(str(value)) for value, gap in zip(values, missing, strict=True))
-    codes = [known.setdefault(cell, len(known)) if cell else -1 for cell in cells]
-    return Series(name, np.array(codes, np.int32), tuple(known))
+    codes = [positions.setdefault(cell, len(positions)) if cell else -1 for cell in cells]
+    return Series(name, np.array(codes, np.int32), tuple(positions))
 
 
 def _float(value: Any) -> float:
@@ -275,9 +279,9 @@ def _float(value: Any) -> float:
         return np.inf
 
 
-def _neither(source: str, name: str, what: str) -> EvenhandError:
+def _neither(source: str, name: str, content: str) -> EvenhandError:
     return EvenhandError(
-        f"{source}: column {name!r} holds {what}, neither numbers nor text: leave it out with ",
+        f"{source}: column {name!r} holds {content}, neither numbers nor text: leave it out with ",
         Argument("drop", "NAMES"),
         ", or turn it into plain columns.",
     )
@@ -346,10 +350,10 @@ def _text(name: str, column: pa.ChunkedArray) -> Series:
         return Series(name, np.zeros(0, np.int32), ())
     texts = [canonical(str(text)) for text in chunks[0].dictionary.to_pylist()]
     # An empty text is an empty cell, and texts that differ only in the blanks around them are one.
-    known = {text: position for position, text in enumerate(dict.fromkeys(text for text in texts if text))}
-    positions = np.array([*(known.get(text, -1) for text in texts), -1], np.int32)
+    places = {text: position for position, text in enumerate(dict.fromkeys(text for text in texts if text))}
+    positions = np.array([*(places.get(text, -1) for text in texts), -1], np.int32)
     codes = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False) for chunk in chunks]
-    return Series(name, positions[np.concatenate(codes)], tuple(known))
+    return Series(name, positions[np.concatenate(codes)], tuple(places))
 
 
 # --- Parquet ------------------------------------------------------------------------------------------------

@@ -143,8 +143,8 @@ def _read(path: Path, encode: Encode | None) -> dict[str, User]:
 
 
 def _check_same_users(train: Path, users: dict[str, User], test: Path, tested: dict[str, User]) -> None:
-    for one, other, path, other_path in ((users, tested, train, test), (tested, users, test, train)):
-        missing = sorted(one.keys() - other.keys())
+    for users_here, other, path, other_path in ((users, tested, train, test), (tested, users, test, train)):
+        missing = sorted(users_here.keys() - other.keys())
         if missing:
             raise EvenhandError(
                 f"{other_path}: user {missing[0]!r} of {path} is missing: give both parts the same users, or only "
@@ -322,12 +322,12 @@ class _TwiceError(Exception):
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> Json:
-    found: Json = {}
+    entries: Json = {}
     for key, value in pairs:
-        if key in found:
+        if key in entries:
             raise _TwiceError(key)
-        found[key] = value
-    return found
+        entries[key] = value
+    return entries
 
 
 # --- the characters of LEAF's Shakespeare task as tokens ----------------------------------------------------

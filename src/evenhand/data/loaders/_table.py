@@ -90,10 +90,10 @@ def check_header(source: str, names: Sequence[str]) -> None:
 def choose_columns(source: str, names: Sequence[str], options: Options) -> Columns:
     """The role of each column, from the header alone."""
     check_header(source, names)
-    known, problems = frozenset(names), Problems(source)
+    existing, problems = frozenset(names), Problems(source)
     client: tuple[str, ...] = ()
     with problems.noted():
-        if options.label not in known:
+        if options.label not in existing:
             raise EvenhandError(
                 f"{source}: there is no label column {options.label!r} {_among(options.label, names)}: say which it "
                 "is with ",
@@ -101,7 +101,7 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
                 ".",
             )
     with problems.noted():
-        client = _client_columns(source, names, known, options)
+        client = _client_columns(source, names, existing, options)
     taken = {options.label: "label", **dict.fromkeys(client, "client")}
     with problems.noted():
         if options.weight is not None:
@@ -109,7 +109,7 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
             taken[options.weight] = "weight"
     for option, given in (("drop", options.drop), ("categorical", options.categorical)):
         with problems.noted():
-            _check_names(source, names, known, option, given)
+            _check_names(source, names, existing, option, given)
             for name in given:
                 if name in taken and not (option == "categorical" and name == options.label):
                     raise EvenhandError(
@@ -124,7 +124,7 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
     else:
         features = tuple(options.features)
         with problems.noted():
-            _check_features(source, names, known, features, taken, options)
+            _check_features(source, names, existing, features, taken, options)
     problems.check()
     if not features:
         raise EvenhandError(
@@ -155,10 +155,10 @@ def table_dataset(
     _ask_about_ids(source, table.features, options)
     if client is None:
         client = owners(source, y, options.clients or 1, options)
-    of = assign(
+    assignment = assign(
         client,
         name=source,
-        what=f"column {' / '.join(columns.client)!r}",
+        subject=f"column {' / '.join(columns.client)!r}",
         test_fraction=options.test_fraction,
         valid_fraction=options.valid_fraction,
         seed=options.seed,
@@ -166,22 +166,22 @@ def table_dataset(
     if table.weight is not None:
         # After the split, so that no example is among the training and among the test examples.
         counts = table.weight.values.astype(np.int64)
-        train, valid, test = (np.repeat(part, counts[part]) for part in of.parts)
-        of = of._replace(parts=(train, valid, test))
-    fitted = fit(features, of.parts[0], source, standardize=options.standardize, fill=options.fill)
+        train, valid, test = (np.repeat(part, counts[part]) for part in assignment.parts)
+        assignment = assignment._replace(parts=(train, valid, test))
+    fitted = fit(features, assignment.parts[0], source, standardize=options.standardize, fill=options.fill)
     scaled = options.regression and options.standardize_target
-    target = fit_target(columns.label, y[of.parts[0]]) if scaled else None
+    target = fit_target(columns.label, y[assignment.parts[0]]) if scaled else None
     fitted = fitted._replace(target=target, na=tuple(options.na))
     train, valid, test = (
-        Split(encode(fitted, features, part, source), y[part], of.offsets(i))
-        for i, part in enumerate(of.parts)
+        Split(encode(fitted, features, part, source), y[part], assignment.offsets(i))
+        for i, part in enumerate(assignment.parts)
     )
-    notes += remarks_on_spelling(of.ids)
+    notes += remarks_on_spelling(assignment.ids)
     return FederatedDataset(
         train=train,
         valid=valid,
         test=test,
-        client_ids=of.ids,
+        client_ids=assignment.ids,
         name=source,
         classes=classes,
         features=fitted,
@@ -274,7 +274,7 @@ def _without_empty(
             Argument("client", "NAME"),
             ".",
         )
-    counts = [f"{mask.sum():,} without a {what}" for what, mask in absent.items() if mask.any()]
+    counts = [f"{mask.sum():,} without a {role}" for role, mask in absent.items() if mask.any()]
     note = f"Dropped {rows - len(kept):,} of {rows:,} rows: {', '.join(counts)}."
     return Table(
         tuple(series.at(kept) for series in table.features),
@@ -311,9 +311,9 @@ def _ask_about_ids(source: str, features: Sequence[Series], options: Options) ->
 
 
 def _client_columns(
-    source: str, names: Sequence[str], known: frozenset[str], options: Options
+    source: str, names: Sequence[str], existing: frozenset[str], options: Options
 ) -> tuple[str, ...]:
-    absent = [name for name in options.together if name not in known]
+    absent = [name for name in options.together if name not in existing]
     asked = options.together not in ((), DEFAULT_CLIENT)
     if len(absent) == len(options.together) and options.clients is not None and not asked:
         return ()
@@ -346,12 +346,12 @@ def _among(name: str, names: Sequence[str]) -> str:
 
 
 def _check_names(
-    source: str, names: Sequence[str], known: frozenset[str], option: str, given: Sequence[str]
+    source: str, names: Sequence[str], existing: frozenset[str], option: str, given: Sequence[str]
 ) -> None:
     if isinstance(given, str):
         raise EvenhandError(f"{option}={given!r} is one piece of text: give a list of names, [{given!r}].")
     for name in given:
-        if name not in known:
+        if name not in existing:
             raise EvenhandError(
                 f"{source}: there is no column {name!r} {_among(name, names)}: correct ",
                 Argument(option, "NAMES"),
@@ -362,15 +362,15 @@ def _check_names(
 def _check_features(
     source: str,
     names: Sequence[str],
-    known: frozenset[str],
+    existing: frozenset[str],
     features: tuple[str, ...],
     taken: dict[str, str],
     options: Options,
 ) -> None:
     if isinstance(options.features, str):
-        _check_names(source, names, known, "features", options.features)
+        _check_names(source, names, existing, "features", options.features)
     for position, name in enumerate(features):
-        if name not in known:
+        if name not in existing:
             raise EvenhandError(
                 f"{source}: there is no feature column {name!r} {_among(name, names)}: correct ",
                 Argument("features", "NAMES"),
@@ -451,9 +451,9 @@ def _check_ids(source: str, name: str, ids: NDArray, place: Callable[[int], str]
         return
     row = int(np.argmax(missing))
     text = str(ids[row])
-    what = f"is {show(text)}, which is not a client id" if text.strip() else "is empty"
+    fault = f"is {show(text)}, which is not a client id" if text.strip() else "is empty"
     raise EvenhandError(
-        f"{source}: {place(row)}, column {name!r} {what}: give the row a client id or drop it",
+        f"{source}: {place(row)}, column {name!r} {fault}: give the row a client id or drop it",
         *such(missing),
     )
 

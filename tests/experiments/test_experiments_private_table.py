@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from experiments.private.tuned import earlier, save, wanted
+from experiments.private.table import earlier, save, wanted
 
 
 def config(epsilon=2.0, methods=(), folder="runs"):

@@ -1,9 +1,8 @@
-"""Methods at the numbers that validation rows choose, all with the same effort."""
+"""Methods at the numbers that validation rows choose, all with the same effort, and the table of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,37 +49,37 @@ class Runs(NamedTuple):
 
 def compared(every: Mapping[str, Candidates], runs: Runs) -> Found:
     """Each method at its best numbers by validation accuracy of honest clients; a run that fails serves nobody."""
-    study: Callable[..., eh.studies.Study] = partial(
-        eh.study,
-        data=runs.data,
+    grids = {label: _grid(runs, each) for label, each in every.items()}
+    chooses = any(len(values) > 1 for grid in grids.values() for values in grid.values())
+    study = eh.study(
+        {label: Family(("rate", *each.grid), each.make) for label, each in every.items()},
+        runs.data,
         rounds=runs.rounds,
+        seeds=runs.seeds,
+        tuning_seeds=runs.tuning if chooses else None,
+        grid=grids,
+        baseline=next(iter(every)),
         cohort=runs.cohort,
         eval_every=runs.rounds,
         attack=runs.attack,
-        baseline=next(iter(every)),
+        folder=runs.folder,
         progress=True,
     )
-    tuning = study(
-        {label: Family(("rate", *each.grid), each.make) for label, each in every.items()},
-        seeds=range(runs.seeds, runs.seeds + runs.tuning),
-        grid={label: _grid(runs, each) for label, each in every.items()},
-        folder=runs.folder and runs.folder / "tuning",
-    )
-    swept = {label: _swept([o for o in tuning.outcomes if o.setting.method == label]) for label in every}
-    chosen = {label: dict(max(tried, key=lambda each: each[1])[0]) for label, tried in swept.items()}
-    final = study(
-        {label: Family((), partial(_fixed, every[label], chosen[label])) for label in every},
-        seeds=runs.seeds,
-        folder=runs.folder and runs.folder / "final",
-    )
-    return {
-        label: {
-            "chosen": chosen[label],
-            "seeds": [_served(o, runs.everybody) for o in final.outcomes if o.setting.method == label],
-            "valid": {str(dict(numbers)): value for numbers, value in swept[label]},
+    found: Found = {}
+    for label in every:
+        outcomes = [outcome for outcome in study.outcomes if outcome.setting.method == label]
+        tuning = [outcome for outcome in outcomes if not chooses or outcome.seed in study.tuning_seeds]
+        chosen = study.best(label)
+        found[label] = {
+            "chosen": dict(chosen.numbers),
+            "seeds": [
+                _served(outcome, runs.everybody)
+                for outcome in outcomes
+                if outcome.seed < runs.seeds and outcome.setting == chosen
+            ],
+            "valid": _swept(tuning),
         }
-        for label in every
-    }
+    return found
 
 
 def shown(title: str, found: Found) -> None:
@@ -96,19 +95,12 @@ def _grid(runs: Runs, each: Candidates) -> dict[str, list[Any]]:
     return {"rate": list(runs.rates), **{name: list(values) for name, values in each.grid.items()}}
 
 
-def _fixed(each: Candidates, numbers: Mapping[str, Any], _: Mapping[str, Any]) -> eh.Algorithm:
-    return each.make(numbers)
-
-
-def _swept(outcomes: Sequence[Outcome]) -> list[tuple[Mapping[str, Any], float]]:
-    """Each setting with the mean of the validation accuracies of honest clients, over clients and seeds."""
-    by_setting: dict[str, list[Outcome]] = {}
+def _swept(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Setting -> the mean of the validation accuracies of honest clients, over clients and seeds."""
+    by_setting: dict[str, list[float]] = {}
     for each in outcomes:
-        by_setting.setdefault(str(each.setting.numbers), []).append(each)
-    return [
-        (part[0].setting.numbers, float(np.mean([_of(each, "valid")["mean"] for each in part])))
-        for part in by_setting.values()
-    ]
+        by_setting.setdefault(str(dict(each.setting.numbers)), []).append(_of(each, "valid")["mean"])
+    return {setting: float(np.mean(values)) for setting, values in by_setting.items()}
 
 
 def _served(outcome: Outcome, everybody: bool) -> Measures:

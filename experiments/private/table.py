@@ -1,4 +1,4 @@
-"""Private methods at the settings that validation rows choose, all with the same effort."""
+"""A table of private methods, each at the setting that validation rows choose, and the file that keeps it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import optax
 import evenhand as eh
 from evenhand import privacy
 from evenhand.report import statistics
-from evenhand.studies import Family, Outcome
+from evenhand.studies import Family, Outcome, Rule
 from experiments.fairness import write
 
 __all__ = [
+    "BY_ERROR",
     "Candidate",
-    "Found",
     "Numbers",
     "Runs",
     "earlier",
@@ -28,11 +28,14 @@ __all__ = [
     "save",
     "spent",
     "stepping",
-    "tuned",
+    "study",
+    "valid",
     "wanted",
 ]
 
 Numbers = Mapping[str, Any]
+
+BY_ERROR = Rule("valid", "mean", metric="squared_error")
 
 
 class Candidate(NamedTuple):
@@ -43,14 +46,13 @@ class Candidate(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """What all runs of an experiment have in common.
+    """What all runs of a table have in common.
 
     Attributes:
       data: one client; or a function of the seed.
       seeds: 0 and so on.
       tuning: how many further ones choose the settings.
-      score: ``(outcome, split) -> number``, what settings are chosen by.
-      best: ``max`` where larger scores are better, else ``min``.
+      select: how they do.
       folder: keeps each run.
       measure: as for :func:`evenhand.study`.
     """
@@ -58,55 +60,39 @@ class Runs(NamedTuple):
     data: Any
     seeds: int
     tuning: int
-    score: Callable[[Outcome, str], float]
-    best: Callable[..., Outcome] = max
+    select: Rule = Rule("valid", "mean")
     folder: Path | None = None
     measure: Callable[[Any], Mapping[str, float]] | None = None
 
 
-class Found(NamedTuple):
-    """What came of a method.
+def study(name: str, each: Candidate, runs: Runs) -> tuple[Numbers, list[Outcome], list[Outcome]]:
+    """A method's best setting by validation rows, what chose it, and what came of it with the other seeds.
 
-    Attributes:
-      chosen: its best setting.
-      valid: setting -> its score on validation rows.
-      outcomes: the best setting's, one for each seed.
+    A method with a single setting is not tuned.
     """
-
-    chosen: Numbers
-    valid: dict[str, float]
-    outcomes: Sequence[Outcome]
-
-
-def tuned(name: str, each: Candidate, runs: Runs) -> Found:
-    """A method at its best setting by validation rows, run again with the other seeds; a single one is not tuned."""
-    at = runs.folder and runs.folder / name.replace(" ", "_")
-    how: dict[str, Any] = {"rounds": 1, "eval_every": 1, "select": ("valid", "mean"), "measure": runs.measure}
-    best, valid = _single(each), {}
-    if best is None:
-        family = Family(tuple(each.grid), lambda n: eh.algorithms.alone(each.make(n)))
-        tried = eh.study(
-            {name: family},
-            runs.data,
-            seeds=range(runs.seeds, runs.seeds + runs.tuning),
-            grid={name: {key: list(values) for key, values in each.grid.items()}},
-            folder=at and at / "tuning",
-            **how,
-        )
-        valid = {str(dict(o.setting.numbers)): runs.score(o, "valid") for o in tried.outcomes}
-        best = runs.best(tried.outcomes, key=lambda o: runs.score(o, "valid")).setting.numbers
-    fixed = Family((), lambda _: eh.algorithms.alone(each.make(best)))
-    # Step sizes in an optimiser's state do not tell runs apart: each setting has a folder of its own.
-    final = at and at / "-".join(["final", *(f"{key}={value}" for key, value in best.items())])
-    again = eh.study({name: fixed}, runs.data, seeds=runs.seeds, folder=final, **how)
-    return Found(best, valid, again.outcomes)
+    chooses = any(len(values) > 1 for values in each.grid.values())
+    found = eh.study(
+        {name: Family(tuple(each.grid), lambda n: eh.algorithms.alone(each.make(n)))},
+        runs.data,
+        rounds=1,
+        eval_every=1,
+        seeds=runs.seeds,
+        tuning_seeds=runs.tuning if chooses else None,
+        grid={name: {key: list(values) for key, values in each.grid.items()}},
+        select=runs.select,
+        measure=runs.measure,
+        folder=runs.folder and runs.folder / name.replace(" ", "_"),
+    )
+    tuning = [outcome for outcome in found.outcomes if outcome.seed in found.tuning_seeds]
+    reported = [outcome for outcome in found.outcomes if outcome.seed not in found.tuning_seeds]
+    if not reported:
+        found.best(name)  # a sentence on why no setting was chosen
+    return reported[0].setting.numbers, tuning, reported
 
 
-def _single(each: Candidate) -> Numbers | None:
-    """The setting of a method that has no other."""
-    if any(len(values) > 1 for values in each.grid.values()):
-        return None
-    return {key: values[0] for key, values in each.grid.items()}
+def valid(tuning: Iterable[Outcome], score: Callable[[Outcome, str], float]) -> dict[str, float]:
+    """Setting -> its score on the validation rows that chose."""
+    return {str(dict(outcome.setting.numbers)): score(outcome, "valid") for outcome in tuning}
 
 
 def stepping(
