@@ -26,6 +26,7 @@ __all__ = [
     "CHECKSUMS",
     "FORMAT",
     "SHA256",
+    "NewerFormat",
     "Sum",
     "as_json",
     "changed_files",
@@ -38,6 +39,7 @@ __all__ = [
     "read_json",
     "read_sums",
     "resealed",
+    "stamped",
     "sum_of",
     "sum_of_file",
     "sums_of",
@@ -165,11 +167,21 @@ FORMAT = 2
 """Of run folders and studies.  1, which no file names: without ``results.npz``, and without this number."""
 
 
+class NewerFormat(EvenhandError):
+    """What a later version of Evenhand wrote, in a format that this one does not know."""
+
+
+def stamped(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with the format that it is in, and the version of Evenhand that reads it."""
+    return {"format": FORMAT, "evenhand": __version__, **value}
+
+
 def check_format(path: Path, value: Mapping[str, Any]) -> None:
     """Refuses a JSON object that a later version of Evenhand wrote in a format of its own.
 
     Raises:
-      EvenhandError: its ``"format"`` is not known here.
+      NewerFormat: it did.
+      EvenhandError: its ``"format"`` is none.
     """
     kind = value.get("format", 1)
     if type(kind) is not int or kind < 1:
@@ -177,7 +189,7 @@ def check_format(path: Path, value: Mapping[str, Any]) -> None:
     if kind > FORMAT:
         writer = value.get("evenhand")
         version = f"Evenhand {writer:.40}" if isinstance(writer, str) else "the version that wrote it"
-        raise EvenhandError(
+        raise NewerFormat(
             f"{path} has format {kind}, which Evenhand {__version__} does not know: read it with {version} or later."
         )
 

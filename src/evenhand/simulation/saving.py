@@ -22,13 +22,13 @@ from evenhand.evaluation import ClassMetrics
 from evenhand.privacy import Account
 from evenhand.records import (
     CHECKSUMS,
-    FORMAT,
     LOCK,
     held,
     json_text,
     recovered,
     replacing,
     replacing_folder,
+    stamped,
     sums_of,
     write_arrays,
     write_sums,
@@ -172,9 +172,7 @@ _OWN = {
 
 def configuration(method: str, options: Mapping[str, Any], data: FederatedDataset) -> dict[str, Any]:
     """What ``config.json`` says of every run: the method, the options, the data and the versions."""
-    return {
-        "format": FORMAT,
-        "evenhand": __version__,
+    about = {
         "method": method,
         "options": dict(options),
         "data": {
@@ -191,6 +189,7 @@ def configuration(method: str, options: Mapping[str, Any], data: FederatedDatase
             "python": platform.python_version(),
         },
     }
+    return stamped(about)
 
 
 def write_results(
