@@ -9,12 +9,11 @@ applied to new rows.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TextIO, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -23,16 +22,16 @@ import numpy.typing as npt
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from evenhand.cli._arguments import METHODS, Composed, options_of
+from evenhand.cli._arguments import construct, hyphenated, options_of
 from evenhand.cli._data import DataOptions
-from evenhand.cli._run import ELSEWHERE, Place, Recorded, Run, changes, config_file, is_group, naming
+from evenhand.cli._run import ELSEWHERE, Place, Recorded, Run, changes, config_file, naming
 from evenhand.cli._terminal import remark, say
 from evenhand.data import Features, Form, load_features
 from evenhand.data.loaders import NewRows
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import is_share, outputs, unlabelled
 from evenhand.evaluation.metrics import check, measure, resolved
-from evenhand.expressions import called, canonical
+from evenhand.expressions import canonical, plugins
 from evenhand.records import CHECKSUMS, check_format, held, read_json, replacing, writing
 from evenhand.simulation import Checkpoint, SavedRun, load_run
 from evenhand.simulation.folder import (
@@ -56,16 +55,13 @@ from evenhand.types import Model, Params
 __all__ = [
     "Predict",
     "Resume",
-    "continued",
     "recorded",
-    "with_method",
+    "recorded_run",
 ]
 
 
 # --- config.json, read back into options --------------------------------------------------------------------
 
-
-_T = TypeVar("_T")
 
 _EITHER = {"epochs": "steps", "steps": "epochs", "stragglers": "systems", "systems": "stragglers"}
 
@@ -89,36 +85,26 @@ def recorded(path: Path) -> Recorded:
             f"{path} is not the configuration of a run: name the config.json of a run folder."
         )
     with naming(path):
-        return Recorded(path, canonical(method), options)
+        return Recorded(path, canonical(method), options, dict_in(config, "plugins"))
 
 
-def with_method(words: Sequence[str], before: Recorded) -> list[str]:
-    """``run --config FILE --mu 1`` with the method of the file, whose options these are."""
-    name = called(before.method)[0].replace("_", "-")
-    method = [name] if name in METHODS else [Composed.name, f"--expression={before.method}"]
-    return ["run", *method, *words[1:]]
+def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] | None = None) -> Run:
+    """A run with the options that a file records, except for those that are ``given``.
 
-
-def continued(run: _T, given: Collection[str], before: Recorded) -> _T:
-    """``run``, with the options that were not ``given`` as they were ``before``.
+    Args:
+      before: what the file says.
+      method: the expression of the method.
+      given: name -> value.
 
     Raises:
       EvenhandError: the file has a setting that no run has, or a value of another kind.
     """
+    given = {} if given is None else given
     dropped = {other for name, other in _EITHER.items() if name in given}.union(given)
     kept = {name: value for name, value in before.options.items() if name not in dropped}
-    return filled(run, before._replace(options=kept))
-
-
-def filled(run: _T, before: Recorded) -> _T:
-    """``run``, with the options that a file records.
-
-    Raises:
-      EvenhandError: there is no such option, or the value is of another kind.
-    """
-    known = options_of(type(run))
-    for name, value in before.options.items():
-        option = f"--{name.replace('_', '-')}"
+    known = options_of(Run)
+    for name, value in kept.items():
+        option = f"--{hyphenated(name)}"
         if option not in known or "-" in name:
             raise EvenhandError(f"{before.path}: run has no option {option}: leave {name!r:.40} out.")
         if known[option].inverts:
@@ -127,16 +113,8 @@ def filled(run: _T, before: Recorded) -> _T:
         if not known[option].holds(value):
             takes = known[option] if known[option].kinds else "true or false"
             raise EvenhandError(f"{before.path}: {option} takes {takes}, not {value!r:.40}.")
-    return _filled(run, before.options)
-
-
-def _filled(options: _T, values: Mapping[str, Any]) -> _T:
-    changed = {
-        name: _filled(value, values) if is_group(name, value) else values[name]
-        for name, value in vars(options).items()
-        if is_group(name, value) or (name in values and name not in ELSEWHERE)
-    }
-    return dataclasses.replace(options, **changed)  # pyright: ignore[reportArgumentType]  (it is a dataclass)
+    kept = {name: value for name, value in kept.items() if name not in ELSEWHERE}
+    return construct(Run, {**kept, **given, "method": method})
 
 
 # --- evenhand resume ----------------------------------------------------------------------------------------
@@ -233,11 +211,19 @@ def _restored(path: Path) -> Run:
     """The command that a ``config.json`` records."""
     try:
         before = recorded(path)
-        run = filled(Run(Composed(before.method)), before)
+    except EvenhandError as error:
+        raise _damaged(path, error) from None
+    plugins.moved(path, before.plugins)  # one that is missing is not damage
+    try:
+        run = recorded_run(before, before.method)
         run.check()
     except EvenhandError as error:
-        raise EvenhandError(f"{path} is damaged: {str(error).removeprefix(f'{path}: ')}") from None
+        raise _damaged(path, error) from None
     return run
+
+
+def _damaged(path: Path, error: EvenhandError) -> EvenhandError:
+    return EvenhandError(f"{path} is damaged: {str(error).removeprefix(f'{path}: ')}")
 
 
 def _ended(folder: Path, condition: Condition) -> int | None:
@@ -371,12 +357,17 @@ def _trained(folder: Path, *, quiet: bool) -> _Trained:
     saved = load_run(folder)
     for sentence in [] if quiet else saved.remarks:
         remark(sentence)
-    form, options = saved.form, DataOptions(client_column=str(saved.info.get("client_column") or "client"))
+    form, options = (
+        saved.form,
+        DataOptions(client_column=saved.config["data"].get("client_column") or "client"),
+    )
     model = saved.model
     if saved.is_of_command:
         before = recorded(path)
+        if (sentence := plugins.moved(path, before.plugins)) is not None and not quiet:
+            remark(sentence)
         with naming(path):
-            run = filled(Run(Composed(before.method)), before)
+            run = recorded_run(before, before.method)
             # Of the method, since a method may train another model than the one that it is given.
             model, options = run.algorithm(run.model.rebuilt(form), Console(quiet=True)).model, run.data
     if model is None:

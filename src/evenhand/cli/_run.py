@@ -10,46 +10,42 @@ import dataclasses
 import re
 import shutil
 import sys
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from rich.console import Console
-from tyro.conf import arg
+from tyro.conf import Suppress
 
 from evenhand import simulation
-from evenhand.cli._arguments import Composed, MethodChoice
 from evenhand.cli._data import DataOptions, check_labels, idle, remarks, without_effect
 from evenhand.cli._folder import claim, free
 from evenhand.cli._keep import BestRound, Results, Rule, best_so_far, copied, rule_of, with_best
+from evenhand.cli._methods import Recipe
 from evenhand.cli._options import (
-    Budget,
     LocalOptions,
     ModelOptions,
     TrainingOptions,
-    budget,
     check_trackers,
     of_run,
     trackers,
-    with_noise,
 )
-from evenhand.cli._terminal import metric_table, overview, remark, say
+from evenhand.cli._terminal import remark, say, show_comparison
 from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales
 from evenhand.evaluation.metrics import resolved
-from evenhand.expressions import ExpressionError, built
-from evenhand.local import Work
+from evenhand.expressions import ExpressionError, parse, plugins
+from evenhand.expressions.reading import plugins_in, shadowed
 from evenhand.records import json_text, read_json, replacing, uninterrupted, write_text, writing
 from evenhand.report import (
     compare,
     in_words,
     latest,
-    metric_remarks,
     privacy_line,
     swing,
     write_report,
@@ -83,8 +79,6 @@ __all__ = [
     "Run",
     "changes",
     "config_file",
-    "described",
-    "is_group",
     "naming",
     "record",
 ]
@@ -97,7 +91,7 @@ __all__ = [
 class Run:
     """Train METHOD on data spread over clients; `run METHOD --help` shows all options."""
 
-    method: Annotated[MethodChoice, arg(name="")]
+    method: Suppress[str]
     training: TrainingOptions = field(default_factory=TrainingOptions)
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -107,61 +101,37 @@ class Run:
         """Trains, writes the run folder and returns the exit code."""
         options = self.training
         folder = self._default_folder() if options.out is None else options.out
-        trackers(options.watch, folder)  # one that is not installed is told before anything is loaded
+        trackers(options.watch, folder)  # one that is not installed is reported before anything is loaded
         with free(folder, overwrite=options.overwrite):
             check_labels(self.data)
             data = self.data.load()
-            return self._funded(data)._start(data, folder)
+            model = self.model.build(data) if options.limit is not None else toy_model()
+            recipe = self.recipe.funded(self._divided(data)[0], model)
+            return replace(self, method=recipe.text)._start(data, folder)
 
     def _start(self, data: FederatedDataset, folder: Path) -> int:
         config, options = self.recorded(data), self.training
         if not options.quiet:
             for sentence in remarks(data):
                 say(Console(file=sys.stderr, highlight=False), sentence)
-            cautions = idle(flat(self), flat(Run(self.method)), data)
+            cautions = idle(flat(self), flat(Run(self.method)), data) + shadowed(self.method)
             cautions += [] if options.config is None else changes(options.config, config)
             for sentence in cautions:
                 remark(sentence)
         return self.train(data, Place(folder, config, resumed=False))
 
-    def _funded(self, data: FederatedDataset) -> Run:
-        """The same run, with noise for its budget where the method has none."""
-        if (limit := self.budget) is None:
-            return self
-        trained = self._divided(data)[0]
-
-        def method(text: str) -> Algorithm:
-            with suppress(ModelError):  # the toy model is not the user's
-                return replace(self, method=Composed(text)).algorithm(toy_model(), Console(quiet=True))
-            return replace(self, method=Composed(text)).algorithm(self.model.build(data), Console(quiet=True))
-
-        return replace(self, method=Composed(limit.expression(self.method.text(), trained, method)))
-
     @property
-    def budget(self) -> Budget | None:
-        """What the run may spend of its clients' privacy."""
-        return budget(self.training.epsilon, self.training.delta, self.training.rounds)
+    def recipe(self) -> Recipe:
+        """The method before its model is known."""
+        return Recipe(self.method, self.local.work, self.training.limit)
 
     def recorded(self, data: FederatedDataset) -> dict[str, Any]:
         """What ``config.json`` holds of this run on ``data``."""
         options = flat(self)
         unused = without_effect(options, data)
-        if not self._has_local_options():
+        if not self.recipe.takes_work():
             unused += flat(self.local)
-        return described(self.method.text(), replace(self, data=self.data.rooted()), data, unused)
-
-    def _has_local_options(self) -> bool:
-        """Whether the method takes its local work from the options, rather than from its expression."""
-        asked: list[bool] = []
-
-        def work() -> Work:
-            asked.append(True)
-            return self.local.work(toy_model())
-
-        text = self.method.text() if self.training.epsilon is None else with_noise(self.method.text(), 1.0)
-        with suppress(ModelError):  # the toy model is not the user's
-            built(text, Algorithm, toy_model(), work)
-        return bool(asked)
+        return described(self.method, replace(self, data=self.data.rooted()), data, unused)
 
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
@@ -171,7 +141,7 @@ class Run:
         data, unseen = self._divided(data)
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
         algorithm = self.algorithm(model, console)
-        if (limit := self.budget) is not None:
+        if (limit := options.limit) is not None:
             algorithm = limit.checked(algorithm, data, resumed=place.resumed)
         if (finding := feature_scales(data)) is not None:
             say(console, finding.sentence, "yellow")
@@ -182,7 +152,7 @@ class Run:
             algorithm,
             data,
             rounds=options.rounds,
-            cohort=None if options.cohort == "all" else options.cohort,
+            cohort=options.clients_per_round,
             seed=options.seed,
             eval_every=options.every,
             systems=self.systems(model),
@@ -194,7 +164,8 @@ class Run:
             metrics=options.metrics or (),
             untrained=options.untrained,
             watch=[
-                of_run(each, place.folder, place.config) for each in trackers(options.watch, place.folder)
+                of_run(tracker, place.folder, place.config)
+                for tracker in trackers(options.watch, place.folder)
             ],
         )
         return record(runs, place, rounds=options.rounds, console=console, unseen=unseen)
@@ -209,14 +180,17 @@ class Run:
         Args:
           before: the configuration that the run starts from; a fault that it holds is reported with its file.
         """
-        model, path = toy_model(), None if before is None else before.path
-        is_same = before is not None and before.method == self.method.text()
-        with naming(path if is_same else None), suppress(ModelError):  # the toy model is not the user's
-            self.algorithm(model, Console(quiet=True))
-        for name, build in (("systems", self.systems), ("attack", self.attack)):
-            is_same = before is not None and before.options.get(name) == vars(self.training)[name]
-            with naming(path if is_same else None):
-                build(model)
+        model, recorded = toy_model(), {} if before is None else {**before.options, "method": before.method}
+        parts: dict[str, Callable[[Model], Any]] = {
+            "method": self.recipe.build,
+            "systems": self.systems,
+            "attack": self.attack,
+        }
+        now = {**vars(self.training), "method": self.method}
+        for name, build in parts.items():
+            is_same = before is not None and recorded.get(name) == now[name]
+            with naming(before.path if before and is_same else None), suppress(ModelError):
+                build(model)  # a toy model, which is not the user's
         metrics = resolved(self.training.metrics or ())
         check_trackers(self.training.watch)
         if (rule := rule_of(self.training.keep)) is not None:
@@ -224,19 +198,11 @@ class Run:
 
     def algorithm(self, model: Model, console: Console) -> Algorithm:
         """The method; the ``console`` shows which options of local work it does without."""
-        asked: list[bool] = []
-
-        def work() -> Work:
-            asked.append(True)
-            return self.local.work(model)
-
-        text = self.method.text()
-        text = text if self.training.epsilon is None else with_noise(text, 1.0)
-        algorithm = built(text, Algorithm, model, work)
-        if not asked and self.local.idle:
-            idle = " and ".join(self.local.idle)
-            say(console, f"{idle}: no effect, since {text:.80} sets its own local work.", "yellow")
-        return algorithm
+        recipe = self.recipe
+        if self.local.idle and not recipe.takes_work(model):
+            unused = " and ".join(self.local.idle)
+            say(console, f"{unused}: no effect, since {recipe.text:.80} sets its own local work.", "yellow")
+        return recipe.build(model)
 
     def systems(self, model: Model) -> Systems | None:
         """Which clients are slow or drop out."""
@@ -245,15 +211,15 @@ class Run:
             return stragglers(share) if share else None
         if share:
             raise EvenhandError("--systems and --stragglers exclude each other: give one of them.")
-        return built(text, Systems, model, lambda: self.local.work(model))
+        return parse(text, Systems, model, lambda: self.local.work(model))
 
     def attack(self, model: Model) -> Attack | None:
         """What malicious clients do."""
         text = self.training.attack
-        return None if text is None else built(text, Attack, model, lambda: self.local.work(model))
+        return None if text is None else parse(text, Attack, model, lambda: self.local.work(model))
 
     def _default_folder(self) -> Path:
-        names = (self.method.text()[:60], Path(self.data.data).name)
+        names = (self.method[:60], Path(self.data.data).name)
         words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
         return Path("runs") / f"{'-'.join(words)}-{self.training.seed}"
 
@@ -407,30 +373,26 @@ def _print_result(
     folder: Path, run: simulation.Run, rounds: int, *, interrupted: bool, resumable: bool
 ) -> None:
     console = Console(highlight=False)
-    of = compare(load_run(folder).view())
-    for notice in of.notices:
-        if notice.finding.kind != "scales":  # said before the training
-            say(console, notice.text, "yellow")
+    comparison = compare(load_run(folder).view())
     sizes = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test examples"
-    say(console, f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}")
-    console.print(overview(of))
-    if (table := metric_table(of)) is not None:
-        console.print(table)
-    for sentence in metric_remarks(of):
+    clients = f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}"
+    show_comparison(
+        comparison, console, lines=[clients], without=["scales"]
+    )  # which was said before the training
+    view, split, metric = comparison.runs[0], comparison.split, comparison.metric
+    if sentence := in_words(view, split, metric):
         say(console, sentence)
-    for sentence in filter(None, (in_words(of.runs[0], of.split, of.metric),)):
-        say(console, sentence)
-    if told := of.runs[0].info.get("privacy"):
-        say(console, privacy_line(told))
-    swung = swing(run.history, of.split, of.metric)
-    if (kept := of.runs[0].info.get("kept")) is not None:
+    if guarantee := view.info.get("privacy"):
+        say(console, privacy_line(guarantee))
+    swung = swing(run.history, split, metric)
+    if (kept := view.info.get("kept")) is not None:
         say(console, f"{kept[:1].upper()}{kept[1:]}.")
-        measured = of.runs[0].clients[of.split]
+        measured = view.clients[split]
         if lacking := ",".join(metric.name for metric in run.metrics if metric.name not in measured):
             measures = f"`evenhand predict {folder} --data FILE --metrics {lacking}` measures the kept model"
             say(console, f"{lacking}: not measured, since --metrics are those of the last round; {measures}.")
     elif swung is not None:
-        say(console, f"This has not settled: the {of.split} {of.metric} {swung.text}.")
+        say(console, f"This has not settled: the {split} {metric} {swung.text}.")
     done = int(run.history["round"][-1])
     if interrupted:
         resume = f", and `evenhand resume {folder}` continues" if resumable else ""
@@ -467,11 +429,13 @@ class Recorded(NamedTuple):
       path: the file.
       method: an expression, canonical.
       options: name -> value.
+      plugins: other packages that it used -> their versions.
     """
 
     path: Path
     method: str
     options: dict[str, Any]
+    plugins: Mapping[str, str] = {}
 
 
 def described(
@@ -486,8 +450,13 @@ def described(
       without_effect: the options that have none in this run: the file keeps them, and reports leave them out.
     """
     kept = {name: value for name, value in flat(options).items() if name not in ELSEWHERE}
-    unused = [name for name in kept if name in without_effect]
-    return {**configuration(method, kept, data), "without_effect": unused}
+    texts = [method, *(kept[name] for name in ("attack", "systems") if name in kept)]
+    used = {plugin.distribution: plugin.version for text in texts for plugin in plugins_in(text)}
+    return {
+        **configuration(method, kept, data),
+        "without_effect": [name for name in kept if name in without_effect],
+        **({"plugins": used} if used else {}),
+    }
 
 
 def changes(path: Path, config: Mapping[str, Any]) -> list[str]:
@@ -496,6 +465,8 @@ def changes(path: Path, config: Mapping[str, Any]) -> list[str]:
     if dict_in(old, "data").get("fingerprint") != config["data"]["fingerprint"]:
         return [f"The data are not those of {path}, so the numbers will differ."]
     versions = dict_in(old, "versions")
+    if (sentence := plugins.moved(path, dict_in(old, "plugins"))) is not None:
+        return [sentence]
     moved = [name for name, version in config["versions"].items() if versions.get(name) != version]
     if moved:
         return [f"{', '.join(moved)} changed since {path} was written: the last digits may differ."]
@@ -506,7 +477,7 @@ def flat(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that have a value, those of the dataclasses in it included."""
     options: dict[str, Any] = {}
     for name, item in vars(value).items():
-        if is_group(name, item):
+        if dataclasses.is_dataclass(item):
             options.update(flat(item))
         elif item is not None:
             options[name] = item
@@ -531,8 +502,3 @@ def naming(path: Path | None) -> Generator[None]:
         if path is None:
             raise
         raise EvenhandError(f"{path}: {error}") from None
-
-
-def is_group(name: str, value: Any) -> bool:
-    """Whether a field holds options, rather than one."""
-    return dataclasses.is_dataclass(value) and name != "method"

@@ -213,9 +213,9 @@ class Run(Results):
     def _of_clients(self) -> tuple[Finding | None, ...]:
         """The findings about personal models."""
         adapts, keeps = self.algorithm.adapt is not None, self.algorithm.personal_params is not None
-        who = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
-        meant = ~self.malicious[who] & ((self.last_round[who] > 0) | adapts)
-        names = [self.data.client_ids[k] for k in who]
+        evaluated = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
+        meant = ~self.malicious[evaluated] & ((self.last_round[evaluated] > 0) | adapts)
+        names = [self.data.client_ids[k] for k in evaluated]
         diverged = diverged_clients(self.clients["train"], self.initial_loss, meant, names, self._noun)
         if not keeps:
             return (diverged,)
@@ -224,7 +224,7 @@ class Run(Results):
             self.history,
             initial=self.untrained == "initial",
             adapts=adapts,
-            chosen=who[honest_among(self.malicious, self.evaluated)],
+            chosen=evaluated[honest_among(self.malicious, self.evaluated)],
             noun=self._noun,
         )
         return diverged, untrained
@@ -364,8 +364,8 @@ class Run(Results):
           EvenhandError: the model does not fit the examples.
         """
         check_process()
-        how = (data, self.data.form, self.seed, self.untrained, self.metrics)
-        kept, served = serve_newcomers(self.algorithm, self.kept.server, *how)
+        context = (data, self.data.form, self.seed, self.untrained, self.metrics)
+        kept, served = serve_newcomers(self.algorithm, self.kept.server, *context)
         return replace(
             self,
             data=data,
@@ -389,13 +389,13 @@ class Run(Results):
 
         Malicious clients are in it; what is shown is about the honest ones (:func:`evenhand.report.honest`).
         """
-        ids, who = self._evaluated_ids(), self.evaluated
-        chosen = honest_among(self.malicious, who)
-        sizes = {name: rows for name, rows in split_sizes(self.data, who).items() if rows.any()}
+        ids, evaluated = self._evaluated_ids(), self.evaluated
+        chosen = honest_among(self.malicious, evaluated)
+        sizes = {name: rows for name, rows in split_sizes(self.data, evaluated).items() if rows.any()}
         clients = {name: self.clients[name] for name in sizes}
         named = {
-            split: by_class(found.among(chosen), self.data.classes, self.data.num_classes or 0)
-            for split, found in self.classes.items()
+            split: by_class(cells.among(chosen), self.data.classes, self.data.num_classes or 0)
+            for split, cells in self.classes.items()
             if split in sizes
         }
         info = {**self.info, "seed": self.seed, "clients": self.data.num_clients, "by_class": named}
@@ -406,12 +406,22 @@ class Run(Results):
         if (constant := self._constant) is not None:
             info["constant"] = {"metric": "loss", "split": constant.split, "mean": constant.constant}
         classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
-        malicious = self.malicious if who is None else self.malicious[who]
-        found = RunView(title, self.history, sizes, ids, clients, info, config or {}, classes, self.findings)
-        found = found._replace(last_round=self.last_round if who is None else self.last_round[who])
-        found = found._replace(malicious=malicious) if self.malicious.any() else found
+        malicious = self.malicious if evaluated is None else self.malicious[evaluated]
+        view = RunView(
+            title=title,
+            history=self.history,
+            sizes=sizes,
+            client_ids=ids,
+            clients=clients,
+            info=info,
+            config=config or {},
+            classes=classes,
+            findings=self.findings,
+            malicious=malicious if self.malicious.any() else None,
+            last_round=self.last_round if evaluated is None else self.last_round[evaluated],
+        )
         if unseen is None:
-            return found
+            return view
         sizes, noun = split_sizes(unseen), "unseen client"
         missing = unmeasured(sizes, noun=noun, cure="")
         more = () if missing is None else (missing._replace(split="unseen"),)
@@ -421,7 +431,7 @@ class Run(Results):
             for x in self.findings
         ]
         findings = (*filter(None, own), *more)
-        return found._replace(unseen=self.serve(unseen).view(title), findings=findings)
+        return view._replace(unseen=self.serve(unseen).view(title), findings=findings)
 
     def report(self, path: str | Path, title: str = "run", *, unseen: FederatedDataset | None = None) -> Path:
         """Writes one self-contained HTML page about this run and returns its path.
@@ -476,10 +486,10 @@ class Run(Results):
         }
 
 
-def split_sizes(data: FederatedDataset, who: NDArray | None = None) -> dict[str, NDArray]:
+def split_sizes(data: FederatedDataset, chosen: NDArray | None = None) -> dict[str, NDArray]:
     """Rows per client of each split, of all clients or of some."""
     sizes = {"train": data.train.sizes, "valid": data.valid.sizes, "test": data.test.sizes}
-    return sizes if who is None else {name: rows[who] for name, rows in sizes.items()}
+    return sizes if chosen is None else {name: rows[chosen] for name, rows in sizes.items()}
 
 
 # --- clients that took no part in the training ------------------------------------------------------------------------
@@ -505,20 +515,20 @@ def serve_newcomers(
       untrained: as in :func:`evenhand.simulate`; the initial personal state is the one of the present global model.
       metrics: what is measured besides the model's own metrics.
     """
-    for what, old, new in (
+    for property, old, new in (
         ("examples of shape", form.shape, data.feature_shape),
         ("features of type", form.dtype, data.train.x.dtype),
     ):
         if old != new:
             raise EvenhandError(
-                f"serve({data.name!r}): it has {what} {new}, but the model was trained on {old}."
+                f"serve({data.name!r}): it has {property} {new}, but the model was trained on {old}."
             )
     check_model(algorithm.model, data)
     job = Job(algorithm, data, rounds=0, seed=seed, untrained=untrained, execution=_ONE_BY_ONE)
     setup = set_up(job)
-    one = algorithm.init_client(algorithm.global_params(server))
+    newcomer = algorithm.init_client(algorithm.global_params(server))
     never = jnp.zeros(data.num_clients, jnp.int32)
-    state = RoundState(server, setup.state.aggregators, stored(one, data.num_clients), never)
+    state = RoundState(server, setup.state.aggregators, stored(newcomer, data.num_clients), never)
     evaluation = Evaluation(setup, job)
     served = evaluation.served(state)
     return Kept(state), served.with_metrics(evaluation.measured(state, metrics)) if metrics else served
