@@ -128,6 +128,55 @@ def test_python_reads_what_the_command_line_wrote(commanded: Path, table: Path) 
     assert saved.summary() != saved.summary("train")
 
 
+def begin(table: Path, out: Path, *words: str) -> int:
+    options = ["--data", str(table), "--rounds", "2", "--eval-every", "1", "--lr", "0.1", "--quiet"]
+    return main(["run", "fedavg", *options, "--out", str(out), *words])
+
+
+def test_a_run_begins_from_a_trained_model(
+    commanded: Path, run: Run, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert begin(table, tmp_path / "a", "--start", str(commanded)) == 0
+    assert begin(table, tmp_path / "b") == 0
+    assert begin(table, tmp_path / "c", "--start", str(run.save(tmp_path / "python"))) == 0
+    start, (a, b, c) = eh.load_run(commanded), (eh.load_run(tmp_path / name) for name in "abc")
+    assert a.history["train_loss"][0] < b.history["train_loss"][0]
+    assert a.history["train_loss"][0] != c.history["train_loss"][0] < b.history["train_loss"][0]
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert config["options"]["start"] == str(commanded)
+    assert config["start"] == {"sha256": start.params_sum}
+    data = eh.data.load(table)
+    work = eh.local.sgd(eh.models.softmax_regression(3, classes=2), 0.1, epochs=1, batch_size=10)
+    same = eh.simulate(eh.algorithms.fedavg(work), data, rounds=2, eval_every=1, start=start.params)
+    np.testing.assert_array_equal(a.history["train_loss"], same.history["train_loss"])
+
+
+def test_a_model_of_another_shape_is_no_start(
+    table: Path, commanded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert begin(table, tmp_path / "a", "--start", str(commanded), "--model", "mlp") == 2
+    said = capsys.readouterr().err
+    assert "its model is another than the one to be trained here" in said and said.count("\n") == 1
+    assert begin(table, tmp_path / "b", "--start", str(tmp_path / "none")) == 2
+    assert "config.json does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+
+
+def test_a_resumed_run_has_the_start_that_it_began_from(
+    table: Path, commanded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = Path(shutil.copytree(commanded, tmp_path / "start"))
+    assert begin(table, tmp_path / "a", "--start", str(start), "--checkpoint", "0") == 0
+    assert begin(table, tmp_path / "b", "--start", str(start), "--rounds", "4") == 0
+    assert main(["resume", str(tmp_path / "a"), "--rounds", "4", "--quiet"]) == 0
+    a, b = (eh.load_run(tmp_path / name) for name in "ab")
+    np.testing.assert_array_equal(a.history["train_loss"], b.history["train_loss"])
+    shutil.rmtree(start)
+    shutil.copytree(tmp_path / "b", start)
+    assert main(["resume", str(tmp_path / "a"), "--rounds", "6", "--quiet"]) == 2
+    assert "is not the one from which" in capsys.readouterr().err
+
+
 def test_an_older_folder_is_read(commanded: Path, tmp_path: Path) -> None:
     """As version 0.1 wrote them: no results.npz, no format, and a summary without what came later."""
     old = Path(shutil.copytree(commanded, tmp_path / "old"))
@@ -141,8 +190,8 @@ def test_an_older_folder_is_read(commanded: Path, tmp_path: Path) -> None:
     sums = json.loads((old / "checksums.json").read_text())
     del sums["results.npz"]
     for name in ("config.json", "summary.json"):
-        of = sum_of((old / name).read_bytes())
-        sums[name] = {"bytes": of.length, "sha256": of.sha256}
+        entry = sum_of((old / name).read_bytes())
+        sums[name] = {"bytes": entry.length, "sha256": entry.sha256}
     (old / "checksums.json").write_text(json.dumps(sums))
     new, saved = eh.load_run(commanded), eh.load_run(old)
     assert saved.remarks == ()

@@ -112,9 +112,9 @@ def trained() -> Callable[[str], eh.Run]:
 def assert_same_bits(a: Params, b: Params) -> None:
     left, right = jax.tree.leaves(a), jax.tree.leaves(b)
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    for one, other in zip(left, right, strict=True):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    for leaf, other in zip(left, right, strict=True):
+        assert (leaf.dtype, leaf.shape) == (other.dtype, other.shape)
+        assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes()
 
 
 def assert_same_arrays(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
@@ -152,8 +152,8 @@ def test_everything_comes_back(kind: str, trained: Callable[[str], eh.Run], tmp_
     assert_same_arrays(saved.per_round, run.per_round)
     for split in ("train", "valid", "test"):
         assert_same_arrays(saved.client_metrics(split), run.client_metrics(split))
-        for who in ("all", "honest", "malicious") if run.malicious.any() else ("all", "honest"):
-            before, after = run.summary(split, who=who), saved.summary(split, who=who)
+        for group in ("all", "honest", "malicious") if run.malicious.any() else ("all", "honest"):
+            before, after = run.summary(split, who=group), saved.summary(split, who=group)
             assert_same_arrays(after, before)
             assert (after.clients, after.metric, after.split) == (before.clients, before.metric, before.split)
     assert set(saved.classes) == set(run.classes)
@@ -272,12 +272,12 @@ def test_a_changed_model_is_not_taken_for_the_one_of_its_name(tmp_path: Path) ->
 def test_models_of_the_library_are_known_by_name(made: Callable[[], eh.Model]) -> None:
     from evenhand.simulation.saving import described
 
-    one, other = made(), described(made().name)
-    assert other is not None and other.name == one.name
+    model, other = made(), described(made().name)
+    assert other is not None and other.name == model.name
     x = jax.numpy.linspace(-1, 1, 12).reshape(4, 3)
-    params = one.init(jax.random.key(1))
+    params = model.init(jax.random.key(1))
     assert_same_bits(other.init(jax.random.key(1)), params)
-    assert_same_bits(other.apply(params, x), one.apply(params, x))
+    assert_same_bits(other.apply(params, x), model.apply(params, x))
 
 
 @pytest.mark.parametrize(
@@ -332,15 +332,15 @@ FILES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
+    ("name", "damage"),
     [*product(FILES, ["missing", "empty", "changed"]), ("config.json", "missing"), ("config.json", "empty")],
 )
 def test_a_damaged_file_is_one_sentence(
-    name: str, how: str, trained: Callable[[str], eh.Run], tmp_path: Path
+    name: str, damage: str, trained: Callable[[str], eh.Run], tmp_path: Path
 ) -> None:
     folder = trained("personal").save(tmp_path / "a")
     path = folder / name
-    match how:
+    match damage:
         case "missing":
             path.unlink()
         case "empty":
@@ -349,7 +349,7 @@ def test_a_damaged_file_is_one_sentence(
             data = bytearray(path.read_bytes())
             data[len(data) // 2] ^= 1
             path.write_bytes(bytes(data))
-    if (name, how) == ("checksums.json", "missing"):  # as in folders of earlier versions
+    if (name, damage) == ("checksums.json", "missing"):  # as in folders of earlier versions
         saved = eh.load_run(folder)
         assert "damage would go unnoticed" in saved.remarks[0]
         losses = [run.client_metrics()["loss"] for run in (saved, trained("personal"))]

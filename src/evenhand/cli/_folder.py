@@ -112,8 +112,8 @@ def study_in(folder: Path) -> bool:
       EvenhandError: there is no such folder, or it is that of a study that has not ended.
     """
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise EvenhandError(f"{folder} {what}: name a folder that `evenhand run` or `evenhand study` wrote.")
+        fault = "is not a folder" if folder.exists() else "does not exist"
+        raise EvenhandError(f"{folder} {fault}: name a folder that `evenhand run` or `evenhand study` wrote.")
     if (folder / "study.json").is_file():
         return True
     if (folder / "runs").is_dir() and not (folder / CONFIG).is_file():

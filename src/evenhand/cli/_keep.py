@@ -65,8 +65,8 @@ class Rule(NamedTuple):
     @property
     def words(self) -> str:
         """The rule as a sentence names it."""
-        of = "" if self.metric is None else f"{self.metric}, "
-        return f"best {SPLIT_NAMES[self.split]} {of}{_WORDS.get(self.statistic, self.statistic)}"
+        metric = "" if self.metric is None else f"{self.metric}, "
+        return f"best {SPLIT_NAMES[self.split]} {metric}{_WORDS.get(self.statistic, self.statistic)}"
 
     def check_metric(self, last: Collection[str]) -> None:
         """Refuses a metric that is measured after the ``last`` round only."""
@@ -133,10 +133,10 @@ def rule_of(text: str) -> Rule | None:
         )
     if split not in SPLIT_NAMES:
         raise EvenhandError(f"--keep {text:.60}: there is no split {split!r:.40}: write valid or train.")
-    known = set(summarize([0.5, 1.0]))
-    if statistic not in known:
+    names = set(summarize([0.5, 1.0]))
+    if statistic not in names:
         raise EvenhandError(
-            f"--keep {text:.60}: there is no statistic {statistic!r:.40}{perhaps(statistic, known)}: write mean, "
+            f"--keep {text:.60}: there is no statistic {statistic!r:.40}{perhaps(statistic, names)}: write mean, "
             "worst10, variance or another that summary.json lists."
         )
     return Rule(split, statistic, parts[2] if len(parts) == 3 else None, text)

@@ -279,6 +279,8 @@ class TrainingOptions(SharedOptions):
     """seed of the initial model, cohorts, batches and stragglers"""
     unseen: float = 0.0
     """share of the clients set aside, to measure how well the method serves clients not seen in training"""
+    start: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="(default: a new model)")] = None
+    """begin from the global model of this run folder"""
     lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
     """clients trained side by side"""
     checkpoint: float | Literal["off"] = 10.0

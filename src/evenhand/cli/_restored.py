@@ -202,6 +202,11 @@ class Resume:
                 f"over with `evenhand run --config {self.run} --out NEW`."
             )
         config = run.recorded(data)
+        if read_json(path).get("start") != config.get("start"):
+            raise EvenhandError(
+                f"The model in {run.training.start} is not the one from which {self.run} began: restore it, or start "
+                f"over with `evenhand run --config {self.run} --out NEW`."
+            )
         if not self.quiet:
             remarks = [*remarks, *changes(path, config)]
         return run.train(data, Place(self.run, config, resumed=True, remarks=tuple(remarks)))

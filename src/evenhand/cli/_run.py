@@ -70,7 +70,7 @@ from evenhand.simulation.saving import configuration, write_results, write_summa
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
 from evenhand.text import counted
-from evenhand.types import Algorithm, Attack, Model
+from evenhand.types import Algorithm, Attack, Model, Params
 
 __all__ = [
     "ELSEWHERE",
@@ -131,7 +131,16 @@ class Run:
         unused = without_effect(options, data)
         if not self.recipe.takes_work():
             unused += flat(self.local)
-        return described(self.method, replace(self, data=self.data.rooted()), data, unused)
+        training, start = self.training, {}
+        if training.start is not None:
+            folder = Path(training.start).resolve()
+            training = replace(training, start=str(folder))
+            # Of the file: whether a resumed run begins from the same model is known without reading the arrays.
+            start = {"start": {"sha256": load_run(folder).params_sum}}
+        config = described(
+            self.method, replace(self, data=self.data.rooted(), training=training), data, unused
+        )
+        return {**config, **start}
 
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
@@ -163,6 +172,7 @@ class Run:
             eval_clients=options.eval_clients,
             metrics=options.metrics or (),
             untrained=options.untrained,
+            start=None if options.start is None else started(Path(options.start), algorithm.model),
             watch=[
                 of_run(tracker, place.folder, place.config)
                 for tracker in trackers(options.watch, place.folder)
@@ -222,6 +232,21 @@ class Run:
         names = (self.method[:60], Path(self.data.data).name)
         words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
         return Path("runs") / f"{'-'.join(words)}-{self.training.seed}"
+
+
+def started(folder: Path, model: Model) -> Params:
+    """The global parameters of an earlier run, from which another one begins.
+
+    Raises:
+      EvenhandError: there is no such run, or it has another model.
+    """
+    saved = load_run(folder, model=model)
+    if not saved.fits:
+        raise EvenhandError(
+            f"--start {folder}: its model is another than the one to be trained here: name a run of the same --model, "
+            "on examples of the same form."
+        )
+    return saved.params
 
 
 # --- a run recorded as it happens ---------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def sums_of(folder: Path, names: Iterable[str]) -> dict[str, Sum]:
 
 def write_sums(folder: Path, sums: Mapping[str, Sum]) -> None:
     """Writes ``checksums.json``: after the files that it lists, so that it never vouches for what is not there."""
-    value = {name: {"bytes": of.length, "sha256": of.sha256} for name, of in sums.items()}
+    value = {name: {"bytes": entry.length, "sha256": entry.sha256} for name, entry in sums.items()}
     with writing(folder / CHECKSUMS):
         write_text(folder / CHECKSUMS, json_text(value))
 
@@ -256,12 +256,13 @@ def read_sums(folder: Path) -> dict[str, Sum] | None:
 
 def changed_files(folder: Path, sums: Mapping[str, Sum], growing: str = "") -> set[str]:
     """The files that are missing or not as listed; the one that is ``growing`` may have become longer."""
-    return {name for name, of in sums.items() if not _is_as_listed(folder / name, of, grows=name == growing)}
+    return {name for name, entry in sums.items() if not _matches(folder / name, entry, grows=name == growing)}
 
 
-def _is_as_listed(path: Path, of: Sum, *, grows: bool) -> bool:
+def _matches(path: Path, entry: Sum, *, grows: bool) -> bool:
     size = path.stat().st_size if path.is_file() else -1
-    return (size == of.length or (grows and size > of.length)) and sum_of_file(path, of.length) == of
+    has_length = size == entry.length or (grows and size > entry.length)
+    return has_length and sum_of_file(path, entry.length) == entry
 
 
 def fits_its_list(path: Path) -> bool:

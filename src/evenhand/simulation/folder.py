@@ -194,9 +194,9 @@ def _number(value: Any, where: str) -> float:
     return float(value)
 
 
-def dict_in(of: Mapping[str, Any], name: str) -> dict[str, Any]:
+def dict_in(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The object under ``name``, empty if there is none."""
-    value = of.get(name)
+    value = content.get(name)
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 

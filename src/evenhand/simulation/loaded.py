@@ -19,7 +19,7 @@ from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import ClassMetrics, Finding, class_spread, outputs, unlabelled
 from evenhand.privacy import Account
-from evenhand.records import check_format, read_arrays, read_json, recovered
+from evenhand.records import check_format, read_arrays, read_json, recovered, sums_of
 from evenhand.report import RunView, read_clients_csv, write_report
 from evenhand.simulation._job import Untrained
 from evenhand.simulation._run import Run, serve_newcomers
@@ -105,7 +105,7 @@ def load_run(
         folder=folder,
         config=config,
         shown=view,
-        known=Facts(
+        recorded=Facts(
             method=view.title,
             data=config["data"]["name"],
             client_ids=client_ids(arrays),
@@ -144,7 +144,7 @@ class SavedRun(Results):
       folder: where it is.
       config: what ``config.json`` says.
       shown: what reports show of it.
-      known: what results need to know about the method and its data.
+      recorded: what results need to know about the method and its data.
       history: as in :class:`~evenhand.simulation.Run`, like all of these.
       per_round: likewise; empty for folders of earlier versions.
       info: likewise, in the types of JSON.
@@ -165,7 +165,7 @@ class SavedRun(Results):
     folder: Path
     config: Mapping[str, Any]
     shown: RunView
-    known: Facts
+    recorded: Facts
     history: Arrays
     per_round: Arrays
     info: Mapping[str, Any]
@@ -185,7 +185,7 @@ class SavedRun(Results):
     @property
     def facts(self) -> Facts:
         """What results need to know about the method and its data."""
-        return self.known
+        return self.recorded
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -238,13 +238,26 @@ class SavedRun(Results):
             return _nested(read_arrays(self.folder / PARAMS))
         return _on_device(read_params(self.folder / PARAMS, self._like))
 
+    @property
+    def fits(self) -> bool:
+        """Whether the saved parameters are of the shapes of the model."""
+        try:
+            return self.params is not None
+        except EvenhandError:
+            return False
+
+    @property
+    def params_sum(self) -> str:
+        """The SHA-256 of the file with the global parameters."""
+        return sums_of(self.folder, [PARAMS])[PARAMS].sha256
+
     def personal_params(self, k: int) -> Params:
         """The parameters that the client at position ``k`` is served; see :meth:`Run.personal_params`.
 
         Raises:
           EvenhandError: there is no such client, or the folder does not hold the clients' models.
         """
-        ids = self.known.client_ids
+        ids = self.recorded.client_ids
         if not 0 <= k < len(ids):
             raise EvenhandError(f"There is no client {k}: positions run from 0 to {len(ids) - 1}.")
         if not self.has_personal_models:
@@ -268,7 +281,7 @@ class SavedRun(Results):
     @property
     def personal_clients(self) -> NDArray:
         """Which clients have a model of their own in the folder, bool ``(num_clients,)``."""
-        return np.array([name in self.personal for name in self.known.client_ids])
+        return np.array([name in self.personal for name in self.recorded.client_ids])
 
     def predict(self, x: npt.ArrayLike, client: str | int | None = None) -> Any:
         """The model's raw outputs for new examples, as :meth:`evenhand.simulation.Run.predict`.
@@ -286,11 +299,11 @@ class SavedRun(Results):
         return outputs(self.model, params, examples)
 
     def _position(self, client: str) -> int:
-        ids = self.known.client_ids
+        ids = self.recorded.client_ids
         if client not in ids:
             raise EvenhandError(
-                f"{self.known.data}: there is no client {client!r:.60}{perhaps(client, ids[:_COMPARED])}: give one of "
-                "the run's ids, or None for the global model."
+                f"{self.recorded.data}: there is no client {client!r:.60}{perhaps(client, ids[:_COMPARED])}: give an "
+                "id of the run's clients, or None for the global model."
             )
         return ids.index(client)
 
@@ -400,8 +413,8 @@ def _by_split(arrays: Arrays, name: str) -> dict[str, dict[str, NDArray]]:
 def _classes(arrays: Arrays) -> dict[str, ClassMetrics]:
     cells = _by_split(arrays, "classes")
     return {
-        split: ClassMetrics(of["clients"], of["classes"], of["counts"], of["accuracy"])
-        for split, of in cells.items()
+        split: ClassMetrics(part["clients"], part["classes"], part["counts"], part["accuracy"])
+        for split, part in cells.items()
     }
 
 
@@ -471,7 +484,7 @@ def _findings(path: Path, listed: Any) -> tuple[Finding, ...]:
     """The recorded findings; none in a folder of a version that looked for none."""
     try:
         return tuple(
-            Finding(each["kind"], str(each["sentence"]), str(each.get("split", ""))) for each in listed
+            Finding(entry["kind"], str(entry["sentence"]), str(entry.get("split", ""))) for entry in listed
         )
     except (AttributeError, KeyError, TypeError):
         raise EvenhandError(
@@ -513,14 +526,14 @@ _SUMMARY = {
 """What these files must hold, and of which type; ``*`` stands for every name."""
 
 
-def _checked(path: Path, of: dict[str, Any], expected: dict[str, tuple[type, ...]]) -> dict[str, Any]:
-    """``of``, once its values are checked to have the expected types."""
+def _checked(path: Path, content: dict[str, Any], expected: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    """``content``, once its values are checked to have the expected types."""
     for name, kinds in expected.items():
         outer, _, inner = name.rpartition(".")
-        within = of[outer] if outer else of
+        within = content[outer] if outer else content
         for value in within.values() if inner == "*" else [within.get(inner)]:
             if type(value) not in kinds:
                 raise EvenhandError(
                     f"{path} is not what `evenhand run` writes ({name} is {value!r:.40}): restore it or repeat the run."
                 )
-    return of
+    return content

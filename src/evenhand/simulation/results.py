@@ -148,17 +148,19 @@ class Results(ABC):
             statistics |= summarize_classes({key: column[chosen] for key, column in columns.items()})
         return Summary(statistics, name, split, self._covered(split, who, name))
 
-    def _covered(self, split: str, who: Who, metric: str) -> str:
+    def _covered(self, split: str, group: Who, metric: str) -> str:
         """Which clients a summary covers, in words."""
         ids, sizes = self._evaluated_ids(), self._sizes
-        if who == "malicious":
-            return counted(int(np.sum(sizes[split][self._among(who)] > 0)), "malicious client")
+        if group == "malicious":
+            return counted(int(np.sum(sizes[split][self._among(group)] > 0)), "malicious client")
         info = {"clients": len(self.facts.client_ids), "metrics": self.facts.undefined}
-        view = RunView("", {}, sizes, ids, self.clients, info, {})
-        if who == "honest" and self.malicious.any():
-            view = honest(view._replace(malicious=~self._among(who)))
+        view = RunView(
+            title="", history={}, sizes=sizes, client_ids=ids, clients=self.clients, info=info, config={}
+        )
+        if group == "honest" and self.malicious.any():
+            view = honest(view._replace(malicious=~self._among(group)))
         words = covered([view], split, metric).text
-        return f"{words}, malicious ones included" if who == "all" and self.malicious.any() else words
+        return f"{words}, malicious ones included" if group == "all" and self.malicious.any() else words
 
     def _by_class(self, split: str) -> Mapping[str, NDArray] | None:
         """How evenly the classes within each evaluated client are served; None where there are no classes."""
@@ -176,14 +178,14 @@ class Results(ABC):
         ids = self.facts.client_ids
         return ids if self.evaluated is None else tuple(ids[k] for k in self.evaluated)
 
-    def _among(self, who: Who) -> NDArray:
+    def _among(self, group: Who) -> NDArray:
         """Which of the evaluated clients these are."""
         malicious = self.malicious if self.evaluated is None else self.malicious[self.evaluated]
-        if who not in get_args(Who):
-            raise EvenhandError(f"summary(who={who!r}): give 'all', 'honest' or 'malicious'.")
-        chosen = {"all": np.ones(len(malicious), bool), "honest": ~malicious, "malicious": malicious}[who]
+        if group not in get_args(Who):
+            raise EvenhandError(f"summary(who={group!r}): give 'all', 'honest' or 'malicious'.")
+        chosen = {"all": np.ones(len(malicious), bool), "honest": ~malicious, "malicious": malicious}[group]
         if not chosen.any():
-            raise EvenhandError(f"summary(who={who!r}): none of the evaluated clients is {who}.")
+            raise EvenhandError(f"summary(who={group!r}): none of the evaluated clients is {group}.")
         return chosen
 
     def _check_split(self, split: str) -> None:

@@ -220,9 +220,9 @@ def write_results(
     for split, metrics in view.clients.items():
         about[split] = {metric: statistics(seen, split, metric) for metric in metrics}
         if view.malicious is not None:
-            for who in ("all", "honest", "malicious"):
-                part = among(view, who)
-                about[f"{split}_{who}"] = {metric: statistics(part, split, metric) for metric in metrics}
+            for group in ("all", "honest", "malicious"):
+                part = among(view, group)
+                about[f"{split}_{group}"] = {metric: statistics(part, split, metric) for metric in metrics}
         if view.unseen is not None and split in view.unseen.clients:  # none of them may have examples in it
             about[f"{split}_unseen"] = {
                 metric: statistics(view.unseen, split, metric) for metric in view.unseen.clients[split]
