@@ -196,6 +196,10 @@ class Words(NamedTuple):
         """The value of an option, of which the last counts; None if it has none."""
         return dict(self.options).get(name)
 
+    def plus(self, name: str, value: str) -> Words:
+        """The same with one more option."""
+        return self._replace(options=(*self.options, (name, value)))
+
     def values(self, options: Options) -> dict[str, Any]:
         """Argument -> value, for those that are among ``options``, once :func:`check` has passed."""
         values: dict[str, Any] = {}

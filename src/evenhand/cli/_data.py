@@ -67,23 +67,23 @@ class DataOptions:
     label_column: str = "label"
     """the column (or .npz array) to predict; all other columns are features"""
     weight_column: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: one each)")] = None
-    """tables: the column that says how many examples a row stands for, a whole number"""
+    """tables: the column with the number of examples that a row stands for, a whole number"""
     features_array: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: x)")] = None
     """the .npz array of features"""
     features: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_ALL)] = None
-    """tables: the columns to learn from; put a name that has a comma in double quotes"""
+    """tables: the columns to learn from; put a name with a comma in double quotes"""
     drop: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """tables: columns to leave out"""
     categorical: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """columns whose numbers are categories, such as codes of regions; or the label, if its numbers are classes"""
     fill: Annotated[Fill | None, arg(metavar=_FILLS, help_behavior_hint=_REFUSED)] = None
-    """tables: what an empty cell of a feature counts as; with mean or median, empty text is a category of its own"""
+    """tables: how to fill missing feature values; with mean or median, missing text becomes a separate category"""
     standardize: bool = True
-    """tables: give numbers mean 0 and standard deviation 1 over the training rows; else they stay as they are"""
+    """tables: give numbers mean 0 and standard deviation 1 over the training rows; otherwise leave them unchanged"""
     standardize_target: bool = True
     """tables with --regression: train on standardised targets; losses and errors stay in the targets' units"""
     drop_empty: bool = False
-    """tables: drop rows without a label or a client, and say how many"""
+    """tables: drop rows without a label or a client, and print how many"""
     na: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """tables: further spellings of an empty cell, such as '?,-999'"""
     regression: bool = False
@@ -91,11 +91,11 @@ class DataOptions:
     text: bool = False
     """LEAF only: the examples are text, whose characters become tokens (Shakespeare)"""
     clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the data)")] = None
-    """how many clients, where the data name none"""
+    """number of clients (for data without client ids)"""
     alpha: float = 0.5
-    """Dirichlet concentration of classes, where the data name no clients; the smaller, the more clients differ"""
+    """Dirichlet concentration of classes (for data without client ids); smaller values make clients differ more"""
     test_fraction: float = 0.2
-    """share of each client's examples kept for testing, where the data have no test part"""
+    """share of each client's examples kept for testing (for data without a test part)"""
     valid_fraction: float = 0.0
     """share of each client's examples kept for validation, to choose settings or rounds by"""
     data_seed: int = 0
@@ -190,19 +190,19 @@ def remarks(data: FederatedDataset) -> list[str]:
     """What to know about a table before training on it."""
     if data.features is None:
         return list(data.notes)
-    found = [
+    sentences = [
         data.features.describe()
         + (" --no-standardize leaves numbers as they are." if data.features.scaled else "")
     ]
-    found += data.notes
+    sentences += data.notes
     if data.num_classes is None and data.features.target is None:
         deviation = float(np.std(data.train.y, dtype=np.float64))
         if deviation > _LARGE_TARGETS:
-            found.append(
+            sentences.append(
                 f"The targets have a deviation of {deviation:.3g} and are not standardised: leave "
                 "--no-standardize-target out, or choose a very small --lr."
             )
-    return found
+    return sentences
 
 
 def _names(option: str, text: str) -> list[str]:
@@ -353,13 +353,13 @@ def _data_seed(case: _Case) -> str | None:
     return f"{case.name} comes with clients and a test part, so nothing is drawn"
 
 
-def _no_more(name: str, what: str) -> _Reason:
+def _no_more(name: str, role: str) -> _Reason:
     """For a number of clients that is larger than there are."""
 
     def reason(case: _Case) -> str | None:
         asked = case.options[name]
         more = isinstance(asked, int) and asked > case.clients
-        return f"there are {case.clients} clients, all of which {what}" if more else None
+        return f"there are {case.clients} clients, all of which {role}" if more else None
 
     return reason
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,16 +68,16 @@ class Budget(NamedTuple):
     delta: float | None
     rounds: int
 
-    def expression(self, text: str, data: FederatedDataset, built: Callable[[str], Algorithm]) -> str:
+    def expression(self, text: str, data: FederatedDataset, method_of: Callable[[str], Algorithm]) -> str:
         """The method with the least noise that the budget allows, to about three digits, wherever none is given.
 
         Args:
           text: an expression.
           data: the clients.
-          built: the method that an expression stands for.
+          method_of: the method that an expression stands for.
 
         Raises:
-          EvenhandError: the method promises no privacy, or no noise suffices.
+          EvenhandError: the method guarantees no privacy, or no noise suffices.
         """
         if with_noise(text, 1.0) == text:
             return text
@@ -84,7 +85,7 @@ class Budget(NamedTuple):
 
         def enough(noise: float) -> bool:
             try:
-                method = built(with_noise(text, noise))
+                method = method_of(with_noise(text, noise))
             except EvenhandError as error:  # settings that bear only so much noise, or so little
                 if noise == 1.0:
                     raise
@@ -126,7 +127,7 @@ class Budget(NamedTuple):
                 f"{self.rounds}, train anew in another folder without a {NOISE}"
             )
         else:
-            cure = f"leave its {NOISE} out, and the least that suffices is found"
+            cure = f"leave its {NOISE} out, and the smallest sufficient value is used"
             if drawn and (needed := self._clients(method.privacy, clients)) is not None:
                 cure += (
                     f"; or with cohorts of this size out of {needed:,} clients, where there are {clients:,}"
@@ -138,17 +139,13 @@ class Budget(NamedTuple):
 
     def _rounds(self, method: Algorithm, data: FederatedDataset) -> int:
         """The most rounds that stay within the budget."""
-        low, high = 0, self.rounds
-        while high - low > 1:
-            middle = (low + high) // 2
-            affordable = self._replace(rounds=middle)._spent(method, data) <= self.epsilon
-            low, high = (middle, high) if affordable else (low, middle)
-        return low
+        spent_in = lambda rounds: self._replace(rounds=rounds)._spent(method, data)  # noqa: E731
+        return bisect_right(range(1, self.rounds), self.epsilon, key=spent_in)
 
     def _spent(self, method: Algorithm, data: FederatedDataset) -> float:
         if method.privacy is None:
             raise EvenhandError(
-                f"--epsilon is for methods that promise privacy, and {method.name:.80} does not: try "
+                f"--epsilon is for methods that guarantee privacy, and {method.name:.80} does not: try "
                 "'dp_fedavg(clip=1)', or put private() around a method with a noisy aggregator."
             )
         units = data.num_clients if method.privacy.unit == "client" else data.train.rows

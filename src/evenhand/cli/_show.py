@@ -23,8 +23,8 @@ from evenhand.cli._options import MODELS
 from evenhand.cli._terminal import client_table, remark, say, show_comparison, tally
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.evaluation.metrics import BUILT_IN
-from evenhand.expressions import factories, plugins, signature
-from evenhand.expressions.kinds import factory_of, kind_of, names_of
+from evenhand.expressions import signature
+from evenhand.expressions.kinds import factory_of, ignored_plugins, kind_of, names_of
 from evenhand.local import Work
 from evenhand.records import replacing, writing
 from evenhand.report import compare, figures, write_report
@@ -220,7 +220,7 @@ def _factories(*types: type) -> Iterator[Entry]:
             else:
                 assert factory is not None
                 yield Entry(signature(name, factory), first_line(factory), "")
-        for sentence in plugins.shadowed(kind.plugins, factories(kind)) if kind.plugins else ():
+        for sentence in ignored_plugins(kind).values():
             remark(sentence)
 
 
