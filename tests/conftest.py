@@ -33,6 +33,8 @@ import hypothesis
 import jax
 import pytest
 
+from nursery import Nursery
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_platforms", "cpu")
@@ -78,6 +80,29 @@ def _few_programs() -> Iterator[None]:
         jax.clear_caches()
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Its cache is kept between test runs, and separate, so that nobody else reads what a kill left half-written."""
+    found = Nursery(Path(__file__).parents[1] / ".jax_cache" / "nursery")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def figures_in_words() -> Iterator[None]:
+    """Pages hold the words of their figures and not the drawings, which take longest; other tests are about them."""
+    from evenhand.report.formatting import escape
+
+    def words(figure: Any, name: str, title: str, note: str, alt: str) -> str:
+        assert figure.axes
+        return f"<figure>{escape(title)} {escape(note)} {escape(alt)}</figure>"
+
+    with pytest.MonkeyPatch.context() as patch:
+        for pages in ("report._plots", "studies._report"):
+            patch.setattr(f"evenhand.{pages}.svg", words)
+        yield
+
+
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips the command line's page, which takes as long as the training; other tests are about it."""
@@ -97,7 +122,7 @@ def shared_programs() -> Iterator[None]:
     models: dict[Any, Any] = {}
     works: dict[Any, Any] = {}
     values: dict[Any, list[tuple[Any, Any]]] = {}
-    rebuilt, work_of, built = ModelOptions.rebuilt, LocalOptions.work, expressions.built
+    rebuilt, work_of, parse = ModelOptions.rebuilt, LocalOptions.work, expressions.parse
 
     def one_model(options: Any, form: Any) -> Any:
         key = (options, form)
@@ -117,19 +142,19 @@ def shared_programs() -> Iterator[None]:
             made.append(work())
             return made[0]
 
-        known = values.setdefault((text, kind, id(model)), [])
-        for of, value in known:
+        made_before = values.setdefault((text, kind, id(model)), [])
+        for work_then, value in made_before:
             # Asked for again where the expression asked, since the command wants to know whether it did.
-            if of is None or of is work():
+            if work_then is None or work_then is work():
                 return value
-        value = built(text, kind, model, noted)
-        known.append((made[0] if made else None, value))
+        value = parse(text, kind, model, noted)
+        made_before.append((made[0] if made else None, value))
         return value
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelOptions, "rebuilt", one_model)
         patch.setattr(LocalOptions, "work", one_work)
-        for command in ("_run", "_study"):
-            patch.setattr(f"evenhand.cli.{command}.built", one_value)
+        for module in ("_methods", "_run", "_study"):
+            patch.setattr(f"evenhand.cli.{module}.parse", one_value)
         patch.setattr("evenhand.cli._run.stragglers", cache(stragglers))
         yield

@@ -143,9 +143,9 @@ def test_the_other_arguments_of_such_a_method_join_those_of_a_configuration(
     assert answers["run mine --scale 0.5 --label 0.5 --config config.json"] == [joined, 2.0, 3]
 
 
-def test_help_says_what_only_an_expression_gives(answers: dict[str, object]) -> None:
+def test_help_shows_what_is_set_in_an_expression(answers: dict[str, object]) -> None:
     shown = " ".join(str(answers["run mine --help"]).split())
-    assert "Only an expression gives alpha, levels, seed: 'mine(alpha=...)'." in shown
+    assert "Set alpha, levels, seed in an expression: 'mine(alpha=...)'." in shown
     assert "--mode {fast,slow} how fast (default: fast)" in shown.replace("│", "").replace("  ", " ")
     assert shown.count("--alpha ") == 1 and "Dirichlet" in shown
 

@@ -211,7 +211,7 @@ def test_a_broken_plug_in_is_one_sentence_where_it_is_used(
             assert main(page) == 0
         assert not capsys.readouterr().err
     assert "There is no method 'fedporx' (perhaps you meant fedprox)" in refused(["run", "fedporx"], capsys)
-    assert main(["run", "fedavg", "--rounds", "0", "--quiet", "--out", "a"]) == 0
+    assert main(["run", "fedavg", "--rounds", "0", "--quiet", "--out", "halved"]) == 0
 
 
 def test_a_plug_in_cannot_replace_what_is_built_in(
@@ -224,10 +224,21 @@ def test_a_plug_in_cannot_replace_what_is_built_in(
     assert sentence in shown.err and "fedavg(server_opt=" in shown.out
     assert main(["run", "fedavg", "--rounds", "0", "--out", "a"]) == 0
     assert sentence in capsys.readouterr().err
-    assert (
-        main(["run", "afl", "--gamma-w", "0.1", "--gamma-lambda", "0.1", "--rounds", "0", "--out", "b"]) == 0
-    )
+    assert main(["run", "fedprox", "--mu", "1", "--rounds", "0", "--out", "b"]) == 0
     assert sentence not in capsys.readouterr().err
+
+
+def test_a_plug_in_without_a_name_that_can_be_called_is_ignored(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("[evenhand.methods]\nmy-own = gone:fedavg\nside_by_side = gone:fedavg\n", module="gone")
+    assert main(["list", "methods"]) == 0
+    warned = capsys.readouterr().err
+    assert "plug-in my-own of federated-mine 1.2 (gone:fedavg) has a name that is no name in Python" in warned
+    assert "plug-in side_by_side of federated-mine 1.2 (gone:fedavg) has the name of a built-in one" in warned
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert "my-own" not in capsys.readouterr().out
 
 
 def test_two_packages_with_one_name_are_one_sentence(

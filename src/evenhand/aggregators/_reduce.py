@@ -173,7 +173,9 @@ def in_loop(
         total = sum_of(aggregator.publish(state), number)
         return aggregator.lower(total, state, jax.random.fold_in(key, number))
 
-    one_pass.__name__ = "one"  # as it always was: checkpoints know a method by its traced program, names included
+    one_pass.__name__ = (
+        "one"  # as it always was: checkpoints know a method by its traced program, names included
+    )
     once = jax.jit(one_pass)  # traced once, for the shapes and for the loop
 
     def step(number: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:

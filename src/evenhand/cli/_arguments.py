@@ -41,6 +41,7 @@ __all__ = [
     "Options",
     "Takes",
     "Words",
+    "changed",
     "check",
     "construct",
     "hyphenated",
@@ -49,6 +50,7 @@ __all__ = [
     "show_help",
     "split",
     "takes",
+    "typed",
 ]
 
 
@@ -158,6 +160,20 @@ def hyphenated(word: str) -> str:
     return word.replace("_", "-")
 
 
+def typed(name: str, value: object) -> list[str]:
+    """An option with its value as they are typed: ``["--lr", "0.1"]``, ``["--no-text"]``."""
+    option_name = f"--{hyphenated(name)}"
+    if isinstance(value, bool):
+        return [option_name if value else f"--no-{hyphenated(name)}"]
+    return [option_name, str(value)]
+
+
+def changed(options: Any) -> dict[str, Any]:
+    """The options of a dataclass that differ from their defaults."""
+    values = ((field, vars(options)[field.name]) for field in dataclasses.fields(options))
+    return {field.name: value for field, value in values if value != field.default}
+
+
 def _is(value: object, kind: Any) -> bool:
     if isinstance(kind, str):
         return value == kind
@@ -195,6 +211,10 @@ class Words(NamedTuple):
     def last(self, name: str) -> str | None:
         """The value of an option, of which the last counts; None if it has none."""
         return dict(self.options).get(name)
+
+    def plus(self, name: str, value: str) -> Words:
+        """The same with one more option."""
+        return self._replace(options=(*self.options, (name, value)))
 
     def values(self, options: Options) -> dict[str, Any]:
         """Argument -> value, for those that are among ``options``, once :func:`check` has passed."""

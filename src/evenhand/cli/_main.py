@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -20,8 +20,26 @@ from typing import Annotated, Any, Literal, NoReturn, TypeAlias, Union, get_type
 from tyro.conf import Positional, arg, subcommand
 
 from evenhand._version import __version__
-from evenhand.cli._arguments import HELP, check, construct, hyphenated, options_of, show_help, split
-from evenhand.cli._methods import COMPOSED, METHODS, ambiguous, built_in_methods, method_help, no_method
+from evenhand.cli._arguments import (
+    HELP,
+    Options,
+    Words,
+    check,
+    construct,
+    hyphenated,
+    options_of,
+    show_help,
+    split,
+)
+from evenhand.cli._methods import (
+    COMPOSED,
+    METHODS,
+    Method,
+    ambiguous,
+    built_in_methods,
+    method_help,
+    no_method,
+)
 from evenhand.cli._restored import Predict, Resume, recorded, recorded_run
 from evenhand.cli._run import Run
 from evenhand.cli._show import Compare, Figures, List, Report
@@ -94,7 +112,7 @@ class Completion:
     def execute(self) -> int:
         """Prints the script and returns the exit code."""
         with suppress(SystemExit):
-            show_help(_commands(), ["--tyro-print-completion", self.shell], description=_DESCRIPTION)
+            show_help(_commands("run"), ["--tyro-print-completion", self.shell], description=_DESCRIPTION)
         return 0
 
 
@@ -227,17 +245,14 @@ def parse(words: Sequence[str]) -> _Made:
     command = _COMMANDS[words[0]]
     if command is Run:
         return _run(words)
-    spelled, options = split(words, options_of(command)), options_of(command)
+    options = options_of(command)
+    spelled = split(words, options)
     if spelled.ask_for_help:
         _help(spelled.command)
     if command is Study:
         spelled = planned(spelled)
-    check(
-        spelled,
-        options,
-        {name: options_of(other) for name, other in _COMMANDS.items()},
-        *[spelled.command] * 2,
-    )
+    others = {name: options_of(other) for name, other in _COMMANDS.items()}
+    check(spelled, options, others, spelled.command, spelled.command)
     made = construct(command, spelled.values(options))
     if isinstance(made, Study):
         made.check()
@@ -246,42 +261,24 @@ def parse(words: Sequence[str]) -> _Made:
 
 def _run(words: Sequence[str]) -> Run:
     """A run, checked; what it leaves out is as in the configuration that it names."""
-    named = {name: METHODS[name] for name in map(hyphenated, words[1:]) if name in METHODS}
-    methods, general = {**built_in_methods(), **named}, options_of(Run)
-    everything = {
-        **{name: taken for method in methods.values() for name, taken in method.options.items()},
-        **general,
-    }
-    spelled = split(words, everything, methods)
-    loose, method = list(spelled.loose), None
-    if (place := next((word for word in loose if hyphenated(word) in methods), None)) is not None:
-        method = methods[hyphenated(place)]
-    elif (place := next((word for word in loose if "(" in word), None)) is not None:
-        method, spelled = (
-            methods[COMPOSED],
-            spelled._replace(options=(*spelled.options, ("--expression", place))),
-        )
-    if place is not None:
-        loose.remove(place)
-    config = spelled.last("--config")
-    if method is None and (loose or not (spelled.ask_for_help or config is not None)):
-        raise no_method(tuple(loose))
+    spelled, method = _method_among(words)
     if spelled.ask_for_help:
-        _help("run", *([method.name] if method is not None else []))
-    spelled, others = (
-        spelled._replace(loose=tuple(loose)),
-        {name: other.options for name, other in methods.items()},
-    )
-    if method is None:
-        check(spelled, everything, others, "run", "run")
+        _help("run", *([] if method is None else [method.name]))
+    general, methods = options_of(Run), built_in_methods() | ({} if method is None else {method.name: method})
+    others = {name: other.options for name, other in methods.items()}
+    if method is None:  # it comes from the configuration, once the words can be trusted to name one
+        check(spelled, _united(methods), others, "run", "run")
+    config = spelled.last("--config")
     before = None if not config else recorded(Path(config))
     if method is None:
         assert before is not None
-        plugins.moved(before.path, before.plugins)  # before the names that only they know
-        called = hyphenated(outermost(before.method).name)
-        method = METHODS[called] if called in METHODS else methods[COMPOSED]
+        plugins.moved(
+            before.path, before.plugins
+        )  # a missing package is the reason why its names are unknown
+        name = hyphenated(outermost(before.method).name)
+        method = METHODS[name if name in METHODS else COMPOSED]
         if method.factory is None:
-            spelled = spelled._replace(options=(*spelled.options, ("--expression", before.method)))
+            spelled = spelled.plus("--expression", before.method)
     if (sentence := ambiguous(dict(spelled.options), general, method)) is not None:
         raise EvenhandError(sentence)
     name, page = ("An expression", "run") if method.factory is None else (method.name, f"run {method.name}")
@@ -293,17 +290,53 @@ def _run(words: Sequence[str]) -> Run:
     return run
 
 
+def _method_among(words: Sequence[str]) -> tuple[Words, Method | None]:
+    """The words of a run but its method, and that method; None: help is asked for, or a configuration has it.
+
+    Raises:
+      EvenhandError: there is no method of that name.
+    """
+    spelled = split(words, _united(built_in_methods()), METHODS)
+    names = [
+        *(word for word in spelled.loose if hyphenated(word) in METHODS),
+        *filter(_is_call, spelled.loose),
+    ]
+    if not names:
+        if spelled.loose or not (
+            spelled.ask_for_help or any(name == "--config" for name, _ in spelled.options)
+        ):
+            raise no_method(spelled.loose)
+        return spelled, None
+    method = METHODS[COMPOSED if _is_call(names[0]) else hyphenated(names[0])]
+    # The options of a plug-in's method are known only now.
+    spelled = split(words, _united({**built_in_methods(), method.name: method}), METHODS)
+    loose = list(spelled.loose)
+    loose.remove(names[0])
+    spelled = spelled._replace(loose=tuple(loose))
+    return spelled.plus("--expression", names[0]) if _is_call(names[0]) else spelled, method
+
+
+def _united(methods: Mapping[str, Method]) -> Options:
+    """The options of these methods and those of a run."""
+    theirs = {name: taken for method in methods.values() for name, taken in method.options.items()}
+    return {**theirs, **options_of(Run)}
+
+
+def _is_call(word: str) -> bool:
+    return "(" in word
+
+
 def _help(*words: str) -> NoReturn:
     with suppress(SystemExit):
-        show_help(_commands(*words), [*words, "--help"], description=_DESCRIPTION)
+        show_help(_commands(*words or [""]), [*words, "--help"], description=_DESCRIPTION)
     print(f"examples:\n{_EXAMPLES[words[0] if words else '']}")
     raise SystemExit(0)
 
 
-def _commands(command: str = "", *_: str) -> Any:
+def _commands(command: str, *_: str) -> Any:
     """The commands as tyro reads them; only the help of ``run`` and the completion need the options of methods."""
     kinds = dict[str, Any](_COMMANDS)
-    if command in ("", "run"):
+    if command == "run":
         hints = get_type_hints(Run, include_extras=True)
         fields = [
             (entry.name, hints[entry.name], entry)

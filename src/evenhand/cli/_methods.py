@@ -226,10 +226,10 @@ class _Methods(Mapping[str, Method]):
         return name in set(self)
 
     def __iter__(self) -> Iterator[str]:
-        return map(hyphenated, [*names_of(_METHOD), COMPOSED])
+        return iter(dict.fromkeys(map(hyphenated, [*names_of(_METHOD), COMPOSED])))
 
     def __len__(self) -> int:
-        return len(names_of(_METHOD)) + 1
+        return len(list(iter(self)))
 
 
 METHODS: Mapping[str, Method] = _Methods()
@@ -331,7 +331,7 @@ def _help_of(method: Method) -> tuple[str, list[tuple[str, Any, Any]]]:
         argument_lines(name, {**factories(_METHOD), name: method.factory}),
     )
     if method.others:
-        line += f" Only an expression gives {', '.join(method.others)}: '{name}({method.others[0]}=...)'."
+        line += f" Set {', '.join(method.others)} in an expression: '{name}({method.others[0]}=...)'."
     taken, hints = parameters(method.factory), get_type_hints(method.factory)
     return line, [
         _field(taken[argument], type_, list(alternatives(hints[argument])), texts.get(argument, ""))
@@ -407,7 +407,7 @@ class Recipe(NamedTuple):
         """The same with the least noise that the budget of privacy allows on ``data``, where the method has none.
 
         Raises:
-          EvenhandError: the method promises no privacy, or no noise suffices.
+          EvenhandError: the method guarantees no privacy, or no noise suffices.
         """
         if self.limit is None:
             return self

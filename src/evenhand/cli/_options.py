@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from tyro.conf import arg
 
 from evenhand import local, models, watch
-from evenhand.cli._arguments import hyphenated, options_of
-from evenhand.data import FederatedDataset, Target
+from evenhand.cli._arguments import changed, hyphenated, options_of, typed
+from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError, EvenhandWarning, perhaps, whole_number
 from evenhand.expressions import with_noise
 from evenhand.expressions.reading import NOISE
@@ -31,7 +32,6 @@ from evenhand.watch import Watched, Watcher
 __all__ = [
     "MODELS",
     "Budget",
-    "Form",
     "GridOptions",
     "LocalOptions",
     "ModelChoice",
@@ -68,16 +68,16 @@ class Budget(NamedTuple):
     delta: float | None
     rounds: int
 
-    def expression(self, text: str, data: FederatedDataset, built: Callable[[str], Algorithm]) -> str:
+    def expression(self, text: str, data: FederatedDataset, method_of: Callable[[str], Algorithm]) -> str:
         """The method with the least noise that the budget allows, to about three digits, wherever none is given.
 
         Args:
           text: an expression.
           data: the clients.
-          built: the method that an expression stands for.
+          method_of: the method that an expression stands for.
 
         Raises:
-          EvenhandError: the method promises no privacy, or no noise suffices.
+          EvenhandError: the method guarantees no privacy, or no noise suffices.
         """
         if with_noise(text, 1.0) == text:
             return text
@@ -85,7 +85,7 @@ class Budget(NamedTuple):
 
         def enough(noise: float) -> bool:
             try:
-                method = built(with_noise(text, noise))
+                method = method_of(with_noise(text, noise))
             except EvenhandError as error:  # settings that bear only so much noise, or so little
                 if noise == 1.0:
                     raise
@@ -127,7 +127,7 @@ class Budget(NamedTuple):
                 f"{self.rounds}, train anew in another folder without a {NOISE}"
             )
         else:
-            cure = f"leave its {NOISE} out, and the least that suffices is found"
+            cure = f"leave its {NOISE} out, and the smallest sufficient value is used"
             if drawn and (needed := self._clients(method.privacy, clients)) is not None:
                 cure += (
                     f"; or with cohorts of this size out of {needed:,} clients, where there are {clients:,}"
@@ -139,17 +139,13 @@ class Budget(NamedTuple):
 
     def _rounds(self, method: Algorithm, data: FederatedDataset) -> int:
         """The most rounds that stay within the budget."""
-        low, high = 0, self.rounds
-        while high - low > 1:
-            middle = (low + high) // 2
-            affordable = self._replace(rounds=middle)._spent(method, data) <= self.epsilon
-            low, high = (middle, high) if affordable else (low, middle)
-        return low
+        spent_in = lambda rounds: self._replace(rounds=rounds)._spent(method, data)  # noqa: E731
+        return bisect_right(range(1, self.rounds), self.epsilon, key=spent_in)
 
     def _spent(self, method: Algorithm, data: FederatedDataset) -> float:
         if method.privacy is None:
             raise EvenhandError(
-                f"--epsilon is for methods that promise privacy, and {method.name:.80} does not: try "
+                f"--epsilon is for methods that guarantee privacy, and {method.name:.80} does not: try "
                 "'dp_fedavg(clip=1)', or put private() around a method with a noisy aggregator."
             )
         units = data.num_clients if method.privacy.unit == "client" else data.train.rows
@@ -280,6 +276,8 @@ class TrainingOptions(SharedOptions):
     """seed of the initial model, cohorts, batches and stragglers"""
     unseen: float = 0.0
     """share of the clients set aside, to measure how well the method serves clients not seen in training"""
+    start: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="(default: a new model)")] = None
+    """begin from the global model of this run folder"""
     lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
     """clients trained side by side"""
     checkpoint: float | Literal["off"] = 10.0
@@ -371,14 +369,7 @@ class LocalOptions:
     @property
     def idle(self) -> list[str]:
         """The options that differ from their defaults."""
-        return [
-            f"--{hyphenated(name)} {value}"
-            for name, value in vars(self).items()
-            if value != vars(_PLAIN_WORK)[name]
-        ]
-
-
-_PLAIN_WORK = LocalOptions()
+        return [" ".join(typed(name, value)) for name, value in changed(self).items()]
 
 
 @dataclass(frozen=True)
@@ -441,70 +432,6 @@ ModelName: TypeAlias = Literal[
 _DEFAULT_MODEL = "(default: softmax; linear for real labels, lstm for tokens)"
 
 
-class Form(NamedTuple):
-    """The form of examples and labels, which decides the sizes of a model; ``config.json`` keeps it.
-
-    Attributes:
-      name: what the data are called.
-      shape: of one example.
-      dtype: of examples, ``"float32"``, or ``"int32"`` for tokens.
-      classes: how many there are; None: labels are real numbers.
-      names: of the classes; None where they are only numbered.
-      targets: numbers in one label.
-      tokens: one more than the largest token; 0 where examples are no tokens.
-      target: the scale by which real labels are standardised; None where they are not.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    classes: int | None
-    names: tuple[str, ...] | None
-    targets: int
-    tokens: int
-    target: Target | None = None
-
-    @staticmethod
-    def of(data: FederatedDataset) -> Form:
-        """The form of a data set."""
-        splits, is_tokens = (data.train, data.valid, data.test), data.train.x.dtype.kind == "i"
-        return Form(
-            name=data.name,
-            shape=data.feature_shape,
-            dtype=str(data.train.x.dtype),
-            classes=data.num_classes,
-            names=data.classes,
-            targets=math.prod(data.train.y.shape[1:]),
-            tokens=1 + max(int(split.x.max(initial=0)) for split in splits) if is_tokens else 0,
-            target=None if data.features is None else data.features.target,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """What ``config.json`` holds; :meth:`from_json` reads it back."""
-        return {**self._asdict(), "target": None if self.target is None else self.target._asdict()}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Form:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-          KeyError, TypeError, ValueError: ``value`` is something else.
-        """
-        names, classes, target = value["names"], value["classes"], value["target"]
-        return Form(
-            name=str(value["name"]),
-            shape=tuple(int(size) for size in value["shape"]),
-            dtype={"float32": "float32", "int32": "int32"}[value["dtype"]],
-            classes=None if classes is None else int(classes),
-            names=None if names is None else tuple(str(name) for name in names),
-            targets=int(value["targets"]),
-            tokens=int(value["tokens"]),
-            target=None
-            if target is None
-            else Target(str(target["name"]), float(target["mean"]), float(target["deviation"])),
-        )
-
-
 class ModelChoice(NamedTuple):
     """A model by name.
 
@@ -538,7 +465,7 @@ class ModelOptions:
         Raises:
           EvenhandError: the model and the data do not fit together.
         """
-        return self.rebuilt(Form.of(data))
+        return self.rebuilt(data.form)
 
     def rebuilt(self, form: Form) -> Model:
         """The model for data of this form, which need not be at hand."""

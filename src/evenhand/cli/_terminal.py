@@ -233,6 +233,8 @@ def tally(subject: Comparison) -> str:
     text = f"{second} serves {counted(better, 'client')} better than {first}"
     if subject.seeds == 1:
         return f"{text}, {worse} worse and {rest} equally well."
+    if not better and not worse:
+        return f"No client is consistently better or worse off across the {subject.seeds} seeds."
     return f"In each of {subject.seeds} seeds, {text} and {worse} worse; for the other {rest} it depends on the seed."
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "example",
     "factories",
     "factory_of",
+    "ignored_plugins",
     "kind_for",
     "kind_of",
     "names_of",
@@ -125,7 +126,12 @@ def _factories(kind: Kind) -> Mapping[str, Callable[..., Any]]:
 
 def names_of(kind: Kind) -> list[str]:
     """The names of all factories of a kind; those of plug-ins are read from their packages' metadata, not imported."""
-    return [*factories(kind), *(plugins.names(kind.plugins, factories(kind)) if kind.plugins else ())]
+    return [*factories(kind), *(plugins.names(kind.plugins, _public(kind)) if kind.plugins else ())]
+
+
+def ignored_plugins(kind: Kind) -> dict[str, str]:
+    """Name -> a sentence, for each plug-in of a kind that no expression can reach."""
+    return plugins.ignored(kind.plugins, _public(kind)) if kind.plugins else {}
 
 
 def factory_of(kind: Kind, name: str) -> Callable[..., Any] | None:
@@ -134,8 +140,8 @@ def factory_of(kind: Kind, name: str) -> Callable[..., Any] | None:
     Raises:
       EvenhandError: it is a plug-in's, and does not import, is ambiguous, or makes something else.
     """
-    if (factory := factories(kind).get(name)) is not None or kind.plugins is None:
-        return factory
+    if name in _public(kind) or kind.plugins is None or not name.isidentifier():
+        return factories(kind).get(name)
     return _plugin(kind, name, tuple(sys.path))
 
 

@@ -15,14 +15,14 @@ listed, so that a broken one harms nothing else.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any, NamedTuple
 
 from evenhand.errors import EvenhandError
 
-__all__ = ["Plugin", "find", "moved", "names", "registered", "shadowed"]
+__all__ = ["Plugin", "find", "ignored", "moved", "names", "registered"]
 
 
 class Plugin(NamedTuple):
@@ -80,7 +80,7 @@ def _registered(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Plugin,
 
 def names(group: str, built_in: Collection[str] = ()) -> list[str]:
     """The names that a group adds to those that are built in."""
-    return sorted(set(registered(group)) - set(built_in))
+    return sorted(name for name in set(registered(group)) - set(built_in) if name.isidentifier())
 
 
 def find(group: str, name: str) -> Plugin | None:
@@ -98,11 +98,17 @@ def find(group: str, name: str) -> Plugin | None:
     return plugins[0] if plugins else None
 
 
-def shadowed(group: str, built_in: Collection[str]) -> Iterator[str]:
-    """A sentence for each plug-in that has the name of something built in, which it cannot replace."""
+def ignored(group: str, built_in: Collection[str]) -> dict[str, str]:
+    """Name -> a sentence, for plug-ins with a name that no expression can call, or that is built in."""
+    sentences: dict[str, str] = {}
     for name, plugins in sorted(registered(group).items()):
-        for plugin in plugins if name in built_in else ():
-            yield f"{plugin} has the name of a built-in one, which it cannot replace: it is ignored."
+        if name in built_in:
+            sentences[name] = (
+                f"{plugins[0]} has the name of a built-in one, which it cannot replace: it is ignored."
+            )
+        elif not name.isidentifier():
+            sentences[name] = f"{plugins[0]} has a name that is no name in Python: it is ignored."
+    return sentences
 
 
 def moved(owner: object, versions: Mapping[str, str]) -> str | None:

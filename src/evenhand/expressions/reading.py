@@ -23,6 +23,7 @@ from evenhand.expressions.kinds import (
     example,
     factories,
     factory_of,
+    ignored_plugins,
     kind_for,
     kind_of,
     names_of,
@@ -153,12 +154,8 @@ def plugins_in(text: str) -> list[plugins.Plugin]:
 def shadowed(text: str) -> list[str]:
     """A sentence for each plug-in that has the name of a built-in factory that an expression calls."""
     names = _names(text)
-    return [
-        sentence
-        for kind in KINDS
-        if kind.plugins
-        for sentence in plugins.shadowed(kind.plugins, names & set(factories(kind)))
-    ]
+    ignored = (pair for kind in KINDS for pair in ignored_plugins(kind).items())
+    return [sentence for name, sentence in ignored if name in names]
 
 
 def _names(text: str) -> set[str]:
