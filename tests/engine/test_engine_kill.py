@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -21,8 +21,6 @@ import pytest
 
 from nursery import METHODS, Child, Nursery
 
-# Kept between test runs, and separate, so that no other test reads an entry that a kill left half-written.
-CACHE = Path(__file__).parents[2] / ".jax_cache" / "nursery"
 START, SAVE = 1.0, 0.05  # seconds, about: from a new process to its first save, and that save
 AIMS = ("start", "save", "rounds")
 STAGES = {"before the first save", "before the next save", "in a save", "between saves"}
@@ -37,13 +35,6 @@ STUDY = (
     "study fedavg scaffold --clients 4 --cohort 2 --seeds 1 "
     f"--rounds {ROUNDS - 4} --eval-every 1 --checkpoint 0 --out study"
 ).split()
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    found = Nursery(CACHE)
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")

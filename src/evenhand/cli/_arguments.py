@@ -41,6 +41,7 @@ __all__ = [
     "Options",
     "Takes",
     "Words",
+    "changed",
     "check",
     "construct",
     "hyphenated",
@@ -49,6 +50,7 @@ __all__ = [
     "show_help",
     "split",
     "takes",
+    "typed",
 ]
 
 
@@ -156,6 +158,20 @@ def takes(hint: Any) -> Takes:
 def hyphenated(word: str) -> str:
     """A name as the command line spells it."""
     return word.replace("_", "-")
+
+
+def typed(name: str, value: object) -> list[str]:
+    """An option with its value as they are typed: ``["--lr", "0.1"]``, ``["--no-text"]``."""
+    option_name = f"--{hyphenated(name)}"
+    if isinstance(value, bool):
+        return [option_name if value else f"--no-{hyphenated(name)}"]
+    return [option_name, str(value)]
+
+
+def changed(options: Any) -> dict[str, Any]:
+    """The options of a dataclass that differ from their defaults."""
+    values = ((field, vars(options)[field.name]) for field in dataclasses.fields(options))
+    return {field.name: value for field, value in values if value != field.default}
 
 
 def _is(value: object, kind: Any) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from tyro.conf import arg
 
 from evenhand import data as federated
+from evenhand.cli._arguments import changed, typed
 from evenhand.data import Features, FederatedDataset, Fill
 from evenhand.data.loaders import NAMES, NewRows, new_rows
 from evenhand.errors import EvenhandError, whole_number
@@ -49,6 +50,9 @@ SOURCES = (
 )
 """Name, what it is, source."""
 
+_COLUMNS = ("features", "drop", "categorical", "weight_column")
+_FOR_TABLES = (*_COLUMNS, "fill", "standardize", "standardize_target", "drop_empty", "na")
+"""Options that only tables have."""
 _SYNTHETIC_CLIENTS = 30
 _LARGE_TARGETS = 100.0
 """Standard deviation of real targets above which the usual step sizes diverge."""
@@ -152,19 +156,12 @@ class DataOptions:
         return self if self.data in NAMES or not path.exists() else replace(self, data=str(path.resolve()))
 
     def _check_no_table(self) -> None:
-        given = {
-            "--features": self.features,
-            "--drop": self.drop,
-            "--categorical": self.categorical,
-            "--fill": self.fill,
-            "--no-standardize": not self.standardize,
-            "--no-standardize-target": not self.standardize_target,
-            "--drop-empty": self.drop_empty,
-            "--na": self.na,
-            "--weight-column": self.weight_column,
-        }
-        for option in (option for option, value in given.items() if value):
-            raise EvenhandError(f"{option} is for tables, and --data {self.data} is not one: leave it out.")
+        for name, value in changed(self).items():
+            if name in _FOR_TABLES:
+                option = typed(name, value)[0]
+                raise EvenhandError(
+                    f"{option} is for tables, and --data {self.data} is not one: leave it out."
+                )
 
     def _synthetic(self, parameters: str) -> FederatedDataset:
         iid = parameters == "iid"
@@ -258,11 +255,7 @@ def idle(options: Mapping[str, Any], defaults: Mapping[str, Any], data: Federate
     for name, reason in _REASONS.items():
         value = options.get(name)
         if value != defaults.get(name) and (why := reason(case)):
-            option = "--" + name.replace("_", "-")
-            typed = (
-                option if value is True else f"--no-{option[2:]}" if value is False else f"{option} {value}"
-            )
-            sentences.append(f"{typed} has no effect: {why}.")
+            sentences.append(f"{' '.join(typed(name, value))} has no effect: {why}.")
     return sentences
 
 

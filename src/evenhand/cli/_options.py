@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from tyro.conf import arg
 
 from evenhand import local, models, watch
-from evenhand.cli._arguments import hyphenated, options_of
+from evenhand.cli._arguments import changed, hyphenated, options_of, typed
 from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError, EvenhandWarning, perhaps, whole_number
 from evenhand.expressions import with_noise
@@ -369,14 +369,7 @@ class LocalOptions:
     @property
     def idle(self) -> list[str]:
         """The options that differ from their defaults."""
-        return [
-            f"--{hyphenated(name)} {value}"
-            for name, value in vars(self).items()
-            if value != vars(_PLAIN_WORK)[name]
-        ]
-
-
-_PLAIN_WORK = LocalOptions()
+        return [" ".join(typed(name, value)) for name, value in changed(self).items()]
 
 
 @dataclass(frozen=True)

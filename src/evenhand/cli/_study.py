@@ -14,7 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -23,7 +23,7 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from evenhand import studies
-from evenhand.cli._arguments import Words, hyphenated
+from evenhand.cli._arguments import Words, changed, hyphenated, typed
 from evenhand.cli._data import DataOptions, check_labels, remarks
 from evenhand.cli._folder import PAGE
 from evenhand.cli._methods import Recipe
@@ -471,12 +471,9 @@ def command(name: str, words: Sequence[str], groups: Sequence[Any], without: Col
       groups: dataclasses of options.
       without: options that are left out.
     """
-    typed = ["evenhand", name, *words]
-    for entry, value in ((entry, vars(group)[entry.name]) for group in groups for entry in fields(group)):
-        if entry.name in without or value == entry.default:
-            continue
-        option = f"--{hyphenated(entry.name)}"
-        typed += (
-            [option if value else f"--no-{option[2:]}"] if isinstance(value, bool) else [option, str(value)]
-        )
-    return shlex.join(typed)
+    options = {
+        name: value for group in groups for name, value in changed(group).items() if name not in without
+    }
+    return shlex.join(
+        ["evenhand", name, *words, *(word for pair in options.items() for word in typed(*pair))]
+    )
