@@ -122,7 +122,7 @@ def shared_programs() -> Iterator[None]:
     models: dict[Any, Any] = {}
     works: dict[Any, Any] = {}
     values: dict[Any, list[tuple[Any, Any]]] = {}
-    rebuilt, work_of, built = ModelOptions.rebuilt, LocalOptions.work, expressions.built
+    rebuilt, work_of, parse = ModelOptions.rebuilt, LocalOptions.work, expressions.parse
 
     def one_model(options: Any, form: Any) -> Any:
         key = (options, form)
@@ -142,19 +142,19 @@ def shared_programs() -> Iterator[None]:
             made.append(work())
             return made[0]
 
-        known = values.setdefault((text, kind, id(model)), [])
-        for of, value in known:
+        made_before = values.setdefault((text, kind, id(model)), [])
+        for work_then, value in made_before:
             # Asked for again where the expression asked, since the command wants to know whether it did.
-            if of is None or of is work():
+            if work_then is None or work_then is work():
                 return value
-        value = built(text, kind, model, noted)
-        known.append((made[0] if made else None, value))
+        value = parse(text, kind, model, noted)
+        made_before.append((made[0] if made else None, value))
         return value
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelOptions, "rebuilt", one_model)
         patch.setattr(LocalOptions, "work", one_work)
-        for command in ("_run", "_study"):
-            patch.setattr(f"evenhand.cli.{command}.built", one_value)
+        for module in ("_methods", "_run", "_study"):
+            patch.setattr(f"evenhand.cli.{module}.parse", one_value)
         patch.setattr("evenhand.cli._run.stragglers", cache(stragglers))
         yield

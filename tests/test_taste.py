@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems": _BASE,
     "server_opt": _BASE,
     "live": set(),
-    "records": {"errors"},
+    "records": {"_version", "errors"},
     "memory": set(),
     "data": {"errors", "memory", "records", "text", "types"},
     "models": {"_platform", "errors", "types"},
@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": _METHODS | {"data", "devices", "models"},
     "report": {"errors", "evaluation", "text", "_version"},
     "watch": {"errors"},
-    "simulation": _MEASURED | {"live", "memory", "privacy", "records", "report", "watch"},
+    "simulation": _MEASURED | {"_version", "live", "memory", "privacy", "records", "report", "watch"},
     "studies": {
         "_platform",
         "data",
@@ -104,7 +104,7 @@ Rule = Callable[[str, str], list[str]]
 
 def imports_point_down(path: str, source: str) -> list[str]:
     owner = _package(path)
-    if owner == "__init__":
+    if owner in ("__init__", "__main__"):
         return []
     if owner not in MAY_IMPORT:
         return [f"{owner} has no place in the order of imports"]
@@ -284,7 +284,7 @@ def test_all_of_the_source_is_read() -> None:
     assert {"types/__init__.py", "algorithms/fedavg.py", "simulation/engine.py", "cli/__main__.py"} <= set(
         FILES
     )
-    packages = {_package(path) for path in FILES} - {"__init__"}
+    packages = {_package(path) for path in FILES} - {"__init__", "__main__"}
     assert packages == set(MAY_IMPORT), "MAY_IMPORT must list exactly the packages that exist"
 
 
@@ -358,7 +358,7 @@ def test_public_modules_are_documented() -> None:
 
 def test_the_top_level_package_exports_few_names() -> None:
     packages = [name for name in evenhand.__all__ if isinstance(vars(evenhand)[name], ModuleType)]
-    assert len(evenhand.__all__) - len(packages) <= 8  # what needs no package's name before it
+    assert len(evenhand.__all__) - len(packages) <= 10  # what needs no package's name before it
     assert len(packages) <= 28
     assert list(evenhand.__all__) == sorted(evenhand.__all__)
     assert not [name for name in evenhand.__all__ if name not in vars(evenhand)]

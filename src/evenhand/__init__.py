@@ -4,6 +4,14 @@ A method is a value made by a factory (:mod:`evenhand.algorithms`), a data set i
 (:mod:`evenhand.data`), a model is three pure functions (:mod:`evenhand.models`), and :func:`simulate` runs them.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and ("-m", "evenhand") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False):
+    # ``python -m evenhand``: Python imports this package, and JAX with it, before it runs the command.
+    import evenhand_command
+
+    evenhand_command.guard()
+
 from evenhand import _platform
 
 _platform.prepare()
@@ -16,6 +24,7 @@ from evenhand import (
     centralized,
     data,
     evaluation,
+    expressions,
     local,
     lowering,
     models,
@@ -39,7 +48,8 @@ from evenhand import (
 )
 from evenhand._version import __version__
 from evenhand.errors import EvenhandError
-from evenhand.simulation import Run, simulate
+from evenhand.simulation import Run, load_run, simulate
+from evenhand.studies import load as load_study
 from evenhand.studies import study
 from evenhand.types import Algorithm, Model
 
@@ -56,6 +66,9 @@ __all__ = [
     "centralized",
     "data",
     "evaluation",
+    "expressions",
+    "load_run",
+    "load_study",
     "local",
     "lowering",
     "models",

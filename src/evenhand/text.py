@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 __all__ = [
     "counted",
     "isolated",
+    "listed",
     "measured",
     "of_model",
     "short",
@@ -70,6 +71,12 @@ def counted(count: int, noun: str) -> str:
     """
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{ending}"
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Texts listed in a sentence: ``"a, b and c"``."""
+    *first, last = texts or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def isolated(text: object) -> str:

@@ -7,17 +7,28 @@ import os
 import signal
 import sys
 
-__all__ = ["main"]
+__all__ = ["guard", "main"]
+
+
+def guard() -> None:
+    """Lets Ctrl-C end the process quietly until :func:`main` has imported the command line.
+
+    There is nothing to clean up yet, and an exception in the middle of an import may be swallowed.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a caller has set another
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(number: int, frame: object) -> None:
+    os._exit(130)
 
 
 def main() -> int:
     """Runs the command line of :mod:`evenhand.cli` and returns its exit code."""
-    guarded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else a caller has set another
-    if guarded:
-        # There is nothing to clean up yet, and an exception in the middle of an import may be swallowed.
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    guard()
     from evenhand.cli import main as command
 
+    guarded = signal.getsignal(signal.SIGINT) is _leave
     if guarded:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

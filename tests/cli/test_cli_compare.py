@@ -14,8 +14,8 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._saved import load_run
 from evenhand.cli._show import TOPICS
+from evenhand.simulation import load_run
 
 pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
 
@@ -125,7 +125,7 @@ def test_seeds_of_a_method_are_one_row(
     (sentence,) = [line for line in lines if line.startswith("In each of 2 seeds, fedprox(mu=2) serves")]
     gains = []
     for first, second in zip(*seeds.values(), strict=True):
-        a, b = (load_run(folder).view.clients["test"]["accuracy"] for folder in (first, second))
+        a, b = (load_run(folder).view().clients["test"]["accuracy"] for folder in (first, second))
         gains.append(b - a)
     better, worse = (int((sign * np.stack(gains) > 0).all(axis=0).sum()) for sign in (1, -1))
     assert (
@@ -158,7 +158,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert {"[/]", "[bold]b", "=1+1", r"\x1b[31mred", ":smile:", r"\u202eדרום"} <= lines
     assert r"[/bold] \x1b[31m" in printed.err and r"Report: " in printed.out
     assert "'=1+1," in (folders[0] / "clients.csv").read_text(encoding="utf-8")
-    assert set(load_run(folders[0]).view.client_ids) == set(names)
+    assert set(load_run(folders[0]).view().client_ids) == set(names)
 
 
 def test_report_writes_the_page_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,17 +213,17 @@ def test_a_damaged_folder_is_one_sentence(
 def test_list_names_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
-    for entries in TOPICS.values():
+    for entries in (list(entries()) for entries in TOPICS.values()):
         for entry in entries:
             assert entry.name in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 80
     assert main(["list", "models"]) == 0
     assert "fedavg" not in capsys.readouterr().out
-    assert {entry.name.partition("(")[0] for entry in TOPICS["aggregators"]} <= {
+    assert {entry.name.partition("(")[0] for entry in TOPICS["aggregators"]()} <= {
         *eh.aggregators.__all__,
         *eh.privacy.__all__,
     }
-    assert "superquantile(theta=)" in {entry.name for entry in TOPICS["risks"]}
+    assert "superquantile(theta=)" in {entry.name for entry in TOPICS["risks"]()}
 
 
 def test_folders_of_versions_without_metrics_of_classes_still_load(

@@ -45,7 +45,7 @@ def run(*words: str) -> Run:
 
 def test_what_is_not_given_is_as_it_was(config: Path) -> None:
     same = run("--config", str(config))
-    assert same.method.text() == "fedprox(mu=0.1, server_opt=sgd(0.5))"
+    assert same.method == "fedprox(mu=0.1, server_opt=sgd(0.5))"
     assert (same.local.lr, same.local.epochs, same.data.regression) == (1e-05, 3, True)
     assert same.training.cohort == "all"
     assert (same.training.rounds, same.training.seed, same.training.config) == (7, 0, config)
@@ -69,31 +69,31 @@ def test_switches_of_the_file_can_be_switched_back(config: Path) -> None:
     assert (other.regression, other.text, other.standardize) == (False, False, True)
     assert run(*words, "--no-regression", "--regression").data.regression  # the last one counts
     for more in ([], ["fedavg"]):
-        assert run(*more, *words, "--no-keep-partial").method.text() == "fedavg(keep_partial=False)"
-        assert run(*more, *words).method.text() == "fedavg(keep_partial=True)"
+        assert run(*more, *words, "--no-keep-partial").method == "fedavg(keep_partial=False)"
+        assert run(*more, *words).method == "fedavg(keep_partial=True)"
 
 
 def test_options_of_the_method_join_those_of_the_file(config: Path) -> None:
     """With and without the method's name."""
     for words in (["--mu", "2"], ["fedprox", "--mu", "2"]):
-        assert run(*words, "--config", str(config)).method.text() == "fedprox(mu=2, server_opt=sgd(0.5))"
-    longer = run("--aggregator", "mean()", "--config", str(config)).method.text()
+        assert run(*words, "--config", str(config)).method == "fedprox(mu=2, server_opt=sgd(0.5))"
+    longer = run("--aggregator", "mean()", "--config", str(config)).method
     assert longer == "fedprox(mu=0.1, server_opt=sgd(0.5), aggregator=mean())"
 
 
 def test_another_method_takes_no_argument_of_the_file(config: Path) -> None:
-    assert run("fedavg", "--config", str(config)).method.text() == "fedavg()"
-    assert run("averaged( fedavg() )", "--config", str(config)).method.text() == "averaged(fedavg())"
+    assert run("fedavg", "--config", str(config)).method == "fedavg()"
+    assert run("averaged( fedavg() )", "--config", str(config)).method == "averaged(fedavg())"
     assert run("fedavg", "--config", str(config)).local.epochs == 3
 
 
 def test_an_expression_comes_back_as_it_is(tmp_path: Path) -> None:
     text = "averaged(fedprox(mu=1e-05, aggregator=risk_weighted(superquantile(0.5))), growth=2)"
     again = run("--config", str(written(tmp_path, text)))
-    assert again.method.text() == text
-    more = run("--no-initial", "--config", str(tmp_path)).method.text()
+    assert again.method == text
+    more = run("--no-initial", "--config", str(tmp_path)).method
     assert more == text.replace("averaged(", "averaged(method=")[:-1] + ", initial=False)"
-    other = run("--method", "fedavg()", "--config", str(tmp_path)).method.text()
+    other = run("--method", "fedavg()", "--config", str(tmp_path)).method
     assert other == "averaged(method=fedavg(), growth=2)"
     with pytest.raises(eh.EvenhandError, match="column 1: a method belongs here"):
         run("--config", str(written(tmp_path, "nothing_like_it(1)(2)")))
@@ -160,10 +160,9 @@ def test_a_fingerprint_sees_every_number() -> None:
 def test_equal_expressions_are_equal_texts(capsys: pytest.CaptureFixture[str]) -> None:
     """However they are spelt: otherwise the seeds of one method would count as several methods."""
     texts = {
-        run(*words).method.text()
-        for words in (["fedprox", "--mu", "1"], ["fedprox( mu = 1.0 )"], ["fedprox(mu=1)"])
+        run(*words).method for words in (["fedprox", "--mu", "1"], ["fedprox( mu = 1.0 )"], ["fedprox(mu=1)"])
     }
     assert texts == {"fedprox(mu=1)"}
-    assert run("fedprox(mu=1.5, server_opt=sgd(2.0))").method.text() == "fedprox(mu=1.5, server_opt=sgd(2))"
+    assert run("fedprox(mu=1.5, server_opt=sgd(2.0))").method == "fedprox(mu=1.5, server_opt=sgd(2))"
     assert main(["run", "fedprox(mu=" + "-" * 600 + "1)"]) == 2
     assert "is nested too deeply" in capsys.readouterr().err

@@ -16,17 +16,8 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.expressions import (
-    ROOMS,
-    ExpressionError,
-    Room,
-    arms,
-    built,
-    factories,
-    parameters,
-    room_for,
-    signature,
-)
+from evenhand.expressions import KINDS, ExpressionError, Kind, factories, parse, signature
+from evenhand.expressions.kinds import alternatives, kind_for, parameters
 from evenhand.local import Work
 from evenhand.types import Algorithm, Model
 
@@ -35,13 +26,13 @@ pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
 STEPS = eh.local.sgd(MODEL, 0.3, steps=2)
-_ROOM = {room.what: room for room in ROOMS}
+_ROOM = {room.noun: room for room in KINDS}
 _WRAPPERS = {"averaged", "ditto", "dynamic_ditto", "ewc", "finetune", "skl"}
 _PERSONAL = tuple(eh.personalization.__all__)
 
 
 def read(text: str) -> Algorithm:
-    return built(text, Algorithm, MODEL, lambda: WORK)
+    return parse(text, Algorithm, MODEL, lambda: WORK)
 
 
 # --- random compositions -----------------------------------------------------------------------------------------
@@ -92,7 +83,7 @@ _ELSEWHERE = {"alone", "cyclic", "fixed", "poisson", *eh.privacy.__all__}
 """What few others may be around or inside: test_cli_privacy.py composes it."""
 
 
-def composition(room: Room, draw: random.Random, depth: int = 0, *, after: str = "") -> str:
+def composition(room: Kind, draw: random.Random, depth: int = 0, *, after: str = "") -> str:
     """A legal call, with some of its optional arguments; ``after``: which function it is the ``then`` of."""
     known = {name: factory for name, factory in factories(room).items() if depth < 2 or name not in _WRAPPERS}
     known = {name: factory for name, factory in known.items() if name not in _ELSEWHERE}
@@ -102,13 +93,13 @@ def composition(room: Room, draw: random.Random, depth: int = 0, *, after: str =
         known = {name: known[name] for name in _SUMS}
     elif after:
         known = {name: known[name] for name in _AFTER if depth < 4 or "then" not in parameters(known[name])}
-    elif room.what == "aggregator" and draw.random() < 0.6:  # so that risks are drawn often enough
+    elif room.noun == "aggregator" and draw.random() < 0.6:  # so that risks are drawn often enough
         known = {"risk_weighted": known["risk_weighted"]}
     name, factory = draw.choice(sorted(known.items()))
     hints, arguments = get_type_hints(factory), list[str]()
     for parameter in inspect.signature(factory).parameters.values():
         must = parameter.default is parameter.empty
-        if {Model, Work} & set(arms(hints[parameter.name])):
+        if {Model, Work} & set(alternatives(hints[parameter.name])):
             continue
         if must or (parameter.name not in _NEVER and draw.random() < 0.5):
             value = argument(parameter.name, hints[parameter.name], draw, depth, name)
@@ -121,12 +112,12 @@ def composition(room: Room, draw: random.Random, depth: int = 0, *, after: str =
 
 def argument(name: str, hint: Any, draw: random.Random, depth: int, of: str) -> str | None:
     """A value for an argument of ``of``; None for local work, which is filled in, and for what only Python can give."""
-    kinds = list(arms(hint))
-    room = room_for(kinds)
+    kinds = list(alternatives(hint))
+    room = kind_for(kinds)
     if room is not None:
         return (
             None
-            if room.what == "local work"
+            if room.noun == "local work"
             else composition(room, draw, depth + 1, after=of if name == "then" else "")
         )
     if name in _NUMBERS:

@@ -24,6 +24,7 @@ FILES = {
     "metrics.jsonl",
     "clients.csv",
     "params.npz",
+    "results.npz",
     "summary.json",
     "checksums.json",
     "report.html",
@@ -112,13 +113,16 @@ def test_a_signal_leaves_a_usable_folder(
     assert (ended["rounds"], ended["interrupted"]) == (summary["rounds"] + 2, False)
 
 
-def test_ctrl_c_while_importing_is_quiet(thorough: bool) -> None:
+@pytest.mark.parametrize(
+    "start", [["-c", COMMAND], ["-m", "evenhand"]], ids=["evenhand", "python -m evenhand"]
+)
+def test_ctrl_c_while_importing_is_quiet(start: list[str], thorough: bool) -> None:
     words = ["run", "fedavg", "--rounds", "0", "--out", "/dev/null"]
     environment = {**os.environ, "PYTHONPATH": str(Path(evenhand.__file__).parents[1])}
     for seconds in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.6, 2.0, 3.0) if thorough else (0.1, 0.6):
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *words],
+            [sys.executable, *start, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -126,7 +130,10 @@ def test_ctrl_c_while_importing_is_quiet(thorough: bool) -> None:
         )
         signal.signal(signal.SIGINT, before)
         try:
-            assert process.stdout.readline() == "ready\n"
+            if start[0] == "-c":
+                assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            else:
+                time.sleep(0.5)  # Python itself must have started
             time.sleep(seconds)
             shown, complaints = _interrupt(process)
         finally:
@@ -135,3 +142,19 @@ def test_ctrl_c_while_importing_is_quiet(thorough: bool) -> None:
         # A fast machine may have finished importing, and have refused the folder.
         assert (process.returncode, complaints.count("\n")) in {(130, 0), (2, 1)}
         assert "Traceback" not in complaints
+
+
+def test_python_m_evenhand_is_the_command() -> None:
+    for module in ("evenhand", "evenhand.cli"):
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"evenhand {evenhand.__version__}\n"
+
+
+def test_importing_the_package_leaves_ctrl_c_alone() -> None:
+    code = "import signal, evenhand; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "-m", "evenhand"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import itertools
@@ -18,15 +17,17 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand import aggregators, algorithms, personalization, risks, server_opt
+from evenhand import aggregators, algorithms, expressions, personalization, risks, server_opt
 from evenhand.aggregators import reduce_uploads
 from evenhand.cli import main
-from evenhand.cli._arguments import METHODS, Composed, _argument_entries, options_of, plain
+from evenhand.cli._arguments import options_of
 from evenhand.cli._main import parse
+from evenhand.cli._methods import COMPOSED, METHODS, _argument_entries, plain
 from evenhand.cli._options import LocalOptions
 from evenhand.cli._run import Run
-from evenhand.expressions import ROOMS, arms, built, factories, parameters, room_for, room_of
-from evenhand.expressions import example as simplest
+from evenhand.expressions import KINDS, factories
+from evenhand.expressions.kinds import alternatives, kind_for, parameters
+from evenhand.expressions.kinds import example as simplest
 from evenhand.local import Work
 from evenhand.rounds import weighed
 from evenhand.types import Algorithm, ClientData, Cohort, Key, Model, Params, Phase, Report, Upload
@@ -259,7 +260,7 @@ GIVEN = {
 }
 """Words -> what they must make."""
 
-FACTORIES = factories(room_of(Algorithm))
+FACTORIES = factories(Algorithm)
 ONLY_IN_EXPRESSIONS = {
     "fedmgda": {"epsilon"},
     "apfl": {"alpha"},  # --alpha is Dirichlet's
@@ -270,7 +271,7 @@ ONLY_IN_EXPRESSIONS = {
 PAIRS: list[tuple[str, str]] = list(itertools.pairwise(GIVEN))
 """Each must differ from the next, so that no option is ignored."""
 
-OTHERS = {name for name in METHODS if name != Composed.name} - {
+OTHERS = {name for name in METHODS if name != COMPOSED} - {
     words.split()[0].partition("(")[0].replace("_", "-") for words in GIVEN
 }
 """Methods that are newer than the table above."""
@@ -286,7 +287,9 @@ def made(words: str) -> Algorithm:
     command = parse(["run", *words.split()])
     assert isinstance(command, Run)
     model = LABELS if words.startswith("fedtilt") else STEPPED if STEPPING.match(words) else MODEL
-    return built(command.method.text(), Algorithm, model, lambda: Local(**vars(command.local)).work(model))
+    return expressions.parse(
+        command.method, Algorithm, model, lambda: Local(**vars(command.local)).work(model)
+    )
 
 
 @pytest.mark.parametrize("words", GIVEN)
@@ -304,8 +307,8 @@ def needed(factory: Callable[..., Any]) -> dict[str, tuple[str, Any]]:
     hints, found = get_type_hints(factory), dict[str, tuple[str, Any]]()
     for argument, parameter in parameters(factory).items():
         if parameter.default is parameter.empty:
-            kinds = list(arms(hints[argument]))
-            room = room_for(kinds)
+            kinds = list(alternatives(hints[argument]))
+            room = kind_for(kinds)
             if room is None or float in kinds:
                 words = [get_args(kind)[0] for kind in kinds if get_origin(kind) is Literal]
                 values = {float: 0.5, int: 2, bool: True, str: "text"}
@@ -350,9 +353,9 @@ def test_methods_that_no_table_names_get_the_arguments_that_they_need(name: str)
 def test_every_method_has_an_option_for_each_argument_that_text_can_give() -> None:
     """Those of the package do; see test_cli_new_method.py for arguments that have none."""
     for name, method in METHODS.items():
-        if name != Composed.name:
+        if name != COMPOSED:
             known = inspect.signature(FACTORIES[name.replace("-", "_")]).parameters
-            options = {field.name for field in dataclasses.fields(method)}
+            options = set(method.types)
             assert options | set(method.others) == set(known) - {"work", "model"}
             assert set(method.others) == ONLY_IN_EXPRESSIONS.get(name, set()) or name in OTHERS
     only_in_python = {name.replace("_", "-") for name in algorithms.__all__} - set(METHODS)
@@ -365,7 +368,7 @@ def test_every_method_has_an_option_for_each_argument_that_text_can_give() -> No
 def test_options_of_methods_are_not_options_of_run() -> None:
     """Otherwise one would hide the other."""
     for method in METHODS.values():
-        assert not set(options_of(method)) & set(options_of(Run)), method.name
+        assert not set(method.options) & set(options_of(Run)), method.name
 
 
 def help_of(method: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -393,7 +396,7 @@ def test_help_says_what_the_docstring_says(
 
 
 def test_no_command_of_latex_is_left_in_lists_and_help() -> None:
-    for factory in (made for room in ROOMS for made in factories(room).values()):
+    for factory in (made for room in KINDS for made in factories(room).values()):
         document = inspect.getdoc(factory) or ""
         texts = [document.partition("\n\n")[0], *_argument_entries(factory).values()]
         for formula in (formula for text in texts for formula in re.findall(r":math:`([^`]*)`", text)):
@@ -408,7 +411,7 @@ def test_calls_in_the_help_are_calls_that_an_option_accepts(capsys: pytest.Captu
     """As hints for what to type: ``sgd(1.0)``, not ``optax.sgd(1.0)``."""
     for method in METHODS:
         for name in re.findall(r"(?<!\w)([a-z][\w.]+)\(", help_of(method, capsys)):
-            assert any(name in factories(room) for room in ROOMS), (method, name)
+            assert any(name in factories(room) for room in KINDS), (method, name)
 
 
 def test_the_options_of_the_method_come_first_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import evenhand
-from evenhand.cli._arguments import argument_lines
-from evenhand.expressions import ROOMS, factories, parameters
+from evenhand.cli._methods import argument_lines
+from evenhand.expressions import KINDS, factories
+from evenhand.expressions.kinds import parameters
 
 METHOD = '''
 import contextlib, io, json, sys
@@ -63,7 +64,7 @@ def answer(words):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             made = parse(words)
-            return [made.method.text(), made.data.alpha, made.training.seed]
+            return [made.method, made.data.alpha, made.training.seed]
         except SystemExit:
             return out.getvalue()
         except ValueError as error:
@@ -142,17 +143,17 @@ def test_the_other_arguments_of_such_a_method_join_those_of_a_configuration(
     assert answers["run mine --scale 0.5 --label 0.5 --config config.json"] == [joined, 2.0, 3]
 
 
-def test_help_says_what_only_an_expression_gives(answers: dict[str, object]) -> None:
+def test_help_shows_what_is_set_in_an_expression(answers: dict[str, object]) -> None:
     shown = " ".join(str(answers["run mine --help"]).split())
-    assert "Only an expression gives alpha, levels, seed, name: 'mine(alpha=...)'." in shown
+    assert "Set alpha, levels, seed in an expression: 'mine(alpha=...)'." in shown
     assert "--mode {fast,slow} how fast (default: fast)" in shown.replace("│", "").replace("  ", " ")
     assert shown.count("--alpha ") == 1 and "Dirichlet" in shown
 
 
-@pytest.mark.parametrize("what", [room.what for room in ROOMS])
+@pytest.mark.parametrize("what", [room.noun for room in KINDS])
 def test_every_argument_of_every_factory_has_a_sentence(what: str) -> None:
     """Which the help shows; a method of the package without one would have an option without help."""
-    known = next(factories(room) for room in ROOMS if room.what == what)
+    known = next(factories(room) for room in KINDS if room.noun == what)
     for name, factory in known.items():
         told = argument_lines(name, known)
         assert not [argument for argument in parameters(factory) if not told.get(argument)], name

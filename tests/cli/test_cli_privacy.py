@@ -172,7 +172,7 @@ def test_noise_is_never_rounded_below_what_is_enough(least):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fedavg", "--epsilon", "4"], "promise privacy"),
+        (["fedavg", "--epsilon", "4"], "guarantee privacy"),
         (["dp_fedavg(clip=1)", "--epsilon", "-1"], "above 0"),
         (["dp_fedavg(clip=1)", "--epsilon", "inf"], "finite epsilon"),
         (["dp_fedavg(clip=1, noise_multiplier=1)", "--delta", "0.1"], "goes with --epsilon"),

@@ -120,5 +120,5 @@ def test_list_shows_every_attack_and_aggregator(capsys: pytest.CaptureFixture[st
     assert main(["list", "attacks"]) == 0
     shown = capsys.readouterr().out
     assert all(f"{name}(" in shown for name in eh.attacks.__all__)
-    listed = {entry.name.partition("(")[0] for entry in TOPICS["aggregators"]}
+    listed = {entry.name.partition("(")[0] for entry in TOPICS["aggregators"]()}
     assert {"krum", "bulyan", "clip", "bounded_weights", "geometric_median"} <= listed

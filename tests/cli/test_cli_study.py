@@ -379,7 +379,7 @@ def test_a_forecast_is_of_a_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_study.time, "perf_counter", lambda: next(now))
     monkeypatch.setattr(_study, "iterate", lambda *given, **how: range(3))
     method: Any = None
-    assert _study._seconds_per_run(method, method, 100, {"eval_every": 10, "cohort": None}) == 21
+    assert _study._seconds_per_run(method, method, _study.StudyOptions(rounds=100)) == 21
 
 
 def test_methods_of_one_name_are_both_kept_and_a_short_run_is_evaluated_each_round(

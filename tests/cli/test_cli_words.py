@@ -12,13 +12,14 @@ import pytest
 from test_cli_errors import refused
 
 from evenhand.cli import main
-from evenhand.cli._arguments import METHODS, Takes, options_of
+from evenhand.cli._arguments import Takes, options_of
+from evenhand.cli._methods import METHODS
 from evenhand.cli._restored import Predict, Resume
 from evenhand.cli._run import Run
 from evenhand.cli._show import Compare, List, Report
 
 COMMANDS: dict[str, Mapping[str, Takes]] = {
-    **{f"run {name}": {**options_of(Run), **options_of(method)} for name, method in METHODS.items()},
+    **{f"run {name}": {**options_of(Run), **method.options} for name, method in METHODS.items()},
     "resume runs/a": options_of(Resume),
     "compare runs/a": options_of(Compare),
     "predict runs/a": options_of(Predict),
@@ -204,7 +205,7 @@ def test_mistyped_words(
 def test_an_option_of_other_methods_is_refused_with_their_names(
     method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options_by_method = {name: set(options_of(other)) for name, other in METHODS.items()}
+    options_by_method = {name: set(other.options) for name, other in METHODS.items()}
     foreign = set().union(*options_by_method.values()) - options_by_method[method]
     assert len(foreign) > 10
     name = "An expression" if method == "composed" else method

@@ -10,7 +10,8 @@ import pytest
 
 import evenhand as eh
 from evenhand import tree
-from evenhand.expressions import built, factories, parameters, room_of
+from evenhand.expressions import factories, parse
+from evenhand.expressions.kinds import parameters
 from evenhand.testing._uploads import check_slots
 from evenhand.types import Algorithm, Stack, Sum, Upload
 
@@ -126,13 +127,13 @@ def one_client(data):
 
 
 _LISTED = {name.partition(",")[0] for name in (*METHODS, *FAIR, *SLOW)}
-_OTHERS = [name for name in factories(room_of(Algorithm)) if name not in _LISTED]
+_OTHERS = [name for name in factories(Algorithm) if name not in _LISTED]
 
 
 @lru_cache(maxsize=1)
 def unlisted(name):
     """With 0.5 for each number that the method needs."""
-    needed = [p for p in parameters(factories(room_of(Algorithm))[name]).values() if p.default is p.empty]
+    needed = [p for p in parameters(factories(Algorithm)[name]).values() if p.default is p.empty]
     data = eh.testing.toy_data()
     texts = {
         "method": "fedavg()",
@@ -143,7 +144,7 @@ def unlisted(name):
     }
     texts |= {"method": NOISY} if name == "private" else {}
     arguments = ", ".join(f"{p.name}={texts.get(p.name, '0.5')}" for p in needed)
-    method = built(f"{name}({arguments})", Algorithm, MODEL, lambda: WORK)
+    method = parse(f"{name}({arguments})", Algorithm, MODEL, lambda: WORK)
     of = one_client(data) if name == "alone" else data
     cohort = 2 if name == "dp_ftrl" else 4
     return eh.testing.algorithm_checks(method, of, cohort=cohort, lanes=(2,), rounds=2)
@@ -171,13 +172,13 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", factories(room_of(Sum)))
+@pytest.mark.parametrize("name", factories(Sum))
 def test_empty_slots_have_no_vote_in_any_aggregator(name):
     """Also in a new one, from the day that it is exported; with 0.5 for each number that it needs.
 
     The whole contract is checked in tests/unit, beside what each aggregator is.
     """
-    make = factories(room_of(Sum))[name]
+    make = factories(Sum)[name]
     needed = [p.name for p in parameters(make).values() if p.default is p.empty]
     aggregator = make(**{name: VALUES.get(name, 0.5) for name in needed})
     rng = np.random.default_rng(3)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import evenhand as eh
-from evenhand.expressions import built, factories, parameters, room_of
+from evenhand.expressions import factories, parse
+from evenhand.expressions.kinds import parameters
 from evenhand.types import Algorithm, ClientData
 
 KEY = jax.random.key(1)
@@ -57,7 +58,7 @@ MORE = {
 def expressions():
     """Every public method, with 0.5 for each number that it needs, and some with other options."""
     found = dict(BY_HAND)
-    for name, factory in factories(room_of(Algorithm)).items():
+    for name, factory in factories(Algorithm).items():
         needed = [each.name for each in parameters(factory).values() if each.default is each.empty]
         found.setdefault(name, f"{name}({', '.join(f'{each}={NEEDED.get(each, 0.5)}' for each in needed)})")
     found["qfedsgd"] = "qfedsgd(q=0.5, step_size=0.5)"
@@ -66,7 +67,7 @@ def expressions():
 
 @cache
 def method_of(text):
-    return built(text, Algorithm, MODEL, lambda: WORK)
+    return parse(text, Algorithm, MODEL, lambda: WORK)
 
 
 @cache

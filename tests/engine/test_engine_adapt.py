@@ -94,8 +94,8 @@ def test_as_many_clients_adapt_together_as_there_is_room_for(monkeypatch):
     train = eh.evaluation.Prepared(np.zeros((20, 3)), np.zeros(20), np.concatenate([[0], np.cumsum(sizes)]))
     for room, streamed, on_device in ((30, 1, 6), (62, 2, 6), (93, 3, 6), (8, 1, 2), (3, 1, 1)):
         monkeypatch.setattr(_evaluation, "_ROOM", room)
-        assert _evaluation.fitting(train, 4) == streamed
-        assert _evaluation.fitting(train._replace(x=jnp.zeros((20, 3))), 4) == on_device
+        assert _evaluation.fitting(train, np.zeros(4)) == streamed
+        assert _evaluation.fitting(train._replace(x=jnp.zeros((20, 3))), np.zeros(4)) == on_device
 
 
 def test_every_client_has_a_key_of_its_own():

@@ -219,7 +219,7 @@ def test_the_comparison_sees_a_wrong_number_of_rounds(whole, tmp_path):
 
 def test_the_comparison_sees_one_bit_of_the_state(whole, tmp_path):
     eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 6})
-    job = Job.of({"algorithm": METHOD, "data": DATA, **SETTINGS})
+    job = Job.from_arguments({"algorithm": METHOD, "data": DATA, **SETTINGS})
     found = Checkpoints(set_up(job), job, tmp_path).load()
     server = jax.tree.map(lambda leaf: np.nextafter(leaf, np.float32(9)), found.state.server)
     checkpoints = Checkpoints(set_up(job), job, Checkpoint(tmp_path, fresh=True))
@@ -320,6 +320,7 @@ def test_a_full_disk_gives_one_sentence_and_keeps_the_last_state(whole, tmp_path
 
 _IDENTIFY = """
 import evenhand as eh
+from evenhand.simulation import Job, identify
 method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
 print(identify(Job(method, eh.testing.toy_data(), rounds=2))["method (with its settings, systems and attack)"])
 """

@@ -275,7 +275,7 @@ def test_the_comparisons_see_one_changed_bit(whole: Path, tmp_path: Path) -> Non
     with pytest.raises(AssertionError):
         assert_same_arrays(tmp_path / "other.npz", whole / "scaffold.npz")
     # The summary holds times, so that only its checksum is compared, with the file itself.
-    for name in ("config.json", "metrics.jsonl", "clients.csv", "params.npz", "report.html"):
+    for name in ("config.json", "metrics.jsonl", "clients.csv", "params.npz", "results.npz", "report.html"):
         folder = tmp_path / name
         shutil.copytree(whole / "run", folder)
         changed = (folder / name).read_bytes().replace(b"3", b"4")

@@ -12,8 +12,8 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._folder import condition_of
 from evenhand.records import LOCK, held
+from evenhand.simulation.folder import condition_of
 from nursery import Child, Nursery
 
 SETTINGS = "--clients 4 --cohort 2 --seed 3 --eval-every 1 --checkpoint 0 --rounds"

@@ -152,10 +152,10 @@ def states(ids, value):
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_store_has_new_clients_states_until_it_gets_others(mapped, tmp_path):
     store = store_of(folder=tmp_path if mapped else None)
-    found = store.of(np.array([3, 1]), room=4)
+    found = store.read(np.array([3, 1]), room=4)
     np.testing.assert_array_equal(found["v"], [[0, 1, 2]] * 4)
     store.put(np.array([1]), states([1, 2], 5))  # more than there are ids: the rest is padding
-    found = store.of(np.array([3, 1, 1]))
+    found = store.read(np.array([3, 1, 1]))
     np.testing.assert_array_equal(found["n"], [7, 5, 5])
     np.testing.assert_array_equal(found["v"], [[0, 1, 2], [5, 5, 5], [5, 5, 5]])
     assert store.touched.sum() == store.changed.sum() == 1
@@ -163,7 +163,7 @@ def test_a_store_has_new_clients_states_until_it_gets_others(mapped, tmp_path):
     assert store.touched.sum() == 1 and not store.changed.any()
     assert store.whole()["v"].shape == (50, 3)
     store.reset()
-    np.testing.assert_array_equal(store.of(np.array([1]))["n"], [7])
+    np.testing.assert_array_equal(store.read(np.array([1]))["n"], [7])
 
 
 def test_a_save_writes_what_has_changed_and_now_and_then_all_anew(tmp_path):

@@ -47,7 +47,9 @@ def _method(model, **options):
 
 
 def _traced(method, data, **settings):
-    setup = set_up(Job.of({"algorithm": method, "data": data, "rounds": 1, "devices": 1, **settings}))
+    setup = set_up(
+        Job.from_arguments({"algorithm": method, "data": data, "rounds": 1, "devices": 1, **settings})
+    )
     arguments = (setup.state, setup.rows, setup.keys, np.int32(0), np.int32(1))
     traced = engine._traced(ById(setup.program), *tree.form(arguments))
     return jaxpr_as_fun(traced.jaxpr), jax.tree.leaves(arguments)

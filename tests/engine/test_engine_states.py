@@ -14,7 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import evenhand as eh
 from evenhand.devices import everywhere, here, over
-from evenhand.expressions import built, factories, parameters, room_of
+from evenhand.expressions import factories, parse
+from evenhand.expressions.kinds import parameters
 from evenhand.simulation import Checkpoint, Job, engine
 from evenhand.simulation._checkpoint import Checkpoints
 from evenhand.simulation.setup import set_up
@@ -44,7 +45,7 @@ CASES = [*((rule, None) for rule in [*PLAIN, *SECURE]), *((rule, "alie") for rul
 
 
 def aggregator_of(rule: str) -> Any:
-    return built(rule, Sum, MODEL, lambda: WORK)
+    return parse(rule, Sum, MODEL, lambda: WORK)
 
 
 def method_of(rule: str) -> Algorithm:
@@ -129,7 +130,7 @@ def test_no_stateful_aggregator_is_forgotten() -> None:
         "ratio": "2.0",
     }
     keeps: set[str] = set()
-    for name, factory in factories(room_of(Sum)).items():
+    for name, factory in factories(Sum).items():
         needed = [p for p in parameters(factory).values() if p.default is p.empty]
         arguments = ", ".join(f"{p.name}={texts.get(p.name, '0.4')}" for p in needed)
         if jax.tree.leaves(aggregator_of(f"{name}({arguments})").init(jnp.zeros(4), 10)):
@@ -199,7 +200,9 @@ def test_a_state_that_rounds_leave_divided_is_saved_whole(
 
     monkeypatch.setattr(engine, "run_rounds", divided)
     first = stopped(method_of("geometric_median()"), tmp_path, devices=2, **HOW)
-    job = Job.of({"algorithm": first.algorithm, "data": DATA, "rounds": ROUNDS, "devices": 2, **HOW})
+    job = Job.from_arguments(
+        {"algorithm": first.algorithm, "data": DATA, "rounds": ROUNDS, "devices": 2, **HOW}
+    )
     saved = Checkpoints(set_up(job), job, tmp_path).load()
     assert saved is not None and not all(leaf.is_fully_replicated for leaf in newest)
     for home, leaf in zip(jax.tree.leaves(saved.state.aggregators), newest, strict=True):

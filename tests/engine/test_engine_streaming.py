@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.data import FederatedDataset, Split, _numeric
+from evenhand.data import FederatedDataset, Split, _validation
 from evenhand.devices import over
 from evenhand.evaluation import Prepared, evaluate_personal, per_client, prepare
 from evenhand.simulation import Execution, Job, program, setup
@@ -187,7 +187,7 @@ def test_a_memory_map_is_never_copied(mapped):
 
 @pytest.mark.parametrize("row", [0, 400, 852])
 def test_a_bad_number_is_found_in_whichever_slice_it_lies(monkeypatch, row):
-    monkeypatch.setattr(_numeric, "_SLICE", 160)  # ten rows
+    monkeypatch.setattr(_validation, "_SLICE", 160)  # ten rows
     x, y, offsets = arrays(SIZES, 0)
     x[row, 2] = np.inf
     with pytest.raises(eh.EvenhandError, match=rf"train\.x\[{row}\] holds inf"):

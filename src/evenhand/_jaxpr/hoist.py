@@ -69,7 +69,7 @@ def unchanged(program: Any) -> Hoisted:
     """``program`` as it is, which shares nothing with any other."""
     function = jaxpr_as_fun(program)
     return Hoisted(
-        object(), np.zeros(0, np.float32), (), lambda numbers, constants, arguments: function(*arguments)
+        object(), np.zeros(0, np.float32), (), lambda literals, constants, arguments: function(*arguments)
     )
 
 
@@ -90,8 +90,8 @@ def hoist(program: Any) -> Hoisted:
     if strangers:
         warn_of(programs.UnknownForm(f"numbers inside {', '.join(strangers)}"))
 
-    def run(numbers: Array, constants: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
-        return _evaluate(jaxpr, constants, arguments, _Numbers(numbers, places))
+    def run(literals: Array, constants: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
+        return _evaluate(jaxpr, constants, arguments, _Literals(literals, places))
 
     return Hoisted(_described(program, places), np.array(values, np.float32), constants, run)
 
@@ -156,7 +156,7 @@ def _bytes(constant: Any) -> bytes:
 # --- numbers -----------------------------------------------------------------------------------------------------
 
 
-class _Numbers(NamedTuple):
+class _Literals(NamedTuple):
     values: Array
     places: dict[int, int]
 
@@ -165,7 +165,7 @@ class _Numbers(NamedTuple):
         return literal.val if place is None else self.values[place]
 
 
-def _is_number(variable: Any) -> TypeGuard[Literal]:
+def _is_hoisted(variable: Any) -> TypeGuard[Literal]:
     """Whether this is a literal that a method may have been given."""
     if (
         not isinstance(variable, Literal)
@@ -184,7 +184,7 @@ def _entered(equation: JaxprEqn) -> list[Any]:
 
 def _literals(program: Any) -> Iterator[Literal]:
     for equation in programs.opened(program)[0].eqns:
-        yield from (variable for variable in equation.invars if _is_number(variable))
+        yield from (variable for variable in equation.invars if _is_hoisted(variable))
         for inner in _entered(equation):
             yield from _literals(inner)
 
@@ -253,52 +253,54 @@ def _counted(value: Any) -> Hashable:
 # --- evaluation --------------------------------------------------------------------------------------------------
 
 
-def _evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], numbers: _Numbers) -> list[Any]:
-    return programs.evaluate(jaxpr, constants, arguments, partial(_apply, numbers), numbers.read)
+def _evaluate(
+    jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], literals: _Literals
+) -> list[Any]:
+    return programs.evaluate(jaxpr, constants, arguments, partial(_apply, literals), literals.read)
 
 
-def _call(numbers: _Numbers, program: Any, *arguments: Any) -> list[Any]:
-    return _evaluate(*programs.opened(program), arguments, numbers)
+def _call(literals: _Literals, program: Any, *arguments: Any) -> list[Any]:
+    return _evaluate(*programs.opened(program), arguments, literals)
 
 
-def _apply(numbers: _Numbers, equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+def _apply(literals: _Literals, equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     """The results of one equation."""
     if not any(True for inner in _entered(equation) for _ in _literals(inner)):
         return programs.as_it_is(equation, operands)
     if equation.primitive.name == "while":
-        return _while(equation, operands, numbers)
+        return _while(equation, operands, literals)
     if equation.primitive.name == "shard_map":
-        return _shard_map(equation.params, operands, numbers)
-    return programs.again(equation, operands, partial(_call, numbers))
+        return _shard_map(equation.params, operands, literals)
+    return programs.again(equation, operands, partial(_call, literals))
 
 
-def _while(equation: Any, operands: list[Any], numbers: _Numbers) -> Sequence[Any]:
+def _while(equation: Any, operands: list[Any], literals: _Literals) -> Sequence[Any]:
     # Bound as it is, not through lax.while_loop: under vmap its condition is a vector, one entry per lane.
     parameters = equation.params
     of_cond, of_body = parameters["cond_nconsts"], parameters["body_nconsts"]
     changed = {
         "cond_nconsts": of_cond + 1,
         "body_nconsts": of_body + 1,
-        "cond_jaxpr": _with_numbers(parameters["cond_jaxpr"], numbers),
-        "body_jaxpr": _with_numbers(parameters["body_jaxpr"], numbers),
+        "cond_jaxpr": _with_literals(parameters["cond_jaxpr"], literals),
+        "body_jaxpr": _with_literals(parameters["body_jaxpr"], literals),
     }
-    fixed = [numbers.values, *operands[:of_cond], numbers.values, *operands[of_cond : of_cond + of_body]]
+    fixed = [literals.values, *operands[:of_cond], literals.values, *operands[of_cond : of_cond + of_body]]
     return equation.primitive.bind(*fixed, *operands[of_cond + of_body :], **{**parameters, **changed})
 
 
-def _with_numbers(program: Any, numbers: _Numbers) -> Any:
+def _with_literals(program: Any, literals: _Literals) -> Any:
     """The program with the numbers as its first argument."""
 
     def run(values: Array, *arguments: Any) -> list[Any]:
-        return _call(numbers._replace(values=values), program, *arguments)
+        return _call(literals._replace(values=values), program, *arguments)
 
-    like = jax.ShapeDtypeStruct(numbers.values.shape, numbers.values.dtype)
+    like = jax.ShapeDtypeStruct(literals.values.shape, literals.values.dtype)
     return jax.make_jaxpr(run)(like, *(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in program.in_avals))
 
 
-def _shard_map(parameters: Any, operands: list[Any], numbers: _Numbers) -> Sequence[Any]:
+def _shard_map(parameters: Any, operands: list[Any], literals: _Literals) -> Sequence[Any]:
     def inside(values: Array, *arguments: Any) -> list[Any]:
-        return _call(numbers._replace(values=values), parameters["jaxpr"], *arguments)
+        return _call(literals._replace(values=values), parameters["jaxpr"], *arguments)
 
     everywhere = jax.shard_map(
         inside,
@@ -308,4 +310,4 @@ def _shard_map(parameters: Any, operands: list[Any], numbers: _Numbers) -> Seque
         axis_names=set(parameters["newly_manual_axes"]),
         check_vma=parameters["check_vma"],
     )
-    return everywhere(numbers.values, *operands)
+    return everywhere(literals.values, *operands)

@@ -73,12 +73,12 @@ class Traced(NamedTuple):
 
         slope = jax.vmap(jax.grad(loss, (0, 1), has_aux=True), (None, None, 0))
         (slopes, gradients), others = slope(taps, copied, rows)
-        found: list[LeafGradients | None] = [None] * len(leaves)
+        per_leaf: list[LeafGradients | None] = [None] * len(leaves)
         for number, layer in layers.items():
-            found[number] = layer.account(others[number], slopes[number], divisors[number])
+            per_leaf[number] = layer.account(others[number], slopes[number], divisors[number])
         for number, gradient in gradients.items():
-            found[number] = formed(gradient, divisors[number])
-        return found
+            per_leaf[number] = formed(gradient, divisors[number])
+        return per_leaf
 
 
 def traced(model: Model, params: Params, rows: Rows) -> Traced:
@@ -155,11 +155,11 @@ def plan_of(program: Any, shapes: Sequence[jax.ShapeDtypeStruct]) -> Plan:
     uses: dict[int, list[Layer | None]] = {}
 
     def step(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-        found = [operand for operand in operands if isinstance(operand, _Leaf)]
-        if found and equation.primitive in _RESHAPING and _is_floating(equation.outvars[0]):
-            return [found[0]._replace(views=(*found[0].views, equation))]
-        for leaf in found:
-            layer = _layer(equation, operands, leaf, shapes[leaf.number]) if len(found) == 1 else None
+        matches = [operand for operand in operands if isinstance(operand, _Leaf)]
+        if matches and equation.primitive in _RESHAPING and _is_floating(equation.outvars[0]):
+            return [matches[0]._replace(views=(*matches[0].views, equation))]
+        for leaf in matches:
+            layer = _layer(equation, operands, leaf, shapes[leaf.number]) if len(matches) == 1 else None
             uses.setdefault(leaf.number, []).append(layer)
         return [object() for _ in equation.outvars]
 
@@ -170,7 +170,9 @@ def plan_of(program: Any, shapes: Sequence[jax.ShapeDtypeStruct]) -> Plan:
     for leaf in results:
         if isinstance(leaf, _Leaf):
             uses.setdefault(leaf.number, []).append(None)
-    layers = {number: found[0] for number, found in uses.items() if len(found) == 1 and found[0] is not None}
+    layers = {
+        number: matches[0] for number, matches in uses.items() if len(matches) == 1 and matches[0] is not None
+    }
     return Plan(layers, sorted(set(uses) - set(layers)))
 
 
@@ -182,15 +184,15 @@ def run(
 
     def step(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
         values = [operand.value if isinstance(operand, _Leaf) else operand for operand in operands]
-        found = next((operand for operand in operands if isinstance(operand, _Leaf)), None)
-        if found is None or found.number not in plan.layers:
+        leaf = next((operand for operand in operands if isinstance(operand, _Leaf)), None)
+        if leaf is None or leaf.number not in plan.layers:
             return as_lowered(equation, values)
         if equation.primitive in _RESHAPING:
-            return [found._replace(value=programs.as_it_is(equation, values)[0])]
-        number = found.number
-        other = next(value for value, operand in zip(values, operands, strict=True) if operand is not found)
+            return [leaf._replace(value=programs.as_it_is(equation, values)[0])]
+        number = leaf.number
+        other = next(value for value, operand in zip(values, operands, strict=True) if operand is not leaf)
         operands_of[number] = other
-        return [plan.layers[number].apply(other, found.value) + taps[number]]
+        return [plan.layers[number].apply(other, leaf.value) + taps[number]]
 
     marked = [_Leaf(number, leaf) for number, leaf in enumerate(leaves)]
     (loss,) = _run(step, program, *marked, *others)
@@ -214,8 +216,8 @@ def _layer(
     """The layer that an equation is for the leaf among its operands."""
     make = _MAKERS.get(equation.primitive)
     place = next(i for i, operand in enumerate(operands) if operand is leaf)
-    known = make is not None and _is_floating(equation.outvars[0])
-    return make(equation, place, _Views(leaf.views, shape.shape)) if make and known else None
+    has_rule = make is not None and _is_floating(equation.outvars[0])
+    return make(equation, place, _Views(leaf.views, shape.shape)) if make and has_rule else None
 
 
 class _Views(NamedTuple):
@@ -272,13 +274,15 @@ def _product(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
 
         divisor = None if divided_by is None else matrix(views.used(divided_by))
         shapes = (examples, positions, inputs), (examples, positions, outputs)
-        found = multiplied(a.reshape(shapes[0]), b.reshape(shapes[1]), divisor)
+        gradients = multiplied(a.reshape(shapes[0]), b.reshape(shapes[1]), divisor)
 
         def stored(weights: Array) -> Array:
-            total = found.summed(weights).reshape([leaf.shape[axis] for axis in order])
+            total = gradients.summed(weights).reshape([leaf.shape[axis] for axis in order])
             return total.transpose([order.index(axis) for axis in range(leaf.ndim)])
 
-        return views.account(found._replace(summed=stored, along=lambda leaf: found.along(matrix(leaf))))
+        return views.account(
+            gradients._replace(summed=stored, along=lambda leaf: gradients.along(matrix(leaf)))
+        )
 
     held = inputs * outputs if positions != 1 else 0
     return Layer(apply, _output(equation), held, account)
@@ -291,11 +295,11 @@ def _convolution(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
 
     def account(others: Array, slopes: Array, divided_by: Array | None) -> LeafGradients:
         matrix = None if divided_by is None else layer.matrix(views.used(divided_by))
-        found = multiplied(jax.vmap(layer.patches)(others), jax.vmap(layer.outputs)(slopes), matrix)
+        gradients = multiplied(jax.vmap(layer.patches)(others), jax.vmap(layer.outputs)(slopes), matrix)
         return views.account(
-            found._replace(
-                summed=lambda weights: layer.kernel(found.summed(weights)),
-                along=lambda leaf: found.along(layer.matrix(leaf)),
+            gradients._replace(
+                summed=lambda weights: layer.kernel(gradients.summed(weights)),
+                along=lambda leaf: gradients.along(layer.matrix(leaf)),
             )
         )
 
@@ -320,11 +324,11 @@ def _look_up(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
         ids = others.reshape(len(others), positions).astype(jnp.int32)
         ids = jnp.clip(ids, 0, rows - 1) if clipped else ids
         divisor = None if divided_by is None else views.used(divided_by).reshape(rows, width)
-        found = looked_up(ids, slopes.reshape(len(others), positions, width), divisor, rows)
+        gradients = looked_up(ids, slopes.reshape(len(others), positions, width), divisor, rows)
         return views.account(
-            found._replace(
-                summed=lambda weights: found.summed(weights).reshape(table.shape),
-                along=lambda leaf: found.along(leaf.reshape(rows, width)),
+            gradients._replace(
+                summed=lambda weights: gradients.summed(weights).reshape(table.shape),
+                along=lambda leaf: gradients.along(leaf.reshape(rows, width)),
             )
         )
 

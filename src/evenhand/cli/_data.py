@@ -12,6 +12,7 @@ import numpy as np
 from tyro.conf import arg
 
 from evenhand import data as federated
+from evenhand.cli._arguments import changed, typed
 from evenhand.data import Features, FederatedDataset, Fill
 from evenhand.data.loaders import NAMES, NewRows, new_rows
 from evenhand.errors import EvenhandError, whole_number
@@ -49,6 +50,9 @@ SOURCES = (
 )
 """Name, what it is, source."""
 
+_COLUMNS = ("features", "drop", "categorical", "weight_column")
+_FOR_TABLES = (*_COLUMNS, "fill", "standardize", "standardize_target", "drop_empty", "na")
+"""Options that only tables have."""
 _SYNTHETIC_CLIENTS = 30
 _LARGE_TARGETS = 100.0
 """Standard deviation of real targets above which the usual step sizes diverge."""
@@ -67,23 +71,23 @@ class DataOptions:
     label_column: str = "label"
     """the column (or .npz array) to predict; all other columns are features"""
     weight_column: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: one each)")] = None
-    """tables: the column that says how many examples a row stands for, a whole number"""
+    """tables: the column with the number of examples that a row stands for, a whole number"""
     features_array: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: x)")] = None
     """the .npz array of features"""
     features: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_ALL)] = None
-    """tables: the columns to learn from; put a name that has a comma in double quotes"""
+    """tables: the columns to learn from; put a name with a comma in double quotes"""
     drop: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """tables: columns to leave out"""
     categorical: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """columns whose numbers are categories, such as codes of regions; or the label, if its numbers are classes"""
     fill: Annotated[Fill | None, arg(metavar=_FILLS, help_behavior_hint=_REFUSED)] = None
-    """tables: what an empty cell of a feature counts as; with mean or median, empty text is a category of its own"""
+    """tables: how to fill missing feature values; with mean or median, missing text becomes a separate category"""
     standardize: bool = True
-    """tables: give numbers mean 0 and standard deviation 1 over the training rows; else they stay as they are"""
+    """tables: give numbers mean 0 and standard deviation 1 over the training rows; otherwise leave them unchanged"""
     standardize_target: bool = True
     """tables with --regression: train on standardised targets; losses and errors stay in the targets' units"""
     drop_empty: bool = False
-    """tables: drop rows without a label or a client, and say how many"""
+    """tables: drop rows without a label or a client, and print how many"""
     na: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """tables: further spellings of an empty cell, such as '?,-999'"""
     regression: bool = False
@@ -91,11 +95,11 @@ class DataOptions:
     text: bool = False
     """LEAF only: the examples are text, whose characters become tokens (Shakespeare)"""
     clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the data)")] = None
-    """how many clients, where the data name none"""
+    """number of clients (for data without client ids)"""
     alpha: float = 0.5
-    """Dirichlet concentration of classes, where the data name no clients; the smaller, the more clients differ"""
+    """Dirichlet concentration of classes (for data without client ids); smaller values make clients differ more"""
     test_fraction: float = 0.2
-    """share of each client's examples kept for testing, where the data have no test part"""
+    """share of each client's examples kept for testing (for data without a test part)"""
     valid_fraction: float = 0.0
     """share of each client's examples kept for validation, to choose settings or rounds by"""
     data_seed: int = 0
@@ -152,19 +156,12 @@ class DataOptions:
         return self if self.data in NAMES or not path.exists() else replace(self, data=str(path.resolve()))
 
     def _check_no_table(self) -> None:
-        given = {
-            "--features": self.features,
-            "--drop": self.drop,
-            "--categorical": self.categorical,
-            "--fill": self.fill,
-            "--no-standardize": not self.standardize,
-            "--no-standardize-target": not self.standardize_target,
-            "--drop-empty": self.drop_empty,
-            "--na": self.na,
-            "--weight-column": self.weight_column,
-        }
-        for option in (option for option, value in given.items() if value):
-            raise EvenhandError(f"{option} is for tables, and --data {self.data} is not one: leave it out.")
+        for name, value in changed(self).items():
+            if name in _FOR_TABLES:
+                option = typed(name, value)[0]
+                raise EvenhandError(
+                    f"{option} is for tables, and --data {self.data} is not one: leave it out."
+                )
 
     def _synthetic(self, parameters: str) -> FederatedDataset:
         iid = parameters == "iid"
@@ -190,19 +187,19 @@ def remarks(data: FederatedDataset) -> list[str]:
     """What to know about a table before training on it."""
     if data.features is None:
         return list(data.notes)
-    found = [
+    sentences = [
         data.features.describe()
         + (" --no-standardize leaves numbers as they are." if data.features.scaled else "")
     ]
-    found += data.notes
+    sentences += data.notes
     if data.num_classes is None and data.features.target is None:
         deviation = float(np.std(data.train.y, dtype=np.float64))
         if deviation > _LARGE_TARGETS:
-            found.append(
+            sentences.append(
                 f"The targets have a deviation of {deviation:.3g} and are not standardised: leave "
                 "--no-standardize-target out, or choose a very small --lr."
             )
-    return found
+    return sentences
 
 
 def _names(option: str, text: str) -> list[str]:
@@ -258,11 +255,7 @@ def idle(options: Mapping[str, Any], defaults: Mapping[str, Any], data: Federate
     for name, reason in _REASONS.items():
         value = options.get(name)
         if value != defaults.get(name) and (why := reason(case)):
-            option = "--" + name.replace("_", "-")
-            typed = (
-                option if value is True else f"--no-{option[2:]}" if value is False else f"{option} {value}"
-            )
-            sentences.append(f"{typed} has no effect: {why}.")
+            sentences.append(f"{' '.join(typed(name, value))} has no effect: {why}.")
     return sentences
 
 
@@ -353,13 +346,13 @@ def _data_seed(case: _Case) -> str | None:
     return f"{case.name} comes with clients and a test part, so nothing is drawn"
 
 
-def _no_more(name: str, what: str) -> _Reason:
+def _no_more(name: str, role: str) -> _Reason:
     """For a number of clients that is larger than there are."""
 
     def reason(case: _Case) -> str | None:
         asked = case.options[name]
         more = isinstance(asked, int) and asked > case.clients
-        return f"there are {case.clients} clients, all of which {what}" if more else None
+        return f"there are {case.clients} clients, all of which {role}" if more else None
 
     return reason
 

@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NoReturn, TypeAlias, Union, get_type_hints
 
-from tyro.conf import Positional, subcommand
+from tyro.conf import Positional, arg, subcommand
 
 from evenhand._version import __version__
-from evenhand.cli._arguments import HELP, METHODS, Composed, named, options_of, ordered, read
-from evenhand.cli._restored import Predict, Resume, continued, recorded, with_method
+from evenhand.cli._arguments import (
+    HELP,
+    Options,
+    Words,
+    check,
+    construct,
+    hyphenated,
+    options_of,
+    show_help,
+    split,
+)
+from evenhand.cli._methods import (
+    COMPOSED,
+    METHODS,
+    Method,
+    ambiguous,
+    built_in_methods,
+    method_help,
+    no_method,
+)
+from evenhand.cli._restored import Predict, Resume, recorded, recorded_run
 from evenhand.cli._run import Run
 from evenhand.cli._show import Compare, Figures, List, Report
 from evenhand.cli._study import Study, planned
 from evenhand.cli._terminal import remark
-from evenhand.errors import Argument, EvenhandError, EvenhandWarning
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning, nearest
+from evenhand.expressions import plugins
+from evenhand.expressions.reading import outermost
 
 __all__ = ["main", "parse"]
 
@@ -90,7 +112,7 @@ class Completion:
     def execute(self) -> int:
         """Prints the script and returns the exit code."""
         with suppress(SystemExit):
-            _read(["--tyro-print-completion", self.shell])
+            show_help(_commands("run"), ["--tyro-print-completion", self.shell], description=_DESCRIPTION)
         return 0
 
 
@@ -105,18 +127,6 @@ _COMMANDS = {
     "list": List,
     "completion": Completion,
 }
-
-_Command: TypeAlias = (
-    Annotated[Run, subcommand("run")]
-    | Annotated[Study, subcommand("study")]
-    | Annotated[Resume, subcommand("resume")]
-    | Annotated[Compare, subcommand("compare")]
-    | Annotated[Predict, subcommand("predict")]
-    | Annotated[Report, subcommand("report")]
-    | Annotated[Figures, subcommand("figures")]
-    | Annotated[List, subcommand("list")]
-    | Annotated[Completion, subcommand("completion")]
-)
 
 _Made: TypeAlias = Run | Study | Resume | Compare | Predict | Report | Figures | List | Completion
 
@@ -228,47 +238,125 @@ def parse(words: Sequence[str]) -> _Made:
     words = list(words) or ["help"]
     if words[0] == "help":
         words = [*words[1:], "--help"]
-    try:
-        return _read(words) if words[0] in HELP else _run_or_other(words)
-    except SystemExit:
-        name = words[0] if words[0] in _EXAMPLES else ""
-        print(f"examples:\n{_EXAMPLES[name]}")
-        raise
+    if words[0] in HELP:
+        _help()
+    if words[0] not in _COMMANDS:
+        raise EvenhandError(_no_command(words[0]))
+    command = _COMMANDS[words[0]]
+    if command is Run:
+        return _run(words)
+    options = options_of(command)
+    spelled = split(words, options)
+    if spelled.ask_for_help:
+        _help(spelled.command)
+    if command is Study:
+        spelled = planned(spelled)
+    others = {name: options_of(other) for name, other in _COMMANDS.items()}
+    check(spelled, options, others, spelled.command, spelled.command)
+    made = construct(command, spelled.values(options))
+    if isinstance(made, Study):
+        made.check()
+    return made
 
 
-def _run_or_other(words: Sequence[str]) -> _Made:
-    """The command that ``words`` spell, checked; what a ``run`` leaves out is as in the configuration that it names."""
-    if words[0] == "study":
-        words = planned(words)
-    words = ordered(words, _COMMANDS)
-    path = _config_among(words)
-    before = None if path is None else recorded(path)
-    if before is not None and words[1] not in METHODS:
-        words = ordered(with_method(words, before), _COMMANDS)
-    command = _read(words)
-    if isinstance(command, Study):
-        command.check()
-    if not isinstance(command, Run):
-        return command
-    given = named(words)
-    command = replace(command, method=Composed(command.method.text(given, before.method if before else "")))
-    command = command if before is None else continued(command, given, before)
-    command.check(before)
-    return command
+def _run(words: Sequence[str]) -> Run:
+    """A run, checked; what it leaves out is as in the configuration that it names."""
+    spelled, method = _method_among(words)
+    if spelled.ask_for_help:
+        _help("run", *([] if method is None else [method.name]))
+    general, methods = options_of(Run), built_in_methods() | ({} if method is None else {method.name: method})
+    others = {name: other.options for name, other in methods.items()}
+    if method is None:  # it comes from the configuration, once the words can be trusted to name one
+        check(spelled, _united(methods), others, "run", "run")
+    config = spelled.last("--config")
+    before = None if not config else recorded(Path(config))
+    if method is None:
+        assert before is not None
+        plugins.moved(
+            before.path, before.plugins
+        )  # a missing package is the reason why its names are unknown
+        name = hyphenated(outermost(before.method).name)
+        method = METHODS[name if name in METHODS else COMPOSED]
+        if method.factory is None:
+            spelled = spelled.plus("--expression", before.method)
+    if (sentence := ambiguous(dict(spelled.options), general, method)) is not None:
+        raise EvenhandError(sentence)
+    name, page = ("An expression", "run") if method.factory is None else (method.name, f"run {method.name}")
+    check(spelled, {**general, **method.options}, others, name, page)
+    given, arguments = spelled.values(general), spelled.values(method.options)
+    text = method.text(arguments, before.method if before else "", has_budget="epsilon" in given)
+    run = construct(Run, {**given, "method": text}) if before is None else recorded_run(before, text, given)
+    run.check(before)
+    return run
 
 
-def _config_among(words: Sequence[str]) -> Path | None:
-    """What the option ``--config`` of a run names; the last one counts."""
-    found = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        if words[0] == "run" and name == "--config":
-            found = Path(value if equals else following)
-    return found
+def _method_among(words: Sequence[str]) -> tuple[Words, Method | None]:
+    """The words of a run but its method, and that method; None: help is asked for, or a configuration has it.
+
+    Raises:
+      EvenhandError: there is no method of that name.
+    """
+    spelled = split(words, _united(built_in_methods()), METHODS)
+    names = [
+        *(word for word in spelled.loose if hyphenated(word) in METHODS),
+        *filter(_is_call, spelled.loose),
+    ]
+    if not names:
+        if spelled.loose or not (
+            spelled.ask_for_help or any(name == "--config" for name, _ in spelled.options)
+        ):
+            raise no_method(spelled.loose)
+        return spelled, None
+    method = METHODS[COMPOSED if _is_call(names[0]) else hyphenated(names[0])]
+    # The options of a plug-in's method are known only now.
+    spelled = split(words, _united({**built_in_methods(), method.name: method}), METHODS)
+    loose = list(spelled.loose)
+    loose.remove(names[0])
+    spelled = spelled._replace(loose=tuple(loose))
+    return spelled.plus("--expression", names[0]) if _is_call(names[0]) else spelled, method
 
 
-def _read(words: Sequence[str]) -> _Made:
-    return read(_Command, words, prog="evenhand", description=_DESCRIPTION)
+def _united(methods: Mapping[str, Method]) -> Options:
+    """The options of these methods and those of a run."""
+    theirs = {name: taken for method in methods.values() for name, taken in method.options.items()}
+    return {**theirs, **options_of(Run)}
+
+
+def _is_call(word: str) -> bool:
+    return "(" in word
+
+
+def _help(*words: str) -> NoReturn:
+    with suppress(SystemExit):
+        show_help(_commands(*words or [""]), [*words, "--help"], description=_DESCRIPTION)
+    print(f"examples:\n{_EXAMPLES[words[0] if words else '']}")
+    raise SystemExit(0)
+
+
+def _commands(command: str, *_: str) -> Any:
+    """The commands as tyro reads them; only the help of ``run`` and the completion need the options of methods."""
+    kinds = dict[str, Any](_COMMANDS)
+    if command == "run":
+        hints = get_type_hints(Run, include_extras=True)
+        fields = [
+            (entry.name, hints[entry.name], entry)
+            for entry in dataclasses.fields(Run)
+            if entry.name != "method"
+        ]
+        kinds["run"] = dataclasses.make_dataclass(
+            "Run",
+            [("method", Annotated[method_help(), arg(name="")]), *fields],
+            namespace={"__doc__": Run.__doc__},
+        )
+    return Union[tuple(Annotated[kind, subcommand(name)] for name, kind in kinds.items())]  # noqa: UP007
+
+
+def _no_command(word: str) -> str:
+    meant = nearest(word, [*_COMMANDS, "help", "--help", "--version"])
+    if meant is None and (method := nearest(word, METHODS)):
+        meant = f"run {method}"
+    hint = f" among {', '.join(_COMMANDS)}" if meant is None else f" (perhaps you meant `evenhand {meant}`)"
+    return f"There is no command {word!r:.40}{hint}: see `evenhand --help`."
 
 
 def _spelled(part: str | Argument) -> str:

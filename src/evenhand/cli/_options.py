@@ -1,26 +1,29 @@
 """What ``evenhand run`` and ``evenhand study`` take besides the data.
 
-From top to bottom: how ``run`` trains and where it writes (``study`` has its own, in :mod:`evenhand.cli._study`); the
-budget of privacy that ``--epsilon`` gives, and the noise that it calls for; the trackers of ``--watch``; the clients'
-local work, with one value of each option for ``run`` and several for ``study``; the model, sized to fit the data.
+From top to bottom: the budget of privacy that ``--epsilon`` gives, and the noise that it calls for; the options that a
+run and a study share, and those of a run alone (a study's are in :mod:`evenhand.cli._study`); the trackers of
+``--watch``; the clients' local work, with one value of each option for a run and several for a study; the model, sized
+to fit the data.
 """
 
 from __future__ import annotations
 
-import ast
 import math
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from tyro.conf import arg
 
 from evenhand import local, models, watch
-from evenhand.data import FederatedDataset, Target
+from evenhand.cli._arguments import changed, hyphenated, options_of, typed
+from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError, EvenhandWarning, perhaps, whole_number
-from evenhand.expressions import ROOMS, canonical, factories, parameters
+from evenhand.expressions import with_noise
+from evenhand.expressions.reading import NOISE
 from evenhand.local import Work
 from evenhand.privacy import account, spent, usual_delta
 from evenhand.types import Algorithm, Model, Privacy
@@ -28,93 +31,27 @@ from evenhand.watch import Watched, Watcher
 
 __all__ = [
     "MODELS",
-    "NOISE",
     "Budget",
-    "Form",
     "GridOptions",
     "LocalOptions",
     "ModelChoice",
     "ModelOptions",
+    "SharedOptions",
     "TrainingOptions",
-    "budget",
     "check_trackers",
     "of_run",
     "several",
     "trackers",
-    "with_noise",
 ]
 
 
-# --- how a run trains, and where it is written --------------------------------------------------------------
-
-
-_EVALUATIONS = 50
-_DEFAULT_EVERY = f"(default: {_EVALUATIONS} times a run)"
+_DEFAULT_EVERY = "(default: 50 times a run, 10 times in a study)"
 _DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """How long to train, with which clients, and where to write the run."""
-
-    rounds: int = 50
-    """rounds of communication T"""
-    cohort: int | Literal["all"] = "all"
-    """clients drawn per round m"""
-    stragglers: float = 0.0
-    """share of each cohort that is slow and does only part of its work"""
-    systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
-    """which clients are slow or drop out, instead of --stragglers: 'chain(stragglers(0.5), dropouts(0.1))'"""
-    attack: Annotated[str | None, arg(metavar="ATTACK", help_behavior_hint="(default: none)")] = None
-    """what malicious clients do: 'sign_flip(0.2)' for a fifth of the clients; see `evenhand list attacks`"""
-    seed: int = 0
-    """seed of the initial model, cohorts, batches and stragglers"""
-    eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
-    """rounds between two evaluations of every client"""
-    eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
-    """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
-    metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
-    """further metrics of each client, measured after the last round: auc, macro_f1, ...; see `evenhand list metrics`"""
-    untrained: Literal["global", "initial"] = "global"
-    """what clients are served whose personal model never trained: the current global model, or the initial model"""
-    epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None
-    """what a private method may spend; where its noise multiplier is left out, the least that suffices is found"""
-    delta: Annotated[
-        float | None,
-        arg(metavar="FLOAT", help_behavior_hint="(default: a power of ten, at most 1 / clients)"),
-    ] = None
-    """the probability that goes with --epsilon"""
-    unseen: float = 0.0
-    """share of the clients set aside, to see how the method serves clients that it never saw"""
-    lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
-    """clients trained side by side"""
-    checkpoint: float | Literal["off"] = 10.0
-    """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
-    keep: str = "last"
-    """which evaluated round the folder describes: last, or best:SPLIT:STATISTIC, such as best:valid:worst10"""
-    keep_personal: bool = False
-    """keep the personal models also with --checkpoint off or --keep best:..., or if they take more than 4 GB"""
-    watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
-    """who else is told what is measured: tensorboard (files in the folder), mlflow, wandb"""
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
-    """the run folder"""
-    overwrite: bool = False
-    """replace an earlier run in that folder"""
-    quiet: bool = False
-    """print nothing but errors"""
-    config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """start from the config.json of an earlier run; options given here take precedence"""
-
-    @property
-    def every(self) -> int:
-        """Rounds between two evaluations."""
-        return max(1, self.rounds // _EVALUATIONS) if self.eval_every is None else self.eval_every
 
 
 # --- --epsilon: the noise that a budget of privacy calls for, or why it does not suffice --------------------
 
 
-NOISE = "noise_multiplier"
 _LEAST_NOISE, _MOST_NOISE, _MOST_CLIENTS = 1e-3, 2.0**14, 10**9
 
 
@@ -131,16 +68,16 @@ class Budget(NamedTuple):
     delta: float | None
     rounds: int
 
-    def expression(self, text: str, data: FederatedDataset, built: Callable[[str], Algorithm]) -> str:
+    def expression(self, text: str, data: FederatedDataset, method_of: Callable[[str], Algorithm]) -> str:
         """The method with the least noise that the budget allows, to about three digits, wherever none is given.
 
         Args:
           text: an expression.
           data: the clients.
-          built: the method that an expression stands for.
+          method_of: the method that an expression stands for.
 
         Raises:
-          EvenhandError: the method promises no privacy, or no noise suffices.
+          EvenhandError: the method guarantees no privacy, or no noise suffices.
         """
         if with_noise(text, 1.0) == text:
             return text
@@ -148,7 +85,7 @@ class Budget(NamedTuple):
 
         def enough(noise: float) -> bool:
             try:
-                method = built(with_noise(text, noise))
+                method = method_of(with_noise(text, noise))
             except EvenhandError as error:  # settings that bear only so much noise, or so little
                 if noise == 1.0:
                     raise
@@ -190,7 +127,7 @@ class Budget(NamedTuple):
                 f"{self.rounds}, train anew in another folder without a {NOISE}"
             )
         else:
-            cure = f"leave its {NOISE} out, and the least that suffices is found"
+            cure = f"leave its {NOISE} out, and the smallest sufficient value is used"
             if drawn and (needed := self._clients(method.privacy, clients)) is not None:
                 cure += (
                     f"; or with cohorts of this size out of {needed:,} clients, where there are {clients:,}"
@@ -202,17 +139,13 @@ class Budget(NamedTuple):
 
     def _rounds(self, method: Algorithm, data: FederatedDataset) -> int:
         """The most rounds that stay within the budget."""
-        low, high = 0, self.rounds
-        while high - low > 1:
-            middle = (low + high) // 2
-            affordable = self._replace(rounds=middle)._spent(method, data) <= self.epsilon
-            low, high = (middle, high) if affordable else (low, middle)
-        return low
+        spent_in = lambda rounds: self._replace(rounds=rounds)._spent(method, data)  # noqa: E731
+        return bisect_right(range(1, self.rounds), self.epsilon, key=spent_in)
 
     def _spent(self, method: Algorithm, data: FederatedDataset) -> float:
         if method.privacy is None:
             raise EvenhandError(
-                f"--epsilon is for methods that promise privacy, and {method.name:.80} does not: try "
+                f"--epsilon is for methods that guarantee privacy, and {method.name:.80} does not: try "
                 "'dp_fedavg(clip=1)', or put private() around a method with a noisy aggregator."
             )
         units = data.num_clients if method.privacy.unit == "client" else data.train.rows
@@ -245,23 +178,6 @@ class Budget(NamedTuple):
         return high
 
 
-def budget(epsilon: float | None, delta: float | None, rounds: int) -> Budget | None:
-    """The budget that ``--epsilon`` and ``--delta`` give; None without them.
-
-    Raises:
-      EvenhandError: a delta without an epsilon, or a number out of range.
-    """
-    if epsilon is None:
-        if delta is not None:
-            raise EvenhandError("--delta goes with --epsilon: give both, or read epsilon off the report.")
-        return None
-    if not 0 < epsilon < math.inf or not (delta is None or 0 < delta < 1):
-        raise EvenhandError(
-            f"--epsilon {epsilon} --delta {delta}: give a finite epsilon above 0, and a delta between 0 and 1."
-        )
-    return Budget(epsilon, delta, rounds)
-
-
 def _least_noise(enough: Callable[[float], bool]) -> float | None:
     """About the least noise that is enough, to four digits, rounded up and tried last; None: none is."""
     high = 1.0
@@ -278,23 +194,104 @@ def _least_noise(enough: Callable[[float], bool]) -> float | None:
     return rounded if enough(rounded) else None
 
 
-def with_noise(text: str, noise: float) -> str:
-    """The expression with this noise multiplier wherever a factory needs one and has none.
+# --- what a run and a study share ---------------------------------------------------------------------------
 
-    Example:
-      >>> with_noise("ditto(dp_fedavg(clip=1), lam=1)", 0.5)
-      'ditto(dp_fedavg(clip=1, noise_multiplier=0.5), lam=1)'
-    """
-    tree = ast.parse(canonical(text), mode="eval")
-    names = {name for room in ROOMS for name, made in factories(room).items() if NOISE in parameters(made)}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=ast.Name(id=name), keywords=words) if name in names:
-                if all(word.arg != NOISE for word in words):
-                    words.append(ast.keyword(NOISE, ast.Constant(noise)))
-            case _:
-                pass
-    return canonical(ast.unparse(tree))
+
+@dataclass(frozen=True)
+class SharedOptions:
+    """How long to train, with which clients, and what to measure."""
+
+    evaluations: ClassVar[int]
+    """How often a run is evaluated, unless --eval-every says so."""
+
+    rounds: int = 50
+    """rounds of communication T"""
+    cohort: int | Literal["all"] = "all"
+    """clients drawn per round m"""
+    systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
+    """which clients are slow or drop out, instead of --stragglers: 'chain(stragglers(0.5), dropouts(0.1))'"""
+    attack: Annotated[str | None, arg(metavar="ATTACK", help_behavior_hint="(default: none)")] = None
+    """what malicious clients do: 'sign_flip(0.2)' for a fifth of the clients; see `evenhand list attacks`"""
+    epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None
+    """privacy budget epsilon; if the method's noise_multiplier is omitted, the smallest sufficient value is used"""
+    delta: Annotated[
+        float | None,
+        arg(metavar="FLOAT", help_behavior_hint="(default: a power of ten, at most 1 / clients)"),
+    ] = None
+    """privacy budget delta, the probability that goes with --epsilon"""
+    eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
+    """rounds between two evaluations of every client"""
+    eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
+    """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
+    metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
+    """further metrics of each client, measured after the last round: auc, macro_f1, ...; see `evenhand list metrics`"""
+    untrained: Literal["global", "initial"] = "global"
+    """model for clients whose personal model never trained: the current global model, or the initial model"""
+    watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
+    """experiment trackers to log to: tensorboard (files in the folder), mlflow, wandb"""
+    quiet: bool = False
+    """print nothing but errors"""
+
+    @property
+    def clients_per_round(self) -> int | None:
+        """The size of a cohort; None: all clients."""
+        return None if self.cohort == "all" else self.cohort
+
+    @property
+    def every(self) -> int:
+        """Rounds between two evaluations."""
+        return max(1, self.rounds // self.evaluations) if self.eval_every is None else self.eval_every
+
+    @property
+    def limit(self) -> Budget | None:
+        """The budget of privacy; None: there is none.
+
+        Raises:
+          EvenhandError: a delta without an epsilon, or a number out of range.
+        """
+        if self.epsilon is None:
+            if self.delta is not None:
+                raise EvenhandError("--delta goes with --epsilon: give both, or read epsilon off the report.")
+            return None
+        if not 0 < self.epsilon < math.inf or not (self.delta is None or 0 < self.delta < 1):
+            raise EvenhandError(
+                f"--epsilon {self.epsilon} --delta {self.delta}: give a finite epsilon above 0, and a delta between "
+                "0 and 1."
+            )
+        return Budget(self.epsilon, self.delta, self.rounds)
+
+
+# --- how a run trains, and where it is written --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainingOptions(SharedOptions):
+    """How long to train, with which clients, and where to write the run."""
+
+    evaluations: ClassVar[int] = 50
+
+    stragglers: float = 0.0
+    """share of each cohort that is slow and does only part of its work"""
+    seed: int = 0
+    """seed of the initial model, cohorts, batches and stragglers"""
+    unseen: float = 0.0
+    """share of the clients set aside, to measure how well the method serves clients not seen in training"""
+    start: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="(default: a new model)")] = None
+    """begin from the global model of this run folder"""
+    lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
+    """clients trained side by side"""
+    checkpoint: float | Literal["off"] = 10.0
+    """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
+    keep: str = "last"
+    """which evaluated round the folder describes: last, or best:SPLIT:STATISTIC, such as best:valid:worst10"""
+    keep_personal: bool = False
+    """keep the personal models also with --checkpoint off or --keep best:..., or if they take more than 4 GB"""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
+    """the run folder"""
+    overwrite: bool = False
+    """replace an earlier run in that folder"""
+    config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """start from the config.json of an earlier run; options given here take precedence"""
 
 
 # --- --watch: trackers by name ------------------------------------------------------------------------------
@@ -337,8 +334,8 @@ def trackers(text: str | None, folder: Path) -> list[Watcher]:
 def of_run(tracker: Watcher, folder: Path, config: Mapping[str, Any]) -> Watcher:
     """The tracker, told the run's folder as its name, and what ``config.json`` holds as its settings."""
 
-    def begin(name: str, known: Mapping[str, Any]) -> Watched:
-        return tracker.begin(folder.name, {**config["options"], **known, "method": config["method"]})
+    def begin(name: str, settings: Mapping[str, Any]) -> Watched:
+        return tracker.begin(folder.name, {**config["options"], **settings, "method": config["method"]})
 
     return Watcher(begin)
 
@@ -372,14 +369,7 @@ class LocalOptions:
     @property
     def idle(self) -> list[str]:
         """The options that differ from their defaults."""
-        return [
-            f"--{name.replace('_', '-')} {value}"
-            for name, value in vars(self).items()
-            if value != vars(_PLAIN_WORK)[name]
-        ]
-
-
-_PLAIN_WORK = LocalOptions()
+        return [" ".join(typed(name, value)) for name, value in changed(self).items()]
 
 
 @dataclass(frozen=True)
@@ -398,26 +388,21 @@ class GridOptions:
     @property
     def axes(self) -> dict[str, list[Any]]:
         """The options that have several values, and the step size, so that more step sizes only add settings."""
-        return {name: of for name, of in self._values().items() if len(of) > 1 or name == "lr"}
+        return {name: values for name, values in self._values().items() if len(values) > 1 or name == "lr"}
 
     def work(self, model: Model, chosen: Mapping[str, Any]) -> Work:
-        """The local work with one value of each option."""
-        values = {name: of[0] for name, of in self._values().items()} | {
-            name: value for name, value in chosen.items() if name in self.axes
-        }
-        options = LocalOptions(values["lr"], values.get("epochs"), values.get("steps"), values["batch_size"])
-        return options.work(model)
+        """The local work with one value of each option: the ``chosen`` one, or else the first."""
+        firsts = {name: values[0] for name, values in self._values().items()}
+        return LocalOptions(**firsts | {name: chosen[name] for name in self.axes if name in chosen}).work(
+            model
+        )
 
     def _values(self) -> dict[str, list[Any]]:
-        size: Callable[[str], Any] = lambda text: text if text == "all" else int(text)  # noqa: E731
-        readers: dict[str, Callable[[str], Any]] = {
-            "lr": float,
-            "epochs": int,
-            "steps": int,
-            "batch_size": size,
-        }
+        taken = options_of(LocalOptions)
         texts = {name: text for name, text in vars(self).items() if text is not None}
-        return {name: several(name, text, readers[name]) for name, text in texts.items()}
+        return {
+            name: several(name, text, taken[f"--{hyphenated(name)}"].read) for name, text in texts.items()
+        }
 
 
 def several(name: str, text: str, read: Callable[[str], Any]) -> list[Any]:
@@ -427,14 +412,14 @@ def several(name: str, text: str, read: Callable[[str], Any]) -> list[Any]:
       EvenhandError: they cannot be read, or one of them is given twice.
     """
     try:
-        found = [read(each.strip()) for each in text.removesuffix(",").split(",")]
+        values = [read(value.strip()) for value in text.removesuffix(",").split(",")]
     except ValueError:
-        found = []
-    if not found or len(set(found)) < len(found):
+        values = []
+    if not values or len(set(values)) < len(values):
         raise EvenhandError(
-            f"--{name.replace('_', '-')} {text!r:.40} is not understood: give a number, or distinct ones as in 1,2."
+            f"--{hyphenated(name)} {text!r:.40} is not understood: give a number, or distinct ones as in 1,2."
         )
-    return found
+    return values
 
 
 # --- the model, sized to fit the data -----------------------------------------------------------------------
@@ -445,70 +430,6 @@ ModelName: TypeAlias = Literal[
 ]
 
 _DEFAULT_MODEL = "(default: softmax; linear for real labels, lstm for tokens)"
-
-
-class Form(NamedTuple):
-    """The form of examples and labels, which decides the sizes of a model; ``config.json`` keeps it.
-
-    Attributes:
-      name: what the data are called.
-      shape: of one example.
-      dtype: of examples, ``"float32"``, or ``"int32"`` for tokens.
-      classes: how many there are; None: labels are real numbers.
-      names: of the classes; None where they are only numbered.
-      targets: numbers in one label.
-      tokens: one more than the largest token; 0 where examples are no tokens.
-      target: the scale by which real labels are standardised; None where they are not.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    classes: int | None
-    names: tuple[str, ...] | None
-    targets: int
-    tokens: int
-    target: Target | None = None
-
-    @staticmethod
-    def of(data: FederatedDataset) -> Form:
-        """The form of a data set."""
-        splits, is_tokens = (data.train, data.valid, data.test), data.train.x.dtype.kind == "i"
-        return Form(
-            name=data.name,
-            shape=data.feature_shape,
-            dtype=str(data.train.x.dtype),
-            classes=data.num_classes,
-            names=data.classes,
-            targets=math.prod(data.train.y.shape[1:]),
-            tokens=1 + max(int(split.x.max(initial=0)) for split in splits) if is_tokens else 0,
-            target=None if data.features is None else data.features.target,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """What ``config.json`` holds; :meth:`from_json` reads it back."""
-        return {**self._asdict(), "target": None if self.target is None else self.target._asdict()}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Form:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-          KeyError, TypeError, ValueError: ``value`` is something else.
-        """
-        names, classes, target = value["names"], value["classes"], value["target"]
-        return Form(
-            name=str(value["name"]),
-            shape=tuple(int(size) for size in value["shape"]),
-            dtype={"float32": "float32", "int32": "int32"}[value["dtype"]],
-            classes=None if classes is None else int(classes),
-            names=None if names is None else tuple(str(name) for name in names),
-            targets=int(value["targets"]),
-            tokens=int(value["tokens"]),
-            target=None
-            if target is None
-            else Target(str(target["name"]), float(target["mean"]), float(target["deviation"])),
-        )
 
 
 class ModelChoice(NamedTuple):
@@ -544,7 +465,7 @@ class ModelOptions:
         Raises:
           EvenhandError: the model and the data do not fit together.
         """
-        return self.rebuilt(Form.of(data))
+        return self.rebuilt(data.form)
 
     def rebuilt(self, form: Form) -> Model:
         """The model for data of this form, which need not be at hand."""

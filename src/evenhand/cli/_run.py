@@ -7,101 +7,70 @@ whenever the run ends; what ``config.json`` says of it, which :mod:`evenhand.cli
 from __future__ import annotations
 
 import dataclasses
-import platform
 import re
 import shutil
 import sys
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import numpy
 from rich.console import Console
-from tyro.conf import arg
+from tyro.conf import Suppress
 
 from evenhand import simulation
-from evenhand._version import __version__
-from evenhand.cli._arguments import Composed, MethodChoice
 from evenhand.cli._data import DataOptions, check_labels, idle, remarks, without_effect
-from evenhand.cli._folder import (
-    BEST,
-    CHECKPOINT,
-    CLIENTS,
-    CONFIG,
-    FEATURES,
-    METRICS,
-    PARAMS,
-    PERSONAL,
-    REPORT,
-    SUMMARY,
-    append_metrics,
-    begin_checksums,
-    claim,
-    dict_in,
-    free,
-    json_text,
-    metrics_text,
-    read_json,
-    reopen_checksums,
-    replacing,
-    seal,
-    write_text,
-)
+from evenhand.cli._folder import claim, free
+from evenhand.cli._keep import BestRound, Results, Rule, best_so_far, copied, rule_of, with_best
+from evenhand.cli._methods import Recipe
 from evenhand.cli._options import (
-    Budget,
-    Form,
     LocalOptions,
     ModelOptions,
     TrainingOptions,
-    budget,
     check_trackers,
     of_run,
     trackers,
-    with_noise,
 )
-from evenhand.cli._saved import (
-    BestRound,
-    Results,
-    Rule,
-    best_so_far,
-    copied,
-    load_run,
-    rule_of,
-    with_best,
-    write_params,
-    write_personal,
-)
-from evenhand.cli._terminal import metric_table, overview, remark, say
+from evenhand.cli._terminal import remark, say, show_comparison
 from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales
 from evenhand.evaluation.metrics import resolved
-from evenhand.expressions import ExpressionError, built
-from evenhand.local import Work
-from evenhand.records import uninterrupted
+from evenhand.expressions import ExpressionError, parse, plugins
+from evenhand.expressions.reading import plugins_in, shadowed
+from evenhand.records import json_text, read_json, replacing, uninterrupted, write_text, writing
 from evenhand.report import (
-    among,
     compare,
-    covered,
-    honest,
     in_words,
     latest,
-    metric_remarks,
     privacy_line,
-    statistics,
     swing,
-    write_clients_csv,
     write_report,
 )
-from evenhand.simulation import Checkpoint, iterate
+from evenhand.simulation import Checkpoint, iterate, load_run
+from evenhand.simulation.folder import (
+    BEST,
+    CHECKPOINT,
+    CONFIG,
+    FEATURES,
+    METRICS,
+    PERSONAL,
+    REPORT,
+    append_metrics,
+    begin_checksums,
+    dict_in,
+    metrics_text,
+    reopen_checksums,
+    seal,
+)
+from evenhand.simulation.saving import configuration, write_results, write_summary
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
 from evenhand.text import counted
-from evenhand.types import Algorithm, Attack, Model
+from evenhand.types import Algorithm, Attack, Model, Params
 
 __all__ = [
     "ELSEWHERE",
@@ -110,7 +79,6 @@ __all__ = [
     "Run",
     "changes",
     "config_file",
-    "is_group",
     "naming",
     "record",
 ]
@@ -123,7 +91,7 @@ __all__ = [
 class Run:
     """Train METHOD on data spread over clients; `run METHOD --help` shows all options."""
 
-    method: Annotated[MethodChoice, arg(name="")]
+    method: Suppress[str]
     training: TrainingOptions = field(default_factory=TrainingOptions)
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -133,61 +101,46 @@ class Run:
         """Trains, writes the run folder and returns the exit code."""
         options = self.training
         folder = self._default_folder() if options.out is None else options.out
-        trackers(options.watch, folder)  # one that is not installed is told before anything is loaded
+        trackers(options.watch, folder)  # one that is not installed is reported before anything is loaded
         with free(folder, overwrite=options.overwrite):
             check_labels(self.data)
             data = self.data.load()
-            return self._funded(data)._start(data, folder)
+            model = self.model.build(data) if options.limit is not None else toy_model()
+            recipe = self.recipe.funded(self._divided(data)[0], model)
+            return replace(self, method=recipe.text)._start(data, folder)
 
     def _start(self, data: FederatedDataset, folder: Path) -> int:
         config, options = self.recorded(data), self.training
         if not options.quiet:
             for sentence in remarks(data):
                 say(Console(file=sys.stderr, highlight=False), sentence)
-            cautions = idle(flat(self), flat(Run(self.method)), data)
+            cautions = idle(flat(self), flat(Run(self.method)), data) + shadowed(self.method)
             cautions += [] if options.config is None else changes(options.config, config)
             for sentence in cautions:
                 remark(sentence)
         return self.train(data, Place(folder, config, resumed=False))
 
-    def _funded(self, data: FederatedDataset) -> Run:
-        """The same run, with noise for its budget where the method has none."""
-        if (limit := self.budget) is None:
-            return self
-        trained = self._divided(data)[0]
-
-        def method(text: str) -> Algorithm:
-            with suppress(ModelError):  # the toy model is not the user's
-                return replace(self, method=Composed(text)).algorithm(toy_model(), Console(quiet=True))
-            return replace(self, method=Composed(text)).algorithm(self.model.build(data), Console(quiet=True))
-
-        return replace(self, method=Composed(limit.expression(self.method.text(), trained, method)))
-
     @property
-    def budget(self) -> Budget | None:
-        """What the run may spend of its clients' privacy."""
-        return budget(self.training.epsilon, self.training.delta, self.training.rounds)
+    def recipe(self) -> Recipe:
+        """The method before its model is known."""
+        return Recipe(self.method, self.local.work, self.training.limit)
 
     def recorded(self, data: FederatedDataset) -> dict[str, Any]:
         """What ``config.json`` holds of this run on ``data``."""
         options = flat(self)
         unused = without_effect(options, data)
-        if not self._has_local_options():
+        if not self.recipe.takes_work():
             unused += flat(self.local)
-        return configuration(self.method.text(), replace(self, data=self.data.rooted()), data, unused)
-
-    def _has_local_options(self) -> bool:
-        """Whether the method takes its local work from the options, rather than from its expression."""
-        asked: list[bool] = []
-
-        def work() -> Work:
-            asked.append(True)
-            return self.local.work(toy_model())
-
-        text = self.method.text() if self.training.epsilon is None else with_noise(self.method.text(), 1.0)
-        with suppress(ModelError):  # the toy model is not the user's
-            built(text, Algorithm, toy_model(), work)
-        return bool(asked)
+        training, start = self.training, {}
+        if training.start is not None:
+            folder = Path(training.start).resolve()
+            training = replace(training, start=str(folder))
+            # Of the file: whether a resumed run begins from the same model is known without reading the arrays.
+            start = {"start": {"sha256": load_run(folder).params_sum}}
+        config = described(
+            self.method, replace(self, data=self.data.rooted(), training=training), data, unused
+        )
+        return {**config, **start}
 
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
@@ -197,7 +150,7 @@ class Run:
         data, unseen = self._divided(data)
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
         algorithm = self.algorithm(model, console)
-        if (limit := self.budget) is not None:
+        if (limit := options.limit) is not None:
             algorithm = limit.checked(algorithm, data, resumed=place.resumed)
         if (finding := feature_scales(data)) is not None:
             say(console, finding.sentence, "yellow")
@@ -208,7 +161,7 @@ class Run:
             algorithm,
             data,
             rounds=options.rounds,
-            cohort=None if options.cohort == "all" else options.cohort,
+            cohort=options.clients_per_round,
             seed=options.seed,
             eval_every=options.every,
             systems=self.systems(model),
@@ -219,8 +172,10 @@ class Run:
             eval_clients=options.eval_clients,
             metrics=options.metrics or (),
             untrained=options.untrained,
+            start=None if options.start is None else started(Path(options.start), algorithm.model),
             watch=[
-                of_run(each, place.folder, place.config) for each in trackers(options.watch, place.folder)
+                of_run(tracker, place.folder, place.config)
+                for tracker in trackers(options.watch, place.folder)
             ],
         )
         return record(runs, place, rounds=options.rounds, console=console, unseen=unseen)
@@ -235,14 +190,17 @@ class Run:
         Args:
           before: the configuration that the run starts from; a fault that it holds is reported with its file.
         """
-        model, path = toy_model(), None if before is None else before.path
-        is_same = before is not None and before.method == self.method.text()
-        with naming(path if is_same else None), suppress(ModelError):  # the toy model is not the user's
-            self.algorithm(model, Console(quiet=True))
-        for name, build in (("systems", self.systems), ("attack", self.attack)):
-            is_same = before is not None and before.options.get(name) == vars(self.training)[name]
-            with naming(path if is_same else None):
-                build(model)
+        model, recorded = toy_model(), {} if before is None else {**before.options, "method": before.method}
+        parts: dict[str, Callable[[Model], Any]] = {
+            "method": self.recipe.build,
+            "systems": self.systems,
+            "attack": self.attack,
+        }
+        now = {**vars(self.training), "method": self.method}
+        for name, build in parts.items():
+            is_same = before is not None and recorded.get(name) == now[name]
+            with naming(before.path if before and is_same else None), suppress(ModelError):
+                build(model)  # a toy model, which is not the user's
         metrics = resolved(self.training.metrics or ())
         check_trackers(self.training.watch)
         if (rule := rule_of(self.training.keep)) is not None:
@@ -250,19 +208,11 @@ class Run:
 
     def algorithm(self, model: Model, console: Console) -> Algorithm:
         """The method; the ``console`` shows which options of local work it does without."""
-        asked: list[bool] = []
-
-        def work() -> Work:
-            asked.append(True)
-            return self.local.work(model)
-
-        text = self.method.text()
-        text = text if self.training.epsilon is None else with_noise(text, 1.0)
-        algorithm = built(text, Algorithm, model, work)
-        if not asked and self.local.idle:
-            idle = " and ".join(self.local.idle)
-            say(console, f"{idle}: no effect, since {text:.80} sets its own local work.", "yellow")
-        return algorithm
+        recipe = self.recipe
+        if self.local.idle and not recipe.takes_work(model):
+            unused = " and ".join(self.local.idle)
+            say(console, f"{unused}: no effect, since {recipe.text:.80} sets its own local work.", "yellow")
+        return recipe.build(model)
 
     def systems(self, model: Model) -> Systems | None:
         """Which clients are slow or drop out."""
@@ -271,17 +221,32 @@ class Run:
             return stragglers(share) if share else None
         if share:
             raise EvenhandError("--systems and --stragglers exclude each other: give one of them.")
-        return built(text, Systems, model, lambda: self.local.work(model))
+        return parse(text, Systems, model, lambda: self.local.work(model))
 
     def attack(self, model: Model) -> Attack | None:
         """What malicious clients do."""
         text = self.training.attack
-        return None if text is None else built(text, Attack, model, lambda: self.local.work(model))
+        return None if text is None else parse(text, Attack, model, lambda: self.local.work(model))
 
     def _default_folder(self) -> Path:
-        names = (self.method.text()[:60], Path(self.data.data).name)
+        names = (self.method[:60], Path(self.data.data).name)
         words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
         return Path("runs") / f"{'-'.join(words)}-{self.training.seed}"
+
+
+def started(folder: Path, model: Model) -> Params:
+    """The global parameters of an earlier run, from which another one begins.
+
+    Raises:
+      EvenhandError: there is no such run, or it has another model.
+    """
+    saved = load_run(folder, model=model)
+    if not saved.fits:
+        raise EvenhandError(
+            f"--start {folder}: its model is another than the one to be trained here: name a run of the same --model, "
+            "on examples of the same form."
+        )
+    return saved.params
 
 
 # --- a run recorded as it happens ---------------------------------------------------------------------------
@@ -340,11 +305,11 @@ class Place(NamedTuple):
             claim(self.folder, checkpoint=self.is_resumable)
         config, metrics = json_text(self.config), metrics_text(run.history)
         begin_checksums(self.folder, config=config, metrics=metrics)
-        write_text(self.folder / CONFIG, config)
+        _write(self.folder / CONFIG, config)
         if run.data.features is not None:
             features = json_text(run.data.features.to_json())
-            write_text(self.folder / FEATURES, features)
-        write_text(self.folder / METRICS, metrics)
+            _write(self.folder / FEATURES, features)
+        _write(self.folder / METRICS, metrics)
 
 
 def record(
@@ -380,7 +345,7 @@ def record(
                 else:
                     append_metrics(folder, run.history)
                 if rule is not None:
-                    results = partial(_write_results, run=run, unseen=unseen, personal=keeps)
+                    results = partial(write_results, run=run, unseen=unseen, personal=keeps)
                     best = with_best(folder, rule, best, run.view(), results)
                 before, last = last, run
                 if not keeps or best is not None:  # the files need only its metrics and global model
@@ -394,9 +359,9 @@ def record(
     if last is None:
         remark("Stopped before the first evaluation, so nothing was written.")
         return 130
-    results = partial(_write_results, run=last, unseen=unseen, personal=keeps and not last.kept.is_gone)
+    results = partial(write_results, run=last, unseen=unseen, personal=keeps and not last.kept.is_gone)
     if rule is not None and best is not None:
-        results = partial(copied, best=best, rule=rule, rounds=last.info["rounds"])
+        results = partial(copied, best=best, rule=rule, run=last)
     with uninterrupted():
         if rule is None:  # an edited configuration no longer asks for the best round
             shutil.rmtree(folder / BEST, ignore_errors=True)
@@ -413,91 +378,46 @@ def _tenth(run: simulation.Run | None, rounds: int) -> int:
     return -1 if run is None else 10 * int(run.history["round"][-1]) // max(rounds, 1)
 
 
+def _write(path: Path, text: str) -> None:
+    with writing(path):
+        write_text(path, text)
+
+
 def _finish(folder: Path, run: simulation.Run, rounds: int, results: Results, *, interrupted: bool) -> None:
     """Completes the run folder; ``results`` writes the files that describe the round that is kept."""
     (folder / REPORT).unlink(missing_ok=True)
     reopen_checksums(folder)
-    write_text(folder / METRICS, metrics_text(run.history))
-    summary = {
-        "rounds": int(run.history["round"][-1]),
-        "rounds_asked": rounds,
-        "cohort": run.info["cohort"],
-        "clients": run.data.num_clients,
-        "interrupted": interrupted,
-        "last": {name: values[-1] for name, values in run.history.items()},
-        "seconds": run.info["seconds"],
-        "examples_per_second": run.info["examples_per_second"],
-        "padded": run.info["padded"],
-        "privacy": None if run.privacy is None else run.privacy.in_words(),
-        **results(folder),
-    }
-    write_text(folder / SUMMARY, json_text(summary))
+    _write(folder / METRICS, metrics_text(run.history))
+    write_summary(folder, run, rounds=rounds, about=results(folder), interrupted=interrupted)
     seal(folder)
-    with replacing(folder / REPORT) as temporary:
-        write_report(temporary, [load_run(folder).view])
-
-
-def _write_results(
-    folder: Path, *, run: simulation.Run, unseen: FederatedDataset | None, personal: bool
-) -> dict[str, Any]:
-    """Writes the files that describe the run's latest round, and returns what the summary says about that round."""
-    view = run.view(unseen=unseen)
-    with replacing(folder / CLIENTS) as temporary:
-        write_clients_csv(temporary, view)
-    write_params(folder / PARAMS, run.params)
-    shutil.rmtree(folder / PERSONAL, ignore_errors=True)
-    if personal:
-        write_personal(folder, run.data.client_ids, run.personal_models(), run.personal_clients)
-    about: dict[str, Any] = {
-        "by_class": view.info["by_class"],
-        "constant": view.info.get("constant"),
-        "metrics": view.info["metrics"],
-        "adapts": view.info["adapts"],
-        "findings": [finding._asdict() for finding in view.findings],
-    }
-    seen = honest(view)
-    about["covers"] = {split: covered([seen], split).text for split in view.clients}
-    for split, metrics in view.clients.items():
-        about[split] = {metric: statistics(seen, split, metric) for metric in metrics}
-        if view.malicious is not None:
-            for who in ("all", "honest", "malicious"):
-                part = among(view, who)
-                about[f"{split}_{who}"] = {metric: statistics(part, split, metric) for metric in metrics}
-        if view.unseen is not None and split in view.unseen.clients:  # none of them may have examples in it
-            about[f"{split}_unseen"] = {
-                metric: statistics(view.unseen, split, metric) for metric in view.unseen.clients[split]
-            }
-    return about
+    with writing(folder / REPORT), replacing(folder / REPORT) as temporary:
+        write_report(temporary, [load_run(folder).view()])
 
 
 def _print_result(
     folder: Path, run: simulation.Run, rounds: int, *, interrupted: bool, resumable: bool
 ) -> None:
     console = Console(highlight=False)
-    of = compare(load_run(folder).view)
-    for notice in of.notices:
-        if notice.finding.kind != "scales":  # said before the training
-            say(console, notice.text, "yellow")
+    comparison = compare(load_run(folder).view())
     sizes = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test examples"
-    say(console, f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}")
-    console.print(overview(of))
-    if (table := metric_table(of)) is not None:
-        console.print(table)
-    for sentence in metric_remarks(of):
+    clients = f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}"
+    show_comparison(
+        comparison, console, lines=[clients], without=["scales"]
+    )  # which was said before the training
+    view, split, metric = comparison.runs[0], comparison.split, comparison.metric
+    if sentence := in_words(view, split, metric):
         say(console, sentence)
-    for sentence in filter(None, (in_words(of.runs[0], of.split, of.metric),)):
-        say(console, sentence)
-    if told := of.runs[0].info.get("privacy"):
-        say(console, privacy_line(told))
-    swung = swing(run.history, of.split, of.metric)
-    if (kept := of.runs[0].info.get("kept")) is not None:
+    if guarantee := view.info.get("privacy"):
+        say(console, privacy_line(guarantee))
+    swung = swing(run.history, split, metric)
+    if (kept := view.info.get("kept")) is not None:
         say(console, f"{kept[:1].upper()}{kept[1:]}.")
-        measured = of.runs[0].clients[of.split]
+        measured = view.clients[split]
         if lacking := ",".join(metric.name for metric in run.metrics if metric.name not in measured):
             measures = f"`evenhand predict {folder} --data FILE --metrics {lacking}` measures the kept model"
             say(console, f"{lacking}: not measured, since --metrics are those of the last round; {measures}.")
     elif swung is not None:
-        say(console, f"This has not settled: the {of.split} {of.metric} {swung.text}.")
+        say(console, f"This has not settled: the {split} {metric} {swung.text}.")
     done = int(run.history["round"][-1])
     if interrupted:
         resume = f", and `evenhand resume {folder}` continues" if resumable else ""
@@ -534,14 +454,16 @@ class Recorded(NamedTuple):
       path: the file.
       method: an expression, canonical.
       options: name -> value.
+      plugins: other packages that it used -> their versions.
     """
 
     path: Path
     method: str
     options: dict[str, Any]
+    plugins: Mapping[str, str] = {}
 
 
-def configuration(
+def described(
     method: str, options: Any, data: FederatedDataset, without_effect: Collection[str] = ()
 ) -> dict[str, Any]:
     """What ``config.json`` holds.
@@ -553,23 +475,12 @@ def configuration(
       without_effect: the options that have none in this run: the file keeps them, and reports leave them out.
     """
     kept = {name: value for name, value in flat(options).items() if name not in ELSEWHERE}
+    texts = [method, *(kept[name] for name in ("attack", "systems") if name in kept)]
+    used = {plugin.distribution: plugin.version for text in texts for plugin in plugins_in(text)}
     return {
-        "method": method,
-        "options": kept,
+        **configuration(method, kept, data),
         "without_effect": [name for name in kept if name in without_effect],
-        "data": {
-            "name": data.name,
-            "clients": data.num_clients,
-            "client_column": data.client_column,
-            "fingerprint": data.fingerprint,
-            "form": Form.of(data).to_json(),
-        },
-        "versions": {
-            "evenhand": __version__,
-            "jax": jax.__version__,
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-        },
+        **({"plugins": used} if used else {}),
     }
 
 
@@ -579,6 +490,8 @@ def changes(path: Path, config: Mapping[str, Any]) -> list[str]:
     if dict_in(old, "data").get("fingerprint") != config["data"]["fingerprint"]:
         return [f"The data are not those of {path}, so the numbers will differ."]
     versions = dict_in(old, "versions")
+    if (sentence := plugins.moved(path, dict_in(old, "plugins"))) is not None:
+        return [sentence]
     moved = [name for name, version in config["versions"].items() if versions.get(name) != version]
     if moved:
         return [f"{', '.join(moved)} changed since {path} was written: the last digits may differ."]
@@ -589,7 +502,7 @@ def flat(value: Any) -> dict[str, Any]:
     """The fields of a dataclass that have a value, those of the dataclasses in it included."""
     options: dict[str, Any] = {}
     for name, item in vars(value).items():
-        if is_group(name, item):
+        if dataclasses.is_dataclass(item):
             options.update(flat(item))
         elif item is not None:
             options[name] = item
@@ -614,8 +527,3 @@ def naming(path: Path | None) -> Generator[None]:
         if path is None:
             raise
         raise EvenhandError(f"{path}: {error}") from None
-
-
-def is_group(name: str, value: Any) -> bool:
-    """Whether a field holds options, rather than one."""
-    return dataclasses.is_dataclass(value) and name != "method"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 import optax
 from rich import box
@@ -16,17 +16,20 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional, arg
 
-from evenhand.cli._arguments import first_line
 from evenhand.cli._data import SOURCES
-from evenhand.cli._folder import PAGE, REPORT, replacing
+from evenhand.cli._folder import PAGE, load_saved, load_views, study_in
+from evenhand.cli._methods import first_line
 from evenhand.cli._options import MODELS
-from evenhand.cli._saved import load_run, load_saved, load_views, study_in
-from evenhand.cli._terminal import client_table, difference_table, metric_table, overview, remark, say, tally
+from evenhand.cli._terminal import client_table, remark, say, show_comparison, tally
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.evaluation.metrics import BUILT_IN
-from evenhand.expressions import factories, room_of, signature
+from evenhand.expressions import signature
+from evenhand.expressions.kinds import factory_of, ignored_plugins, kind_of, names_of
 from evenhand.local import Work
-from evenhand.report import Comparison, caution, compare, figures, metric_remarks, verdict, write_report
+from evenhand.records import replacing, writing
+from evenhand.report import compare, figures, write_report
+from evenhand.simulation import load_run
+from evenhand.simulation.folder import REPORT
 from evenhand.studies import load
 from evenhand.systems import Systems
 from evenhand.text import visible
@@ -52,7 +55,9 @@ __all__ = [
 class Compare:
     """Put saved runs side by side: how well, and how evenly, each serves its clients."""
 
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN RUN ...")] = ()
+    runs: Annotated[
+        Positional[tuple[Path, ...]], arg(metavar="RUN RUN ...", help_behavior_hint="(required)")
+    ] = ()
     """folders written by `evenhand run` or `evenhand study`"""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: no page)")] = None
     """write a page with figures here, e.g. compare.html"""
@@ -69,41 +74,30 @@ class Compare:
         saved = [run for folder in self.runs for run in load_saved(folder)]
         for sentence in (sentence for run in saved for sentence in run.remarks):
             remark(sentence)
-        of = compare([run.view for run in saved])
+        comparison = compare([run.view for run in saved])
         console = Console(highlight=False)
-        for notice in of.notices:
-            say(console, notice.text, "yellow")
-        for name, run in of.named_runs:
-            if (kept := run.info.get("kept")) is not None:
-                say(console, f"{name}: {kept}.")
-        console.print(overview(of))
-        if len(of.methods) > 1:
-            say(console, verdict(of), "yellow" if of.obstacles else "")
-        for sentence in _remarks(of):
-            say(console, sentence)
-        if (table := metric_table(of)) is not None:
-            console.print(table)
-        for sentence in metric_remarks(of):
-            say(console, sentence)
-        if (table := difference_table(of)) is not None:
-            console.print(table)
+        rounds = [
+            f"{name}: {kept}."
+            for name, run in comparison.named_runs
+            if (kept := run.info.get("kept")) is not None
+        ]
+        show_comparison(comparison, console, lines=rounds)
         stopped = [str(run.folder) for run in saved if run.interrupted]
         if stopped:
             say(console, f"Interrupted before the last round: {', '.join(stopped)}.", "yellow")
-        if self.clients > 0 and of.same_clients:
-            console.print(client_table(of, self.clients))
-            if len(of.methods) == 2 and not of.obstacles and all(method.is_sound for method in of.methods):
-                say(console, tally(of))
-        elif self.clients > 0 and any(run.whole is not None for run in of.runs):
+        if self.clients > 0 and comparison.same_clients:
+            console.print(client_table(comparison, self.clients))
+            if (
+                len(comparison.methods) == 2
+                and not comparison.obstacles
+                and all(method.is_sound for method in comparison.methods)
+            ):
+                say(console, tally(comparison))
+        elif self.clients > 0 and any(run.whole is not None for run in comparison.runs):
             say(console, "The honest clients differ between the runs, so that none is shown one by one.")
         if self.out is not None:
             say(console, f"Report: {write_report(self.out, [run.view for run in saved])}")
         return 0
-
-
-def _remarks(of: Comparison) -> list[str]:
-    noise = caution(of)
-    return [f"* best of its column. {noise}" if of.seeds == 1 and of.may_mark else noise] if noise else []
 
 
 # --- evenhand report: the page of a saved run or study, written again ---------------------------------------
@@ -127,8 +121,8 @@ class Report:
         saved = load_run(self.run)
         for sentence in saved.remarks:
             remark(sentence)
-        with replacing(path) as temporary:
-            write_report(temporary, [saved.view])
+        with writing(path), replacing(path) as temporary:
+            write_report(temporary, [saved.view()])
         print(visible(path))
         return 0
 
@@ -143,7 +137,9 @@ _NARROWEST, _WIDEST = 1.0, 20.0
 class Figures:
     """Write the figures of runs, or of a study, as files, and print their paths."""
 
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR DIR ...")] = ()
+    runs: Annotated[
+        Positional[tuple[Path, ...]], arg(metavar="DIR DIR ...", help_behavior_hint="(required)")
+    ] = ()
     """a folder written by `evenhand study`, or folders written by `evenhand run`"""
     format: Literal["pdf", "svg", "png"] = "pdf"
     """the kind of file"""
@@ -176,11 +172,11 @@ class Figures:
     def _drawn(self) -> dict[str, Figure]:
         """File name without its ending -> figure."""
         if len(self.runs) == 1 and study_in(self.runs[0]):
-            found = load(self.runs[0])
+            study = load(self.runs[0])
             return {
                 re.sub(r"[^\w.=+-]+", "-", "-".join([name, *case.values()])): figure
-                for case in found.cases
-                for name, figure in found.under(case).figures.all().items()
+                for case in study.cases
+                for name, figure in study.under(case).figures.all().items()
             }
         views, remarks = load_views(self.runs)
         for sentence in remarks:
@@ -210,39 +206,55 @@ class Entry(NamedTuple):
     source: str
 
 
-def _callable(*kinds: type) -> tuple[Entry, ...]:
-    """What an expression can call to make such values, with the first sentence of each docstring."""
-    found = (pair for kind in kinds for pair in factories(room_of(kind)).items())
-    return tuple(Entry(signature(name, factory), first_line(factory), "") for name, factory in found)
+def _factories(*types: type) -> Iterator[Entry]:
+    """What an expression can call to make such values, with the first sentence of each docstring.
+
+    Remarks tell of plug-ins that cannot be shown.
+    """
+    for kind in map(kind_of, types):
+        for name in names_of(kind):
+            try:
+                factory = factory_of(kind, name)
+            except EvenhandError as error:
+                remark(str(error))
+            else:
+                assert factory is not None
+                yield Entry(signature(name, factory), first_line(factory), "")
+        for sentence in ignored_plugins(kind).values():
+            remark(sentence)
 
 
-TOPICS: dict[str, tuple[Entry, ...]] = {
-    "methods": _callable(Algorithm),
-    "aggregators": _callable(Sum),
-    "risks": _callable(Risk),
-    "parts": _callable(optax.GradientTransformation, Sampling, Systems, Work),
-    "attacks": _callable(Attack),
-    "metrics": tuple(Entry(name, first_line(factory), "") for name, factory in BUILT_IN.items()),
-    "data": tuple(Entry(*source) for source in SOURCES),
-    "models": tuple(Entry(choice.name, choice.line, choice.paper) for choice in MODELS),
+TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
+    "methods": lambda: _factories(Algorithm),
+    "aggregators": lambda: _factories(Sum),
+    "risks": lambda: _factories(Risk),
+    "parts": lambda: _factories(optax.GradientTransformation, Sampling, Systems, Work),
+    "attacks": lambda: _factories(Attack),
+    "metrics": lambda: (Entry(name, first_line(factory), "") for name, factory in BUILT_IN.items()),
+    "data": lambda: (Entry(*source) for source in SOURCES),
+    "models": lambda: (Entry(choice.name, choice.line, choice.paper) for choice in MODELS),
 }
+"""What ``evenhand list`` shows."""
+
+if TYPE_CHECKING:
+    Topic: TypeAlias = str
+else:
+    Topic = Literal[("all", *TOPICS)]
 
 
 @dataclass(frozen=True)
 class List:
     """Show methods, the parts they are composed of, metrics, data sets and models."""
 
-    topic: Positional[
-        Literal["all", "methods", "aggregators", "risks", "parts", "attacks", "metrics", "data", "models"]
-    ] = "all"
-    """what to show"""
+    topic: Positional[Topic] = "all"
+    """the list to show"""
 
     def execute(self) -> int:
         """Prints them and returns the exit code."""
         console = Console(highlight=False)
         for name, entries in TOPICS.items():
             if self.topic in ("all", name):
-                console.print(_shown(name, entries))
+                console.print(_shown(name, tuple(entries())))
         return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 from rich import box
@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from evenhand.evaluation import is_higher_better
-from evenhand.report import Comparison, differences, further
+from evenhand.report import Comparison, caution, differences, further, metric_remarks, verdict
 from evenhand.report.formatting import Table, Value, deviation
 from evenhand.report.tables import difference_text, gains_text
 from evenhand.text import counted, visible
@@ -29,6 +29,7 @@ __all__ = [
     "overview",
     "remark",
     "say",
+    "show_comparison",
     "tally",
 ]
 
@@ -105,6 +106,42 @@ _MOST_COLUMNS = 6
 
 _MOST_HEADS, _WIDEST_HEAD = 4, 24
 """More methods than that, or longer names, are numbered, and the table of clients names them by number."""
+
+
+def show_comparison(
+    comparison: Comparison,
+    console: Console,
+    *,
+    lines: Iterable[str] = (),
+    without: Collection[str] = (),
+    baseline: str | None = None,
+) -> None:
+    """Prints what to know about saved runs, their tables, and how far the differences between them can be trusted.
+
+    Args:
+      comparison: of one method or several.
+      console: where.
+      lines: sentences to print before the tables.
+      without: kinds of findings that have been reported already.
+      baseline: the method that the others are compared with; None: the first.
+    """
+    for notice in comparison.notices:
+        if notice.finding.kind not in without:
+            say(console, notice.text, "yellow")
+    for line in lines:
+        say(console, line)
+    console.print(overview(comparison))
+    if len(comparison.methods) > 1:
+        say(console, verdict(comparison), "yellow" if comparison.obstacles else "")
+    if noise := caution(comparison):
+        is_marked = comparison.seeds == 1 and comparison.may_mark
+        say(console, f"* best of its column. {noise}" if is_marked else noise)
+    if (table := metric_table(comparison)) is not None:
+        console.print(table)
+    for sentence in metric_remarks(comparison):
+        say(console, sentence)
+    if (table := difference_table(comparison, baseline)) is not None:
+        console.print(table)
 
 
 def overview(subject: Comparison) -> Group:
@@ -196,6 +233,8 @@ def tally(subject: Comparison) -> str:
     text = f"{second} serves {counted(better, 'client')} better than {first}"
     if subject.seeds == 1:
         return f"{text}, {worse} worse and {rest} equally well."
+    if not better and not worse:
+        return f"No client is consistently better or worse off across the {subject.seeds} seeds."
     return f"In each of {subject.seeds} seeds, {text} and {worse} worse; for the other {rest} it depends on the seed."
 
 

@@ -13,7 +13,7 @@ from evenhand.data import FederatedDataset
 from evenhand.evaluation._baseline import Baseline
 from evenhand.evaluation._classes import ClassMetrics
 from evenhand.evaluation.metrics import SPLIT_NAMES, SPLITS, column, is_share, of_global
-from evenhand.text import counted
+from evenhand.text import counted, listed
 from evenhand.types import Need
 
 __all__ = [
@@ -542,11 +542,10 @@ def diverged_clients(
     bad = bad[np.argsort(-excess, kind="stable")]
     shown = [f"{names[k]} ({_text(float(own[k]))}, usually {_text(float(usual[k]))})" for k in bad[:_NAMED]]
     more = [f"{len(bad) - _NAMED:,} more"] if len(bad) > _NAMED else []
-    listed = " and ".join(filter(None, (", ".join([*shown, *more][:-1]), [*shown, *more][-1])))
     text = (
         f"The personal models of {len(bad):,} of {counted(int(trained.sum()), noun)} diverged: their training loss "
         f"is not finite, or over {_PERSONAL:g} times the usual one, which is the larger of the global and the initial "
-        f"model's. By client: {listed}. Means and worst tenths include them."
+        f"model's. By client: {listed([*shown, *more])}. Means and worst tenths include them."
     )
     cure = (
         "Try a smaller step size for the personal models, or one that keeps them closer to the global model."

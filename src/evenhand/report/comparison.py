@@ -42,8 +42,8 @@ from evenhand.report._view import (
     undefined_at,
     views,
 )
-from evenhand.report.formatting import capital, listed, value
-from evenhand.text import counted, isolated, visible
+from evenhand.report.formatting import capital, value
+from evenhand.text import counted, isolated, listed, visible
 
 __all__ = [
     "Comparison",

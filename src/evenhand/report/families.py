@@ -17,6 +17,7 @@ from evenhand.evaluation import SPLIT_NAMES, is_higher_better, of_global
 from evenhand.report._view import Group, NDArray, RunView, among, client_values, honest, statistics
 from evenhand.report.comparison import Comparison, Method
 from evenhand.report.formatting import (
+    COMPARED,
     Cell,
     Row,
     Table,
@@ -30,7 +31,6 @@ from evenhand.report.formatting import (
     section,
     value,
 )
-from evenhand.report.tables import COMPARED
 from evenhand.text import counted
 
 __all__ = [
@@ -199,7 +199,7 @@ def attacked(subject: Comparison) -> str:
     groups: tuple[Group, ...] = ("all", "honest", "malicious")
     for method, group in product(subject.methods, groups):
         runs = [among(run.whole or run, group) for run in method.runs]
-        if all(run.client_ids for run in runs):
+        if all(len(run.client_ids) for run in runs):
             stats = [statistics(run, subject.split, subject.metric) for run in runs]
             scales = {key: factor(key, subject.metric) for key in COMPARED}
             cells = [over_seeds([by_key[key] for by_key in stats], scale) for key, scale in scales.items()]

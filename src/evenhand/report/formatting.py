@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "COMPARED",
     "GRID",
     "INK",
     "MUTED",
@@ -39,7 +40,6 @@ __all__ = [
     "deviation",
     "escape",
     "factor",
-    "listed",
     "note",
     "number",
     "over_seeds",
@@ -97,10 +97,8 @@ def unit(statistic: str, metric: str) -> str:
     return {1.0: "", 100.0: " (%)", 1e4: " (%²)"}[factor(statistic, metric)]
 
 
-def listed(texts: Sequence[str]) -> str:
-    """Texts listed in a sentence: ``"a, b and c"``."""
-    *first, last = texts or [""]
-    return f"{', '.join(first)} and {last}" if first else last
+COMPARED = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
+"""The statistics by which tables compare methods and groups of clients, and their names."""
 
 
 def capital(text: str) -> str:
@@ -144,11 +142,10 @@ def deviation(values: npt.ArrayLike) -> float:
     return 0.0 if result < 1e-12 * float(np.max(np.abs(x))) else result
 
 
-def over_seeds(values: npt.ArrayLike, scale: float = 1.0, *, is_marked: bool = False) -> Value:
+def over_seeds(values: npt.ArrayLike, scale: float = 1.0) -> Value:
     """The mean of the seeds' values and their deviation, both multiplied by ``scale``."""
     mean, std = float(np.mean(np.asarray(values, np.float64))), deviation(values)
-    text = "" if math.isnan(std) else number(scale * std, 2)
-    return Value(number(scale * mean), text, is_marked=is_marked)
+    return Value(number(scale * mean), "" if math.isnan(std) else number(scale * std, 2))
 
 
 class Cell(NamedTuple):
@@ -217,13 +214,9 @@ class Table(NamedTuple):
     def _texts(self, row: Row, bold: str, sign: str, safe: Callable[[str], str]) -> list[str]:
         """The cells of a row in a language in which ``safe`` makes any text harmless."""
         values = [cell if isinstance(cell, Value) else Value(str(cell)) for cell in row]
-        texts = [
-            cell._replace(text=safe(cell.text), deviation=safe(cell.deviation), unit=safe(cell.unit)).joined(
-                sign
-            )
-            for cell in values
-        ]
-        return [bold.format(x) if cell.is_marked else x for x, cell in zip(texts, values, strict=True)]
+        # Escaped part by part: the sign between them is already in the language.
+        texts = [Value(safe(v.text), safe(v.deviation), safe(v.unit)).joined(sign) for v in values]
+        return [bold.format(x) if v.is_marked else x for x, v in zip(texts, values, strict=True)]
 
 
 def _html_cell(cell: str | float | Value | Cell) -> Cell:

@@ -26,6 +26,7 @@ from evenhand.evaluation import (
 from evenhand.report._view import RunView, client_values, statistics
 from evenhand.report.comparison import Comparison, clients_of, further, metric_remarks
 from evenhand.report.formatting import (
+    COMPARED,
     Cell,
     Row,
     Table,
@@ -45,7 +46,6 @@ from evenhand.report.formatting import (
 from evenhand.text import counted
 
 __all__ = [
-    "COMPARED",
     "STATISTICS",
     "Differences",
     "class_table",
@@ -411,9 +411,6 @@ def _consistent_gains(
 
 
 _MOST_PAIRED = 5
-
-COMPARED = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
-"""The statistics that tables of several methods show, and their names."""
 
 
 def difference_table(subject: Comparison, baseline: str | None = None) -> str:

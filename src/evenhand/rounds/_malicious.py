@@ -87,17 +87,17 @@ def poisoned(
 
 
 def fresh_data(
-    attack: Attack | None, data: ClientData, malicious: Array, client: Array, number: Array | int, key: Key
+    attack: Attack | None, data: ClientData, malicious: Array, client: Array, round: Array | int, key: Key
 ) -> ClientData:
-    """The examples of ``client`` in round ``number``, from 0: as they are unless it is one of the ``malicious``.
+    """The examples of ``client`` in ``round``, counted from 0: as they are unless it is one of the ``malicious``.
 
     ``key`` is the client's own.
     """
     if attack is None or attack.fresh is None:
         return data
     own = own_rows(data)
-    found = attack.fresh(own.x, own.y, own.size, stream(key, Purpose.ATTACK, 2))
-    x, y = tree.select(malicious[client] & _is_on(attack, number), found, (own.x, own.y))
+    fresh = attack.fresh(own.x, own.y, own.size, stream(key, Purpose.ATTACK, 2))
+    x, y = tree.select(malicious[client] & _is_on(attack, round), fresh, (own.x, own.y))
     return own._replace(x=x, y=y)
 
 
@@ -109,23 +109,23 @@ def own_rows(data: ClientData) -> ClientData:
 
 
 def false_report(
-    attack: Attack | None, report: Report, malicious: Array, number: Array | int, key: Key
+    attack: Attack | None, report: Report, malicious: Array, round: Array | int, key: Key
 ) -> Report:
-    """What a client reports in round ``number``, from 0: ``report`` unless it is ``malicious``; ``key`` is its own."""
+    """What a client reports in ``round``, counted from 0: ``report`` unless it is ``malicious``; ``key`` is its own."""
     if attack is None or attack.report is None:
         return report
     false = attack.report(report, stream(key, Purpose.ATTACK, 1))
-    return tree.select(malicious & _is_on(attack, number), false, report)
+    return tree.select(malicious & _is_on(attack, round), false, report)
 
 
 def false_delta(
-    attack: Attack | None, delta: PyTree, malicious: Array, number: Array | int, key: Key
+    attack: Attack | None, delta: PyTree, malicious: Array, round: Array | int, key: Key
 ) -> PyTree:
-    """What a client sends in round ``number``, from 0: ``delta`` unless it is ``malicious``; ``key`` is its own."""
+    """What a client sends in ``round``, counted from 0: ``delta`` unless it is ``malicious``; ``key`` is its own."""
     if attack is None or attack.upload is None:
         return delta
     return tree.select(
-        malicious & _is_on(attack, number), attack.upload(delta, stream(key, Purpose.ATTACK)), delta
+        malicious & _is_on(attack, round), attack.upload(delta, stream(key, Purpose.ATTACK)), delta
     )
 
 
@@ -135,10 +135,10 @@ def lifted(
     upload: Upload,
     public: PyTree,
     malicious: Array,
-    number: Array | int,
+    round: Array | int,
     key: Key,
 ) -> PyTree:
-    """What a client adds to the sum in one pass of round ``number``, from 0; ``key`` is its own for that pass.
+    """What a client adds to the sum in one pass of ``round``, counted from 0; ``key`` is its own for that pass.
 
     Raises:
       EvenhandError: the attack sends false numbers into sums of whole numbers that stand for no real ones.
@@ -156,7 +156,7 @@ def lifted(
     false = attack.lifted(numbers(upload, public, key), public, stream(key, Purpose.ATTACK))
     if whole is not None and whole.anything is not None:
         false = whole.anything(false, stream(key, Purpose.ATTACK, 1))
-    return tree.select(malicious & _is_on(attack, number), false, honest)
+    return tree.select(malicious & _is_on(attack, round), false, honest)
 
 
 def colluding(
@@ -165,7 +165,7 @@ def colluding(
     malicious: Array,
     cohort: Cohort,
     keys: Keys,
-    number: Array | int,
+    round: Array | int,
     phase: int,
 ) -> Upload:
     """The cohort's uploads, leading axis ``m``, with those of malicious clients as their coalition has agreed.
@@ -176,16 +176,17 @@ def colluding(
       malicious: bool ``(m,)``, of the clients in the slots.
       cohort: the slots.
       keys: the run's roots.
-      number: the round, from 0.
+      round: counted from 0.
       phase: the number of a :func:`evenhand.rounds.phase_stream`.
     """
     assert attack.collude is not None
-    key = stream(keys.shared, Purpose.ATTACK, number, phase)
+    # One key for the whole coalition: what its members agree on, all of them can draw.
+    key = stream(keys.shared, Purpose.ATTACK, round, phase)
     agreed = attack.collude(uploads, malicious & cohort.present, cohort.present, key)
-    chosen = malicious & cohort.present & _is_on(attack, number)
+    chosen = malicious & cohort.present & _is_on(attack, round)
     return uploads._replace(delta=tree.among(chosen, agreed, uploads.delta))
 
 
-def _is_on(attack: Attack, number: Array | int) -> Array:
-    on = jnp.asarray(number) + 1 >= attack.first
-    return on if attack.last is None else on & (jnp.asarray(number) + 1 <= attack.last)
+def _is_on(attack: Attack, round: Array | int) -> Array:
+    on = jnp.asarray(round) + 1 >= attack.first
+    return on if attack.last is None else on & (jnp.asarray(round) + 1 <= attack.last)

@@ -97,11 +97,11 @@ def cohort(
     sizes: Array,
     count: int,
     keys: Keys,
-    number: Array | int,
+    round: Array | int,
     phase: int,
     table: PyTree = None,
 ) -> Cohort:
-    """The clients of one phase of round ``number``.
+    """The clients of one phase of ``round``.
 
     Clients whose work would be dropped are left out, so that nothing is computed in vain.
 
@@ -111,7 +111,7 @@ def cohort(
       sizes: training rows of each client, ``(N,)``.
       count: clients drawn.
       keys: the run's roots.
-      number: the round, from 0.
+      round: counted from 0.
       phase: the exchange, from 0.
       table: what ``algorithm.sampling.tabulate`` makes of the sizes, where it has that.
     """
@@ -119,27 +119,28 @@ def cohort(
     while draw + 1 < len(algorithm.phases) and not algorithm.phases[draw + 1].fresh_cohort:
         draw += 1
     draw = phase_stream(algorithm, draw)
-    key, sampling = stream(keys.shared, Purpose.COHORT, number, draw), algorithm.sampling
+    key, sampling = stream(keys.shared, Purpose.COHORT, round, draw), algorithm.sampling
     if sampling.scheduled is not None:
+        # One key for all rounds: a schedule is drawn once, and the round says where in it.
         key = stream(keys.shared, Purpose.COHORT, 0, draw)
-        drawn = sampling.scheduled(key, jnp.asarray(number, jnp.int32), sizes, count)
+        drawn = sampling.scheduled(key, jnp.asarray(round, jnp.int32), sizes, count)
     elif table is not None and sampling.look_up is not None:
         drawn = sampling.look_up(key, table, count)
     else:
         drawn = sampling.draw(key, sizes, count)
     expect("the result of Sampling.draw", drawn, Cohort, "eh.types.Cohort.of(ids)")
     if systems is not None:
-        key = stream(keys.shared, Purpose.STRAGGLERS, number, draw)
+        # A key of its own, so that stragglers change no cohort.
+        key = stream(keys.shared, Purpose.STRAGGLERS, round, draw)
         drawn = systems.draw(key, drawn, algorithm.partial_work)
-    if (
-        drawn.ids.shape[0] == 0
-    ):  # a cohort has at least one slot, so that an empty one needs no code of its own
+    if drawn.ids.shape[0] == 0:
+        # A cohort has at least one slot, so that an empty one needs no code of its own.
         return Cohort.of(jnp.zeros(1, jnp.int32), jnp.zeros(1, bool))
     return drawn
 
 
-def last_rounds(before: PyTree, cohort: Cohort, accepted: Array, number: Array | int) -> PyTree:
-    """The last round, counted from 1, in which each client trained, after round ``number``, which counts from 0.
+def last_rounds(before: PyTree, cohort: Cohort, accepted: Array, round: Array | int) -> PyTree:
+    """The last round, counted from 1, in which each client trained, after ``round``, which counts from 0.
 
     A client trains in a round if it is in the cohort of the last exchange, and its upload is accepted: a dropout, a
     straggler whose work is discarded and a client whose upload is rejected keep the state that they had.
@@ -148,12 +149,12 @@ def last_rounds(before: PyTree, cohort: Cohort, accepted: Array, number: Array |
       before: int32 ``(N,)``, the result of the round before, 0 for clients that never trained; ``()``: not recorded.
       cohort: that of the last exchange.
       accepted: which of its uploads were accepted, bool ``(m,)``.
-      number: the round.
+      round: the latest one, counted from 0.
     """
 
     def after(rounds: Array) -> Array:
         trained = cohort.present & accepted
-        return rounds.at[jnp.where(trained, cohort.ids, rounds.shape[0])].set(number + 1, mode="drop")
+        return rounds.at[jnp.where(trained, cohort.ids, rounds.shape[0])].set(round + 1, mode="drop")
 
     return jax.tree.map(after, before)  # of (), nothing: the program of a round is then as without this
 
@@ -161,14 +162,14 @@ def last_rounds(before: PyTree, cohort: Cohort, accepted: Array, number: Array |
 # --- the clients' keys ------------------------------------------------------------------------------------------------
 
 
-def work_key(keys: Keys, number: Array | int, phase: int, client: Array) -> Key:
+def work_key(keys: Keys, round: Array | int, phase: int, client: Array) -> Key:
     """The key of a client's local work; ``phase`` is the number of a :func:`phase_stream`."""
-    return client_stream(stream(keys.shared, Purpose.WORK, number, phase), client)
+    return client_stream(stream(keys.shared, Purpose.WORK, round, phase), client)
 
 
-def lift_key(keys: Keys, number: Array | int, phase: int, client: Array) -> Key:
+def lift_key(keys: Keys, round: Array | int, phase: int, client: Array) -> Key:
     """The key of the noise that a client adds to what it sends; of pass ``i``, fold in ``i``."""
-    return client_stream(stream(keys.secret, Purpose.NOISE, number, phase), client)
+    return client_stream(stream(keys.secret, Purpose.NOISE, round, phase), client)
 
 
 # --- what crosses the wire --------------------------------------------------------------------------------------------
@@ -346,6 +347,7 @@ def server_step(
     _check_form("the aggregator", before, after)
     if phase.steps_if_empty:
         return Step(stepped, after, info)
+    # Both are computed, and one is chosen: how many uploads there are is known only when the round runs.
     anybody = reported > 0
     return Step(tree.select(anybody, stepped, server), tree.select(anybody, after, before), info)
 

@@ -118,7 +118,7 @@ class Checkpoints:
         )
         return ocp.CheckpointManager(self._folder, options=options)
 
-    def load(self, one: PyTree = ()) -> Snapshot | None:
+    def load(self, newcomer: PyTree = ()) -> Snapshot | None:
         """The latest snapshot that is whole, or None if there is none yet; ``one`` is the state of a new client."""
         steps = self._place.saved()[::-1]
         if self._place.fresh or not steps:
@@ -127,7 +127,7 @@ class Checkpoints:
         for step in steps:
             try:
                 with uninterrupted():  # as while saving
-                    found, is_old = self._read(step, identity, one)
+                    snapshot, is_old = self._read(step, identity, newcomer)
             except EvenhandError as error:
                 raise StorageError(*error.args) from None  # which no study may take for the result of a run
             except Exception as error:  # orbax and its stores raise whatever they like about damaged files
@@ -144,12 +144,12 @@ class Checkpoints:
                     f"The checkpoint in {self._folder} was written by an earlier version of Evenhand, without "
                     f"checksums: damage to it would not be noticed."
                 )
-            return found
+            return snapshot
         raise StorageError(
             f"The checkpoint in {self._folder} is damaged ({reasons[0]}): delete what is in it to begin anew."
         )
 
-    def _read(self, step: int, identity: Mapping[str, Any], one: PyTree) -> tuple[Snapshot, bool]:
+    def _read(self, step: int, identity: Mapping[str, Any], newcomer: PyTree) -> tuple[Snapshot, bool]:
         """The snapshot, as NumPy arrays, since the devices of the run that saved it may be gone; and whether it lacks
         checksums, as those of earlier versions do."""
         import orbax.checkpoint as ocp
@@ -184,7 +184,7 @@ class Checkpoints:
         }
         state = jax.tree.unflatten(structure, [arrays[str(i)] for i in range(len(leaves))])
         clients = state.clients if listed is None else self._like.clients
-        state = state._replace(clients=self._segments.restored(listed, clients, one))
+        state = state._replace(clients=self._segments.restored(listed, clients, newcomer))
         last = None if _LAST_ROUND not in about else np.array(about[_LAST_ROUND], np.int32)
         return Snapshot(state, step, about["history"], per_round, about["seconds"], last), is_old
 
@@ -305,15 +305,15 @@ class Segments:
     def __init__(self, folder: Path, store: HostStore | None) -> None:
         self._folder, self._store = folder, store
         self._listed: list[dict[str, Any]] = []
-        found = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
-        self._kept = [found]
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+        self._kept = [names]
 
     def save(self, done: int) -> list[dict[str, Any]] | None:
         """Writes what has changed; all segments that now make the states, to be given to :meth:`restored`."""
         if (store := self._store) is None:
             return None
         listed, ids, touched = self._listed, np.flatnonzero(store.changed), np.flatnonzero(store.touched)
-        if sum(each["clients"] for each in listed) + len(ids) > _MOST_SAVED * len(touched):
+        if sum(segment["clients"] for segment in listed) + len(ids) > _MOST_SAVED * len(touched):
             listed, ids = [], touched
         return [*listed, self._write(store, f"{done:010d}", ids)] if len(ids) else listed
 
@@ -322,13 +322,13 @@ class Segments:
         self._listed = listed or []
         if self._store is not None:
             self._store.settle()
-        self._kept = [self._kept[-1], {each["name"] for each in self._listed}]
+        self._kept = [self._kept[-1], {segment["name"] for segment in self._listed}]
         needed = set[str]().union(*self._kept)
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             if path.name not in needed:
                 path.unlink(missing_ok=True)
 
-    def restored(self, listed: list[dict[str, Any]] | None, clients: PyTree, one: PyTree) -> PyTree:
+    def restored(self, listed: list[dict[str, Any]] | None, clients: PyTree, newcomer: PyTree) -> PyTree:
         """The clients' states of a checkpoint, where this run keeps them: in the store, or on the device.
 
         Args:
@@ -343,10 +343,10 @@ class Segments:
         store = self._store
         if listed is not None:
             if store is None:
-                store = HostStore(one, jax.tree.leaves(clients)[0].shape[0])
+                store = HostStore(newcomer, jax.tree.leaves(clients)[0].shape[0])
             store.reset()
-            for each in listed:
-                self._read(store, each)
+            for segment in listed:
+                self._read(store, segment)
             store.settle()
             self._listed = listed if self._store is not None else []
             return store.whole() if self._store is None else ()
@@ -394,8 +394,8 @@ class Segments:
             if len(ids) and not 0 <= ids.min() <= ids.max() < store.clients:
                 raise ValueError(f"{path.name} of the clients' states has clients that do not exist")
             for some in chunks(store, ids):
-                for array, one in zip(store.arrays, store.one, strict=True):
-                    array[some] = get((len(some), *one.shape), one.dtype)
+                for array, newcomer in zip(store.arrays, store.newcomer, strict=True):
+                    array[some] = get((len(some), *newcomer.shape), newcomer.dtype)
             store.touched[ids] = True
         if digest.hexdigest() != segment["sha256"]:
             raise ValueError(f"{path.name} of the clients' states does not match its checksum")
@@ -457,8 +457,8 @@ def _fingerprint(setup: Setup) -> str:
 
 
 @lru_cache(maxsize=512)
-def _of_computation(of: ById, structure: Any, form: tuple[jax.ShapeDtypeStruct, ...]) -> str:
-    program, (state, rows, keys) = of.program, jax.tree.unflatten(structure, form)
+def _of_computation(identity: ById, structure: Any, form: tuple[jax.ShapeDtypeStruct, ...]) -> str:
+    program, (state, rows, keys) = identity.program, jax.tree.unflatten(structure, form)
     digest, adapt = hashlib.sha256(), program.algorithm.adapt
     traced = [jax.make_jaxpr(partial(one_round, program))(state, rows, keys, jnp.int32(0))]
     if adapt is not None:
@@ -470,11 +470,11 @@ def _of_computation(of: ById, structure: Any, form: tuple[jax.ShapeDtypeStruct, 
             return adapt(program.algorithm.global_params(state.server), data, key)
 
         traced.append(jax.make_jaxpr(adapted)(state, rows, keys.shared))
-    for each in traced:
+    for jaxpr in traced:
         # Not str(), which has colours where the standard output is a terminal or a notebook.
-        text = each.pretty_print(use_color=False, width=80)
+        text = jaxpr.pretty_print(use_color=False, width=80)
         digest.update(re.sub(r"0x[0-9a-f]+", "", text).encode())
-        for constant in inner_constants(each):
+        for constant in inner_constants(jaxpr):
             digest.update(constant)
     return digest.hexdigest()[:16]
 

@@ -42,10 +42,10 @@ from evenhand.evaluation import (
     primary_metric,
     summarize_classes,
 )
-from evenhand.memory import aligned, empty_aligned
+from evenhand.memory import aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._job import Job, Untrained
-from evenhand.simulation.program import must_stream, sent
+from evenhand.simulation.program import gathered, must_stream, rows_of, sent
 from evenhand.simulation.setup import Setup
 from evenhand.simulation.store import Kept
 from evenhand.streams import Purpose, client_stream, stream
@@ -97,10 +97,12 @@ class Served(NamedTuple):
     classes: dict[str, ClassMetrics]
 
     @staticmethod
-    def of(found: Mapping[str, tuple[dict[str, NDArray], ClassMetrics | None]]) -> Served:
+    def from_splits(measured: Mapping[str, tuple[dict[str, NDArray], ClassMetrics | None]]) -> Served:
         """From what is found of each split."""
-        clients = {name: metrics for name, (metrics, _) in found.items()}
-        return Served(clients, {name: classes for name, (_, classes) in found.items() if classes is not None})
+        clients = {name: metrics for name, (metrics, _) in measured.items()}
+        return Served(
+            clients, {name: classes for name, (_, classes) in measured.items() if classes is not None}
+        )
 
     @staticmethod
     def joined(parts: Mapping[int, Served]) -> Served:
@@ -206,40 +208,44 @@ class Evaluation:
         first = evaluations[0]
         model, rows = first.algorithm.model, sum(split.x.shape[0] for split in first.splits.values())
         if rows * len(states) > _MOST_ROWS:
-            return [each.served(state) for each, state in zip(evaluations, states, strict=True)]
+            return [evaluation.served(state) for evaluation, state in zip(evaluations, states, strict=True)]
+        # One program for all models: its products are batched, where one model after the other would leave cores idle.
         params = _stacked(
             [
-                each.algorithm.global_params(state.server)
-                for each, state in zip(evaluations, states, strict=True)
+                evaluation.algorithm.global_params(state.server)
+                for evaluation, state in zip(evaluations, states, strict=True)
             ]
         )
-        found = {
+        measured = {
             name: per_class_of_each(model, params, split, first.indices[name])
             for name, split in first.splits.items()
         }
-        return [Served.of({name: each[i] for name, each in found.items()}) for i in range(len(states))]
+        return [
+            Served.from_splits({name: evaluation[i] for name, evaluation in measured.items()})
+            for i in range(len(states))
+        ]
 
     @staticmethod
     def are_alike(algorithms: Sequence[Algorithm]) -> bool:
         """Whether global models alone are evaluated, by the same functions."""
         return all(
-            of.adapt is None
-            and of.personal_params is None
-            and _measured(of.model) == _measured(algorithms[0].model)
-            for of in algorithms
+            algorithm.adapt is None
+            and algorithm.personal_params is None
+            and _measured(algorithm.model) == _measured(algorithms[0].model)
+            for algorithm in algorithms
         )
 
     def served(self, state: RoundState) -> Served:
         """Every client that is evaluated, with the model that it gets."""
         if self._mesh is None:
             state = here(state)
-        of, params = self.algorithm, self.algorithm.global_params(state.server)
-        model = of.model
-        if of.adapt is not None or of.personal_params is not None:
+        algorithm, params = self.algorithm, self.algorithm.global_params(state.server)
+        model = algorithm.model
+        if algorithm.adapt is not None or algorithm.personal_params is not None:
             alone = {name: per_client(model, params, split) for name, split in self.splits.items()}
             windows = self._windows(state)
             return Served.joined({first: self._personal(*window) for first, window in windows}).beside(alone)
-        return Served.of(
+        return Served.from_splits(
             {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
         )
 
@@ -248,10 +254,11 @@ class Evaluation:
         model's besides."""
         if self._mesh is None:
             state = here(state)
-        of = self.algorithm
-        measure, params = partial(measured_clients, of.model, metrics=metrics), of.global_params(state.server)
+        algorithm = self.algorithm
+        measure = partial(measured_clients, algorithm.model, metrics=metrics)
+        params = algorithm.global_params(state.server)
         alone = {name: measure(params, split) for name, split in self.splits.items()}
-        if of.adapt is None and of.personal_params is None:
+        if algorithm.adapt is None and algorithm.personal_params is None:
             return alone
         own: dict[str, dict[str, NDArray]] = {
             split: {
@@ -288,7 +295,7 @@ class Evaluation:
         measure = partial(
             personal_per_class, self.algorithm.model, states, params_of=params_of, lanes=self.lanes
         )
-        return Served.of(
+        return Served.from_splits(
             {
                 name: measure(part, index, widest=self.splits[name].sizes)
                 for name, (part, index) in parts.items()
@@ -307,28 +314,25 @@ class Evaluation:
             return
         clients = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
         model = jax.eval_shape(self.algorithm.global_params, state.server)
-        together = fitting(train, sum(leaf.size for leaf in jax.tree.leaves(model)))
-        for first in range(0, len(clients), together):
-            window = slice(first, min(first + together, len(clients)))
+        together = fitting(train, model)
+        adapting = Adapting(adapt, self.root, self.capacity, self.lanes, together)
+        for window in tiles(0, len(clients), together):
             parts: Parts = {
-                name: (
-                    split.some(window),
-                    None if (index := self.indices[name]) is None else index.some(window),
-                )
-                for name, split in self.splits.items()
+                name: (split.some(window), None if index is None else index.some(window))
+                for (name, split), index in zip(self.splits.items(), self.indices.values(), strict=True)
             }
             ids = places = clients[window]
             states: PyTree = (state.server, state.clients, own)
             if store is not None:
                 places = np.arange(len(ids))
+                # Padded like the states, so that the last window compiles nothing.
                 mine = np.pad(own[ids], (0, together - len(ids)))
-                states = (state.server, everywhere(self._mesh, store.of(ids, together)), mine)
+                states = (state.server, everywhere(self._mesh, store.read(ids, together)), mine)
             if adapt is None:
-                yield first, _Window(states, parts, serve)
+                yield window.start, _Window(states, parts, serve)
             else:
-                how = (ids, places, together, self.root, self.capacity, self.lanes)
-                params = adapt_all(adapt, serve, states, parts["train"][0], *how)
-                yield first, _Window(params, parts, tree.take)
+                params = adapting.all(serve, states, parts["train"][0], ids, places)
+                yield window.start, _Window(params, parts, tree.take)
 
     def columns(self, served: Served) -> dict[str, float]:
         """What the history keeps of them: of the honest clients, or of all where each client is malicious."""
@@ -343,11 +347,13 @@ class Evaluation:
                 columns[column(split, name)] = float(np.average(values[has], weights=sizes[has]))
             name = primary_metric(metrics)
             over = evenness(metrics[name], sizes, higher_is_better=is_higher_better(name))
-            columns |= {column(split, name, what): value for what, value in over.items()}
+            columns |= {column(split, name, measure): value for measure, value in over.items()}
             if split in served.classes:
                 spreads = class_spread(served.classes[split], len(sizes))
                 over = summarize_classes({name: values[chosen] for name, values in spreads.items()})
-                columns |= {column(split, what): over[what] for what in ("class_spread", "worst_class")}
+                columns |= {
+                    column(split, measure): over[measure] for measure in ("class_spread", "worst_class")
+                }
         return columns
 
 
@@ -388,16 +394,8 @@ def _index(model: Model, split: Split, classes: int | None) -> ClassIndex | None
 
 def _some(split: Split, clients: NDArray) -> Split:
     """The rows of some clients only."""
-    sizes = split.sizes[clients]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    index = np.repeat(split.offsets[clients] - offsets[:-1], sizes) + np.arange(offsets[-1])
-    parts: list[NDArray] = []
-    for part in (split.x, split.y):
-        taken = empty_aligned((len(index), *part.shape[1:]), part.dtype)
-        parts.append(
-            np.take(np.asarray(part), index, axis=0, out=taken, mode="clip") if len(index) else taken
-        )
-    return Split(parts[0], parts[1], offsets)
+    index, offsets = rows_of(split, clients)
+    return Split(gathered(split.x, index), gathered(split.y, index), offsets)
 
 
 # --- models that clients adapt to their rows --------------------------------------------------------------------------
@@ -435,20 +433,16 @@ def served_models(
     Yields:
       Positions, and the parameters of these clients as NumPy arrays with a leading axis.
     """
-    server, adapt = kept.server, algorithm.adapt
-    shared = algorithm.global_params(server)
+    shared, adapt = algorithm.global_params(kept.server), algorithm.adapt
     mesh = local(over(devices))
     rows = Prepared(np.asarray(train.x), np.asarray(train.y), train.offsets, None, mesh)
-    together = min(
-        fitting(rows, sum(leaf.size for leaf in jax.tree.leaves(shared))), clients.stop - clients.start
-    )
-    for first in range(clients.start, clients.stop, together):
-        window = slice(first, min(first + together, clients.stop))
+    together = min(fitting(rows, shared), clients.stop - clients.start)
+    adapting = Adapting(adapt, root, int(train.sizes.max()), lanes, together)
+    for window in tiles(clients.start, clients.stop, together):
         ids = np.arange(window.start, window.stop)
         params = _unadapted(algorithm, kept, shared, window, has_own(last_round[window], untrained))
         if adapt is not None:
-            how = (together, root, int(train.sizes.max()), lanes)
-            params = adapt_all(adapt, tree.take, params, rows.some(window), ids, ids - first, *how)
+            params = adapting.all(tree.take, params, rows.some(window), ids, ids - window.start)
         yield window, jax.tree.map(np.asarray, params)
 
 
@@ -465,44 +459,60 @@ def _unadapted(algorithm: Algorithm, kept: Kept, shared: Params, window: slice, 
     return jax.vmap(tree.select)(jnp.asarray(own), made, everyone)
 
 
-def adapt_all(
-    adapt: Adapt,
-    params_of: Callable[[PyTree, Array], Params],
-    states: PyTree,
-    train: Prepared,
-    ids: NDArray,
-    places: NDArray,
-    together: int,
-    root: Key,
-    capacity: int,
-    lanes: int,
-) -> Params:
-    """The models of the clients whose training rows these are, with a leading axis.
+class Adapting(NamedTuple):
+    """How clients adapt their models, some of them at a time.
 
-    Args:
+    Attributes:
       adapt: what each of them does.
-      params_of: ``(states, place) -> params``, what each of them is served.
-      states: what those parameters are computed from.
-      train: the rows of these clients.
-      ids: which clients these are.
-      places: where ``params_of`` finds them.
-      together: the most clients in one call: the program is compiled for that many.
       root: the run's key.
       capacity: the most training rows of any client of the run.
       lanes: how many clients adapt side by side.
+      together: the most clients in one call: the program is compiled for that many.
     """
-    mesh, x, y, starts = train.mesh, train.x, train.y, train.offsets[:-1]
-    if isinstance(x, np.ndarray):
-        rows, room = slice(train.offsets[0], train.offsets[-1]), together * capacity
-        x, y, starts = filled(x, rows, room), filled(y, rows, room), starts - rows.start
-    devices = 1 if mesh is None else mesh.size
-    missing = -(-together // devices) * devices - len(ids)
-    parts = (ids, places, starts, train.sizes)
-    windows = tuple(np.pad(part.astype(np.int32), (0, missing)) for part in parts)
-    sent = everywhere(mesh, (states, root, x, y))
-    client = by_program(_AdaptedClient(adapt, params_of, capacity), *sent, (np.int32(0),) * 4)
-    found = _adapt(client, lanes, mesh)(*sent, windows)
-    return jax.tree.map(lambda leaf: leaf[: len(ids)], found)
+
+    adapt: Adapt | None
+    root: Key
+    capacity: int
+    lanes: int
+    together: int
+
+    def all(
+        self,
+        params_of: Callable[[PyTree, Array], Params],
+        states: PyTree,
+        train: Prepared,
+        ids: NDArray,
+        places: NDArray,
+    ) -> Params:
+        """The models of the clients whose training rows these are, with a leading axis.
+
+        Args:
+          params_of: ``(states, place) -> params``, what each of them is served.
+          states: what those parameters are computed from.
+          train: the rows of these clients.
+          ids: which clients these are.
+          places: where ``params_of`` finds them.
+        """
+        assert self.adapt is not None
+        mesh, x, y, starts = train.mesh, train.x, train.y, train.offsets[:-1]
+        if isinstance(x, np.ndarray):
+            rows, room = slice(train.offsets[0], train.offsets[-1]), self.together * self.capacity
+            x, y, starts = filled(x, rows, room), filled(y, rows, room), starts - rows.start
+        devices = 1 if mesh is None else mesh.size
+        # One number of windows, the same on each device, so that the last clients compile nothing.
+        missing = -(-self.together // devices) * devices - len(ids)
+        parts = (ids, places, starts, train.sizes)
+        windows = tuple(np.pad(part.astype(np.int32), (0, missing)) for part in parts)
+        sent = everywhere(mesh, (states, self.root, x, y))
+        adapted = _AdaptedClient(self.adapt, params_of, self.capacity)
+        client = by_program(adapted, *sent, (np.int32(0),) * 4)
+        models = _adapt(client, self.lanes, mesh)(*sent, windows)
+        return jax.tree.map(lambda leaf: leaf[: len(ids)], models)
+
+
+def tiles(first: int, last: int, size: int) -> Iterator[slice]:
+    """The positions from ``first`` to before ``last``, ``size`` at a time."""
+    return (slice(begin, min(begin + size, last)) for begin in range(first, last, size))
 
 
 class _AdaptedClient(NamedTuple):
@@ -529,9 +539,9 @@ def _adapt(client: ByProgram, lanes: int, mesh: Mesh | None) -> Callable[..., Pa
         return lax.map(mine, windows, batch_size=lanes if lanes > 1 else None)
 
     if mesh is not None:
-        everything, each = PartitionSpec(), PartitionSpec(*mesh.axis_names)
-        specs = (everything, everything, everything, everything, each)
-        on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=each, check_vma=False)
+        everything, dealt = PartitionSpec(), PartitionSpec(*mesh.axis_names)
+        specs = (everything, everything, everything, everything, dealt)
+        on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=dealt, check_vma=False)
     return jax.jit(on_device)
 
 
@@ -540,8 +550,8 @@ def _adapting_key(root: Key, client: Array | int) -> Key:
     return client_stream(stream(root, Purpose.PERSONAL, 0, 1), client)
 
 
-def fitting(train: Prepared, params: int) -> int:
-    """How many clients adapt at a time; ``params`` are the numbers of a model."""
-    streamed = isinstance(train.x, np.ndarray)
-    row = int(np.prod(train.x.shape[1:])) if streamed else 0
-    return int(np.clip(_ROOM // (params + row * int(train.sizes.max())), 1, len(train.sizes)))
+def fitting(train: Prepared, model: Params) -> int:
+    """How many clients adapt at a time, models like ``model``."""
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(model))
+    row = int(np.prod(train.x.shape[1:])) if isinstance(train.x, np.ndarray) else 0
+    return int(np.clip(_ROOM // (numbers + row * int(train.sizes.max())), 1, len(train.sizes)))

@@ -72,8 +72,8 @@ class Checkpoint(NamedTuple):
     def saved(self) -> list[int]:
         """The number of rounds done in each saved state, ascending."""
         folder = Path(self.folder)
-        found = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        return sorted(int(name) for name in found if re.fullmatch("0|[1-9][0-9]{0,9}", name))
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,9}", name))
 
 
 class Execution(NamedTuple):
@@ -106,7 +106,7 @@ class Job(NamedTuple):
     execution: Execution = Execution()
 
     @staticmethod
-    def of(arguments: Mapping[str, Any]) -> Job:
+    def from_arguments(arguments: Mapping[str, Any]) -> Job:
         """From the arguments of :func:`evenhand.simulate`, by name."""
         execution, task = (
             {name: value for name, value in arguments.items() if (name in Execution._fields) == chosen}
@@ -281,14 +281,15 @@ def check_first_losses(
     clients: Mapping[str, Mapping[str, Any]], data: FederatedDataset, drawn: Any = None, adapted: bool = False
 ) -> None:
     """The initial model has a finite loss at every client: labels out of the model's range show here."""
-    what = ", adapted to its own rows," if adapted else ""
+    then = ", adapted to its own rows," if adapted else ""
     cure = "; or let the adaptation take smaller steps" if adapted else ""
-    who = np.arange(data.num_clients) if drawn is None else drawn
+    measured = np.arange(data.num_clients) if drawn is None else drawn
     for split, sizes in (("train", data.train.sizes), ("valid", data.valid.sizes), ("test", data.test.sizes)):
-        bad = np.flatnonzero(~np.isfinite(clients[split]["loss"]) & (sizes[who] > 0))
+        bad = np.flatnonzero(~np.isfinite(clients[split]["loss"]) & (sizes[measured] > 0))
         if len(bad):
-            name, count = data.client_ids[who[bad[0]]], f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            name = data.client_ids[measured[bad[0]]]
+            count = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             raise EvenhandError(
-                f"Client {name!r}{count} has {split} rows on which the loss of the initial model{what} is not finite: "
+                f"Client {name!r}{count} has {split} rows on which the loss of the initial model{then} is not finite: "
                 f"check that its labels lie in the model's range and its features are of ordinary size{cure}."
             )

@@ -2,7 +2,7 @@
 
 Runs of methods that differ in their numbers only, such as the step size, are one program
 (:mod:`evenhand._jaxpr.hoist`).  With the same seed they also draw the same cohorts, batches and shuffles, which
-:class:`Together` then draws once; it is mapped over the numbers and states of a *column* of runs, and each device has
+:class:`Together` then draws once; it is mapped over the literals and states of a *column* of runs, and each device has
 a column of its own.  The columns that train at the same time are a *crew*.
 """
 
@@ -120,8 +120,8 @@ def _crews(jobs: Sequence[Job], chosen: set[int], traced: dict[Any, _Traced]) ->
             programs.setdefault(key, {}).setdefault(job.seed, []).append(position)
         for by_seed in programs.values():
             first = next(iter(by_seed.values()))[0]
-            known = traced.get(_which(jobs[first]))
-            size = 0 if known is None else known.bytes
+            memo = traced.get(_which(jobs[first]))
+            size = 0 if memo is None else memo.bytes
             yield from _columns(list(by_seed.values()), jobs[first], size)
 
 
@@ -132,8 +132,8 @@ def _kind(job: Job) -> Any:
         params = jax.eval_shape(job.algorithm.model.init, jax.random.key(0))
     except Exception:  # it will be found, and told, when the run begins
         return None
-    numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
-    if numbers > SMALL_MODEL or must_stream(job.data.train) or jax.process_count() > 1:
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    if parameters > SMALL_MODEL or must_stream(job.data.train) or jax.process_count() > 1:
         return None
     if job.execution != Execution():
         return None
@@ -148,7 +148,7 @@ def _which(job: Job) -> Any:
 
 def _program(job: Job, traced: dict[Any, _Traced]) -> Any:
     """The key of a run's program; one of its own where it has none."""
-    if (known := traced.get(_which(job))) is None:
+    if (memo := traced.get(_which(job))) is None:
         try:
             check_job(job)
             setup = set_up(job._replace(execution=Execution(devices=1, offload=False)))
@@ -158,8 +158,8 @@ def _program(job: Job, traced: dict[Any, _Traced]) -> Any:
         if program is None:
             return object()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(setup.state))
-        known = traced[_which(job)] = _Traced(program, setup.program.lanes, size)
-    return known.program.hoisted.key
+        memo = traced[_which(job)] = _Traced(program, setup.program.lanes, size)
+    return memo.program.hoisted.key
 
 
 def _columns(by_seed: list[list[int]], like: Job, size: int) -> Iterator[list[list[int]]]:
@@ -168,8 +168,9 @@ def _columns(by_seed: list[list[int]], like: Job, size: int) -> Iterator[list[li
     Malicious clients are drawn anew for each seed, and a crew shares its rows: under an attack it has one seed.
     """
     devices = _devices()
+    # The states of a column are all on one device, and a column that is too long gains nothing.
     longest = max(1, min(_LONGEST, _MOST_BYTES // max(size, 1)))
-    for seeds in [by_seed] if like.attack is None else [[each] for each in by_seed]:
+    for seeds in [by_seed] if like.attack is None else [[group] for group in by_seed]:
         columns = [runs[i : i + longest] for runs in seeds for i in range(0, len(runs), longest)]
         columns.sort(key=len, reverse=True)
         for first in range(0, len(columns), devices):
@@ -208,6 +209,7 @@ class _Crew:
         first = jobs[columns[0][0]]
         self._mesh = over(len(columns))
         self._rows = resident(first.data, first.attack, first.seed, self._mesh, first.algorithm.sampling)
+        # Each session is a run on one device: it sees the first device's rows, which all columns share.
         self._resident = Resident(here(self._rows.rows))
         self._evaluations: dict[int, Evaluation] = {}
         self._sessions: dict[int, Session] = {}
@@ -257,11 +259,11 @@ class _Crew:
         self._pending.pop(position, None)
         steps = self._steps[position]
         try:
-            found = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
-            while isinstance(found, Run):
-                yield position, found
-                found = next(steps)
-            self._pending[position] = found
+            step = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
+            while isinstance(step, Run):
+                yield position, step
+                step = next(steps)
+            self._pending[position] = step
         except StopIteration:
             return
         except Exception as error:  # whatever it is, it is this run's result
@@ -269,16 +271,19 @@ class _Crew:
 
     def _answers(self) -> dict[int, Any]:
         """Answers to those that are furthest behind: a run that was resumed at another round first catches up."""
-        measured = {position: each for position, each in self._pending.items() if isinstance(each, Measure)}
-        trained = {position: each for position, each in self._pending.items() if isinstance(each, Train)}
-        least = min(((each.first, each.rounds) for each in trained.values()), default=None)
-        trained = {position: each for position, each in trained.items() if (each.first, each.rounds) == least}
+        measured = {
+            position: request for position, request in self._pending.items() if isinstance(request, Measure)
+        }
+        trained = {
+            position: request for position, request in self._pending.items() if isinstance(request, Train)
+        }
+        least = min((request[1:] for request in trained.values()), default=None)
+        behind = {position: request for position, request in trained.items() if request[1:] == least}
         try:
-            return self._measured(measured) if measured else self._trained(trained)
-        except (
-            Exception
-        ):  # such as too little memory for all; alone, each gets its own result or its own failure
-            return {position: self._alone(position) for position in measured or trained}
+            return self._measured(measured) if measured else self._trained(behind)
+        except Exception:
+            # Such as too little memory for all: alone, each gets its own result or its own failure.
+            return {position: self._alone(position) for position in measured or behind}
 
     def _measured(self, asked: dict[int, Measure]) -> dict[int, Any]:
         """All evaluations at once, where the crew's can be."""
@@ -292,7 +297,9 @@ class _Crew:
         states = [asked[position].state for position in places]
         served = Evaluation.of_each([self._sessions[position].evaluation for position in places], states)
         return {
-            position: each for position, each in zip(self._places, served, strict=True) if position in asked
+            position: result
+            for position, result in zip(self._places, served, strict=True)
+            if position in asked
         }
 
     def _trained(self, asked: dict[int, Train]) -> dict[int, Any]:
@@ -330,27 +337,27 @@ class _Crew:
 
 @lru_cache(maxsize=16)
 def _compiled(program: ByKey) -> Any:
-    """``(numbers, constants, state, keys, rest) -> results``: all but the last have an axis for the devices, and the
+    """``(literals, constants, state, keys, rest) -> results``: all but the last have an axis for the devices, and the
     first three another one for the runs of a column; constants that are shared do not."""
     axes = (0, [None if shared else 0 for shared in program.shared], 0)
 
     def column(mine: Any, rest: list[Array]) -> list[Array]:
-        numbers, constants, state, keys = jax.tree.map(lambda leaf: leaf[0], mine)
+        literals, constants, state, keys = jax.tree.map(lambda leaf: leaf[0], mine)
         rows, counts = rest[:-2], rest[-2:]
 
-        def one(numbers: Array, constants: list[Array], state: list[Array]) -> list[Array]:
-            return program.hoisted.run(numbers, constants, [*state, *rows, *keys, *counts])
+        def alone(literals: Array, constants: list[Array], state: list[Array]) -> list[Array]:
+            return program.hoisted.run(literals, constants, [*state, *rows, *keys, *counts])
 
-        found = jax.vmap(one, axes)(numbers, constants, state)
-        return [leaf[None] for leaf in found]
+        results = jax.vmap(alone, axes)(literals, constants, state)
+        return [leaf[None] for leaf in results]
 
-    def run(numbers: Array, constants: Any, state: Any, keys: Any, rest: list[Array]) -> list[Array]:
-        mine = (numbers, constants, state, keys)
+    def run(literals: Array, constants: Any, state: Any, keys: Any, rest: list[Array]) -> list[Array]:
+        mine = (literals, constants, state, keys)
         if program.mesh is None:
             return column(mine, rest)
-        each = PartitionSpec(*program.mesh.axis_names)
-        specs = (each, PartitionSpec())
-        return jax.shard_map(column, mesh=program.mesh, in_specs=specs, out_specs=each, check_vma=False)(
+        dealt = PartitionSpec(*program.mesh.axis_names)
+        specs = (dealt, PartitionSpec())
+        return jax.shard_map(column, mesh=program.mesh, in_specs=specs, out_specs=dealt, check_vma=False)(
             mine, rest
         )
 
@@ -376,20 +383,20 @@ class Together:
     ) -> None:
         self._lengths, self._mesh = [len(column) for column in columns], mesh
         first, self._results = programs[0][0].hoisted, programs[0][0].results
-        hoisted = [[each.hoisted for each in column] for column in programs]
+        hoisted = [[program.hoisted for program in column] for column in programs]
         shared = tuple(
-            all(_same(each.constants[i], first.constants[i]) for column in hoisted for each in column)
+            all(_same(program.constants[i], first.constants[i]) for column in hoisted for program in column)
             for i in range(len(first.constants))
         )
         self._run = _compiled(ByKey(first, mesh, shared))
-        self._numbers = self._dealt([[each.values for each in column] for column in hoisted])
+        self._literals = self._dealt([[program.values for program in column] for column in hoisted])
         self._constants = [
             self._each_device([first.constants[i]] * len(columns))
-            if one
-            else self._dealt([[each.constants[i] for each in column] for column in hoisted])
-            for i, one in enumerate(shared)
+            if is_shared
+            else self._dealt([[program.constants[i] for program in column] for column in hoisted])
+            for i, is_shared in enumerate(shared)
         ]
-        made = [[each for each in column if each is not None] for column in columns]
+        made = [[program for program in column if program is not None] for column in columns]
         some = next(column for column in made if column)
         keys = [jax.tree.leaves((column or some)[0].setup.keys) for column in made]
         self._keys = [self._each_device(list(parts)) for parts in zip(*keys, strict=True)]
@@ -403,11 +410,11 @@ class Together:
         """
         begin, asked = (
             time.perf_counter(),
-            [each for column in requests for each in column if each is not None],
+            [request for column in requests for request in column if request is not None],
         )
         filler, first, rounds = asked[0]
         states = [
-            [jax.tree.leaves(filler if each is None else each.state) for each in column]
+            [jax.tree.leaves(filler if request is None else request.state) for request in column]
             for column in requests
         ]
         state = [
@@ -415,17 +422,18 @@ class Together:
             for i in range(len(states[0][0]))
         ]
         rest = [*self._rows, *everywhere(self._mesh, [np.int32(first), np.int32(rounds)])]
-        results = self._run(self._numbers, self._constants, state, self._keys, rest)
+        # The stacked states are this call's own copies, so that it may take their memory over.
+        results = self._run(self._literals, self._constants, state, self._keys, rest)
         given = len(state)
         ends = self._columns(results[:given])
         infos = [np.asarray(info)[:, :, :rounds] for info in results[given:]]
         seconds = {"data": 0.0, "train": (time.perf_counter() - begin) / len(asked)}
 
         def answer(column: int, run: int, leaves: list[Array]) -> Stretch:
-            state, found = jax.tree.unflatten(
+            state, infos_of_run = jax.tree.unflatten(
                 self._results, [*leaves, *(info[column, run] for info in infos)]
             )
-            return Stretch(state, found, rounds, seconds)
+            return Stretch(state, infos_of_run, rounds, seconds)
 
         return [
             [
@@ -462,8 +470,8 @@ def _first_index(shard: Any) -> int:
     return int(shard.index[0].start or 0)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (np.shape(one) == np.shape(other) and bool(np.array_equal(one, other)))
+def _same(first: Any, second: Any) -> bool:
+    return first is second or (np.shape(first) == np.shape(second) and bool(np.array_equal(first, second)))
 
 
 _stack = jax.jit(tree.stack)

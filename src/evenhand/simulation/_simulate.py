@@ -135,7 +135,7 @@ def simulate(
       >>> run.history["round"].tolist()
       [0, 2, 4]
     """
-    job, last = Job.of(locals()), None
+    job, last = Job.from_arguments(locals()), None
     for run in runs_of(job):
         if last is None:
             _warn(run, before=True)
@@ -198,7 +198,7 @@ def iterate(
       >>> run.info["rounds"] < 100
       True
     """
-    return runs_of(Job.of(locals()))
+    return runs_of(Job.from_arguments(locals()))
 
 
 def runs_of(job: Job) -> Iterator[Run]:
@@ -331,10 +331,11 @@ class Session:
             state = state._replace(clients=block.states)
         received = time.perf_counter()
         state, infos = engine.run_rounds(self.program, state, rows, self.setup.keys, request.first, count)
+        # Waited for, so that the seconds are those of the training, and not of whoever asks for its result first.
         jax.block_until_ready(state)
         if offloaded is not None and block is not None:
             offloaded.take_back(block, state.clients)
-            state = state._replace(clients=())
+            state = state._replace(clients=())  # the store has them again
         reported = {name: np.asarray(info)[:count] for name, info in infos.items()}
         seconds = {"data": received - begin, "train": time.perf_counter() - received}
         return Stretch(state, reported, count, seconds)
@@ -365,8 +366,8 @@ class Session:
         """The state to begin with, the rounds done, and whether these are none."""
         state = self.setup.state
         # Before the first round all clients' states are equal.
-        one = jax.tree.map(lambda leaf: np.asarray(leaf[0]), here(state).clients) if checkpoints else ()
-        snapshot = None if checkpoints is None else checkpoints.load(one)
+        newcomer = jax.tree.map(lambda leaf: np.asarray(leaf[0]), here(state).clients) if checkpoints else ()
+        snapshot = None if checkpoints is None else checkpoints.load(newcomer)
         if snapshot is None:
             return state, 0, True
         done, last = snapshot.done, snapshot.last_round

@@ -61,6 +61,7 @@ def run_rounds(
     Returns the new state and each info as an array whose first ``count`` entries are the rounds'.
     """
     arguments = (state, rows, keys, np.int32(first), np.int32(count))
+    # Flat: only the state is donated, and the program is keyed by what its arguments are, not by how they are nested.
     leaves, given = jax.tree.leaves(arguments), len(jax.tree.leaves(state))
     traced = _traced(ById(program), *tree.form(arguments))
     run, literals, constants = traced.compiled(leaves, given)
@@ -141,6 +142,7 @@ class _Traced:
         return ready(unchanged(self.jaxpr))
 
 
+# Few: each entry keeps its method, whose functions may hold data, and its rounds as a traced program.
 _traced = lru_cache(maxsize=16)(_Traced)
 
 
@@ -196,6 +198,7 @@ def _run_rounds(
         state, infos = carry
         state, info = one_more(state, rows, keys, first + i)
         infos = {name: infos[name].at[i].set(info[name]) for name in infos}
+        # Else XLA may leave the carry divided over the devices, and the next round exchanges it again.
         return program.devices.whole((state, infos))
 
     return lax.fori_loop(0, count, body, (state, infos))
@@ -277,13 +280,19 @@ def _exchange(
     """Phase ``index`` of a round, once its clients have been weighed where the aggregator weighs them first."""
     aggregator, memory = program.algorithm.phases[index].aggregator, state.aggregators[index]
     _, rows, keys, round = shared
-    client, states, info = Client.of(program, index), States(state.clients, rows.slots), dict[str, Array]()
+    client, states, info = (
+        Client.in_phase(program, index),
+        States(state.clients, rows.slots),
+        dict[str, Array](),
+    )
     if isinstance(aggregator, Sum) and aggregator.weigh is not None:
+        # Weights depend on all reports, and a sum keeps no upload: clients report before they work.
         reports, sane = groups.ungroup(groups.map_groups(partial(_reports, client), (shared, states)))
         cohort = cohort._replace(present=cohort.present & sane)
         weights, memory, info = rounds.weighed(aggregator, reports, cohort, memory)
         groups = groups.with_reports(Report(weights, reports.loss), cohort.present)
     streams = rounds.phase_stream(program.algorithm, index)
+    # From the secret root: a client that could derive these keys could undo the noise.
     key, server_key = (
         stream(keys.secret, purpose, round, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
     )
@@ -315,7 +324,7 @@ def _reports(client: Client, group: Members, fixed: tuple[Shared, States]) -> tu
     shared, states = fixed
 
     def report(member: Members) -> tuple[Report, Array]:
-        return client.report(shared, member, states.of(member.ids))
+        return client.report(shared, member, states.at(member.ids))
 
     return side_by_side(report, group.ids.shape[0])(group)
 
@@ -358,7 +367,7 @@ def reduced(exchange: Exchange) -> Reduced:
         train = groups.lanes.batched(partial(client.train, shared))
 
         def mine(group: Members) -> tuple[Members, PyTree]:
-            return groups.lanes.enter((group, states.of(group.ids)))
+            return groups.lanes.enter((group, states.at(group.ids)))
 
         def lifted(group: Members, done: Trained) -> PyTree:
             return _lifted(public, 0, client, shared, group, done.upload, done.accepted)
@@ -431,7 +440,7 @@ def _train(client: Client, members: Members, fixed: tuple[Shared, States]) -> Tr
     """One group's local work, clients side by side."""
     shared, states = fixed
     train = side_by_side(partial(client.train, shared), members.ids.shape[0])
-    return train(members, states.of(members.ids))
+    return train(members, states.at(members.ids))
 
 
 def _lifted(
@@ -502,7 +511,7 @@ class Client(NamedTuple):
     lift: Callable[[Shared, Array, Upload, PyTree, Key], PyTree]
 
     @staticmethod
-    def of(program: Program, index: int) -> Client:
+    def in_phase(program: Program, index: int) -> Client:
         """The client's part in phase ``index``."""
         algorithm, attack = program.algorithm, program.attack
         phase, streams = algorithm.phases[index], rounds.phase_stream(algorithm, index)

@@ -21,7 +21,7 @@ from evenhand.data import FederatedDataset, Split
 from evenhand.devices import Devices, as_entry, entry, everywhere
 from evenhand.evaluation import Prepared, mean_loss
 from evenhand.local import step_per_row
-from evenhand.memory import aligned, is_aligned, is_mapped
+from evenhand.memory import aligned, empty_aligned, is_aligned, is_mapped
 from evenhand.rounds import malicious_clients, poisoned
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, ClientData, Cohort, Effort, PyTree, Report, Sampling
@@ -41,10 +41,12 @@ __all__ = [
     "client_data",
     "deal",
     "efforts",
+    "gathered",
     "must_stream",
     "observe",
     "poison",
     "resident",
+    "rows_of",
     "sent",
     "side_by_side",
     "sum_of",
@@ -203,6 +205,21 @@ def sent(mesh: Mesh | None, rows: tuple[NDArray, NDArray]) -> tuple[Array, Array
     return jax.device_put(rows) if mesh is None else everywhere(mesh, rows)
 
 
+def rows_of(split: Split, clients: NDArray) -> tuple[NDArray, NDArray]:
+    """Where the rows of some clients are, one client after the other, and the offsets that these then have."""
+    sizes = split.sizes[clients]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return np.repeat(split.offsets[clients] - offsets[:-1], sizes) + np.arange(offsets[-1]), offsets
+
+
+def gathered(part: NDArray, index: NDArray, room: int = 0) -> NDArray:
+    """Some rows in memory that a CPU uses in place, with room for at least ``room`` of them."""
+    rows = empty_aligned((max(len(index), room), *part.shape[1:]), part.dtype)
+    if len(index):  # "clip": np.take would make a buffer as large as the result, to check the indices
+        np.take(np.asarray(part), index, axis=0, out=rows[: len(index)], mode="clip")
+    return rows
+
+
 def must_stream(*splits: Split) -> bool:
     """Whether rows had better stay on the host: in a file, or too many for the device."""
     parts = [part for split in splits for part in (split.x, split.y)]
@@ -233,7 +250,7 @@ class Members(NamedTuple):
     report: Report | None
 
     @staticmethod
-    def of(cohort: Cohort) -> Members:
+    def drawn(cohort: Cohort) -> Members:
         """Those of a cohort, before any report."""
         return Members(cohort.ids, cohort.progress, cohort.present, None)
 
@@ -273,7 +290,7 @@ class Groups(NamedTuple):
         live = ranks < m
         # Else XLA divides what follows, too, and adding up a few numbers takes another exchange between the devices.
         place = devices.whole(order[np.minimum(ranks, m - 1)])
-        members = jax.tree.map(lambda leaf: leaf[place], Members.of(cohort))
+        members = jax.tree.map(lambda leaf: leaf[place], Members.drawn(cohort))
         members = members._replace(present=members.present & live)
         slots = jnp.where(live, steps[place], 0).astype(jnp.float32)
         executed = jnp.sum(jnp.max(slots, axis=-1)) * ranks.shape[2]
@@ -380,10 +397,12 @@ def sum_of(present: Array, uploads: PyTree) -> PyTree:
     return jax.tree.map(total, uploads)
 
 
-def efforts(of: Callable[[ClientData], Effort] | None, capacity: int, rows: Rows, cohort: Cohort) -> Effort:
+def efforts(
+    effort: Callable[[ClientData], Effort] | None, capacity: int, rows: Rows, cohort: Cohort
+) -> Effort:
     """What a phase whose effort is ``of`` costs each client of a cohort, fields ``(m,)``; nothing in an empty slot."""
-    of = step_per_row if of is None else of
-    return jax.vmap(lambda member: of(client_data(capacity, rows, member)))(Members.of(cohort))
+    effort = step_per_row if effort is None else effort
+    return jax.vmap(lambda member: effort(client_data(capacity, rows, member)))(Members.drawn(cohort))
 
 
 def client_data(capacity: int, rows: Rows, member: Members) -> ClientData:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,6 @@ from evenhand import rounds, tree
 from evenhand.data import FederatedDataset, Split
 from evenhand.devices import copies, everywhere, here, over
 from evenhand.errors import EvenhandError
-from evenhand.memory import empty_aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._job import Job, check_start
 from evenhand.simulation.program import (
@@ -35,9 +34,11 @@ from evenhand.simulation.program import (
     Rows,
     deal,
     efforts,
+    gathered,
     must_stream,
     poison,
     resident,
+    rows_of,
     sent,
     tabulated,
 )
@@ -132,6 +133,7 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         raise EvenhandError(
             f"{data.name} has {data.train.rows:,} training rows: give fewer than 2,147,483,648."
         )
+    # The initial model is drawn from the run's own root: the same for every method, whatever it keeps secret.
     first, keys = keys_of(seed), rounds.roots(algorithm, keys_of(seed))
     cohort, execution, clients = job.slots, job.execution, data.num_clients
     program = Program(
@@ -178,9 +180,9 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
     )
 
 
-def _on_host(one: PyTree, clients: int, offload: bool | str | Path | None) -> bool:
+def _on_host(state: PyTree, clients: int, offload: bool | str | Path | None) -> bool:
     """Whether the clients' states stay on the host: where the user says so, or they are large."""
-    size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(one))
+    size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     if size == 0 or offload is False:
         return False
     stats = {} if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats() or {}
@@ -208,8 +210,8 @@ def _devices(cohort: int, asked: int | None) -> int:
     if jax.process_count() > 1:  # every process must take part
         return jax.device_count()
     config: Any = jax.config
-    found = 1 if asked is None and config.jax_default_device is not None else jax.device_count()
-    return min(found, cohort, found if asked is None else asked)
+    available = 1 if asked is None and config.jax_default_device is not None else jax.device_count()
+    return min(available, cohort, available if asked is None else asked)
 
 
 # --- how many clients train side by side ------------------------------------------------------------------------------
@@ -240,8 +242,8 @@ def _steps(program: Program, rows: Rows) -> npt.NDArray[Any]:
 
     @jax.jit  # one program, where each operation would be one
     def effort(rows: Rows, ids: Array) -> Array:
-        of = program.algorithm.phases[-1].effort
-        return efforts(of, program.capacity, rows, Cohort.of(ids)).steps
+        effort_of = program.algorithm.phases[-1].effort
+        return efforts(effort_of, program.capacity, rows, Cohort.of(ids)).steps
 
     steps = effort(rows, jnp.asarray(chosen.ravel()))
     steps = np.asarray(steps, np.float64).reshape(chosen.shape)
@@ -262,13 +264,13 @@ def cohorts(program: Program, count: int) -> Callable[[Array, PyTree, Keys, Any]
     """``(sizes, table, keys, first) -> (rounds, draws)``: the client ids of some rounds, -1 for empty slots."""
     algorithm = program.algorithm
 
-    def one(sizes: Array, table: PyTree, keys: Keys, number: Array) -> Array:
-        draw = partial(rounds.cohort, algorithm, program.systems, sizes, program.cohort, keys, number)
+    def drawn(sizes: Array, table: PyTree, keys: Keys, round: Array) -> Array:
+        draw = partial(rounds.cohort, algorithm, program.systems, sizes, program.cohort, keys, round)
         cohorts = [draw(phase, table) for phase in range(len(algorithm.phases))]
-        return jnp.concatenate([jnp.where(one.present, one.ids, -1) for one in cohorts])
+        return jnp.concatenate([jnp.where(cohort.present, cohort.ids, -1) for cohort in cohorts])
 
     def all_of(sizes: Array, table: PyTree, keys: Keys, first: Array) -> Array:
-        return lax.map(lambda i: one(sizes, table, keys, first + i), jnp.arange(count, dtype=jnp.int32))
+        return lax.map(lambda i: drawn(sizes, table, keys, first + i), jnp.arange(count, dtype=jnp.int32))
 
     return jax.jit(all_of)
 
@@ -282,12 +284,37 @@ def drawn_last(program: Program, rows: Rows, keys: Keys, count: int) -> NDArray:
     draw = partial(rounds.cohort, program.algorithm, program.systems, sizes, program.cohort, keys)
     phase = len(program.algorithm.phases) - 1
 
-    def after(number: Array, before: Array) -> Array:
-        drawn = draw(number, phase, table)
-        return rounds.last_rounds(before, drawn, drawn.present, number)
+    def after(round: Array, before: Array) -> Array:
+        drawn = draw(round, phase, table)
+        return rounds.last_rounds(before, drawn, drawn.present, round)
 
     begin = jnp.zeros(sizes.shape, jnp.int32)
     return np.asarray(jax.jit(lambda: lax.fori_loop(0, count, after, begin))())
+
+
+_T = TypeVar("_T")
+
+
+class _Ahead(Generic[_T]):
+    """What is gathered for the next rounds while those before them train; the worker thread has this name."""
+
+    def __init__(self, name: str) -> None:
+        self._worker = ThreadPoolExecutor(1, name)
+        self._next: tuple[Any, Future[_T]] | None = None
+
+    def take(self, key: Any) -> _T | None:
+        """What was prepared under this key; None: nothing was, as after a run has continued from elsewhere."""
+        ahead, self._next = self._next, None
+        value = None if ahead is None else ahead[1].result()
+        return value if ahead is not None and ahead[0] == key else None
+
+    def prepare(self, key: Any, gather: Callable[..., _T], *arguments: Any) -> None:
+        """Gathers in the background.
+
+        The cohorts must have been drawn: a device does things in turn, and would draw them after the rounds that it is
+        given next.
+        """
+        self._next = key, self._worker.submit(gather, *arguments)
 
 
 # --- rows that are sent for some rounds at a time ---------------------------------------------------------------------
@@ -336,18 +363,19 @@ class Streamed:
                 "This method looks at the training loss over all clients before each round, so all rows must be on the "
                 "device: give stream=False, and rows that fit there."
             )
-        train = data.train
-        self._mesh, self._clients = program.mesh, data.num_clients
-        sizes, malicious = (
-            train.sizes.astype(np.int32),
-            malicious_clients(program.attack, data.client_ids, seed),
-        )
+        train = self._train = data.train
+        self._attack, self._mesh, self._seed, self._keys = program.attack, program.mesh, seed, keys
+        self._clients, self._sizes = data.num_clients, train.sizes
+        self._malicious = malicious_clients(program.attack, data.client_ids, seed)
+        sizes = train.sizes.astype(np.int32)
         table = tabulated(program.algorithm.sampling, sizes)
-        self._shared: tuple[Array, Array, PyTree] = everywhere(self._mesh, (sizes, malicious, table))
+        self._shared: tuple[Array, Array, PyTree] = everywhere(self._mesh, (sizes, self._malicious, table))
         x, y = jax.eval_shape(lambda: tuple(jnp.zeros(part.shape, part.dtype) for part in (train.x, train.y)))
         starts: Any = jax.ShapeDtypeStruct((self._clients,), np.int32)
         self.like = Rows(x, y, starts, *self._shared)
-        self._ahead = Ahead(program, train, malicious, self._shared, seed, keys)
+        rows, need = _block_rows(program, train)
+        self._draw = cohorts(program, int(np.clip(rows // need, 1, _ROW_BLOCK_ROUNDS)))
+        self._ahead = _Ahead[RowBlock]("evenhand-rows")
         self._now: RowBlock | None = None
         self._resize(room_for(program, train))
 
@@ -355,10 +383,33 @@ class Streamed:
         """As :meth:`Resident.block`; the rows that it gave before may be gone."""
         now = self._now
         if now is None or not now.first <= first < now.until:
-            now = self._now = self._ahead.block(first, self._room)
+            now = self._ahead.take(first)
+            now = self._now = self._gather(first, self._drawn(first), self._room) if now is None else now
             self._place(now)
-            self._ahead.prepare(now.until, self._room)
+            self._ahead.prepare(now.until, self._gather, now.until, self._drawn(now.until), self._room)
         return Rows(now.x, now.y, self._starts, *self._shared), min(count, now.until - first)
+
+    def _drawn(self, first: int) -> Array:
+        sizes, _, table = self._shared if self._mesh is None else here(self._shared)
+        return self._draw(sizes, table, self._keys, np.int32(first))
+
+    def _gather(self, first: int, ids: Array, room: int) -> RowBlock:
+        """The block that begins with round ``first``, of ``room`` rows or, where one cohort has more, of as many."""
+        drawn = np.asarray(ids)
+        until, clients = _fitting(drawn, self._sizes, room)
+        if until == 0:
+            until, clients = 1, np.unique(drawn[0][drawn[0] >= 0])
+        index, offsets = rows_of(self._train, clients)
+        room = max(room, _round_up(len(index), self._train.rows))
+        x, y = (gathered(part, index, room + 1) for part in (self._train.x, self._train.y))
+        for part in (x, y):  # the last row is one that no client may train on
+            part[-1] = np.nan if part.dtype.kind == "f" else np.iinfo(part.dtype).max
+        if self._attack is not None and self._attack.rows is not None:
+            bad = self._malicious[clients]
+            windows = zip(clients[bad], offsets[:-1][bad], offsets[1:][bad], strict=True)
+            poison(self._attack, self._seed, x, y, windows)
+        x, y = sent(self._mesh, (x, y))
+        return RowBlock(first=first, until=first + until, clients=clients, starts=offsets[:-1], x=x, y=y)
 
     def _resize(self, room: int) -> None:
         """Makes room for so many rows; another size compiles the round again."""
@@ -371,6 +422,7 @@ class Streamed:
         room = block.x.shape[0] - 1
         if room > self._room:
             self._resize(room)
+        # Padded to a power of two, so that few programs are compiled, whoever takes part.
         count = 2 ** max(len(block.clients) - 1, len(self._placed) - 1, 1).bit_length()
 
         def padded(values: NDArray, value: int) -> NDArray:
@@ -385,73 +437,6 @@ class Streamed:
 def _moved(starts: Array, old: Array, new: Array, places: Array, absent: Array) -> Array:
     """``starts`` with the old clients absent and the new ones in their places; ids from ``N`` on are padding."""
     return starts.at[old].set(absent, mode="drop").at[new].set(places, mode="drop")
-
-
-class Ahead:
-    """Draws the cohorts of a block of rounds, gathers the rows of their clients and sends these to the devices.
-
-    Args:
-      program: has the sampling scheme and the attack.
-      train: all training rows, on the host or in a file.
-      malicious: which clients are, ``(N,)``.
-      shared: ``(sizes, malicious, table)`` on the devices.
-      seed: of the attack on rows.
-      keys: of the cohorts.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        train: Split,
-        malicious: NDArray,
-        shared: tuple[Array, Array, PyTree],
-        seed: int,
-        keys: Keys,
-    ) -> None:
-        self._attack, self._mesh = program.attack, program.mesh
-        self._train, self._sizes, self._malicious, self._shared = train, train.sizes, malicious, shared
-        self._seed, self._keys = seed, keys
-        rows, need = _block_rows(program, train)
-        self._draw = cohorts(program, int(np.clip(rows // need, 1, _ROW_BLOCK_ROUNDS)))
-        self._worker = ThreadPoolExecutor(1, "evenhand-rows")
-        self._next: tuple[int, Future[RowBlock]] | None = None
-
-    def block(self, first: int, room: int) -> RowBlock:
-        """The block that begins with round ``first``, of ``room`` rows or, where one cohort has more, of as many."""
-        ahead, self._next = self._next, None
-        if ahead is not None:
-            gathered = ahead[1].result()
-            if ahead[0] == first:
-                return gathered
-        return self._gather(first, self._drawn(first), room)
-
-    def prepare(self, first: int, room: int) -> None:
-        """Gathers the block that begins with round ``first`` in the background; its cohorts are drawn at once.
-
-        A device does things in turn, and would draw them after the rounds that it is given next.
-        """
-        ids = self._drawn(first)
-        self._next = first, self._worker.submit(self._gather, first, ids, room)
-
-    def _drawn(self, first: int) -> Array:
-        sizes, _, table = self._shared if self._mesh is None else here(self._shared)
-        return self._draw(sizes, table, self._keys, np.int32(first))
-
-    def _gather(self, first: int, ids: Array, room: int) -> RowBlock:
-        drawn = np.asarray(ids)
-        until, clients = _fitting(drawn, self._sizes, room)
-        if until == 0:
-            until, clients = 1, np.unique(drawn[0][drawn[0] >= 0])
-        sizes = self._sizes[clients]
-        ends = np.cumsum(sizes)
-        starts, total = ends - sizes, int(sizes.sum())
-        index = np.repeat(self._train.offsets[clients] - starts, sizes) + np.arange(total)
-        room = max(room, _round_up(total, self._train.rows))
-        x, y = (_taken(part, index, room) for part in (self._train.x, self._train.y))
-        if self._attack is not None and self._attack.rows is not None:
-            bad = self._malicious[clients]
-            poison(self._attack, self._seed, x, y, zip(clients[bad], starts[bad], ends[bad], strict=True))
-        return RowBlock(first, first + until, clients, starts, *sent(self._mesh, (x, y)))
 
 
 def room_for(program: Program, train: Split) -> int:
@@ -477,14 +462,6 @@ def _fitting(drawn: NDArray, sizes: NDArray, room: int) -> tuple[int, NDArray]:
         return len(drawn), clients
     until = int(seen[order[count]]) // drawn.shape[1]
     return until, clients[seen < until * drawn.shape[1]]
-
-
-def _taken(part: NDArray, index: NDArray, room: int) -> NDArray:
-    """Rows of ``part``, room for more, and a last one of NaN, or of the largest integer."""
-    whole = empty_aligned((room + 1, *part.shape[1:]), part.dtype)
-    np.take(np.asarray(part), index, axis=0, out=whole[: len(index)], mode="clip")
-    whole[-1] = np.nan if part.dtype.kind == "f" else np.iinfo(part.dtype).max
-    return whole
 
 
 def _round_up(rows: int, most: int) -> int:
@@ -533,23 +510,34 @@ class Offloaded:
         self.store, self._mesh, self._keys = store, program.mesh, keys
         self._sizes, self._table = (sizes, table) if self._mesh is None else here((sizes, table))
         draws = program.cohort * len(program.algorithm.phases)
+        # The room is fixed, as a shape of the compiled program; a block may need less of it.
         most = int(np.clip(_STATE_BLOCK // max(1, draws * store.bytes_each), 1, _STATE_BLOCK_ROUNDS))
         self._most, self._room = most, min(store.clients, most * draws) + 1
         self._draw = cohorts(program, most)
-        self._worker = ThreadPoolExecutor(1, "evenhand-states")
-        self._next: tuple[int, NDArray, Future[PyTree]] | None = None
+        self._ahead = _Ahead[PyTree]("evenhand-states")
         self._stale = np.zeros(0, np.int64)
 
     def block(self, first: int, count: int) -> StateBlock:
         """The states for rounds from ``first`` on: for at most ``count`` rounds, of which the block says how many."""
         rounds = min(count, self._most)
-        ids, states = self._gathered(first, rounds)
+        ids = self._drawn(first, rounds)
+        states = self._ahead.take((first, ids.tobytes()))
+        if states is None:
+            states = self.store.read(ids, self._room)
+        else:  # those of clients that trained in the meantime are gathered again
+            both = np.flatnonzero(np.isin(ids, self._stale))
+            again = jax.tree.leaves(self.store.read(ids[both]))
+            for leaf, new in zip(jax.tree.leaves(states), again, strict=True):
+                leaf[both] = new
         _spoil(states)
+        # Whoever is not in the block has the last slot, whose state is NaN.
         slots = np.full(self.store.clients, self._room - 1, np.int32)
         slots[ids] = np.arange(len(ids), dtype=np.int32)
         block = StateBlock(ids, rounds, *everywhere(self._mesh, (states, slots)))
         if rounds:
-            self._prepare(first + rounds, rounds)
+            following = self._drawn(first + rounds, rounds)
+            key = first + rounds, following.tobytes()
+            self._ahead.prepare(key, self.store.read, following, self._room)
         return block
 
     def take_back(self, block: StateBlock, states: PyTree) -> None:
@@ -557,26 +545,10 @@ class Offloaded:
         self.store.put(block.ids, here(states))
         self._stale = block.ids
 
-    def _gathered(self, first: int, rounds: int) -> tuple[NDArray, PyTree]:
-        ahead, self._next = self._next, None
-        ids = self._drawn(first, rounds)
-        if ahead is None or ahead[0] != first or not np.array_equal(ahead[1], ids):
-            return ids, self.store.of(ids, self._room)
-        states = ahead[2].result()
-        both = np.flatnonzero(np.isin(ids, self._stale))
-        for leaf, new in zip(jax.tree.leaves(states), jax.tree.leaves(self.store.of(ids[both])), strict=True):
-            leaf[both] = new
-        return ids, states
-
-    def _prepare(self, first: int, rounds: int) -> None:
-        """Gathers in the background; the cohorts are drawn at once, before the device is given other work."""
-        ids = self._drawn(first, rounds)
-        self._next = first, ids, self._worker.submit(self.store.of, ids, self._room)
-
     def _drawn(self, first: int, rounds: int) -> NDArray:
         drawn = np.asarray(self._draw(self._sizes, self._table, self._keys, np.int32(first)))[:rounds]
-        found = np.unique(drawn)
-        return found[found >= 0].astype(np.int64)
+        ids = np.unique(drawn)
+        return ids[ids >= 0].astype(np.int64)
 
 
 def _spoil(states: PyTree) -> None:

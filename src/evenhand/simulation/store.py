@@ -29,12 +29,12 @@ NDArray = npt.NDArray[Any]
 # --- on the devices ---------------------------------------------------------------------------------------------------
 
 
-def stored(one: PyTree, clients: int) -> PyTree:
+def stored(state: PyTree, clients: int) -> PyTree:
     """A store of so many states like ``one``, leaves ``(clients, ...)``, on the same device.
 
     Not made on the host first: a million clients' states may be most of the memory.
     """
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), one)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), state)
 
 
 class States(NamedTuple):
@@ -48,7 +48,7 @@ class States(NamedTuple):
     all: PyTree
     slots: Array | None = None
 
-    def of(self, ids: Array) -> PyTree:
+    def at(self, ids: Array) -> PyTree:
         """The states of some clients, or of one."""
         places = ids if self.slots is None else self.slots[ids]
         # Not leaf[places], which checks for negative places.
@@ -77,7 +77,7 @@ class HostStore:
     """The states of all clients, of which only those that have ever changed take memory, or room on the disk.
 
     Args:
-      one: the state of a new client.
+      newcomer: the state of a new client.
       clients: how many there are.
       folder: where they are mapped from files, which are made anew and are of no use after the run; None: in memory.
 
@@ -86,20 +86,20 @@ class HostStore:
       changed: who has got a state since :meth:`settle`, bool ``(clients,)``.
     """
 
-    def __init__(self, one: PyTree, clients: int, folder: Path | None = None) -> None:
-        leaves, self._structure = jax.tree.flatten(one)
-        self.one: list[NDArray] = [np.asarray(leaf) for leaf in leaves]
+    def __init__(self, newcomer: PyTree, clients: int, folder: Path | None = None) -> None:
+        leaves, self._structure = jax.tree.flatten(newcomer)
+        self.newcomer: list[NDArray] = [np.asarray(leaf) for leaf in leaves]
         self.clients, self.folder = clients, folder
         self.touched, self.changed = np.zeros(clients, bool), np.zeros(clients, bool)
         self.arrays: list[NDArray] = [
             _room(None if folder is None else folder / f"states-{i}", (clients, *leaf.shape), leaf.dtype)
-            for i, leaf in enumerate(self.one)
+            for i, leaf in enumerate(self.newcomer)
         ]
 
     @property
     def bytes_each(self) -> int:
         """Bytes of one client's state."""
-        return sum(leaf.nbytes for leaf in self.one)
+        return sum(leaf.nbytes for leaf in self.newcomer)
 
     @property
     def like(self) -> PyTree:
@@ -107,20 +107,21 @@ class HostStore:
         shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in self.arrays]
         return jax.tree.unflatten(self._structure, shapes)
 
-    def of(self, ids: NDArray, room: int | None = None) -> PyTree:
+    def read(self, ids: NDArray, room: int | None = None) -> PyTree:
         """The states of some clients, leaves ``(ids, ...)``; with ``room``, as many, the last of new clients."""
-        count, known = len(ids), self.touched[ids]
-        found: list[NDArray] = []
-        for array, one in zip(self.arrays, self.one, strict=True):
-            taken = np.empty((count if room is None else room, *one.shape), one.dtype)
+        count, touched = len(ids), self.touched[ids]
+        gathered: list[NDArray] = []
+        for array, newcomer in zip(self.arrays, self.newcomer, strict=True):
+            taken = np.empty((count if room is None else room, *newcomer.shape), newcomer.dtype)
             np.take(array, ids, axis=0, out=taken[:count], mode="clip")
-            taken[:count][~known] = one
-            taken[count:] = one
-            found.append(taken)
-        return jax.tree.unflatten(self._structure, found)
+            taken[:count][~touched] = newcomer
+            taken[count:] = newcomer
+            gathered.append(taken)
+        return jax.tree.unflatten(self._structure, gathered)
 
     def put(self, ids: NDArray, states: PyTree) -> None:
         """New states of some clients: of leaves ``(at least ids, ...)`` the first."""
+        # Only these rows are written: pages that no client has touched take no memory, nor room on the disk.
         for array, new in zip(self.arrays, jax.tree.leaves(states), strict=True):
             array[ids] = np.asarray(new)[: len(ids)]
         self.touched[ids] = self.changed[ids] = True
@@ -135,7 +136,7 @@ class HostStore:
 
     def whole(self) -> PyTree:
         """The states of all clients, as arrays of their own."""
-        return self.of(np.arange(self.clients))
+        return self.read(np.arange(self.clients))
 
 
 def chunks(store: HostStore, ids: NDArray) -> Iterator[NDArray]:
@@ -172,6 +173,7 @@ class Kept:
 
     def __init__(self, state: RoundState, store: HostStore | None = None) -> None:
         state = here(state)
+        # The others are small, and are copied: the next round's program takes over the memory of all of them.
         self._clients: PyTree | None = state.clients
         self._store, self._is_lent = store, True
         self._others = copies(state._replace(clients=()))
@@ -193,13 +195,13 @@ class Kept:
         """The state of one client."""
         if self._store is None:
             return jax.tree.map(lambda leaf: jnp.asarray(leaf[jnp.int32(k)]), self.clients)
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), self._checked(self._store).of(np.array([k])))
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), self._checked(self._store).read(np.array([k])))
 
     def some(self, clients: slice) -> PyTree:
         """The states of the clients at these positions, with a leading axis."""
         if self._store is None:
             return jax.tree.map(lambda leaf: leaf[clients], self.clients)
-        return self._checked(self._store).of(np.arange(clients.start, clients.stop))
+        return self._checked(self._store).read(np.arange(clients.start, clients.stop))
 
     @property
     def light(self) -> bool:

@@ -27,8 +27,8 @@ class Parts(NamedTuple):
     """A phase as two compiled functions, since the twin need not be that slow: what a client and the server do.
 
     Attributes:
-      client: ``(rows, message, client_state, k, progress, number, key) -> (report, delta, client_state)``.
-      server: ``(server, memory, reports, deltas, cohort, malicious, keys, number) -> (Step, accepted)``.
+      client: ``(rows, message, client_state, k, progress, round, key) -> (report, delta, client_state)``.
+      server: ``(server, memory, reports, deltas, cohort, malicious, keys, round) -> (Step, accepted)``.
     """
 
     client: Callable[[Rows, PyTree, PyTree, Array, Array, int, Key], tuple[Report, PyTree, PyTree]]
@@ -55,14 +55,14 @@ def run_rounds(
     """As :func:`evenhand.simulation.engine.run_rounds`; ``parts`` are those of the program, if they are at hand."""
     parts = parts_of(program) if parts is None else parts
     history: list[dict[str, Array]] = []
-    for number in range(first, first + count):
-        state, info = _one_round(program, parts, state, rows, keys, number)
+    for round in range(first, first + count):
+        state, info = _one_round(program, parts, state, rows, keys, round)
         history.append(info)
     return state, {name: jnp.stack([info[name] for info in history]) for name in history[0]}
 
 
 def _one_round(
-    program: Program, parts: list[Parts], state: RoundState, rows: Rows, keys: Keys, number: int
+    program: Program, parts: list[Parts], state: RoundState, rows: Rows, keys: Keys, round: int
 ) -> tuple[RoundState, dict[str, Array]]:
     algorithm = program.algorithm
     infos: dict[str, Array] = {name: jnp.float32(0.0) for name in (*WORK, "reported", "rejected")}
@@ -70,24 +70,24 @@ def _one_round(
         state = state._replace(server=observe(algorithm, state.server, rows))
     for index, phase in enumerate(algorithm.phases):
         # 1. The server draws a cohort.
-        cohort = rounds.cohort(algorithm, program.systems, rows.sizes, program.cohort, keys, number, index)
+        cohort = rounds.cohort(algorithm, program.systems, rows.sizes, program.cohort, keys, round, index)
         # 2. Each of its clients gets the broadcast, reports, works and sends what its work gives.
         sent: list[tuple[Report, PyTree, PyTree]] = []
         for k, progress in zip(cohort.ids, cohort.progress, strict=True):
             message, memory = phase.broadcast(state.server, k), tree.take(state.clients, k)
-            key = rounds.work_key(keys, number, rounds.phase_stream(algorithm, index), k)
-            sent.append(parts[index].client(rows, message, memory, k, progress, number, key))
+            key = rounds.work_key(keys, round, rounds.phase_stream(algorithm, index), k)
+            sent.append(parts[index].client(rows, message, memory, k, progress, round, key))
         reports, deltas, memories = tree.stack(sent)
         # 3. and 4.  The server reduces what it accepts to one direction, and steps.
         step, accepted = parts[index].server(
-            state.server, state.aggregators[index], reports, deltas, cohort, rows.malicious, keys, number
+            state.server, state.aggregators[index], reports, deltas, cohort, rows.malicious, keys, round
         )
         aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
         clients = States(state.clients).after(cohort.ids, accepted, memories)
         state = state._replace(server=step.server, aggregators=aggregators, clients=clients)
         infos |= {**step.info, **_counted(program, index, rows, cohort, accepted, infos)}
         if index == len(algorithm.phases) - 1:
-            last = rounds.last_rounds(state.last_round, cohort, accepted, number)
+            last = rounds.last_rounds(state.last_round, cohort, accepted, round)
             state = state._replace(last_round=last)
     return state, infos
 
@@ -100,15 +100,15 @@ def _client(
     state: PyTree,
     k: Array,
     progress: Array,
-    number: int,
+    round: int,
     key: Key,
 ) -> tuple[Report, PyTree, PyTree]:
     phase, attack = program.algorithm.phases[index], program.attack
     data = ClientData(rows.x, rows.y, rows.starts[k], rows.sizes[k], progress, program.capacity)
-    data = rounds.fresh_data(attack, data, rows.malicious, k, number, key)
-    report = rounds.false_report(attack, phase.report(message, state, data), rows.malicious[k], number, key)
+    data = rounds.fresh_data(attack, data, rows.malicious, k, round, key)
+    report = rounds.false_report(attack, phase.report(message, state, data), rows.malicious[k], round, key)
     delta, state = phase.work(message, state, data, key)
-    return report, rounds.false_delta(attack, delta, rows.malicious[k], number, key), state
+    return report, rounds.false_delta(attack, delta, rows.malicious[k], round, key), state
 
 
 def _server(
@@ -121,7 +121,7 @@ def _server(
     cohort: Cohort,
     malicious: Array,
     keys: Keys,
-    number: int,
+    round: int,
 ) -> tuple[Step, Array]:
     algorithm, phase = program.algorithm, program.algorithm.phases[index]
     aggregator, streams = phase.aggregator, rounds.phase_stream(program.algorithm, index)
@@ -136,18 +136,18 @@ def _server(
     uploads = tree.among(cohort.present, Upload(deltas, weights, reports.loss))
     if program.attack is not None and program.attack.collude is not None:
         chosen = malicious[cohort.ids]
-        uploads = rounds.colluding(program.attack, uploads, chosen, cohort, keys, number, streams)
+        uploads = rounds.colluding(program.attack, uploads, chosen, cohort, keys, round, streams)
         cohort = cohort._replace(present=cohort.present & finite(uploads.delta))
     # All uploads become one direction, and the server steps along it.
-    noise = jax.vmap(partial(rounds.lift_key, keys, number, streams))(cohort.ids)
+    noise = jax.vmap(partial(rounds.lift_key, keys, round, streams))(cohort.ids)
     key, step_key = (
-        stream(keys.secret, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
+        stream(keys.secret, purpose, round, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
     )
 
     def lift(slot: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
         assert isinstance(aggregator, Sum)
         bad = malicious[cohort.ids[slot]]
-        return rounds.lifted(program.attack, aggregator, upload, public, bad, number, key)
+        return rounds.lifted(program.attack, aggregator, upload, public, bad, round, key)
 
     direction, after = reduce_uploads(aggregator, uploads, cohort.present, after, key, noise, lift)
     count = jnp.sum(cohort.present.astype(jnp.int32))

@@ -21,23 +21,22 @@ from matplotlib.figure import Figure
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, column, is_higher_better, is_share
 from evenhand.report import RunView, compare, covered, draw, figures
-from evenhand.report.formatting import Cell, Table, escape, factor, listed, number, over_seeds, svg
-from evenhand.report.page import body, document
-from evenhand.report.tables import COMPARED
-from evenhand.studies._selection import NDArray, Outcome, Rule, direction, shown
-from evenhand.studies._tables import (
-    Line,
-    Tried,
-    as_csv,
-    as_latex,
-    as_markdown,
-    columns,
-    head,
-    methods_csv,
-    methods_latex,
-    methods_markdown,
+from evenhand.report.formatting import (
+    COMPARED,
+    Cell,
+    Table,
+    capital,
+    escape,
+    factor,
+    number,
+    over_seeds,
+    svg,
+    unit,
 )
-from evenhand.text import counted
+from evenhand.report.page import body, document
+from evenhand.studies._selection import NDArray, Outcome, Rule, direction, shown
+from evenhand.studies._tables import Line, Tried, columns, head, methods_files, settings_files
+from evenhand.text import counted, listed
 
 __all__ = ["Contents", "Figures", "frontier", "page", "varied"]
 
@@ -310,17 +309,18 @@ def _condition(part: Contents, remarks: str) -> list[str]:
     )
 
 
-def _facts(of: Contents, *, chooses: bool) -> str:
-    rule, seeds = of.rule, len({each.seed for each in of.outcomes} - set(of.tuning_seeds))
-    by = f"chosen by the {SPLIT_NAMES[rule.split]} {of.metric} ({rule.statistic})"
+def _facts(whole: Contents, *, chooses: bool) -> str:
+    rule, tuning = whole.rule, whole.tuning_seeds
+    seeds = {outcome.seed for outcome in whole.outcomes}.difference(tuning)
+    by = f"chosen by the {SPLIT_NAMES[rule.split]} {whole.metric} ({rule.statistic})"
     if rule.then:
         by += f", within {number(rule.within)} of the best by its {rule.then}"
     if not chooses:
         by = "one setting each, so that nothing was chosen"
-    counts = [counted(len(of.tried), "setting"), counted(seeds, "seed"), counted(len(of.outcomes), "run")]
-    if of.tuning_seeds:
-        by += f" at {counted(len(of.tuning_seeds), 'other seed')}"
-    facts = [*counts, by]
+    if tuning:
+        by += f" at {counted(len(tuning), 'other seed')}"
+    nouns = {"setting": whole.tried, "seed": seeds, "run": whole.outcomes}
+    facts = [*(counted(len(values), noun) for noun, values in nouns.items()), by]
     return f'<p class="facts">{" · ".join(map(escape, facts))}</p>'
 
 
@@ -332,10 +332,7 @@ def _remarks(part: Contents) -> str:
 
 
 def _chosen(part: Contents) -> str:
-    lines, metric = part.lines, part.metric
-    links = _links(
-        "methods", methods_csv(lines), methods_markdown(lines, metric), methods_latex(lines, metric)
-    )
+    links = _links("methods", methods_files(part.lines, part.metric))
     chosen = [tried.setting for tried in part.tried if tried.chosen and tried.setting.numbers]
     names = "; ".join(escape(setting._replace(case={})) for setting in chosen)
     words = f"Chosen: {names}. " if chosen else ""
@@ -363,74 +360,64 @@ def _figures(part: Contents, split: str) -> list[str]:
     return drawn
 
 
-def _settings(of: Contents) -> str:
+def _settings(part: Contents) -> str:
     """The table of all settings, and the same as files."""
-    tried, names = of.tried, columns(of.tried)
-    _, axes = head(tried)
-    share = is_share(of.metric)
-    units = [" (%²)" if share and "variance" in name else " (%)" if share else "" for name in names]
-    top = [
-        "Setting",
-        *axes,
-        "Runs lost",
-        *(name.replace("_", " ") + unit for name, unit in zip(names, units, strict=True)),
-    ]
+    names, metric = columns(part.tried), part.metric
+    _, axes = head(part.tried)
+    words = [name.replace("_", " ") + unit(name, metric) for name in names]
     rows: list[list[str | Cell]] = []
-    for each in tried:
-        mark = "best" if each.chosen else ""
-        words = escape(each.setting.method) + (" (chosen)" if each.chosen else "")
-        cells = [
-            _axis(each.setting.numbers[name]) if name in each.setting.numbers else Cell("") for name in axes
-        ]
-        cells.append(_data(each.lost, f"{each.lost} of {each.runs}"))
+    for tried in part.tried:
+        mark, chosen = ("best", " (chosen)") if tried.chosen else ("", "")
+        given = tried.setting.numbers
+        cells = [_axis(given[name]) if name in given else Cell("") for name in axes]
+        cells.append(_data(tried.lost, f"{tried.lost} of {tried.runs}"))
         for name in names:
-            cell = over_seeds(each.values.get(name, [math.nan]), factor(name, of.metric))
-            cells.append(_data(each.mean(name), cell.joined()))
-        rows.append([Cell(words, mark), *(cell._replace(classes=f"{cell.classes} {mark}") for cell in cells)])
-    links = _links("settings", as_csv(tried), as_markdown(tried, of.metric), as_latex(tried, of.metric))
-    which = "seeds for tuning" if of.tuning_seeds else "seeds"
-    caption = f"{of.metric} per client: means over the {which} ± their standard deviation; bold: chosen"
-    caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, names)}"
-    return (
-        f"<section>\n<h2>All settings</h2>\n{Table(top, rows).html(caption, 'numbers sortable')}\n"
-        f'<p class="note">The table as {links}.</p>\n</section>'
+            cell = over_seeds(tried.values.get(name, [math.nan]), factor(name, metric))
+            cells.append(_data(tried.mean(name), cell.joined()))
+        first = Cell(escape(tried.setting.method) + chosen, mark)
+        rows.append([first, *(cell._replace(classes=f"{cell.classes} {mark}") for cell in cells)])
+    which = "seeds for tuning" if part.tuning_seeds else "seeds"
+    text = f"{metric} per client: means over the {which} ± their standard deviation; bold: chosen"
+    html = Table(["Setting", *axes, "Runs lost", *words], rows).html(
+        _caption(text, part, names), "numbers sortable"
     )
+    links = _links("settings", settings_files(part.tried, metric))
+    return f'<section>\n<h2>All settings</h2>\n{html}\n<p class="note">The table as {links}.</p>\n</section>'
 
 
-def _conditions(of: Contents) -> str:
+def _conditions(whole: Contents) -> str:
     """Each method at its chosen setting under each condition."""
     rows: list[list[str | Cell]] = []
-    for line in of.lines:
+    for line in whole.lines:
         chosen = "no setting could be chosen" if line.setting is None else str(line.setting._replace(case={}))
-        cells = [_over_seeds(line, name, of.metric) for name in COMPARED]
+        cells = [_over_seeds(line, name, whole.metric) for name in COMPARED]
         rows.append([_named(line.case), chosen, *cells])
-    unit = " in percent" if is_share(of.metric) else ""
-    caption = f"{of.metric} per client{unit}, at the setting that was chosen under each condition"
-    caption = f"{caption[:1].upper()}{caption[1:]}{_covers(of, ['test_'])}"
-    return Table(["Condition", "Chosen", *COMPARED.values()], rows).html(caption, "numbers sortable")
+    percent = " in percent" if is_share(whole.metric) else ""
+    text = f"{whole.metric} per client{percent}, at the setting that was chosen under each condition"
+    html = Table(["Condition", "Chosen", *COMPARED.values()], rows).html
+    return html(_caption(text, whole, ["test_"]), "numbers sortable")
 
 
-def _covers(of: Contents, columns: Sequence[str]) -> str:
-    """Which clients the columns of each split cover, where these are not all."""
-    views = [each.seen for each in of.outcomes if each.seen is not None]
-    found: list[str] = []
+def _caption(text: str, part: Contents, columns: Sequence[str]) -> str:
+    """A caption, and which clients the columns of each split cover, where these are not all."""
+    views = [outcome.seen for outcome in part.outcomes if outcome.seen is not None]
     for split in SPLITS:
         if views and any(name.startswith(f"{split}_") for name in columns):
-            whose = covered(views, split, of.metric)
-            found += [] if whose.is_complete else [f"; {SPLIT_NAMES[split]}: {whose.text}"]
-    return "".join(found)
+            clients = covered(views, split, part.metric)
+            text += "" if clients.is_complete else f"; {SPLIT_NAMES[split]}: {clients.text}"
+    return capital(text)
 
 
-def _links(name: str, comma_separated: str, notes: str, paper: str) -> str:
-    """Files that are inside the page."""
-    files = {
-        "CSV": ("csv", "text/csv", comma_separated),
-        "Markdown": ("md", "text/markdown", notes),
-        "LaTeX": ("tex", "text/plain", paper),
+def _links(name: str, files: Mapping[str, str]) -> str:
+    """Files that are inside the page, by their endings."""
+    kinds = {
+        ".csv": ("CSV", "text/csv"),
+        ".md": ("Markdown", "text/markdown"),
+        ".tex": ("LaTeX", "text/plain"),
     }
     return ", ".join(
-        f'<a download="{name}.{end}" href="data:{kind};charset=utf-8,{quote(text)}">{word}</a>'
-        for word, (end, kind, text) in files.items()
+        f'<a download="{name}{end}" href="data:{kind};charset=utf-8,{quote(files[end])}">{word}</a>'
+        for end, (word, kind) in kinds.items()
     )
 
 
@@ -458,7 +445,7 @@ def _named(case: Mapping[str, str]) -> str:
 def _described(run: RunView, method: str, facts: Mapping[str, Any]) -> RunView:
     """With what all runs have in common; what is wrong with the data is among the remarks, once for all runs."""
     about = dict(facts)
-    # A report has a place of its own for the command, and the method first; the seeds are among the facts.
+    # A report shows the command apart, and the method first; the seeds are among the facts.
     command = {"command": about.pop("command")} if "command" in about else {}
     first = {name: value for name, value in run.config.items() if name == "method"}
     left_out = {"method", "seed", "data_seed"}

@@ -73,7 +73,7 @@ def run_all(
       planned: the runs.
       by: the rule by which settings are stopped.
       halving: when they are; None: never.
-      measured: what a function of the user's tells of the runs.
+      measured: measures the runs by the user's function.
       store: where results are kept.
       seconds: between two saves of the state of a run that has not ended.
       shown: follows the runs; it counts those of a later call on from these.
@@ -161,7 +161,7 @@ class _Runs:
         return {i: outcomes[i] for i in sorted(outcomes)}
 
     def identity(self, i: int, rung: int | None) -> dict[str, Any]:
-        """What tells runs of the same name apart, such as those of a method that has been changed since."""
+        """What distinguishes runs of the same name, such as those of a method that has been changed since."""
         job = self.planned[i].job
         # Without the seed: the seeds of a setting share what takes long, tracing the method and hashing the data.
         kind = id(job.algorithm), id(job.data), id(job.attack), id(job.systems), rung
@@ -227,7 +227,7 @@ class Measured:
     """The numbers of all runs, on disk until a run ends where the study has a folder.
 
     Args:
-      measure: what tells them; None: nothing is told.
+      measure: the user's function; None: nothing is measured.
       store: where a run that was interrupted finds those of its earlier evaluations.
     """
 
@@ -242,13 +242,13 @@ class Measured:
 
     @property
     def identity(self) -> dict[str, bool]:
-        """What tells runs that were measured from others."""
+        """What distinguishes runs that were measured from others."""
         return {} if self._measure is None else {"measured": True}
 
     def take(self, setting: Setting, seed: int, result: Run | Exception) -> dict[str, NDArray]:
         """Measures a run at its latest evaluation.
 
-        Returns name -> a number for each evaluation so far, NaN where it was not told.
+        Returns name -> a number for each evaluation so far, NaN where there is none.
         """
         if self._measure is None or isinstance(result, Exception):
             return {}
@@ -272,7 +272,7 @@ class Measured:
 
 
 class Shown:
-    """Tells the bar and the trackers; runs that have not ended on leaving are interrupted.
+    """Updates the bar and the trackers; runs that have not ended on leaving are interrupted.
 
     Args:
       bar: the bar.
@@ -355,11 +355,12 @@ class Bar:
         # Of the rounds of this session alone: those that were found in the folder took no time.
         minutes = (time.perf_counter() - self._begin) / 60
         rate = self._new / max(float(np.mean(self._rounds)), 1.0) / max(minutes, 1e-9)
-        self._show(rate=f"{rate:.3g} a minute")
+        self._bar.update(self._task, rate=f"{rate:.3g} a minute")
+        self._show()
 
     def ended(self, run: int, outcome: Outcome) -> None:
         """A run has ended, now or in an earlier session."""
-        self._done[run], fields = self._rounds[run], dict[str, str]()
+        self._done[run] = self._rounds[run]
         if outcome.status == "done" and outcome.seen is not None:
             by, view = self._by, outcome.seen
             metric = by.metric_of([view])
@@ -372,9 +373,10 @@ class Bar:
             best = max(means, key=lambda setting: means[setting])
             if np.isfinite(means[best]):  # without a choice there need not be examples to choose by
                 shown = value(sign * means[best], metric)
-                fields["best"] = f"best so far {best}: {by.split} {by.statistic} {shown}"
-        self._show(**fields)
+                words = f"best so far {best}: {by.split} {by.statistic} {shown}"
+                self._bar.update(self._task, best=words)
+        self._show()
 
-    def _show(self, **fields: Any) -> None:
+    def _show(self) -> None:
         shares = [done / max(whole, 1) for done, whole in zip(self._done, self._rounds, strict=True)]
-        self._bar.update(self._task, completed=int(sum(shares)), **fields)
+        self._bar.update(self._task, completed=int(sum(shares)))

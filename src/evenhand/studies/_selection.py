@@ -64,7 +64,7 @@ class Setting(NamedTuple):
             given = f", {given}"
         return f"{self.method}{given}" + (f" [{within}]" if within else "")
 
-    # Mappings have no hash, and a value need not have one: the text has to tell settings apart in any case.
+    # Mappings have no hash, and a value need not have one: the texts of settings differ in any case.
     def __hash__(self) -> int:
         return hash(str(self))
 
@@ -121,7 +121,7 @@ class Outcome(NamedTuple):
         """From the last evaluation of a run, or from what ended it before; ``new_data``: each seed has its own data."""
         if isinstance(result, Exception):
             reason = str(result) or type(result).__name__
-            return Outcome(setting, seed, "failed", reason, None)
+            return Outcome(setting, seed, status="failed", reason=reason, view=None)
         config = {
             name: value
             for name, value in setting.numbers.items()
@@ -130,7 +130,7 @@ class Outcome(NamedTuple):
         config = {"method": setting.method, **config, **setting.case, "seed": seed}
         config |= {"data_seed": seed} if new_data else {}
         view = result.view(str(setting), config)
-        outcome = Outcome(setting, seed, "done", "", view, measures)
+        outcome = Outcome(setting, seed, status="done", reason="", view=view, measures=measures)
         if may_win(view):
             return outcome
         sentences = [finding.sentence for finding in view.findings if finding.kind == "diverged"]
@@ -301,17 +301,17 @@ def _at_edges(best: Setting, settings: Sequence[Setting], tied: Sequence[Setting
 
 
 class Halving(NamedTuple):
-    """After ``first`` rounds only a share of each method's settings goes on; after ``1 / keep`` times as many, again.
+    """After ``first`` rounds only a share of each method's settings continues; after ``1 / keep`` times as many, again.
 
     Every method keeps the same share of its settings, at all of its seeds, so that each is tuned with the same effort.
-    A setting that needs many rounds to show its worth may be stopped: ``first`` must be long enough to tell.
+    A setting that needs many rounds to show its worth may be stopped: ``first`` must be long enough to show it.
 
     Source: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS
     2016, figure 3 (with equal times between the choices replaced by equal factors, as in Hyperband).
 
     Attributes:
       first: rounds before the first choice; raised to a multiple of ``eval_every``.
-      keep: the share of the settings that goes on, rounded up.
+      keep: the share of the settings that continues, rounded up.
     """
 
     first: int

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -16,7 +14,7 @@ import numpy as np
 
 from evenhand.errors import EvenhandError, StorageError
 from evenhand.evaluation import Finding
-from evenhand.records import SHA256, is_sealed, resealed
+from evenhand.records import SHA256, NewerFormat, check_format, is_sealed, resealed, stamped, write_text
 from evenhand.report import RunView
 from evenhand.studies._selection import Outcome, Rule, Setting, Status, shown
 
@@ -72,11 +70,11 @@ class Store:
         if not path.is_file():
             return None
 
-        def parts(found: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], str | None], Outcome]:
-            place = {"setting": found["setting"], "seed": found["seed"]}
+        def parts(content: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], str | None], Outcome]:
+            place = {"setting": content["setting"], "seed": content["seed"]}
             # Results of earlier versions do not say what untrained clients are served.
-            saved = {"untrained": "global", **found["identity"], **place}
-            return (saved, found.get(SHA256)), _outcome(setting, seed, found)
+            saved = {"untrained": "global", **content["identity"], **place}
+            return (saved, content.get(SHA256)), _outcome(setting, seed, content)
 
         ((saved, checksum), outcome), is_old = self._read(path, _UNSEALED[_RESULT], _REPEATED, parts)
         for name, value in {"setting": str(setting), "seed": seed, **identity}.items():
@@ -94,7 +92,7 @@ class Store:
     def save(self, outcome: Outcome, identity: Mapping[str, Any], rung: int | None = None) -> None:
         """Writes a result in one step, and drops the checkpoint of a run that goes no further."""
         place = self._place(outcome.setting, outcome.seed)
-        value = resealed({"identity": dict(identity), **_plain(outcome)})
+        value = resealed(stamped({"identity": dict(identity), **_plain(outcome)}))
         text = json.dumps(value, allow_nan=True) + "\n"
         write(place / _named(rung), text, f"The result of {outcome.setting}, seed {outcome.seed},")
         if rung is None:
@@ -108,17 +106,17 @@ class Store:
         if not path.is_file():
             return {}
 
-        def parts(found: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-            if SHA256 in found and (found["setting"], found["seed"]) != (str(setting), seed):
+        def parts(content: Mapping[str, Any]) -> dict[int, dict[str, float]]:
+            if SHA256 in content and (content["setting"], content["seed"]) != (str(setting), seed):
                 raise _Damaged("it is of another run")
-            numbers = found["measures"] if SHA256 in found else found
+            numbers = content["measures"] if SHA256 in content else content
             return {int(now): {str(k): float(v) for k, v in row.items()} for now, row in numbers.items()}
 
         return self._read(path, None, "delete the folder that it is in, and the run is repeated", parts)[0]
 
-    def note(self, setting: Setting, seed: int, told: Mapping[int, Mapping[str, float]]) -> None:
+    def note(self, setting: Setting, seed: int, measured: Mapping[int, Mapping[str, float]]) -> None:
         """Keeps what was measured of a run by each of its evaluations until it ends."""
-        measures = {str(now): dict(row) for now, row in told.items()}
+        measures = {str(now): dict(row) for now, row in measured.items()}
         text = json.dumps(resealed({"setting": str(setting), "seed": seed, "measures": measures}))
         write(self._place(setting, seed) / _NOTES, text, f"What was measured of {setting}")
 
@@ -134,8 +132,8 @@ class Store:
         if path.is_file():
             words = "delete it; finished runs are kept, and the last bits of the others may differ"
 
-            def parts(found: Mapping[str, Any]) -> list[list[str]]:
-                return [[str(name) for name in batch] for batch in found["batches"]]
+            def parts(content: Mapping[str, Any]) -> list[list[str]]:
+                return [[str(name) for name in batch] for batch in content["batches"]]
 
             recorded = self._read(path, set(), words, parts)[0]
         old = {name for batch in recorded for name in batch}
@@ -149,21 +147,21 @@ class Store:
             batch for names in batches if (batch := [position[name] for name in names if name in position])
         ]
 
-    def describe(self, outcomes: Sequence[Outcome], how: Mapping[str, Any]) -> None:
-        """Writes which runs the study has, and ``how`` it chooses: its rule, baseline, metric, notes, ..."""
+    def describe(self, outcomes: Sequence[Outcome], fields: Mapping[str, Any]) -> None:
+        """Writes which runs the study has, and its other ``fields``: rule, baseline, metric, notes, ..."""
         runs = [
             {
-                "method": each.setting.method,
-                "numbers": {name: _constant(value) for name, value in each.setting.numbers.items()},
-                "case": dict(each.setting.case),
-                "name": str(each.setting),
-                "seed": each.seed,
-                SHA256: self._checksums.get(self._place(each.setting, each.seed).name),
+                "method": outcome.setting.method,
+                "numbers": {name: _constant(value) for name, value in outcome.setting.numbers.items()},
+                "case": dict(outcome.setting.case),
+                "name": str(outcome.setting),
+                "seed": outcome.seed,
+                SHA256: self._checksums.get(self._place(outcome.setting, outcome.seed).name),
             }
-            for each in outcomes
+            for outcome in outcomes
         ]
-        about = {name: _constant(value) for name, value in how["about"].items()}
-        value = resealed({**how, "rule": how["rule"]._asdict(), "about": about, "runs": runs})
+        about = {name: _constant(value) for name, value in fields["about"].items()}
+        value = resealed(stamped({**fields, "rule": fields["rule"]._asdict(), "about": about, "runs": runs}))
         write(self.folder / _STUDY, json.dumps(value, indent=1) + "\n", "The list of runs")
 
     def remark(self) -> str:
@@ -185,37 +183,37 @@ class Store:
         if not (self.folder / _STUDY).is_file():
             raise EvenhandError(f"{self.folder} has no {_STUDY}: name the folder of a study that has ended.")
 
-        def parts(found: Mapping[str, Any]) -> tuple[list[tuple[Setting, int, Any]], dict[str, Any]]:
+        def parts(content: Mapping[str, Any]) -> tuple[list[tuple[Setting, int, Any]], dict[str, Any]]:
             runs = [
                 (
                     Setting(str(run["method"]), dict(run["numbers"]), dict(run["case"])),
                     int(run["seed"]),
-                    run.get(SHA256) if SHA256 in found else None,  # earlier versions did not list it
+                    run.get(SHA256) if SHA256 in content else None,  # earlier versions did not list it
                 )
-                for run in found["runs"]
+                for run in content["runs"]
             ]
-            if found["baseline"] not in {setting.method for setting, *_ in runs}:
+            if content["baseline"] not in {setting.method for setting, *_ in runs}:
                 raise _Damaged("it has no runs of its baseline")
-            if not isinstance(found["metric"], str):
+            if not isinstance(content["metric"], str):
                 raise _Damaged("its metric is no name")
             return runs, {
-                "rule": Rule(**found["rule"]).checked(),
-                "baseline": found["baseline"],
-                "metric": found["metric"],
-                "notes": tuple(str(note) for note in found["notes"]),
-                "about": dict(found.get("about", {})),
-                "tuning_seeds": tuple(int(seed) for seed in found.get("tuning_seeds", ())),
+                "rule": Rule(**content["rule"]).checked(),
+                "baseline": content["baseline"],
+                "metric": content["metric"],
+                "notes": tuple(str(note) for note in content["notes"]),
+                "about": dict(content.get("about", {})),
+                "tuning_seeds": tuple(int(seed) for seed in content.get("tuning_seeds", ())),
             }
 
         words = "start the study again, which repeats no finished run"
-        (runs, how), _ = self._read(self.folder / _STUDY, _UNSEALED[_STUDY], words, parts)
+        (runs, fields), _ = self._read(self.folder / _STUDY, _UNSEALED[_STUDY], words, parts)
         outcomes = [self._listed(*run) for run in runs]
-        whole = tuple(each for each in outcomes if each is not None)
+        whole = tuple(outcome for outcome in outcomes if outcome is not None)
         if lost := len(outcomes) - len(whole):
             raise EvenhandError(
                 f"{self.folder} lacks {lost} of its {len(outcomes)} results: start the study again for them."
             )
-        return {"outcomes": whole, **how}
+        return {"outcomes": whole, **fields}
 
     def _listed(self, setting: Setting, seed: int, checksum: object) -> Outcome | None:
         """A result, which must be the one whose checksum the study lists, if it lists any."""
@@ -237,18 +235,21 @@ class Store:
         """
         try:
             text = path.read_text("utf-8")
-            found = json.loads(text)
-            is_old = SHA256 not in found
+            content = json.loads(text)
+            check_format(path, content)
+            is_old = SHA256 not in content
             names = (
-                {name for name in found if not name.isdecimal()}
+                {name for name in content if not name.isdecimal()}
                 if unsealed is None
-                else set(found) - unsealed
+                else set(content) - unsealed
             )
             # A digit that changes no value, such as a seventeenth, is noticed by the text.
-            layouts = (json.dumps(found), json.dumps(found, indent=1))
-            if names if is_old else not (is_sealed(found) and text.rstrip("\n") in layouts):
+            layouts = (json.dumps(content), json.dumps(content, indent=1))
+            if names if is_old else not (is_sealed(content) and text.rstrip("\n") in layouts):
                 raise _Damaged("it does not match its checksum")
-            value = parts(found)
+            value = parts(content)
+        except NewerFormat:
+            raise
         except OSError as error:
             raise EvenhandError(f"{path} cannot be read ({error.strerror or error}).") from None
         except Exception as error:  # a damaged file may hold anything, nested however deep
@@ -300,27 +301,27 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _outcome(setting: Setting, seed: int, found: Mapping[str, Any]) -> Outcome:
-    of = found["view"]
-    view = of and RunView(
-        of["title"],
-        _arrays(of["history"]) | {"round": np.array(of["history"]["round"], np.int64)},
-        {split: np.array(rows, np.int64) for split, rows in of["sizes"].items()},
-        tuple(of["client_ids"]),
-        {split: _arrays(metrics) for split, metrics in of["clients"].items()},
-        of["info"],
-        of["config"],
-        {split: _arrays(columns) for split, columns in of["classes"].items()},
-        tuple(Finding(**finding) for finding in of["findings"]),
-        None if of.get("malicious") is None else np.array(of["malicious"], bool),
-        last_round=None if of.get("last_round") is None else np.array(of["last_round"], np.int64),
+def _outcome(setting: Setting, seed: int, content: Mapping[str, Any]) -> Outcome:
+    saved = content["view"]
+    view = saved and RunView(
+        title=saved["title"],
+        history=_arrays(saved["history"]) | {"round": np.array(saved["history"]["round"], np.int64)},
+        sizes={split: np.array(rows, np.int64) for split, rows in saved["sizes"].items()},
+        client_ids=tuple(saved["client_ids"]),
+        clients={split: _arrays(metrics) for split, metrics in saved["clients"].items()},
+        info=saved["info"],
+        config=saved["config"],
+        classes={split: _arrays(columns) for split, columns in saved["classes"].items()},
+        findings=tuple(Finding(**finding) for finding in saved["findings"]),
+        malicious=None if saved.get("malicious") is None else np.array(saved["malicious"], bool),
+        last_round=None if saved.get("last_round") is None else np.array(saved["last_round"], np.int64),
     )
     if view is not None:
         _check_form(view)
-    if found["status"] not in get_args(Status) or not isinstance(found["reason"], str):
+    if content["status"] not in get_args(Status) or not isinstance(content["reason"], str):
         raise _Damaged("it has no status")
-    measures = _arrays(found.get("measures", {}))
-    return Outcome(setting, seed, found["status"], found["reason"], view, measures)
+    measures = _arrays(content.get("measures", {}))
+    return Outcome(setting, seed, content["status"], content["reason"], view, measures)
 
 
 def _check_form(view: RunView) -> None:
@@ -328,10 +329,9 @@ def _check_form(view: RunView) -> None:
     clients, rows = (len(view.client_ids),), view.history["round"].shape
     per_client = [*view.sizes.values(), *(() if view.malicious is None else (view.malicious,))]
     tables = [*view.clients.values(), *view.classes.values()]
-    per_client += [of for columns in tables for of in columns.values()]
-    fit = all(of.shape == clients for of in per_client) and all(
-        of.shape == rows for of in view.history.values()
-    )
+    per_client += [values for columns in tables for values in columns.values()]
+    fit = all(values.shape == clients for values in per_client)
+    fit = fit and all(values.shape == rows for values in view.history.values())
     if (
         not fit
         or len(rows) != 1
@@ -353,26 +353,22 @@ def _arrays(columns: Mapping[str, list[Any]]) -> dict[str, np.ndarray[Any, np.dt
 # --- files ----------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, text: str, what: str) -> None:
+def write(path: Path, text: str, subject: str) -> None:
     """Writes a file in one step, so that none is ever half there.
 
     Args:
       path: the file; its folder is made.
       text: what is written.
-      what: what that is, to begin a sentence with.
+      subject: what that is, to begin a sentence with.
 
     Raises:
       StorageError: it could not be written, as on a full disk.
     """
-    temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, "utf-8", errors="backslashreplace")
-        os.replace(temporary, path)
+        write_text(path, text)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise StorageError(
-            f"{what} could not be written in {path.parent} ({error.strerror or error}): make room and start again; "
+            f"{subject} could not be written in {path.parent} ({error.strerror or error}): make room and start again; "
             f"finished runs are kept."
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,14 +19,11 @@ from evenhand.studies._tables import (
     Line,
     Tried,
     alike,
-    as_csv,
-    as_latex,
-    as_markdown,
+    head,
     method_lines,
-    methods_csv,
-    methods_latex,
-    methods_markdown,
+    methods_files,
     row,
+    settings_files,
     summed_up,
 )
 
@@ -196,8 +193,7 @@ class Study:
 
         A pandas or polars data frame if one of them is installed, else a dict of arrays.
         """
-        axes = list(dict.fromkeys(name for outcome in self.outcomes for name in outcome.setting.numbers))
-        cases = list(dict.fromkeys(name for outcome in self.outcomes for name in outcome.setting.case))
+        cases, axes = head(self.outcomes)
         rows = [row(outcome, axes, cases, self.metric) for outcome in self.outcomes]
         if self.tuning_seeds:
             rows = [{**row, "tuning": row["seed"] in self.tuning_seeds} for row in rows]
@@ -227,21 +223,15 @@ class Study:
           EvenhandError: another ending, or another table.
         """
         path = Path(path)
-        tables: dict[str, tuple[Any, ...]] = {
-            "settings": (self.tried, as_csv, as_markdown, as_latex),
-            "methods": (self.table(), methods_csv, methods_markdown, methods_latex),
-        }
-        if table not in tables:
+        if table not in ("settings", "methods"):
             raise EvenhandError(f"export(table={table!r}): give 'settings' or 'methods'.")
-        rows, csv, markdown, latex = tables[table]
-        texts = {
-            ".csv": csv,
-            ".md": partial(markdown, metric=self.metric),
-            ".tex": partial(latex, metric=self.metric),
-        }
-        if (text := texts.get(path.suffix)) is None:
+        is_all = table == "settings"
+        files = (
+            settings_files(self.tried, self.metric) if is_all else methods_files(self.table(), self.metric)
+        )
+        if path.suffix not in files:
             raise EvenhandError(f"export({str(path)!r}): give a name that ends in .csv, .md or .tex.")
-        write(path, text(rows), f"The table {path.name}")
+        write(path, files[path.suffix], f"The table {path.name}")
         return path
 
     def report(self, path: str | Path) -> Path:
@@ -414,10 +404,10 @@ def _on_the_comparison(study: Study) -> Iterator[str]:
 def save(study: Study, store: Store) -> Study:
     """Lists the study's runs in its folder; returns it with a note on files of an earlier version that were read."""
     study = _with_remark(study, store)
-    how: dict[str, Any] = {"rule": study.rule, "baseline": study.baseline, "metric": study.metric}
-    how |= {"notes": study.notes, "about": study.about}
-    how |= {"tuning_seeds": study.tuning_seeds} if study.tuning_seeds else {}
-    store.describe(study.outcomes, how)
+    fields: dict[str, Any] = {"rule": study.rule, "baseline": study.baseline, "metric": study.metric}
+    fields |= {"notes": study.notes, "about": study.about}
+    fields |= {"tuning_seeds": study.tuning_seeds} if study.tuning_seeds else {}
+    store.describe(study.outcomes, fields)
     return study
 
 

@@ -11,7 +11,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,13 +25,13 @@ from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, pe
 from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.records import held
-from evenhand.report.formatting import listed
 from evenhand.simulation import Job, check_job
 from evenhand.studies._runs import Bar, Measure, Measured, Planned, Shown, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study, save
 from evenhand.systems import Systems
+from evenhand.text import listed
 from evenhand.types import Algorithm, Attack, Model
 from evenhand.watch import Watch, watchers
 
@@ -99,7 +99,7 @@ def study(
         each of them, and then each method's chosen setting runs with ``seeds``, whose runs alone are reported.  None:
         every setting runs with ``seeds``, which both choose and are reported.
       grid: argument of the methods' functions -> values to try, for each method that has such an argument; or method ->
-        a grid of its own, which goes before.
+        its own grid, which goes before.
       select: the split and the statistic by which the best setting of each method is chosen, or a :class:`Rule`.
         Where settings have to be chosen and there are no validation examples, a fifth of each client's training
         examples become that.
@@ -112,15 +112,15 @@ def study(
       metrics: metrics of a set of examples, such as ``("auc",)``, as for :func:`evenhand.simulate`; that of ``select``
         need not be among them.
       untrained: what clients are served that never trained a personal model: ``"global"`` or ``"initial"``.
-      measure: ``run -> {name: number}``, called with each run at each evaluation, for what the statistics do not tell,
+      measure: ``run -> {name: number}``, called with each run at each evaluation, for what the statistics do not cover,
         such as how the model does on other rows.  :attr:`Outcome.measures` keeps its numbers.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
         interrupted; with more seeds, values or methods it makes only the runs that are new.
       halving: gives few rounds to many settings and many to few; None: all rounds to all settings.
       checkpoint: seconds between two saves of a run that has not ended; 0: at each evaluation.
       progress: show a live bar with the runs that are done, their rate, the time left and the best setting so far.
-      watch: trackers that are told what each run measures, such as ``eh.watch.tensorboard("logs")``.
-      about: what the page shall tell besides under "What was run", by name, such as ``{"batch size": 10}``.
+      watch: trackers to which each run is logged, such as ``eh.watch.tensorboard("logs")``.
+      about: further lines of the page under "What was run", by name, such as ``{"batch size": 10}``.
 
     Raises:
       EvenhandError: a number out of range, a name that does not exist, a seed for tuning that is reported, or a folder
@@ -138,10 +138,10 @@ def study(
       >>> def fedprox(lr, mu):
       ...     return eh.algorithms.fedprox(eh.local.sgd(model, lr, epochs=1, batch_size=10), mu=mu)
       >>> grid = {"lr": [0.001, 0.1], "mu": [0.1]}
-      >>> found = study({"fedavg": fedavg, "fedprox": fedprox}, data, rounds=4, seeds=2, eval_every=4, grid=grid)
-      >>> found
+      >>> result = study({"fedavg": fedavg, "fedprox": fedprox}, data, rounds=4, seeds=2, eval_every=4, grid=grid)
+      >>> result
       Study(2 methods, 4 settings, 8 runs, 8 of them sound)
-      >>> str(found.best("fedavg"))
+      >>> str(result.best("fedavg"))
       'fedavg(lr=0.1)'
     """
     expect("select", select, tuple, '("valid", "mean"), or an eh.studies.Rule')
@@ -153,15 +153,9 @@ def study(
     chooses = len(wanted) > len(names)
     seeds = _check_seeds("seeds", seeds)
     apart = _apart(tuning_seeds, seeds, chooses=chooses)
-    job = partial(
-        Job,
-        rounds=rounds,
-        cohort=cohort,
-        eval_every=eval_every,
-        eval_clients=eval_clients,
-        metrics=_measured_by(by, resolved(metrics), next(iter(algorithms.values())).model),
-        untrained=untrained,
-    )
+    metrics = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model)
+    job = partial(Job, rounds=rounds, cohort=cohort, eval_every=eval_every, eval_clients=eval_clients)
+    job = partial(job, metrics=metrics, untrained=untrained)
     sources = _Sources(by.split == "valid" and chooses)
     planner = _Planner(algorithms, sources, job)
     cases = _cases(data, attack, systems)
@@ -170,21 +164,17 @@ def study(
     _check(first[0].job, by, halving, checkpoint)
     store = None if folder is None else Store(Path(folder))
     measured = Measured(measure, store)
-    later = len(cases) * len(names) * len(seeds) if apart else 0
-    with ExitStack() as stack:
-        bar = stack.enter_context(Bar([rounds] * (len(first) + later), by, progress))
-        shown = stack.enter_context(Shown(bar, watchers(watch)))
-        if store is not None:
-            stack.enter_context(held(store.folder))
+    runs = [rounds] * (len(first) + (len(cases) * len(names) * len(seeds) if apart else 0))
+    lock = nullcontext() if store is None else held(store.folder)
+    with Bar(runs, by, progress) as bar, Shown(bar, watchers(watch)) as shown, lock:
         outcomes = run_all(first, by, halving, measured, store, checkpoint, shown)
         metric = by.metric_of(outcome.view for outcome in outcomes)
         result = Study(tuple(outcomes), by, baseline or names[0], metric, tuning_seeds=tuple(apart))
-        # With seeds for tuning, the chosen settings run with those that are reported; no halving there, since a
-        # setting that was chosen has to reach the last round.
+        # With all rounds: a setting that was chosen while tuning is reported at the last one.
         second = planner.chosen(result, cases, seeds) if apart else []
         sources.warn()
         outcomes += run_all(second, by, None, measured, store, checkpoint, shown)
-    notes = (*sources.notes, *_cautions(first, seeds, by, sources.chooses), *_on_tuning(apart, seeds))
+    notes = (*sources.notes, *_cautions(first, seeds, apart, by, sources.chooses))
     facts = _facts(first, seeds, apart) | dict(about or {})
     result = replace(result, outcomes=tuple(outcomes), notes=notes, about=facts)
     return result if store is None else save(result, store)
@@ -467,12 +457,13 @@ def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> No
 # --- what a reader must know ----------------------------------------------------------------------------------
 
 
-def _cautions(planned: Sequence[Planned], seeds: Sequence[int], by: Rule, chooses: bool) -> list[str]:
-    """What the data of a study do not allow to conclude, in sentences."""
+def _cautions(
+    planned: Sequence[Planned], seeds: Sequence[int], apart: Sequence[int], by: Rule, chooses: bool
+) -> list[str]:
+    """What the data and the seeds of a study do not allow to conclude, in sentences."""
     cautions: list[str] = []
-    fresh = [
-        run.new_data for run in planned
-    ]  # of several conditions, some may have data of their own per seed
+    # Of several data sets, some may be drawn anew for each seed, and others not: neither sentence holds for all.
+    fresh = [run.new_data for run in planned]
     if len(seeds) > 1 and not any(fresh):
         cautions.append(
             "Every seed has the same training and test examples: the intervals tell how much training varies, not what "
@@ -491,18 +482,13 @@ def _cautions(planned: Sequence[Planned], seeds: Sequence[int], by: Rule, choose
             f"Settings were chosen by {np.median(sizes):g} validation examples of a typical client, of {sizes.size} "
             f"clients{tail}: another such sample may well choose others."
         )
+    if apart:
+        tuning, reported = (listed([str(seed) for seed in group]) for group in (apart, seeds))
+        cautions.append(
+            f"Settings were chosen with {'seeds' if apart[1:] else 'seed'} {tuning} alone; the methods are compared "
+            f"with {'seeds' if seeds[1:] else 'seed'} {reported}, which had no say in the choice."
+        )
     return cautions
-
-
-def _on_tuning(apart: Sequence[int], seeds: Sequence[int]) -> list[str]:
-    """Which seeds chose, and which are reported."""
-    if not apart:
-        return []
-    tuning, reported = (listed([str(seed) for seed in group]) for group in (apart, seeds))
-    return [
-        f"Settings were chosen with {'seeds' if apart[1:] else 'seed'} {tuning} alone; the methods are compared with "
-        f"{'seeds' if seeds[1:] else 'seed'} {reported}, which had no say in the choice."
-    ]
 
 
 def _facts(planned: Sequence[Planned], seeds: Sequence[int], apart: Sequence[int]) -> dict[str, Any]:

@@ -24,16 +24,14 @@ __all__ = [
     "Line",
     "Tried",
     "alike",
-    "as_csv",
-    "as_latex",
-    "as_markdown",
     "columns",
     "head",
     "method_lines",
     "methods_csv",
-    "methods_latex",
-    "methods_markdown",
+    "methods_files",
     "row",
+    "settings_csv",
+    "settings_files",
     "summed_up",
 ]
 
@@ -88,7 +86,8 @@ def method_lines(
         setting, views = sound.get(method, (None, ()))
         stats = [statistics(run, split, metric) for run in views]
         values = {name: np.array([by_key[name] for by_key in stats]) for name in STATISTICS} if stats else {}
-        lines.append(Line(setting, method, case, values, *compared.get(method, ({}, {}, None))))
+        by, p, gains = compared.get(method, ({}, {}, None))
+        lines.append(Line(setting, method, case, values, differences=by, p=p, gains=gains))
     return lines
 
 
@@ -105,8 +104,8 @@ class Tried(NamedTuple):
       lost: how many of them diverged or failed.
       values: ``"<split>_<statistic>"`` -> a value for each run, in the order of the seeds; empty where some run was
         lost, since means over other seeds than those of the other settings would mislead.  Metrics that were asked for
-        are there, too, as ``"<split>_<metric>_<statistic>"``.  What the study's ``measure``
-        tells of the last evaluation is there, too, by its own name.
+        are there, too, as ``"<split>_<metric>_<statistic>"``, and the numbers of the study's ``measure`` at the last
+        evaluation, by their own names.
       views: the runs themselves, except for those that failed.
     """
 
@@ -137,9 +136,10 @@ def summed_up(setting: Setting, outcomes: Sequence[Outcome], chosen: bool, metri
         more = [further_columns(view, split) for view in views]
         names = [name for name in more[0] if all(name in columns for columns in more)]
         values |= {name: np.array([columns[name] for columns in more]) for name in names}
+    # The function that measures may leave out a number, even in all evaluations of a run.
     for name in outcomes[0].measures if ended else ():
         values[name] = np.array([x.measures[name][-1] for x in outcomes if name in x.measures])
-    return Tried(setting, chosen, len(outcomes), lost, values, views)
+    return Tried(setting, chosen, runs=len(outcomes), lost=lost, values=values, views=views)
 
 
 def row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: str) -> dict[str, Any]:
@@ -182,8 +182,14 @@ def alike(values: list[Any]) -> list[Any]:
 # --- all settings, as files -----------------------------------------------------------------------------------
 
 
-def as_csv(tried: Sequence[Tried]) -> str:
-    """Comma-separated: a line per setting, each statistic with its standard deviation over the seeds, unrounded."""
+def settings_files(tried: Sequence[Tried], metric: str) -> dict[str, str]:
+    """Ending -> the table of all settings: ``.csv`` unrounded, ``.md`` and ``.tex`` with the chosen ones in bold."""
+    rounded = _settings(tried, metric)
+    return {".csv": settings_csv(tried), ".md": rounded.markdown(), ".tex": rounded.latex()}
+
+
+def settings_csv(tried: Sequence[Tried]) -> str:
+    """A line per setting, each statistic with its standard deviation over the seeds."""
     cases, axes = head(tried)
     names = [*columns(tried), *_further(tried)]
     top = ["method", *cases, *axes, "chosen", "runs", "lost"]
@@ -196,18 +202,8 @@ def as_csv(tried: Sequence[Tried]) -> str:
     return Table(top, rows).csv()
 
 
-def as_markdown(tried: Sequence[Tried], metric: str) -> str:
-    """A table of Markdown: means ± standard deviations over the seeds; the chosen settings are bold."""
-    return _settings(tried, metric).markdown()
-
-
-def as_latex(tried: Sequence[Tried], metric: str) -> str:
-    """A ``tabular`` with the rules of the package ``booktabs``; the chosen settings are bold."""
-    return _settings(tried, metric).latex()
-
-
-def head(tried: Sequence[Tried]) -> tuple[list[str], list[str]]:
-    """The conditions and the hyper-parameters that the settings have."""
+def head(tried: Sequence[Tried | Outcome]) -> tuple[list[str], list[str]]:
+    """The conditions and the hyper-parameters that settings or runs have."""
     cases = dict.fromkeys(name for entry in tried for name in entry.setting.case)
     return list(cases), list(dict.fromkeys(name for entry in tried for name in entry.setting.numbers))
 
@@ -254,8 +250,14 @@ def _set(entry: Tried, cases: Sequence[str], axes: Sequence[str]) -> list[str]:
 # --- the methods, as files ------------------------------------------------------------------------------------
 
 
+def methods_files(lines: Sequence[Line], metric: str) -> dict[str, str]:
+    """Ending -> the table of the methods: ``.csv`` unrounded, ``.md`` and ``.tex`` with sure differences in bold."""
+    rounded = _methods(lines, metric)
+    return {".csv": methods_csv(lines), ".md": rounded.markdown(), ".tex": rounded.latex()}
+
+
 def methods_csv(lines: Sequence[Line]) -> str:
-    """Comma-separated, unrounded: a line per method and condition, with its differences to the baseline."""
+    """A line per method and condition, with its differences to the baseline."""
     cases = list(dict.fromkeys(name for line in lines for name in line.case))
     ends = ("", "_std", "_difference", "_low", "_high", "_p")
     names = [f"{name}{end}" for name in STATISTICS for end in ends]
@@ -268,16 +270,6 @@ def methods_csv(lines: Sequence[Line]) -> str:
             cells += [""] * 4 if by is None else [by.mean, by.low, by.high, line.p[name]]
         rows.append([*_words(line, cases), *cells, *(line.gains or ("", ""))])
     return Table(["method", *cases, "setting", *names, "clients_better", "clients_worse"], rows).csv()
-
-
-def methods_markdown(lines: Sequence[Line], metric: str) -> str:
-    """A table of Markdown; differences are bold where they may be marked as real."""
-    return _methods(lines, metric).markdown()
-
-
-def methods_latex(lines: Sequence[Line], metric: str) -> str:
-    """A ``tabular`` with the rules of ``booktabs``; differences are bold where they may be marked as real."""
-    return _methods(lines, metric).latex()
 
 
 _SHOWN = {"mean": "mean", "worst10": "worst 10 %", "variance": "variance"}

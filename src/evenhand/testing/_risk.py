@@ -215,8 +215,8 @@ class _Subject:
             )
 
     def check_unweighted(self) -> None:
-        alike = self.measure(self.f, np.ones_like(self.p))
-        assert self.same(jax.jit(jax.vmap(self.risk.value))(self.f), alike.value), (
+        equal = self.measure(self.f, np.ones_like(self.p))
+        assert self.same(jax.jit(jax.vmap(self.risk.value))(self.f), equal.value), (
             "Without weights the losses do not count equally."
         )
 

@@ -19,7 +19,7 @@ import evenhand as eh
 from evenhand.report import RunView, draw
 from evenhand.studies import Outcome, Rule, Setting, Study, Tried
 from evenhand.studies._report import frontier
-from evenhand.studies._tables import as_csv, methods_csv
+from evenhand.studies._tables import methods_csv, settings_csv
 
 CLIENTS, SEEDS = 12, (3, 5, 8)
 
@@ -284,7 +284,7 @@ def test_names_that_spreadsheets_and_terminals_would_act_on_are_made_safe() -> N
     setting = Setting("=1+1", {"=kind": "@x", "lr": -0.5}, {"=attack": "+cmd\x1b"})
     runs = [Outcome(setting, seed, "done", "", view(np.linspace(0, 1, CLIENTS), seed)) for seed in SEEDS]
     study = Study(tuple(runs), Rule(), "=1+1", "accuracy")
-    (row,) = csv.DictReader(io.StringIO(as_csv(study.tried)))
+    (row,) = csv.DictReader(io.StringIO(settings_csv(study.tried)))
     assert row["method"] == "'=1+1" and row["'=kind"] == "'@x" and row["'=attack"] == r"'+cmd\x1b"
     assert row["lr"] == "-0.5"  # a number stays one
     (row,) = csv.DictReader(io.StringIO(methods_csv(study.table())))

@@ -1,0 +1,265 @@
+"""What an expression can call: for each kind of value, the factories that return it, with what they take.
+
+A kind has Evenhand's own factories, which are read off the packages' ``__all__``, and perhaps those of plug-ins.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import optax
+
+from evenhand import (
+    aggregators,
+    algorithms,
+    attacks,
+    local,
+    personalization,
+    privacy,
+    risks,
+    sampling,
+    server_opt,
+    systems,
+)
+from evenhand.errors import EvenhandError
+from evenhand.expressions import plugins
+from evenhand.local import Work
+from evenhand.privacy import AdaptiveClip
+from evenhand.systems import Systems
+from evenhand.types import Algorithm, Attack, Model, Risk, Sampling, Stack, Sum
+
+__all__ = [
+    "KINDS",
+    "Kind",
+    "alternatives",
+    "constant",
+    "example",
+    "factories",
+    "factory_of",
+    "ignored_plugins",
+    "kind_for",
+    "kind_of",
+    "names_of",
+    "only_in_python",
+    "parameters",
+    "signature",
+]
+
+
+class Kind(NamedTuple):
+    """A kind of value that an expression can make.
+
+    Attributes:
+      noun: what such a value is called.
+      types: its types.
+      modules: whose ``__all__`` have the factories' names.
+      plugins: the group of entry points in which other packages register factories; None: they cannot.
+    """
+
+    noun: str
+    types: tuple[type, ...]
+    modules: tuple[ModuleType, ...]
+    plugins: str | None = None
+
+    @property
+    def with_article(self) -> str:
+        """``a method``, ``an aggregator``, ``local work``."""
+        if self.noun in ("local work", "systems"):
+            return self.noun
+        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
+
+
+KINDS = (
+    Kind("method", (Algorithm,), (algorithms, personalization, privacy), "evenhand.methods"),
+    Kind("aggregator", (Sum, Stack), (aggregators, privacy), "evenhand.aggregators"),
+    Kind("risk", (Risk,), (risks,)),
+    Kind("server optimiser", (optax.GradientTransformation,), (server_opt,)),
+    Kind("sampling", (Sampling,), (sampling,)),
+    Kind("systems", (Systems,), (systems,)),
+    Kind("attack", (Attack,), (attacks,), "evenhand.attacks"),
+    Kind("local work", (Work,), (local, privacy)),
+    Kind("clip", (AdaptiveClip,), (privacy,)),
+)
+"""All kinds of values."""
+
+
+_CONSTANTS: Mapping[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    tuple: "a tuple",
+    NoneType: "None",
+}
+
+
+def constant(hint: Any) -> str:
+    """What a sentence calls the constants of this type; empty if an expression cannot hold any."""
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    return _CONSTANTS.get(get_origin(hint) or hint, "")
+
+
+def factories(kind: Kind | type) -> Mapping[str, Callable[..., Any]]:
+    """Evenhand's public functions that return this kind of value and that an expression can call, by their names.
+
+    Args:
+      kind: one of ``KINDS``, or a type of its values, such as ``Algorithm``.
+
+    Example:
+      >>> import evenhand as eh
+      >>> sorted(eh.expressions.factories(eh.types.Sampling))
+      ['cyclic', 'fixed', 'poisson', 'proportional', 'uniform']
+    """
+    return _factories(kind if isinstance(kind, Kind) else kind_of(kind))
+
+
+@cache
+def _factories(kind: Kind) -> Mapping[str, Callable[..., Any]]:
+    return {name: factory for name, factory in _public(kind).items() if not _inexpressible(factory)}
+
+
+def names_of(kind: Kind) -> list[str]:
+    """The names of all factories of a kind; those of plug-ins are read from their packages' metadata, not imported."""
+    return [*factories(kind), *(plugins.names(kind.plugins, _public(kind)) if kind.plugins else ())]
+
+
+def ignored_plugins(kind: Kind) -> dict[str, str]:
+    """Name -> a sentence, for each plug-in of a kind that no expression can reach."""
+    return plugins.ignored(kind.plugins, _public(kind)) if kind.plugins else {}
+
+
+def factory_of(kind: Kind, name: str) -> Callable[..., Any] | None:
+    """The factory of this name, imported if it is a plug-in's; None if there is none.
+
+    Raises:
+      EvenhandError: it is a plug-in's, and does not import, is ambiguous, or makes something else.
+    """
+    if name in _public(kind) or kind.plugins is None or not name.isidentifier():
+        return factories(kind).get(name)
+    return _plugin(kind, name, tuple(sys.path))
+
+
+@cache
+def _plugin(kind: Kind, name: str, path: tuple[str, ...]) -> Callable[..., Any] | None:
+    """A plug-in's factory, imported and checked once for each ``sys.path``."""
+    plugin = plugins.find(kind.plugins or "", name)
+    if plugin is None:
+        return None
+    factory = plugin.load()
+    try:
+        is_right = inspect.isfunction(factory) and _is_of(get_type_hints(factory).get("return"), kind.types)
+    except (NameError, TypeError):  # an annotation that names nothing
+        is_right = False
+    if not is_right:
+        types = " or ".join(type_.__name__ for type_ in kind.types)
+        raise EvenhandError(f"{plugin} is not a function that is annotated to return {types}.")
+    if needed := _inexpressible(factory):
+        raise EvenhandError(f"{plugin} needs {' and '.join(needed)}, which an expression cannot give.")
+    return factory
+
+
+def only_in_python(name: str) -> str:
+    """Why an expression cannot call this public factory, as a clause; empty if it can, or if there is none."""
+    for kind in KINDS:
+        needed = _inexpressible(_public(kind)[name]) if name in _public(kind) else []
+        if needed:
+            return (
+                f"{name} needs {' and '.join(needed)}, which an expression cannot give: call it from Python"
+            )
+    return ""
+
+
+@cache
+def _public(kind: Kind) -> Mapping[str, Callable[..., Any]]:
+    """The public functions of Evenhand that return this kind of value."""
+    values = ((name, vars(module)[name]) for module in kind.modules for name in module.__all__)
+    return {
+        name: value
+        for name, value in values
+        if inspect.isfunction(value) and _is_of(get_type_hints(value).get("return"), kind.types)
+    }
+
+
+def _inexpressible(factory: Callable[..., Any]) -> list[str]:
+    """The arguments that a call must give and an expression cannot."""
+    hints = get_type_hints(factory)
+    return [
+        name
+        for name, parameter in parameters(factory).items()
+        if parameter.default is parameter.empty and not _is_expressible(hints[name])
+    ]
+
+
+def _is_expressible(hint: Any) -> bool:
+    types = list(alternatives(hint))
+    return kind_for(types) is not None or any(map(constant, types))
+
+
+def signature(name: str, factory: Callable[..., Any]) -> str:
+    """``fedprox(mu=, keep_partial=True, ...)``: the arguments that an expression can give; of parts, only the names."""
+    shown: list[str] = []
+    for parameter in parameters(factory).values():
+        default = parameter.default
+        plain = isinstance(default, bool | int | float | str | NoneType)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            shown.append(f"*{parameter.name}")
+        elif default is parameter.empty:
+            shown.append(f"{parameter.name}=")
+        else:
+            shown.append(f"{parameter.name}={repr(default) if plain else '...'}")
+    return f"{name}({', '.join(shown)})"
+
+
+def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a factory that an expression can give: not the model, nor local work that is filled in."""
+    hints = get_type_hints(factory)
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if Model not in (types := list(alternatives(hints[name])))
+        and not (Work in types and parameter.default is parameter.empty)
+    }
+
+
+def alternatives(hint: Any) -> Iterator[Any]:
+    """The types of a union, or the one type that the hint is."""
+    if get_origin(hint) in (Union, UnionType):
+        for arm in get_args(hint):
+            yield from alternatives(arm)
+    else:
+        yield hint
+
+
+def _is_of(hint: Any, types: tuple[type, ...]) -> bool:
+    return hint is not None and all(arm in types for arm in alternatives(hint))
+
+
+def kind_for(types: Sequence[Any]) -> Kind | None:
+    """The kind of the first of these types that has one."""
+    return next((kind for kind in KINDS for hint in types if hint in kind.types), None)
+
+
+def kind_of(hint: type) -> Kind:
+    """The kind of a type that has one."""
+    kind = kind_for((hint,))
+    if kind is None:
+        nouns = ", ".join(type_.__name__ for kind in KINDS for type_ in kind.types)
+        raise EvenhandError(f"kind={hint!r:.60}: expressions make values of the types {nouns}.")
+    return kind
+
+
+def example(kind: Kind) -> str:
+    """The signature to begin with: of the method that everybody knows, or that needs and takes the fewest arguments."""
+
+    def arguments(name: str) -> tuple[int, int]:
+        taken = parameters(factories(kind)[name]).values()
+        return sum(parameter.default is parameter.empty for parameter in taken), len(taken)
+
+    simplest = "fedavg" if Algorithm in kind.types else min(factories(kind), key=arguments)
+    return signature(simplest, factories(kind)[simplest])

@@ -1,0 +1,377 @@
+"""Expressions, read without evaluating anything: as values, as texts of one form, and by their calls.
+
+From top to bottom: the value that an expression stands for (:func:`parse`); its text with Python's spaces and quotes
+(:func:`canonical`), its outermost call and its plug-ins; the walk over the tree of calls; the noise multipliers that a
+budget of privacy leaves open (:func:`with_noise`).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from evenhand.errors import EvenhandError, ModelError, perhaps
+from evenhand.expressions import plugins
+from evenhand.expressions.kinds import (
+    KINDS,
+    Kind,
+    alternatives,
+    constant,
+    example,
+    factories,
+    factory_of,
+    ignored_plugins,
+    kind_for,
+    kind_of,
+    names_of,
+    only_in_python,
+    parameters,
+    signature,
+)
+from evenhand.local import Work
+from evenhand.types import Model
+
+__all__ = [
+    "NOISE",
+    "Call",
+    "ExpressionError",
+    "canonical",
+    "outermost",
+    "parse",
+    "plugins_in",
+    "shadowed",
+    "with_noise",
+]
+
+
+_LONGEST = 10_000
+"""Most characters of an expression."""
+_SHOWN = 80
+"""Most characters of it in a sentence."""
+
+
+class ExpressionError(EvenhandError):
+    """What is wrong with an expression; arguments are named as Python names them, not as options."""
+
+
+class _Reader(NamedTuple):
+    """An expression, and what is filled into it."""
+
+    text: str
+    model: Model
+    work: Callable[[], Work]
+
+
+def parse(text: str, kind: type, model: Model, work: Work | Callable[[], Work]) -> Any:
+    """The value that an expression stands for.
+
+    Args:
+      text: such as ``"fedprox(mu=0.1)"``.
+      kind: the type that it must have: ``Algorithm``, ``Sum``, ``Risk``, ``Attack``, ``Systems``, ...
+      model: what is trained; it is filled in where a factory takes a model.
+      work: the clients' local work, or a function that makes it; it is filled in where the expression has none.
+
+    Raises:
+      ExpressionError: it is not such an expression; the sentence says where, and what is allowed there.
+
+    Example:
+      >>> import evenhand as eh
+      >>> model = eh.testing.toy_model()
+      >>> work = eh.local.sgd(model, 0.1, epochs=1)
+      >>> eh.expressions.parse("ditto(fedavg(), lam=0.5)", eh.Algorithm, model, work).name
+      'ditto(fedavg, lam=0.5)'
+      >>> eh.expressions.parse("sign_flip(0.2)", eh.types.Attack, model, work).fraction
+      0.2
+    """
+    given = work
+    reader = _Reader(" ".join(text.split()), model, (lambda: given) if isinstance(given, Work) else given)
+    try:
+        return _value_of_call(reader, _tree(reader.text), kind_of(kind))
+    except RecursionError:
+        raise _too_deep(reader.text) from None
+
+
+def canonical(text: str) -> str:
+    """The expression with the spaces and quotes that Python would give it, so that equal expressions are equal texts.
+
+    Raises:
+      ExpressionError: it is not an expression.
+    """
+    text = " ".join(text.split())
+    try:
+        return ast.unparse(_WholeNumbers().visit(_tree(text)))
+    except RecursionError:
+        raise _too_deep(text) from None
+
+
+class Call(NamedTuple):
+    """The outermost call of an expression, its arguments as texts.
+
+    Attributes:
+      name: of the factory; empty if the expression is no call.
+      positional: arguments by position.
+      keywords: arguments by name.
+    """
+
+    name: str
+    positional: list[str]
+    keywords: dict[str, str]
+
+
+def outermost(text: str) -> Call:
+    """The outermost call of an expression.
+
+    Raises:
+      ExpressionError: it is not an expression.
+
+    Example:
+      >>> outermost("averaged(fedprox(mu=1), growth=2)")
+      Call(name='averaged', positional=['fedprox(mu=1)'], keywords={'growth': '2'})
+    """
+    match _tree(text):
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if _are_distinct(keywords):
+            words = {word.arg: ast.unparse(word.value) for word in keywords if word.arg is not None}
+            return Call(name, list(map(ast.unparse, args)), words)
+        case _:
+            return Call("", [], {})
+
+
+def plugins_in(text: str) -> list[plugins.Plugin]:
+    """The plug-ins whose factories an expression calls."""
+    names = _names(text)
+    used = (
+        plugins.find(kind.plugins, name)
+        for kind in KINDS
+        if kind.plugins
+        for name in sorted(names - set(factories(kind)))
+    )
+    return [plugin for plugin in used if plugin is not None]
+
+
+def shadowed(text: str) -> list[str]:
+    """A sentence for each plug-in that has the name of a built-in factory that an expression calls."""
+    names = _names(text)
+    ignored = (pair for kind in KINDS for pair in ignored_plugins(kind).items())
+    return [sentence for name, sentence in ignored if name in names]
+
+
+def _names(text: str) -> set[str]:
+    return {node.id for node in ast.walk(_tree(text)) if isinstance(node, ast.Name)}
+
+
+class _WholeNumbers(ast.NodeTransformer):
+    """``1.0`` as ``1``, which every factory takes for the same."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        value = node.value
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            return ast.copy_location(ast.Constant(int(value)), node)
+        return node
+
+
+def _are_distinct(keywords: list[ast.keyword]) -> bool:
+    names = [keyword.arg for keyword in keywords]
+    return None not in names and len(set(names)) == len(names)
+
+
+def _too_deep(text: str) -> ExpressionError:
+    return ExpressionError(f"{_excerpt(text)} is nested too deeply.")
+
+
+def _tree(text: str) -> ast.expr:
+    if len(text) > _LONGEST:
+        raise ExpressionError(
+            f"The expression has {len(text):,} characters: give one of at most {_LONGEST:,}."
+        )
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        column = (error.offset or 0) if isinstance(error, SyntaxError) else 0
+        where = f" at column {column}" if column else ""
+        raise ExpressionError(
+            f"{_excerpt(text, column)} is not an expression{where}: "
+            "write it as in Python, such as 'fedprox(mu=0.1)', in quotes."
+        ) from None
+
+
+def _value_of_call(reader: _Reader, node: ast.expr, kind: Kind) -> Any:
+    """What a call of one of the kind's factories makes."""
+    name_node = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(name_node, ast.Name):
+        raise _wrong(reader, node, f"{kind.with_article} belongs here, a call such as {example(kind)}")
+    factory, name = factory_of(kind, name_node.id), name_node.id
+    if factory is None:
+        raise _wrong(reader, node, _unknown(name, kind))
+    if not isinstance(node, ast.Call):
+        raise _wrong(reader, node, f"{name} is a function: call it, {signature(name, factory)}")
+    places, words = _bound(reader, node, name, factory)
+    try:
+        return factory(*places, **words)
+    except (ExpressionError, ModelError):
+        raise
+    except EvenhandError as error:
+        raise ExpressionError(str(error)) from None
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise _wrong(reader, node, f"{signature(name, factory)} cannot take this ({error})") from None
+
+
+def _unknown(name: str, kind: Kind) -> str:
+    """What is wrong with a name that the kind does not have, and what it may have been meant for."""
+    if python := only_in_python(name):
+        return python
+    shown, names = f"there is no {kind.noun} {name!r:.40}", names_of(kind)
+    for other in KINDS:
+        if name in names_of(other):
+            return f"{shown}: {name} is {other.with_article}, and {kind.with_article} is one of {', '.join(names)}"
+    return shown + (perhaps(name, names) or f" among {', '.join(names)}")
+
+
+def _bound(
+    reader: _Reader, call: ast.Call, name: str, factory: Callable[..., Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call: those that go to ``*args``, and all others by name."""
+    hints, taken = get_type_hints(factory), parameters(factory)
+    given, variadic, words = list(call.args), list[Any](), dict[str, Any]()
+    filled = dict[str, Callable[[], Any]]()
+    for parameter in inspect.signature(factory).parameters.values():
+        types = list(alternatives(hints[parameter.name]))
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            variadic = [_value(reader, node, parameter.name, types) for node in given]
+            given = []
+        elif Model in types:
+            words[parameter.name] = reader.model
+        elif Work in types and parameter.default is parameter.empty:
+            if _is_work(given):
+                words[parameter.name] = _value_of_call(reader, given.pop(0), kind_of(Work))
+            else:
+                filled[parameter.name] = reader.work
+        elif given and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            words[parameter.name] = _value(reader, given.pop(0), parameter.name, types)
+    if given:
+        raise _wrong(reader, given[0], f"{name} takes this by name only: {signature(name, factory)}")
+    for keyword in call.keywords:
+        if keyword.arg is None or keyword.arg not in {*taken, *filled, *words}:
+            word = "**" if keyword.arg is None else keyword.arg
+            shown = signature(name, factory)
+            raise _wrong(reader, keyword, f"{name} has no {word!r:.40}{perhaps(word, taken)}: {shown}")
+        if keyword.arg in words:
+            raise _wrong(reader, keyword, f"{name} gets {keyword.arg} twice")
+        words[keyword.arg] = _value(
+            reader, keyword.value, keyword.arg, list(alternatives(hints[keyword.arg]))
+        )
+    words |= {argument: work() for argument, work in filled.items() if argument not in words}
+    for parameter in taken.values():
+        if parameter.default is parameter.empty and parameter.name not in words and not variadic:
+            raise _wrong(reader, call, f"{name} needs {parameter.name}=: {signature(name, factory)}")
+    return variadic, words
+
+
+def _value(reader: _Reader, node: ast.expr, name: str, types: list[Any]) -> Any:
+    """An argument: a part, which a call makes, or a constant of one of the types."""
+    kind = kind_for(types)
+    given = _constant(node)
+    if given is not _NO_CONSTANT:
+        for hint in types:
+            if _fits(given[0], hint):
+                return hint(given[0]) if hint is float else given[0]
+    elif kind is not None:
+        return _value_of_call(reader, node, kind)
+    wanted = [word for hint in types if (word := constant(hint))]
+    wanted += [] if kind is None else [f"{kind.with_article} such as {example(kind)}"]
+    raise _wrong(reader, node, f"{name} takes {' or '.join(wanted) or 'what only Python can give'}")
+
+
+_NO_CONSTANT: tuple[Any, ...] = ()
+
+
+def _constant(node: ast.expr) -> tuple[Any, ...]:
+    """The constant that a node is, in a tuple of one; an empty tuple if it is none."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | None as value):
+            return (value,)
+        case ast.Name(id="inf"):
+            return (math.inf,)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            value = _constant(operand)
+            is_number = value and isinstance(value[0], int | float) and not isinstance(value[0], bool)
+            return (-value[0],) if is_number else _NO_CONSTANT
+        case ast.Tuple(elts=elements):
+            values = [_constant(element) for element in elements]
+            return (tuple(value[0] for value in values),) if all(values) else _NO_CONSTANT
+        case _:
+            return _NO_CONSTANT
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if hint is float:
+        return (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and not 2**1000 < abs(value) < math.inf
+        )
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if get_origin(hint) is Literal:
+        return any(type(value) is type(word) and value == word for word in get_args(hint))
+    return bool(constant(hint)) and isinstance(value, get_origin(hint) or hint)
+
+
+def _is_work(given: list[ast.expr]) -> bool:
+    """Whether the first argument is local work, rather than what comes after it."""
+    return (
+        bool(given)
+        and isinstance(given[0], ast.Call)
+        and isinstance(given[0].func, ast.Name)
+        and (given[0].func.id in factories(Work))
+    )
+
+
+def _wrong(reader: _Reader, node: ast.expr | ast.keyword, fault: str) -> ExpressionError:
+    column = len(reader.text.encode()[: node.col_offset].decode()) + 1
+    return ExpressionError(f"{_excerpt(reader.text, column)}, column {column}: {fault}.")
+
+
+def _excerpt(text: str, column: int = 1) -> str:
+    """``text`` in quotes; of a long one, what is around a column."""
+    begin = max(0, min(column - _SHOWN // 2, len(text) - _SHOWN))
+    before, after = "..." if begin else "", "..." if begin + _SHOWN < len(text) else ""
+    return repr(before + text[begin : begin + _SHOWN] + after)
+
+
+# --- the noise multipliers that a budget of privacy leaves open ---------------------------------------------
+
+
+NOISE = "noise_multiplier"
+
+
+def with_noise(text: str, noise: float) -> str:
+    """The expression with this noise multiplier wherever a factory needs one and has none.
+
+    Args:
+      text: an expression.
+      noise: the multiplier.
+
+    Raises:
+      ExpressionError: it is not an expression.
+
+    Example:
+      >>> with_noise("ditto(dp_fedavg(clip=1), lam=1)", 0.5)
+      'ditto(dp_fedavg(clip=1, noise_multiplier=0.5), lam=1)'
+    """
+    tree = ast.parse(canonical(text), mode="eval")
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name), keywords=words) if _takes_noise(name):
+                if all(word.arg != NOISE for word in words):
+                    words.append(ast.keyword(NOISE, ast.Constant(noise)))
+            case _:
+                pass
+    return canonical(ast.unparse(tree))
+
+
+def _takes_noise(name: str) -> bool:
+    made = (factory_of(kind, name) for kind in KINDS)
+    return any(NOISE in parameters(factory) for factory in made if factory is not None)
