@@ -38,7 +38,7 @@ __all__ = ["ExampleRows", "LeafGradients", "formed", "full_type", "looked_up", "
 
 
 class ExampleRows(NamedTuple):
-    """ExampleRows: inputs, labels, and a key for each."""
+    """Examples: inputs, labels, and a key for each."""
 
     x: Array
     y: Array
