@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import evenhand as eh
+from evenhand.records import write_text
 from evenhand.report import RunView, statistics
 
 __all__ = [
@@ -133,8 +134,8 @@ def write(path: Path, content: Mapping[str, Any], config: Mapping[str, Any], dig
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_rounded({**head, **content}, digits), indent=1, allow_nan=False)
     # One line per innermost group of numbers.
-    path.write_text(
-        re.sub(r"\{[^{}]*\}|\[[^\[\]{}]*\]", lambda part: re.sub(r"\s+", " ", part[0]), text) + "\n"
+    write_text(
+        path, re.sub(r"\{[^{}]*\}|\[[^\[\]{}]*\]", lambda part: re.sub(r"\s+", " ", part[0]), text) + "\n"
     )
     return path
 
