@@ -33,6 +33,8 @@ import hypothesis
 import jax
 import pytest
 
+from nursery import Nursery
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_platforms", "cpu")
@@ -76,6 +78,29 @@ def _few_programs() -> Iterator[None]:
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > _MOST_MAPS:
         jax.clear_caches()
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Its cache is kept between test runs, and separate, so that nobody else reads what a kill left half-written."""
+    found = Nursery(Path(__file__).parents[1] / ".jax_cache" / "nursery")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def figures_in_words() -> Iterator[None]:
+    """Pages hold the words of their figures and not the drawings, which take longest; other tests are about them."""
+    from evenhand.report.formatting import escape
+
+    def words(figure: Any, name: str, title: str, note: str, alt: str) -> str:
+        assert figure.axes
+        return f"<figure>{escape(title)} {escape(note)} {escape(alt)}</figure>"
+
+    with pytest.MonkeyPatch.context() as patch:
+        for pages in ("report._plots", "studies._report"):
+            patch.setattr(f"evenhand.{pages}.svg", words)
+        yield
 
 
 @pytest.fixture

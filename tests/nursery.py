@@ -1,4 +1,4 @@
-"""Processes to be killed, each at a small fraction of the cost of a new interpreter.
+"""Other processes, many of them to be killed, each at a small fraction of the cost of a new interpreter.
 
 The nursery is one process that has imported everything and forks a child per job.  It never touches a device, so that
 neither a JAX backend nor its threads exist when it forks; each child then starts a backend of its own, traces and
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SETTINGS = {"rounds": 50, "cohort": 4, "eval_every": 2, "seed": 3, "lanes": 1}
+SETTINGS = {"rounds": 30, "cohort": 4, "eval_every": 2, "seed": 3, "lanes": 1}
 
 
 class Nursery:
@@ -42,8 +42,11 @@ class Nursery:
         )
         assert self.ask("threads") == 1
 
-    def start(self, job: str, **arguments: object) -> "Child":
-        return Child(self, self.ask("start", job=job, arguments=arguments))
+    def start(
+        self, job: str, shown: str | Path = os.devnull, complaints: str | Path = "", **arguments: object
+    ) -> "Child":
+        files = {"shown": str(shown), "complaints": str(complaints)}
+        return Child(self, self.ask("start", job=job, arguments=arguments, **files))
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -65,6 +68,10 @@ class Child(NamedTuple):
 
     def is_over(self) -> bool:
         return self.nursery.ask("poll", pid=self.pid) is not None
+
+    def signal(self, number: int) -> None:
+        """Nothing happens to a child that has ended."""
+        self.nursery.ask("signal", pid=self.pid, number=number)
 
     def kill(self) -> int:
         """SIGKILL; the exit status, -9 unless the child had ended before."""
@@ -123,16 +130,30 @@ def _simulate(folder: str, result: str, method: str = "scaffold", rounds: int = 
     return 0
 
 
-def _command(folder: str, words: list[str]) -> int:
+def _command(folder: str, words: list[str], devices: int = 2) -> int:
+    os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("device_count=2", f"device_count={devices}")
     os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
     return main(words)
 
 
-def _child(job: str, arguments: dict) -> int:
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    return {"simulate": _simulate, "command": _command}[job](**arguments)
+def _program(source: str, arguments: tuple[str, ...] = ()) -> int:
+    sys.argv[1:] = arguments
+    exec(compile(source, "program", "exec"), {"__name__": "__main__"})
+    return 0
+
+
+def _child(job: str, arguments: dict, shown: str, complaints: str) -> int:
+    """Does a job; what it prints goes to two files, the complaints of one without a file to those of the tests."""
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_NOCTTY), 1)
+    if complaints:
+        os.dup2(os.open(complaints, os.O_WRONLY | os.O_CREAT), 2)
+    try:
+        return {"simulate": _simulate, "command": _command, "program": _program}[job](**arguments)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def _serve() -> None:
@@ -146,16 +167,16 @@ def _serve() -> None:
             if answer == 0:
                 code = 1
                 try:
-                    code = _child(request["job"], request["arguments"])
+                    code = _child(*(request[name] for name in ("job", "arguments", "shown", "complaints")))
                 finally:
                     os._exit(code)
         else:
             # Reaped only here, so that the id still belongs to this child when it is killed.
             pid = request["pid"]
-            if pid not in statuses and request["do"] == "kill":
-                os.kill(pid, signal.SIGKILL)
+            if pid not in statuses and request["do"] in ("kill", "signal"):
+                os.kill(pid, request.get("number", signal.SIGKILL))
             if pid not in statuses:
-                done, status = os.waitpid(pid, os.WNOHANG if request["do"] == "poll" else 0)
+                done, status = os.waitpid(pid, 0 if request["do"] == "kill" else os.WNOHANG)
                 if done:
                     statuses[pid] = os.waitstatus_to_exitcode(status)
             answer = statuses.get(pid)

@@ -48,7 +48,8 @@ from evenhand import (
 )
 from evenhand._version import __version__
 from evenhand.errors import EvenhandError
-from evenhand.simulation import Run, simulate
+from evenhand.simulation import Run, load_run, simulate
+from evenhand.studies import load as load_study
 from evenhand.studies import study
 from evenhand.types import Algorithm, Model
 
@@ -66,6 +67,8 @@ __all__ = [
     "data",
     "evaluation",
     "expressions",
+    "load_run",
+    "load_study",
     "local",
     "lowering",
     "models",

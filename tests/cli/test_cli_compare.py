@@ -14,10 +14,10 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._saved import load_run
 from evenhand.cli._show import TOPICS
+from evenhand.simulation import load_run
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
+pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
 
 QUICK = ["--data", "digits", "--clients", "6", "--rounds", "2", "--quiet"]
 
@@ -125,7 +125,7 @@ def test_seeds_of_a_method_are_one_row(
     (sentence,) = [line for line in lines if line.startswith("In each of 2 seeds, fedprox(mu=2) serves")]
     gains = []
     for first, second in zip(*seeds.values(), strict=True):
-        a, b = (load_run(folder).view.clients["test"]["accuracy"] for folder in (first, second))
+        a, b = (load_run(folder).view().clients["test"]["accuracy"] for folder in (first, second))
         gains.append(b - a)
     better, worse = (int((sign * np.stack(gains) > 0).all(axis=0).sum()) for sign in (1, -1))
     assert (
@@ -158,7 +158,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert {"[/]", "[bold]b", "=1+1", r"\x1b[31mred", ":smile:", r"\u202eדרום"} <= lines
     assert r"[/bold] \x1b[31m" in printed.err and r"Report: " in printed.out
     assert "'=1+1," in (folders[0] / "clients.csv").read_text(encoding="utf-8")
-    assert set(load_run(folders[0]).view.client_ids) == set(names)
+    assert set(load_run(folders[0]).view().client_ids) == set(names)
 
 
 def test_report_writes_the_page_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,11 +20,12 @@ import pytest
 
 import evenhand
 import evenhand as eh
-from evenhand.cli import _folder, main
+from evenhand.cli import main
 from evenhand.simulation import Job
+from evenhand.simulation import folder as folder_module
 from evenhand.studies import _runs
 
-RESULTS = ("metrics.jsonl", "clients.csv", "params.npz", "summary.json")
+RESULTS = ("metrics.jsonl", "clients.csv", "params.npz", "results.npz", "summary.json")
 READ = ("config.json", "metrics.jsonl", "clients.csv", "summary.json")
 ODD = ["5", "null", "NaN", "1e999", "[]", "{}", '"x"', "true", "9" * 5000, "[" * 3000, "-1", "[1, [2]]"]
 ODD += ['{"a":' * 900 + "1" + "}" * 900, "9" * 19]
@@ -395,7 +396,9 @@ def _loads(folder: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["config.json", "clients.csv", "params.npz", "summary.json", "report.html"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "clients.csv", "params.npz", "results.npz", "summary.json", "report.html"]
+)
 def test_a_full_disk_is_named_and_the_run_resumes(
     name: str,
     finished: Path,
@@ -452,7 +455,7 @@ def test_a_folder_that_is_deleted_during_a_run_is_named(
         shutil.rmtree(folder)
         append(folder, history)
 
-    append = _folder.append_metrics
+    append = folder_module.append_metrics
     monkeypatch.setattr("evenhand.cli._run.append_metrics", deleted)
     words = ["--data", "digits", "--rounds", "2", "--quiet", "--checkpoint", "off", "--out", str(out)]
     assert main(["run", "fedavg", *words]) == 2

@@ -11,7 +11,9 @@ from test_cli_errors import refused
 
 from evenhand.cli import main
 from evenhand.cli._run import Run
-from evenhand.cli._saved import load_run
+from evenhand.simulation import load_run
+
+pytestmark = pytest.mark.usefixtures("figures_in_words")
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ def test_reports_list_no_option_without_effect(
         assert main(["run", method, *words]) == 0
         config = json.loads((out / "config.json").read_text())
         assert unused <= set(config["without_effect"]) <= set(config["options"])
-        shown = set(load_run(out).view.config)
+        shown = set(load_run(out).view().config)
         assert not shown & set(config["without_effect"])
         assert shown == {"method", *config["options"]} - set(config["without_effect"])
         assert {"rounds", "seed", "data"} <= shown

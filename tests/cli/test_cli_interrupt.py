@@ -14,6 +14,7 @@ import pytest
 
 import evenhand
 from evenhand.cli import main
+from nursery import Nursery
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -23,6 +24,7 @@ FILES = {
     "metrics.jsonl",
     "clients.csv",
     "params.npz",
+    "results.npz",
     "summary.json",
     "checksums.json",
     "report.html",
@@ -30,10 +32,10 @@ FILES = {
 }
 
 
-def _interrupt(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> tuple[str, str]:
+def _interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Presses Ctrl-C, and again if nothing happens: Python drops one that arrives inside a destructor."""
     for _ in range(3):
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         try:
             return process.communicate(timeout=90)
         except subprocess.TimeoutExpired:
@@ -44,7 +46,7 @@ def _interrupt(process: subprocess.Popen[str], number: signal.Signals = signal.S
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_a_usable_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
+    nursery: Nursery, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
 ) -> None:
     out = tmp_path / "a"
     words = [
@@ -60,29 +62,25 @@ def test_a_signal_leaves_a_usable_folder(
         "0",
     ]
     words += ["--out", str(out)]
-    # A job in the background inherits an ignored SIGINT, and so would the run.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "evenhand.cli", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # One device, as in this process.
-        env={**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=4", "device_count=1")},
-    )
-    signal.signal(signal.SIGINT, before)
-    try:
-        metrics = out / "metrics.jsonl"
-        until = time.monotonic() + 200
-        while not (metrics.exists() and metrics.read_text().count("\n") >= 5) and time.monotonic() < until:
+    shown, complaints = tmp_path / "shown", tmp_path / "complaints"
+    # One device, as in this process.
+    child = nursery.start("command", shown, complaints, folder=str(tmp_path), words=words, devices=1)
+    metrics = out / "metrics.jsonl"
+    until = time.monotonic() + 200
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 5) and time.monotonic() < until:
+        time.sleep(0.05)
+    # Again if nothing happens: Python drops a signal that arrives inside a destructor.
+    for _ in range(3):
+        child.signal(number)
+        until = time.monotonic() + 90
+        while not child.is_over() and time.monotonic() < until:
             time.sleep(0.05)
-        shown, complaints = _interrupt(process, number)
-    finally:
-        process.kill()
-        process.communicate()  # closes the pipes
-    assert process.returncode == code
-    assert "Traceback" not in complaints
-    assert "Stopped after round" in shown and f"`evenhand resume {out}` continues" in shown
+    assert child.kill() == code
+    assert "Traceback" not in complaints.read_text()
+    assert (
+        "Stopped after round" in shown.read_text()
+        and f"`evenhand resume {out}` continues" in shown.read_text()
+    )
 
     assert {path.name for path in out.iterdir()} == FILES
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

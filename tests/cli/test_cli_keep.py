@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenhand.cli import _folder, main
-from evenhand.cli._saved import rule_of
+from evenhand.cli import main
+from evenhand.cli._keep import rule_of
+from evenhand.simulation import folder as folder_module
 
 ROUNDS = 8
-FILES = ("metrics.jsonl", "clients.csv", "params.npz")
+FILES = ("metrics.jsonl", "clients.csv", "params.npz", "results.npz")
 pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
 
 
@@ -125,7 +126,7 @@ def test_the_best_so_far_survives_a_kill(
     killed: int, best: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed at an evaluation, before its state is saved, so that these rounds are trained again."""
-    append = _folder.append_metrics
+    append = folder_module.append_metrics
 
     def stop(of: Path, rows: dict[str, np.ndarray]) -> None:
         append(of, rows)
@@ -159,7 +160,14 @@ def test_a_damaged_best_round_is_refused(
     best: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = str(summary(best)["kept"]["round"])
-    for file in ("params.npz", "summary.json", "clients.csv", "personal/0-a.npz", "personal/index.csv"):
+    for file in (
+        "params.npz",
+        "results.npz",
+        "summary.json",
+        "clients.csv",
+        "personal/0-a.npz",
+        "personal/index.csv",
+    ):
         folder = Path(shutil.copytree(best, tmp_path / file.replace("/", "-") / "a"))
         path = folder / "best" / name / file
         data = bytearray(path.read_bytes())

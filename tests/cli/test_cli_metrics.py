@@ -12,9 +12,9 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._saved import load_run
 from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.report import may_win, read_clients_csv
+from evenhand.simulation import load_run
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -66,7 +66,7 @@ def test_the_files_of_a_run_have_what_python_measures(root: Path) -> None:
     assert summary["test"]["auc"]["clients"] == 12 - np.isnan(values).sum()
     assert summary["test"]["auc"]["mean"] == pytest.approx(np.nanmean(values), rel=1e-5)
     assert summary["metrics"]["auc"] == "have examples of one class only"
-    assert may_win(saved.view)
+    assert may_win(saved.view())
     assert "global_auc" in read_clients_csv(root / "b" / "clients.csv").clients["test"]
 
 
@@ -98,7 +98,7 @@ def test_the_terminal_and_the_page_show_them_and_whom_they_cover(
         assert section is not None
         assert sentence in section[0] and f'<td class="number">{12 - undefined}</td>' in section[0]
         assert ("best" in section[0]) == (page.name == "x.html")
-    means = [load_run(root / name).view.clients["test"]["macro_f1"] for name in ("a", "b")]
+    means = [load_run(root / name).view().clients["test"]["macro_f1"] for name in ("a", "b")]
     better = f"{100 * max(map(np.mean, means)):.1f}\u202f%"
     assert np.mean(means[0]) != np.mean(means[1])
     assert f'<td class="number best">{better}</td>' in section[0]

@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 
 import evenhand as eh
-from evenhand.cli import _folder, main
+from evenhand.cli import main
 from evenhand.cli._run import Place, record
-from evenhand.cli._saved import personal_models, read_index
 from evenhand.errors import EvenhandError
+from evenhand.simulation import folder as folder_module
+from evenhand.simulation.folder import personal_models, read_index
 
 METHOD = "ditto(fedavg(), lam=0.1)"
 WORDS = ["--eval-every", "2", "--checkpoint", "0", "--batch-size", "5", "--lr", "0.5"]
@@ -84,8 +85,8 @@ def test_each_client_has_a_file_that_numpy_opens(finished: Path, table: Path) ->
 
 def test_many_clients_share_files(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model is 24 bytes, and a file holds two of them here; the index says where each is."""
-    monkeypatch.setattr("evenhand.cli._saved._MOST_FILES", 3)
-    monkeypatch.setattr("evenhand.cli._saved._BLOCK", 48)
+    monkeypatch.setattr("evenhand.simulation.folder._MOST_FILES", 3)
+    monkeypatch.setattr("evenhand.simulation.folder._BLOCK", 48)
     assert train(table, tmp_path / "a", "--quiet") == 0
     entries = read_index(tmp_path / "a")
     assert [(entry.client, entry.file, entry.row) for entry in entries] == [
@@ -114,7 +115,7 @@ def test_states_in_files_are_kept_too(
 
     After Ctrl-C the files hold the states of later rounds, so nothing is kept.
     """
-    append = _folder.append_metrics
+    append = folder_module.append_metrics
 
     def press(of: Path, history: dict[str, np.ndarray]) -> None:
         append(of, history)
@@ -234,7 +235,7 @@ def test_an_interrupted_run_keeps_small_models(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C after the evaluation of round 2: small states were copied at it, and large ones are gone."""
-    append = _folder.append_metrics
+    append = folder_module.append_metrics
 
     def press(of: Path, history: dict[str, np.ndarray]) -> None:
         append(of, history)
@@ -276,7 +277,7 @@ def test_clients_that_never_trained_have_no_model_of_their_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Two of twelve clients train: only they are in the index, as in ``clients.csv``, unless all keep a model."""
-    monkeypatch.setattr("evenhand.cli._saved._MOST_FILES", most_files)
+    monkeypatch.setattr("evenhand.simulation.folder._MOST_FILES", most_files)
     rng = np.random.default_rng(0)
     rows = [f"c{i % 12},{rng.normal():.3f},{(i + i // 4) % 3}" for i in range(96)]
     table = tmp_path / "table.csv"

@@ -20,7 +20,7 @@ from sklearn.metrics import (
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._saved import read_index
+from evenhand.simulation.folder import read_index
 
 HEADER = "region,group,age,work,label"
 NAMES = ("north / A", "north / B", "south / A")

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.cli import _folder, main
-from evenhand.cli._folder import condition_of
+from evenhand.cli import main
+from evenhand.simulation import folder as folder_module
 from evenhand.simulation._checkpoint import resealed
+from evenhand.simulation.folder import condition_of
 
 ROUNDS, EVERY = 6, 2
-NAMES = ("config.json", "metrics.jsonl", "clients.csv", "params.npz")
+NAMES = ("config.json", "metrics.jsonl", "clients.csv", "params.npz", "results.npz")
 RESULTS = {*NAMES, "features.json", "summary.json", "report.html", "checksums.json", "checkpoint"}
 pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
 
@@ -50,7 +51,7 @@ def stopped(finished: Path, folder: Path) -> Path:
     """A copy of the run as a kill after its last evaluation but one would leave it."""
     shutil.copytree(finished, folder)
     shutil.rmtree(folder / "checkpoint" / str(ROUNDS))
-    for name in ("clients.csv", "params.npz", "summary.json", "report.html"):
+    for name in ("clients.csv", "params.npz", "results.npz", "summary.json", "report.html"):
         (folder / name).unlink()
     sums = json.loads((folder / "checksums.json").read_text())
     (folder / "checksums.json").write_text(json.dumps({"config.json": sums["config.json"]}))
@@ -115,7 +116,7 @@ def test_a_run_killed_before_its_first_save_starts_over(finished: Path, tmp_path
 
 def interrupted(table: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trains until Ctrl-C in the evaluation of round 4, before any state is saved."""
-    append = _folder.append_metrics
+    append = folder_module.append_metrics
 
     def press(of: Path, history: dict[str, np.ndarray]) -> None:
         append(of, history)
@@ -140,7 +141,7 @@ def test_ctrl_c_before_the_first_save(
     assert f"`evenhand resume {folder}` continues" in capsys.readouterr().out
     assert main(["resume", str(folder)]) == 0
     assert "stopped before its first state was saved: the run starts over" in capsys.readouterr().err
-    for name in ("metrics.jsonl", "clients.csv", "params.npz"):
+    for name in ("metrics.jsonl", "clients.csv", "params.npz", "results.npz"):
         assert (folder / name).read_bytes() == (finished / name).read_bytes(), name
 
 

@@ -20,6 +20,7 @@ FILES = {
     "metrics.jsonl",
     "clients.csv",
     "params.npz",
+    "results.npz",
     "summary.json",
     "checksums.json",
     "report.html",

@@ -11,7 +11,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._saved import load_run
+from evenhand.simulation import load_run
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -48,7 +48,7 @@ def test_the_files_and_the_screen_say_who_never_trained(capsys: pytest.CaptureFi
     )
     summary = json.loads(Path("a/summary.json").read_text())
     assert [each["kind"] for each in summary["findings"]] == ["untrained"] and summary["adapts"] is False
-    view = load_run(Path("a")).view
+    view = load_run(Path("a")).view()
     assert view.last_round is not None
     np.testing.assert_array_equal(view.last_round, run.last_round)
     assert "never trained" in Path("a/report.html").read_text(encoding="utf-8")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
+from typing import Protocol
 
 import pytest
+
+from nursery import Nursery
 
 PROGRAM = """
 import multiprocessing, time, warnings
@@ -52,7 +54,7 @@ def ask(actions):
         process.join(max(1.0, end - time.monotonic()))
         alive = process.is_alive()
         process.kill()
-        print("waits for ever" if alive else answers.get())
+        print("waits for ever" if alive else answers.get(), flush=True)
 """
 
 AFTER_A_RUN = """
@@ -83,15 +85,23 @@ ask([load, *REFUSED.values()])
 SENTENCE = "was forked from one in which JAX had already started"
 
 
-def answers_to(program: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + program], capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+class Answers(Protocol):
+    def __call__(self, program: str) -> list[str]: ...
 
 
-def test_a_forked_process_may_load_data_but_not_run() -> None:
+@pytest.fixture
+def answers_to(nursery: Nursery, tmp_path: Path) -> Answers:
+    """What a program prints in a process in which JAX has not started yet."""
+
+    def answers(program: str) -> list[str]:
+        shown = tmp_path / "shown"
+        assert nursery.start("program", source=PROGRAM + program, shown=shown).wait() == 0
+        return shown.read_text().splitlines()
+
+    return answers
+
+
+def test_a_forked_process_may_load_data_but_not_run(answers_to: Answers) -> None:
     before, load, *refused = answers_to(AFTER_A_RUN)
     assert (before, load) == ("done", "done")
     assert len(refused) == 17
@@ -107,7 +117,7 @@ def test_a_forked_process_may_load_data_but_not_run() -> None:
         "MODEL.init(jax.random.key(0))",
     ],
 )
-def test_it_does_not_matter_what_started_jax(first: str) -> None:
+def test_it_does_not_matter_what_started_jax(first: str, answers_to: Answers) -> None:
     """The first use of JAX is no run here; the second one is not even a function of Evenhand that could note it."""
     answers = answers_to(
         f"{first}\nask([run, load, lambda: ask([run])])"

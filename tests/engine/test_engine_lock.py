@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,50 +12,45 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.cli._folder import condition_of
 from evenhand.records import LOCK, held
+from evenhand.simulation.folder import condition_of
 from nursery import Child, Nursery
 
-CACHE = Path(__file__).parents[2] / ".jax_cache" / "nursery"
 SETTINGS = "--clients 4 --cohort 2 --seed 3 --eval-every 1 --checkpoint 0 --rounds"
 HOLDER = """
-import sys
+import os, sys, time
+from pathlib import Path
 from evenhand.records import held
 with held(sys.argv[1]):
-    print("held", flush=True)
-    sys.stdin.read()
+    Path(sys.argv[2], f"held {os.getpid()}").touch()
+    while not Path(sys.argv[2], "let go").exists():
+        time.sleep(0.01)
 """
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    found = Nursery(CACHE)
-    yield found
-    found.close()
+class Holders:
+    """Processes that hold folders until they are let go."""
+
+    def __init__(self, nursery: Nursery, signs: Path) -> None:
+        self._nursery, self._signs = nursery, signs
+
+    def start(self, folder: Path, program: str = HOLDER) -> Child:
+        child = self._nursery.start("program", source=program, arguments=[str(folder), str(self._signs)])
+        while not (self._signs / f"held {child.pid}").exists():
+            assert not child.is_over()
+            time.sleep(0.01)
+        return child
+
+    def let_go(self) -> None:
+        (self._signs / "let go").touch()
 
 
 @pytest.fixture
-def holder() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that hold folders, ended with the test."""
-    running: list[subprocess.Popen[str]] = []
-    yield running
-    for process in running:
-        process.kill()
-        process.communicate()
-
-
-def held_elsewhere(folder: Path, running: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(eh.__file__).parents[1])}
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    running.append(process)
-    assert process.stdout.readline() == "held\n"
-    return process
+def holders(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Holders]:
+    """They are let go at the end of the test, if not before."""
+    found = Holders(nursery, tmp_path_factory.mktemp("signs"))
+    yield found
+    found.let_go()
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -67,23 +58,22 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def test_a_folder_that_is_held_is_refused_and_the_lock_dies_with_its_process(
-    tmp_path: Path, holder: list[subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, holders: Holders, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "runs" / "a"
     run = ["run", "fedavg", *SETTINGS.split(), "1", "--quiet", "--out", str(folder)]
-    other = held_elsewhere(folder, holder)
+    other = holders.start(folder)
     for words in (run, [*run, "--overwrite"]):
         assert main(words) == 2
         shown = capsys.readouterr()
         assert shown.err.startswith(f"evenhand: {folder} is in use by process {other.pid} on ")
         assert shown.err.count("\n") == 1 and shown.out == ""
     assert {path.name for path in folder.iterdir()} == {LOCK}
-    other.kill()
-    other.wait()
+    assert other.kill() == -9
     assert main(run) == 0
     assert not (folder / LOCK).exists()
     before = contents(folder)
-    other = held_elsewhere(folder, holder)
+    other = holders.start(folder)
     before[Path(LOCK)] = (folder / LOCK).read_bytes()
     for words in (["resume", str(folder), "--rounds", "2"], [*run, "--overwrite"], run):
         assert main(words) == 2
@@ -92,38 +82,29 @@ def test_a_folder_that_is_held_is_refused_and_the_lock_dies_with_its_process(
     # Reading is still allowed.
     assert main(["compare", str(folder)]) == 0
     assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
-    other.communicate()
+    holders.let_go()
+    assert other.wait() == 0
     assert {path.name for path in folder.iterdir()} == {name.parts[0] for name in before} - {LOCK}
 
 
-def test_a_simulation_in_a_folder_that_is_held_is_refused(
-    tmp_path: Path, holder: list[subprocess.Popen[str]]
-) -> None:
+def test_a_simulation_in_a_folder_that_is_held_is_refused(tmp_path: Path, holders: Holders) -> None:
     method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=5))
-    other = held_elsewhere(tmp_path / "place", holder)
+    other = holders.start(tmp_path / "place")
     with pytest.raises(eh.EvenhandError, match=rf"place is in use by process {other.pid} on "):
         eh.simulate(method, eh.testing.toy_data(), rounds=1, checkpoint=tmp_path / "place")
     assert {path.name for path in (tmp_path / "place").iterdir()} == {LOCK}
 
 
-def test_a_child_does_not_inherit_the_lock(tmp_path: Path, holder: list[subprocess.Popen[str]]) -> None:
-    forking = HOLDER.replace(
-        "    print(", "    import os\n    if not os.fork(): sys.stdin.read(); os._exit(0)\n    print("
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(eh.__file__).parents[1])}
-    process = subprocess.Popen(
-        [sys.executable, "-c", forking, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    holder.append(process)
-    assert process.stdout.readline() == "held\n"
+def test_a_child_does_not_inherit_the_lock(tmp_path: Path, holders: Holders) -> None:
+    line = "    Path(sys.argv[2], f"
+    waiting = 'while not Path(sys.argv[2], "let go").exists(): time.sleep(0.01)'
+    inside = f"    if not os.fork():\n        {waiting}\n        os._exit(0)\n"
+    assert HOLDER.count(line) == 1
+    forking = HOLDER.replace(line, inside + line)
+    other = holders.start(tmp_path, forking)
     with pytest.raises(eh.EvenhandError, match="is in use"), held(tmp_path):
         pass
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert other.kill() == -9
     with held(tmp_path):  # although the child, which waits for its input, still runs
         pass
     assert list(tmp_path.iterdir()) == []

@@ -1,18 +1,17 @@
 """A cohort spread over the devices of two processes gives the same as in one process."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
 import evenhand as eh
+from nursery import Nursery
 
 PROGRAM = """
-import json, sys
+import json, os, sys
+os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=2", "")
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_compilation_cache_dir", sys.argv[3])
@@ -31,21 +30,18 @@ print(json.dumps(result))
 """
 
 
-def test_two_processes_agree_with_one():
+def test_two_processes_agree_with_one(nursery: Nursery, tmp_path: Path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    flags = os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=4", "")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     cache = str(Path(__file__).parents[2] / ".jax_cache")
-    commands = [[sys.executable, "-c", PROGRAM, str(process), str(port), cache] for process in (0, 1)]
-    running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        for command in commands
+    shown = [tmp_path / str(process) for process in (0, 1)]
+    children = [
+        nursery.start("program", shown[process], source=PROGRAM, arguments=[str(process), str(port), cache])
+        for process in (0, 1)
     ]
-    outputs = [process.communicate(timeout=180) for process in running]
-    assert [process.returncode for process in running] == [0, 0], outputs
-    printed = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    assert [child.wait() for child in children] == [0, 0]
+    printed = [json.loads(path.read_text().splitlines()[-1]) for path in shown]
     assert printed[0] == printed[1] and printed[0]["devices"] == 4
 
     method = eh.algorithms.scaffold(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=2, batch_size=4))

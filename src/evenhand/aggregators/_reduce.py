@@ -169,17 +169,21 @@ def in_loop(
 ) -> tuple[PyTree, PyTree]:
     """As :func:`in_passes`, in a compiled loop, so that a hundred passes are no larger a program than one."""
 
-    @jax.jit  # traced once, for the shapes and for the loop
     def one_pass(number: Array, state: PyTree) -> tuple[PyTree, PyTree]:
         total = sum_of(aggregator.publish(state), number)
         return aggregator.lower(total, state, jax.random.fold_in(key, number))
 
+    one_pass.__name__ = (
+        "one"  # as it always was: checkpoints know a method by its traced program, names included
+    )
+    once = jax.jit(one_pass)  # traced once, for the shapes and for the loop
+
     def step(number: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        return one_pass(number, carry[1])
+        return once(number, carry[1])
 
     if aggregator.passes == 1:
-        return one_pass(jnp.int32(0), state)
-    direction = jax.eval_shape(one_pass, jnp.int32(0), state)[0]
+        return once(jnp.int32(0), state)
+    direction = jax.eval_shape(once, jnp.int32(0), state)[0]
     begin = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), direction)
     return lax.fori_loop(jnp.int32(0), jnp.int32(aggregator.passes), step, (begin, state))
 

@@ -20,7 +20,7 @@ from tyro.conf import arg
 
 from evenhand import local, models, watch
 from evenhand.cli._arguments import changed, hyphenated, options_of, typed
-from evenhand.data import FederatedDataset, Target
+from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError, EvenhandWarning, perhaps, whole_number
 from evenhand.expressions import with_noise
 from evenhand.expressions.reading import NOISE
@@ -32,7 +32,6 @@ from evenhand.watch import Watched, Watcher
 __all__ = [
     "MODELS",
     "Budget",
-    "Form",
     "GridOptions",
     "LocalOptions",
     "ModelChoice",
@@ -277,6 +276,8 @@ class TrainingOptions(SharedOptions):
     """seed of the initial model, cohorts, batches and stragglers"""
     unseen: float = 0.0
     """share of the clients set aside, to measure how well the method serves clients not seen in training"""
+    start: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="(default: a new model)")] = None
+    """begin from the global model of this run folder"""
     lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
     """clients trained side by side"""
     checkpoint: float | Literal["off"] = 10.0
@@ -431,70 +432,6 @@ ModelName: TypeAlias = Literal[
 _DEFAULT_MODEL = "(default: softmax; linear for real labels, lstm for tokens)"
 
 
-class Form(NamedTuple):
-    """The form of examples and labels, which decides the sizes of a model; ``config.json`` keeps it.
-
-    Attributes:
-      name: what the data are called.
-      shape: of one example.
-      dtype: of examples, ``"float32"``, or ``"int32"`` for tokens.
-      classes: how many there are; None: labels are real numbers.
-      names: of the classes; None where they are only numbered.
-      targets: numbers in one label.
-      tokens: one more than the largest token; 0 where examples are no tokens.
-      target: the scale by which real labels are standardised; None where they are not.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    classes: int | None
-    names: tuple[str, ...] | None
-    targets: int
-    tokens: int
-    target: Target | None = None
-
-    @staticmethod
-    def of(data: FederatedDataset) -> Form:
-        """The form of a data set."""
-        splits, is_tokens = (data.train, data.valid, data.test), data.train.x.dtype.kind == "i"
-        return Form(
-            name=data.name,
-            shape=data.feature_shape,
-            dtype=str(data.train.x.dtype),
-            classes=data.num_classes,
-            names=data.classes,
-            targets=math.prod(data.train.y.shape[1:]),
-            tokens=1 + max(int(split.x.max(initial=0)) for split in splits) if is_tokens else 0,
-            target=None if data.features is None else data.features.target,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """What ``config.json`` holds; :meth:`from_json` reads it back."""
-        return {**self._asdict(), "target": None if self.target is None else self.target._asdict()}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Form:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-          KeyError, TypeError, ValueError: ``value`` is something else.
-        """
-        names, classes, target = value["names"], value["classes"], value["target"]
-        return Form(
-            name=str(value["name"]),
-            shape=tuple(int(size) for size in value["shape"]),
-            dtype={"float32": "float32", "int32": "int32"}[value["dtype"]],
-            classes=None if classes is None else int(classes),
-            names=None if names is None else tuple(str(name) for name in names),
-            targets=int(value["targets"]),
-            tokens=int(value["tokens"]),
-            target=None
-            if target is None
-            else Target(str(target["name"]), float(target["mean"]), float(target["deviation"])),
-        )
-
-
 class ModelChoice(NamedTuple):
     """A model by name.
 
@@ -528,7 +465,7 @@ class ModelOptions:
         Raises:
           EvenhandError: the model and the data do not fit together.
         """
-        return self.rebuilt(Form.of(data))
+        return self.rebuilt(data.form)
 
     def rebuilt(self, form: Form) -> Model:
         """The model for data of this form, which need not be at hand."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TextIO
+from typing import Annotated, Any, Literal, NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -23,35 +23,32 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from evenhand.cli._arguments import construct, hyphenated, options_of
-from evenhand.cli._folder import (
-    CHECKPOINT,
-    CHECKSUMS,
-    CONFIG,
-    FEATURES,
-    PARAMS,
-    PERSONAL,
-    REPORT,
-    SUMMARY,
-    Condition,
-    condition_of,
-    dict_in,
-    last_round,
-    read_json,
-    replacing,
-    sound_condition,
-)
-from evenhand.cli._options import Form, ModelChoice
+from evenhand.cli._data import DataOptions
 from evenhand.cli._run import ELSEWHERE, Place, Recorded, Run, changes, config_file, naming
-from evenhand.cli._saved import Personal, damaged_model, personal_models, read_index, read_params
 from evenhand.cli._terminal import remark, say
-from evenhand.data import Features, load_features
+from evenhand.data import Features, Form, load_features
 from evenhand.data.loaders import NewRows
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import is_share, outputs, unlabelled
 from evenhand.evaluation.metrics import check, measure, resolved
 from evenhand.expressions import canonical, plugins
-from evenhand.records import held
-from evenhand.simulation import Checkpoint
+from evenhand.records import CHECKSUMS, check_format, held, read_json, replacing, writing
+from evenhand.simulation import Checkpoint, SavedRun, load_run
+from evenhand.simulation.folder import (
+    CHECKPOINT,
+    CONFIG,
+    FEATURES,
+    PERSONAL,
+    REPORT,
+    SUMMARY,
+    Condition,
+    condition_of,
+    damaged_model,
+    dict_in,
+    last_round,
+    personal_models,
+)
+from evenhand.simulation.saving import SAVED_BY
 from evenhand.text import counted, spreadsheet_cell, visible
 from evenhand.types import Model, Params
 
@@ -77,6 +74,11 @@ def recorded(path: Path) -> Recorded:
     """
     path = config_file(path)
     config = read_json(path)
+    check_format(path, config)
+    if SAVED_BY in config:
+        raise EvenhandError(
+            f"{path.parent} was saved from Python, so no command repeats or continues it: train it again there."
+        )
     method, options = config.get("method"), config.get("options")
     if not isinstance(method, str) or not isinstance(options, dict):
         raise EvenhandError(
@@ -200,6 +202,11 @@ class Resume:
                 f"over with `evenhand run --config {self.run} --out NEW`."
             )
         config = run.recorded(data)
+        if read_json(path).get("start") != config.get("start"):
+            raise EvenhandError(
+                f"The model in {run.training.start} is not the one from which {self.run} began: restore it, or start "
+                f"over with `evenhand run --config {self.run} --out NEW`."
+            )
         if not self.quiet:
             remarks = [*remarks, *changes(path, config)]
         return run.train(data, Place(self.run, config, resumed=True, remarks=tuple(remarks)))
@@ -249,26 +256,20 @@ class _Trained(NamedTuple):
     """What a run folder has trained.
 
     Attributes:
-      folder: where.
-      run: the command that trained it.
+      saved: the run.
+      model: its model.
+      options: how its data were read.
       form: of its data.
-      choice: the kind of model.
-      model: the model.
-      params: of the global model.
-      personal: client id -> where its own model is.
+      gives: what the model's outputs are: a logit for each class, the margin of the second of two, or a value.
       features: how the columns of a table become inputs; None where it was trained on arrays.
-      has_personal: whether the method gives clients models of their own.
     """
 
-    folder: Path
-    run: Run
-    form: Form
-    choice: ModelChoice
+    saved: SavedRun
     model: Model
-    params: Params
-    personal: Mapping[str, Personal]
+    options: DataOptions
+    form: Form
+    gives: Literal["logits", "margin", "value"]
     features: Features | None
-    has_personal: bool
 
 
 class _Predicted(NamedTuple):
@@ -310,7 +311,7 @@ class Predict:
             raise EvenhandError(f"--out {self.out} is the file of --data: name another file.")
         metrics = resolved(self.metrics or ())
         trained = _trained(self.run, quiet=self.quiet)
-        rows = trained.run.data.new_rows(self.data, trained.features)
+        rows = trained.options.new_rows(self.data, trained.features)
         rows = rows._replace(x=unlabelled(rows.x, trained.form.shape, trained.form.dtype, str(self.data)))
         if not len(rows.x):
             raise EvenhandError(f"{self.data} has no rows: add at least one below the header.")
@@ -319,15 +320,19 @@ class Predict:
             if not has_label.any():
                 raise EvenhandError(
                     f"--metrics {self.metrics:.60} needs labels, and {self.data} has none that the model knows: add "
-                    f"the column {trained.run.data.label_column}."
+                    f"the column {trained.options.label_column}."
                 )
-            check(metrics, (0,), y.dtype, margins=trained.choice.gives == "margin")
+            check(metrics, (0,), y.dtype, margins=trained.gives == "margin")
         predicted = _predicted(trained, rows, y, has_label)
         lines = _lines(trained, rows, predicted)
         if self.out is None:
             _write(sys.stdout, lines)
         else:
-            with replacing(self.out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            with (
+                writing(self.out),
+                replacing(self.out) as temporary,
+                temporary.open("w", newline="", encoding="utf-8") as file,
+            ):
                 _write(file, lines)
         console = Console(stderr=self.out is None, quiet=self.quiet, highlight=False)
         for sentence in (
@@ -354,38 +359,35 @@ def _trained(folder: Path, *, quiet: bool) -> _Trained:
         study = (folder / "runs").is_dir()
         what = "is the folder of a study: name a run folder" if study else "is not a run folder: name one"
         raise EvenhandError(f"{folder} {what} that `evenhand run` wrote.")
-    condition = sound_condition(folder)
-    for sentence in [] if quiet else condition.remarks(folder):
+    saved = load_run(folder)
+    for sentence in [] if quiet else saved.remarks:
         remark(sentence)
-    before = recorded(path)
-    if (sentence := plugins.moved(path, before.plugins)) is not None and not quiet:
-        remark(sentence)
-    with naming(path):
-        run = recorded_run(before, before.method)
-    try:
-        form = Form.from_json(dict_in(dict_in(read_json(path), "data"), "form"))
-    except (KeyError, TypeError, ValueError):
-        raise EvenhandError(
-            f"{path} does not have the form of the data (an earlier version of Evenhand wrote it): repeat the run with "
-            f"`evenhand run --config {folder} --out NEW`."
-        ) from None
-    choice, model = run.model.choice(form), run.model.rebuilt(form)
-    with naming(path):
-        algorithm = run.algorithm(model, Console(quiet=True))
-    # The structure of the parameters, without the time that making them would take.
-    like = jax.eval_shape(
-        lambda key: algorithm.global_params(algorithm.init(model.init(key), 1)), jax.random.key(0)
+    form, options = (
+        saved.form,
+        DataOptions(client_column=saved.config["data"].get("client_column") or "client"),
     )
+    model = saved.model
+    if saved.is_of_command:
+        before = recorded(path)
+        if (sentence := plugins.moved(path, before.plugins)) is not None and not quiet:
+            remark(sentence)
+        with naming(path):
+            run = recorded_run(before, before.method)
+            # Of the method, since a method may train another model than the one that it is given.
+            model, options = run.algorithm(run.model.rebuilt(form), Console(quiet=True)).model, run.data
+    if model is None:
+        raise EvenhandError(
+            f"{folder} was saved from Python with a model that only Python has: use "
+            "eh.load_run(folder, model=model).predict(x)."
+        )
+    saved = replace(saved, model=model)
     return _Trained(
-        folder=folder,
-        run=run,
+        saved=saved,
+        model=model,
+        options=options,
         form=form,
-        choice=choice,
-        model=algorithm.model,
-        params=read_params(folder / PARAMS, like),
-        personal={entry.client: entry for entry in read_index(folder)},
+        gives="value" if form.classes is None else "margin" if model.name.startswith("svm(") else "logits",
         features=load_features(folder) if (folder / FEATURES).is_file() else None,
-        has_personal=algorithm.personal_params is not None or algorithm.adapt is not None,
     )
 
 
@@ -418,7 +420,7 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
     names = [] if rows.clients is None else rows.clients.tolist()
     places: dict[str, list[int]] = {}
     for row, name in enumerate(names):
-        if name in trained.personal:
+        if name in trained.saved.personal:
             places.setdefault(name, []).append(row)
     is_personal = np.zeros(len(rows.x), bool)
     is_personal[[row for of in places.values() for row in of]] = True
@@ -431,7 +433,7 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
     def apply(params: Params, chosen: NDArray) -> None:
         nonlocal scores
         found = outputs(model, params, rows.x[chosen])
-        part = _scores(found, trained.choice)
+        part = _scores(found, trained.gives)
         if not scores.shape[1]:
             scores = np.zeros((len(rows.x), part.shape[1]), part.dtype)
         scores[chosen] = part
@@ -442,16 +444,16 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
             measures[name][chosen] = np.where(has_label[chosen], values, np.nan)
 
     if not is_personal.all():
-        apply(trained.params, np.flatnonzero(~is_personal))
-    entries = [trained.personal[name] for name in places]
-    for entry, params in personal_models(trained.folder, entries, trained.params):
+        apply(trained.saved.params, np.flatnonzero(~is_personal))
+    entries = [trained.saved.personal[name] for name in places]
+    for entry, params in personal_models(trained.saved.folder, entries, trained.saved.params):
         apply(params, np.array(places[entry.client]))
     return _Predicted(scores, is_personal, measures)
 
 
-def _scores(found: Any, choice: ModelChoice) -> NDArray:
+def _scores(found: Any, gives: str) -> NDArray:
     """The outputs as ``(rows, outputs)``; of a margin, without the penalty that its model has beside it."""
-    array = np.asarray(found.score if choice.gives == "margin" else found)
+    array = np.asarray(found.score if gives == "margin" else found)
     return array.reshape(len(array), -1)
 
 
@@ -469,11 +471,11 @@ def _lines(trained: _Trained, rows: NewRows, predicted: _Predicted) -> Iterator[
 def _interpreted(trained: _Trained, scores: NDArray) -> dict[str, Iterable[str]]:
     """The columns of predictions."""
     form, count = trained.form, scores.shape[1]
-    if trained.choice.gives == "value":
+    if trained.gives == "value":
         names = ["prediction"] if count == 1 else [f"prediction_{j + 1}" for j in range(count)]
         return {name: map(_text, scores[:, j].tolist()) for j, name in enumerate(names)}
     classes = [form.names[k] if form.names and k < len(form.names) else str(k) for k in range(max(2, count))]
-    if trained.choice.gives == "margin":
+    if trained.gives == "margin":
         # A margin is no logarithm of odds, so it gives no probability.
         chosen = np.where(np.isnan(scores[:, 0]), -1, scores[:, 0] > 0)
         return {"prediction": _names_of(chosen, classes), "score": map(_text, scores[:, 0].tolist())}
@@ -503,17 +505,17 @@ def _write(file: TextIO, lines: Iterable[Sequence[str]]) -> None:
 def _who(trained: _Trained, rows: NewRows, predicted: _Predicted) -> Iterator[str]:
     """Which models the rows got, in sentences."""
     own, count = int(predicted.is_personal.sum()), len(rows.x)
-    if not trained.personal:
+    if not trained.saved.personal:
         yield f"{counted(count, 'row')}, predicted by the global model."
-        if trained.has_personal and not (trained.folder / PERSONAL).is_dir():
+        if trained.saved.has_personal_models and not (trained.saved.folder / PERSONAL).is_dir():
             yield (
-                f"{trained.folder} has no {PERSONAL}/, and so no client's own model: train it again with "
+                f"{trained.saved.folder} has no {PERSONAL}/, and so no client's own model: train it again with "
                 "--keep-personal to use these."
             )
         return
     yield f"{counted(count, 'row')}: {own:,} predicted by the client's own model, {count - own:,} by the global one."
     if rows.clients is None:
-        column = trained.run.data.client_column
+        column = trained.options.client_column
         yield f"The rows name no clients: add the column {column} to use each client's own model."
         return
     absent = dict.fromkeys(rows.clients[~predicted.is_personal].tolist())

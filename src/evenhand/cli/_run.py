@@ -7,7 +7,6 @@ whenever the run ends; what ``config.json`` says of it, which :mod:`evenhand.cli
 from __future__ import annotations
 
 import dataclasses
-import platform
 import re
 import shutil
 import sys
@@ -19,58 +18,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy
 from rich.console import Console
 from tyro.conf import Suppress
 
 from evenhand import simulation
-from evenhand._version import __version__
 from evenhand.cli._data import DataOptions, check_labels, idle, remarks, without_effect
-from evenhand.cli._folder import (
-    BEST,
-    CHECKPOINT,
-    CLIENTS,
-    CONFIG,
-    FEATURES,
-    METRICS,
-    PARAMS,
-    PERSONAL,
-    REPORT,
-    SUMMARY,
-    append_metrics,
-    begin_checksums,
-    claim,
-    dict_in,
-    free,
-    json_text,
-    metrics_text,
-    read_json,
-    reopen_checksums,
-    replacing,
-    seal,
-    write_text,
-)
+from evenhand.cli._folder import claim, free
+from evenhand.cli._keep import BestRound, Results, Rule, best_so_far, copied, rule_of, with_best
 from evenhand.cli._methods import Recipe
 from evenhand.cli._options import (
-    Form,
     LocalOptions,
     ModelOptions,
     TrainingOptions,
     check_trackers,
     of_run,
     trackers,
-)
-from evenhand.cli._saved import (
-    BestRound,
-    Results,
-    Rule,
-    best_so_far,
-    copied,
-    load_run,
-    rule_of,
-    with_best,
-    write_params,
-    write_personal,
 )
 from evenhand.cli._terminal import remark, say, show_comparison
 from evenhand.data import FederatedDataset, hold_out_clients
@@ -79,25 +41,36 @@ from evenhand.evaluation import feature_scales
 from evenhand.evaluation.metrics import resolved
 from evenhand.expressions import ExpressionError, parse, plugins
 from evenhand.expressions.reading import plugins_in, shadowed
-from evenhand.records import uninterrupted
+from evenhand.records import json_text, read_json, replacing, uninterrupted, write_text, writing
 from evenhand.report import (
-    among,
     compare,
-    covered,
-    honest,
     in_words,
     latest,
     privacy_line,
-    statistics,
     swing,
-    write_clients_csv,
     write_report,
 )
-from evenhand.simulation import Checkpoint, iterate
+from evenhand.simulation import Checkpoint, iterate, load_run
+from evenhand.simulation.folder import (
+    BEST,
+    CHECKPOINT,
+    CONFIG,
+    FEATURES,
+    METRICS,
+    PERSONAL,
+    REPORT,
+    append_metrics,
+    begin_checksums,
+    dict_in,
+    metrics_text,
+    reopen_checksums,
+    seal,
+)
+from evenhand.simulation.saving import configuration, write_results, write_summary
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
 from evenhand.text import counted
-from evenhand.types import Algorithm, Attack, Model
+from evenhand.types import Algorithm, Attack, Model, Params
 
 __all__ = [
     "ELSEWHERE",
@@ -158,7 +131,16 @@ class Run:
         unused = without_effect(options, data)
         if not self.recipe.takes_work():
             unused += flat(self.local)
-        return configuration(self.method, replace(self, data=self.data.rooted()), data, unused)
+        training, start = self.training, {}
+        if training.start is not None:
+            folder = Path(training.start).resolve()
+            training = replace(training, start=str(folder))
+            # Of the file: whether a resumed run begins from the same model is known without reading the arrays.
+            start = {"start": {"sha256": load_run(folder).params_sum}}
+        config = described(
+            self.method, replace(self, data=self.data.rooted(), training=training), data, unused
+        )
+        return {**config, **start}
 
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
@@ -190,6 +172,7 @@ class Run:
             eval_clients=options.eval_clients,
             metrics=options.metrics or (),
             untrained=options.untrained,
+            start=None if options.start is None else started(Path(options.start), algorithm.model),
             watch=[
                 of_run(tracker, place.folder, place.config)
                 for tracker in trackers(options.watch, place.folder)
@@ -251,6 +234,21 @@ class Run:
         return Path("runs") / f"{'-'.join(words)}-{self.training.seed}"
 
 
+def started(folder: Path, model: Model) -> Params:
+    """The global parameters of an earlier run, from which another one begins.
+
+    Raises:
+      EvenhandError: there is no such run, or it has another model.
+    """
+    saved = load_run(folder, model=model)
+    if not saved.fits:
+        raise EvenhandError(
+            f"--start {folder}: its model is another than the one to be trained here: name a run of the same --model, "
+            "on examples of the same form."
+        )
+    return saved.params
+
+
 # --- a run recorded as it happens ---------------------------------------------------------------------------
 
 
@@ -307,11 +305,11 @@ class Place(NamedTuple):
             claim(self.folder, checkpoint=self.is_resumable)
         config, metrics = json_text(self.config), metrics_text(run.history)
         begin_checksums(self.folder, config=config, metrics=metrics)
-        write_text(self.folder / CONFIG, config)
+        _write(self.folder / CONFIG, config)
         if run.data.features is not None:
             features = json_text(run.data.features.to_json())
-            write_text(self.folder / FEATURES, features)
-        write_text(self.folder / METRICS, metrics)
+            _write(self.folder / FEATURES, features)
+        _write(self.folder / METRICS, metrics)
 
 
 def record(
@@ -347,7 +345,7 @@ def record(
                 else:
                     append_metrics(folder, run.history)
                 if rule is not None:
-                    results = partial(_write_results, run=run, unseen=unseen, personal=keeps)
+                    results = partial(write_results, run=run, unseen=unseen, personal=keeps)
                     best = with_best(folder, rule, best, run.view(), results)
                 before, last = last, run
                 if not keeps or best is not None:  # the files need only its metrics and global model
@@ -361,9 +359,9 @@ def record(
     if last is None:
         remark("Stopped before the first evaluation, so nothing was written.")
         return 130
-    results = partial(_write_results, run=last, unseen=unseen, personal=keeps and not last.kept.is_gone)
+    results = partial(write_results, run=last, unseen=unseen, personal=keeps and not last.kept.is_gone)
     if rule is not None and best is not None:
-        results = partial(copied, best=best, rule=rule, rounds=last.info["rounds"])
+        results = partial(copied, best=best, rule=rule, run=last)
     with uninterrupted():
         if rule is None:  # an edited configuration no longer asks for the best round
             shutil.rmtree(folder / BEST, ignore_errors=True)
@@ -380,68 +378,27 @@ def _tenth(run: simulation.Run | None, rounds: int) -> int:
     return -1 if run is None else 10 * int(run.history["round"][-1]) // max(rounds, 1)
 
 
+def _write(path: Path, text: str) -> None:
+    with writing(path):
+        write_text(path, text)
+
+
 def _finish(folder: Path, run: simulation.Run, rounds: int, results: Results, *, interrupted: bool) -> None:
     """Completes the run folder; ``results`` writes the files that describe the round that is kept."""
     (folder / REPORT).unlink(missing_ok=True)
     reopen_checksums(folder)
-    write_text(folder / METRICS, metrics_text(run.history))
-    summary = {
-        "rounds": int(run.history["round"][-1]),
-        "rounds_asked": rounds,
-        "cohort": run.info["cohort"],
-        "clients": run.data.num_clients,
-        "interrupted": interrupted,
-        "last": {name: values[-1] for name, values in run.history.items()},
-        "seconds": run.info["seconds"],
-        "examples_per_second": run.info["examples_per_second"],
-        "padded": run.info["padded"],
-        "privacy": None if run.privacy is None else run.privacy.in_words(),
-        **results(folder),
-    }
-    write_text(folder / SUMMARY, json_text(summary))
+    _write(folder / METRICS, metrics_text(run.history))
+    write_summary(folder, run, rounds=rounds, about=results(folder), interrupted=interrupted)
     seal(folder)
-    with replacing(folder / REPORT) as temporary:
-        write_report(temporary, [load_run(folder).view])
-
-
-def _write_results(
-    folder: Path, *, run: simulation.Run, unseen: FederatedDataset | None, personal: bool
-) -> dict[str, Any]:
-    """Writes the files that describe the run's latest round, and returns what the summary says about that round."""
-    view = run.view(unseen=unseen)
-    with replacing(folder / CLIENTS) as temporary:
-        write_clients_csv(temporary, view)
-    write_params(folder / PARAMS, run.params)
-    shutil.rmtree(folder / PERSONAL, ignore_errors=True)
-    if personal:
-        write_personal(folder, run.data.client_ids, run.personal_models(), run.personal_clients)
-    about: dict[str, Any] = {
-        "by_class": view.info["by_class"],
-        "constant": view.info.get("constant"),
-        "metrics": view.info["metrics"],
-        "adapts": view.info["adapts"],
-        "findings": [finding._asdict() for finding in view.findings],
-    }
-    seen = honest(view)
-    about["covers"] = {split: covered([seen], split).text for split in view.clients}
-    for split, metrics in view.clients.items():
-        about[split] = {metric: statistics(seen, split, metric) for metric in metrics}
-        if view.malicious is not None:
-            for group in ("all", "honest", "malicious"):
-                part = among(view, group)
-                about[f"{split}_{group}"] = {metric: statistics(part, split, metric) for metric in metrics}
-        if view.unseen is not None and split in view.unseen.clients:  # none of them may have examples in it
-            about[f"{split}_unseen"] = {
-                metric: statistics(view.unseen, split, metric) for metric in view.unseen.clients[split]
-            }
-    return about
+    with writing(folder / REPORT), replacing(folder / REPORT) as temporary:
+        write_report(temporary, [load_run(folder).view()])
 
 
 def _print_result(
     folder: Path, run: simulation.Run, rounds: int, *, interrupted: bool, resumable: bool
 ) -> None:
     console = Console(highlight=False)
-    comparison = compare(load_run(folder).view)
+    comparison = compare(load_run(folder).view())
     sizes = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test examples"
     clients = f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}"
     show_comparison(
@@ -506,7 +463,7 @@ class Recorded(NamedTuple):
     plugins: Mapping[str, str] = {}
 
 
-def configuration(
+def described(
     method: str, options: Any, data: FederatedDataset, without_effect: Collection[str] = ()
 ) -> dict[str, Any]:
     """What ``config.json`` holds.
@@ -521,22 +478,8 @@ def configuration(
     texts = [method, *(kept[name] for name in ("attack", "systems") if name in kept)]
     used = {plugin.distribution: plugin.version for text in texts for plugin in plugins_in(text)}
     return {
-        "method": method,
-        "options": kept,
+        **configuration(method, kept, data),
         "without_effect": [name for name in kept if name in without_effect],
-        "data": {
-            "name": data.name,
-            "clients": data.num_clients,
-            "client_column": data.client_column,
-            "fingerprint": data.fingerprint,
-            "form": Form.of(data).to_json(),
-        },
-        "versions": {
-            "evenhand": __version__,
-            "jax": jax.__version__,
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-        },
         **({"plugins": used} if used else {}),
     }
 

@@ -17,17 +17,19 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from evenhand.cli._data import SOURCES
-from evenhand.cli._folder import PAGE, REPORT, replacing
+from evenhand.cli._folder import PAGE, load_saved, load_views, study_in
 from evenhand.cli._methods import first_line
 from evenhand.cli._options import MODELS
-from evenhand.cli._saved import load_run, load_saved, load_views, study_in
 from evenhand.cli._terminal import client_table, remark, say, show_comparison, tally
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.expressions import signature
 from evenhand.expressions.kinds import factory_of, ignored_plugins, kind_of, names_of
 from evenhand.local import Work
+from evenhand.records import replacing, writing
 from evenhand.report import compare, figures, write_report
+from evenhand.simulation import load_run
+from evenhand.simulation.folder import REPORT
 from evenhand.studies import load
 from evenhand.systems import Systems
 from evenhand.text import visible
@@ -119,8 +121,8 @@ class Report:
         saved = load_run(self.run)
         for sentence in saved.remarks:
             remark(sentence)
-        with replacing(path) as temporary:
-            write_report(temporary, [saved.view])
+        with writing(path), replacing(path) as temporary:
+            write_report(temporary, [saved.view()])
         print(visible(path))
         return 0
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.data._features import Features
+from evenhand.data._features import Features, Form
 from evenhand.data._validation import (
     NDArray,
     as_array,
@@ -170,6 +170,21 @@ class FederatedDataset:
     def feature_shape(self) -> tuple[int, ...]:
         """The shape of the features of one example."""
         return self.train.x.shape[1:]
+
+    @property
+    def form(self) -> Form:
+        """The form of examples and labels, which decides the sizes of a model."""
+        splits, is_tokens = (self.train, self.valid, self.test), self.train.x.dtype.kind == "i"
+        return Form(
+            name=self.name,
+            shape=self.feature_shape,
+            dtype=str(self.train.x.dtype),
+            classes=self.num_classes,
+            names=self.classes,
+            targets=math.prod(self.train.y.shape[1:]),
+            tokens=1 + max(int(split.x.max(initial=0)) for split in splits) if is_tokens else 0,
+            target=None if self.features is None else self.features.target,
+        )
 
     @cached_property
     def fingerprint(self) -> str:

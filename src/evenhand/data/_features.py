@@ -15,6 +15,7 @@ __all__ = [
     "Column",
     "Features",
     "Fill",
+    "Form",
     "Series",
     "Target",
     "encode",
@@ -94,6 +95,55 @@ class Target(NamedTuple):
     name: str
     mean: float
     deviation: float
+
+
+class Form(NamedTuple):
+    """The form of examples and labels, which decides the sizes of a model; a run folder keeps it.
+
+    Attributes:
+      name: what the data are called.
+      shape: of one example.
+      dtype: of examples, ``"float32"``, or ``"int32"`` for tokens.
+      classes: how many there are; None: labels are real numbers.
+      names: of the classes; None where they are only numbered.
+      targets: numbers in one label.
+      tokens: one more than the largest token; 0 where examples are no tokens.
+      target: the scale by which real labels are standardised; None where they are not.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    classes: int | None
+    names: tuple[str, ...] | None
+    targets: int
+    tokens: int
+    target: Target | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``config.json`` holds; :meth:`from_json` reads it back."""
+        return {**self._asdict(), "target": None if self.target is None else self.target._asdict()}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Form:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+          KeyError, TypeError, ValueError: ``value`` is something else.
+        """
+        names, classes, target = value["names"], value["classes"], value["target"]
+        return Form(
+            name=str(value["name"]),
+            shape=tuple(int(size) for size in value["shape"]),
+            dtype={"float32": "float32", "int32": "int32"}[value["dtype"]],
+            classes=None if classes is None else int(classes),
+            names=None if names is None else tuple(str(name) for name in names),
+            targets=int(value["targets"]),
+            tokens=int(value["tokens"]),
+            target=None
+            if target is None
+            else Target(str(target["name"]), float(target["mean"]), float(target["deviation"])),
+        )
 
 
 class Features(NamedTuple):

@@ -285,6 +285,7 @@ def standardized(model: Model, *, mean: float, deviation: float) -> Model:
         losses=_Trained(model.losses, *scale),
         metrics={"loss": model.losses, **model.metrics},
         apply_train=None if model.apply_train is None else _Predict(model.apply_train, *scale),
+        name=f"standardized({model.name}, mean={scale[0]}, deviation={scale[1]})",
     )
 
 

@@ -142,7 +142,7 @@ def svm(features: int, *, regularization: float = 0.01) -> Model:
         return binary_accuracy(outputs.score, y)
 
     model = from_functions(init=linear.init, apply=apply, losses=losses, metrics={"accuracy": right})
-    return model._replace(name=f"svm(features={features}, regularization={regularization:g})")
+    return model._replace(name=f"svm(features={features}, regularization={regularization})")
 
 
 # --- the affine layer ---------------------------------------------------------------------------------------

@@ -1,21 +1,23 @@
-"""A folder on disk: one process at a time, nothing half done, and checksums of what is in it."""
+"""A folder on disk: held by one process at a time, and written so that a kill leaves the old contents or the new.
+
+From top to bottom: the lock of a folder; signals that wait; files, and whole folders, that are replaced in one step.
+"""
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, StorageError
 
 if sys.platform == "win32":
     import msvcrt
@@ -24,15 +26,13 @@ else:
 
 __all__ = [
     "LOCK",
-    "SHA256",
-    "Sum",
-    "fits_its_list",
     "held",
-    "is_sealed",
-    "resealed",
-    "sum_of",
-    "sum_of_file",
+    "recovered",
+    "replacing",
+    "replacing_folder",
     "uninterrupted",
+    "write_text",
+    "writing",
 ]
 
 
@@ -61,8 +61,7 @@ def held(folder: str | Path) -> Generator[None]:
       EvenhandError: another process holds the folder, or it cannot be written to.
 
     Example:
-      >>> import tempfile
-      >>> from pathlib import Path
+      >>>       >>> from pathlib import Path
       >>> folder = Path(tempfile.mkdtemp()) / "runs" / "a"
       >>> with held(folder):
       ...     print([path.name for path in folder.iterdir()])
@@ -160,60 +159,125 @@ def uninterrupted() -> Generator[None]:
         signal.raise_signal(number)
 
 
-# --- checksums: of bytes, of a file's first bytes, and inside a JSON object ---------------------------------
+# --- files and folders replaced in one step -----------------------------------------------------------------
+
+_MOST_SETTLED = 100
+"""Files that are waited for one by one."""
 
 
-SHA256 = "sha256"
-"""The name under which a JSON object keeps the checksum of everything else in it."""
+@contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """A path to write to, whose file takes the place of ``path`` once it is complete.
 
-
-class Sum(NamedTuple):
-    """The length of some bytes, and their SHA-256 in hexadecimal."""
-
-    length: int
-    sha256: str
-
-
-def sum_of(data: bytes) -> Sum:
-    """The checksum of bytes."""
-    return Sum(len(data), hashlib.sha256(data).hexdigest())
-
-
-def sum_of_file(path: Path, length: int) -> Sum:
-    """The checksum of the first ``length`` bytes of a file, which is read in blocks."""
-    digest, left = hashlib.sha256(), length
-    with path.open("rb") as file:
-        while left > 0 and (chunk := file.read(min(left, 2**20))):
-            digest.update(chunk)
-            left -= len(chunk)
-    return Sum(length, digest.hexdigest())
-
-
-def fits_its_list(path: Path) -> bool:
-    """Whether a file is as the ``checksums.json`` beside it says; True where none says anything about it."""
-    try:
-        listed = json.loads((path.parent / "checksums.json").read_text("utf-8"))[path.name]
-    except (OSError, ValueError, KeyError, TypeError):
-        return True
-    length, sha256 = sum_of(path.read_bytes())
-    return bool(listed == {"bytes": length, "sha256": sha256})
-
-
-def resealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with the checksum that it must have, so that one write puts both on disk.
-
-    The checksum is of the values, not of the text: it survives another layout, and no change of a value.
-
-    Example:
-      >>> is_sealed(resealed({"accuracy": 0.5}))
-      True
-      >>> is_sealed({**resealed({"accuracy": 0.5}), "accuracy": 0.6})
-      False
+    Raises:
+      OSError: it cannot be written; ``path`` is as it was.
     """
-    rest = {name: part for name, part in value.items() if name != SHA256}
-    return {**rest, SHA256: hashlib.sha256(json.dumps(rest).encode()).hexdigest()}
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        yield temporary
+        # On disk before it gets the name: after a power cut, the name would otherwise stand for an empty file.
+        _settle(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
-def is_sealed(value: Mapping[str, Any]) -> bool:
-    """Whether an object is as :func:`resealed` made it."""
-    return value.get(SHA256) == resealed(value)[SHA256]
+def write_text(path: Path, text: str) -> None:
+    """Replaces the file in one step.
+
+    Raises:
+      OSError: it cannot be written; ``path`` is as it was.
+    """
+    with replacing(path) as temporary:
+        # Lone surrogates, which UTF-8 does not have, are escaped.
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Turns the system's error about a file that cannot be written into a sentence that names the file."""
+    try:
+        yield
+    except OSError as error:
+        if not path.parent.is_dir():
+            raise StorageError(
+                f"{path.parent} was moved or deleted while it was being written: its results are lost, so repeat the "
+                "run, or resume it where it is now."
+            ) from error
+        raise StorageError(f"{path} could not be written: {error.strerror or error}.") from error
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Generator[Path]:
+    """A new folder to write to, which takes the place of ``folder`` once it is complete.
+
+    A kill while it is being written leaves the old folder.  No system call replaces a folder that is not empty, so it
+    takes two renames; a kill between them leaves the old folder under the name that :func:`recovered` gives back.
+
+    Raises:
+      OSError: it cannot be written; ``folder`` is as it was.
+      EvenhandError: another process is writing it.
+    """
+    folder = folder.absolute()
+    part, old = folder.with_name(f".{folder.name}.part"), _set_aside(folder)
+    # The lock is beside the new folder: Windows renames no folder in which a file is open.
+    with held(folder.with_name(f".{folder.name}.writer")):
+        shutil.rmtree(part, ignore_errors=True)  # of a process that was killed here
+        try:
+            part.mkdir()
+            yield part
+            _settle_all(part)
+            with uninterrupted():
+                shutil.rmtree(old, ignore_errors=True)
+                if folder.exists():
+                    os.rename(folder, old)
+                try:
+                    os.rename(part, folder)
+                except OSError:
+                    recovered(folder)
+                    raise
+            _settle(folder.parent)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def recovered(folder: Path) -> Path:
+    """The folder, renamed back if a kill interrupted :func:`replacing_folder` between its two renames."""
+    folder = folder.absolute()
+    old = _set_aside(folder)
+    if old.is_dir() and not folder.exists():
+        with suppress(OSError):  # where nothing may be renamed, the caller misses the folder
+            os.rename(old, folder)
+    return folder
+
+
+def _set_aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
+
+
+def _settle_all(folder: Path) -> None:
+    """Waits until all that is in a folder is on disk."""
+    paths = [*folder.rglob("*"), folder]
+    if len(paths) > _MOST_SETTLED and sys.platform != "win32":
+        os.sync()  # one wait in place of thousands
+        return
+    for path in paths:
+        _settle(path)
+
+
+def _settle(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on disk, where the system can wait for that."""
+    if path.is_dir() and sys.platform == "win32":  # it opens no folders
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some file systems cannot
+            raise
+    finally:
+        os.close(descriptor)

@@ -5,15 +5,18 @@ from evenhand.simulation._job import Checkpoint, Execution, Job, check_job
 from evenhand.simulation._many import iterate_many
 from evenhand.simulation._run import Run
 from evenhand.simulation._simulate import iterate, simulate
+from evenhand.simulation.loaded import SavedRun, load_run
 
 __all__ = [
     "Checkpoint",
     "Execution",
     "Job",
     "Run",
+    "SavedRun",
     "check_job",
     "identify",
     "iterate",
     "iterate_many",
+    "load_run",
     "simulate",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand._platform import check_process
-from evenhand.data import FederatedDataset
+from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import (
     Baseline,
@@ -28,27 +28,23 @@ from evenhand.evaluation import (
     diverged_clients,
     feature_scales,
     findings,
-    is_higher_better,
     no_guarantee,
     of_global,
     outputs,
     primary_metric,
-    summarize,
-    summarize_classes,
-    undefined,
     unlabelled,
     unmeasured,
     untrained_clients,
 )
-from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.privacy import Account, account
-from evenhand.report import RunView, Summary, covered, honest, run_html, write_report
+from evenhand.report import RunView, write_report
 from evenhand.rounds import RoundState
 from evenhand.simulation._evaluation import Evaluation, Served, has_own, honest_among, served_models
 from evenhand.simulation._job import Execution, Job, Untrained, check_model
+from evenhand.simulation.results import Facts, Results
+from evenhand.simulation.saving import save
 from evenhand.simulation.setup import set_up
 from evenhand.simulation.store import Kept, stored
-from evenhand.text import counted
 from evenhand.types import Algorithm, Params, PyTree
 
 __all__ = ["Run"]
@@ -64,7 +60,7 @@ _COMPARED = 20_000
 
 
 @dataclass(frozen=True, repr=False)
-class Run:
+class Run(Results):
     """A simulation up to its latest evaluation.
 
     Attributes:
@@ -145,7 +141,7 @@ class Run:
         """
         self.kept.release()
 
-    @cached_property
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """What a reader must know before believing the numbers, the worst first: training diverged, the model never
         moved or only guesses, personal models diverged or never trained, the features are on different scales, or
@@ -154,6 +150,11 @@ class Run:
         For the rules and their thresholds see :func:`evenhand.evaluation.findings` and
         :func:`evenhand.evaluation.unmeasured`.
         """
+        return self._findings
+
+    @cached_property
+    def _findings(self) -> tuple[Finding, ...]:
+        """It reads all features for their scales."""
         chosen = honest_among(self.malicious, self.evaluated)
         needs = [need for phase in self.algorithm.phases for need in phase.aggregator.needs]
         seen = findings(
@@ -228,12 +229,17 @@ class Run:
         )
         return diverged, untrained
 
-    @cached_property
+    @property
     def privacy(self) -> Account | None:
         """What the method has spent of its clients' privacy so far, and what it promises; None: it promises nothing.
 
         For another probability of a breach, or another accountant, see :func:`evenhand.privacy.account`.
         """
+        return self._account
+
+    @cached_property
+    def _account(self) -> Account | None:
+        """It takes a second to compute."""
         promise = self.algorithm.privacy
         if promise is None:
             return None
@@ -358,7 +364,7 @@ class Run:
           EvenhandError: the model does not fit the examples.
         """
         check_process()
-        context = (data, self.data, self.seed, self.untrained, self.metrics)
+        context = (data, self.data.form, self.seed, self.untrained, self.metrics)
         kept, served = serve_newcomers(self.algorithm, self.kept.server, *context)
         return replace(
             self,
@@ -371,99 +377,6 @@ class Run:
             last_round=np.zeros(data.num_clients, np.int64),
             initial_loss=np.zeros(0),
         )
-
-    def client_metrics(self, split: str = "test") -> dict[str, NDArray]:
-        """Loss and metrics of every client, ``(num_clients,)`` each, with the model that it is served.
-
-        Args:
-          split: ``"train"``, ``"valid"`` or ``"test"``; NaN for clients without rows in it, for those that were not
-            evaluated, and for those of which a metric of :mod:`evenhand.evaluation.metrics` is undefined.
-        """
-        self._check_split(split)
-        metrics = self.clients[split]
-        if self.evaluated is None:
-            return {name: values.copy() for name, values in metrics.items()}
-        full = {name: np.full(self.data.num_clients, np.nan) for name in metrics}
-        for name, values in metrics.items():
-            full[name][self.evaluated] = values
-        return full
-
-    def class_metrics(self, split: str = "test") -> ClassMetrics:
-        """The accuracy of each class at every client that has rows of it, with the model that the client is served.
-
-        Four arrays of equal length, one entry for each client and class: ``clients`` (positions), ``classes``,
-        ``counts`` (rows) and ``accuracy``.  There are no entries for classes of which a client has no rows, nor for
-        clients that have no rows or were not evaluated.
-
-        Args:
-          split: ``"train"``, ``"valid"`` or ``"test"``.
-
-        Raises:
-          EvenhandError: there is no such split, or its rows have no class whose accuracy the model measures.
-        """
-        self._check_split(split)
-        if split not in self.classes:
-            raise EvenhandError(
-                f"The {split} rows of {self.data.name!r} have no accuracy by class: that needs labels that are one "
-                'class number per row, and a model with the metric "accuracy".'
-            )
-        accuracy = self.classes[split]
-        clients = accuracy.clients if self.evaluated is None else self.evaluated[accuracy.clients]
-        return ClassMetrics(clients.copy(), *(part.copy() for part in accuracy[1:]))
-
-    def summary(self, split: str = "test", metric: str | None = None, *, who: Who = "all") -> Summary:
-        r"""How high and how even a metric is over the clients; see :func:`evenhand.evaluation.summarize`.
-
-        For the accuracy of a model of classes also how evenly the classes within each client are served, see
-        :func:`evenhand.evaluation.summarize_classes`: ``"class_spread"`` (:math:`\mu_\sigma`), ``"class_spread_std"``
-        (:math:`\sigma_\sigma`) and ``"worst_class"``, the lowest accuracy of any class at any client.
-
-        The result is a dict, which a notebook shows as a table.
-
-        Args:
-          split: as in :meth:`client_metrics`.
-          metric: a name from there; None: ``"accuracy"`` if the model has it, else ``"loss"``.  Clients for which a
-            metric of :mod:`evenhand.evaluation.metrics` is undefined do not count.
-          who: ``"all"`` evaluated clients, malicious ones included; the ``"honest"`` ones, whom reports and
-            :attr:`history` are about; or the ``"malicious"`` ones.
-
-        Raises:
-          EvenhandError: there is no such split, metric or client.
-        """
-        self._check_split(split)
-        values = self.clients[split]
-        name = primary_metric(values) if metric is None else metric
-        if name not in values:
-            cure = f', or run it with metrics=("{name}",)' if name in BUILT_IN else ""
-            raise EvenhandError(f"The run has no metric {name!r}: choose one of {sorted(values)}{cure}.")
-        sizes, chosen = split_sizes(self.data, self.evaluated)[split], self._among(who)
-        if name in self._may_be_undefined:
-            sizes = np.where(undefined(values, name), 0, sizes)
-        statistics = summarize(values[name][chosen], sizes[chosen], higher_is_better=is_higher_better(name))
-        if name == "accuracy" and split in self.classes:
-            columns = class_spread(self.classes[split], len(sizes))
-            statistics |= summarize_classes(
-                {statistic: column[chosen] for statistic, column in columns.items()}
-            )
-        return Summary(statistics, name, split, self._covered(split, who, name))
-
-    def _covered(self, split: str, clients: Who, metric: str) -> str:
-        """Which clients a summary covers, in words."""
-        ids, sizes = self._evaluated_ids(), split_sizes(self.data, self.evaluated)
-        if clients == "malicious":
-            return counted(int(np.sum(sizes[split][self._among(clients)] > 0)), "malicious client")
-        info = {"clients": self.data.num_clients, "metrics": self._may_be_undefined}
-        view = RunView(
-            title="", history={}, sizes=sizes, client_ids=ids, clients=self.clients, info=info, config={}
-        )
-        if clients == "honest" and self.malicious.any():
-            view = honest(view._replace(malicious=~self._among(clients)))
-        words = covered([view], split, metric).text
-        return f"{words}, malicious ones included" if clients == "all" and self.malicious.any() else words
-
-    def _evaluated_ids(self) -> tuple[str, ...]:
-        ids = self.data.client_ids
-        return ids if self.evaluated is None else tuple(ids[k] for k in self.evaluated)
 
     def view(
         self,
@@ -530,6 +443,37 @@ class Run:
         """
         return write_report(path, [self.view(title, unseen=unseen)])
 
+    def save(
+        self, folder: str | Path, *, overwrite: bool = False, unseen: FederatedDataset | None = None
+    ) -> Path:
+        """Writes the run into a folder, from which :func:`evenhand.load_run` reads it, and returns its path.
+
+        The folder has the measurements, the global model and the clients' personal models.  It is like those of
+        ``evenhand run``, so ``evenhand report``, ``compare`` and ``predict`` read it.  It is written in one step: if
+        that fails, or the process dies, there is no new folder, and an old one is as it was.
+
+        Args:
+          folder: new or empty.
+          overwrite: whether the folder of an earlier run may be replaced, with all that is in it.
+          unseen: clients that took no part in the training, to be shown, too; see :meth:`serve`.
+
+        Raises:
+          EvenhandError: the folder is not empty, it cannot be written, or the run has released its clients' states.
+        """
+        save(self, Path(folder), overwrite=overwrite, unseen=unseen)
+        return Path(folder)
+
+    @property
+    def facts(self) -> Facts:
+        """What results need to know about the method and its data."""
+        return Facts(
+            method=self.algorithm.name or "a method",
+            data=self.data.name,
+            client_ids=self.data.client_ids,
+            sizes=split_sizes(self.data),
+            undefined=self._may_be_undefined,
+        )
+
     @property
     def _may_be_undefined(self) -> dict[str, str]:
         """Metric of a set of examples that was measured -> which clients have none."""
@@ -540,34 +484,6 @@ class Run:
             for name in (metric.name, of_global(metric.name))
             if name in measured
         }
-
-    def _among(self, clients: Who) -> NDArray:
-        """Which of the evaluated clients these are."""
-        malicious = self.malicious if self.evaluated is None else self.malicious[self.evaluated]
-        if clients not in get_args(Who):
-            raise EvenhandError(f"summary(who={clients!r}): give 'all', 'honest' or 'malicious'.")
-        chosen = {"all": np.ones(len(malicious), bool), "honest": ~malicious, "malicious": malicious}[clients]
-        if not chosen.any():
-            raise EvenhandError(f"summary(who={clients!r}): none of the evaluated clients is {clients}.")
-        return chosen
-
-    def _check_split(self, split: str) -> None:
-        if split not in self.clients:
-            raise EvenhandError(f"There is no split {split!r} here: choose one of {sorted(self.clients)}.")
-
-    def __repr__(self) -> str:
-        final = {name: float(values[-1]) for name, values in self.history.items()}
-        numbers = [f"{name}={value:.4g}" for name, value in final.items() if not np.isnan(value)]
-        more = [f"and {len(numbers) - _SHOWN} more"] if len(numbers) > _SHOWN else []
-        shown = ", ".join([self._title(), *numbers[:_SHOWN], *more])
-        return "\n".join([f"Run({shown})", *(f"  {finding.sentence}" for finding in self.findings)])
-
-    def _repr_html_(self) -> str:
-        return run_html(self.view(self._title()))
-
-    def _title(self) -> str:
-        over = ", over the honest clients" if 0 < self.malicious.sum() < self.data.num_clients else ""
-        return f"{self.algorithm.name or 'a method'} on {self.data.name}{over}"
 
 
 def split_sizes(data: FederatedDataset, chosen: NDArray | None = None) -> dict[str, NDArray]:
@@ -583,7 +499,7 @@ def serve_newcomers(
     algorithm: Algorithm,
     server: PyTree,
     data: FederatedDataset,
-    like: FederatedDataset,
+    form: Form,
     seed: int,
     untrained: Untrained,
     metrics: Sequence[Metric] = (),
@@ -594,14 +510,14 @@ def serve_newcomers(
       algorithm: the method.
       server: its state.
       data: the new clients.
-      like: the clients that it was trained on.
+      form: of the examples that it was trained on.
       seed: of the run.
       untrained: as in :func:`evenhand.simulate`; the initial personal state is the one of the present global model.
       metrics: what is measured besides the model's own metrics.
     """
     for property, old, new in (
-        ("examples of shape", like.feature_shape, data.feature_shape),
-        ("features of type", like.train.x.dtype, data.train.x.dtype),
+        ("examples of shape", form.shape, data.feature_shape),
+        ("features of type", form.dtype, data.train.x.dtype),
     ):
         if old != new:
             raise EvenhandError(
@@ -613,6 +529,6 @@ def serve_newcomers(
     newcomer = algorithm.init_client(algorithm.global_params(server))
     never = jnp.zeros(data.num_clients, jnp.int32)
     state = RoundState(server, setup.state.aggregators, stored(newcomer, data.num_clients), never)
-    evaluation = Evaluation(setup, job)
+    evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
     served = evaluation.served(state)
     return Kept(state), served.with_metrics(evaluation.measured(state, metrics)) if metrics else served

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -16,7 +14,7 @@ import numpy as np
 
 from evenhand.errors import EvenhandError, StorageError
 from evenhand.evaluation import Finding
-from evenhand.records import SHA256, is_sealed, resealed
+from evenhand.records import SHA256, NewerFormat, check_format, is_sealed, resealed, stamped, write_text
 from evenhand.report import RunView
 from evenhand.studies._selection import Outcome, Rule, Setting, Status, shown
 
@@ -94,7 +92,7 @@ class Store:
     def save(self, outcome: Outcome, identity: Mapping[str, Any], rung: int | None = None) -> None:
         """Writes a result in one step, and drops the checkpoint of a run that goes no further."""
         place = self._place(outcome.setting, outcome.seed)
-        value = resealed({"identity": dict(identity), **_plain(outcome)})
+        value = resealed(stamped({"identity": dict(identity), **_plain(outcome)}))
         text = json.dumps(value, allow_nan=True) + "\n"
         write(place / _named(rung), text, f"The result of {outcome.setting}, seed {outcome.seed},")
         if rung is None:
@@ -163,7 +161,7 @@ class Store:
             for outcome in outcomes
         ]
         about = {name: _constant(value) for name, value in fields["about"].items()}
-        value = resealed({**fields, "rule": fields["rule"]._asdict(), "about": about, "runs": runs})
+        value = resealed(stamped({**fields, "rule": fields["rule"]._asdict(), "about": about, "runs": runs}))
         write(self.folder / _STUDY, json.dumps(value, indent=1) + "\n", "The list of runs")
 
     def remark(self) -> str:
@@ -238,6 +236,7 @@ class Store:
         try:
             text = path.read_text("utf-8")
             content = json.loads(text)
+            check_format(path, content)
             is_old = SHA256 not in content
             names = (
                 {name for name in content if not name.isdecimal()}
@@ -249,6 +248,8 @@ class Store:
             if names if is_old else not (is_sealed(content) and text.rstrip("\n") in layouts):
                 raise _Damaged("it does not match its checksum")
             value = parts(content)
+        except NewerFormat:
+            raise
         except OSError as error:
             raise EvenhandError(f"{path} cannot be read ({error.strerror or error}).") from None
         except Exception as error:  # a damaged file may hold anything, nested however deep
@@ -363,14 +364,10 @@ def write(path: Path, text: str, subject: str) -> None:
     Raises:
       StorageError: it could not be written, as on a full disk.
     """
-    temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, "utf-8", errors="backslashreplace")
-        os.replace(temporary, path)
+        write_text(path, text)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise StorageError(
             f"{subject} could not be written in {path.parent} ({error.strerror or error}): make room and start again; "
             f"finished runs are kept."

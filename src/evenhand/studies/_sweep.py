@@ -11,7 +11,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -153,15 +153,9 @@ def study(
     chooses = len(wanted) > len(names)
     seeds = _check_seeds("seeds", seeds)
     apart = _apart(tuning_seeds, seeds, chooses=chooses)
-    job = partial(
-        Job,
-        rounds=rounds,
-        cohort=cohort,
-        eval_every=eval_every,
-        eval_clients=eval_clients,
-        metrics=_measured_by(by, resolved(metrics), next(iter(algorithms.values())).model),
-        untrained=untrained,
-    )
+    metrics = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model)
+    job = partial(Job, rounds=rounds, cohort=cohort, eval_every=eval_every, eval_clients=eval_clients)
+    job = partial(job, metrics=metrics, untrained=untrained)
     sources = _Sources(by.split == "valid" and chooses)
     planner = _Planner(algorithms, sources, job)
     cases = _cases(data, attack, systems)
@@ -170,17 +164,13 @@ def study(
     _check(first[0].job, by, halving, checkpoint)
     store = None if folder is None else Store(Path(folder))
     measured = Measured(measure, store)
-    later = len(cases) * len(names) * len(seeds) if apart else 0
-    with ExitStack() as stack:
-        bar = stack.enter_context(Bar([rounds] * (len(first) + later), by, progress))
-        shown = stack.enter_context(Shown(bar, watchers(watch)))
-        if store is not None:
-            stack.enter_context(held(store.folder))
+    runs = [rounds] * (len(first) + (len(cases) * len(names) * len(seeds) if apart else 0))
+    lock = nullcontext() if store is None else held(store.folder)
+    with Bar(runs, by, progress) as bar, Shown(bar, watchers(watch)) as shown, lock:
         outcomes = run_all(first, by, halving, measured, store, checkpoint, shown)
         metric = by.metric_of(outcome.view for outcome in outcomes)
         result = Study(tuple(outcomes), by, baseline or names[0], metric, tuning_seeds=tuple(apart))
-        # With seeds for tuning, the chosen settings run with those that are reported; no halving there, since a
-        # setting that was chosen has to reach the last round.
+        # With all rounds: a setting that was chosen while tuning is reported at the last one.
         second = planner.chosen(result, cases, seeds) if apart else []
         sources.warn()
         outcomes += run_all(second, by, None, measured, store, checkpoint, shown)

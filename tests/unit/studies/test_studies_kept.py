@@ -292,10 +292,24 @@ def unsealed(folder: Path) -> Path:
     for path in folder.rglob("*.json"):
         value = json.loads(path.read_text())
         del value["sha256"]
+        for later in ("format", "evenhand"):
+            value.pop(later, None)
         if "identity" in value:
             del value["identity"]["attack"], value["identity"]["data (every row, and the clients' names)"]
         path.write_text(json.dumps(value))
     return folder
+
+
+@pytest.mark.parametrize("name", ["study.json", "result.json"])
+def test_a_newer_format_is_refused_by_version(name: str, whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "a"))
+    path = next(folder.rglob(name))
+    value = json.loads(path.read_text())
+    path.write_text(
+        json.dumps(resealed({**value, "format": value["format"] + 1, "evenhand": "9.9.9"})) + "\n"
+    )
+    with pytest.raises(eh.EvenhandError, match=r"read it with Evenhand 9\.9\.9 or later"):
+        eh.load_study(folder)
 
 
 def test_a_folder_of_an_earlier_version_is_read_and_reported(

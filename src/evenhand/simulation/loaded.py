@@ -1,0 +1,539 @@
+"""Runs read back from their folders: what ``evenhand run`` and ``run.save`` wrote."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import NoneType
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from evenhand.data import FederatedDataset, Form
+from evenhand.errors import EvenhandError, perhaps
+from evenhand.evaluation import ClassMetrics, Finding, class_spread, outputs, unlabelled
+from evenhand.privacy import Account
+from evenhand.records import check_format, read_arrays, read_json, recovered, sums_of
+from evenhand.report import RunView, read_clients_csv, write_report
+from evenhand.simulation._job import Untrained
+from evenhand.simulation._run import Run, serve_newcomers
+from evenhand.simulation.folder import (
+    CLIENTS,
+    CONFIG,
+    PARAMS,
+    PERSONAL,
+    RESULTS,
+    SUMMARY,
+    Condition,
+    Personal,
+    dict_in,
+    personal_models,
+    read_index,
+    read_metrics,
+    read_params,
+    sound_condition,
+)
+from evenhand.simulation.results import Facts, Results
+from evenhand.simulation.saving import BESIDE_INFO, SAVED_BY, client_ids, described, packed, unpacked
+from evenhand.types import Algorithm, Model, Params, Release
+
+__all__ = ["SavedRun", "load_run"]
+
+NDArray = npt.NDArray[Any]
+Arrays = Mapping[str, NDArray]
+_COMPARED = 20_000
+"""Most ids that an unknown one is compared with."""
+
+
+def load_run(
+    folder: str | Path,
+    *,
+    model: Model | None = None,
+    algorithm: Algorithm | None = None,
+    data: FederatedDataset | None = None,
+) -> SavedRun:
+    """The run in a folder that ``run.save(folder)`` or ``evenhand run --out folder`` wrote.
+
+    It has the measurements, reports and models of a :class:`~evenhand.simulation.Run`.  It does not train on: for that,
+    give ``simulate(..., checkpoint=...)``, or continue a command with ``evenhand resume``.
+
+    Args:
+      folder: where it is.
+      model: what was trained; needed by :meth:`SavedRun.predict` if :mod:`evenhand.models` does not make it, such as a
+        model of :func:`evenhand.models.from_flax`.
+      algorithm: the method; needed by :meth:`SavedRun.serve` only.
+      data: the clients, for your own use as ``run.data``; their fingerprint must be that of the run's.
+
+    Raises:
+      EvenhandError: there are no results, a file is missing or damaged, a later version of Evenhand wrote the folder
+        in another format, or the data are others.
+
+    Example:
+      >>> import tempfile, evenhand as eh
+      >>> data = eh.data.load("digits", clients=10)
+      >>> work = eh.local.sgd(eh.models.softmax_regression(64, classes=10), 0.1, epochs=1, batch_size=10)
+      >>> run = eh.simulate(eh.algorithms.fedavg(work), data, rounds=2)
+      >>> saved = eh.load_run(run.save(tempfile.mkdtemp() + "/a"))
+      >>> saved.summary() == run.summary()
+      True
+      >>> bool((saved.predict(data.test.x) == run.predict(data.test.x)).all())
+      True
+    """
+    folder = recovered(Path(folder))
+    config = _checked(folder / CONFIG, read_json(folder / CONFIG), _CONFIG)
+    check_format(folder / CONFIG, config)
+    if data is not None and data.fingerprint != config["data"]["fingerprint"]:
+        raise EvenhandError(
+            f"The data {data.name!r} are not those of the run in {folder}: give those that it was trained on."
+        )
+    condition = sound_condition(folder)
+    summary = _checked(folder / SUMMARY, read_json(folder / SUMMARY), _SUMMARY)
+    view = _view(folder, config, summary, condition)
+    # Without a checksum, as in folders of earlier versions, the texts are all there is.
+    is_exact = condition.results == "sealed" and (folder / RESULTS).is_file()
+    arrays = read_arrays(folder / RESULTS) if is_exact else _arrays_of(view)
+    if is_exact:
+        view = _exact(view, arrays)
+    model = algorithm.model if model is None and algorithm is not None else model
+    return SavedRun(
+        folder=folder,
+        config=config,
+        shown=view,
+        recorded=Facts(
+            method=view.title,
+            data=config["data"]["name"],
+            client_ids=client_ids(arrays),
+            sizes=unpacked(arrays, "sizes"),
+            undefined=view.info["metrics"],
+        ),
+        history=view.history,
+        per_round=unpacked(arrays, "per_round"),
+        info={
+            "rounds": summary["rounds"],
+            **dict_in(summary, "info"),
+            **{name: summary.get(name) for name in BESIDE_INFO},
+        },
+        clients=_by_split(arrays, "clients"),
+        classes=_classes(arrays),
+        evaluated=arrays.get("evaluated"),
+        malicious=arrays["malicious"],
+        last_round=arrays["last_round"],
+        privacy=_account(folder / SUMMARY, summary.get("account")),
+        has_personal_models=bool(summary.get("personal", (folder / PERSONAL).is_dir())),
+        untrained=summary.get("untrained") or "global",
+        interrupted=summary["interrupted"],
+        remarks=tuple(condition.remarks(folder)),
+        model=described(str(summary.get("model", ""))) if model is None else model,
+        given=(algorithm, data),
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class SavedRun(Results):
+    """A run read from its folder; :func:`load_run` makes it.
+
+    It has what a :class:`~evenhand.simulation.Run` has, except the states from which training would continue.
+
+    Attributes:
+      folder: where it is.
+      config: what ``config.json`` says.
+      shown: what reports show of it.
+      recorded: what results need to know about the method and its data.
+      history: as in :class:`~evenhand.simulation.Run`, like all of these.
+      per_round: likewise; empty for folders of earlier versions.
+      info: likewise, in the types of JSON.
+      clients: likewise.
+      classes: likewise; empty for folders of earlier versions.
+      evaluated: likewise.
+      malicious: likewise.
+      last_round: likewise.
+      privacy: likewise.
+      has_personal_models: likewise.
+      untrained: likewise.
+      interrupted: whether Ctrl-C ended the run before its last round.
+      remarks: what a reader of the numbers should know about the folder, in sentences.
+      model: what was trained; None: it is not known.
+      given: the method and the data that :func:`load_run` was given.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    shown: RunView
+    recorded: Facts
+    history: Arrays
+    per_round: Arrays
+    info: Mapping[str, Any]
+    clients: Mapping[str, Arrays]
+    classes: Mapping[str, ClassMetrics]
+    evaluated: NDArray | None
+    malicious: NDArray
+    last_round: NDArray
+    privacy: Account | None
+    has_personal_models: bool
+    untrained: Untrained
+    interrupted: bool
+    remarks: tuple[str, ...]
+    model: Model | None
+    given: tuple[Algorithm | None, FederatedDataset | None]
+
+    @property
+    def facts(self) -> Facts:
+        """What results need to know about the method and its data."""
+        return self.recorded
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What a reader must know before believing the numbers, as it was when the run was saved."""
+        return tuple(self.shown.findings)
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.config["options"]["seed"]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the data; runs with equal fingerprints had equal data."""
+        return self.config["data"]["fingerprint"]
+
+    @property
+    def data(self) -> FederatedDataset:
+        """The clients, if :func:`load_run` was given them: a run folder does not hold the data."""
+        if (data := self.given[1]) is None:
+            raise EvenhandError(
+                f"{self.folder} does not hold the data: give them, as in eh.load_run(folder, data=data)."
+            )
+        return data
+
+    @property
+    def is_of_command(self) -> bool:
+        """Whether ``evenhand run`` made the run, which can be repeated; else ``run.save`` wrote it."""
+        return SAVED_BY not in self.config
+
+    @property
+    def form(self) -> Form:
+        """The form of the data.
+
+        Raises:
+          EvenhandError: an earlier version of Evenhand wrote the folder, and did not record it.
+        """
+        try:
+            return Form.from_json(dict_in(dict_in(self.config, "data"), "form"))
+        except (KeyError, TypeError, ValueError):
+            raise EvenhandError(
+                f"{self.folder / CONFIG} does not have the form of the data (an earlier version of Evenhand wrote it): "
+                f"repeat the run with `evenhand run --config {self.folder} --out NEW`."
+            ) from None
+
+    @cached_property
+    def params(self) -> Params:
+        """The global parameters; of a model that is not known, in dicts by their names."""
+        if self.model is None:
+            return _nested(read_arrays(self.folder / PARAMS))
+        return _on_device(read_params(self.folder / PARAMS, self._like))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the saved parameters are of the shapes of the model."""
+        try:
+            return self.params is not None
+        except EvenhandError:
+            return False
+
+    @property
+    def params_sum(self) -> str:
+        """The SHA-256 of the file with the global parameters."""
+        return sums_of(self.folder, [PARAMS])[PARAMS].sha256
+
+    def personal_params(self, k: int) -> Params:
+        """The parameters that the client at position ``k`` is served; see :meth:`Run.personal_params`.
+
+        Raises:
+          EvenhandError: there is no such client, or the folder does not hold the clients' models.
+        """
+        ids = self.recorded.client_ids
+        if not 0 <= k < len(ids):
+            raise EvenhandError(f"There is no client {k}: positions run from 0 to {len(ids) - 1}.")
+        if not self.has_personal_models:
+            return self.params
+        if not (self.folder / PERSONAL).is_dir():
+            raise EvenhandError(
+                f"{self.folder} does not hold the clients' personal models: save the run again, or train it again with "
+                "--keep-personal."
+            )
+        if (entry := self.personal.get(ids[k])) is None:
+            return self.params
+        like = self.params if self.model is None else self._like
+        ((_, params),) = personal_models(self.folder, [entry], like)
+        return _on_device(params)
+
+    @cached_property
+    def personal(self) -> Mapping[str, Personal]:
+        """Client id -> where its own model is in the folder."""
+        return {entry.client: entry for entry in read_index(self.folder)}
+
+    @property
+    def personal_clients(self) -> NDArray:
+        """Which clients have a model of their own in the folder, bool ``(num_clients,)``."""
+        return np.array([name in self.personal for name in self.recorded.client_ids])
+
+    def predict(self, x: npt.ArrayLike, client: str | int | None = None) -> Any:
+        """The model's raw outputs for new examples, as :meth:`evenhand.simulation.Run.predict`.
+
+        Raises:
+          EvenhandError: the model is not known, there is no such client, or the examples have another form.
+        """
+        if self.model is None:
+            raise EvenhandError(
+                f"{self.folder} does not describe its model, which was made in Python or by an earlier version of "
+                "Evenhand: give it for predict(), as in eh.load_run(folder, model=model)."
+            )
+        examples = unlabelled(x, self.form.shape, self.form.dtype)
+        params = self.params if client is None else self.personal_params(self._position(str(client)))
+        return outputs(self.model, params, examples)
+
+    def _position(self, client: str) -> int:
+        ids = self.recorded.client_ids
+        if client not in ids:
+            raise EvenhandError(
+                f"{self.recorded.data}: there is no client {client!r:.60}{perhaps(client, ids[:_COMPARED])}: give an "
+                "id of the run's clients, or None for the global model."
+            )
+        return ids.index(client)
+
+    def serve(self, data: FederatedDataset) -> Run:
+        """How the run serves clients that took no part in the training, as :meth:`evenhand.simulation.Run.serve`.
+
+        Raises:
+          EvenhandError: :func:`load_run` was not given the method, or the model does not fit the examples.
+        """
+        if (algorithm := self.given[0]) is None:
+            raise EvenhandError(
+                f"{self.folder} does not hold the method: give it, as in eh.load_run(folder, algorithm=algorithm), for "
+                "serve()."
+            )
+        server = algorithm.init(self.params, data.num_clients)
+        kept, served = serve_newcomers(algorithm, server, data, self.form, self.seed, self.untrained)
+        return Run(
+            algorithm=algorithm,
+            data=data,
+            seed=self.seed,
+            history=self.history,
+            per_round=self.per_round,
+            info=self.info,
+            kept=kept,
+            clients=served.clients,
+            classes=served.classes,
+            malicious=np.zeros(data.num_clients, bool),
+            last_round=np.zeros(data.num_clients, np.int64),
+            untrained=self.untrained,
+        )
+
+    def view(self, title: str | None = None) -> RunView:
+        """What reports and figures show; ``title``: in place of the method's name."""
+        return self.shown if title is None else self.shown._replace(title=title)
+
+    def report(self, path: str | Path, title: str | None = None) -> Path:
+        """Writes one self-contained HTML page about the run and returns its path."""
+        return write_report(path, [self.view(title)])
+
+    def _by_class(self, split: str) -> Mapping[str, NDArray] | None:
+        # Folders of earlier versions have this of each client, but not the classes themselves.
+        return super()._by_class(split) or self.shown.classes.get(split)
+
+    @property
+    def _like(self) -> Params:
+        """The structure of the parameters, without the time that making them would take."""
+        assert self.model is not None
+        return jax.eval_shape(self.model.init, jax.random.key(0))
+
+
+# --- from the files -------------------------------------------------------------------------------------------
+
+
+def _view(folder: Path, config: dict[str, Any], summary: dict[str, Any], condition: Condition) -> RunView:
+    """What reports show of a run, from the texts in its folder."""
+    history = read_metrics(folder, condition.length)
+    view = read_clients_csv(folder / CLIENTS)
+    unused = {name for name in config.get("without_effect") or [] if isinstance(name, str)}
+    options = {name: value for name, value in config["options"].items() if name not in unused}
+    facts: dict[str, Any] = {
+        "title": config["method"].removesuffix("()"),
+        "history": history,
+        "info": _info(folder, config, summary),
+        "config": {"method": config["method"], **options},
+        "findings": _findings(folder / SUMMARY, summary.get("findings", [])),
+    }
+    unseen = None if view.unseen is None else view.unseen._replace(**facts)
+    return view._replace(**facts, unseen=unseen)
+
+
+def _exact(view: RunView, arrays: Arrays) -> RunView:
+    """The view with the numbers of ``results.npz``, which ``clients.csv`` rounds to nine digits."""
+    evaluated = arrays.get("evaluated", np.arange(len(arrays["last_round"])))
+    ids, malicious = client_ids(arrays), arrays["malicious"][evaluated]
+    clients, cells = _by_split(arrays, "clients"), _classes(arrays)
+    return view._replace(
+        history=unpacked(arrays, "history"),
+        sizes={split: unpacked(arrays, "sizes")[split][evaluated] for split in view.sizes},
+        client_ids=tuple(ids[k] for k in evaluated),
+        clients={split: clients[split] for split in view.clients},
+        classes={split: class_spread(cells[split], len(evaluated)) for split in view.classes},
+        malicious=malicious if arrays["malicious"].any() else None,
+        last_round=arrays["last_round"][evaluated],
+    )
+
+
+def _arrays_of(view: RunView) -> dict[str, NDArray]:
+    """What a folder without ``results.npz`` has of its arrays."""
+    count = len(view.client_ids)
+    return packed(
+        view.client_ids,
+        {
+            "history": view.history,
+            "clients": view.clients,
+            "sizes": view.sizes,
+            "malicious": np.zeros(count, bool) if view.malicious is None else view.malicious,
+            "last_round": np.zeros(count, np.int64) if view.last_round is None else view.last_round,
+        },
+    )
+
+
+def _by_split(arrays: Arrays, name: str) -> dict[str, dict[str, NDArray]]:
+    splits = dict.fromkeys(key.split("/")[0] for key in unpacked(arrays, name))
+    return {split: unpacked(arrays, name, split) for split in splits}
+
+
+def _classes(arrays: Arrays) -> dict[str, ClassMetrics]:
+    cells = _by_split(arrays, "classes")
+    return {
+        split: ClassMetrics(part["clients"], part["classes"], part["counts"], part["accuracy"])
+        for split, part in cells.items()
+    }
+
+
+def _nested(arrays: Arrays) -> Params:
+    """Arrays in dicts by the parts of their names; a single array without a name alone."""
+    if set(arrays) == {"params"}:
+        return jnp.asarray(arrays["params"])
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *outer, last = name.split("/")
+        place = tree
+        for part in outer:
+            place = place.setdefault(part, {})
+        place[last] = jnp.asarray(array)
+    return tree
+
+
+def _on_device(params: Params) -> Params:
+    return jax.tree.map(jnp.asarray, params)
+
+
+def _account(path: Path, value: Any) -> Account | None:
+    """What ``summary.json`` says the run has spent; None: nothing, or an earlier version did not record it."""
+    if value is None:
+        return None
+    try:
+        parts: dict[str, Any] = {
+            name: tuple(cast(list[Any], part)) if isinstance(part, list) else part
+            for name, part in value.items()
+        }
+        parts["epsilon"] = float("inf") if value["epsilon"] is None else float(value["epsilon"])
+        parts["releases"] = tuple(Release(**release) for release in value["releases"])
+        return Account(**parts)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise EvenhandError(
+            f"{path} is not what `evenhand run` writes (account): restore it or repeat the run."
+        ) from None
+
+
+def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "method": config["method"].partition("(")[0],
+        "data": config["data"]["name"],
+        "client_column": config["data"].get("client_column", ""),
+        "rounds": summary["rounds"],
+        "cohort": summary["cohort"],
+        "clients": summary.get("clients"),
+        "seed": config["options"]["seed"],
+        "fingerprint": config["data"]["fingerprint"],
+        "seconds": summary["seconds"],
+        "examples_per_second": summary.get("examples_per_second"),
+        "padded": summary.get("padded"),
+        "by_class": summary.get("by_class"),
+        "privacy": summary.get("privacy"),
+        "constant": summary.get("constant"),
+        "metrics": {name: str(reason) for name, reason in dict_in(summary, "metrics").items()},
+        "adapts": summary.get("adapts"),
+        "kept": dict_in(summary, "kept").get("words"),
+        "command": None
+        if SAVED_BY in config
+        else f"evenhand run --config {shlex.quote(str(folder / CONFIG))}",
+        "versions": config["versions"],
+    }
+
+
+def _findings(path: Path, listed: Any) -> tuple[Finding, ...]:
+    """The recorded findings; none in a folder of a version that looked for none."""
+    try:
+        return tuple(
+            Finding(entry["kind"], str(entry["sentence"]), str(entry.get("split", ""))) for entry in listed
+        )
+    except (AttributeError, KeyError, TypeError):
+        raise EvenhandError(
+            f"{path} is not what `evenhand run` writes (findings): restore it or repeat the run."
+        ) from None
+
+
+_CONFIG = {
+    "method": (str,),
+    "options": (dict,),
+    "options.seed": (int,),
+    "data": (dict,),
+    "data.name": (str,),
+    "data.client_column": (str, NoneType),  # earlier versions did not say
+    "data.fingerprint": (str,),
+    "versions": (dict,),
+    "versions.*": (str,),
+    "without_effect": (list, NoneType),  # earlier versions did not say
+}
+_SUMMARY = {
+    "rounds": (int,),
+    "cohort": (int,),
+    "clients": (int, NoneType),
+    "interrupted": (bool,),
+    "seconds": (dict,),
+    "seconds.*": (int, float),
+    "examples_per_second": (int, float, NoneType),
+    "padded": (int, float, NoneType),
+    "by_class": (dict, NoneType),
+    "privacy": (dict, NoneType),
+    "info": (dict, NoneType),
+    "account": (dict, NoneType),
+    "model": (str, NoneType),
+    "personal": (bool, NoneType),
+    "untrained": (str, NoneType),
+    "adapts": (bool, NoneType),
+    "kept": (dict, NoneType),
+}
+"""What these files must hold, and of which type; ``*`` stands for every name."""
+
+
+def _checked(path: Path, content: dict[str, Any], expected: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    """``content``, once its values are checked to have the expected types."""
+    for name, kinds in expected.items():
+        outer, _, inner = name.rpartition(".")
+        within = content[outer] if outer else content
+        for value in within.values() if inner == "*" else [within.get(inner)]:
+            if type(value) not in kinds:
+                raise EvenhandError(
+                    f"{path} is not what `evenhand run` writes ({name} is {value!r:.40}): restore it or repeat the run."
+                )
+    return content

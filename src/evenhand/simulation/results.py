@@ -1,0 +1,207 @@
+"""What a run has measured, whether it has just been trained or was read from its folder."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from evenhand.errors import EvenhandError
+from evenhand.evaluation import (
+    ClassMetrics,
+    Finding,
+    class_spread,
+    is_higher_better,
+    primary_metric,
+    summarize,
+    summarize_classes,
+    undefined,
+)
+from evenhand.evaluation.metrics import BUILT_IN
+from evenhand.report import RunView, Summary, covered, honest, run_html
+from evenhand.text import counted
+
+__all__ = ["Facts", "Results", "Who"]
+
+NDArray = npt.NDArray[Any]
+Who: TypeAlias = Literal["all", "honest", "malicious"]
+_SHOWN = 24
+"""Numbers of the latest evaluation that fit on a screen."""
+
+
+class Facts(NamedTuple):
+    """What results need to know about the method and its data.
+
+    Attributes:
+      method: its name.
+      data: the name of the data set.
+      client_ids: of all clients.
+      sizes: split -> rows of each client, ``(num_clients,)``.
+      undefined: metric of a set of examples that was measured -> which clients have none.
+    """
+
+    method: str
+    data: str
+    client_ids: tuple[str, ...]
+    sizes: Mapping[str, NDArray]
+    undefined: Mapping[str, str]
+
+
+class Results(ABC):
+    """The measurements of a run; for the attributes see :class:`evenhand.simulation.Run`."""
+
+    history: Mapping[str, NDArray]
+    per_round: Mapping[str, NDArray]
+    info: Mapping[str, Any]
+    clients: Mapping[str, Mapping[str, NDArray]]
+    classes: Mapping[str, ClassMetrics]
+    evaluated: NDArray | None
+    malicious: NDArray
+    last_round: NDArray
+
+    @property
+    @abstractmethod
+    def facts(self) -> Facts:
+        """What is known about the method and the data."""
+
+    @property
+    @abstractmethod
+    def findings(self) -> tuple[Finding, ...]:
+        """What a reader must know before believing the numbers, the worst first."""
+
+    @abstractmethod
+    def view(self, title: str = "run") -> RunView:
+        """What reports and figures show."""
+
+    def client_metrics(self, split: str = "test") -> dict[str, NDArray]:
+        """Loss and metrics of every client, ``(num_clients,)`` each, with the model that it is served.
+
+        Args:
+          split: ``"train"``, ``"valid"`` or ``"test"``; NaN for clients without rows in it, for those that were not
+            evaluated, and for those of which a metric of :mod:`evenhand.evaluation.metrics` is undefined.
+        """
+        self._check_split(split)
+        metrics = self.clients[split]
+        if self.evaluated is None:
+            return {name: values.copy() for name, values in metrics.items()}
+        full = {name: np.full(len(self.facts.client_ids), np.nan) for name in metrics}
+        for name, values in metrics.items():
+            full[name][self.evaluated] = values
+        return full
+
+    def class_metrics(self, split: str = "test") -> ClassMetrics:
+        """The accuracy of each class at every client that has rows of it, with the model that the client is served.
+
+        Four arrays of equal length, one entry for each client and class: ``clients`` (positions), ``classes``,
+        ``counts`` (rows) and ``accuracy``.  There are no entries for classes of which a client has no rows, nor for
+        clients that have no rows or were not evaluated.
+
+        Args:
+          split: ``"train"``, ``"valid"`` or ``"test"``.
+
+        Raises:
+          EvenhandError: there is no such split, or its rows have no class whose accuracy the model measures.
+        """
+        self._check_split(split)
+        if split not in self.classes:
+            raise EvenhandError(
+                f"The {split} rows of {self.facts.data!r} have no accuracy by class: that needs labels that are one "
+                'class number per row, and a model with the metric "accuracy".'
+            )
+        cells = self.classes[split]
+        clients = cells.clients if self.evaluated is None else self.evaluated[cells.clients]
+        return ClassMetrics(clients.copy(), *(part.copy() for part in cells[1:]))
+
+    def summary(self, split: str = "test", metric: str | None = None, *, who: Who = "all") -> Summary:
+        r"""How high and how even a metric is over the clients; see :func:`evenhand.evaluation.summarize`.
+
+        For the accuracy of a model of classes also how evenly the classes within each client are served, see
+        :func:`evenhand.evaluation.summarize_classes`: ``"class_spread"`` (:math:`\mu_\sigma`), ``"class_spread_std"``
+        (:math:`\sigma_\sigma`) and ``"worst_class"``, the lowest accuracy of any class at any client.
+
+        The result is a dict, which a notebook shows as a table.
+
+        Args:
+          split: as in :meth:`client_metrics`.
+          metric: a name from there; None: ``"accuracy"`` if the model has it, else ``"loss"``.  Clients for which a
+            metric of :mod:`evenhand.evaluation.metrics` is undefined do not count.
+          who: ``"all"`` evaluated clients, malicious ones included; the ``"honest"`` ones, whom reports and
+            :attr:`history` are about; or the ``"malicious"`` ones.
+
+        Raises:
+          EvenhandError: there is no such split, metric or client.
+        """
+        self._check_split(split)
+        values = self.clients[split]
+        name = primary_metric(values) if metric is None else metric
+        if name not in values:
+            cure = f', or run it with metrics=("{name}",)' if name in BUILT_IN else ""
+            raise EvenhandError(f"The run has no metric {name!r}: choose one of {sorted(values)}{cure}.")
+        sizes, chosen = self._sizes[split], self._among(who)
+        if name in self.facts.undefined:
+            sizes = np.where(undefined(values, name), 0, sizes)
+        statistics = summarize(values[name][chosen], sizes[chosen], higher_is_better=is_higher_better(name))
+        if name == "accuracy" and (columns := self._by_class(split)) is not None:
+            statistics |= summarize_classes({key: column[chosen] for key, column in columns.items()})
+        return Summary(statistics, name, split, self._covered(split, who, name))
+
+    def _covered(self, split: str, group: Who, metric: str) -> str:
+        """Which clients a summary covers, in words."""
+        ids, sizes = self._evaluated_ids(), self._sizes
+        if group == "malicious":
+            return counted(int(np.sum(sizes[split][self._among(group)] > 0)), "malicious client")
+        info = {"clients": len(self.facts.client_ids), "metrics": self.facts.undefined}
+        view = RunView(
+            title="", history={}, sizes=sizes, client_ids=ids, clients=self.clients, info=info, config={}
+        )
+        if group == "honest" and self.malicious.any():
+            view = honest(view._replace(malicious=~self._among(group)))
+        words = covered([view], split, metric).text
+        return f"{words}, malicious ones included" if group == "all" and self.malicious.any() else words
+
+    def _by_class(self, split: str) -> Mapping[str, NDArray] | None:
+        """How evenly the classes within each evaluated client are served; None where there are no classes."""
+        return class_spread(self.classes[split], len(self._sizes[split])) if split in self.classes else None
+
+    @property
+    def _sizes(self) -> dict[str, NDArray]:
+        """Rows of each evaluated client, of each split."""
+        sizes = self.facts.sizes
+        return {
+            split: rows if self.evaluated is None else rows[self.evaluated] for split, rows in sizes.items()
+        }
+
+    def _evaluated_ids(self) -> tuple[str, ...]:
+        ids = self.facts.client_ids
+        return ids if self.evaluated is None else tuple(ids[k] for k in self.evaluated)
+
+    def _among(self, group: Who) -> NDArray:
+        """Which of the evaluated clients these are."""
+        malicious = self.malicious if self.evaluated is None else self.malicious[self.evaluated]
+        if group not in get_args(Who):
+            raise EvenhandError(f"summary(who={group!r}): give 'all', 'honest' or 'malicious'.")
+        chosen = {"all": np.ones(len(malicious), bool), "honest": ~malicious, "malicious": malicious}[group]
+        if not chosen.any():
+            raise EvenhandError(f"summary(who={group!r}): none of the evaluated clients is {group}.")
+        return chosen
+
+    def _check_split(self, split: str) -> None:
+        if split not in self.clients:
+            raise EvenhandError(f"There is no split {split!r} here: choose one of {sorted(self.clients)}.")
+
+    def __repr__(self) -> str:
+        final = {name: float(values[-1]) for name, values in self.history.items()}
+        shown = [f"{name}={value:.4g}" for name, value in final.items() if not np.isnan(value)]
+        more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
+        numbers = ", ".join([self._title(), *shown[:_SHOWN], *more])
+        return "\n".join([f"Run({numbers})", *(f"  {finding.sentence}" for finding in self.findings)])
+
+    def _repr_html_(self) -> str:
+        return run_html(self.view(self._title()))
+
+    def _title(self) -> str:
+        over = ", over the honest clients" if 0 < self.malicious.sum() < len(self.facts.client_ids) else ""
+        return f"{self.facts.method} on {self.facts.data}{over}"
