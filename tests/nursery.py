@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SETTINGS = {"rounds": 50, "cohort": 4, "eval_every": 2, "seed": 3, "lanes": 1}
+SETTINGS = {"rounds": 30, "cohort": 4, "eval_every": 2, "seed": 3, "lanes": 1}
 
 
 class Nursery:
@@ -146,7 +146,7 @@ def _program(source: str, arguments: tuple[str, ...] = ()) -> int:
 def _child(job: str, arguments: dict, shown: str, complaints: str) -> int:
     """Does a job; what it prints goes to two files, the complaints of one without a file to those of the tests."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    os.dup2(os.open(shown, os.O_WRONLY | os.O_CREAT), 1)
+    os.dup2(os.open(shown, os.O_WRONLY | os.O_CREAT | os.O_NOCTTY), 1)
     if complaints:
         os.dup2(os.open(complaints, os.O_WRONLY | os.O_CREAT), 2)
     try:

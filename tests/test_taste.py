@@ -207,6 +207,30 @@ def methods_inherit_nothing(path: str, source: str) -> list[str]:
     ]
 
 
+# Words that say nothing of what a value is: a reader of ``found`` has to look for what was found.
+FUNCTION_WORDS = {"each", "found", "how", "known", "lies", "of", "one", "slow", "told", "what", "who"}
+# Arguments that users write already.
+KEPT_WORDS = {("simulation/results.py", "who")}
+
+
+def names_are_nouns(path: str, source: str) -> list[str]:
+    """Assigned names and arguments; names that a comprehension or a pattern binds are assigned, too."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store(), lineno=line) | ast.arg(arg=name, lineno=line):
+                names.append((line, name))
+            case ast.MatchAs(name=str(name), lineno=line) | ast.MatchStar(name=str(name), lineno=line):
+                names.append((line, name))
+            case _:
+                pass
+    return [
+        f"line {line}: {name} is no noun"
+        for line, name in names
+        if name.lstrip("_") in FUNCTION_WORDS and (path, name) not in KEPT_WORDS
+    ]
+
+
 RULES: list[Rule] = [
     imports_point_down,
     private_names_stay_private,
@@ -218,6 +242,7 @@ RULES: list[Rule] = [
     nothing_left_undone,
     methods_know_no_engine,
     methods_inherit_nothing,
+    names_are_nouns,
 ]
 
 
@@ -302,6 +327,170 @@ def test_the_order_of_imports_has_no_cycle() -> None:
         > rank["local"]
         > rank["types"]
     )
+
+
+# --- rooms: packages whose files are few, large and read from the bottom up ---------------------------------------
+
+SPLINTER = 120
+"""Lines below which a module needs a second user, or a comment at its top that says why it is alone."""
+LEVELS = 5
+"""The most levels of imports inside a room."""
+METHOD_ROOMS = ("aggregators", "algorithms", "attacks", "personalization", "privacy", "risks")
+"""Rooms whose public modules are methods, one a file, however short."""
+EXPLAINED_ROOMS = ("simulation", "studies", "rounds")
+"""Rooms whose code is the hardest to follow: at least two comments for 100 lines of it."""
+
+Sources = dict[str, str]
+
+
+def _users(sources: Sources) -> dict[str, set[str]]:
+    """Module -> the modules that import it or a name of it, all as paths."""
+    by_name = {_dotted(path): path for path in sources}
+    users: dict[str, set[str]] = {path: set() for path in sources}
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            names = list[str]()
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [name if name in by_name else node.module for name in inner]
+            for name in names:
+                if name in by_name and by_name[name] != path:
+                    users[by_name[name]].add(path)
+    return users
+
+
+def _dotted(path: str) -> str:
+    return ".".join(["evenhand", *path.removesuffix(".py").removesuffix("__init__").rstrip("/").split("/")])
+
+
+def splinters(sources: Sources) -> list[str]:
+    """Short modules of a room with one user, which they should join."""
+    users, violations = _users(sources), []
+    for path, source in sources.items():
+        room, *inner = path.split("/")
+        is_method = room in METHOD_ROOMS and not inner[-1:][0].startswith("_") if inner else False
+        if not inner or inner[-1] in ("__init__.py", "__main__.py") or is_method:
+            continue
+        lines = source.splitlines()
+        if len(lines) < SPLINTER and len(users[path]) < 2 and not lines[0].startswith("#"):
+            violations.append(f"{path} has {len(lines)} lines and one user")
+    return violations
+
+
+def depths(sources: Sources) -> dict[str, int]:
+    """Room -> levels of imports inside it; a circle counts as 99."""
+    users = _users(sources)
+    below: dict[str, set[str]] = {path: set() for path in sources}
+    for path, importers in users.items():
+        for importer in importers:
+            if "/" in path and _package(importer) == _package(path) and not path.endswith("__init__.py"):
+                below[importer].add(path)
+    levels: dict[str, int] = {}
+
+    def level(path: str, above: tuple[str, ...]) -> int:
+        if path in above:
+            return 99
+        if path not in levels:
+            levels[path] = 1 + max([level(inner, (*above, path)) for inner in below[path]], default=0)
+        return levels[path]
+
+    rooms: dict[str, int] = {}
+    for path in sources:
+        if "/" in path and not path.endswith("__init__.py"):
+            rooms[_package(path)] = max(rooms.get(_package(path), 0), level(path, ()))
+    return rooms
+
+
+def comments_and_code(source: str) -> tuple[int, int]:
+    """Lines that are comments, and lines of code: no docstrings, blank lines or comments."""
+    documented = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines = [
+        line.strip() for number, line in enumerate(source.splitlines(), start=1) if number not in documented
+    ]
+    comments = sum(line.startswith("#") and not line.startswith("# ---") for line in lines)
+    return comments, sum(bool(line) and not line.startswith("#") for line in lines)
+
+
+def repeated_classes(sources: Sources) -> list[str]:
+    """Public classes of one name in different packages."""
+    homes: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(_package(path))
+    return [f"{name}: {sorted(rooms)}" for name, rooms in homes.items() if len(rooms) > 1]
+
+
+SOURCES = {path: (ROOT / path).read_text("utf-8") for path in FILES}
+
+
+def test_rooms_have_few_files_and_no_splinters() -> None:
+    assert len(FILES) <= 230, f"{len(FILES)} files"
+    assert not splinters(SOURCES), "\n".join(splinters(SOURCES))
+
+
+def test_rooms_are_read_from_the_bottom_up() -> None:
+    deep = {room: levels for room, levels in depths(SOURCES).items() if levels > LEVELS}
+    assert not deep, f"levels of imports inside a room (99: a circle): {deep}"
+
+
+@pytest.mark.parametrize("room", EXPLAINED_ROOMS)
+def test_what_is_not_obvious_has_a_comment(room: str) -> None:
+    counts = [comments_and_code(source) for path, source in SOURCES.items() if _package(path) == room]
+    comments, code = map(sum, zip(*counts, strict=True))
+    assert comments >= 0.02 * code, f"{comments} comments in {code} lines of code"
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    assert not repeated_classes(SOURCES), "\n".join(repeated_classes(SOURCES))
+
+
+def test_imports_are_a_small_part_of_the_code() -> None:
+    imports = code = 0
+    for source in SOURCES.values():
+        code += comments_and_code(source)[1]
+        nodes = [
+            node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        imports += sum(_lines(node) for node in nodes)
+    assert imports <= 0.11 * code, f"{imports} lines of imports in {code} lines of code"
+
+
+def test_the_rules_on_rooms_catch() -> None:
+    assert splinters({"local/_a.py": "x = 1", "local/_b.py": "from evenhand.local._a import x"})
+    assert splinters({"local/_a.py": "x = 1", "local/_b.py": "from evenhand.local import _a"})
+    assert depths(
+        {"local/_a.py": "from evenhand.local import _b", "local/_b.py": "from evenhand.local import _a"}
+    ) == {"local": 101}
+    chain = {f"local/_{k}.py": f"from evenhand.local._{k + 1} import x" for k in range(5)} | {
+        "local/_5.py": ""
+    }
+    assert depths(chain) == {"local": 6}
+    assert comments_and_code('"""Text.\n# no comment\n"""\n# why\n\nx = 1  # beside\n# --- part ---\n') == (
+        1,
+        1,
+    )
+    assert repeated_classes({"local/_a.py": "class Plan: pass", "data/_a.py": "class Plan: pass"})
+
+
+def test_the_rules_on_rooms_allow() -> None:
+    two = {f"local/_{name}.py": "from evenhand.local._a import x" for name in "bc"}
+    long = "x = 1\n" * SPLINTER
+    assert not splinters(
+        {"local/_a.py": "x = 1", **{path: source + "\n" * SPLINTER for path, source in two.items()}}
+    )
+    assert not splinters({"local/_a.py": long}) and not splinters({"risks/mean.py": "x = 1"})
+    assert not splinters({"local/_a.py": "# Alone, so that no test of it imports JAX.\nx = 1"})
+    assert splinters({"risks/_mean.py": "x = 1"})
+    private = {"local/_a.py": "class _Plan: pass", "data/_a.py": "class _Plan: pass"}
+    assert not repeated_classes(private)
 
 
 # --- what is exported --------------------------------------------------------------------------------------------
@@ -413,6 +602,13 @@ _INNER_TEXT = (
         (methods_know_no_engine, "algorithms/fedavg.py", "from evenhand.data import FederatedDataset"),
         (methods_know_no_engine, "algorithms/fedavg.py", "from evenhand import cli"),
         (methods_inherit_nothing, "algorithms/fedprox.py", "class FedProx(FedAvg): pass"),
+        (names_are_nouns, "local.py", "found = 1"),
+        (names_are_nouns, "local.py", "def f(*, of): pass"),
+        (names_are_nouns, "local.py", "x = [each for each in y]"),
+        (names_are_nouns, "local.py", "class C:\n    known: int"),
+        (names_are_nouns, "local.py", "for _one in y:\n    pass"),
+        (names_are_nouns, "local.py", "match x:\n    case [what]:\n        pass"),
+        (names_are_nouns, "local.py", "def summary(who): pass"),
     ],
 )
 def test_the_rule_catches(rule: Rule, path: str, source: str) -> None:
@@ -445,6 +641,8 @@ def test_the_rule_catches(rule: Rule, path: str, source: str) -> None:
         (nothing_left_undone, "local.py", "TODOS = 1"),
         (methods_know_no_engine, "cli/_run.py", "from evenhand.data import load"),
         (methods_inherit_nothing, "algorithms/fedavg.py", "class State(NamedTuple):\n    x: int"),
+        (names_are_nouns, "local.py", "ones = found_rows = f(of=1).known"),
+        (names_are_nouns, "simulation/results.py", "def summary(who): pass"),
     ],
 )
 def test_the_rule_allows(rule: Rule, path: str, source: str) -> None:

@@ -88,8 +88,8 @@ def over(devices: int) -> Mesh | None:
 
 def local(mesh: Mesh | None) -> Mesh | None:
     """The devices of a mesh that belong to this process; None for one."""
-    found = None if mesh is None else mesh.local_mesh
-    return None if found is None or found.size == 1 else found
+    local_mesh = None if mesh is None else mesh.local_mesh
+    return None if local_mesh is None or local_mesh.size == 1 else local_mesh
 
 
 def everywhere(mesh: Mesh | None, values: Any) -> Any:

@@ -17,7 +17,7 @@ from evenhand.cli import main
 from evenhand.cli._show import TOPICS
 from evenhand.simulation import load_run
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
+pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
 
 QUICK = ["--data", "digits", "--clients", "6", "--rounds", "2", "--quiet"]
 

@@ -21,7 +21,7 @@ from evenhand.expressions.kinds import alternatives, kind_for, parameters
 from evenhand.local import Work
 from evenhand.types import Algorithm, Model
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
+pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)

@@ -20,7 +20,7 @@ from evenhand.expressions import braced
 from evenhand.studies import Family, Halving, Rule, load
 from evenhand.systems import Systems
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
+pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
 
 QUICK = [
     "--data",

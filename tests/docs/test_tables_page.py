@@ -12,6 +12,8 @@ import pytest
 
 from evenhand.cli import main
 
+pytestmark = pytest.mark.usefixtures("figures_in_words")
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
 PEOPLE = ROOT / "examples" / "people.csv"

@@ -8,8 +8,7 @@ import pty
 import re
 import shutil
 import signal
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from evenhand.errors import EvenhandWarning
 from evenhand.simulation import Checkpoint, Job
 from evenhand.simulation._checkpoint import Checkpoints, resealed
 from evenhand.simulation.setup import set_up
+from nursery import Nursery
 
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
@@ -326,13 +326,15 @@ print(identify(Job(method, eh.testing.toy_data(), rounds=2))["method (with its s
 """
 
 
-def test_a_run_goes_on_whether_or_not_its_output_is_a_terminal():
+def test_a_run_goes_on_whether_or_not_its_output_is_a_terminal(nursery: Nursery, tmp_path: Path):
     """JAX prints programs in colours to a terminal, and runs are told apart by their programs."""
-    command, environment = [sys.executable, "-c", _IDENTIFY], os.environ | {"TERM": "xterm-256color"}
-    plain = subprocess.run(command, capture_output=True, check=True, env=environment).stdout.split()
+    file = tmp_path / "plain"
+    assert nursery.start("program", file, source=_IDENTIFY).wait() == 0
+    plain = file.read_text().split()
     reader, terminal = pty.openpty()
-    subprocess.run(command, stdout=terminal, check=True, env=environment)
-    shown = os.read(reader, 1024).split()
+    in_colours = "import os, sys; os.environ['TERM'] = 'xterm-256color'; assert sys.stdout.isatty()\n"
+    assert nursery.start("program", os.ttyname(terminal), source=in_colours + _IDENTIFY).wait() == 0
+    shown = os.read(reader, 1024).decode().split()
     os.close(reader)
     os.close(terminal)
     assert len(plain) == 1 and shown == plain

@@ -25,7 +25,7 @@ START, SAVE = 1.0, 0.05  # seconds, about: from a new process to its first save,
 AIMS = ("start", "save", "rounds")
 STAGES = {"before the first save", "before the next save", "in a save", "between saves"}
 ROUNDS = 12
-FURTHER = 20
+FURTHER = 12
 """Rounds of a simulation that has ended before it is trained further."""
 COMMAND = (
     "run fedprox --mu 0.1 --clients 4 --cohort 2 --stragglers 0.5 --seed 3 "

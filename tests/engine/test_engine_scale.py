@@ -21,6 +21,7 @@ from evenhand.simulation import Execution, Job, engine
 from evenhand.simulation.program import ById
 from evenhand.simulation.setup import set_up
 from evenhand.types import Cohort, Stack
+from nursery import Nursery
 
 CLIENTS = 100_003  # a size that nothing else has
 PARAMS = 50_000
@@ -164,16 +165,18 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="benchmarks are not part of the package")
-def test_the_worker_of_the_benchmark_answers(tmp_path):
-    plan = tmp_path / "plan.npz"
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "evenhand_rounds.py")],
-        input=f"load lr-mnist\ncheck {plan}\ntime\ntwin\n",
-        capture_output=True,
-        text=True,
-        check=True,
+def test_the_worker_of_the_benchmark_answers(nursery: Nursery, tmp_path):
+    plan, shown, file = tmp_path / "plan.npz", tmp_path / "shown", str(BENCHMARKS / "evenhand_rounds.py")
+    worker = (
+        "import io, runpy, sys\n"
+        "folder, file, commands = sys.argv[1:]\n"
+        "sys.path.insert(0, folder)\n"
+        "sys.stdin = io.StringIO(commands)\n"
+        "runpy.run_path(file, run_name='__main__')\n"
     )
-    about, check, engine, twin = map(eval, done.stdout.splitlines())
+    words = [str(BENCHMARKS), file, f"load lr-mnist\ncheck {plan}\ntime\ntwin\n"]
+    assert nursery.start("program", shown, source=worker, arguments=words).wait() == 0
+    about, check, engine, twin = map(eval, shown.read_text().splitlines())
     assert about["compile"] > 0 and about["lanes"] >= 1
     assert 0 < check["loss"] < np.log(10) and np.load(plan)["ids"].shape == (10,)
     assert set(engine) == set(twin) and 0 < engine["wall"] < twin["wall"]

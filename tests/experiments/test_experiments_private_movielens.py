@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand._jaxpr.per_example import Rows, traced
+from evenhand._jaxpr.per_example import ExampleRows, traced
 from evenhand.privacy import spent
 from evenhand.types import Release
 
@@ -133,7 +133,7 @@ def test_an_example_keeps_two_rows_of_the_tables() -> None:
     model = movielens.model_of(100)
     params = model.init(jax.random.key(0))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(2, dtype=jnp.uint32))
-    rows = Rows(jnp.zeros((2, 2), jnp.int32), jnp.zeros(2), keys)
+    rows = ExampleRows(jnp.zeros((2, 2), jnp.int32), jnp.zeros(2), keys)
     assert traced(model, params, rows).numbers < 300  # of 262,500
 
 

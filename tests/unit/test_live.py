@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import builtins
 import io
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.progress import TextColumn
 
 from evenhand.live import line
+from nursery import Nursery
 
 RUN = """
 import evenhand as eh
@@ -59,9 +60,10 @@ def test_a_notebook_shows_lines_of_text_on_stderr(monkeypatch: pytest.MonkeyPatc
     assert "\r\x1b[2Kat 3" in err and "\x1b[1A" not in err and out == "printed\n"
 
 
-def test_a_pipe_gets_nothing_of_a_run_or_a_study() -> None:
-    done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("done\n", "")
+def test_a_file_gets_nothing_of_a_run_or_a_study(nursery: Nursery, tmp_path: Path) -> None:
+    shown, complaints = tmp_path / "shown", tmp_path / "complaints"
+    assert nursery.start("program", shown, complaints, source=RUN).wait() == 0
+    assert (shown.read_text(), complaints.read_text()) == ("done\n", "")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -34,10 +34,11 @@ def test_python_blocks_and_the_command_on_their_file_run(
     command = next(
         line for line in README.splitlines() if line.startswith("evenhand run") and "people.csv" in line
     )
-    assert main([*shlex.split(command)[1:], "--quiet"]) == 0
+    assert main([*shlex.split(command)[1:], "--rounds", "3", "--quiet"]) == 0
     assert (tmp_path / "runs" / "people" / "report.html").exists()
 
 
+@pytest.mark.usefixtures("figures_in_words")
 def test_the_study_of_the_file_is_one_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_the_study_of_the_file_is_one_command(
     assert "Is the difference real?" in text and "All settings" in text
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_second_step_compares_runs_that_can_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,13 +31,13 @@ from evenhand._jaxpr.convolution import convolution_apart
 from evenhand._jaxpr.lowering import as_lowered, outer
 from evenhand.types import Array, Key, Model, Params
 
-__all__ = ["LeafGradients", "Rows", "formed", "full_type", "looked_up", "traced"]
+__all__ = ["ExampleRows", "LeafGradients", "formed", "full_type", "looked_up", "traced"]
 
 
 # --- the loss of one example as a program, and the accounts of a batch ------------------------------------------------
 
 
-class Rows(NamedTuple):
+class ExampleRows(NamedTuple):
     """Examples: inputs, labels, and a key for each."""
 
     x: Array
@@ -55,18 +55,18 @@ class Traced(NamedTuple):
     """
 
     program: Any
-    plan: Plan
+    plan: LayerPlan
     numbers: int
 
     def accounts(
-        self, leaves: Sequence[Array], rows: Rows, divisors: Sequence[Array | None]
+        self, leaves: Sequence[Array], rows: ExampleRows, divisors: Sequence[Array | None]
     ) -> list[LeafGradients | None]:
         """For each leaf, what the examples' gradients come to; None for one on which the loss does not depend."""
         layers, copied = self.plan.layers, {number: leaves[number] for number in self.plan.copied}
         taps = {number: jnp.zeros(layer.output.shape, layer.output.dtype) for number, layer in layers.items()}
 
         def loss(
-            taps: dict[int, Array], copied: dict[int, Array], row: Rows
+            taps: dict[int, Array], copied: dict[int, Array], row: ExampleRows
         ) -> tuple[Array, dict[int, Array]]:
             used = [copied.get(number, leaf) for number, leaf in enumerate(leaves)]
             return run(self.program, self.plan, used, row, taps)
@@ -81,13 +81,13 @@ class Traced(NamedTuple):
         return per_leaf
 
 
-def traced(model: Model, params: Params, rows: Rows) -> Traced:
+def traced(model: Model, params: Params, rows: ExampleRows) -> Traced:
     """The loss of an example like those in ``rows``, in training.
 
     All leaves are copied where JAX stores the program in a way that is not known.
     """
 
-    def loss(params: Params, row: Rows) -> Array:
+    def loss(params: Params, row: ExampleRows) -> Array:
         if model.apply_train is None:
             outputs = model.apply(params, row.x[None])
         else:
@@ -101,7 +101,7 @@ def traced(model: Model, params: Params, rows: Rows) -> Traced:
         taps = {number: layer.output for number, layer in plan.layers.items()}
         jax.eval_shape(lambda leaves, row, taps: run(program, plan, leaves, row, taps), leaves, row, taps)
     except programs.UnknownForm:
-        plan = Plan({}, range(len(leaves)))
+        plan = LayerPlan({}, range(len(leaves)))
     sizes = [math.prod(leaves[number].shape) for number in plan.copied]
     return Traced(program, plan, sum(sizes) + sum(layer.numbers for layer in plan.layers.values()))
 
@@ -120,7 +120,7 @@ _ENTERED = {jit_p, closed_call_p, remat_p}
 _RESHAPING = {lax.reshape_p, lax.transpose_p, lax.squeeze_p, lax.convert_element_type_p}
 
 
-class Plan(NamedTuple):
+class LayerPlan(NamedTuple):
     """What becomes of each leaf, by its number.
 
     Attributes:
@@ -146,7 +146,7 @@ class _Leaf(NamedTuple):
     views: tuple[JaxprEqn, ...] = ()
 
 
-def plan_of(program: Any, shapes: Sequence[jax.ShapeDtypeStruct]) -> Plan:
+def plan_of(program: Any, shapes: Sequence[jax.ShapeDtypeStruct]) -> LayerPlan:
     """The plan for a program whose first arguments are leaves of these shapes; nothing is computed.
 
     Raises:
@@ -173,11 +173,11 @@ def plan_of(program: Any, shapes: Sequence[jax.ShapeDtypeStruct]) -> Plan:
     layers = {
         number: matches[0] for number, matches in uses.items() if len(matches) == 1 and matches[0] is not None
     }
-    return Plan(layers, sorted(set(uses) - set(layers)))
+    return LayerPlan(layers, sorted(set(uses) - set(layers)))
 
 
 def run(
-    program: Any, plan: Plan, leaves: Sequence[Array], others: Sequence[Array], taps: Mapping[int, Array]
+    program: Any, plan: LayerPlan, leaves: Sequence[Array], others: Sequence[Array], taps: Mapping[int, Array]
 ) -> tuple[Array, dict[int, Array]]:
     """The program's result, with a tap added to the output of each layer, and the other operand of each layer."""
     operands_of: dict[int, Array] = {}

@@ -102,16 +102,16 @@ def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] | None 
     given = {} if given is None else given
     dropped = {other for name, other in _EITHER.items() if name in given}.union(given)
     kept = {name: value for name, value in before.options.items() if name not in dropped}
-    known = options_of(Run)
+    options = options_of(Run)
     for name, value in kept.items():
         option = f"--{hyphenated(name)}"
-        if option not in known or "-" in name:
+        if option not in options or "-" in name:
             raise EvenhandError(f"{before.path}: run has no option {option}: leave {name!r:.40} out.")
-        if known[option].inverts:
+        if options[option].inverts:
             switch = name.removeprefix("no_")
             raise EvenhandError(f"{before.path}: write {switch!r}, true or false, in place of {name!r}.")
-        if not known[option].holds(value):
-            takes = known[option] if known[option].kinds else "true or false"
+        if not options[option].holds(value):
+            takes = options[option] if options[option].kinds else "true or false"
             raise EvenhandError(f"{before.path}: {option} takes {takes}, not {value!r:.40}.")
     kept = {name: value for name, value in kept.items() if name not in ELSEWHERE}
     return construct(Run, {**kept, **given, "method": method})
@@ -357,8 +357,8 @@ def _trained(folder: Path, *, quiet: bool) -> _Trained:
     path = folder / CONFIG
     if not path.is_file():
         study = (folder / "runs").is_dir()
-        what = "is the folder of a study: name a run folder" if study else "is not a run folder: name one"
-        raise EvenhandError(f"{folder} {what} that `evenhand run` wrote.")
+        fault = "is the folder of a study: name a run folder" if study else "is not a run folder: name one"
+        raise EvenhandError(f"{folder} {fault} that `evenhand run` wrote.")
     saved = load_run(folder)
     for sentence in [] if quiet else saved.remarks:
         remark(sentence)
@@ -394,25 +394,25 @@ def _trained(folder: Path, *, quiet: bool) -> _Trained:
 def _labels(labels: NDArray | None, form: Form) -> tuple[NDArray, NDArray]:
     """Class numbers or targets, and which rows have one that the model knows."""
     texts = [] if labels is None or form.targets != 1 else labels.tolist()
-    known = {name: k for k, name in enumerate(form.names or map(str, range(form.classes or 0)))}
-    values = [_value(text, known, is_real=form.classes is None) for text in texts]
+    classes = {name: k for k, name in enumerate(form.names or map(str, range(form.classes or 0)))}
+    values = [_value(text, classes, is_real=form.classes is None) for text in texts]
     y = np.array(
         [0 if value is None else value for value in values], np.float32 if form.classes is None else np.int32
     )
     return y, np.array([value is not None for value in values], bool)
 
 
-def _value(text: str, known: Mapping[str, int], *, is_real: bool) -> float | int | None:
+def _value(text: str, classes: Mapping[str, int], *, is_real: bool) -> float | int | None:
     """The number of a class or the target that a label spells; None if it spells none."""
-    if not is_real and text in known:
-        return known[text]
+    if not is_real and text in classes:
+        return classes[text]
     try:
         number = float(text)
     except ValueError:
         return None
     if is_real:
         return number if np.isfinite(np.float32(number)) else None
-    return known.get(str(int(number))) if number.is_integer() else None  # 4.0 counts as 4
+    return classes.get(str(int(number))) if number.is_integer() else None  # 4.0 counts as 4
 
 
 def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray) -> _Predicted:
@@ -423,7 +423,7 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
         if name in trained.saved.personal:
             places.setdefault(name, []).append(row)
     is_personal = np.zeros(len(rows.x), bool)
-    is_personal[[row for of in places.values() for row in of]] = True
+    is_personal[[row for positions in places.values() for row in positions]] = True
     scores = np.zeros((len(rows.x), 0), np.float32)
     model = trained.model
     # A model may report its loss otherwise than it is trained by.
@@ -432,15 +432,15 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
 
     def apply(params: Params, chosen: NDArray) -> None:
         nonlocal scores
-        found = outputs(model, params, rows.x[chosen])
-        part = _scores(found, trained.gives)
+        outcome = outputs(model, params, rows.x[chosen])
+        part = _scores(outcome, trained.gives)
         if not scores.shape[1]:
             scores = np.zeros((len(rows.x), part.shape[1]), part.dtype)
         scores[chosen] = part
         if not len(has_label):
             return
         for name, of_rows in measured.items():
-            values = np.asarray(of_rows(jax.tree.map(jnp.asarray, found), jnp.asarray(y[chosen])))
+            values = np.asarray(of_rows(jax.tree.map(jnp.asarray, outcome), jnp.asarray(y[chosen])))
             measures[name][chosen] = np.where(has_label[chosen], values, np.nan)
 
     if not is_personal.all():
@@ -451,9 +451,9 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
     return _Predicted(scores, is_personal, measures)
 
 
-def _scores(found: Any, gives: str) -> NDArray:
+def _scores(outcome: Any, gives: str) -> NDArray:
     """The outputs as ``(rows, outputs)``; of a margin, without the penalty that its model has beside it."""
-    array = np.asarray(found.score if gives == "margin" else found)
+    array = np.asarray(outcome.score if gives == "margin" else outcome)
     return array.reshape(len(array), -1)
 
 
@@ -535,8 +535,8 @@ def _how_good(
     """How good the predictions are where the labels are known, in sentences; ``further`` metrics are of all of them."""
     if rows.labels is None or not len(has_label):
         return
-    known = int(has_label.sum())
-    if known:
+    labelled = int(has_label.sum())
+    if labelled:
         means = {
             name: float(np.mean(values[has_label], dtype=np.float64))
             for name, values in predicted.measures.items()
@@ -548,7 +548,7 @@ def _how_good(
             else f"{name} {f'{100 * mean:.1f} %' if is_share(name) else f'{mean:.4g}'}"
             for name, mean in means.items()
         ]
-        yield f"Over the {counted(known, 'row')} with a known label: {', '.join(shown)}."
+        yield f"Over the {counted(labelled, 'row')} with a known label: {', '.join(shown)}."
     strange = dict.fromkeys(name for name in rows.labels[~has_label].tolist() if name)
     if strange:
         count = int((~has_label & (rows.labels != "")).sum())

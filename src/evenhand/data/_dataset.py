@@ -41,7 +41,7 @@ from evenhand.text import counted
 
 __all__ = [
     "FederatedDataset",
-    "Rows",
+    "PooledRows",
     "Split",
     "assign",
     "build",
@@ -307,7 +307,7 @@ def _check_together(data: FederatedDataset) -> None:
 # --- from arrays: examples grouped by client and split ------------------------------------------------------
 
 
-class Rows(NamedTuple):
+class PooledRows(NamedTuple):
     """Checked examples in any order, each with the id of its client.
 
     Attributes:
@@ -403,7 +403,7 @@ def from_arrays(
             check_class_numbers(labels, name, "y", *cures, " if each number is a class.")
         labels, names = as_labels(labels, name), None if classes is None else tuple(classes)
     return build(
-        Rows(features, labels, id_array(client, name)),
+        PooledRows(features, labels, id_array(client, name)),
         None,
         name=name,
         classes=names,
@@ -414,8 +414,8 @@ def from_arrays(
 
 
 def build(
-    train: Rows,
-    test: Rows | None,
+    train: PooledRows,
+    test: PooledRows | None,
     *,
     name: str,
     classes: tuple[str, ...] | None,
@@ -479,7 +479,7 @@ def _plain(values: npt.ArrayLike) -> npt.ArrayLike:
     return array
 
 
-def _codes(rows: Rows, name: str, subject: str) -> tuple[NDArray, tuple[str, ...]]:
+def _codes(rows: PooledRows, name: str, subject: str) -> tuple[NDArray, tuple[str, ...]]:
     if not len(rows.x) == len(rows.y) == len(rows.client):
         raise EvenhandError(
             f"{name}: x has {len(rows.x)} rows, y {len(rows.y)} and {subject} {len(rows.client)}: give one "
@@ -511,7 +511,7 @@ def _floor(values: NDArray) -> NDArray:
     return np.floor(np.round(values, 6)).astype(np.int64)
 
 
-def _gather(rows: Rows, codes: NDArray, order: NDArray, clients: int) -> Split:
+def _gather(rows: PooledRows, codes: NDArray, order: NDArray, clients: int) -> Split:
     sizes = np.bincount(codes[order], minlength=clients)
     split = Split(rows.x[order], rows.y[order], np.concatenate([[0], np.cumsum(sizes)]))
     for array in split:

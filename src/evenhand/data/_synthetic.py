@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.data._dataset import FederatedDataset, Rows, build
+from evenhand.data._dataset import FederatedDataset, PooledRows, build
 from evenhand.data._validation import NDArray, generator
 from evenhand.errors import EvenhandError
 
@@ -98,7 +98,7 @@ def synthetic(
     sizes = sizes.astype(np.int64)
     x, y = _draw_rows(random, sizes, alpha, beta, shared)
     return build(
-        Rows(x, y, np.repeat(np.arange(clients), sizes)),
+        PooledRows(x, y, np.repeat(np.arange(clients), sizes)),
         None,
         name="synthetic-iid" if shared == clients else f"synthetic({alpha:g}, {beta:g})",
         classes=tuple(str(label) for label in range(_CLASSES)),

@@ -15,13 +15,12 @@ The command line, ``config.json`` and studies write methods this way, and so can
 
 The kinds of values that an expression can make, with the factories of each, are in :mod:`~evenhand.expressions.kinds`,
 those of other packages in :mod:`~evenhand.expressions.plugins`; expressions are read in
-:mod:`~evenhand.expressions.reading`, and those with several values in braces in :mod:`~evenhand.expressions.braces`.
+:mod:`~evenhand.expressions.reading`, with several values in braces or one.
 """
 
 from evenhand.expressions import plugins
-from evenhand.expressions.braces import Braced, braced
 from evenhand.expressions.kinds import KINDS, Kind, factories, signature
-from evenhand.expressions.reading import ExpressionError, canonical, parse, with_noise
+from evenhand.expressions.reading import Braced, ExpressionError, braced, canonical, parse, with_noise
 
 __all__ = [
     "KINDS",

@@ -16,7 +16,7 @@ from evenhand import tree
 from evenhand.rounds import accepts_delta
 from evenhand.types import Array, Key
 
-__all__ = ["Ascent", "Rows", "Send", "ascent", "beginning", "padded", "related", "weights_of"]
+__all__ = ["Ascent", "PaddedRows", "Send", "ascent", "beginning", "padded", "related", "weights_of"]
 
 NDArray = npt.NDArray[Any]
 
@@ -27,7 +27,7 @@ Send: TypeAlias = Callable[[Array, Array, Key], tuple[Array, Array]]
 """``(changes, number, keys) -> (uploads, accepted)`` in a round, given what changed in each :math:`b_k`, ``(K, d)``."""
 
 
-class Rows(NamedTuple):
+class PaddedRows(NamedTuple):
     """Each client's examples, padded with zeros to the longest: ``(K, n, d)``, ``(K, n)``, ``(K,)``."""
 
     x: Array
@@ -49,7 +49,7 @@ class Ascent(NamedTuple):
     number: Array
 
 
-def padded(x: NDArray, y: NDArray, offsets: NDArray) -> Rows:
+def padded(x: NDArray, y: NDArray, offsets: NDArray) -> PaddedRows:
     """The examples of all clients, with labels -1 and 1."""
     sizes, rows = np.diff(offsets), len(x)
     place = np.concatenate([np.arange(size) for size in sizes])
@@ -57,20 +57,20 @@ def padded(x: NDArray, y: NDArray, offsets: NDArray) -> Rows:
     features = np.zeros((len(sizes), int(sizes.max()), int(np.prod(x.shape[1:]))), np.float32)
     labels = np.zeros(features.shape[:2], np.float32)
     features[client, place], labels[client, place] = x.reshape(rows, -1), np.where(y == 1, 1.0, -1.0)
-    return Rows(jnp.asarray(features), jnp.asarray(labels), jnp.asarray(sizes, jnp.float32))
+    return PaddedRows(jnp.asarray(features), jnp.asarray(labels), jnp.asarray(sizes, jnp.float32))
 
 
-def beginning(rows: Rows) -> Ascent:
+def beginning(rows: PaddedRows) -> Ascent:
     """Before the first round, all models are 0."""
     return Ascent(jnp.zeros_like(rows.y), jnp.zeros_like(rows.x[:, 0]), jnp.int32(0))
 
 
-def weights_of(rows: Rows, now: Ascent, relations: Array, lam: Array | float) -> Array:
+def weights_of(rows: PaddedRows, now: Ascent, relations: Array, lam: Array | float) -> Array:
     """The models :math:`W = B \\Sigma / \\lambda`, ``(K, d)``."""
     return relations @ (_sums(rows, now.alphas) + now.excess) * (1.0 / lam)
 
 
-def _sums(rows: Rows, alphas: Array) -> Array:
+def _sums(rows: PaddedRows, alphas: Array) -> Array:
     """:math:`b_k` in rows, ``(K, d)``."""
     return jnp.einsum("kn,knd->kd", alphas, rows.x) / rows.sizes[:, None]
 
@@ -84,7 +84,7 @@ def related(weights: Array) -> Array:
 
 @partial(jax.jit, static_argnums=(6, 7, 8))
 def ascent(
-    rows: Rows,
+    rows: PaddedRows,
     now: Ascent,
     relations: Array,
     key: Key,
@@ -130,7 +130,7 @@ def _honest(change: Array) -> tuple[Array, Array]:
     return change, jax.vmap(accepts_delta)(change)
 
 
-def _objectives(rows: Rows, now: Ascent, relations: Array, lam: Array) -> Array:
+def _objectives(rows: PaddedRows, now: Ascent, relations: Array, lam: Array) -> Array:
     """That of the models, and that of the dual variables, which is never larger."""
     sums, weights = _sums(rows, now.alphas), weights_of(rows, now, relations, lam)
     # lam / 2 tr(W Omega W^T), since W = B Sigma / lam

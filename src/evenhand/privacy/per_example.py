@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand import tree
-from evenhand._jaxpr.per_example import LeafGradients, Rows, full_type, traced
+from evenhand._jaxpr.per_example import ExampleRows, LeafGradients, full_type, traced
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Key, Model, Params
 
@@ -95,10 +95,10 @@ def clipped_sum(
     if divided_by is not None and plus is not None:
         offsets = [m / d for m, d in zip(offsets, divisors, strict=True) if m is not None and d is not None]
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(x), dtype=jnp.uint32))
-    loss = traced(model, params, Rows(x, y, keys))
+    loss = traced(model, params, ExampleRows(x, y, keys))
     full, nothing = full_type(*leaves), [jnp.zeros(leaf.shape, full_type(leaf)) for leaf in leaves]
 
-    def of_slice(rows: Rows, inside: Array) -> tuple[list[Array], Array]:
+    def of_slice(rows: ExampleRows, inside: Array) -> tuple[list[Array], Array]:
         accounts = loss.accounts(leaves, rows, divisors)
         squares = [account.squares.astype(full) for account in accounts if account]
         norms = jnp.sqrt(_leaning(sum(squares, jnp.zeros(len(inside), full)), accounts, offsets))
@@ -109,7 +109,7 @@ def clipped_sum(
             sums.append(total if offset is None else total + (jnp.sum(weights) * offset).astype(zeros.dtype))
         return sums, norms
 
-    sums, norms = _in_slices(of_slice, Rows(x, y, keys), inside, loss.numbers, nothing)
+    sums, norms = _in_slices(of_slice, ExampleRows(x, y, keys), inside, loss.numbers, nothing)
     return jax.tree.unflatten(structure, sums), norms
 
 
@@ -145,8 +145,8 @@ def _like(leaves: Sequence[Array], tree: Params | None) -> Sequence[Array | None
 
 
 def _in_slices(
-    of_slice: Callable[[Rows, Array], tuple[list[Array], Array]],
-    rows: Rows,
+    of_slice: Callable[[ExampleRows, Array], tuple[list[Array], Array]],
+    rows: ExampleRows,
     inside: Array,
     numbers: int,
     like: Sequence[Array],

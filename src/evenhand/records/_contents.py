@@ -26,8 +26,8 @@ __all__ = [
     "CHECKSUMS",
     "FORMAT",
     "SHA256",
+    "Checksum",
     "NewerFormat",
-    "Sum",
     "as_json",
     "changed_files",
     "check_format",
@@ -197,26 +197,26 @@ def check_format(path: Path, value: Mapping[str, Any]) -> None:
 # --- checksums of bytes and files ---------------------------------------------------------------------------
 
 
-class Sum(NamedTuple):
+class Checksum(NamedTuple):
     """The length of some bytes, and their SHA-256 in hexadecimal."""
 
     length: int
     sha256: str
 
 
-def sum_of(data: bytes) -> Sum:
+def sum_of(data: bytes) -> Checksum:
     """The checksum of bytes."""
-    return Sum(len(data), hashlib.sha256(data).hexdigest())
+    return Checksum(len(data), hashlib.sha256(data).hexdigest())
 
 
-def sum_of_file(path: Path, length: int) -> Sum:
+def sum_of_file(path: Path, length: int) -> Checksum:
     """The checksum of the first ``length`` bytes of a file, which is read in blocks."""
     digest, left = hashlib.sha256(), length
     with path.open("rb") as file:
         while left > 0 and (chunk := file.read(min(left, 2**20))):
             digest.update(chunk)
             left -= len(chunk)
-    return Sum(length, digest.hexdigest())
+    return Checksum(length, digest.hexdigest())
 
 
 # --- checksums.json, which lists those of the files beside it -----------------------------------------------
@@ -224,42 +224,42 @@ def sum_of_file(path: Path, length: int) -> Sum:
 CHECKSUMS = "checksums.json"
 
 
-def sums_of(folder: Path, names: Iterable[str]) -> dict[str, Sum]:
+def sums_of(folder: Path, names: Iterable[str]) -> dict[str, Checksum]:
     """The checksums of files in a folder."""
     return {name: sum_of_file(folder / name, (folder / name).stat().st_size) for name in names}
 
 
-def write_sums(folder: Path, sums: Mapping[str, Sum]) -> None:
+def write_sums(folder: Path, sums: Mapping[str, Checksum]) -> None:
     """Writes ``checksums.json``: after the files that it lists, so that it never vouches for what is not there."""
     value = {name: {"bytes": entry.length, "sha256": entry.sha256} for name, entry in sums.items()}
     with writing(folder / CHECKSUMS):
         write_text(folder / CHECKSUMS, json_text(value))
 
 
-def read_sums(folder: Path) -> dict[str, Sum] | None:
+def read_sums(folder: Path) -> dict[str, Checksum] | None:
     """The checksums that a folder lists; None if the list is missing or damaged."""
     try:
         listed = read_json(folder / CHECKSUMS)
     except EvenhandError:
         return None
-    sums: dict[str, Sum] = {}
+    sums: dict[str, Checksum] = {}
     for name, value in listed.items():
         match value:
             case {"bytes": int(length), "sha256": str(sha256)} if (
                 len(cast(dict[str, Any], value)) == 2 and length >= 0
             ):
-                sums[name] = Sum(length, sha256)
+                sums[name] = Checksum(length, sha256)
             case _:
                 return None
     return sums
 
 
-def changed_files(folder: Path, sums: Mapping[str, Sum], growing: str = "") -> set[str]:
+def changed_files(folder: Path, sums: Mapping[str, Checksum], growing: str = "") -> set[str]:
     """The files that are missing or not as listed; the one that is ``growing`` may have become longer."""
     return {name for name, entry in sums.items() if not _matches(folder / name, entry, grows=name == growing)}
 
 
-def _matches(path: Path, entry: Sum, *, grows: bool) -> bool:
+def _matches(path: Path, entry: Checksum, *, grows: bool) -> bool:
     size = path.stat().st_size if path.is_file() else -1
     has_length = size == entry.length or (grows and size > entry.length)
     return has_length and sum_of_file(path, entry.length) == entry

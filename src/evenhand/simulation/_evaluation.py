@@ -45,10 +45,9 @@ from evenhand.evaluation import (
 from evenhand.memory import aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._job import Job, Untrained
-from evenhand.simulation.program import gathered, must_stream, rows_of, sent
-from evenhand.simulation.setup import Setup
-from evenhand.simulation.store import Kept
-from evenhand.streams import Purpose, client_stream, stream
+from evenhand.simulation.program import Program, Source, gathered, must_stream, rows_of, sent
+from evenhand.simulation.store import HostStore, Kept
+from evenhand.streams import Keys, Purpose, client_stream, stream
 from evenhand.types import Algorithm, Array, ClientData, Key, Model, Params, PyTree
 
 __all__ = ["Evaluation", "Served", "fitting", "has_own", "honest_among", "served_models"]
@@ -155,8 +154,11 @@ class Evaluation:
     """All splits of all clients, or of as many as are drawn once for the whole run.
 
     Args:
-      setup: the run's.
       job: the run.
+      program: what it compiles.
+      keys: its roots.
+      source: its training rows.
+      store: its clients' states, where they are on the host.
 
     Attributes:
       drawn: who is evaluated, ascending; None: all.
@@ -166,16 +168,18 @@ class Evaluation:
       indices: which of them have rows of which classes; None where rows have no classes.
     """
 
-    def __init__(self, setup: Setup, job: Job) -> None:
-        program, data, rows = setup.program, job.data, setup.source.on_device
+    def __init__(
+        self, job: Job, program: Program, keys: Keys, source: Source, store: HostStore | None
+    ) -> None:
+        data, rows = job.data, source.on_device
         self.untrained: Untrained = job.untrained
         self.algorithm, self.lanes = program.algorithm, program.lanes
-        self.root, self.capacity = setup.keys.shared, program.capacity
+        self.root, self.capacity = keys.shared, program.capacity
         self.drawn = _drawn(data.num_clients, job.seed, job.eval_clients)
         self.malicious = malicious_clients(job.attack, data.client_ids, job.seed)
         mesh = self._mesh = local(program.mesh)
         poisoned = job.attack is not None and job.attack.rows is not None
-        self.store = setup.store
+        self.store = store
         self.splits: dict[str, Prepared] = {}
         self.indices: dict[str, ClassIndex | None] = {}
         classes = data.num_classes
@@ -196,10 +200,10 @@ class Evaluation:
                 self.splits[name] = _prepared(split, self.drawn, mesh, host=host)
             self.indices[name] = _index(self.algorithm.model, split, classes)
 
-    def shared_by(self, setup: Setup) -> Evaluation:
+    def shared_by(self, program: Program, keys: Keys, store: HostStore | None) -> Evaluation:
         """The same clients' examples, evaluated with the models of another run."""
         other = copy.copy(self)
-        other.algorithm, other.root, other.store = setup.program.algorithm, setup.keys.shared, setup.store
+        other.algorithm, other.root, other.store = program.algorithm, keys.shared, store
         return other
 
     @staticmethod

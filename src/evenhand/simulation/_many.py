@@ -238,9 +238,10 @@ class _Crew:
         setup = set_up(job._replace(execution=execution), rows=self._resident)
         same = self._sample(position)
         if same not in self._evaluations:
-            spread = setup._replace(program=setup.program._replace(mesh=self._mesh), source=self._rows)
-            self._evaluations[same] = Evaluation(spread, job)
-        session = Session(setup, job, self._evaluations[same].shared_by(setup))
+            program = setup.program._replace(mesh=self._mesh)
+            self._evaluations[same] = Evaluation(job, program, setup.keys, self._rows, setup.store)
+        evaluation = self._evaluations[same].shared_by(setup.program, setup.keys, setup.store)
+        session = Session(setup, job, evaluation)
         checkpoints = None
         if job.checkpoint is not None:
             checkpoints = Checkpoints(setup, job, job.checkpoint)

@@ -529,6 +529,6 @@ def serve_newcomers(
     newcomer = algorithm.init_client(algorithm.global_params(server))
     never = jnp.zeros(data.num_clients, jnp.int32)
     state = RoundState(server, setup.state.aggregators, stored(newcomer, data.num_clients), never)
-    evaluation = Evaluation(setup, job)
+    evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
     served = evaluation.served(state)
     return Kept(state), served.with_metrics(evaluation.measured(state, metrics)) if metrics else served

@@ -209,7 +209,8 @@ def runs_of(job: Job) -> Iterator[Run]:
     check_model(job.algorithm.model, job.data)
     check_metrics(resolved(job.metrics), job.algorithm.model, job.data)
     setup = set_up(job)
-    session = Session(setup, job, Evaluation(setup, job))
+    evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
+    session = Session(setup, job, evaluation)
     checkpoints = None if job.checkpoint is None else Checkpoints(setup, job, job.checkpoint)
     with (
         nullcontext() if checkpoints is None else checkpoints.held(),

@@ -56,7 +56,7 @@ import numpy.typing as npt
 from evenhand.errors import EvenhandError
 from evenhand.records import (
     CHECKSUMS,
-    Sum,
+    Checksum,
     as_json,
     changed_files,
     json_object,
@@ -314,7 +314,7 @@ def condition_of(folder: Path) -> Condition:
     return Condition("sealed", damaged, edited, length, is_longer)
 
 
-def _config_sum(folder: Path) -> Sum:
+def _config_sum(folder: Path) -> Checksum:
     """The checksum of ``config.json`` as it was written, even if the file was edited since."""
     sums = _known_sums(folder)
     if sums is None:
@@ -325,7 +325,7 @@ def _config_sum(folder: Path) -> Sum:
     return sums[CONFIG]
 
 
-def _known_sums(folder: Path) -> dict[str, Sum] | None:
+def _known_sums(folder: Path) -> dict[str, Checksum] | None:
     """The recorded checksums of a run folder; None if the file is missing or damaged."""
     sums = read_sums(folder)
     is_known = sums is not None and set(sums) - set(_PERHAPS) in ({CONFIG}, {CONFIG, *_ALWAYS})

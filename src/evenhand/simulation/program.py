@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ __all__ = [
     "Program",
     "Resident",
     "Rows",
+    "Source",
     "client_data",
     "deal",
     "efforts",
@@ -132,6 +133,25 @@ def observe(algorithm: Algorithm, server: PyTree, rows: Rows) -> PyTree:
     assert algorithm.observe is not None
     everything = Prepared(rows.x, rows.y, np.array([0, rows.x.shape[0]]))
     return algorithm.observe(server, mean_loss(algorithm.model, algorithm.global_params(server), everything))
+
+
+class Source(Protocol):
+    """The training rows, wherever they are.
+
+    Attributes:
+      like: all rows; where they are streamed, the shapes of ``x`` and ``y``.
+      on_device: all rows, where they are on the devices.
+    """
+
+    @property
+    def like(self) -> Rows: ...
+
+    @property
+    def on_device(self) -> Rows | None: ...
+
+    def block(self, first: int, count: int) -> tuple[Rows, int]:
+        """Rows for rounds from ``first`` on, and for how many of the ``count`` rounds asked for they serve."""
+        ...
 
 
 # --- all rows on the devices ------------------------------------------------------------------------------------------

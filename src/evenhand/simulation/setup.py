@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from evenhand.simulation.program import (
     Program,
     Resident,
     Rows,
+    Source,
     deal,
     efforts,
     gathered,
@@ -47,7 +48,7 @@ from evenhand.streams import Keys, Purpose, keys_of
 from evenhand.streams import stream as stream_of
 from evenhand.types import Array, Attack, Cohort, Params, PyTree
 
-__all__ = ["SMALL_MODEL", "Offloaded", "Setup", "Source", "Streamed", "device_rows", "drawn_last", "set_up"]
+__all__ = ["SMALL_MODEL", "Offloaded", "Setup", "Streamed", "device_rows", "drawn_last", "set_up"]
 
 NDArray = npt.NDArray[Any]
 
@@ -62,25 +63,6 @@ _RESIDENT = 2**30
 """Bytes of clients' states up to which a CPU trains on all of them in place."""
 _COPIES = 8
 """Models that one lane keeps at a time, about: parameters, gradients, optimiser, sums."""
-
-
-class Source(Protocol):
-    """The training rows, wherever they are.
-
-    Attributes:
-      like: all rows; where they are streamed, the shapes of ``x`` and ``y``.
-      on_device: all rows, where they are on the devices.
-    """
-
-    @property
-    def like(self) -> Rows: ...
-
-    @property
-    def on_device(self) -> Rows | None: ...
-
-    def block(self, first: int, count: int) -> tuple[Rows, int]:
-        """Rows for rounds from ``first`` on, and for how many of the ``count`` rounds asked for they serve."""
-        ...
 
 
 class Setup(NamedTuple):

@@ -20,10 +20,10 @@ from evenhand.simulation.store import States
 from evenhand.streams import Keys, Purpose, stream
 from evenhand.types import Array, ClientData, Cohort, Key, PyTree, Report, Sum, Upload
 
-__all__ = ["Parts", "parts_of", "run_rounds"]
+__all__ = ["PhaseParts", "parts_of", "run_rounds"]
 
 
-class Parts(NamedTuple):
+class PhaseParts(NamedTuple):
     """A phase as two compiled functions, since the twin need not be that slow: what a client and the server do.
 
     Attributes:
@@ -35,10 +35,10 @@ class Parts(NamedTuple):
     server: Callable[[PyTree, PyTree, Report, PyTree, Cohort, Array, Keys, int], tuple[Step, Array]]
 
 
-def parts_of(program: Program) -> list[Parts]:
+def parts_of(program: Program) -> list[PhaseParts]:
     """One for each phase."""
     return [
-        Parts(jax.jit(partial(_client, program, index)), jax.jit(partial(_server, program, index)))
+        PhaseParts(jax.jit(partial(_client, program, index)), jax.jit(partial(_server, program, index)))
         for index in range(len(program.algorithm.phases))
     ]
 
@@ -50,7 +50,7 @@ def run_rounds(
     keys: Keys,
     first: int,
     count: int,
-    parts: list[Parts] | None = None,
+    parts: list[PhaseParts] | None = None,
 ) -> tuple[RoundState, dict[str, Array]]:
     """As :func:`evenhand.simulation.engine.run_rounds`; ``parts`` are those of the program, if they are at hand."""
     parts = parts_of(program) if parts is None else parts
@@ -62,7 +62,7 @@ def run_rounds(
 
 
 def _one_round(
-    program: Program, parts: list[Parts], state: RoundState, rows: Rows, keys: Keys, round: int
+    program: Program, parts: list[PhaseParts], state: RoundState, rows: Rows, keys: Keys, round: int
 ) -> tuple[RoundState, dict[str, Array]]:
     algorithm = program.algorithm
     infos: dict[str, Array] = {name: jnp.float32(0.0) for name in (*WORK, "reported", "rejected")}

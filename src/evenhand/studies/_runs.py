@@ -1,7 +1,7 @@
 """Making the runs of a study: phase by phase where settings stop early, and from its folder where they ended before.
 
-:func:`run_all` is the whole; :class:`_Runs` trains what is missing.  Each run is measured (:class:`Measured`), and
-shown in a bar and to trackers (:class:`Shown`) while it trains.
+:func:`run_all` is the whole; :class:`_Runs` trains what is missing.  Each run is measured (:class:`Measurements`), and
+shown in a bar and to trackers (:class:`Display`) while it trains.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evenhand.studies._selection import Halving, NDArray, Outcome, Rule, Setting
 from evenhand.studies._store import Store
 from evenhand.watch import Watcher, Watching
 
-__all__ = ["Bar", "Measure", "Measured", "Planned", "Shown", "run_all"]
+__all__ = ["Bar", "Display", "Measure", "Measurements", "Planned", "run_all"]
 
 
 class Planned(NamedTuple):
@@ -62,10 +62,10 @@ def run_all(
     planned: Sequence[Planned],
     by: Rule,
     halving: Halving | None,
-    measured: Measured,
+    measured: Measurements,
     store: Store | None,
     seconds: float,
-    shown: Shown,
+    shown: Display,
 ) -> list[Outcome]:
     """What comes of each run, in their order; those that the store holds already are not repeated.
 
@@ -132,10 +132,10 @@ class _Runs:
     """
 
     planned: Sequence[Planned]
-    measured: Measured
+    measured: Measurements
     store: Store | None
     seconds: float
-    shown: Shown
+    shown: Display
     identities: dict[Any, dict[str, Any]] = field(default_factory=dict)
 
     def through(self, phases: Sequence[_Phase]) -> dict[int, Outcome]:
@@ -223,7 +223,7 @@ Measure: TypeAlias = Callable[[Run], Mapping[str, float]]
 """``run -> {name: number}``, called at each evaluation."""
 
 
-class Measured:
+class Measurements:
     """The numbers of all runs, on disk until a run ends where the study has a folder.
 
     Args:
@@ -271,7 +271,7 @@ class Measured:
 # --- how far the study is -------------------------------------------------------------------------------------
 
 
-class Shown:
+class Display:
     """Updates the bar and the trackers; runs that have not ended on leaving are interrupted.
 
     Args:
@@ -284,7 +284,7 @@ class Shown:
         self._watching: dict[int, Watching] = {}
         self._first = 0
 
-    def __enter__(self) -> Shown:
+    def __enter__(self) -> Display:
         return self
 
     def __exit__(self, *_: object) -> None:

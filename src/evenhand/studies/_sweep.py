@@ -26,7 +26,7 @@ from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.records import held
 from evenhand.simulation import Job, check_job
-from evenhand.studies._runs import Bar, Measure, Measured, Planned, Shown, run_all
+from evenhand.studies._runs import Bar, Display, Measure, Measurements, Planned, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study, save
@@ -163,10 +163,10 @@ def study(
     sources.warn()
     _check(first[0].job, by, halving, checkpoint)
     store = None if folder is None else Store(Path(folder))
-    measured = Measured(measure, store)
+    measured = Measurements(measure, store)
     runs = [rounds] * (len(first) + (len(cases) * len(names) * len(seeds) if apart else 0))
     lock = nullcontext() if store is None else held(store.folder)
-    with Bar(runs, by, progress) as bar, Shown(bar, watchers(watch)) as shown, lock:
+    with Bar(runs, by, progress) as bar, Display(bar, watchers(watch)) as shown, lock:
         outcomes = run_all(first, by, halving, measured, store, checkpoint, shown)
         metric = by.metric_of(outcome.view for outcome in outcomes)
         result = Study(tuple(outcomes), by, baseline or names[0], metric, tuning_seeds=tuple(apart))

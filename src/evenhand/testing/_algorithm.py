@@ -182,7 +182,7 @@ class _Subject:
         return self.arguments[1]
 
     @cached_property
-    def parts(self) -> list[twin.Parts]:
+    def parts(self) -> list[twin.PhaseParts]:
         return twin.parts_of(self.program)
 
     @cached_property

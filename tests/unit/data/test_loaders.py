@@ -12,7 +12,7 @@ import pytest
 
 import malformed
 from evenhand.data import FederatedDataset, from_arrays, load, loaders
-from evenhand.data.loaders._load import Source, download
+from evenhand.data.loaders._load import Site, download
 from evenhand.errors import EvenhandError
 
 
@@ -216,25 +216,25 @@ class TestLoad:
 
 class TestDownload:
     @pytest.fixture
-    def source(self, tmp_path: Path) -> Source:
+    def source(self, tmp_path: Path) -> Site:
         server = tmp_path / "server"
         server.mkdir()
         malformed.write_idx(server)
         files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in server.iterdir()}
-        return Source(server.as_uri(), files)
+        return Site(server.as_uri(), files)
 
     def test_files_are_fetched_once(
-        self, tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, source: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         folder = download("tiny", source)
         assert folder == tmp_path / "cache/evenhand/tiny"
         assert load(folder, clients=3).num_clients == 3
-        gone = Source((tmp_path / "gone").as_uri(), source.files)
+        gone = Site((tmp_path / "gone").as_uri(), source.files)
         assert download("tiny", gone) == folder
 
     def test_a_wrong_checksum_leaves_nothing(
-        self, tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, source: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         wrong = source._replace(files=dict.fromkeys(source.files, "0" * 64))
@@ -243,7 +243,7 @@ class TestDownload:
         assert not any((tmp_path / "cache/evenhand/tiny").iterdir())
 
     def test_no_network_gives_one_sentence(
-        self, tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, source: Site, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         with pytest.raises(EvenhandError, match="put the file there yourself") as caught:

@@ -26,6 +26,8 @@ from evenhand.evaluation import (
 )
 from evenhand.report import RunView, compare, latest, may_be_starred, swing, verdict, write_report
 
+pytestmark = pytest.mark.usefixtures("figures_in_words")
+
 BLANK = math.log(10)
 SCALES = Finding("scales", "Features are on very different scales.")
 

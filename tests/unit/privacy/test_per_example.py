@@ -18,7 +18,7 @@ from jax import lax
 
 from evenhand import models, privacy, testing
 from evenhand._jaxpr import per_example, programs
-from evenhand._jaxpr.per_example import LeafGradients, Rows, formed, looked_up, traced
+from evenhand._jaxpr.per_example import ExampleRows, LeafGradients, formed, looked_up, traced
 from evenhand.errors import EvenhandError
 from evenhand.privacy import clip_factors, clipped_sum
 from evenhand.types import Array, ClientData, Model, Params
@@ -288,7 +288,7 @@ def test_what_cancels_a_gradient_does_not_make_its_norm_too_small() -> None:
 def test_these_many_leaves_have_no_gradient_per_example(name: str) -> None:
     model, x, y = CASES[name]
     keys = jax.random.split(KEY, ROWS)
-    plan = traced(model, filled(model), Rows(jnp.asarray(x), jnp.asarray(y), keys)).plan
+    plan = traced(model, filled(model), ExampleRows(jnp.asarray(x), jnp.asarray(y), keys)).plan
     assert len(plan.layers) == LAYERS[name]
 
 
@@ -316,7 +316,7 @@ def test_half_precision_is_accounted_in_full() -> None:
     assert gap(found, total) < 2e-2
     np.testing.assert_allclose(lengths, norms, rtol=2e-2)
     keys = jax.random.split(KEY, ROWS)
-    assert len(traced(model, params, Rows(x, y, keys)).plan.layers) == 2
+    assert len(traced(model, params, ExampleRows(x, y, keys)).plan.layers) == 2
 
 
 def test_double_precision_is_kept() -> None:

@@ -15,6 +15,8 @@ from evenhand.sampling import poisson
 from evenhand.simulation import Checkpoint
 from evenhand.streams import keys_of
 
+pytestmark = pytest.mark.usefixtures("figures_in_words")
+
 MODEL = eh.testing.toy_model()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
 DATA = eh.testing.toy_data()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.data._dataset import FederatedDataset, Rows
+from evenhand.data._dataset import FederatedDataset, PooledRows
 from evenhand.data._validation import (
     NDArray,
     as_array,
@@ -154,7 +154,7 @@ def _npz_dataset(
         test = Pool(xs[1], labels[1]) if len(parts) > 1 else None
         return pooled(path, Pool(xs[0], labels[0]), test, classes, options, options.clients or 1)
     clients = [_client(path, arrays[part[2]], part[2]) for part in parts]
-    rows = [Rows(*columns) for columns in zip(xs, labels, clients, strict=True)]
+    rows = [PooledRows(*columns) for columns in zip(xs, labels, clients, strict=True)]
     return unpooled(path, rows[0], rows[1] if len(rows) > 1 else None, classes, options)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from evenhand.data._dataset import FederatedDataset, Rows, check_fractions
+from evenhand.data._dataset import FederatedDataset, PooledRows, check_fractions
 from evenhand.data._validation import (
     NDArray,
     as_array,
@@ -181,9 +181,9 @@ def _labels(users: list[User], regression: bool, source: Path) -> tuple[NDArray,
     return class_labels(np.concatenate([user.y for user in users]), str(source), place, regression=regression)
 
 
-def _rows(users: list[User], labels: NDArray) -> Rows:
+def _rows(users: list[User], labels: NDArray) -> PooledRows:
     names = np.repeat(np.array([user.name for user in users], object), [len(user.y) for user in users])
-    return Rows(np.concatenate([user.x for user in users]), labels, names)
+    return PooledRows(np.concatenate([user.x for user in users]), labels, names)
 
 
 # --- one file, checked user by user -------------------------------------------------------------------------

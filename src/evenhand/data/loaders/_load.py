@@ -40,12 +40,12 @@ from evenhand.data.loaders._source import (
     readable,
     several,
 )
-from evenhand.data.loaders._table import Columns, Table, choose_columns, table_dataset
+from evenhand.data.loaders._table import Columns, ReadTable, choose_columns, table_dataset
 from evenhand.errors import EvenhandError, nearest, whole_number
 
 __all__ = [
     "NAMES",
-    "Source",
+    "Site",
     "download",
     "from_frame",
     "load",
@@ -399,7 +399,7 @@ def load_csv(path: Path, options: Options) -> FederatedDataset:
     with problems.noted():
         weight = None if columns.weight is None else cells[columns.weight].series(source, lines)
     client = tuple(cells[name].ids() for name in columns.client)
-    table = Table(tuple(features), label, client, lambda row: f"line {lines[row]}", weight)
+    table = ReadTable(tuple(features), label, client, lambda row: f"line {lines[row]}", weight)
     return table_dataset(source, columns, table, options, problems)
 
 
@@ -425,7 +425,7 @@ def load_parquet(path: Path, options: Options) -> FederatedDataset:
 
 def frame_table(
     source: str, frame: Frame, columns: Columns, problems: Problems, row: Row = row_place
-) -> Table:
+) -> ReadTable:
     """The chosen columns of ``frame``; those that cannot be read are noted among the ``problems``."""
     features: list[Series] = []
     client: list[NDArray] = []
@@ -440,13 +440,13 @@ def frame_table(
     for name in columns.client:
         with problems.noted():
             client.append(frame.ids(name))
-    return Table(tuple(features), label, tuple(client), row, weight)
+    return ReadTable(tuple(features), label, tuple(client), row, weight)
 
 
 # --- built-in data ------------------------------------------------------------------------------------------
 
 
-class Source(NamedTuple):
+class Site(NamedTuple):
     """Where files are, and the SHA-256 that each must have."""
 
     url: str
@@ -454,7 +454,7 @@ class Source(NamedTuple):
 
 
 SOURCES = {
-    "mnist": Source(
+    "mnist": Site(
         "https://ossci-datasets.s3.amazonaws.com/mnist",
         {
             "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -463,7 +463,7 @@ SOURCES = {
             "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         },
     ),
-    "fashion-mnist": Source(
+    "fashion-mnist": Site(
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
         {
             "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
@@ -491,7 +491,7 @@ def load_digits(options: Options) -> FederatedDataset:
     return pooled("digits", pool, None, tuple("0123456789"), options, clients)
 
 
-def download(name: str, source: Source) -> Path:
+def download(name: str, source: Site) -> Path:
     """The folder with ``source``'s files, downloaded if they are missing.
 
     They are kept under ``$XDG_CACHE_HOME/evenhand`` (``~/.cache/evenhand``).  A file gets its name only after

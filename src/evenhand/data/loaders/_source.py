@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import partition
-from evenhand.data._dataset import FederatedDataset, Rows, build
+from evenhand.data._dataset import FederatedDataset, PooledRows, build
 from evenhand.data._features import Fill
 from evenhand.data._validation import NDArray
 from evenhand.errors import Argument, EvenhandError
@@ -213,7 +213,11 @@ class Pool(NamedTuple):
 
 
 def unpooled(
-    path: Path | str, train: Rows, test: Rows | None, classes: tuple[str, ...] | None, options: Options
+    path: Path | str,
+    train: PooledRows,
+    test: PooledRows | None,
+    classes: tuple[str, ...] | None,
+    options: Options,
 ) -> FederatedDataset:
     """The data set of examples whose clients are known."""
     return build(
@@ -242,13 +246,13 @@ def pooled(
                 f"{path}: there are {len(part.x)} rows but {len(part.y)} labels: give one label for each row."
             )
     owner = owners(path, train.y, clients, options)
-    rows = Rows(train.x, train.y, owner)
+    rows = PooledRows(train.x, train.y, owner)
     if test is None:
         return unpooled(path, rows, None, classes, options)
     # Real targets count as one class: every client gets test examples in proportion to its training examples.
     kinds = (train.y, test.y) if _by_class(train.y) else (np.zeros(len(train.y)), np.zeros(len(test.y)))
     fresh = partition.matching(kinds[0], owner, kinds[1], options.seed)
-    return unpooled(path, rows, Rows(test.x, test.y, fresh), classes, options)
+    return unpooled(path, rows, PooledRows(test.x, test.y, fresh), classes, options)
 
 
 def owners(path: Path | str, y: NDArray, clients: int, options: Options) -> NDArray:

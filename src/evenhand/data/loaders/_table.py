@@ -27,7 +27,7 @@ from evenhand.data.loaders._cells import (
 from evenhand.data.loaders._source import DEFAULT_CLIENT, Options, listing, owners
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, named, nearest
 
-__all__ = ["Columns", "Table", "check_header", "choose_columns", "table_dataset"]
+__all__ = ["Columns", "ReadTable", "check_header", "choose_columns", "table_dataset"]
 
 
 _FEW_ROWS = 20
@@ -50,7 +50,7 @@ class Columns(NamedTuple):
         return (self.label,) if self.weight is None else (self.label, self.weight)
 
 
-class Table(NamedTuple):
+class ReadTable(NamedTuple):
     """A table as read.
 
     Attributes:
@@ -134,7 +134,7 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
 
 
 def table_dataset(
-    source: str, columns: Columns, table: Table, options: Options, problems: Problems | None = None
+    source: str, columns: Columns, table: ReadTable, options: Options, problems: Problems | None = None
 ) -> FederatedDataset:
     """The data set of a table.
 
@@ -191,7 +191,7 @@ def table_dataset(
 
 
 def _checked(
-    source: str, columns: Columns, table: Table, options: Options, problems: Problems
+    source: str, columns: Columns, table: ReadTable, options: Options, problems: Problems
 ) -> tuple[NDArray, tuple[str, ...] | None, tuple[Series, ...], NDArray | None]:
     """Labels, the names of their classes, features and the client of each row; all that is wrong is one error."""
     y, classes, client = np.zeros(0), None, None
@@ -225,7 +225,7 @@ def _checked(
     return y, classes, tuple(features), client
 
 
-def _with_na(table: Table, na: Sequence[str]) -> Table:
+def _with_na(table: ReadTable, na: Sequence[str]) -> ReadTable:
     """The table with the cells that ``na`` lists as empty ones."""
     if not na:
         return table
@@ -243,8 +243,8 @@ def _with_na(table: Table, na: Sequence[str]) -> Table:
 
 
 def _without_empty(
-    source: str, columns: Columns, table: Table, options: Options
-) -> tuple[Table, tuple[str, ...]]:
+    source: str, columns: Columns, table: ReadTable, options: Options
+) -> tuple[ReadTable, tuple[str, ...]]:
     """The table without rows that lack a label or a client, if these are to be dropped, and a sentence about it."""
     if table.label is None or len(table.client) < len(columns.client):
         return table, ()  # which is refused anyway
@@ -276,7 +276,7 @@ def _without_empty(
         )
     counts = [f"{mask.sum():,} without a {role}" for role, mask in absent.items() if mask.any()]
     note = f"Dropped {rows - len(kept):,} of {rows:,} rows: {', '.join(counts)}."
-    return Table(
+    return ReadTable(
         tuple(series.at(kept) for series in table.features),
         table.label.at(kept),
         tuple(ids[kept] for ids in table.client),
@@ -458,7 +458,7 @@ def _check_ids(source: str, name: str, ids: NDArray, place: Callable[[int], str]
     )
 
 
-def _clients(source: str, table: Table) -> NDArray | None:
+def _clients(source: str, table: ReadTable) -> NDArray | None:
     """The client's name for each row; None where rows name no clients."""
     if len(table.client) < 2:
         return table.client[0] if table.client else None
