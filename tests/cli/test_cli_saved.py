@@ -128,6 +128,27 @@ def test_python_reads_what_the_command_line_wrote(commanded: Path, table: Path) 
     assert saved.summary() != saved.summary("train")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "A"],
+        ["report", "A"],
+        ["predict", "A", "--data", "A"],
+        ["resume", "A"],
+        ["run", "--config", "A"],
+    ],
+)
+def test_a_newer_folder_is_refused_by_version(
+    words: list[str], commanded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(commanded, tmp_path / "a"))
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3, "evenhand": "9.9.9"}))
+    assert main([str(folder) if word == "A" else word for word in words]) == 2
+    said = capsys.readouterr().err
+    assert "read it with Evenhand 9.9.9 or later" in said and said.count("\n") == 1
+
+
 def begin(table: Path, out: Path, *words: str) -> int:
     options = ["--data", str(table), "--rounds", "2", "--eval-every", "1", "--lr", "0.1", "--quiet"]
     return main(["run", "fedavg", *options, "--out", str(out), *words])

@@ -61,7 +61,8 @@ def held(folder: str | Path) -> Generator[None]:
       EvenhandError: another process holds the folder, or it cannot be written to.
 
     Example:
-      >>>       >>> from pathlib import Path
+      >>> import tempfile
+      >>> from pathlib import Path
       >>> folder = Path(tempfile.mkdtemp()) / "runs" / "a"
       >>> with held(folder):
       ...     print([path.name for path in folder.iterdir()])

@@ -86,8 +86,9 @@ def load_run(
       True
     """
     folder = recovered(Path(folder))
-    config = _checked(folder / CONFIG, read_json(folder / CONFIG), _CONFIG)
-    check_format(folder / CONFIG, config)
+    config = read_json(folder / CONFIG)
+    check_format(folder / CONFIG, config)  # first: a later format may hold other types
+    config = _checked(folder / CONFIG, config, _CONFIG)
     if data is not None and data.fingerprint != config["data"]["fingerprint"]:
         raise EvenhandError(
             f"The data {data.name!r} are not those of the run in {folder}: give those that it was trained on."

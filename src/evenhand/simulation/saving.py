@@ -81,6 +81,8 @@ Arrays = Mapping[str, NDArray]
 class Savable(Protocol):
     """A run, as far as its folder shows it; for the attributes see :class:`evenhand.simulation.Run`."""
 
+    # Not Run itself, which imports this module for its method save().
+
     @property
     def algorithm(self) -> Algorithm: ...
     @property
