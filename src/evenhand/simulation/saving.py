@@ -123,6 +123,7 @@ class Savable(Protocol):
 
 def save(run: Savable, folder: Path, *, overwrite: bool, unseen: FederatedDataset | None) -> None:
     """Writes a complete run folder in one step; for the arguments see :meth:`evenhand.simulation.Run.save`."""
+    # A kill between the two renames of an earlier save has left that folder under another name.
     folder = recovered(folder)
     if folder.exists() and not folder.is_dir():
         raise EvenhandError(f"save({str(folder)!r}): it is a file: name a folder that is new or empty.")
@@ -141,6 +142,7 @@ def save(run: Savable, folder: Path, *, overwrite: bool, unseen: FederatedDatase
     config = configuration(run.facts.method, {**options, "untrained": run.untrained}, run.data)
     with writing(folder), replacing_folder(folder) as part:
         write_text(part / CONFIG, json_text({**config, SAVED_BY: "Run.save"}))
+        # First, for seal() takes the checksum of config.json from the list, and those of all others from the files.
         write_sums(part, sums_of(part, [CONFIG]))
         if run.data.features is not None:
             write_text(part / FEATURES, json_text(run.data.features.to_json()))
@@ -204,6 +206,7 @@ def write_results(
     write_params(folder / PARAMS, run.params)
     with writing(folder / RESULTS), replacing(folder / RESULTS) as temporary:
         write_arrays(temporary, measurements(run))
+    # Personal models of an earlier round must not stand beside the results of this one.
     shutil.rmtree(folder / PERSONAL, ignore_errors=True)
     if personal:
         write_personal(folder, run.data.client_ids, run.personal_models(), run.personal_clients)
@@ -323,6 +326,7 @@ def unpacked(arrays: Arrays, *prefix: str) -> dict[str, NDArray]:
 
 # --- the model, by its name -----------------------------------------------------------------------------------
 
+# Listed one by one, since the name comes from a file, which may call nothing else.
 _FACTORIES: Mapping[str, Callable[..., Any]] = {
     factory.__name__: factory
     for factory in (
