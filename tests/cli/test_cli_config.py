@@ -13,7 +13,7 @@ import evenhand as eh
 from evenhand.cli import main
 from evenhand.cli._data import DataOptions
 from evenhand.cli._main import parse
-from evenhand.cli._run import Run
+from evenhand.cli._run import RunCommand
 
 OPTIONS = {
     "lr": 1e-05,
@@ -37,9 +37,9 @@ def written(folder: Path, method: str) -> Path:
     return path
 
 
-def run(*words: str) -> Run:
+def run(*words: str) -> RunCommand:
     command = parse(["run", *words])
-    assert isinstance(command, Run)
+    assert isinstance(command, RunCommand)
     return command
 
 

@@ -10,7 +10,7 @@ import pytest
 from test_cli_errors import refused
 
 from evenhand.cli import main
-from evenhand.cli._run import Run
+from evenhand.cli._run import RunCommand
 from evenhand.simulation import load_run
 
 pytestmark = pytest.mark.usefixtures("figures_in_words")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("figures_in_words")
 def reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> object:
     """``words -> {option: why it has no effect}`` of a run that stops before it trains."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Run, "train", lambda *_: 0)
+    monkeypatch.setattr(RunCommand, "train", lambda *_: 0)
 
     def of(words: str) -> dict[str, str]:
         assert main(["run", "fedavg", *words.split()]) == 0

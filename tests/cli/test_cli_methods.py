@@ -24,13 +24,13 @@ from evenhand.cli._arguments import options_of
 from evenhand.cli._main import parse
 from evenhand.cli._methods import COMPOSED, METHODS, _argument_entries, plain
 from evenhand.cli._options import LocalOptions
-from evenhand.cli._run import Run
+from evenhand.cli._run import RunCommand
 from evenhand.expressions import KINDS, factories
 from evenhand.expressions.kinds import alternatives, kind_for, parameters
 from evenhand.expressions.kinds import example as simplest
 from evenhand.local import Work
 from evenhand.rounds import weighed
-from evenhand.types import Algorithm, ClientData, Cohort, Key, Model, Params, Phase, Report, Upload
+from evenhand.types import Algorithm, ClientData, Cohort, Key, Model, Params, Phase, ReportCommand, Upload
 
 pytestmark = pytest.mark.usefixtures("figures_in_words")
 
@@ -108,7 +108,7 @@ def two_rounds(algorithm: Algorithm) -> np.ndarray:
                 reported.loss * jnp.array([1.0, 0.5, 0.1]) if phase.aggregator.needs_loss else jnp.ones(3)
             )
             memory = memories.get(index, phase.aggregator.init(delta, 3))
-            report = Report(jnp.full(3, reported.weight), losses)
+            report = ReportCommand(jnp.full(3, reported.weight), losses)
             cohort = Cohort.of(jnp.arange(3))
             weights, memory, _ = weighed(phase.aggregator, report, cohort, memory)
             uploads = Upload(deltas, weights, losses)
@@ -285,7 +285,7 @@ def expected(words: str) -> np.ndarray:
 def made(words: str) -> Algorithm:
     """The method that ``evenhand run`` makes of these words."""
     command = parse(["run", *words.split()])
-    assert isinstance(command, Run)
+    assert isinstance(command, RunCommand)
     model = LABELS if words.startswith("fedtilt") else STEPPED if STEPPING.match(words) else MODEL
     return expressions.parse(
         command.method, Algorithm, model, lambda: Local(**vars(command.local)).work(model)
@@ -368,7 +368,7 @@ def test_every_method_has_an_option_for_each_argument_that_text_can_give() -> No
 def test_options_of_methods_are_not_options_of_run() -> None:
     """Otherwise one would hide the other."""
     for method in METHODS.values():
-        assert not set(method.options) & set(options_of(Run)), method.name
+        assert not set(method.options) & set(options_of(RunCommand)), method.name
 
 
 def help_of(method: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -105,7 +105,7 @@ def test_the_page_tells_what_was_run_and_how_to_run_it_again(folder: Path) -> No
     words = shlex.split(html.unescape(again))
     assert words[:4] == ["evenhand", "study", *METHODS] and "--quiet" not in words
     study, parsed = parse(words[1:]), eh.studies.load(folder)
-    assert isinstance(study, _study.Study) and str(study.study.out) == str(folder)
+    assert isinstance(study, _study.StudyCommand) and str(study.study.out) == str(folder)
     assert (study.study.seeds, study.grid.lr, study.study.rounds) == ("2", "0.01,0.1", 2)
     table = page.split("What was run")[1].split("</table>")[0]
     for name in ("rounds", "cohort", "batch_size", "clients", "examples", "data", "new data for each seed"):

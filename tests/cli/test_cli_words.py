@@ -14,17 +14,17 @@ from test_cli_errors import refused
 from evenhand.cli import main
 from evenhand.cli._arguments import Takes, options_of
 from evenhand.cli._methods import METHODS
-from evenhand.cli._restored import Predict, Resume
-from evenhand.cli._run import Run
-from evenhand.cli._show import Compare, List, Report
+from evenhand.cli._restored import PredictCommand, ResumeCommand
+from evenhand.cli._run import RunCommand
+from evenhand.cli._show import CompareCommand, ListCommand, ReportCommand
 
 COMMANDS: dict[str, Mapping[str, Takes]] = {
-    **{f"run {name}": {**options_of(Run), **method.options} for name, method in METHODS.items()},
-    "resume runs/a": options_of(Resume),
-    "compare runs/a": options_of(Compare),
-    "predict runs/a": options_of(Predict),
-    "report runs/a": options_of(Report),
-    "list": options_of(List),
+    **{f"run {name}": {**options_of(RunCommand), **method.options} for name, method in METHODS.items()},
+    "resume runs/a": options_of(ResumeCommand),
+    "compare runs/a": options_of(CompareCommand),
+    "predict runs/a": options_of(PredictCommand),
+    "report runs/a": options_of(ReportCommand),
+    "list": options_of(ListCommand),
 }
 JARGON = re.compile(
     r"literal|argument|instantiat|[│╭╰─]|\\b(int|float|str|bool|None|NoneType|PosixPath)\\b|\\{|Error"

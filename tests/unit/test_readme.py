@@ -10,7 +10,7 @@ import pytest
 
 from evenhand.cli import main
 from evenhand.cli._main import parse
-from evenhand.cli._study import Study
+from evenhand.cli._study import StudyCommand
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def test_the_study_of_the_file_is_one_command(
         "```"
     )[0]
     words = shlex.split(command.replace("\\\n", " "))[1:]
-    assert isinstance(parse(words), Study)
+    assert isinstance(parse(words), StudyCommand)
     assert main([*words, "--rounds", "2", "--seeds", "2", "--lr", "0.1", "--quiet"]) == 0
     text = (tmp_path / "studies" / "people" / "study.html").read_text()
     assert "Is the difference real?" in text and "All settings" in text

@@ -34,7 +34,7 @@ from evenhand.simulation.folder import (
 from evenhand.simulation.saving import with_history
 from evenhand.studies import direction
 
-__all__ = ["BestRound", "Results", "Rule", "best_so_far", "copied", "rule_of", "with_best"]
+__all__ = ["BestRound", "KeepRule", "Results", "best_so_far", "copied", "rule_of", "with_best"]
 
 Results = Callable[[Path], Mapping[str, Any]]
 """Writes the results of a round into a folder, and returns what the summary says about that round."""
@@ -47,7 +47,7 @@ _WORDS = {
 }
 
 
-class Rule(NamedTuple):
+class KeepRule(NamedTuple):
     """What makes an evaluated round the best.
 
     Attributes:
@@ -112,7 +112,7 @@ class BestRound(NamedTuple):
     place: Path
 
 
-def rule_of(text: str) -> Rule | None:
+def rule_of(text: str) -> KeepRule | None:
     """The rule that an option spells; None for the last round.
 
     Raises:
@@ -139,10 +139,10 @@ def rule_of(text: str) -> Rule | None:
             f"--keep {text:.60}: there is no statistic {statistic!r:.40}{perhaps(statistic, names)}: write mean, "
             "worst10, variance or another that summary.json lists."
         )
-    return Rule(split, statistic, parts[2] if len(parts) == 3 else None, text)
+    return KeepRule(split, statistic, parts[2] if len(parts) == 3 else None, text)
 
 
-def best_so_far(folder: Path, rule: Rule) -> BestRound | None:
+def best_so_far(folder: Path, rule: KeepRule) -> BestRound | None:
     """The best round of a run that was stopped, by the same rule; that of another rule is removed.
 
     Raises:
@@ -165,7 +165,7 @@ def best_so_far(folder: Path, rule: Rule) -> BestRound | None:
 
 
 def with_best(
-    folder: Path, rule: Rule, best: BestRound | None, view: RunView, results: Results
+    folder: Path, rule: KeepRule, best: BestRound | None, view: RunView, results: Results
 ) -> BestRound | None:
     """The best round, once another has been evaluated; of equally good rounds the first.
 
@@ -196,7 +196,7 @@ def with_best(
     return BestRound(done, value, place)
 
 
-def copied(folder: Path, *, best: BestRound, rule: Rule, run: Run) -> dict[str, Any]:
+def copied(folder: Path, *, best: BestRound, rule: KeepRule, run: Run) -> dict[str, Any]:
     """Copies the files of the best round into the run folder, and returns what the summary says about it."""
     for name in (CLIENTS, PARAMS):
         with writing(folder / name), replacing(folder / name) as temporary:

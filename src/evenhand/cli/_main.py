@@ -40,10 +40,10 @@ from evenhand.cli._methods import (
     method_help,
     no_method,
 )
-from evenhand.cli._restored import Predict, Resume, recorded, recorded_run
-from evenhand.cli._run import Run
-from evenhand.cli._show import Compare, Figures, List, Report
-from evenhand.cli._study import Study, planned
+from evenhand.cli._restored import PredictCommand, ResumeCommand, recorded, recorded_run
+from evenhand.cli._run import RunCommand
+from evenhand.cli._show import CompareCommand, FiguresCommand, ListCommand, ReportCommand
+from evenhand.cli._study import StudyCommand, planned
 from evenhand.cli._terminal import remark
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, nearest
 from evenhand.expressions import plugins
@@ -103,7 +103,7 @@ _EXAMPLES = {
 
 
 @dataclass(frozen=True)
-class Completion:
+class CompletionCommand:
     """Print a script that lets a shell complete the commands and options of evenhand."""
 
     shell: Positional[Literal["bash", "zsh"]]
@@ -117,18 +117,28 @@ class Completion:
 
 
 _COMMANDS = {
-    "run": Run,
-    "study": Study,
-    "resume": Resume,
-    "compare": Compare,
-    "predict": Predict,
-    "report": Report,
-    "figures": Figures,
-    "list": List,
-    "completion": Completion,
+    "run": RunCommand,
+    "study": StudyCommand,
+    "resume": ResumeCommand,
+    "compare": CompareCommand,
+    "predict": PredictCommand,
+    "report": ReportCommand,
+    "figures": FiguresCommand,
+    "list": ListCommand,
+    "completion": CompletionCommand,
 }
 
-_Made: TypeAlias = Run | Study | Resume | Compare | Predict | Report | Figures | List | Completion
+_Made: TypeAlias = (
+    RunCommand
+    | StudyCommand
+    | ResumeCommand
+    | CompareCommand
+    | PredictCommand
+    | ReportCommand
+    | FiguresCommand
+    | ListCommand
+    | CompletionCommand
+)
 
 _RENAMED = {"client": "client-column", "label": "label-column", "weight": "weight-column"}
 """Arguments of the library whose options have other names."""
@@ -243,28 +253,31 @@ def parse(words: Sequence[str]) -> _Made:
     if words[0] not in _COMMANDS:
         raise EvenhandError(_no_command(words[0]))
     command = _COMMANDS[words[0]]
-    if command is Run:
+    if command is RunCommand:
         return _run(words)
     options = options_of(command)
     spelled = split(words, options)
     if spelled.ask_for_help:
         _help(spelled.command)
-    if command is Study:
+    if command is StudyCommand:
         spelled = planned(spelled)
     others = {name: options_of(other) for name, other in _COMMANDS.items()}
     check(spelled, options, others, spelled.command, spelled.command)
     made = construct(command, spelled.values(options))
-    if isinstance(made, Study):
+    if isinstance(made, StudyCommand):
         made.check()
     return made
 
 
-def _run(words: Sequence[str]) -> Run:
+def _run(words: Sequence[str]) -> RunCommand:
     """A run, checked; what it leaves out is as in the configuration that it names."""
     spelled, method = _method_among(words)
     if spelled.ask_for_help:
         _help("run", *([] if method is None else [method.name]))
-    general, methods = options_of(Run), built_in_methods() | ({} if method is None else {method.name: method})
+    general, methods = (
+        options_of(RunCommand),
+        built_in_methods() | ({} if method is None else {method.name: method}),
+    )
     others = {name: other.options for name, other in methods.items()}
     if method is None:  # it comes from the configuration, once the words can be trusted to name one
         check(spelled, _united(methods), others, "run", "run")
@@ -285,7 +298,11 @@ def _run(words: Sequence[str]) -> Run:
     check(spelled, {**general, **method.options}, others, name, page)
     given, arguments = spelled.values(general), spelled.values(method.options)
     text = method.text(arguments, before.method if before else "", has_budget="epsilon" in given)
-    run = construct(Run, {**given, "method": text}) if before is None else recorded_run(before, text, given)
+    run = (
+        construct(RunCommand, {**given, "method": text})
+        if before is None
+        else recorded_run(before, text, given)
+    )
     run.check(before)
     return run
 
@@ -319,7 +336,7 @@ def _method_among(words: Sequence[str]) -> tuple[Words, NamedMethod | None]:
 def _united(methods: Mapping[str, NamedMethod]) -> Options:
     """The options of these methods and those of a run."""
     theirs = {name: taken for method in methods.values() for name, taken in method.options.items()}
-    return {**theirs, **options_of(Run)}
+    return {**theirs, **options_of(RunCommand)}
 
 
 def _is_call(word: str) -> bool:
@@ -337,16 +354,16 @@ def _commands(command: str, *_: str) -> Any:
     """The commands as tyro reads them; only the help of ``run`` and the completion need the options of methods."""
     kinds = dict[str, Any](_COMMANDS)
     if command == "run":
-        hints = get_type_hints(Run, include_extras=True)
+        hints = get_type_hints(RunCommand, include_extras=True)
         fields = [
             (entry.name, hints[entry.name], entry)
-            for entry in dataclasses.fields(Run)
+            for entry in dataclasses.fields(RunCommand)
             if entry.name != "method"
         ]
         kinds["run"] = dataclasses.make_dataclass(
             "Run",
             [("method", Annotated[method_help(), arg(name="")]), *fields],
-            namespace={"__doc__": Run.__doc__},
+            namespace={"__doc__": RunCommand.__doc__},
         )
     return Union[tuple(Annotated[kind, subcommand(name)] for name, kind in kinds.items())]  # noqa: UP007
 
@@ -364,7 +381,7 @@ def _spelled(part: str | Argument) -> str:
     if isinstance(part, str):
         return part
     name = _RENAMED.get(part.name, part.name.replace("_", "-"))
-    takes = {**options_of(Study), **options_of(Run)}.get(f"--{name}")
+    takes = {**options_of(StudyCommand), **options_of(RunCommand)}.get(f"--{name}")
     if takes is None:
         return str(part)
     return f"--{name} {part.option or part.value}" if takes.kinds else f"--{name}"

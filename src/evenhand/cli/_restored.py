@@ -24,7 +24,7 @@ from tyro.conf import Positional, arg
 
 from evenhand.cli._arguments import construct, hyphenated, options_of
 from evenhand.cli._data import DataOptions
-from evenhand.cli._run import ELSEWHERE, Place, Recorded, Run, changes, config_file, naming
+from evenhand.cli._run import ELSEWHERE, Place, Recorded, RunCommand, changes, config_file, naming
 from evenhand.cli._terminal import remark, say
 from evenhand.data import Features, Form, load_features
 from evenhand.data.loaders import NewRows
@@ -53,8 +53,8 @@ from evenhand.text import counted, spreadsheet_cell, visible
 from evenhand.types import Model, Params
 
 __all__ = [
-    "Predict",
-    "Resume",
+    "PredictCommand",
+    "ResumeCommand",
     "recorded",
     "recorded_run",
 ]
@@ -88,7 +88,7 @@ def recorded(path: Path) -> Recorded:
         return Recorded(path, canonical(method), options, dict_in(config, "plugins"))
 
 
-def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] | None = None) -> Run:
+def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] | None = None) -> RunCommand:
     """A run with the options that a file records, except for those that are ``given``.
 
     Args:
@@ -102,7 +102,7 @@ def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] | None 
     given = {} if given is None else given
     dropped = {other for name, other in _EITHER.items() if name in given}.union(given)
     kept = {name: value for name, value in before.options.items() if name not in dropped}
-    options = options_of(Run)
+    options = options_of(RunCommand)
     for name, value in kept.items():
         option = f"--{hyphenated(name)}"
         if option not in options or "-" in name:
@@ -114,14 +114,14 @@ def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] | None 
             takes = options[option] if options[option].kinds else "true or false"
             raise EvenhandError(f"{before.path}: {option} takes {takes}, not {value!r:.40}.")
     kept = {name: value for name, value in kept.items() if name not in ELSEWHERE}
-    return construct(Run, {**kept, **given, "method": method})
+    return construct(RunCommand, {**kept, **given, "method": method})
 
 
 # --- evenhand resume ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Resume:
+class ResumeCommand:
     """Continue a run that was stopped or killed; it ends with the same numbers."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -194,7 +194,7 @@ class Resume:
             remarks.append(f"{self.run / name} is damaged: the results are rebuilt from the checkpoint.")
         return remarks
 
-    def _train(self, path: Path, run: Run, remarks: list[str]) -> int:
+    def _train(self, path: Path, run: RunCommand, remarks: list[str]) -> int:
         data = run.data.load()
         if dict_in(read_json(path), "data").get("fingerprint") != data.fingerprint:
             raise EvenhandError(
@@ -212,7 +212,7 @@ class Resume:
         return run.train(data, Place(self.run, config, resumed=True, remarks=tuple(remarks)))
 
 
-def _restored(path: Path) -> Run:
+def _restored(path: Path) -> RunCommand:
     """The command that a ``config.json`` records."""
     try:
         before = recorded(path)
@@ -287,7 +287,7 @@ class _Predicted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Predict:
+class PredictCommand:
     """Apply the trained model to new rows: a client's own model where the run kept one, else the global model."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]

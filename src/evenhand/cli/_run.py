@@ -24,7 +24,7 @@ from tyro.conf import Suppress
 from evenhand import simulation
 from evenhand.cli._data import DataOptions, check_labels, idle, remarks, without_effect
 from evenhand.cli._folder import claim, free
-from evenhand.cli._keep import BestRound, Results, Rule, best_so_far, copied, rule_of, with_best
+from evenhand.cli._keep import BestRound, KeepRule, Results, best_so_far, copied, rule_of, with_best
 from evenhand.cli._options import (
     LocalOptions,
     ModelOptions,
@@ -76,7 +76,7 @@ __all__ = [
     "ELSEWHERE",
     "Place",
     "Recorded",
-    "Run",
+    "RunCommand",
     "changes",
     "config_file",
     "naming",
@@ -88,7 +88,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Run:
+class RunCommand:
     """Train METHOD on data spread over clients; `run METHOD --help` shows all options."""
 
     method: Suppress[str]
@@ -114,7 +114,7 @@ class Run:
         if not options.quiet:
             for sentence in remarks(data):
                 say(Console(file=sys.stderr, highlight=False), sentence)
-            cautions = idle(flat(self), flat(Run(self.method)), data) + shadowed(self.method)
+            cautions = idle(flat(self), flat(RunCommand(self.method)), data) + shadowed(self.method)
             cautions += [] if options.config is None else changes(options.config, config)
             for sentence in cautions:
                 remark(sentence)
@@ -277,7 +277,7 @@ class Place(NamedTuple):
         return self.config["options"]["checkpoint"] != "off"
 
     @property
-    def rule(self) -> Rule | None:
+    def rule(self) -> KeepRule | None:
         """Which round the results describe: the best by this rule, or None, the last."""
         return rule_of(self.config["options"].get("keep", "last"))
 

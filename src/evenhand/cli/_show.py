@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TOPICS",
-    "Compare",
+    "CompareCommand",
     "Entry",
-    "Figures",
-    "List",
-    "Report",
+    "FiguresCommand",
+    "ListCommand",
+    "ReportCommand",
 ]
 
 
@@ -52,7 +52,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Compare:
+class CompareCommand:
     """Put saved runs side by side: how well, and how evenly, each serves its clients."""
 
     runs: Annotated[
@@ -104,7 +104,7 @@ class Compare:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportCommand:
     """Write the page of a saved run, or of a study, again, and print its path."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -134,7 +134,7 @@ _NARROWEST, _WIDEST = 1.0, 20.0
 
 
 @dataclass(frozen=True)
-class Figures:
+class FiguresCommand:
     """Write the figures of runs, or of a study, as files, and print their paths."""
 
     runs: Annotated[
@@ -243,7 +243,7 @@ else:
 
 
 @dataclass(frozen=True)
-class List:
+class ListCommand:
     """Show methods, the parts they are composed of, metrics, data sets and models."""
 
     topic: Positional[Topic] = "all"

@@ -52,7 +52,7 @@ from evenhand.text import counted
 from evenhand.types import Algorithm, Attack, Model
 
 __all__ = [
-    "Study",
+    "StudyCommand",
     "planned",
 ]
 
@@ -98,7 +98,7 @@ class StudyOptions(SharedOptions):
 
 
 @dataclass(frozen=True)
-class Study:
+class StudyCommand:
     """Train METHODS with every choice of their hyper-parameters, over several seeds, and compare them at their best."""
 
     methods: Annotated[
