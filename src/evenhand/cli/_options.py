@@ -332,7 +332,7 @@ def trackers(text: str | None, folder: Path) -> list[Watcher]:
 
 
 def of_run(tracker: Watcher, folder: Path, config: Mapping[str, Any]) -> Watcher:
-    """The tracker, told the run's folder as its name, and what ``config.json`` holds as its settings."""
+    """The tracker, which logs the run under its folder's name, with what ``config.json`` holds as settings."""
 
     def begin(name: str, settings: Mapping[str, Any]) -> Watched:
         return tracker.begin(folder.name, {**config["options"], **settings, "method": config["method"]})

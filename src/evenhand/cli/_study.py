@@ -155,8 +155,10 @@ class Study:
             )
         except KeyboardInterrupt:
             ended = len(list((folder / "runs").glob("*/result.json")))
-            kept = f"{folder} keeps the {ended} runs that have ended: the same command goes on, and writes the page."
-            say(console, f"Interrupted. {kept}", "yellow")
+            kept = f"{folder} keeps the {ended} runs that have ended"
+            say(
+                console, f"Interrupted. {kept}: the same command runs the rest and writes the page.", "yellow"
+            )
             raise
         _finish(results, folder, Console(highlight=False, quiet=options.quiet))
         return 0

@@ -248,8 +248,7 @@ def replacing_folder(folder: Path) -> Generator[Path]:
 
 def recovered(folder: Path) -> Path:
     """The folder, renamed back if a kill interrupted :func:`replacing_folder` between its two renames."""
-    folder = folder.absolute()
-    old = _set_aside(folder)
+    old = _set_aside(folder.absolute())
     if old.is_dir() and not folder.exists():
         with suppress(OSError):  # where nothing may be renamed, the caller misses the folder
             os.rename(old, folder)
