@@ -96,6 +96,7 @@ def fresh_data(
     if attack is None or attack.fresh is None:
         return data
     own = own_rows(data)
+    # Numbered: false uploads (0) and reports (1) draw from other streams of the same key.
     fresh = attack.fresh(own.x, own.y, own.size, stream(key, Purpose.ATTACK, 2))
     x, y = tree.select(malicious[client] & _is_on(attack, round), fresh, (own.x, own.y))
     return own._replace(x=x, y=y)
@@ -103,6 +104,7 @@ def fresh_data(
 
 def own_rows(data: ClientData) -> ClientData:
     """A copy of a client's rows alone, ``capacity`` of them; those past ``size`` repeat its first one."""
+    # As many rows as the largest client has, since the shape is the same for all clients of a program.
     position = jnp.arange(data.capacity, dtype=jnp.int32)
     index = data.start + jnp.where(position < data.size, position, 0)
     return data._replace(x=data.x[index], y=data.y[index], start=jnp.zeros_like(data.start))
@@ -114,6 +116,7 @@ def false_report(
     """What a client reports in ``round``, counted from 0: ``report`` unless it is ``malicious``; ``key`` is its own."""
     if attack is None or attack.report is None:
         return report
+    # Made for honest clients, too: who is malicious is known only when the compiled round runs.
     false = attack.report(report, stream(key, Purpose.ATTACK, 1))
     return tree.select(malicious & _is_on(attack, round), false, report)
 
@@ -188,5 +191,6 @@ def colluding(
 
 
 def _is_on(attack: Attack, round: Array | int) -> Array:
+    # An attack counts rounds from 1, as users do, and the engine from 0.
     on = jnp.asarray(round) + 1 >= attack.first
     return on if attack.last is None else on & (jnp.asarray(round) + 1 <= attack.last)

@@ -116,6 +116,7 @@ def cohort(
       table: what ``algorithm.sampling.tabulate`` makes of the sizes, where it has that.
     """
     draw = phase
+    # Phases that share a cohort draw it as the last of them, whose number does not depend on how many there are.
     while draw + 1 < len(algorithm.phases) and not algorithm.phases[draw + 1].fresh_cohort:
         draw += 1
     draw = phase_stream(algorithm, draw)
@@ -154,6 +155,7 @@ def last_rounds(before: PyTree, cohort: Cohort, accepted: Array, round: Array | 
 
     def after(rounds: Array) -> Array:
         trained = cohort.present & accepted
+        # A scatter has no mask: whoever did not train is sent beyond the end, where updates are dropped.
         return rounds.at[jnp.where(trained, cohort.ids, rounds.shape[0])].set(round + 1, mode="drop")
 
     return jax.tree.map(after, before)  # of (), nothing: the program of a round is then as without this

@@ -232,6 +232,7 @@ class Checkpoints:
         with uninterrupted():
             try:
                 self._drop_stale()
+                # The segments first: the state that lists them is whole only once they are on disk.
                 if (listed := self._segments.save(snapshot.done)) is not None:
                     about[_CLIENTS] = listed
                 whole = ocp.args.Composite(
@@ -306,6 +307,7 @@ class Segments:
         self._folder, self._store = folder, store
         self._listed: list[dict[str, Any]] = []
         names = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+        # All of them, until the second save: a checkpoint from which the run may continue lists some of these.
         self._kept = [names]
 
     def save(self, done: int) -> list[dict[str, Any]] | None:
@@ -344,6 +346,7 @@ class Segments:
         if listed is not None:
             if store is None:
                 store = HostStore(newcomer, jax.tree.leaves(clients)[0].shape[0])
+            # A newer state may have left its segments in the store before damage was found.
             store.reset()
             for segment in listed:
                 self._read(store, segment)
@@ -371,6 +374,7 @@ class Segments:
             for some in chunks(store, ids):
                 for array in store.arrays:
                     put(array[some])
+            # On disk before it gets its name, so that a segment with a name is a whole one.
             file.flush()
             if first:
                 os.fsync(file.fileno())

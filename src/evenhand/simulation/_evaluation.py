@@ -202,6 +202,7 @@ class Evaluation:
 
     def shared_by(self, program: Program, keys: Keys, store: HostStore | None) -> Evaluation:
         """The same clients' examples, evaluated with the models of another run."""
+        # A shallow copy: the rows, which take most of the memory, are those of the first.
         other = copy.copy(self)
         other.algorithm, other.root, other.store = program.algorithm, keys.shared, store
         return other

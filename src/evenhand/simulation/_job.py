@@ -163,6 +163,7 @@ def check_job(job: Job) -> None:
     ):
         if value is not None:
             whole_number(name, value, 1)
+    # Shapes only: a model that is too large for the machine gets a sentence of its own from check_model.
     params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
     stateful = bool(jax.tree.leaves(jax.eval_shape(algorithm.init_client, params)))
     if algorithm.sampling.repeats and stateful:
@@ -192,6 +193,7 @@ def check_parts(algorithm: object, data: object, systems: object, attack: object
 def check_model(model: Model, data: FederatedDataset) -> None:
     """The model fits the machine, takes the data's rows and gives one loss per row."""
     check_size(model, data)
+    # Two rows: of one row, a mean that keeps its axis would pass for one loss per row.
     x, y = jnp.asarray(data.train.x[:2]), jnp.asarray(data.train.y[:2])
 
     def losses(x: Array, y: Array) -> Array:
@@ -221,6 +223,7 @@ def check_start(start: Params, model: Model) -> None:
         {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
         for params in (jax.eval_shape(model.init, jax.random.key(0)), start)
     )
+    # Not a set: the sentence names the first difference in the order of the model.
     for place in dict.fromkeys([*wanted, *given]):
         own, like = (_in_words(params.get(place)) for params in (given, wanted))
         if own != like:
@@ -265,6 +268,7 @@ def check_size(model: Model, data: FederatedDataset) -> None:
 
 def _memory() -> float:
     """Bytes that the device has, or else the machine; infinite where neither is known."""
+    # A CPU states no limit: its memory is that of the machine.
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit:
         return float(limit)
@@ -285,6 +289,7 @@ def check_first_losses(
     cure = "; or let the adaptation take smaller steps" if adapted else ""
     measured = np.arange(data.num_clients) if drawn is None else drawn
     for split, sizes in (("train", data.train.sizes), ("valid", data.valid.sizes), ("test", data.test.sizes)):
+        # The loss of a client without rows in the split is NaN, too, and no sign of anything.
         bad = np.flatnonzero(~np.isfinite(clients[split]["loss"]) & (sizes[measured] > 0))
         if len(bad):
             name = data.client_ids[measured[bad[0]]]

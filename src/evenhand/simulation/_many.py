@@ -107,6 +107,7 @@ def _crews(jobs: Sequence[Job], chosen: set[int], traced: dict[Any, _Traced]) ->
     """
     groups: dict[Any, list[int]] = {}
     for position, job in enumerate(jobs):
+        # A run that trains alone gets a key that equals no other.
         groups.setdefault(_kind(job) or object(), []).append(position)
     for group in groups.values():
         if not chosen & set(group):  # tracing them would be for nothing
@@ -135,8 +136,10 @@ def _kind(job: Job) -> Any:
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     if parameters > SMALL_MODEL or must_stream(job.data.train) or jax.process_count() > 1:
         return None
+    # What is asked for there, such as lanes or a tracker, is of one run; a crew has its own.
     if job.execution != Execution():
         return None
+    # By identity: comparing data would read all of them, and the jobs keep the objects alive.
     parts = (id(job.data), id(job.attack), id(job.systems), job.algorithm.sampling)
     return (*parts, job.rounds, job.cohort, job.eval_every, job.eval_clients, job.untrained)
 
@@ -238,6 +241,7 @@ class _Crew:
         setup = set_up(job._replace(execution=execution), rows=self._resident)
         same = self._sample(position)
         if same not in self._evaluations:
+            # Each run trains on one device, but the crew evaluates on all of its devices.
             program = setup.program._replace(mesh=self._mesh)
             self._evaluations[same] = Evaluation(job, program, setup.keys, self._rows, setup.store)
         evaluation = self._evaluations[same].shared_by(setup.program, setup.keys, setup.store)
@@ -260,6 +264,7 @@ class _Crew:
         self._pending.pop(position, None)
         steps = self._steps[position]
         try:
+            # Raised where the run waits for its answer, so that it ends as it would alone.
             step = steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
             while isinstance(step, Run):
                 yield position, step
@@ -281,6 +286,7 @@ class _Crew:
         least = min((request[1:] for request in trained.values()), default=None)
         behind = {position: request for position, request in trained.items() if request[1:] == least}
         try:
+            # Evaluations first: only after its own does a run ask for the rounds that it may train with the others.
             return self._measured(measured) if measured else self._trained(behind)
         except Exception:
             # Such as too little memory for all: alone, each gets its own result or its own failure.
@@ -343,6 +349,7 @@ def _compiled(program: ByKey) -> Any:
     axes = (0, [None if shared else 0 for shared in program.shared], 0)
 
     def column(mine: Any, rest: list[Array]) -> list[Array]:
+        # The axis of the devices has length 1 on each of them, and without a mesh, too.
         literals, constants, state, keys = jax.tree.map(lambda leaf: leaf[0], mine)
         rows, counts = rest[:-2], rest[-2:]
 
@@ -362,6 +369,7 @@ def _compiled(program: ByKey) -> Any:
             mine, rest
         )
 
+    # The states alone are donated: literals, constants and keys serve the next call, too.
     return jax.jit(run, donate_argnums=2)
 
 
@@ -385,6 +393,7 @@ class Together:
         self._lengths, self._mesh = [len(column) for column in columns], mesh
         first, self._results = programs[0][0].hoisted, programs[0][0].results
         hoisted = [[program.hoisted for program in column] for column in programs]
+        # A constant that is equal in all runs is kept once on each device, not once per run.
         shared = tuple(
             all(_same(program.constants[i], first.constants[i]) for column in hoisted for program in column)
             for i in range(len(first.constants))
@@ -399,6 +408,7 @@ class Together:
         ]
         made = [[program for program in column if program is not None] for column in columns]
         some = next(column for column in made if column)
+        # A column of which no run is made still computes, with the keys of another; its results are dropped.
         keys = [jax.tree.leaves((column or some)[0].setup.keys) for column in made]
         self._keys = [self._each_device(list(parts)) for parts in zip(*keys, strict=True)]
         self._rows = jax.tree.leaves(rows)
@@ -427,7 +437,9 @@ class Together:
         results = self._run(self._literals, self._constants, state, self._keys, rest)
         given = len(state)
         ends = self._columns(results[:given])
+        # The buffer of infos has a fixed length, of which these rounds have filled the beginning.
         infos = [np.asarray(info)[:, :, :rounds] for info in results[given:]]
+        # Shared out evenly, so that the seconds of all runs add up to those that have passed.
         seconds = {"data": 0.0, "train": (time.perf_counter() - begin) / len(asked)}
 
         def answer(column: int, run: int, leaves: list[Array]) -> Stretch:
@@ -447,6 +459,7 @@ class Together:
     def _dealt(self, parts: Sequence[Sequence[Any]]) -> Array:
         """One array of all runs, ``(columns, runs, ...)``; shorter columns repeat their last run."""
         longest = self._lengths[0]
+        # The devices run one program, whose shapes are those of the longest column.
         columns = [[*column, *[column[-1]] * (longest - len(column))] for column in parts]
         return self._each_device([_stack(column) for column in columns])
 

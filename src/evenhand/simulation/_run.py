@@ -214,6 +214,7 @@ class Run(Results):
         """The findings about personal models."""
         adapts, keeps = self.algorithm.adapt is not None, self.algorithm.personal_params is not None
         evaluated = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
+        # A model that never trained cannot have diverged, and a malicious client may break its own on purpose.
         meant = ~self.malicious[evaluated] & ((self.last_round[evaluated] > 0) | adapts)
         names = [self.data.client_ids[k] for k in evaluated]
         diverged = diverged_clients(self.clients["train"], self.initial_loss, meant, names, self._noun)
@@ -366,6 +367,7 @@ class Run(Results):
         check_process()
         context = (data, self.data.form, self.seed, self.untrained, self.metrics)
         kept, served = serve_newcomers(self.algorithm, self.kept.server, *context)
+        # A new object, so that no cached finding, baseline or account of the old clients goes with it.
         return replace(
             self,
             data=data,
@@ -527,7 +529,9 @@ def serve_newcomers(
     job = Job(algorithm, data, rounds=0, seed=seed, untrained=untrained, execution=_ONE_BY_ONE)
     setup = set_up(job)
     newcomer = algorithm.init_client(algorithm.global_params(server))
+    # No last round, so that ``untrained`` decides what a newcomer is served.
     never = jnp.zeros(data.num_clients, jnp.int32)
+    # An evaluation reads no aggregator: those of round 0 only complete the structure.
     state = RoundState(server, setup.state.aggregators, stored(newcomer, data.num_clients), never)
     evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
     served = evaluation.served(state)

@@ -135,6 +135,7 @@ def simulate(
       >>> run.history["round"].tolist()
       [0, 2, 4]
     """
+    # In the first line, while locals() are the arguments and nothing else.
     job, last = Job.from_arguments(locals()), None
     for run in runs_of(job):
         if last is None:
@@ -212,6 +213,7 @@ def runs_of(job: Job) -> Iterator[Run]:
     evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
     session = Session(setup, job, evaluation)
     checkpoints = None if job.checkpoint is None else Checkpoints(setup, job, job.checkpoint)
+    # Held before steps() loads the checkpoint, so that no other process writes between reading and training.
     with (
         nullcontext() if checkpoints is None else checkpoints.held(),
         Progress(job.rounds, job.execution.progress) as bar,
@@ -256,6 +258,7 @@ def _followed(job: Job, trackers: Sequence[Watcher]) -> Generator[Callable[[Run]
 
     try:
         yield show
+    # Not BaseException: after Ctrl-C, or where the caller stops asking, a run is interrupted, not failed.
     except Exception:
         status = "failed"
         raise
@@ -328,6 +331,7 @@ class Session:
         state, offloaded, block = request.state, self.setup.offloaded, None
         if offloaded is not None:
             block = offloaded.block(request.first, count)
+            # Rows and states may be there for unequal numbers of rounds: the fewer are trained.
             count, rows = block.rounds, rows._replace(slots=block.slots)
             state = state._replace(clients=block.states)
         received = time.perf_counter()
@@ -354,6 +358,7 @@ class Session:
         while done < rounds:
             until = min(rounds, (done // eval_every + 1) * eval_every)
             while done < until:
+                # At most as many as the buffer of infos holds, whose length is a shape of the compiled program.
                 count = min(until - done, progress.next_count(), self.program.buffer)
                 state = yield from self._train("train", state, done, count)
                 done += count
@@ -377,16 +382,20 @@ class Session:
                 f"The checkpoint has {done} rounds done, more than rounds={self.job.rounds}: "
                 f"ask for at least as many, or give another folder."
             )
+        # Not in the checkpoint: the state before the first round has been made again, and is measured.
         self.initial_loss = self.evaluation.initial_loss(state)
         self.history, self.per_round, self.seconds = snapshot.history, snapshot.per_round, snapshot.seconds
         if last is None:
+            # A checkpoint of an earlier version: drawing its cohorts again tells, except for rejected uploads.
             last = drawn_last(self.program, self.setup.rows, self.setup.keys, done)
+        # Placed anew: the devices of this run need not be those of the one that saved it.
         return everywhere(self.program.mesh, snapshot.state._replace(last_round=last)), done, False
 
     def _train(
         self, activity: str, state: RoundState, first: int, count: int
     ) -> Generator[Train, Stretch, RoundState]:
         """Rounds ``first .. first + count - 1``, as many at a time as there are rows for."""
+        # Before the request, whose answer takes over the memory of the state that the last result has on loan.
         if self._lent is not None:
             self._lent.take_back()
         self._lent, done = None, 0
@@ -415,6 +424,7 @@ class Session:
             adapted = self.program.algorithm.adapt is not None
             check_first_losses(served.clients, self.job.data, self.evaluation.drawn, adapted)
             self.initial_loss = served.clients["train"].get(of_global("loss"), self.initial_loss)
+        # The history of a run that continues has this evaluation already.
         if record:
             reported = {
                 name: float(info[-1])
@@ -450,6 +460,7 @@ class Session:
             "devices": self.program.devices.size,
             "floats": dict(self.setup.traffic),
             "restarts": self.setup.restarts,
+            # A copy: what has been handed out must not change while training goes on.
             "seconds": dict(self.seconds),
             **self._work(),
         }
@@ -477,6 +488,7 @@ class Session:
 
     def _work(self) -> dict[str, Any]:
         """How much was trained, how fast, and which share of the executed steps was padding."""
+        # In float64: beyond 2**24, a sum in float32 no longer counts single steps.
         sums = {name: float(np.sum(self.per_round.get(name, 0.0), dtype=np.float64)) for name in WORK}
         return {
             "steps": {"useful": sums[USEFUL], "executed": sums[EXECUTED]},
@@ -545,6 +557,7 @@ class Progress:
 
     def update(self, done: int, latest: str) -> None:
         """Moves the bar; the first call says where the run begins, and ``latest`` what was last measured."""
+        # A run that continues has rounds done that took none of this process's time: they are no part of its rate.
         if self._first is None:
             self._first, self._begin = done, time.perf_counter()
         self._done = done

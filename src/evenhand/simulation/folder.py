@@ -135,6 +135,7 @@ def metrics_text(history: Arrays) -> str:
 def append_metrics(folder: Path, history: Arrays) -> None:
     """Appends the last evaluation as one line, which is in the file when this returns."""
     path = folder / METRICS
+    # The one file that is not replaced in one step: each evaluation would write all earlier lines again.
     with writing(path), path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(_line(history, -1))
 
@@ -189,6 +190,7 @@ def last_round(folder: Path) -> int:
 def _number(value: Any, where: str) -> float:
     if value is None:
         return float("nan")
+    # JSON spells integers that no float holds, and Python reads 1e999 as infinity.
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
         raise EvenhandError(f"{where} is not a number ({value!s:.40}): restore it or repeat the run.")
     return float(value)
@@ -302,10 +304,12 @@ def _repair(folder: Path) -> str:
 def condition_of(folder: Path) -> Condition:
     """The state of a run folder that has a ``config.json``."""
     if not (folder / CHECKSUMS).exists():
+        # A version without checksums wrote here: only the summary tells whether there are results.
         return Condition("unchecked" if (folder / SUMMARY).exists() else "none")
     sums = _known_sums(folder)
     if sums is None:
         return Condition("sealed", damaged=(CHECKSUMS,))
+    # A run that is trained further appends evaluations, and the results are of the first lines only.
     wrong = changed_files(folder, sums, growing=METRICS)
     edited, damaged = CONFIG in wrong, tuple(name for name in sums if name in wrong - {CONFIG})
     if METRICS not in sums:
@@ -329,6 +333,7 @@ def _config_sum(folder: Path) -> Checksum:
 def _known_sums(folder: Path) -> dict[str, Checksum] | None:
     """The recorded checksums of a run folder; None if the file is missing or damaged."""
     sums = read_sums(folder)
+    # No other list is ever written: one that has lost an entry would leave that file unchecked.
     is_known = sums is not None and set(sums) - set(_PERHAPS) in ({CONFIG}, {CONFIG, *_ALWAYS})
     return sums if is_known else None
 
@@ -421,6 +426,7 @@ def read_index(folder: Path) -> list[Personal]:
 
 def _entry(client: str, file: str, row: str, sha256: str) -> Personal:
     """A line of the index; its file lies in the same folder."""
+    # The index may come from anywhere: no path in it may lead out of the folder.
     if Path(file).name != file:
         raise ValueError
     return Personal(spreadsheet_name(client), file, int(row) if row else None, sha256)
@@ -435,6 +441,7 @@ def personal_models(
       EvenhandError: a file is missing or damaged.
     """
     name, arrays = "", dict[str, NDArray]()
+    # By file, so that the arrays of one file at a time are in memory.
     for entry in sorted(chosen, key=lambda entry: entry.file):
         path = folder / PERSONAL / entry.file
         if entry.file != name:
@@ -450,6 +457,7 @@ def personal_models(
 
 def damaged_model(folder: Path) -> str | None:
     """The first file of ``personal/`` that is not as the run wrote it; None if all are whole."""
+    # By file: many clients share one, which is read once for its checksum.
     entries = {entry.file: entry for entry in read_index(folder)}
     files = (name for name, entry in entries.items() if not _matches(folder / PERSONAL / name, entry))
     name = next(files, None)
@@ -465,6 +473,7 @@ def _write_models(part: Path, ids: Sequence[str], positions: NDArray, arrays: Ar
     for start in range(0, len(positions), step):
         together: list[int] = positions[start : start + step].tolist()
         first, last = together[0], together[-1]
+        # The position keeps names apart: two ids may be the same text once they are safe in the name of a file.
         name = f"{first:0{digits}}-{_safe(ids[first]) if alone else f'{last:0{digits}}'}.npz"
         chosen = start if alone else slice(start, start + step)
         write_arrays(part / name, {key: array[chosen] for key, array in arrays.items()})

@@ -112,6 +112,7 @@ def load_run(
         malicious=arrays["malicious"],
         last_round=arrays["last_round"],
         privacy=_account(folder / files.SUMMARY, summary.get("account")),
+        # Earlier versions did not record it: the models themselves are then the only sign.
         has_personal_models=bool(summary.get("personal", (folder / files.PERSONAL).is_dir())),
         untrained=summary.get("untrained") or "global",
         interrupted=summary["interrupted"],
@@ -305,7 +306,7 @@ class SavedRun(Results):
                 f"{self.folder} does not hold the method: give it, as in eh.load_run(folder, algorithm=algorithm), for "
                 "serve()."
             )
-        # Not the server's state at the end of the run, such as a momentum: new clients are served its parameters only.
+        # The folder holds no server state: that of a new run, around the trained parameters, stands in for it.
         server = algorithm.init(self.params, data.num_clients)
         kept, served = serve_newcomers(algorithm, server, data, self.form, self.seed, self.untrained)
         return Run(
@@ -351,6 +352,7 @@ def _view(
     """What reports show of a run, from the texts in its folder."""
     history = files.read_metrics(folder, condition.length)
     view = read_clients_csv(folder / files.CLIENTS)
+    # Shown as settings, options without effect would make runs look different that are the same.
     unused = {name for name in config.get("without_effect") or [] if isinstance(name, str)}
     options = {name: value for name, value in config["options"].items() if name not in unused}
     facts: dict[str, Any] = {
@@ -369,6 +371,7 @@ def _exact(view: RunView, arrays: Arrays) -> RunView:
     evaluated = arrays.get("evaluated", np.arange(len(arrays["last_round"])))
     ids, malicious = client_ids(arrays), arrays["malicious"][evaluated]
     clients, cells = _by_split(arrays, "clients"), _classes(arrays)
+    # Sizes, ids and last rounds are of all clients; the metrics already are of the evaluated ones alone.
     return view._replace(
         history=unpacked(arrays, "history"),
         sizes={split: unpacked(arrays, "sizes")[split][evaluated] for split in view.sizes},
@@ -410,6 +413,7 @@ def _classes(arrays: Arrays) -> dict[str, ClassMetrics]:
 
 def _nested(arrays: Arrays) -> Params:
     """Arrays in dicts by the parts of their names; a single array without a name alone."""
+    # write_params gives this name to a model that is one array.
     if set(arrays) == {"params"}:
         return jnp.asarray(arrays["params"])
     tree: dict[str, Any] = {}
@@ -435,7 +439,7 @@ def _account(path: Path, value: Any) -> Account | None:
             name: tuple(cast(list[Any], part)) if isinstance(part, list) else part
             for name, part in value.items()
         }
-        # JSON has no infinity, the epsilon of a method without noise.
+        # JSON has no infinity, and gets null for it; an epsilon that is missing is an error.
         parts["epsilon"] = float("inf") if value["epsilon"] is None else float(value["epsilon"])
         parts["releases"] = tuple(Release(**release) for release in value["releases"])
         return Account(**parts)
@@ -523,6 +527,7 @@ def _checked(path: Path, content: dict[str, Any], expected: dict[str, tuple[type
         outer, _, inner = name.rpartition(".")
         within = content[outer] if outer else content
         for value in within.values() if inner == "*" else [within.get(inner)]:
+            # Not isinstance(), for which a bool is an int.
             if type(value) not in kinds:
                 raise EvenhandError(
                     f"{path} is not what `evenhand run` writes ({name} is {value!r:.40}): restore it or repeat the run."

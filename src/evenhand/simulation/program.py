@@ -97,6 +97,7 @@ class ById:
 
     def __init__(self, program: Program, places: Sequence[Any] = ()) -> None:
         self.program, self.places = program, places
+        # The program is kept beside its key, so that no id in it can come to be that of another object.
         self._key = tuple(field if isinstance(field, int | Mesh) else id(field) for field in program)
 
     def __hash__(self) -> int:
@@ -193,6 +194,7 @@ def resident(
     x, y = data.train.x, data.train.y
     malicious = malicious_clients(attack, data.client_ids, seed)
     if attack is not None and attack.rows is not None:
+        # Copies: the caller's rows, by which clients are evaluated, stay clean.
         x, y = x.copy(), y.copy()
         ids, offsets = np.flatnonzero(malicious), data.train.offsets
         poison(attack, seed, x, y, zip(ids, offsets[ids], offsets[ids + 1], strict=True))
@@ -411,6 +413,7 @@ def sum_of(present: Array, uploads: PyTree) -> PyTree:
     """The sum over a group, leading axis of each leaf; what an empty slot holds does not matter."""
 
     def total(leaf: Array) -> Array:
+        # A choice, not a product with the mask: an empty slot may hold NaN, and 0 times NaN is NaN.
         mask = present.reshape(present.shape + (1,) * (leaf.ndim - 1))
         return jnp.sum(jnp.where(mask, leaf, jnp.zeros((), leaf.dtype)), axis=0)
 

@@ -87,6 +87,7 @@ class Results(ABC):
         metrics = self.clients[split]
         # Copies: what a caller writes into them must not change the run.
         if self.evaluated is None:
+            # Copies, for the caller may change them, and reports read the originals.
             return {name: values.copy() for name, values in metrics.items()}
         full = {name: np.full(len(self.facts.client_ids), np.nan) for name in metrics}
         for name, values in metrics.items():
@@ -143,6 +144,7 @@ class Results(ABC):
             raise EvenhandError(f"The run has no metric {name!r}: choose one of {sorted(values)}{cure}.")
         sizes, chosen = self._sizes[split], self._among(who)
         if name in self.facts.undefined:
+            # Clients of size 0 are left out of statistics, like those without rows in the split.
             sizes = np.where(undefined(values, name), 0, sizes)
         statistics = summarize(values[name][chosen], sizes[chosen], higher_is_better=is_higher_better(name))
         if name == "accuracy" and (columns := self._by_class(split)) is not None:
@@ -204,5 +206,6 @@ class Results(ABC):
         return run_html(self.view(self._title()))
 
     def _title(self) -> str:
+        # Where every client is malicious, headlines are about all of them.
         over = ", over the honest clients" if 0 < self.malicious.sum() < len(self.facts.client_ids) else ""
         return f"{self.facts.method} on {self.facts.data}{over}"

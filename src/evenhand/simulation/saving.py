@@ -92,6 +92,7 @@ class Savable(Protocol):
 
 def save(run: Savable, folder: Path, *, overwrite: bool, unseen: FederatedDataset | None) -> None:
     """Writes a complete run folder in one step; for the arguments see :meth:`evenhand.simulation.Run.save`."""
+    # A kill between the two renames of an earlier save has left that folder under another name.
     folder = records.recovered(folder)
     if folder.exists() and not folder.is_dir():
         raise EvenhandError(f"save({str(folder)!r}): it is a file: name a folder that is new or empty.")
@@ -110,6 +111,7 @@ def save(run: Savable, folder: Path, *, overwrite: bool, unseen: FederatedDatase
     config = configuration(run.facts.method, {**options, "untrained": run.untrained}, run.data)
     with records.writing(folder), records.replacing_folder(folder) as part:
         records.write_text(part / files.CONFIG, records.json_text({**config, SAVED_BY: "Run.save"}))
+        # First, for seal() takes the checksum of config.json from the list, and those of all others from the files.
         records.write_sums(part, records.sums_of(part, [files.CONFIG]))
         if run.data.features is not None:
             records.write_text(part / files.FEATURES, records.json_text(run.data.features.to_json()))
@@ -173,6 +175,7 @@ def write_results(
     files.write_params(folder / files.PARAMS, run.params)
     with records.writing(folder / files.RESULTS), records.replacing(folder / files.RESULTS) as temporary:
         records.write_arrays(temporary, measurements(run))
+    # Personal models of an earlier round must not stand beside the results of this one.
     shutil.rmtree(folder / files.PERSONAL, ignore_errors=True)
     if personal:
         files.write_personal(folder, run.data.client_ids, run.personal_models(), run.personal_clients)
@@ -293,6 +296,7 @@ def unpacked(arrays: Arrays, *prefix: str) -> dict[str, NDArray]:
 
 # --- the model, by its name -----------------------------------------------------------------------------------
 
+# Listed one by one, since the name comes from a file, which may call nothing else.
 _FACTORIES: Mapping[str, Callable[..., Any]] = {
     factory.__name__: factory
     for factory in (

@@ -138,6 +138,7 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
     params = algorithm.model.init(stream_of(first.shared, Purpose.INIT))
     if job.start is not None:
         check_start(job.start, algorithm.model)
+        # In the containers of the model: others with the same paths would be another program.
         params = jax.tree.unflatten(jax.tree.structure(params), map(jnp.asarray, jax.tree.leaves(job.start)))
     if execution.lanes is None:
         program = program._replace(lanes=_default_lanes(program, params, source))
@@ -525,6 +526,7 @@ class Offloaded:
     def take_back(self, block: StateBlock, states: PyTree) -> None:
         """Stores what has become of a block's states."""
         self.store.put(block.ids, here(states))
+        # The next states may have been gathered before these were put back.
         self._stale = block.ids
 
     def _drawn(self, first: int, rounds: int) -> NDArray:
