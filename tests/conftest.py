@@ -154,7 +154,7 @@ def shared_programs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelOptions, "rebuilt", one_model)
         patch.setattr(LocalOptions, "work", one_work)
-        for module in ("_methods", "_run", "_study"):
+        for module in ("_options", "_run", "_study"):
             patch.setattr(f"evenhand.cli.{module}.parse", one_value)
         patch.setattr("evenhand.cli._run.stragglers", cache(stragglers))
         yield

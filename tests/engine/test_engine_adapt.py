@@ -17,7 +17,8 @@ from evenhand.testing import toy_data, toy_model
 
 MODEL, DATA = toy_model(), toy_data()
 TUNE = local.sgd(MODEL, 0.1, steps=3, batch_size=2)
-FEDAVG = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4))
+FEDAVG_WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
+FEDAVG = eh.algorithms.fedavg(FEDAVG_WORK)
 
 
 def tuned(params, data, key):
@@ -70,6 +71,14 @@ def test_every_client_is_measured_with_its_adapted_model(name):
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, found.params, plain.params)))
     assert np.all(found.client_metrics("train")["loss"] < plain.client_metrics("train")["loss"])
     assert not np.array_equal(found.personal_params(0)["w"], plain.personal_params(0)["w"])
+
+
+def test_models_around_a_private_method_are_those_that_were_measured():
+    """A private method's keys do not follow from the seed's own, with which its clients must not adapt either."""
+    private = eh.privacy.dp_fedavg(FEDAVG_WORK, clip=1.0, noise_multiplier=1.0, rate=0.5)
+    found = eh.simulate(private._replace(adapt=tuned), DATA, rounds=2, seed=4)
+    metrics = found.client_metrics("train")
+    np.testing.assert_allclose([metrics["loss"], metrics["accuracy"]], looped(found, DATA.train), rtol=1e-5)
 
 
 @pytest.mark.parametrize("how", [{}, {"stream": True}, {"eval_clients": 4}, {"devices": 2}], ids=str)

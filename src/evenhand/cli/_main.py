@@ -34,7 +34,7 @@ from evenhand.cli._arguments import (
 from evenhand.cli._methods import (
     COMPOSED,
     METHODS,
-    Method,
+    NamedMethod,
     ambiguous,
     built_in_methods,
     method_help,
@@ -290,7 +290,7 @@ def _run(words: Sequence[str]) -> Run:
     return run
 
 
-def _method_among(words: Sequence[str]) -> tuple[Words, Method | None]:
+def _method_among(words: Sequence[str]) -> tuple[Words, NamedMethod | None]:
     """The words of a run but its method, and that method; None: help is asked for, or a configuration has it.
 
     Raises:
@@ -316,7 +316,7 @@ def _method_among(words: Sequence[str]) -> tuple[Words, Method | None]:
     return spelled.plus("--expression", names[0]) if _is_call(names[0]) else spelled, method
 
 
-def _united(methods: Mapping[str, Method]) -> Options:
+def _united(methods: Mapping[str, NamedMethod]) -> Options:
     """The options of these methods and those of a run."""
     theirs = {name: taken for method in methods.values() for name, taken in method.options.items()}
     return {**theirs, **options_of(Run)}

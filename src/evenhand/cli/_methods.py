@@ -5,8 +5,7 @@ signatures and docstrings, so that a new method needs nothing here.  An argument
 options of ``run`` has no option: only an expression gives it.
 
 From top to bottom: docstrings as a terminal shows them; the methods by their plain names (``METHODS``), with the
-options of each, and its help for tyro; a method that becomes an algorithm once the model is known (:class:`Recipe`),
-which a run and the runs of a study share.
+options of each; their help for tyro.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 from unicodedata import normalize
@@ -25,10 +23,9 @@ from tyro.conf import arg, subcommand
 
 from evenhand.cli._arguments import Options, hyphenated, option
 from evenhand.cli._data import DataOptions
-from evenhand.cli._options import Budget, LocalOptions, ModelOptions, TrainingOptions
-from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError, ModelError, nearest, perhaps
-from evenhand.expressions import KINDS, canonical, factories, parse, with_noise
+from evenhand.cli._options import LocalOptions, ModelOptions, TrainingOptions
+from evenhand.errors import EvenhandError, nearest, perhaps
+from evenhand.expressions import KINDS, canonical, factories
 from evenhand.expressions.kinds import (
     alternatives,
     factory_of,
@@ -39,15 +36,12 @@ from evenhand.expressions.kinds import (
     parameters,
 )
 from evenhand.expressions.reading import NOISE, outermost
-from evenhand.local import Work
-from evenhand.testing import toy_model
-from evenhand.types import Algorithm, Model
+from evenhand.types import Algorithm
 
 __all__ = [
     "COMPOSED",
     "METHODS",
-    "Method",
-    "Recipe",
+    "NamedMethod",
     "ambiguous",
     "argument_lines",
     "built_in_methods",
@@ -147,7 +141,7 @@ _RESERVED = {"help"} | {
 """Names that no option of a method may have: those of ``run`` itself."""
 
 
-class Method(NamedTuple):
+class NamedMethod(NamedTuple):
     """A method by its plain name.
 
     Attributes:
@@ -211,12 +205,12 @@ class Method(NamedTuple):
         return f"--{hyphenated(argument)}: see `evenhand run {self.name} --help`"
 
 
-class _Methods(Mapping[str, Method]):
+class _Methods(Mapping[str, NamedMethod]):
     """Plain name -> method.  Iterating imports no plug-in; looking one up does."""
 
-    def __getitem__(self, name: str) -> Method:
+    def __getitem__(self, name: str) -> NamedMethod:
         if name == COMPOSED:
-            return Method(COMPOSED, None, {"expression": str})
+            return NamedMethod(COMPOSED, None, {"expression": str})
         factory = factory_of(_METHOD, name.replace("-", "_")) if "_" not in name else None
         if factory is None:
             raise KeyError(name)
@@ -232,24 +226,24 @@ class _Methods(Mapping[str, Method]):
         return len(list(iter(self)))
 
 
-METHODS: Mapping[str, Method] = _Methods()
+METHODS: Mapping[str, NamedMethod] = _Methods()
 """The methods that ``evenhand run`` has by name, those of plug-ins included."""
 
 
-def built_in_methods() -> dict[str, Method]:
+def built_in_methods() -> dict[str, NamedMethod]:
     """The methods that need no plug-in."""
     return {name: METHODS[name] for name in map(hyphenated, [*factories(_METHOD), COMPOSED])}
 
 
 @cache
-def _method(name: str, factory: Callable[..., Any]) -> Method:
+def _method(name: str, factory: Callable[..., Any]) -> NamedMethod:
     hints = get_type_hints(factory)
     types = {
         argument: _option_type(parameter, hints[argument])
         for argument, parameter in parameters(factory).items()
     }
     others = tuple(argument for argument, type_ in types.items() if type_ is None)
-    return Method(
+    return NamedMethod(
         name, factory, {argument: type_ for argument, type_ in types.items() if type_ is not None}, others
     )
 
@@ -267,7 +261,7 @@ def _option_type(parameter: inspect.Parameter, hint: Any) -> Any:
     return Union[plain_types] if plain_types else None  # noqa: UP007  (| takes no tuple)
 
 
-def ambiguous(given: Mapping[str, Any], general: Options, method: Method) -> str | None:
+def ambiguous(given: Mapping[str, Any], general: Options, method: NamedMethod) -> str | None:
     """A sentence about an option of ``run`` that is an argument of the method, too; None if there is none."""
     for argument in method.others:
         name = f"--{hyphenated(argument)}"
@@ -320,7 +314,7 @@ def _subcommand(name: str) -> Any:
     return Annotated[options, subcommand(name, description=shown)]
 
 
-def _help_of(method: Method) -> tuple[str, list[tuple[str, Any, Any]]]:
+def _help_of(method: NamedMethod) -> tuple[str, list[tuple[str, Any, Any]]]:
     """What a method is, and the fields of its options."""
     if method.factory is None:
         marks = arg(help=_EXPRESSION_HELP, metavar="EXPRESSION", help_behavior_hint="(required)")
@@ -364,57 +358,3 @@ def _field(parameter: inspect.Parameter, type_: Any, hints: list[Any], line: str
         Annotated[type_ | None, arg(help=line, metavar=metavar, help_behavior_hint=hint)],
         None,
     )
-
-
-# --- a method that becomes an algorithm once the model is known ---------------------------------------------
-
-
-class Recipe(NamedTuple):
-    """A method before its model is known; a run has one, and a study one for each setting.
-
-    Attributes:
-      text: its expression.
-      work: ``model -> Work``: the local work of the options, where the expression has none.
-      limit: the budget of privacy; None: there is none.
-    """
-
-    text: str
-    work: Callable[[Model], Work]
-    limit: Budget | None = None
-
-    def build(self, model: Model) -> Algorithm:
-        """The algorithm; a budget of privacy that has not decided the noise yet leaves it at 1."""
-        return parse(self._complete, Algorithm, model, lambda: self.work(model))
-
-    @property
-    def _complete(self) -> str:
-        return self.text if self.limit is None else with_noise(self.text, 1.0)
-
-    def takes_work(self, model: Model | None = None) -> bool:
-        """Whether the method takes its local work from the options, rather than from its expression."""
-        asked: list[bool] = []
-        model = toy_model() if model is None else model
-
-        def work() -> Work:
-            asked.append(True)
-            return self.work(model)
-
-        with suppress(ModelError):  # a toy model is not the user's
-            parse(self._complete, Algorithm, model, work)
-        return bool(asked)
-
-    def funded(self, data: FederatedDataset, model: Model) -> Recipe:
-        """The same with the least noise that the budget of privacy allows on ``data``, where the method has none.
-
-        Raises:
-          EvenhandError: the method guarantees no privacy, or no noise suffices.
-        """
-        if self.limit is None:
-            return self
-
-        def method(text: str) -> Algorithm:
-            with suppress(ModelError):  # the toy model, which is faster to build, is not the user's
-                return self._replace(text=text).build(toy_model())
-            return self._replace(text=text).build(model)
-
-        return self._replace(text=self.limit.expression(self.text, data, method))

@@ -1,9 +1,9 @@
 """What ``evenhand run`` and ``evenhand study`` take besides the data.
 
-From top to bottom: the budget of privacy that ``--epsilon`` gives, and the noise that it calls for; the options that a
-run and a study share, and those of a run alone (a study's are in :mod:`evenhand.cli._study`); the trackers of
-``--watch``; the clients' local work, with one value of each option for a run and several for a study; the model, sized
-to fit the data.
+From top to bottom: the budget of privacy that ``--epsilon`` gives, and the noise that it calls for; a method that
+becomes an algorithm once the model is known (:class:`Recipe`); the options that a run and a study share, and those of a
+run alone (a study's are in :mod:`evenhand.cli._study`); the trackers of ``--watch``; the clients' local work, with one
+value of each option for a run and several for a study; the model, sized to fit the data.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -21,11 +22,12 @@ from tyro.conf import arg
 from evenhand import local, models, watch
 from evenhand.cli._arguments import changed, hyphenated, options_of, typed
 from evenhand.data import FederatedDataset, Form
-from evenhand.errors import EvenhandError, EvenhandWarning, perhaps, whole_number
-from evenhand.expressions import with_noise
+from evenhand.errors import EvenhandError, EvenhandWarning, ModelError, perhaps, whole_number
+from evenhand.expressions import parse, with_noise
 from evenhand.expressions.reading import NOISE
 from evenhand.local import Work
 from evenhand.privacy import account, spent, usual_delta
+from evenhand.testing import toy_model
 from evenhand.types import Algorithm, Model, Privacy
 from evenhand.watch import Watched, Watcher
 
@@ -36,6 +38,7 @@ __all__ = [
     "LocalOptions",
     "ModelChoice",
     "ModelOptions",
+    "Recipe",
     "SharedOptions",
     "TrainingOptions",
     "check_trackers",
@@ -192,6 +195,60 @@ def _least_noise(enough: Callable[[float], bool]) -> float | None:
     unit = 10.0 ** (math.floor(math.log10(high)) - 3)
     rounded = float(f"{math.ceil(high / unit) * unit:.4g}")
     return rounded if enough(rounded) else None
+
+
+# --- a method that becomes an algorithm once the model is known ---------------------------------------------
+
+
+class Recipe(NamedTuple):
+    """A method before its model is known; a run has one, and a study one for each setting.
+
+    Attributes:
+      text: its expression.
+      work: ``model -> Work``: the local work of the options, where the expression has none.
+      limit: the budget of privacy; None: there is none.
+    """
+
+    text: str
+    work: Callable[[Model], Work]
+    limit: Budget | None = None
+
+    def build(self, model: Model) -> Algorithm:
+        """The algorithm; a budget of privacy that has not decided the noise yet leaves it at 1."""
+        return parse(self._complete, Algorithm, model, lambda: self.work(model))
+
+    @property
+    def _complete(self) -> str:
+        return self.text if self.limit is None else with_noise(self.text, 1.0)
+
+    def takes_work(self, model: Model | None = None) -> bool:
+        """Whether the method takes its local work from the options, rather than from its expression."""
+        asked: list[bool] = []
+        model = toy_model() if model is None else model
+
+        def work() -> Work:
+            asked.append(True)
+            return self.work(model)
+
+        with suppress(ModelError):  # a toy model is not the user's
+            parse(self._complete, Algorithm, model, work)
+        return bool(asked)
+
+    def funded(self, data: FederatedDataset, model: Model) -> Recipe:
+        """The same with the least noise that the budget of privacy allows on ``data``, where the method has none.
+
+        Raises:
+          EvenhandError: the method guarantees no privacy, or no noise suffices.
+        """
+        if self.limit is None:
+            return self
+
+        def method(text: str) -> Algorithm:
+            with suppress(ModelError):  # the toy model, which is faster to build, is not the user's
+                return self._replace(text=text).build(toy_model())
+            return self._replace(text=text).build(model)
+
+        return self._replace(text=self.limit.expression(self.text, data, method))
 
 
 # --- what a run and a study share ---------------------------------------------------------------------------

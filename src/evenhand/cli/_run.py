@@ -25,10 +25,10 @@ from evenhand import simulation
 from evenhand.cli._data import DataOptions, check_labels, idle, remarks, without_effect
 from evenhand.cli._folder import claim, free
 from evenhand.cli._keep import BestRound, KeepRule, Results, best_so_far, copied, rule_of, with_best
-from evenhand.cli._methods import Recipe
 from evenhand.cli._options import (
     LocalOptions,
     ModelOptions,
+    Recipe,
     TrainingOptions,
     check_trackers,
     of_run,

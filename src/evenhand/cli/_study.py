@@ -26,8 +26,15 @@ from evenhand import studies
 from evenhand.cli._arguments import Words, changed, hyphenated, typed
 from evenhand.cli._data import DataOptions, check_labels, remarks
 from evenhand.cli._folder import PAGE
-from evenhand.cli._methods import Recipe
-from evenhand.cli._options import GridOptions, ModelOptions, SharedOptions, check_trackers, several, trackers
+from evenhand.cli._options import (
+    GridOptions,
+    ModelOptions,
+    Recipe,
+    SharedOptions,
+    check_trackers,
+    several,
+    trackers,
+)
 from evenhand.cli._terminal import say, show_comparison
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,21 +38,19 @@ from evenhand.evaluation import (
 )
 from evenhand.privacy import Account, account
 from evenhand.report import RunView, write_report
-from evenhand.rounds import RoundState
+from evenhand.rounds import RoundState, roots
 from evenhand.simulation._evaluation import Evaluation, Served, has_own, honest_among, served_models
 from evenhand.simulation._job import Execution, Job, Untrained, check_model
 from evenhand.simulation.results import Facts, Results
 from evenhand.simulation.saving import save
 from evenhand.simulation.setup import set_up
 from evenhand.simulation.store import Kept, stored
+from evenhand.streams import keys_of
 from evenhand.types import Algorithm, Params, PyTree
 
 __all__ = ["Run"]
 
 NDArray = npt.NDArray[Any]
-Who: TypeAlias = Literal["all", "honest", "malicious"]
-_SHOWN = 24
-"""Numbers of the latest evaluation that fit on a screen."""
 _ONE_BY_ONE = Execution(lanes=1, devices=1, offload=False)
 """How new clients are served: no cohort of them trains."""
 _COMPARED = 20_000
@@ -300,7 +298,8 @@ class Run(Results):
             self.kept,
             self.data.train,
             clients,
-            root=jax.random.key(self.seed),
+            # The evaluation's root: a private method's is not the seed's own key.
+            root=roots(self.algorithm, keys_of(self.seed)).shared,
             last_round=self.last_round,
             untrained=self.untrained,
             lanes=lanes,
