@@ -456,7 +456,7 @@ def test_a_folder_that_is_deleted_during_a_run_is_named(
         append(folder, history)
 
     append = folder_module.append_metrics
-    monkeypatch.setattr("evenhand.cli._run.append_metrics", deleted)
+    monkeypatch.setattr("evenhand.simulation.folder.append_metrics", deleted)
     words = ["--data", "digits", "--rounds", "2", "--quiet", "--checkpoint", "off", "--out", str(out)]
     assert main(["run", "fedavg", *words]) == 2
     assert capsys.readouterr().err.startswith(

@@ -135,7 +135,7 @@ def test_the_best_so_far_survives_a_kill(
 
     out = tmp_path / "a"
     with monkeypatch.context() as patch:
-        patch.setattr("evenhand.cli._run.append_metrics", stop)
+        patch.setattr("evenhand.simulation.folder.append_metrics", stop)
         with pytest.raises(SystemExit):
             train(table, out, "--keep", "best:valid:mean", "--keep-personal", "--quiet")
     shutil.rmtree(out / "checkpoint" / str(killed), ignore_errors=True)

@@ -123,7 +123,7 @@ def test_states_in_files_are_kept_too(
             raise KeyboardInterrupt
 
     if stopped:
-        monkeypatch.setattr("evenhand.cli._run.append_metrics", press)
+        monkeypatch.setattr("evenhand.simulation.folder.append_metrics", press)
     data = eh.data.load(table)
     work = eh.local.sgd(eh.models.softmax_regression(1, classes=3), 0.5, epochs=1, batch_size=5)
     method = eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=0.1)
@@ -242,7 +242,7 @@ def test_an_interrupted_run_keeps_small_models(
         if history["round"][-1] == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("evenhand.cli._run.append_metrics", press)
+    monkeypatch.setattr("evenhand.simulation.folder.append_metrics", press)
     if not light:
         monkeypatch.setattr("evenhand.simulation.store._LIGHT", 0)
     assert train(table, tmp_path / "a", rounds=6) == 130

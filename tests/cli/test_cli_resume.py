@@ -125,7 +125,7 @@ def interrupted(table: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     words = ["--cohort", "2", "--rounds", str(ROUNDS), "--eval-every", str(EVERY), "--checkpoint", "1000"]
     with monkeypatch.context() as patch:
-        patch.setattr("evenhand.cli._run.append_metrics", press)
+        patch.setattr("evenhand.simulation.folder.append_metrics", press)
         assert main(["run", "scaffold", "--data", str(table), *words, "--out", str(folder)]) == 130
 
 

@@ -16,25 +16,23 @@ from evenhand.errors import EvenhandError
 from evenhand.records import CHECKSUMS, LOCK, held
 from evenhand.report import RunView
 from evenhand.simulation import Checkpoint, load_run
-from evenhand.simulation.folder import (
-    BEST,
-    CHECKPOINT,
-    CLIENTS,
-    CONFIG,
-    FEATURES,
-    METRICS,
-    PARAMS,
-    PERSONAL,
-    REPORT,
-    RESULTS,
-    SUMMARY,
-)
+from evenhand.simulation import folder as files
 from evenhand.studies import load
 
 __all__ = ["PAGE", "Shown", "claim", "free", "load_saved", "load_views", "study_in"]
 
 PAGE = "study.html"
-_FILES = (CONFIG, CHECKSUMS, FEATURES, METRICS, CLIENTS, PARAMS, RESULTS, SUMMARY, REPORT)
+_FILES = (
+    files.CONFIG,
+    CHECKSUMS,
+    files.FEATURES,
+    files.METRICS,
+    files.CLIENTS,
+    files.PARAMS,
+    files.RESULTS,
+    files.SUMMARY,
+    files.REPORT,
+)
 
 
 # --- folders that are new or free ---------------------------------------------------------------------------
@@ -47,13 +45,15 @@ def free(folder: Path, *, overwrite: bool) -> Generator[None]:
         raise EvenhandError(f"--out {folder} is a file: name a folder that is new or empty.")
     with held(folder):
         if not overwrite and any(path.name != LOCK for path in folder.iterdir()):
-            resume = f", or continue with `evenhand resume {folder}`" if (folder / CONFIG).exists() else ""
+            resume = (
+                f", or continue with `evenhand resume {folder}`" if (folder / files.CONFIG).exists() else ""
+            )
             raise EvenhandError(
                 f"--out {folder} is not empty: name another folder, or add --overwrite{resume}."
             )
-        if not (folder / CONFIG).exists():
-            foreign = [name for name in (PERSONAL, BEST) if (folder / name).exists()]
-            foreign += [CHECKPOINT] if Checkpoint(folder / CHECKPOINT).saved() else []
+        if not (folder / files.CONFIG).exists():
+            foreign = [name for name in (files.PERSONAL, files.BEST) if (folder / name).exists()]
+            foreign += [files.CHECKPOINT] if Checkpoint(folder / files.CHECKPOINT).saved() else []
             if foreign:
                 raise EvenhandError(f"{folder / foreign[0]} was not written by `evenhand run`: move it away.")
         yield
@@ -67,11 +67,13 @@ def claim(folder: Path, *, checkpoint: bool) -> None:
       checkpoint: whether the run keeps a checkpoint in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    place, old = folder / CHECKPOINT, folder / f".{CHECKPOINT}.old"
+    place, old = folder / files.CHECKPOINT, folder / f".{files.CHECKPOINT}.old"
     if old.is_dir():
         shutil.rmtree(old)
-    is_ours = (folder / CONFIG).exists()  # else no run put these folders there
-    for name in (PERSONAL, f".{PERSONAL}.part", f".{PERSONAL}.old", BEST) if is_ours else ():
+    is_ours = (folder / files.CONFIG).exists()  # else no run put these folders there
+    for name in (
+        (files.PERSONAL, f".{files.PERSONAL}.part", f".{files.PERSONAL}.old", files.BEST) if is_ours else ()
+    ):
         shutil.rmtree(folder / name, ignore_errors=True)
     if is_ours and place.is_dir():
         old.mkdir()
@@ -116,7 +118,7 @@ def study_in(folder: Path) -> bool:
         raise EvenhandError(f"{folder} {fault}: name a folder that `evenhand run` or `evenhand study` wrote.")
     if (folder / "study.json").is_file():
         return True
-    if (folder / "runs").is_dir() and not (folder / CONFIG).is_file():
+    if (folder / "runs").is_dir() and not (folder / files.CONFIG).is_file():
         raise EvenhandError(
             f"{folder} is a study that is still running or was stopped, so it has no results yet: wait until it ends, "
             "or run the same `evenhand study` command again to finish it."

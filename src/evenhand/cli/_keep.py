@@ -17,20 +17,19 @@ from typing import Any, NamedTuple
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import SPLIT_NAMES, primary_metric, summarize
-from evenhand.records import json_text, read_arrays, read_json, replacing, write_arrays, write_text, writing
+from evenhand.records import (
+    json_text,
+    read_arrays,
+    read_json,
+    replacing,
+    replacing_folder,
+    write_arrays,
+    write_text,
+    writing,
+)
 from evenhand.report import RunView, honest, statistics
 from evenhand.simulation import Run
-from evenhand.simulation.folder import (
-    BEST,
-    CLIENTS,
-    PARAMS,
-    PERSONAL,
-    RESULTS,
-    SUMMARY,
-    damaged_model,
-    is_whole,
-    seal_part,
-)
+from evenhand.simulation import folder as files
 from evenhand.simulation.saving import with_history
 from evenhand.studies import direction
 
@@ -148,18 +147,18 @@ def best_so_far(folder: Path, rule: KeepRule) -> BestRound | None:
     Raises:
       EvenhandError: its files are damaged.
     """
-    places = {int(place.name): place for place in (folder / BEST).glob("*") if place.name.isdigit()}
+    places = {int(place.name): place for place in (folder / files.BEST).glob("*") if place.name.isdigit()}
     if not places:
         return None
     place = places[max(places)]  # a later one was better
-    if not is_whole(place) or damaged_model(place) is not None:
+    if not files.is_whole(place) or files.damaged_model(place) is not None:
         raise EvenhandError(
             f"{place} is damaged, and with it the best round so far: repeat the run with "
             f"`evenhand run --config {folder} --out NEW`."
         )
-    kept = read_json(place / SUMMARY)["kept"]
+    kept = read_json(place / files.SUMMARY)["kept"]
     if kept["rule"] != rule.text:
-        shutil.rmtree(folder / BEST)
+        shutil.rmtree(folder / files.BEST)
         return None
     return BestRound(kept["round"], kept["score"], place)
 
@@ -179,18 +178,18 @@ def with_best(
     done, value = int(view.history["round"][-1]), rule.value(view)
     if not math.isfinite(value) or (best is not None and value <= best.score):
         return best
-    place = folder / BEST / str(done)
-    part = folder / BEST / f".{done}.part"
+    place = folder / files.BEST / str(done)
+    part = folder / files.BEST / f".{done}.part"
     for old in (part, place):  # of a run that was killed here, and trains these rounds again
         shutil.rmtree(old, ignore_errors=True)
     part.mkdir(parents=True)
     kept = {"round": done, "rule": rule.text, "score": value}
     about = results(part)
-    with writing(part / SUMMARY):
-        write_text(part / SUMMARY, json_text({**about, "kept": kept}))
-    seal_part(part)
+    with writing(part / files.SUMMARY):
+        write_text(part / files.SUMMARY, json_text({**about, "kept": kept}))
+    files.seal_part(part)
     os.replace(part, place)
-    for other in (folder / BEST).iterdir():
+    for other in (folder / files.BEST).iterdir():
         if other != place:
             shutil.rmtree(other)
     return BestRound(done, value, place)
@@ -198,17 +197,15 @@ def with_best(
 
 def copied(folder: Path, *, best: BestRound, rule: KeepRule, run: Run) -> dict[str, Any]:
     """Copies the files of the best round into the run folder, and returns what the summary says about it."""
-    for name in (CLIENTS, PARAMS):
+    for name in (files.CLIENTS, files.PARAMS):
         with writing(folder / name), replacing(folder / name) as temporary:
             shutil.copyfile(best.place / name, temporary)
-    with writing(folder / RESULTS), replacing(folder / RESULTS) as temporary:
-        write_arrays(temporary, with_history(read_arrays(best.place / RESULTS), run))
-    shutil.rmtree(folder / PERSONAL, ignore_errors=True)
-    if (best.place / PERSONAL).is_dir():
-        part = folder / f".{PERSONAL}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(best.place / PERSONAL, part)
-        part.rename(folder / PERSONAL)
-    about = read_json(best.place / SUMMARY)
+    with writing(folder / files.RESULTS), replacing(folder / files.RESULTS) as temporary:
+        write_arrays(temporary, with_history(read_arrays(best.place / files.RESULTS), run))
+    shutil.rmtree(folder / files.PERSONAL, ignore_errors=True)
+    if (best.place / files.PERSONAL).is_dir():
+        with writing(folder / files.PERSONAL), replacing_folder(folder / files.PERSONAL) as part:
+            shutil.copytree(best.place / files.PERSONAL, part, dirs_exist_ok=True)
+    about = read_json(best.place / files.SUMMARY)
     about["kept"]["words"] = f"kept round {best.round} of {run.info['rounds']}: {rule.words}"
     return about

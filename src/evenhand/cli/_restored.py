@@ -34,20 +34,7 @@ from evenhand.evaluation.metrics import check, measure, resolved
 from evenhand.expressions import canonical, plugins
 from evenhand.records import CHECKSUMS, check_format, held, read_json, replacing, writing
 from evenhand.simulation import Checkpoint, SavedRun, load_run
-from evenhand.simulation.folder import (
-    CHECKPOINT,
-    CONFIG,
-    FEATURES,
-    PERSONAL,
-    REPORT,
-    SUMMARY,
-    Condition,
-    condition_of,
-    damaged_model,
-    dict_in,
-    last_round,
-    personal_models,
-)
+from evenhand.simulation import folder as files
 from evenhand.simulation.saving import SAVED_BY
 from evenhand.text import counted, spreadsheet_cell, visible
 from evenhand.types import Model, Params
@@ -85,7 +72,7 @@ def recorded(path: Path) -> Recorded:
             f"{path} is not the configuration of a run: name the config.json of a run folder."
         )
     with naming(path):
-        return Recorded(path, canonical(method), options, dict_in(config, "plugins"))
+        return Recorded(path, canonical(method), options, files.dict_in(config, "plugins"))
 
 
 def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] | None = None) -> RunCommand:
@@ -133,31 +120,31 @@ class ResumeCommand:
 
     def execute(self) -> int:
         """Trains on, completes the run folder and returns the exit code."""
-        if (self.run / "runs").is_dir() and not (self.run / CONFIG).is_file():
+        if (self.run / "runs").is_dir() and not (self.run / files.CONFIG).is_file():
             raise EvenhandError(
                 f"{self.run} is a study: run the `evenhand study` command that made it again to finish it."
             )
-        if not (self.run / CONFIG).is_file():
+        if not (self.run / files.CONFIG).is_file():
             raise EvenhandError(f"{self.run} is not a run folder: name one that `evenhand run` wrote.")
         with held(self.run):
             return self._resume()
 
     def _resume(self) -> int:
-        path = self.run / CONFIG
+        path = self.run / files.CONFIG
         before = _restored(path)
         options = replace(before.training, quiet=self.quiet)
         if self.rounds is not None and self.rounds != options.rounds:
             # Evaluated as often as before, whatever the new number of rounds would have led to.
             options = replace(options, rounds=self.rounds, eval_every=options.every)
         run = replace(before, training=options)
-        condition = condition_of(self.run)
-        if not condition.damaged and (name := damaged_model(self.run)) is not None:
+        condition = files.condition_of(self.run)
+        if not condition.damaged and (name := files.damaged_model(self.run)) is not None:
             condition = condition._replace(damaged=(name,))
         ended = _ended(self.run, condition)
         # A run that has not ended has done no more rounds than were asked for, whatever a damaged line says; an edited
         # configuration no longer says how many that were.
         limit = before.training.rounds if not condition.is_edited else sys.maxsize
-        most = max(ended or 0, min(last_round(self.run), limit))
+        most = max(ended or 0, min(files.last_round(self.run), limit))
         if options.rounds < most:
             raise EvenhandError(
                 f"{self.run} has already done {most} rounds, more than the {options.rounds} asked for: ask for more, "
@@ -167,7 +154,7 @@ class ResumeCommand:
         if (
             ended is not None
             and ended == options.rounds
-            and (self.run / REPORT).exists()
+            and (self.run / files.REPORT).exists()
             and not condition.damaged
         ):
             if not self.quiet:
@@ -175,7 +162,7 @@ class ResumeCommand:
                     f"{visible(self.run)} is finished after {ended} rounds: --rounds {2 * ended} trains further."
                 )
             return 0
-        saved = Checkpoint(self.run / CHECKPOINT).saved()
+        saved = Checkpoint(self.run / files.CHECKPOINT).saved()
         if options.checkpoint == "off" or (not saved and (ended is not None or condition.damaged)):
             raise EvenhandError(
                 f"{self.run} has no checkpoint to continue from: repeat the run with "
@@ -186,8 +173,8 @@ class ResumeCommand:
             remarks.append(f"{self.run} was stopped before its first state was saved: the run starts over.")
         return self._train(path, run, remarks)
 
-    def _remarks(self, condition: Condition) -> list[str]:
-        path, remarks = self.run / CONFIG, list[str]()
+    def _remarks(self, condition: files.Condition) -> list[str]:
+        path, remarks = self.run / files.CONFIG, list[str]()
         if condition.is_edited and not self.quiet:
             remarks.append(f"{path} was changed since it was written: the new settings apply.")
         for name in condition.damaged[:1]:
@@ -196,7 +183,7 @@ class ResumeCommand:
 
     def _train(self, path: Path, run: RunCommand, remarks: list[str]) -> int:
         data = run.data.load()
-        if dict_in(read_json(path), "data").get("fingerprint") != data.fingerprint:
+        if files.dict_in(read_json(path), "data").get("fingerprint") != data.fingerprint:
             raise EvenhandError(
                 f"The data {run.data.data} are not those that {self.run} was trained on: restore them, or start "
                 f"over with `evenhand run --config {self.run} --out NEW`."
@@ -231,12 +218,12 @@ def _damaged(path: Path, error: EvenhandError) -> EvenhandError:
     return EvenhandError(f"{path} is damaged: {str(error).removeprefix(f'{path}: ')}")
 
 
-def _ended(folder: Path, condition: Condition) -> int | None:
+def _ended(folder: Path, condition: files.Condition) -> int | None:
     """How many rounds the run finished with, or None if it did not finish."""
-    if condition.results == "none" or {SUMMARY, CHECKSUMS} & set(condition.damaged):
+    if condition.results == "none" or {files.SUMMARY, CHECKSUMS} & set(condition.damaged):
         return None
     try:
-        summary = read_json(folder / SUMMARY)
+        summary = read_json(folder / files.SUMMARY)
     except EvenhandError:
         return None  # it will be written again
     rounds = summary.get("rounds")
@@ -354,7 +341,7 @@ def _trained(folder: Path, *, quiet: bool) -> _Trained:
     Raises:
       EvenhandError: it is no run folder, has no results, or they are damaged.
     """
-    path = folder / CONFIG
+    path = folder / files.CONFIG
     if not path.is_file():
         study = (folder / "runs").is_dir()
         fault = "is the folder of a study: name a run folder" if study else "is not a run folder: name one"
@@ -387,7 +374,7 @@ def _trained(folder: Path, *, quiet: bool) -> _Trained:
         options=options,
         form=form,
         gives="value" if form.classes is None else "margin" if model.name.startswith("svm(") else "logits",
-        features=load_features(folder) if (folder / FEATURES).is_file() else None,
+        features=load_features(folder) if (folder / files.FEATURES).is_file() else None,
     )
 
 
@@ -446,7 +433,7 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
     if not is_personal.all():
         apply(trained.saved.params, np.flatnonzero(~is_personal))
     entries = [trained.saved.personal[name] for name in places]
-    for entry, params in personal_models(trained.saved.folder, entries, trained.saved.params):
+    for entry, params in files.personal_models(trained.saved.folder, entries, trained.saved.params):
         apply(params, np.array(places[entry.client]))
     return _Predicted(scores, is_personal, measures)
 
@@ -507,9 +494,9 @@ def _who(trained: _Trained, rows: NewRows, predicted: _Predicted) -> Iterator[st
     own, count = int(predicted.is_personal.sum()), len(rows.x)
     if not trained.saved.personal:
         yield f"{counted(count, 'row')}, predicted by the global model."
-        if trained.saved.has_personal_models and not (trained.saved.folder / PERSONAL).is_dir():
+        if trained.saved.has_personal_models and not (trained.saved.folder / files.PERSONAL).is_dir():
             yield (
-                f"{trained.saved.folder} has no {PERSONAL}/, and so no client's own model: train it again with "
+                f"{trained.saved.folder} has no {files.PERSONAL}/, and so no client's own model: train it again with "
                 "--keep-personal to use these."
             )
         return
@@ -522,8 +509,8 @@ def _who(trained: _Trained, rows: NewRows, predicted: _Predicted) -> Iterator[st
     nameless, unknown = "" in absent, [name for name in absent if name]
     if unknown:
         yield (
-            f"{counted(len(unknown), 'client')} {'has' if len(unknown) == 1 else 'have'} no model in {PERSONAL}/: "
-            f"{_some(unknown)}."
+            f"{counted(len(unknown), 'client')} {'has' if len(unknown) == 1 else 'have'} no model in "
+            f"{files.PERSONAL}/: {_some(unknown)}."
         )
     if nameless:
         yield f"{counted(int((rows.clients == '').sum()), 'row')} without a client's name."

@@ -51,21 +51,7 @@ from evenhand.report import (
     write_report,
 )
 from evenhand.simulation import Checkpoint, iterate, load_run
-from evenhand.simulation.folder import (
-    BEST,
-    CHECKPOINT,
-    CONFIG,
-    FEATURES,
-    METRICS,
-    PERSONAL,
-    REPORT,
-    append_metrics,
-    begin_checksums,
-    dict_in,
-    metrics_text,
-    reopen_checksums,
-    seal,
-)
+from evenhand.simulation import folder as files
 from evenhand.simulation.saving import configuration, write_results, write_summary
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
@@ -156,7 +142,9 @@ class RunCommand:
             say(console, finding.sentence, "yellow")
         checkpoint = None
         if options.checkpoint != "off":
-            checkpoint = Checkpoint(place.folder / CHECKPOINT, options.checkpoint, fresh=not place.resumed)
+            checkpoint = Checkpoint(
+                place.folder / files.CHECKPOINT, options.checkpoint, fresh=not place.resumed
+            )
         runs = iterate(
             algorithm,
             data,
@@ -303,13 +291,13 @@ class Place(NamedTuple):
             remark(sentence)
         if not self.resumed:
             claim(self.folder, checkpoint=self.is_resumable)
-        config, metrics = json_text(self.config), metrics_text(run.history)
-        begin_checksums(self.folder, config=config, metrics=metrics)
-        _write(self.folder / CONFIG, config)
+        config, metrics = json_text(self.config), files.metrics_text(run.history)
+        files.begin_checksums(self.folder, config=config, metrics=metrics)
+        _write(self.folder / files.CONFIG, config)
         if run.data.features is not None:
             features = json_text(run.data.features.to_json())
-            _write(self.folder / FEATURES, features)
-        _write(self.folder / METRICS, metrics)
+            _write(self.folder / files.FEATURES, features)
+        _write(self.folder / files.METRICS, metrics)
 
 
 def record(
@@ -343,7 +331,7 @@ def record(
                     place.begin(run)
                     keeps = run.has_personal_models and not place.discards(run)
                 else:
-                    append_metrics(folder, run.history)
+                    files.append_metrics(folder, run.history)
                 if rule is not None:
                     results = partial(write_results, run=run, unseen=unseen, personal=keeps)
                     best = with_best(folder, rule, best, run.view(), results)
@@ -364,7 +352,7 @@ def record(
         results = partial(copied, best=best, rule=rule, run=last)
     with uninterrupted():
         if rule is None:  # an edited configuration no longer asks for the best round
-            shutil.rmtree(folder / BEST, ignore_errors=True)
+            shutil.rmtree(folder / files.BEST, ignore_errors=True)
         _finish(folder, last, rounds, results, interrupted=interrupted)
     if not console.quiet:
         _print_result(folder, last, rounds, interrupted=interrupted, resumable=place.is_resumable)
@@ -385,12 +373,12 @@ def _write(path: Path, text: str) -> None:
 
 def _finish(folder: Path, run: simulation.Run, rounds: int, results: Results, *, interrupted: bool) -> None:
     """Completes the run folder; ``results`` writes the files that describe the round that is kept."""
-    (folder / REPORT).unlink(missing_ok=True)
-    reopen_checksums(folder)
-    _write(folder / METRICS, metrics_text(run.history))
+    (folder / files.REPORT).unlink(missing_ok=True)
+    files.reopen_checksums(folder)
+    _write(folder / files.METRICS, files.metrics_text(run.history))
     write_summary(folder, run, rounds=rounds, about=results(folder), interrupted=interrupted)
-    seal(folder)
-    with writing(folder / REPORT), replacing(folder / REPORT) as temporary:
+    files.seal(folder)
+    with writing(folder / files.REPORT), replacing(folder / files.REPORT) as temporary:
         write_report(temporary, [load_run(folder).view()])
 
 
@@ -423,7 +411,7 @@ def _print_result(
         resume = f", and `evenhand resume {folder}` continues" if resumable else ""
         stopped = f"Stopped after round {done} of {rounds}; the folder holds the results so far{resume}."
         say(console, stopped)
-    say(console, f"Report: {folder / REPORT}")
+    say(console, f"Report: {folder / files.REPORT}")
 
 
 def _about_models(place: Place, run: simulation.Run, best: BestRound | None) -> Iterator[str]:
@@ -433,7 +421,7 @@ def _about_models(place: Place, run: simulation.Run, best: BestRound | None) -> 
     if not run.has_personal_models:
         if place.config["options"].get("keep_personal"):
             yield "--keep-personal has no effect: the method has one model for all clients."
-    elif (folder := place.folder / PERSONAL).is_dir():
+    elif (folder := place.folder / files.PERSONAL).is_dir():
         yield f"Personal models: {folder}"
     else:
         later = f"The personal models are written when the run ends: `evenhand resume {place.folder}` continues it."
@@ -487,10 +475,10 @@ def described(
 def changes(path: Path, config: Mapping[str, Any]) -> list[str]:
     """Why a run with ``config``, made from the file ``path``, may give other numbers than the run of that file."""
     old = read_json(config_file(path))
-    if dict_in(old, "data").get("fingerprint") != config["data"]["fingerprint"]:
+    if files.dict_in(old, "data").get("fingerprint") != config["data"]["fingerprint"]:
         return [f"The data are not those of {path}, so the numbers will differ."]
-    versions = dict_in(old, "versions")
-    if (sentence := plugins.moved(path, dict_in(old, "plugins"))) is not None:
+    versions = files.dict_in(old, "versions")
+    if (sentence := plugins.moved(path, files.dict_in(old, "plugins"))) is not None:
         return [sentence]
     moved = [name for name, version in config["versions"].items() if versions.get(name) != version]
     if moved:
@@ -512,7 +500,7 @@ def flat(value: Any) -> dict[str, Any]:
 def config_file(path: Path) -> Path:
     """A run folder stands for its ``config.json``; anything but a file is refused, as reading a pipe would wait."""
     if path.is_dir():
-        path = path / CONFIG
+        path = path / files.CONFIG
     if path.exists() and not path.is_file():
         raise EvenhandError(f"{path} is not a file: name a run folder or the config.json of one.")
     return path

@@ -244,6 +244,7 @@ class Condition(NamedTuple):
 
 def begin_checksums(folder: Path, *, config: str, metrics: str) -> None:
     """Prepares for a new ``config.json`` and ``metrics.jsonl``; old results stay if ``metrics`` begins with theirs."""
+    # While a run trains on, its old results are the first lines of the longer file, and stay readable.
     sums = _known_sums(folder) or {}
     old, text = sums.get(METRICS), metrics.encode()
     if old is None or old != sum_of(text[: old.length]):
@@ -465,6 +466,7 @@ def damaged_model(folder: Path) -> str | None:
 
 def _write_models(part: Path, ids: Sequence[str], positions: NDArray, arrays: Arrays) -> Iterator[list[str]]:
     """Writes the models of the clients at these positions, and gives their lines of the index."""
+    # Names with leading zeros, so that a listing of the folder is in the order of the clients.
     alone, digits = len(ids) <= _MOST_FILES, len(str(len(ids) - 1))
     bytes_each = sum(array.nbytes for array in arrays.values()) // max(1, len(positions))
     step = 1 if alone else max(1, _BLOCK // max(1, bytes_each))

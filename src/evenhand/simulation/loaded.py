@@ -21,24 +21,9 @@ from evenhand.evaluation import ClassMetrics, Finding, class_spread, outputs, un
 from evenhand.privacy import Account
 from evenhand.records import check_format, read_arrays, read_json, recovered, sums_of
 from evenhand.report import RunView, read_clients_csv, write_report
+from evenhand.simulation import folder as files
 from evenhand.simulation._job import Untrained
 from evenhand.simulation._run import Run, serve_newcomers
-from evenhand.simulation.folder import (
-    CLIENTS,
-    CONFIG,
-    PARAMS,
-    PERSONAL,
-    RESULTS,
-    SUMMARY,
-    Condition,
-    Personal,
-    dict_in,
-    personal_models,
-    read_index,
-    read_metrics,
-    read_params,
-    sound_condition,
-)
 from evenhand.simulation.results import Facts, Results
 from evenhand.simulation.saving import BESIDE_INFO, SAVED_BY, client_ids, described, packed, unpacked
 from evenhand.types import Algorithm, Model, Params, Release
@@ -86,21 +71,22 @@ def load_run(
       True
     """
     folder = recovered(Path(folder))
-    config = read_json(folder / CONFIG)
-    check_format(folder / CONFIG, config)  # first: a later format may hold other types
-    config = _checked(folder / CONFIG, config, _CONFIG)
+    config = read_json(folder / files.CONFIG)
+    check_format(folder / files.CONFIG, config)  # first: a later format may hold other types
+    config = _checked(folder / files.CONFIG, config, _CONFIG)
     if data is not None and data.fingerprint != config["data"]["fingerprint"]:
         raise EvenhandError(
             f"The data {data.name!r} are not those of the run in {folder}: give those that it was trained on."
         )
-    condition = sound_condition(folder)
-    summary = _checked(folder / SUMMARY, read_json(folder / SUMMARY), _SUMMARY)
+    condition = files.sound_condition(folder)
+    summary = _checked(folder / files.SUMMARY, read_json(folder / files.SUMMARY), _SUMMARY)
     view = _view(folder, config, summary, condition)
     # Without a checksum, as in folders of earlier versions, the texts are all there is.
-    is_exact = condition.results == "sealed" and (folder / RESULTS).is_file()
-    arrays = read_arrays(folder / RESULTS) if is_exact else _arrays_of(view)
+    is_exact = condition.results == "sealed" and (folder / files.RESULTS).is_file()
+    arrays = read_arrays(folder / files.RESULTS) if is_exact else _arrays_of(view)
     if is_exact:
         view = _exact(view, arrays)
+    # Of the method, which may train another model than the one that it was given.
     model = algorithm.model if model is None and algorithm is not None else model
     return SavedRun(
         folder=folder,
@@ -117,7 +103,7 @@ def load_run(
         per_round=unpacked(arrays, "per_round"),
         info={
             "rounds": summary["rounds"],
-            **dict_in(summary, "info"),
+            **files.dict_in(summary, "info"),
             **{name: summary.get(name) for name in BESIDE_INFO},
         },
         clients=_by_split(arrays, "clients"),
@@ -125,9 +111,9 @@ def load_run(
         evaluated=arrays.get("evaluated"),
         malicious=arrays["malicious"],
         last_round=arrays["last_round"],
-        privacy=_account(folder / SUMMARY, summary.get("account")),
+        privacy=_account(folder / files.SUMMARY, summary.get("account")),
         # Earlier versions did not record it: the models themselves are then the only sign.
-        has_personal_models=bool(summary.get("personal", (folder / PERSONAL).is_dir())),
+        has_personal_models=bool(summary.get("personal", (folder / files.PERSONAL).is_dir())),
         untrained=summary.get("untrained") or "global",
         interrupted=summary["interrupted"],
         remarks=tuple(condition.remarks(folder)),
@@ -226,19 +212,19 @@ class SavedRun(Results):
           EvenhandError: an earlier version of Evenhand wrote the folder, and did not record it.
         """
         try:
-            return Form.from_json(dict_in(dict_in(self.config, "data"), "form"))
+            return Form.from_json(files.dict_in(files.dict_in(self.config, "data"), "form"))
         except (KeyError, TypeError, ValueError):
             raise EvenhandError(
-                f"{self.folder / CONFIG} does not have the form of the data (an earlier version of Evenhand wrote it): "
-                f"repeat the run with `evenhand run --config {self.folder} --out NEW`."
+                f"{self.folder / files.CONFIG} does not have the form of the data (an earlier version of Evenhand "
+                f"wrote it): repeat the run with `evenhand run --config {self.folder} --out NEW`."
             ) from None
 
     @cached_property
     def params(self) -> Params:
         """The global parameters; of a model that is not known, in dicts by their names."""
         if self.model is None:
-            return _nested(read_arrays(self.folder / PARAMS))
-        return _on_device(read_params(self.folder / PARAMS, self._like))
+            return _nested(read_arrays(self.folder / files.PARAMS))
+        return _on_device(files.read_params(self.folder / files.PARAMS, self._like))
 
     @property
     def fits(self) -> bool:
@@ -251,7 +237,7 @@ class SavedRun(Results):
     @property
     def params_sum(self) -> str:
         """The SHA-256 of the file with the global parameters."""
-        return sums_of(self.folder, [PARAMS])[PARAMS].sha256
+        return sums_of(self.folder, [files.PARAMS])[files.PARAMS].sha256
 
     def personal_params(self, k: int) -> Params:
         """The parameters that the client at position ``k`` is served; see :meth:`Run.personal_params`.
@@ -264,7 +250,7 @@ class SavedRun(Results):
             raise EvenhandError(f"There is no client {k}: positions run from 0 to {len(ids) - 1}.")
         if not self.has_personal_models:
             return self.params
-        if not (self.folder / PERSONAL).is_dir():
+        if not (self.folder / files.PERSONAL).is_dir():
             raise EvenhandError(
                 f"{self.folder} does not hold the clients' personal models: save the run again, or train it again with "
                 "--keep-personal."
@@ -272,13 +258,13 @@ class SavedRun(Results):
         if (entry := self.personal.get(ids[k])) is None:
             return self.params
         like = self.params if self.model is None else self._like
-        ((_, params),) = personal_models(self.folder, [entry], like)
+        ((_, params),) = files.personal_models(self.folder, [entry], like)
         return _on_device(params)
 
     @cached_property
-    def personal(self) -> Mapping[str, Personal]:
+    def personal(self) -> Mapping[str, files.Personal]:
         """Client id -> where its own model is in the folder."""
-        return {entry.client: entry for entry in read_index(self.folder)}
+        return {entry.client: entry for entry in files.read_index(self.folder)}
 
     @property
     def personal_clients(self) -> NDArray:
@@ -360,10 +346,12 @@ class SavedRun(Results):
 # --- from the files -------------------------------------------------------------------------------------------
 
 
-def _view(folder: Path, config: dict[str, Any], summary: dict[str, Any], condition: Condition) -> RunView:
+def _view(
+    folder: Path, config: dict[str, Any], summary: dict[str, Any], condition: files.Condition
+) -> RunView:
     """What reports show of a run, from the texts in its folder."""
-    history = read_metrics(folder, condition.length)
-    view = read_clients_csv(folder / CLIENTS)
+    history = files.read_metrics(folder, condition.length)
+    view = read_clients_csv(folder / files.CLIENTS)
     # Shown as settings, options without effect would make runs look different that are the same.
     unused = {name for name in config.get("without_effect") or [] if isinstance(name, str)}
     options = {name: value for name, value in config["options"].items() if name not in unused}
@@ -372,7 +360,7 @@ def _view(folder: Path, config: dict[str, Any], summary: dict[str, Any], conditi
         "history": history,
         "info": _info(folder, config, summary),
         "config": {"method": config["method"], **options},
-        "findings": _findings(folder / SUMMARY, summary.get("findings", [])),
+        "findings": _findings(folder / files.SUMMARY, summary.get("findings", [])),
     }
     unseen = None if view.unseen is None else view.unseen._replace(**facts)
     return view._replace(**facts, unseen=unseen)
@@ -477,12 +465,12 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "by_class": summary.get("by_class"),
         "privacy": summary.get("privacy"),
         "constant": summary.get("constant"),
-        "metrics": {name: str(reason) for name, reason in dict_in(summary, "metrics").items()},
+        "metrics": {name: str(reason) for name, reason in files.dict_in(summary, "metrics").items()},
         "adapts": summary.get("adapts"),
-        "kept": dict_in(summary, "kept").get("words"),
+        "kept": files.dict_in(summary, "kept").get("words"),
         "command": None
         if SAVED_BY in config
-        else f"evenhand run --config {shlex.quote(str(folder / CONFIG))}",
+        else f"evenhand run --config {shlex.quote(str(folder / files.CONFIG))}",
         "versions": config["versions"],
     }
 

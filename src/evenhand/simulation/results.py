@@ -85,6 +85,7 @@ class Results(ABC):
         """
         self._check_split(split)
         metrics = self.clients[split]
+        # Copies: what a caller writes into them must not change the run.
         if self.evaluated is None:
             # Copies, for the caller may change them, and reports read the originals.
             return {name: values.copy() for name, values in metrics.items()}

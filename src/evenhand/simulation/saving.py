@@ -14,45 +14,14 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from evenhand import models
+from evenhand import models, records
 from evenhand._version import __version__
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import ClassMetrics
 from evenhand.privacy import Account
-from evenhand.records import (
-    CHECKSUMS,
-    LOCK,
-    held,
-    json_text,
-    recovered,
-    replacing,
-    replacing_folder,
-    stamped,
-    sums_of,
-    write_arrays,
-    write_sums,
-    write_text,
-    writing,
-)
 from evenhand.report import RunView, among, covered, honest, statistics, write_clients_csv
-from evenhand.simulation.folder import (
-    BEST,
-    CHECKPOINT,
-    CLIENTS,
-    CONFIG,
-    FEATURES,
-    METRICS,
-    PARAMS,
-    PERSONAL,
-    REPORT,
-    RESULTS,
-    SUMMARY,
-    metrics_text,
-    seal,
-    write_params,
-    write_personal,
-)
+from evenhand.simulation import folder as files
 from evenhand.simulation.results import Facts
 from evenhand.types import Algorithm, Model, Params
 
@@ -124,7 +93,7 @@ class Savable(Protocol):
 def save(run: Savable, folder: Path, *, overwrite: bool, unseen: FederatedDataset | None) -> None:
     """Writes a complete run folder in one step; for the arguments see :meth:`evenhand.simulation.Run.save`."""
     # A kill between the two renames of an earlier save has left that folder under another name.
-    folder = recovered(folder)
+    folder = records.recovered(folder)
     if folder.exists() and not folder.is_dir():
         raise EvenhandError(f"save({str(folder)!r}): it is a file: name a folder that is new or empty.")
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
@@ -133,43 +102,43 @@ def save(run: Savable, folder: Path, *, overwrite: bool, unseen: FederatedDatase
             f"save({str(folder)!r}): it is not empty: name another folder, or give overwrite=True."
         )
     # The whole folder is replaced, and what no run wrote must not go with it.
-    if foreign := sorted(there - _OWN) if CONFIG in there else sorted(there):
+    if foreign := sorted(there - _OWN) if files.CONFIG in there else sorted(there):
         raise EvenhandError(f"{folder / foreign[0]} was not written by a run: move it away.")
     if there:
-        with held(folder):  # refuses a folder in which another process trains
+        with records.held(folder):  # refuses a folder in which another process trains
             pass
     options = {"seed": run.seed, "rounds": run.info["rounds"], "cohort": run.info["cohort"]}
     config = configuration(run.facts.method, {**options, "untrained": run.untrained}, run.data)
-    with writing(folder), replacing_folder(folder) as part:
-        write_text(part / CONFIG, json_text({**config, SAVED_BY: "Run.save"}))
+    with records.writing(folder), records.replacing_folder(folder) as part:
+        records.write_text(part / files.CONFIG, records.json_text({**config, SAVED_BY: "Run.save"}))
         # First, for seal() takes the checksum of config.json from the list, and those of all others from the files.
-        write_sums(part, sums_of(part, [CONFIG]))
+        records.write_sums(part, records.sums_of(part, [files.CONFIG]))
         if run.data.features is not None:
-            write_text(part / FEATURES, json_text(run.data.features.to_json()))
-        write_text(part / METRICS, metrics_text(run.history))
+            records.write_text(part / files.FEATURES, records.json_text(run.data.features.to_json()))
+        records.write_text(part / files.METRICS, files.metrics_text(run.history))
         about = write_results(part, run, unseen=unseen, personal=run.has_personal_models)
         if not is_described(run.algorithm.model, run.data):
             about["model"] = ""  # a name that has been kept by a changed model describes another one
         write_summary(part, run, rounds=run.info["rounds"], about=about, interrupted=False)
-        seal(part)
+        files.seal(part)  # last, so that the checksums vouch for files that are complete
 
 
 SAVED_BY = "saved_by"
 """In ``config.json``: that no command made the run, and so none continues or repeats it."""
 _OWN = {
-    CONFIG,
-    FEATURES,
-    METRICS,
-    CLIENTS,
-    PARAMS,
-    RESULTS,
-    SUMMARY,
-    REPORT,
-    CHECKSUMS,
-    CHECKPOINT,
-    PERSONAL,
-    BEST,
-    LOCK,
+    files.CONFIG,
+    files.FEATURES,
+    files.METRICS,
+    files.CLIENTS,
+    files.PARAMS,
+    files.RESULTS,
+    files.SUMMARY,
+    files.REPORT,
+    records.CHECKSUMS,
+    files.CHECKPOINT,
+    files.PERSONAL,
+    files.BEST,
+    records.LOCK,
 }
 """What a run puts into its folder."""
 
@@ -193,23 +162,24 @@ def configuration(method: str, options: Mapping[str, Any], data: FederatedDatase
             "python": platform.python_version(),
         },
     }
-    return stamped(about)
+    return records.stamped(about)
 
 
 def write_results(
     folder: Path, run: Savable, *, unseen: FederatedDataset | None, personal: bool
 ) -> dict[str, Any]:
     """Writes the files that describe the run's latest round, and returns what the summary says about that round."""
-    view = run.view(unseen=unseen)
-    with writing(folder / CLIENTS), replacing(folder / CLIENTS) as temporary:
+    view = run.view(unseen=unseen)  # once: it serves the unseen clients
+    with records.writing(folder / files.CLIENTS), records.replacing(folder / files.CLIENTS) as temporary:
         write_clients_csv(temporary, view)
-    write_params(folder / PARAMS, run.params)
-    with writing(folder / RESULTS), replacing(folder / RESULTS) as temporary:
-        write_arrays(temporary, measurements(run))
+    files.write_params(folder / files.PARAMS, run.params)
+    with records.writing(folder / files.RESULTS), records.replacing(folder / files.RESULTS) as temporary:
+        records.write_arrays(temporary, measurements(run))
     # Personal models of an earlier round must not stand beside the results of this one.
-    shutil.rmtree(folder / PERSONAL, ignore_errors=True)
+    shutil.rmtree(folder / files.PERSONAL, ignore_errors=True)
     if personal:
-        write_personal(folder, run.data.client_ids, run.personal_models(), run.personal_clients)
+        files.write_personal(folder, run.data.client_ids, run.personal_models(), run.personal_clients)
+    # What a loaded run cannot compute, since it has neither the data nor the method.
     about: dict[str, Any] = {
         "model": run.algorithm.model.name,
         "personal": run.has_personal_models,
@@ -255,8 +225,8 @@ def write_summary(
         "info": {name: value for name, value in run.info.items() if name not in BESIDE_INFO},
         **about,
     }
-    with writing(folder / SUMMARY):
-        write_text(folder / SUMMARY, json_text(summary))
+    with records.writing(folder / files.SUMMARY):
+        records.write_text(folder / files.SUMMARY, records.json_text(summary))
 
 
 def _account(account: Account) -> dict[str, Any]:
