@@ -275,11 +275,11 @@ def test_a_page_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     found = Study((outcome(Setting("a", {}), 0, [0.5, 0.6]),), Rule(), "a", "accuracy")
     page = found.report(tmp_path / "page.html").read_text()
 
-    def full(path: Path, text: str, *more: Any, **other: Any) -> None:
+    def full(path: Path, content: bytes) -> None:
         path.open("w").close()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(StorageError, match=r"The page could not be written in .*\(No space left on device\)"):
         found.report(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == page and len(list(tmp_path.iterdir())) == 1
@@ -478,7 +478,8 @@ def test_a_study_keeps_when_clients_trained_and_what_the_others_are_served(tmp_p
     assert ((losses[0] != losses[2]) == (alone.last_round == 0)).all()
     for result in tmp_path.rglob("result.json"):
         written = json.loads(result.read_text())
-        assert written["identity"].pop("untrained") == "global" and written.pop("sha256")
+        assert written["identity"].pop("untrained") == "global"
+        assert all(written.pop(name) for name in ("sha256", "format", "evenhand"))
         result.write_text(json.dumps(written))  # as of an earlier version
     study({"ditto": ditto}, DATA, folder=tmp_path, **how)
     with pytest.raises(eh.EvenhandError, match="its untrained is global, not initial"):
