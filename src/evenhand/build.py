@@ -24,7 +24,7 @@ from evenhand.algorithms.averaging import (
     training,
 )
 from evenhand.algorithms.beside import beside
-from evenhand.privacy.private_work import Iteration, Noise, Query, UpdateRule, private_work
+from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, private_work
 
 __all__ = [
     "Iteration",

@@ -34,7 +34,6 @@ from evenhand.privacy.dp_sgd import dp_sgd, scale_then_privatize
 from evenhand.privacy.gaussian import AdaptiveClip, adaptive_clip, noisy_mean
 from evenhand.privacy.per_example import clip_factors, clipped_sum
 from evenhand.privacy.preconditioners import tfidf_scales, token_frequencies
-from evenhand.privacy.private_work import Iteration, Noise, Query, UpdateRule, private_work
 from evenhand.privacy.public_data import dp_adam_pub, dp_r_pub, pda_dpmd, projected_adagrad, warm_start
 from evenhand.privacy.quantile import (
     Histogram,
@@ -60,6 +59,7 @@ from evenhand.privacy.renyi import (
     joint,
     rdp,
 )
+from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, private_work
 
 __all__ = [
     "ORDERS",

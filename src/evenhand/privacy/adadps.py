@@ -13,7 +13,7 @@ from evenhand.local import Work, descent, parts_of
 from evenhand.privacy.client_level import dp_fedavg
 from evenhand.privacy.gaussian import AdaptiveClip
 from evenhand.privacy.preconditioners import Moment, PublicKind, fitting_scales, side_information, squares
-from evenhand.privacy.private_work import (
+from evenhand.privacy.update_rules import (
     Iteration,
     Noise,
     Query,

@@ -16,7 +16,7 @@ from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
 from evenhand.privacy.preconditioners import Moment, squares
-from evenhand.privacy.private_work import (
+from evenhand.privacy.update_rules import (
     Iteration,
     Noise,
     Query,

@@ -8,7 +8,7 @@ import optax
 
 from evenhand.local import Work
 from evenhand.privacy.preconditioners import Adam, AdamState, Moment, check_decay
-from evenhand.privacy.private_work import Iteration, Noise, Query, UpdateRule, checked_step, private_work
+from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, checked_step, private_work
 from evenhand.types import Model, Params
 
 __all__ = ["dp_sgd", "scale_then_privatize"]

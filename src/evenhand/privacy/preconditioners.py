@@ -18,7 +18,7 @@ from evenhand import local, tree
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Batch, Batches, Estimator
-from evenhand.privacy.private_work import Iteration, Query
+from evenhand.privacy.update_rules import Iteration, Query
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 
 __all__ = [

@@ -26,7 +26,7 @@ from evenhand.privacy.preconditioners import (
     side_information,
     squares,
 )
-from evenhand.privacy.private_work import (
+from evenhand.privacy.update_rules import (
     Iteration,
     Noise,
     Query,

@@ -102,7 +102,7 @@ def test_scales_that_divide_after_the_clip_are_caught(monkeypatch):
         total, norms = clipped_sum(model, params, x, y, inside, key, clip=clip)
         return (total if divided_by is None else jax.tree.map(jnp.divide, total, divided_by)), norms
 
-    monkeypatch.setattr("evenhand.privacy.private_work.clipped_sum", late)
+    monkeypatch.setattr("evenhand.privacy.update_rules.clipped_sum", late)
     says = epsilon(noise_multiplier=NOISE, rate=1.0, steps=STEPS, delta=DELTA)
     assert audited(MAKERS["adadps, scales"], NOISE, runs=200) > says
 
@@ -119,7 +119,7 @@ def test_noise_of_the_other_phase_is_caught(monkeypatch):
     assert 0.3 < audited(make, NOISE) < says
     plain = with_gaussian
     monkeypatch.setattr(
-        "evenhand.privacy.private_work.with_gaussian", lambda key, tree, _: plain(key, tree, NOISE / 3)
+        "evenhand.privacy.update_rules.with_gaussian", lambda key, tree, _: plain(key, tree, NOISE / 3)
     )
     assert audited(make, NOISE) > says
 
