@@ -33,8 +33,7 @@ def evenness(
     """
     if not run.info["rounds"]:
         return {}
-    # Biases begin at 0, and no client that was trained keeps all of them there.
-    drawn = np.any(np.asarray(run.state.clients["output"]["bias"]) != 0, axis=1)
+    drawn = run.last_round > 0
     model, data = run.algorithm.model, run.data
     found = {"own": with_own_models(run, drawn), "shared": with_one_model(model, run.params, data, drawn)}
     if run.algorithm is ditto:

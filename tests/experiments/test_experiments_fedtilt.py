@@ -15,7 +15,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.attacks import persistent_outliers
-from evenhand.types import Algorithm, ClientData, Key, PyTree
+from evenhand.types import Algorithm, ClientData, Key, PyTree, Report
 from experiments.fedtilt import data as clients
 from experiments.fedtilt import measures, outliers
 
@@ -95,8 +95,11 @@ def _spied(method: Algorithm, features: int) -> Algorithm:
         delta, state = phase.work(message, kept[0], data, key)
         return delta, (state, jnp.stack([kept[1][1], data.x]))
 
+    def report(message: PyTree, kept: PyTree, data: ClientData) -> Report:
+        return phase.report(message, kept[0], data)
+
     return method._replace(
-        phases=(phase._replace(work=work),),
+        phases=(phase._replace(report=report, work=work),),
         init_client=lambda params: (method.init_client(params), jnp.zeros((2, 30, features))),
         personal_params=None,
     )
