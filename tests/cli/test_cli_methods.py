@@ -30,7 +30,7 @@ from evenhand.expressions.kinds import alternatives, kind_for, parameters
 from evenhand.expressions.kinds import example as simplest
 from evenhand.local import Work
 from evenhand.rounds import weighed
-from evenhand.types import Algorithm, ClientData, Cohort, Key, Model, Params, Phase, ReportCommand, Upload
+from evenhand.types import Algorithm, ClientData, Cohort, Key, Model, Params, Phase, Report, Upload
 
 pytestmark = pytest.mark.usefixtures("figures_in_words")
 
@@ -108,7 +108,7 @@ def two_rounds(algorithm: Algorithm) -> np.ndarray:
                 reported.loss * jnp.array([1.0, 0.5, 0.1]) if phase.aggregator.needs_loss else jnp.ones(3)
             )
             memory = memories.get(index, phase.aggregator.init(delta, 3))
-            report = ReportCommand(jnp.full(3, reported.weight), losses)
+            report = Report(jnp.full(3, reported.weight), losses)
             cohort = Cohort.of(jnp.arange(3))
             weights, memory, _ = weighed(phase.aggregator, report, cohort, memory)
             uploads = Upload(deltas, weights, losses)
