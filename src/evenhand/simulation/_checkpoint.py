@@ -119,7 +119,7 @@ class Checkpoints:
         return ocp.CheckpointManager(self._folder, options=options)
 
     def load(self, newcomer: PyTree = ()) -> Snapshot | None:
-        """The latest snapshot that is whole, or None if there is none yet; ``one`` is the state of a new client."""
+        """The latest snapshot that is whole, or None if there is none; ``newcomer`` is the state of a new client."""
         steps = self._place.saved()[::-1]
         if self._place.fresh or not steps:
             return None
@@ -336,7 +336,7 @@ class Segments:
         Args:
           listed: its segments; None: all states are in ``clients``.
           clients: leaves ``(N, ...)``, or the shapes of these.
-          one: the state of a new client.
+          newcomer: the state of a new client.
 
         Raises:
           ValueError: a segment is damaged.

@@ -423,7 +423,7 @@ def sum_of(present: Array, uploads: PyTree) -> PyTree:
 def efforts(
     effort: Callable[[ClientData], Effort] | None, capacity: int, rows: Rows, cohort: Cohort
 ) -> Effort:
-    """What a phase whose effort is ``of`` costs each client of a cohort, fields ``(m,)``; nothing in an empty slot."""
+    """What a phase with this ``effort`` costs each client of a cohort, fields ``(m,)``; nothing in an empty slot."""
     effort = step_per_row if effort is None else effort
     return jax.vmap(lambda member: effort(client_data(capacity, rows, member)))(Members.drawn(cohort))
 

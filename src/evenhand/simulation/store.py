@@ -30,7 +30,7 @@ NDArray = npt.NDArray[Any]
 
 
 def stored(state: PyTree, clients: int) -> PyTree:
-    """A store of so many states like ``one``, leaves ``(clients, ...)``, on the same device.
+    """A store of so many states like ``state``, leaves ``(clients, ...)``, on the same device.
 
     Not made on the host first: a million clients' states may be most of the memory.
     """
