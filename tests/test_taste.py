@@ -531,14 +531,23 @@ def _modules(public: bool) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("public", [True, False], ids=["public", "private"])
-def test_every_module_exports_what_its_all_lists(public: bool) -> None:
-    found = []
-    for name in _modules(public):
-        module = importlib.import_module(name)
-        if public or hasattr(module, "__all__"):
-            found += unfinished_exports(module)
+def test_every_public_module_exports_what_its_all_lists() -> None:
+    found = [flaw for name in _modules(True) for flaw in unfinished_exports(importlib.import_module(name))]
     assert not found, "\n".join(found)
+
+
+def test_private_modules_leave_the_list_of_names_to_their_package() -> None:
+    modules = [importlib.import_module(name) for name in _modules(False)]
+    assert not [
+        each.__name__ for each in modules if hasattr(each, "__all__") and not hasattr(each, "__path__")
+    ]
+
+
+def test_what_private_modules_lend_is_documented() -> None:
+    for name in _modules(False):
+        for found, value in vars(importlib.import_module(name)).items():
+            if not found.startswith("_") and getattr(value, "__module__", None) == name:
+                assert _is_documented(value, found), f"{name}.{found} has no docstring"
 
 
 def test_public_modules_are_documented() -> None:

@@ -16,8 +16,6 @@ import jax
 
 from evenhand.errors import EvenhandError
 
-__all__ = ["check_process", "prepare"]
-
 _config: Any = jax.config  # its attributes are not declared
 
 _MOST_DEVICES = 64

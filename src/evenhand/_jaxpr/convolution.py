@@ -63,8 +63,6 @@ from jax.custom_derivatives import SymbolicZero
 from evenhand._jaxpr import JaxprEqn
 from evenhand.types import Array
 
-__all__ = ["Convolution", "convolution", "convolution_apart", "patches", "suits_winograd", "winograd"]
-
 _Form = Callable[[Array, Array], Array]
 _Sizes = tuple[int, ...]
 _Padding = tuple[tuple[int, int], ...]

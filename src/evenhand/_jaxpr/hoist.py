@@ -23,17 +23,6 @@ from jax.sharding import PartitionSpec
 from evenhand._jaxpr import CALLS, KEPT_WHOLE, JaxprEqn, Literal, jaxpr_as_fun, programs
 from evenhand.types import Array
 
-__all__ = [
-    "ByProgram",
-    "Hoisted",
-    "by_program",
-    "hoist",
-    "inner_constants",
-    "is_switched_on",
-    "unchanged",
-    "warn_of",
-]
-
 
 class Hoisted(NamedTuple):
     """A program apart from its numbers.

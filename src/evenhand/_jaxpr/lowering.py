@@ -17,8 +17,6 @@ from evenhand._jaxpr import JaxprEqn, Primitive, closed_call_p, cond_p, jit_p, p
 from evenhand._jaxpr.convolution import convolution
 from evenhand.types import Array
 
-__all__ = ["as_lowered", "lowered", "maximum", "narrow_product", "outer"]
-
 _Arguments = TypeVarTuple("_Arguments")
 _R = TypeVar("_R")
 _Sizes = tuple[int, ...]

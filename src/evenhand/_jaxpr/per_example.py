@@ -31,9 +31,6 @@ from evenhand._jaxpr.convolution import convolution_apart
 from evenhand._jaxpr.lowering import as_lowered, outer
 from evenhand.types import Array, Key, Model, Params
 
-__all__ = ["ExampleRows", "LeafGradients", "formed", "full_type", "looked_up", "traced"]
-
-
 # --- the loss of one example as a program, and the accounts of a batch ------------------------------------------------
 
 

@@ -18,20 +18,6 @@ from jax import lax
 from evenhand._jaxpr import BESIDE, CALLS, PROGRAMS, Jaxpr, JaxprEqn, Literal
 from evenhand.types import Array
 
-__all__ = [
-    "UnknownForm",
-    "again",
-    "as_it_is",
-    "beside",
-    "evaluate",
-    "has_call",
-    "inner",
-    "is_program",
-    "opened",
-    "scan_counts",
-    "within",
-]
-
 _Call = Callable[..., Sequence[Any]]
 
 

@@ -20,18 +20,6 @@ from evenhand.errors import EvenhandError
 from evenhand.streams import Purpose, stream
 from evenhand.types import Aggregator, Array, Cohort, Key, Need, PyTree, Report, Stack, Sum, Upload
 
-__all__ = [
-    "Change",
-    "aggregate",
-    "before",
-    "each_upload",
-    "in_loop",
-    "in_parts",
-    "in_passes",
-    "reduce_uploads",
-]
-
-
 # --- on a whole cohort's uploads, in as many passes as it needs --------------------------------------------------
 
 Lift: TypeAlias = Callable[[Array, Upload, PyTree, Key], PyTree]

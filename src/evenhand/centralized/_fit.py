@@ -18,8 +18,6 @@ from evenhand.lowering import lowered
 from evenhand.streams import Purpose, stream
 from evenhand.types import Array, Key, Model, Params, PyTree
 
-__all__ = ["Fit", "Solver", "check_parts", "fit", "weighted_gradient"]
-
 
 class Solver(NamedTuple):
     """A way to train one model; made by :func:`evenhand.centralized.batch` and its siblings.

@@ -21,8 +21,6 @@ from evenhand.errors import EvenhandError, whole_number
 from evenhand.risks import tilted
 from evenhand.types import Array, Key, Model, Params, PyTree, Risk
 
-__all__ = ["batch", "grouped", "stochastic"]
-
 
 class _Descent(NamedTuple):
     params: Params

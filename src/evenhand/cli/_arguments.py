@@ -36,24 +36,6 @@ from tyro.conf import CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPref
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.text import listed
 
-__all__ = [
-    "HELP",
-    "Options",
-    "Takes",
-    "Words",
-    "changed",
-    "check",
-    "construct",
-    "hyphenated",
-    "option",
-    "options_of",
-    "show_help",
-    "split",
-    "takes",
-    "typed",
-]
-
-
 # --- what each option takes, read off the dataclasses -------------------------------------------------------
 
 

@@ -17,16 +17,6 @@ from evenhand.data import Features, FederatedDataset, Fill
 from evenhand.data.loaders import NAMES, NewRows, new_rows
 from evenhand.errors import EvenhandError, whole_number
 
-__all__ = [
-    "SOURCES",
-    "DataOptions",
-    "check_labels",
-    "idle",
-    "remarks",
-    "without_effect",
-]
-
-
 # --- the options --------------------------------------------------------------------------------------------
 
 

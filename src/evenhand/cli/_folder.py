@@ -19,8 +19,6 @@ from evenhand.simulation import Checkpoint, load_run
 from evenhand.simulation import folder as files
 from evenhand.studies import load
 
-__all__ = ["PAGE", "Shown", "claim", "free", "load_saved", "load_views", "study_in"]
-
 PAGE = "study.html"
 _FILES = (
     files.CONFIG,

@@ -33,8 +33,6 @@ from evenhand.simulation import folder as files
 from evenhand.simulation.saving import with_history
 from evenhand.studies import direction
 
-__all__ = ["BestRound", "KeepRule", "Results", "best_so_far", "copied", "rule_of", "with_best"]
-
 Results = Callable[[Path], Mapping[str, Any]]
 """Writes the results of a round into a folder, and returns what the summary says about that round."""
 

@@ -49,8 +49,6 @@ from evenhand.errors import Argument, EvenhandError, EvenhandWarning, nearest
 from evenhand.expressions import plugins
 from evenhand.expressions.reading import outermost
 
-__all__ = ["main", "parse"]
-
 _DESCRIPTION = "Federated learning over many unlike clients: train, compare, report."
 
 _EXAMPLES = {

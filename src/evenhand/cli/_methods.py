@@ -38,19 +38,6 @@ from evenhand.expressions.kinds import (
 from evenhand.expressions.reading import NOISE, outermost
 from evenhand.types import Algorithm
 
-__all__ = [
-    "COMPOSED",
-    "METHODS",
-    "NamedMethod",
-    "ambiguous",
-    "argument_lines",
-    "built_in_methods",
-    "first_line",
-    "method_help",
-    "no_method",
-    "plain",
-]
-
 # --- docstrings as a terminal shows them: first sentences, and what arguments mean --------------------------
 
 

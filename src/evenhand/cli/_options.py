@@ -31,23 +31,6 @@ from evenhand.testing import toy_model
 from evenhand.types import Algorithm, Model, Privacy
 from evenhand.watch import Watched, Watcher
 
-__all__ = [
-    "MODELS",
-    "Budget",
-    "GridOptions",
-    "LocalOptions",
-    "ModelChoice",
-    "ModelOptions",
-    "Recipe",
-    "SharedOptions",
-    "TrainingOptions",
-    "check_trackers",
-    "of_run",
-    "several",
-    "trackers",
-]
-
-
 _DEFAULT_EVERY = "(default: 50 times a run, 10 times in a study)"
 _DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
 

@@ -39,14 +39,6 @@ from evenhand.simulation.saving import SAVED_BY
 from evenhand.text import counted, spreadsheet_cell, visible
 from evenhand.types import Model, Params
 
-__all__ = [
-    "PredictCommand",
-    "ResumeCommand",
-    "recorded",
-    "recorded_run",
-]
-
-
 # --- config.json, read back into options --------------------------------------------------------------------
 
 

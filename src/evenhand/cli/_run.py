@@ -58,18 +58,6 @@ from evenhand.testing import toy_model
 from evenhand.text import counted
 from evenhand.types import Algorithm, Attack, Model, Params
 
-__all__ = [
-    "ELSEWHERE",
-    "Place",
-    "Recorded",
-    "RunCommand",
-    "changes",
-    "config_file",
-    "naming",
-    "record",
-]
-
-
 # --- the command --------------------------------------------------------------------------------------------
 
 

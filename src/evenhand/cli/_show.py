@@ -38,16 +38,6 @@ from evenhand.types import Algorithm, Attack, Risk, Sampling, Sum
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "TOPICS",
-    "CompareCommand",
-    "Entry",
-    "FiguresCommand",
-    "ListCommand",
-    "ReportCommand",
-]
-
-
 # --- evenhand compare: saved runs side by side, over all clients and client by client -----------------------
 
 

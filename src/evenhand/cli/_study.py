@@ -51,12 +51,6 @@ from evenhand.testing import toy_model
 from evenhand.text import counted
 from evenhand.types import Algorithm, Attack, Model
 
-__all__ = [
-    "StudyCommand",
-    "planned",
-]
-
-
 # --- the command --------------------------------------------------------------------------------------------
 
 

@@ -21,19 +21,6 @@ from evenhand.report.formatting import Table, Value, deviation
 from evenhand.report.tables import difference_text, gains_text
 from evenhand.text import counted, visible
 
-__all__ = [
-    "Expression",
-    "client_table",
-    "difference_table",
-    "metric_table",
-    "overview",
-    "remark",
-    "say",
-    "show_comparison",
-    "tally",
-]
-
-
 # --- sentences and names ------------------------------------------------------------------------------------
 
 

@@ -39,20 +39,6 @@ from evenhand.data._validation import (
 from evenhand.errors import Argument, EvenhandError
 from evenhand.text import counted
 
-__all__ = [
-    "FederatedDataset",
-    "PooledRows",
-    "Split",
-    "assign",
-    "build",
-    "check_fractions",
-    "from_arrays",
-    "hold_out",
-    "hold_out_clients",
-    "remarks_on_spelling",
-]
-
-
 # --- the type -----------------------------------------------------------------------------------------------
 
 

@@ -10,19 +10,6 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, named
 
-__all__ = [
-    "MISSING_CATEGORY",
-    "Column",
-    "Features",
-    "Fill",
-    "Form",
-    "Series",
-    "Target",
-    "encode",
-    "fit",
-    "fit_target",
-]
-
 NDArray: TypeAlias = npt.NDArray[Any]
 Fill: TypeAlias = Literal["mean", "median", "most-frequent"]
 

@@ -11,8 +11,6 @@ from evenhand.data._dataset import FederatedDataset, PooledRows, build
 from evenhand.data._validation import NDArray, generator
 from evenhand.errors import EvenhandError
 
-__all__ = ["synthetic"]
-
 _FEATURES = 60
 _CLASSES = 10
 _LEAST_ROWS = 50

@@ -23,32 +23,6 @@ import numpy.typing as npt
 from evenhand.errors import Argument, EvenhandError, whole_number
 from evenhand.memory import copied
 
-__all__ = [
-    "NDArray",
-    "Place",
-    "as_array",
-    "as_features",
-    "as_labels",
-    "canonical",
-    "check_class_numbers",
-    "check_form",
-    "class_labels",
-    "client_codes",
-    "element",
-    "first_bad",
-    "first_repeated",
-    "generator",
-    "id_array",
-    "is_missing",
-    "name_fault",
-    "number",
-    "numbers",
-    "object_ids",
-    "read_only",
-    "spelled",
-]
-
-
 # --- numbers ------------------------------------------------------------------------------------------------
 
 

@@ -14,8 +14,6 @@ from evenhand.data import FederatedDataset, Split
 from evenhand.evaluation._statistics import half_width
 from evenhand.types import Model
 
-__all__ = ["Baseline", "baseline"]
-
 NDArray = npt.NDArray[Any]
 _PerRow = Callable[[NDArray, NDArray], NDArray]
 """``(constant output, labels) -> (rows,)``, the loss of that answer for each label."""

@@ -12,16 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "CLASS_COLUMNS",
-    "ClassIndex",
-    "ClassMetrics",
-    "by_class",
-    "class_spread",
-    "index_classes",
-    "summarize_classes",
-]
-
 CLASS_COLUMNS = ("classes", "class_spread", "worst_class")
 """What is measured per client; see :func:`class_spread`."""
 

@@ -18,8 +18,6 @@ from evenhand.data import Split
 from evenhand.evaluation._evaluate import Prepared, prepare
 from evenhand.types import Array, ClientData, Model, Params
 
-__all__ = ["Dissimilarity", "dissimilarity", "inexactness"]
-
 
 class Dissimilarity(NamedTuple):
     """How unlike the clients' gradients are at one point; see :func:`dissimilarity`.

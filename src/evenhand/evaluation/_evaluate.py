@@ -33,18 +33,6 @@ from evenhand.evaluation.metrics import is_higher_better, of_global
 from evenhand.lowering import lowered
 from evenhand.types import Array, Model, Params, PyTree
 
-__all__ = [
-    "Levels",
-    "Prepared",
-    "evaluate",
-    "evaluate_personal",
-    "mean_loss",
-    "per_client",
-    "prepare",
-    "serve_by_level",
-]
-
-
 NDArray = npt.NDArray[Any]
 
 Vector = npt.NDArray[np.float64]

@@ -16,19 +16,6 @@ from evenhand.evaluation.metrics import SPLIT_NAMES, SPLITS, column, is_share, o
 from evenhand.text import counted, listed
 from evenhand.types import Need
 
-__all__ = [
-    "OF_THE_DATA",
-    "Finding",
-    "blank_loss",
-    "diverged_clients",
-    "feature_scales",
-    "findings",
-    "headline_of",
-    "no_guarantee",
-    "unmeasured",
-    "untrained_clients",
-]
-
 NDArray = npt.NDArray[Any]
 
 _LOSSES = tuple(f"{split}_loss" for split in SPLITS)

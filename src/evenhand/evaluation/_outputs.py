@@ -28,9 +28,6 @@ from evenhand.lowering import lowered
 from evenhand.models import Margin, hinge, squared_error
 from evenhand.types import Array, Model, Params, PyTree
 
-__all__ = ["check_metrics", "measured_clients", "outputs", "unlabelled"]
-
-
 NDArray = npt.NDArray[Any]
 
 

@@ -16,24 +16,6 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
 
-__all__ = [
-    "ERROR_NAMES",
-    "PairedDifference",
-    "angle",
-    "best",
-    "entropy",
-    "evenness",
-    "half_width",
-    "holm",
-    "jain",
-    "kl_to_uniform",
-    "least_pairs",
-    "paired_difference",
-    "summarize",
-    "worst",
-]
-
-
 Vector = npt.NDArray[np.float64]
 
 

@@ -14,18 +14,6 @@ from evenhand.streams import permutation_words, permute
 from evenhand.text import short
 from evenhand.types import Array, ClientData, Effort, Key
 
-__all__ = [
-    "Batch",
-    "Batches",
-    "batches",
-    "every_row",
-    "in_turn",
-    "over_batches",
-    "rows_at",
-    "step_per_row",
-    "with_gradients",
-]
-
 _MOST = 10**6
 """Most epochs, steps or examples per batch: a larger number is a typo, and would overflow an int32."""
 

@@ -17,20 +17,6 @@ from evenhand.local._batches import Batch, rows_at
 from evenhand.lowering import lowered
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree, Risk
 
-__all__ = [
-    "Estimator",
-    "MeanGradient",
-    "RowRisk",
-    "batch_gradient",
-    "full_gradient",
-    "full_loss",
-    "losses_of",
-    "mean_gradient",
-    "proximal",
-    "shift",
-]
-
-
 # --- over all examples -------------------------------------------------------------------------------------------
 
 _CHUNK_NUMBERS = 2**17

@@ -19,21 +19,6 @@ from evenhand.local._gradients import Estimator, RowRisk, batch_gradient
 from evenhand.text import short
 from evenhand.types import Array, ClientData, Effort, Key, Model, Params, Privacy, PyTree
 
-__all__ = [
-    "SCHEDULE",
-    "Continued",
-    "Parts",
-    "Solver",
-    "Work",
-    "check_model",
-    "check_work",
-    "continued",
-    "descent",
-    "marked",
-    "parts_of",
-    "sgd",
-]
-
 Solver: TypeAlias = Callable[[Params, ClientData, Key, optax.GradientTransformation], tuple[Params, PyTree]]
 """``(params, data, key, correction) -> (params, correction_state)``.
 

@@ -19,13 +19,6 @@ from evenhand.errors import EvenhandError
 from evenhand.models._losses import Loss, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
 
-__all__ = [
-    "from_flax",
-    "from_functions",
-    "standardized",
-]
-
-
 # --- functions and flax modules -----------------------------------------------------------------------------
 
 

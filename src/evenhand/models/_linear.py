@@ -17,19 +17,6 @@ from evenhand.models._adapters import from_flax, from_functions
 from evenhand.models._losses import binary_accuracy, hinge
 from evenhand.types import Array, Key, Model, Params
 
-__all__ = [
-    "Affine",
-    "Margin",
-    "check_sizes",
-    "glorot_uniform",
-    "linear_regression",
-    "sample_row",
-    "softmax_regression",
-    "svm",
-    "vector_rows",
-    "zeros",
-]
-
 
 def linear_regression(features: int, *, outputs: int = 1) -> Model:
     r"""Linear regression ``x W + b`` with squared error, ``l(w; x, y) = (1 / d) ||x W + b - y||^2``.

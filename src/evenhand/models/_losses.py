@@ -15,21 +15,6 @@ import jax.numpy as jnp
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.types import Array, PyTree
 
-__all__ = [
-    "Loss",
-    "LossName",
-    "PerRow",
-    "absolute_error",
-    "accuracy",
-    "binary_accuracy",
-    "cross_entropy",
-    "default_metrics",
-    "hinge",
-    "logistic",
-    "resolve",
-    "squared_error",
-]
-
 PerRow: TypeAlias = Callable[[PyTree, Array], Array]
 LossName: TypeAlias = Literal["cross_entropy", "squared_error", "hinge", "logistic"]
 Loss: TypeAlias = PerRow | LossName

@@ -16,16 +16,6 @@ from evenhand.models._adapters import from_flax
 from evenhand.models._linear import check_sizes, glorot_uniform, sample_row, vector_rows, zeros
 from evenhand.types import Array, Model
 
-__all__ = [
-    "cnn_cifar",
-    "cnn_femnist",
-    "cnn_femnist_dropout",
-    "image_rows",
-    "lstm",
-    "mlp",
-]
-
-
 # --- perceptrons --------------------------------------------------------------------------------------------
 
 

@@ -16,8 +16,6 @@ from evenhand import tree
 from evenhand.rounds import accepts_delta
 from evenhand.types import Array, Key
 
-__all__ = ["Ascent", "PaddedRows", "Send", "ascent", "beginning", "padded", "related", "weights_of"]
-
 NDArray = npt.NDArray[Any]
 
 _FLOOR = 1e-7

@@ -17,9 +17,6 @@ from evenhand import local, tree
 from evenhand.errors import EvenhandError, ModelError, perhaps
 from evenhand.types import Algorithm, Array, ClientData, Effort, Info, Key, Model, Params, PyTree, Report
 
-__all__ = ["Division", "Named", "Personal", "Train", "division", "partial", "restricted", "shown"]
-
-
 # --- which parameters are personal -------------------------------------------------------------------------------
 
 Personal: TypeAlias = str | tuple[str, ...] | Callable[[Params], PyTree]

@@ -10,17 +10,6 @@ import numpy.typing as npt
 
 from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
 
-__all__ = [
-    "check_sampled_noise",
-    "checked_orders",
-    "checked_rate",
-    "count",
-    "noise",
-    "one_of",
-    "positive",
-    "probability",
-]
-
 _MOST = 2**53
 """Whole numbers beyond it are not exact as floating-point numbers."""
 

@@ -22,31 +22,6 @@ from evenhand._version import __version__
 from evenhand.errors import EvenhandError
 from evenhand.records._folder import write_text, writing
 
-__all__ = [
-    "CHECKSUMS",
-    "FORMAT",
-    "SHA256",
-    "Checksum",
-    "NewerFormat",
-    "as_json",
-    "changed_files",
-    "check_format",
-    "fits_its_list",
-    "is_sealed",
-    "json_object",
-    "json_text",
-    "read_arrays",
-    "read_json",
-    "read_sums",
-    "resealed",
-    "stamped",
-    "sum_of",
-    "sum_of_file",
-    "sums_of",
-    "write_arrays",
-    "write_sums",
-]
-
 NDArray = npt.NDArray[Any]
 
 

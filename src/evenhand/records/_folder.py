@@ -24,18 +24,6 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-__all__ = [
-    "LOCK",
-    "held",
-    "recovered",
-    "replacing",
-    "replacing_folder",
-    "uninterrupted",
-    "write_text",
-    "writing",
-]
-
-
 # --- one process at a time ----------------------------------------------------------------------------------
 
 

@@ -26,19 +26,6 @@ from evenhand.report.families import in_words, left_out, personalized, trained
 from evenhand.report.formatting import capital, escape, section, svg, value
 from evenhand.text import isolated
 
-__all__ = [
-    "client_curve",
-    "client_histogram",
-    "gallery",
-    "learning_curve",
-    "over_clients",
-    "personal_figures",
-    "personal_scatter",
-    "series",
-    "size_scatter",
-]
-
-
 NDArray = npt.NDArray[np.float64]
 
 MEDIANS_FROM = 40

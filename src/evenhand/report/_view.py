@@ -34,25 +34,6 @@ from evenhand.evaluation import (
 )
 from evenhand.text import counted, spreadsheet_cell, spreadsheet_name
 
-__all__ = [
-    "Coverage",
-    "Group",
-    "RunView",
-    "Runs",
-    "Swing",
-    "Viewable",
-    "among",
-    "chosen",
-    "covered",
-    "diverged",
-    "honest",
-    "latest",
-    "read_clients_csv",
-    "swing",
-    "write_clients_csv",
-]
-
-
 NDArray = npt.NDArray[Any]
 
 

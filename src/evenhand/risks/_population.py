@@ -11,8 +11,6 @@ import jax.numpy as jnp
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Risk
 
-__all__ = ["among", "at", "check_tail", "linear", "log_weights", "pinned", "population", "risk"]
-
 Weigh = Callable[[Array, Array], Array]
 """``(losses, p) -> (n,)`` for losses and weights as :func:`population` gives them."""
 

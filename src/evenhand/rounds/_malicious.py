@@ -14,17 +14,6 @@ from evenhand.errors import EvenhandError, perhaps, whole_number
 from evenhand.streams import Keys, Purpose, stream
 from evenhand.types import Array, Attack, ClientData, Cohort, Key, PyTree, Report, Sum, Upload
 
-__all__ = [
-    "colluding",
-    "false_delta",
-    "false_report",
-    "fresh_data",
-    "lifted",
-    "malicious_clients",
-    "own_rows",
-    "poisoned",
-]
-
 NDArray = npt.NDArray[Any]
 
 

@@ -31,27 +31,6 @@ from evenhand.types import (
     Upload,
 )
 
-__all__ = [
-    "RoundState",
-    "Step",
-    "Wire",
-    "accepts_delta",
-    "accepts_report",
-    "begin",
-    "cohort",
-    "effective",
-    "largest_weight",
-    "last_rounds",
-    "lift_key",
-    "phase_stream",
-    "roots",
-    "server_step",
-    "traffic",
-    "weighed",
-    "wires",
-    "work_key",
-]
-
 
 class RoundState(NamedTuple):
     """Everything that is kept between rounds.

@@ -41,8 +41,6 @@ from evenhand.types import Attack, ClientData, Key, Params, PyTree
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
 
-__all__ = ["Checkpoints", "Segments", "Snapshot", "identify", "identity", "resealed"]
-
 NDArray = npt.NDArray[Any]
 
 

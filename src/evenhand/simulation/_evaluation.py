@@ -50,8 +50,6 @@ from evenhand.simulation.store import HostStore, Kept
 from evenhand.streams import Keys, Purpose, client_stream, stream
 from evenhand.types import Algorithm, Array, ClientData, Key, Model, Params, PyTree
 
-__all__ = ["Evaluation", "Served", "fitting", "has_own", "honest_among", "served_models"]
-
 NDArray = npt.NDArray[Any]
 
 

@@ -21,17 +21,6 @@ from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, Model, Params
 from evenhand.watch import Watch
 
-__all__ = [
-    "Checkpoint",
-    "Execution",
-    "Job",
-    "Untrained",
-    "check_first_losses",
-    "check_job",
-    "check_model",
-    "check_start",
-]
-
 Untrained: TypeAlias = Literal["global", "initial"]
 """What clients are served that never trained: the current global model, or what they have kept since the start."""
 

@@ -34,8 +34,6 @@ from evenhand.simulation.program import Resident, Rows, must_stream, resident
 from evenhand.simulation.setup import SMALL_MODEL, set_up
 from evenhand.types import Array
 
-__all__ = ["Together", "iterate_many"]
-
 _MOST_BYTES = 2**28
 """Of the states of a column of runs."""
 _LONGEST = 32

@@ -48,8 +48,6 @@ from evenhand.simulation.store import Kept, stored
 from evenhand.streams import keys_of
 from evenhand.types import Algorithm, Params, PyTree
 
-__all__ = ["Run"]
-
 NDArray = npt.NDArray[Any]
 _ONE_BY_ONE = Execution(lanes=1, devices=1, offload=False)
 """How new clients are served: no cohort of them trains."""

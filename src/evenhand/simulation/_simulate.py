@@ -40,19 +40,6 @@ from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack, Params, Sampling
 from evenhand.watch import Watch, Watcher, Watching, watchers
 
-__all__ = [
-    "Measure",
-    "Progress",
-    "Request",
-    "Session",
-    "Steps",
-    "Stretch",
-    "Train",
-    "iterate",
-    "runs_of",
-    "simulate",
-]
-
 NDArray = npt.NDArray[Any]
 
 

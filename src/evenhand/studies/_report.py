@@ -38,9 +38,6 @@ from evenhand.studies._selection import NDArray, Outcome, Rule, direction, shown
 from evenhand.studies._tables import Line, Tried, columns, head, methods_files, settings_files
 from evenhand.text import counted, listed
 
-__all__ = ["Contents", "Figures", "frontier", "page", "varied"]
-
-
 # --- figures --------------------------------------------------------------------------------------------------
 
 

@@ -27,8 +27,6 @@ from evenhand.studies._selection import Halving, NDArray, Outcome, Rule, Setting
 from evenhand.studies._store import Store
 from evenhand.watch import Watcher, Watching
 
-__all__ = ["Bar", "Display", "Measure", "Measurements", "Planned", "run_all"]
-
 
 class Planned(NamedTuple):
     """A run that a study has to make.

@@ -20,21 +20,6 @@ from evenhand.evaluation import SPLIT_NAMES, is_higher_better, primary_metric, s
 from evenhand.report import RunView, honest, may_win, statistics
 from evenhand.simulation import Run
 
-__all__ = [
-    "Choice",
-    "Halving",
-    "NDArray",
-    "Outcome",
-    "Rule",
-    "Setting",
-    "Status",
-    "choose",
-    "direction",
-    "rungs",
-    "shown",
-    "survivors",
-]
-
 NDArray = npt.NDArray[np.float64]
 
 

@@ -18,8 +18,6 @@ from evenhand.records import SHA256, NewerFormat, check_format, is_sealed, resea
 from evenhand.report import RunView
 from evenhand.studies._selection import Outcome, Rule, Setting, Status, shown
 
-__all__ = ["Store", "write"]
-
 _STUDY, _PLAN, _RESULT = "study.json", "plan.json", "result.json"
 _CHECKPOINT, _NOTES = "checkpoint", "measures.json"
 _UNSEALED = {

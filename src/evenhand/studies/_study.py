@@ -30,8 +30,6 @@ from evenhand.studies._tables import (
 if TYPE_CHECKING:
     from evenhand.studies._report import Figures
 
-__all__ = ["Study", "load", "save"]
-
 
 @dataclass(frozen=True, repr=False)
 class Study:

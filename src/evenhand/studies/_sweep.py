@@ -35,8 +35,6 @@ from evenhand.text import listed
 from evenhand.types import Algorithm, Attack, Model
 from evenhand.watch import Watch, watchers
 
-__all__ = ["Family", "study"]
-
 _FEW = 30
 """Validation examples of a client, below which an accuracy is known to no better than 10 points."""
 

@@ -20,22 +20,6 @@ from evenhand.report.formatting import Table, Value, deviation, factor, number, 
 from evenhand.report.tables import difference_text
 from evenhand.studies._selection import NDArray, Outcome, Setting, shown
 
-__all__ = [
-    "Line",
-    "Tried",
-    "alike",
-    "columns",
-    "head",
-    "method_lines",
-    "methods_csv",
-    "methods_files",
-    "row",
-    "settings_csv",
-    "settings_files",
-    "summed_up",
-]
-
-
 # --- the methods at their chosen settings ---------------------------------------------------------------------
 
 

@@ -25,9 +25,6 @@ from evenhand.testing._check import Check, are_equal, check_all, form
 from evenhand.testing._uploads import check_slots
 from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Model, Params, PyTree, Report, Upload
 
-__all__ = ["algorithm_checks", "check_algorithm", "toy_data", "toy_model"]
-
-
 # --- the laws -------------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,6 @@ import numpy as np
 from evenhand._platform import check_process
 from evenhand.types import PyTree
 
-__all__ = ["Check", "are_equal", "check_all", "form"]
-
 
 class Check(NamedTuple):
     """One law of a method, an aggregator, a risk or an attack; calling it raises ``AssertionError`` if it is broken.

@@ -11,8 +11,6 @@ import numpy as np
 from evenhand.testing._check import Check, check_all
 from evenhand.types import Array, Risk
 
-__all__ = ["check_risk", "risk_checks"]
-
 _CASES = 6
 _STEP = 2e-3
 """The step of finite differences: large enough for float32, small enough for a tilt of 100."""

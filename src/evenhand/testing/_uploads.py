@@ -14,9 +14,6 @@ from evenhand.aggregators import aggregate, reduce_uploads
 from evenhand.testing._check import Check, are_equal, check_all, form
 from evenhand.types import Aggregator, Attack, Cohort, PyTree, Report, Sum, Upload
 
-__all__ = ["aggregator_checks", "attack_checks", "check_aggregator", "check_attack", "check_slots"]
-
-
 # --- aggregators ----------------------------------------------------------------------------------------------
 
 

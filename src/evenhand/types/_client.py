@@ -10,21 +10,6 @@ import jax.numpy as jnp
 
 from evenhand.text import short
 
-__all__ = [
-    "Array",
-    "ClientData",
-    "Cohort",
-    "Effort",
-    "Info",
-    "Key",
-    "Model",
-    "Params",
-    "PyTree",
-    "Report",
-    "State",
-    "Upload",
-]
-
 Array: TypeAlias = jax.Array
 Key: TypeAlias = jax.Array
 PyTree: TypeAlias = Any

@@ -22,14 +22,6 @@ from evenhand.types._client import (
 )
 from evenhand.types._reduction import Aggregator, Release
 
-__all__ = [
-    "Algorithm",
-    "Attack",
-    "Phase",
-    "Privacy",
-    "Sampling",
-]
-
 
 class Sampling(NamedTuple):
     """How a round's cohort is drawn, and the weights that make the average right for that draw.

@@ -12,17 +12,6 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from evenhand.text import short
 from evenhand.types._client import Array, Cohort, Key, PyTree, Report, State, Upload
 
-__all__ = [
-    "Aggregator",
-    "Need",
-    "OfLosses",
-    "Release",
-    "Risk",
-    "Stack",
-    "Sum",
-    "Summation",
-]
-
 
 class OfLosses(Protocol):
     """A function of losses ``(n,)`` and of nonnegative weights ``(n,)`` with any sum; None: equal weights."""

@@ -46,16 +46,6 @@ from evenhand.data.loaders._source import (
 )
 from evenhand.errors import Argument, EvenhandError
 
-__all__ = [
-    "idx_images",
-    "is_idx",
-    "load_idx",
-    "load_idx_folder",
-    "load_npz",
-    "new_arrays",
-]
-
-
 # --- NumPy archives: x, y and client, or the same with _train and _test -------------------------------------
 
 

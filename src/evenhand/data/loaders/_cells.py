@@ -16,29 +16,6 @@ from evenhand.data._features import Series
 from evenhand.data._validation import NDArray, check_class_numbers, class_labels, number
 from evenhand.errors import Argument, EvenhandError, named
 
-__all__ = [
-    "BOOLEANS",
-    "MOST_CATEGORIES",
-    "MOST_LISTED",
-    "Problems",
-    "Row",
-    "also",
-    "amounts_or_classes",
-    "as_categories",
-    "check_filled",
-    "check_labels",
-    "dates",
-    "label_classes",
-    "meant",
-    "mixed",
-    "prepared",
-    "show",
-    "such",
-    "too_many",
-    "with_na",
-]
-
-
 # --- all problems in one error ------------------------------------------------------------------------------
 
 

@@ -22,14 +22,6 @@ from evenhand.data.loaders._cells import MOST_CATEGORIES, MOST_LISTED, Problems,
 from evenhand.data.loaders._source import bare_suffix, open_text
 from evenhand.errors import EvenhandError
 
-__all__ = [
-    "CellColumn",
-    "add_block",
-    "layout_of",
-    "read_cells",
-]
-
-
 # --- files --------------------------------------------------------------------------------------------------
 
 

@@ -22,8 +22,6 @@ from evenhand.data.loaders._table import check_header
 from evenhand.errors import EvenhandError
 from evenhand.records import fits_its_list
 
-__all__ = ["NewRows", "encode_table", "load_features", "new_rows"]
-
 _T = TypeVar("_T")
 
 

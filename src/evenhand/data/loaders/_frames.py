@@ -26,20 +26,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-__all__ = [
-    "Frame",
-    "arrow_ids",
-    "arrow_series",
-    "check_types",
-    "listed",
-    "listed_ids",
-    "open_frame",
-    "parquet_names",
-    "read_jsonl",
-    "read_parquet",
-    "row_place",
-]
-
 
 class Frame(NamedTuple):
     """A table in memory.

@@ -22,14 +22,6 @@ from evenhand.data._validation import (
 from evenhand.data.loaders._source import Encode, Options, check_file, kind_of, readable, unpooled
 from evenhand.errors import EvenhandError
 
-__all__ = [
-    "ALPHABET",
-    "encode_characters",
-    "holds_leaf",
-    "leaf_dataset",
-    "load_leaf",
-]
-
 
 def load_leaf(
     train: str | Path,

@@ -43,14 +43,6 @@ from evenhand.data.loaders._source import (
 from evenhand.data.loaders._table import Columns, ReadTable, choose_columns, table_dataset
 from evenhand.errors import EvenhandError, nearest, whole_number
 
-__all__ = [
-    "NAMES",
-    "Site",
-    "download",
-    "from_frame",
-    "load",
-]
-
 _TABLES = (".csv", ".tsv", ".data", ".jsonl", ".ndjson", ".parquet", ".pq")
 
 

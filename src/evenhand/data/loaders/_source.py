@@ -23,26 +23,6 @@ from evenhand.data._features import Fill
 from evenhand.data._validation import NDArray
 from evenhand.errors import Argument, EvenhandError
 
-__all__ = [
-    "DEFAULT_CLIENT",
-    "DEFAULT_LABEL",
-    "Encode",
-    "Options",
-    "Pool",
-    "bare_suffix",
-    "check_file",
-    "check_unpacked",
-    "kind_of",
-    "listing",
-    "open_text",
-    "owners",
-    "pooled",
-    "readable",
-    "several",
-    "unpooled",
-]
-
-
 # --- options ------------------------------------------------------------------------------------------------
 
 

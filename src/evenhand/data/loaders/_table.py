@@ -27,9 +27,6 @@ from evenhand.data.loaders._cells import (
 from evenhand.data.loaders._source import DEFAULT_CLIENT, Options, listing, owners
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, named, nearest
 
-__all__ = ["Columns", "ReadTable", "check_header", "choose_columns", "table_dataset"]
-
-
 _FEW_ROWS = 20
 """Rows up to which whole numbers that all differ are no sign of an id."""
 _MOST_EXAMPLES = 20_000_000
